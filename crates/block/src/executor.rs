@@ -1,0 +1,337 @@
+//! A small single-threaded executor: the tasks and timers of one lane, over a driver.
+//!
+//! ```text
+//!   run ─► ready tasks, in the order they were woken ─► due timers ─► nothing left: Driver::park(next deadline)
+//!                     ▲                                                     │ completions wake tasks
+//!                     └─────────────────────────────────────────────────────┘
+//! ```
+//!
+//! The driver is what differs between the product and the simulator: the product parks in `io_uring_enter` or
+//! `epoll_wait`, the simulator moves a virtual clock to its next event. Tasks never migrate between threads; a waker
+//! may be used from any.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use slab::Slab;
+
+/// Tasks polled between two looks at the driver: completions are not starved by tasks that wake each other.
+const POLLS_PER_TURN: usize = 64;
+
+/// What an executor waits on, and whose clock it goes by.
+pub trait Driver {
+    /// Time since an arbitrary origin; never goes backwards.
+    fn now(&self) -> Duration;
+
+    /// Handles completions, waiting for one until `deadline` (`None`: without limit) or until unparked.
+    ///
+    /// A deadline that has passed means: submit and collect, do not wait.
+    fn park(&mut self, deadline: Option<Duration>);
+
+    /// What ends a `park` from another thread, or prevents the next one from waiting.
+    fn unparker(&self) -> Arc<dyn Unpark>;
+}
+
+/// Ends a driver's `park`; may be called from any thread.
+pub trait Unpark: Send + Sync {
+    /// Ends the current `park`, or makes the next one return at once.
+    fn unpark(&self);
+}
+
+/// Runs the tasks of one thread.
+pub struct Executor<D> {
+    driver: D,
+    handle: Handle,
+}
+
+/// Spawns tasks and tells the time; a clone is another handle to the same executor.
+#[derive(Clone)]
+pub struct Handle {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    /// Time at the start of the current turn, so that one turn has one time.
+    now: std::cell::Cell<Duration>,
+    tasks: RefCell<Slab<TaskSlot>>,
+    timers: RefCell<BinaryHeap<Reverse<Timer>>>,
+    timer_sequence: std::cell::Cell<u64>,
+    ready: Arc<ReadyQueue>,
+}
+
+struct TaskSlot {
+    /// `None` while the task is being polled.
+    future: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    waker: Arc<TaskWaker>,
+}
+
+struct ReadyQueue {
+    woken: Mutex<VecDeque<Arc<TaskWaker>>>,
+    /// Set while the executor is in `park`: only then must a wake-up unpark it.
+    parked: AtomicBool,
+    unparker: Arc<dyn Unpark>,
+}
+
+struct TaskWaker {
+    /// Slot of the task; a slot may be reused, so a late wake-up may poll another task, which is harmless.
+    slot: usize,
+    queued: AtomicBool,
+    ready: Arc<ReadyQueue>,
+}
+
+struct Timer {
+    at: Duration,
+    /// Timers of the same instant fire in the order they were set.
+    sequence: u64,
+    waker: Waker,
+}
+
+impl<D: Driver> Executor<D> {
+    /// Makes an executor over `driver`.
+    pub fn new(driver: D) -> Self {
+        let ready = Arc::new(ReadyQueue {
+            woken: Mutex::new(VecDeque::new()),
+            parked: AtomicBool::new(false),
+            unparker: driver.unparker(),
+        });
+        let inner = Inner {
+            now: std::cell::Cell::new(driver.now()),
+            tasks: RefCell::new(Slab::new()),
+            timers: RefCell::new(BinaryHeap::new()),
+            timer_sequence: std::cell::Cell::new(0),
+            ready,
+        };
+        Self { driver, handle: Handle { inner: Rc::new(inner) } }
+    }
+
+    /// A handle for tasks of this executor.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// The driver, for its owner.
+    pub fn driver(&mut self) -> &mut D {
+        &mut self.driver
+    }
+
+    /// Runs until `main` is done; other tasks stay and go on at the next call, or are dropped with the executor.
+    pub fn run<T: 'static>(&mut self, main: impl Future<Output = T> + 'static) -> T {
+        let result = Rc::new(RefCell::new(None));
+        let slot = Rc::clone(&result);
+        self.handle.spawn(async move {
+            let value = main.await;
+            *slot.borrow_mut() = Some(value);
+        });
+        loop {
+            self.turn();
+            if let Some(value) = result.borrow_mut().take() {
+                return value;
+            }
+        }
+    }
+
+    /// Runs until `stop` says so; it is asked after every turn.
+    pub fn run_until(&mut self, mut stop: impl FnMut() -> bool) {
+        while !stop() {
+            self.turn();
+        }
+    }
+
+    /// Drops every task, without polling it again: what a `kill -9` leaves of them.
+    pub fn drop_tasks(&mut self) {
+        // A task's destructor may spawn or wake; so they are taken out first.
+        let tasks: Vec<_> = {
+            let mut slab = self.handle.inner.tasks.borrow_mut();
+            slab.drain().collect()
+        };
+        drop(tasks);
+        self.handle.inner.timers.borrow_mut().clear();
+        self.handle.inner.ready.lock().clear();
+    }
+
+    /// One turn: polls what is ready, fires what is due, parks if there is nothing to do.
+    pub fn turn(&mut self) {
+        self.handle.inner.now.set(self.driver.now());
+        self.handle.inner.fire_timers();
+        for _ in 0..POLLS_PER_TURN {
+            let Some(waker) = self.handle.inner.ready.pop() else { break };
+            self.handle.inner.poll(&waker);
+        }
+        let ready = &self.handle.inner.ready;
+        ready.parked.store(true, Ordering::SeqCst);
+        let deadline = if ready.is_empty() { self.handle.inner.next_deadline() } else { Some(Duration::ZERO) };
+        self.driver.park(deadline);
+        ready.parked.store(false, Ordering::SeqCst);
+    }
+}
+
+impl<D> Drop for Executor<D> {
+    fn drop(&mut self) {
+        // Tasks hold handles to the executor that holds them.
+        let tasks: Vec<_> = self.handle.inner.tasks.borrow_mut().drain().collect();
+        drop(tasks);
+    }
+}
+
+impl Handle {
+    /// Starts a task; it is polled for the first time on a later turn of the loop.
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        let inner = &self.inner;
+        let mut tasks = inner.tasks.borrow_mut();
+        let entry = tasks.vacant_entry();
+        let waker = Arc::new(TaskWaker {
+            slot: entry.key(),
+            queued: AtomicBool::new(false),
+            ready: Arc::clone(&inner.ready),
+        });
+        entry.insert(TaskSlot { future: Some(Box::pin(future)), waker: Arc::clone(&waker) });
+        drop(tasks);
+        waker.wake();
+    }
+
+    /// Time at the start of this turn, since the driver's origin.
+    pub fn now(&self) -> Duration {
+        self.inner.now.get()
+    }
+
+    /// Waits until `deadline`; a deadline that has passed gives way to other tasks once.
+    pub fn sleep_until(&self, deadline: Duration) -> Sleep {
+        Sleep { handle: self.clone(), deadline, waker: None }
+    }
+
+    /// Waits for `duration`.
+    pub fn sleep(&self, duration: Duration) -> Sleep {
+        self.sleep_until(self.now().saturating_add(duration))
+    }
+}
+
+/// The future of [`Handle::sleep_until`].
+pub struct Sleep {
+    handle: Handle,
+    deadline: Duration,
+    /// Whom the timer wakes; `None` before the first poll.
+    waker: Option<Waker>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.waker.is_some() && self.handle.now() >= self.deadline {
+            return Poll::Ready(());
+        }
+        // A future that is polled together with others is polled often: one timer is enough.
+        if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            self.waker = Some(context.waker().clone());
+            self.handle.inner.set_timer(self.deadline, context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Inner {
+    fn set_timer(&self, at: Duration, waker: Waker) {
+        let sequence = self.timer_sequence.get();
+        self.timer_sequence.set(sequence + 1);
+        self.timers.borrow_mut().push(Reverse(Timer { at, sequence, waker }));
+    }
+
+    fn fire_timers(&self) {
+        let now = self.now.get();
+        let mut timers = self.timers.borrow_mut();
+        while timers.peek().is_some_and(|Reverse(timer)| timer.at <= now) {
+            if let Some(Reverse(timer)) = timers.pop() {
+                timer.waker.wake();
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        self.timers.borrow().peek().map(|Reverse(timer)| timer.at)
+    }
+
+    fn poll(&self, waker: &Arc<TaskWaker>) {
+        waker.queued.store(false, Ordering::SeqCst);
+        let future = self.tasks.borrow_mut().get_mut(waker.slot).and_then(|task| {
+            // A late wake-up of a task that has ended must not poll the one that has its slot.
+            if Arc::ptr_eq(&task.waker, waker) { task.future.take() } else { None }
+        });
+        let Some(mut future) = future else { return };
+        let std_waker = Waker::from(Arc::clone(waker));
+        let polled = future.as_mut().poll(&mut Context::from_waker(&std_waker));
+        let mut tasks = self.tasks.borrow_mut();
+        match polled {
+            Poll::Pending => {
+                if let Some(task) = tasks.get_mut(waker.slot) {
+                    task.future = Some(future);
+                }
+            }
+            Poll::Ready(()) => {
+                let task = tasks.try_remove(waker.slot);
+                drop(tasks);
+                // Destructors may spawn.
+                drop((task, future));
+            }
+        }
+    }
+}
+
+impl ReadyQueue {
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Arc<TaskWaker>>> {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop(&self) -> Option<Arc<TaskWaker>> {
+        self.lock().pop_front()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        Self::wake_by_ref(&self);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.queued.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.ready.lock().push_back(Arc::clone(self));
+        // N.B. the executor says that it is parked before it looks at the queue for the last time, and this pushes
+        // before it looks at `parked`: one of the two sees the other.
+        if self.ready.parked.load(Ordering::SeqCst) {
+            self.ready.unparker.unpark();
+        }
+    }
+}
+
+impl PartialEq for Timer {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.sequence) == (other.at, other.sequence)
+    }
+}
+
+impl Eq for Timer {}
+
+impl PartialOrd for Timer {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Timer {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+    }
+}

@@ -1,0 +1,25 @@
+//! Block devices: stores, filters and the I/O engines below them.
+//!
+//! ```text
+//!   filter::{align, fault, delay}    layers that any stack may have
+//!        │   every layer is a `BlockDevice`
+//!   store::{file, memory}            where the bytes are
+//!        │
+//!   engine::{ring, threads}          how they get there: io_uring, or threads where io_uring is refused
+//!        │
+//!   executor                         one thread's tasks and timers, over an engine's driver
+//! ```
+//!
+//! This crate knows nothing of migrations. The filters that take part in one (gate, tracker, mirror) are in the
+//! `lane` crate. The simulator brings devices and a driver of its own and runs everything above them unchanged.
+
+pub mod buffer;
+pub mod device;
+pub mod engine;
+pub mod error;
+pub mod executor;
+
+pub use buffer::{Buffer, BufferPool};
+pub use device::{BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode};
+pub use error::IoError;
+pub use executor::{Driver, Executor, Handle};

@@ -1,0 +1,1 @@
+//! The history of a volume's writes: layered bitmaps, epochs, replicas and their lineage.

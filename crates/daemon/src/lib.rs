@@ -1,0 +1,1 @@
+//! The control plane: HTTP API, journal, volumes, migrations.

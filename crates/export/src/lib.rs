@@ -1,0 +1,1 @@
+//! What a guest talks to: the NBD server.

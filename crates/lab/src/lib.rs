@@ -1,0 +1,1 @@
+//! Workloads and the demo: guests that know what they wrote.

@@ -1,0 +1,1 @@
+//! One thread per volume: export, filters, store and the volume's side of a migration.
