@@ -1,1 +1,3 @@
+//! What the chronicle costs.
+
 fn main() {}

@@ -1,1 +1,11 @@
 //! The history of a volume's writes: layered bitmaps, epochs, replicas and their lineage.
+//!
+//! Every way in which Sterna copies a volume is a policy over two structures: the *chronicle*, which says what was
+//! written when, and the *replica*, a copy that knows as of when it is current and what it is missing. This crate is
+//! pure: no runtime, socket, file, clock or randomness. What it is told, it remembers; it never does anything.
+
+pub mod bitmap;
+pub mod units;
+
+pub use bitmap::LayeredBitmap;
+pub use units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch, Generation, InvalidBlockSize};
