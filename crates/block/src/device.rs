@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::pin::Pin;
 
+pub use chronicle::ByteRange;
+
 use crate::buffer::Buffer;
 use crate::error::IoError;
 
@@ -68,32 +70,6 @@ pub struct Geometry {
     pub read_only: bool,
     /// Whether `discard` gives space back (it always zeroes).
     pub discards: bool,
-}
-
-/// A range of bytes on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ByteRange {
-    /// First byte.
-    pub offset: u64,
-    /// Number of bytes.
-    pub length: u64,
-}
-
-impl ByteRange {
-    /// The range of `length` bytes from `offset` on.
-    pub const fn new(offset: u64, length: u64) -> Self {
-        Self { offset, length }
-    }
-
-    /// The first byte after the range; saturates, so that a hostile range stays out of range.
-    pub const fn end(&self) -> u64 {
-        self.offset.saturating_add(self.length)
-    }
-
-    /// Tells whether both ranges have a byte in common.
-    pub const fn overlaps(&self, other: &Self) -> bool {
-        self.offset < other.end() && other.offset < self.end()
-    }
 }
 
 /// When a write may be acknowledged.

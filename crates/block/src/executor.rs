@@ -167,7 +167,8 @@ impl<D: Driver> Executor<D> {
         }
         let ready = &self.handle.inner.ready;
         ready.parked.store(true, Ordering::SeqCst);
-        let deadline = if ready.is_empty() { self.handle.inner.next_deadline() } else { Some(Duration::ZERO) };
+        let deadline =
+            if ready.is_empty() { self.handle.inner.next_deadline() } else { Some(Duration::ZERO) };
         self.driver.park(deadline);
         ready.parked.store(false, Ordering::SeqCst);
     }

@@ -5,7 +5,9 @@
 //! pure: no runtime, socket, file, clock or randomness. What it is told, it remembers; it never does anything.
 
 pub mod bitmap;
+mod byte_range;
 pub mod units;
 
 pub use bitmap::LayeredBitmap;
+pub use byte_range::ByteRange;
 pub use units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch, Generation, InvalidBlockSize};

@@ -1,1 +1,36 @@
-//! The sans-IO core: how a volume is copied and how it changes hands.
+//! The sans-IO core: how a volume is copied, and how it changes hands.
+//!
+//! ```text
+//!                     guest writes                          target's answers
+//!                         │                                       │
+//!    ┌────────────────────▼─────────────┐        ┌────────────────▼──────┐
+//!    │ strategy::Mirror, one a volume   │        │ Target                │
+//!    │   block states, pacing           │        │   prepared, owner     │
+//!    └────────────┬─────────────────────┘        └────────────▲──────────┘
+//!         synchronised│  ▲ gate                               │ PREPARE, COMMIT, …
+//!    ┌────────────────▼──┴──────────────────────────────────────────────┐
+//!    │ Source: one a migration, over all its volumes: phases, handover  │
+//!    └──────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! Nothing here reads a clock, a disk or a socket. Every machine has the same shape: `handle_event(now, event)` and
+//! `handle_timeout(now)` take what happened, `poll_action()` says what is to be done, `poll_timeout()` when it wants
+//! to be called again and what it is waiting for. One event at a time; all actions are drained before the next.
+//! Machines decide about ranges and never see a byte of payload. Time is a [`std::time::Duration`] since an origin
+//! that the caller chooses and keeps.
+
+pub mod failure;
+pub mod identity;
+pub mod journal;
+mod pacing;
+pub mod phase;
+pub mod planted;
+pub mod progress;
+pub mod recovery;
+pub mod strategy;
+
+pub use failure::{CommitFault, Failure, GuestLocation};
+pub use identity::{Attempt, MigrationId, VolumeId, VolumeIndex};
+pub use pacing::PacingSettings;
+pub use phase::Phase;
+pub use progress::{Progress, Waiting};

@@ -1,0 +1,62 @@
+//! What a lane needs from the control plane, and what it tells it.
+//!
+//! A lane makes no call that may sleep; whatever does is asked for here, and is done on another thread. The daemon
+//! implements [`Control`] with channels to its journal and its helper threads, the simulator with virtual ones.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use migration::journal::{ImageLocation, Outcome, Record, Summary};
+use migration::recovery::Retirement;
+use migration::{CommitFault, MigrationId, Progress};
+
+/// A future that stays on the lane's thread.
+pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// What a lane asks of the control plane. Futures may be dropped; what was asked for is done all the same.
+pub trait Control {
+    /// Makes the records durable, all or none, in one commit; commits of one lane are applied in order.
+    fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>>;
+
+    /// Deals with a source image whose volume has moved away. It can be repeated: an image that is gone is a success.
+    fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>>;
+
+    /// Deletes a half-made or given-up target image. It can be repeated.
+    fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>>;
+
+    /// Tells what happened; never waits.
+    fn report(&self, report: Report);
+}
+
+/// Something that the control plane could not do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{operation} {path}: {detail}")]
+pub struct ControlFault {
+    /// What was tried, as a verb: `delete`, `rename`.
+    pub operation: &'static str,
+    /// The file.
+    pub path: String,
+    /// What the system answered.
+    pub detail: String,
+}
+
+/// What a lane tells about a migration.
+#[derive(Clone, Debug)]
+pub enum Report {
+    /// How far it is: at each change of phase, and every [`crate::REPORT_INTERVAL`] in between.
+    Progress {
+        /// Which.
+        migration: MigrationId,
+        /// How far.
+        progress: Progress,
+    },
+    /// It has ended. This is the last report about it.
+    Ended {
+        /// Which.
+        migration: MigrationId,
+        /// How; the same as in the journal.
+        outcome: Outcome,
+        /// What it cost; the same as in the journal.
+        summary: Summary,
+    },
+}

@@ -1,0 +1,87 @@
+//! How other threads talk to a lane: messages, and a thread to stop.
+
+use std::time::Duration;
+
+use chronicle::{BlockSize, Generation};
+use migration::journal::ImageLocation;
+use migration::{MigrationId, VolumeId};
+
+/// What a lane is to serve.
+#[derive(Clone, Debug)]
+pub struct LaneSettings {
+    /// Identity of the volume.
+    pub volume: VolumeId,
+    /// Name of the volume, and of its export.
+    pub name: String,
+    /// Bytes per block of its chronicle and of migrations.
+    pub block_size: BlockSize,
+    /// How often it has changed hands.
+    pub generation: Generation,
+    /// Where its image is.
+    pub image: ImageLocation,
+    /// How long a guest's write may be held because of a migration (design §5.7).
+    pub mirror_wait_max: Duration,
+}
+
+/// A migration of one volume between two stores of this host.
+#[derive(Clone, Debug)]
+pub struct MigrationOrder {
+    /// Its identity; already in the journal as started.
+    pub migration: MigrationId,
+    /// Where the volume goes; the image exists, is empty and as large as the volume.
+    pub target: ImageLocation,
+    /// Whether the source's image is kept afterwards.
+    pub keep_source: bool,
+    /// Bytes a second that the mover may copy; `None`: as fast as it goes.
+    pub bandwidth_bytes_per_second: Option<u64>,
+}
+
+/// Why a lane did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The volume is being migrated already.
+    #[error("the volume is being migrated already ({0})")]
+    Migrating(MigrationId),
+    /// No such migration is under way here.
+    #[error("migration {0} is not under way")]
+    NotMigrating(MigrationId),
+    /// The migration is past its commit point, or has failed already.
+    #[error("migration {0} can no longer be cancelled: it is being completed")]
+    TooLate(MigrationId),
+    /// The target image does not fit.
+    #[error("the target has {target_bytes} bytes, the volume has {source_bytes}")]
+    SizeDiffers {
+        /// Size of the target image in bytes.
+        target_bytes: u64,
+        /// Size of the volume in bytes.
+        source_bytes: u64,
+    },
+    /// The lane has ended.
+    #[error("the volume is no longer served")]
+    Ended,
+}
+
+/// What a lane is doing, at one instant.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LaneStatus {
+    /// Name of the I/O engine: `io_uring` or `threads`.
+    pub engine: &'static str,
+    /// NBD connections.
+    pub connections: usize,
+    /// Guest requests in flight.
+    pub requests_in_flight: usize,
+    /// Guest reads since the lane began.
+    pub reads: u64,
+    /// Guest writes, discards and zeroing since the lane began.
+    pub writes: u64,
+    /// Guest flushes since the lane began.
+    pub flushes: u64,
+    /// Bytes that guests have read.
+    pub bytes_read: u64,
+    /// Bytes that guests have written.
+    pub bytes_written: u64,
+    /// Guest requests that failed.
+    pub errors: u64,
+    /// How often the volume has changed hands.
+    pub generation: u64,
+}

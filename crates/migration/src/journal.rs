@@ -1,0 +1,21 @@
+//! What a host must remember of its volumes and migrations across a `kill -9` or a power cut.
+//!
+//! ```text
+//!   Record ──encode──► frame (length, checksum, sequence) ──► appended durably by the owner of the file
+//!                                                                     │ restart
+//!   State  ◄──apply── Record ◄──decode── frames up to the first that is torn
+//! ```
+//!
+//! This module is pure: it turns records into bytes and back, and folds them into a [`State`]. Who appends them
+//! durably is the daemon (a preallocated file) or the simulator (a file that tears). A commit is one frame, whatever
+//! number of records is in it: all of them are there after a crash, or none.
+
+mod codec;
+mod record;
+mod state;
+
+pub use codec::{CodecError, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
+pub use record::{
+    Entry, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
+};
+pub use state::{Inconsistent, MigrationState, Stage, State, VolumeState};

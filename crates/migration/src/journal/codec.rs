@@ -1,0 +1,124 @@
+//! Entries as bytes, and bytes as entries as far as they are whole.
+//!
+//! ```text
+//!   header   8 bytes   "STERNAJ" and the version
+//!   frame    u32 length of the payload │ u32 CRC-32C of sequence and payload │ u64 sequence │ payload (postcard)
+//!   …
+//! ```
+//! All integers are little-endian. A length of zero, a checksum that does not fit, or a sequence that is not the next
+//! one ends the journal: what lies behind was never acknowledged, or belongs to an earlier use of the space.
+
+use super::record::Entry;
+
+/// Version of the encoding that this program writes.
+pub const VERSION: u8 = 1;
+/// What every journal begins with.
+pub const HEADER: [u8; 8] = [b'S', b'T', b'E', b'R', b'N', b'A', b'J', VERSION];
+/// Length of [`HEADER`].
+pub const HEADER_BYTES: usize = HEADER.len();
+/// Largest payload of a frame: a snapshot of thousands of volumes fits, a hostile length does not.
+pub const FRAME_BYTES_MAX: usize = 16 << 20;
+
+const FRAME_HEADER_BYTES: usize = 16;
+
+/// Why bytes are no journal, or an entry cannot be one frame.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// The first bytes are not a journal's.
+    #[error("this is no journal: it begins with other bytes")]
+    NotAJournal,
+    /// The journal was written by another version.
+    #[error("the journal has version {found}, this program reads version {VERSION}")]
+    Version {
+        /// What the header says.
+        found: u8,
+    },
+    /// The entry is too large for a frame.
+    #[error("an entry of {bytes} bytes is larger than {FRAME_BYTES_MAX}")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+    /// The entry cannot be encoded.
+    #[error("an entry cannot be encoded")]
+    Encode(#[source] postcard::Error),
+}
+
+/// Appends `entry` as the frame number `sequence` (the first of a journal is 0) to `bytes`.
+///
+/// # Errors
+/// [`CodecError::TooLarge`], [`CodecError::Encode`]; `bytes` is unchanged then.
+pub fn encode(sequence: u64, entry: &Entry, bytes: &mut Vec<u8>) -> Result<(), CodecError> {
+    let payload = postcard::to_stdvec(entry).map_err(CodecError::Encode)?;
+    let length = u32::try_from(payload.len()).ok().filter(|length| *length as usize <= FRAME_BYTES_MAX);
+    let Some(length) = length else { return Err(CodecError::TooLarge { bytes: payload.len() }) };
+    bytes.extend_from_slice(&length.to_le_bytes());
+    bytes.extend_from_slice(&checksum(sequence, &payload).to_le_bytes());
+    bytes.extend_from_slice(&sequence.to_le_bytes());
+    bytes.extend_from_slice(&payload);
+    Ok(())
+}
+
+/// The whole entries of a journal, in order; ends at the first frame that is not whole.
+pub struct Frames<'a> {
+    rest: &'a [u8],
+    position: usize,
+    sequence: u64,
+}
+
+impl<'a> Frames<'a> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// [`CodecError::NotAJournal`], [`CodecError::Version`].
+    pub fn new(bytes: &'a [u8]) -> Result<Self, CodecError> {
+        let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES) else {
+            return Err(CodecError::NotAJournal);
+        };
+        let [magic @ .., version] = header else { return Err(CodecError::NotAJournal) };
+        if *magic != HEADER[..HEADER_BYTES - 1] {
+            return Err(CodecError::NotAJournal);
+        }
+        if *version != VERSION {
+            return Err(CodecError::Version { found: *version });
+        }
+        Ok(Self { rest, position: HEADER_BYTES, sequence: 0 })
+    }
+
+    /// Where the next frame is to be written: behind the last whole one.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The sequence number of the next frame.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+}
+
+impl Iterator for Frames<'_> {
+    type Item = Entry;
+
+    fn next(&mut self) -> Option<Entry> {
+        let (header, rest) = self.rest.split_at_checked(FRAME_HEADER_BYTES)?;
+        let length = u32::from_le_bytes(*header.first_chunk()?) as usize;
+        let expected = u32::from_le_bytes(*header[4..].first_chunk()?);
+        let sequence = u64::from_le_bytes(*header[8..].first_chunk()?);
+        if length == 0 || length > FRAME_BYTES_MAX || sequence != self.sequence {
+            return None;
+        }
+        let (payload, rest) = rest.split_at_checked(length)?;
+        if checksum(sequence, payload) != expected {
+            return None;
+        }
+        let entry = postcard::from_bytes(payload).ok()?;
+        self.rest = rest;
+        self.position += FRAME_HEADER_BYTES + length;
+        self.sequence += 1;
+        Some(entry)
+    }
+}
+
+fn checksum(sequence: u64, payload: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&sequence.to_le_bytes()), payload)
+}

@@ -1,0 +1,206 @@
+//! The records of the journal. Their encoding is stored: variants and fields are only ever appended, and
+//! [`super::VERSION`] grows when that is not enough.
+
+use chronicle::{Epoch, Generation};
+use serde::{Deserialize, Serialize};
+
+use crate::identity::{Attempt, MigrationId, VolumeId};
+
+/// One commit: records that become durable together, and when.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Wall-clock time of the commit in milliseconds since 1970, for people; nothing is decided by it.
+    pub at_unix_ms: u64,
+    /// What became true, in order.
+    pub records: Vec<Record>,
+}
+
+/// Something that has become true, durably.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Record {
+    /// Everything up to here, folded: the first record of a compacted journal.
+    Snapshot(Box<super::State>),
+    /// A volume is served by this host from now on.
+    VolumeAdded(VolumeRecord),
+    /// A volume is no longer served by this host.
+    VolumeRemoved {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// Epoch numbers of a volume's chronicle below `reserved` may have been used (design §5.8).
+    EpochsReserved {
+        /// Whose chronicle.
+        volume: VolumeId,
+        /// A restart begins with this number.
+        reserved: Epoch,
+    },
+    /// A migration has begun; its target images may exist from now on.
+    MigrationStarted {
+        /// Its identity.
+        migration: MigrationId,
+        /// All its volumes: they move together or not at all.
+        volumes: Vec<MigratingVolume>,
+        /// What becomes of the source images afterwards.
+        keep_source: bool,
+    },
+    /// The target side has everything, durably, and will keep it until it hears *released* or *aborted*.
+    TargetPrepared {
+        /// Of which migration.
+        migration: MigrationId,
+        /// In which try.
+        attempt: Attempt,
+    },
+    /// The source side will never release in this try, nor in an earlier one.
+    AttemptAborted {
+        /// Of which migration.
+        migration: MigrationId,
+        /// The try.
+        attempt: Attempt,
+    },
+    /// **N.B.** The commit point: the source serves no guest request of these volumes from its store any more.
+    Released {
+        /// Of which migration.
+        migration: MigrationId,
+        /// In which try.
+        attempt: Attempt,
+        /// The generation that each volume has at its new owner.
+        generations: Vec<(VolumeId, Generation)>,
+    },
+    /// The target side owns the volumes.
+    Owned {
+        /// Of which migration.
+        migration: MigrationId,
+        /// In which try.
+        attempt: Attempt,
+        /// The generation that each volume has from now on.
+        generations: Vec<(VolumeId, Generation)>,
+    },
+    /// The volumes could not be started at the target, no guest write has passed there, and the source owns them
+    /// again.
+    HandedBack {
+        /// Of which migration.
+        migration: MigrationId,
+        /// The generation that each volume has from now on.
+        generations: Vec<(VolumeId, Generation)>,
+    },
+    /// Nothing of the migration is left to do.
+    MigrationEnded {
+        /// Its identity.
+        migration: MigrationId,
+        /// How it ended.
+        outcome: Outcome,
+        /// What it cost.
+        summary: Summary,
+    },
+}
+
+/// A volume as it was added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// Its identity.
+    pub volume: VolumeId,
+    /// The name that people and exports use; unique on a host.
+    pub name: String,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes per block of its chronicle and of migrations.
+    pub block_size_bytes: u32,
+    /// Where its bytes are.
+    pub image: ImageLocation,
+    /// Grows by one at each handover.
+    pub generation: Generation,
+}
+
+/// An image file in a store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageLocation {
+    /// Name of the store in the configuration; empty for an image that is served in place, outside any store.
+    pub store: String,
+    /// Absolute path of the file.
+    pub path: String,
+}
+
+impl ImageLocation {
+    /// Tells whether the image was somebody's before it was served (`volume add`): such a file is never deleted.
+    pub fn is_adopted(&self) -> bool {
+        self.store.is_empty()
+    }
+}
+
+/// One volume of a migration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigratingVolume {
+    /// Which.
+    pub volume: VolumeId,
+    /// The image it is copied from.
+    pub source: ImageLocation,
+    /// The image it is copied to.
+    pub target: ImageLocation,
+}
+
+/// How a migration ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// The volumes are at the target.
+    Moved,
+    /// Somebody cancelled it; the volumes are at the source.
+    Cancelled,
+    /// It failed; the volumes are at the source.
+    Failed {
+        /// The cause, for programs.
+        code: FailureCode,
+        /// The cause, for people.
+        detail: String,
+    },
+    /// The volumes could not be started at the target and are at the source again.
+    HandedBack {
+        /// Why.
+        detail: String,
+    },
+}
+
+/// Causes of a failed migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum FailureCode {
+    /// The target's store is full.
+    TargetFull,
+    /// The target's store answers with errors.
+    TargetFaulty,
+    /// The target's store has made no progress for too long.
+    TargetHung,
+    /// Blocks of the source cannot be read.
+    SourceUnreadable,
+    /// The volumes could not be handed over in the number of tries allowed.
+    HandoverRefused,
+    /// The daemon stopped, or was killed, while the migration was under way.
+    DaemonStopped,
+    /// The core contradicted itself; a defect.
+    Internal,
+}
+
+/// What a migration cost; durations in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// From its start to the last volume's new image being in use, or to its end.
+    pub total_us: u64,
+    /// Bytes written to the target by the mover.
+    pub bytes_copied: u64,
+    /// Bytes written to the target by mirrored guest writes.
+    pub bytes_mirrored: u64,
+    /// Bytes found to be zero or a hole, and not written.
+    pub bytes_zero: u64,
+    /// Number of tries at the handover.
+    pub attempts: u32,
+    /// Longest time that a gate was closed in the successful try: the sum of the five parts below.
+    pub gate_closed_us: u64,
+    /// Waiting for the guest requests in flight.
+    pub drain_us: u64,
+    /// Flushing both stores, and making the target's promise durable.
+    pub prepare_us: u64,
+    /// Making the release durable: the commit point.
+    pub release_us: u64,
+    /// Making the new ownership durable.
+    pub own_us: u64,
+    /// Changing the store below the gate, trying it, and opening the gate.
+    pub start_us: u64,
+}

@@ -1,0 +1,135 @@
+//! The phases of a migration, as its source goes through them, and the table of transitions.
+//!
+//! ```text
+//!            ┌───────────── a try is given up ◄──────────────┐
+//!            ▼                                               │
+//!  ──► Copying ──► Closing ──► Preparing ──► Releasing ──►╫ Committing ──► Retiring ──► Ended
+//!         │           │            │      (undecided until ╫     │                        ▲
+//!         └───────────┴────────────┴──► Discarding ────────╫─────┼─► TakingBack ──────────┤
+//!                                            │             ╫     (nothing was written)    │
+//!                                            └─────────────╫─────────────────────────────►┘
+//!                                                          ╫ the commit point: no way back to the left
+//! ```
+
+use serde::Serialize;
+
+/// Where a migration stands. The variants are in order; a migration never goes back except to [`Phase::Copying`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Blocks are copied and writes mirrored; the guest works.
+    Copying,
+    /// The gates are closing: requests in flight come to their end.
+    Closing,
+    /// The source's stores are flushed while the target flushes and promises to wait.
+    Preparing,
+    /// The release is being made durable. Whether it is past the commit point is known only when that has ended.
+    Releasing,
+    /// Past the commit point: the target takes over.
+    Committing,
+    /// The guest works at the target; the source images are dealt with.
+    Retiring,
+    /// The target could not start and gives the volumes back.
+    TakingBack,
+    /// The migration has failed or was cancelled; the target images are dealt with. The guest works at the source.
+    Discarding,
+    /// Nothing is left to do.
+    Ended,
+}
+
+impl Phase {
+    /// All phases, in order.
+    pub const ALL: [Self; 9] = [
+        Self::Copying,
+        Self::Closing,
+        Self::Preparing,
+        Self::Releasing,
+        Self::Committing,
+        Self::Retiring,
+        Self::TakingBack,
+        Self::Discarding,
+        Self::Ended,
+    ];
+
+    /// The name that people see.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copying => "copying",
+            Self::Closing => "closing",
+            Self::Preparing => "preparing",
+            Self::Releasing => "releasing",
+            Self::Committing => "committing",
+            Self::Retiring => "retiring",
+            Self::TakingBack => "taking-back",
+            Self::Discarding => "discarding",
+            Self::Ended => "ended",
+        }
+    }
+
+    /// The transition table.
+    pub fn may_become(self, next: Self) -> bool {
+        use Phase::{
+            Closing, Committing, Copying, Discarding, Ended, Preparing, Releasing, Retiring, TakingBack,
+        };
+        matches!(
+            (self, next),
+            (Copying, Closing | Discarding)
+                | (Closing, Copying | Preparing | Discarding)
+                | (Preparing, Copying | Releasing | Discarding)
+                // A release that was certainly not written leaves the try as if it had not been begun.
+                | (Releasing, Copying | Committing)
+                | (Committing, Retiring | TakingBack)
+                | (TakingBack, Discarding)
+                | (Retiring | Discarding, Ended)
+        )
+    }
+
+    /// Tells whether cancelling is still possible.
+    pub fn can_be_cancelled(self) -> bool {
+        matches!(self, Self::Copying | Self::Closing | Self::Preparing)
+    }
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Phase;
+
+    #[test]
+    fn transition_table_is_the_one_that_was_agreed_upon() {
+        let table: Vec<String> = Phase::ALL
+            .iter()
+            .map(|from| {
+                let next: Vec<_> =
+                    Phase::ALL.iter().filter(|to| from.may_become(**to)).map(ToString::to_string).collect();
+                format!("{from} -> {}", next.join(" | "))
+            })
+            .collect();
+        insta::assert_snapshot!(table.join("\n"), @r"
+        copying -> closing | discarding
+        closing -> copying | preparing | discarding
+        preparing -> copying | releasing | discarding
+        releasing -> copying | committing
+        committing -> retiring | taking-back
+        retiring -> ended
+        taking-back -> discarding
+        discarding -> ended
+        ended -> 
+        ");
+    }
+
+    #[test]
+    fn no_phase_after_the_commit_point_leads_back_to_copying() {
+        let mut reached = vec![Phase::Committing];
+        for index in 0.. {
+            let Some(from) = reached.get(index).copied() else { break };
+            reached.extend(Phase::ALL.into_iter().filter(|next| from.may_become(*next)));
+        }
+        assert!(!reached.contains(&Phase::Copying));
+    }
+}

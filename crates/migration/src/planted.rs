@@ -1,0 +1,89 @@
+//! Rules broken on purpose, so that the simulator can prove that it would see it.
+//!
+//! Only the feature `planted-bugs` compiles the switch; without it [`broken`] is a constant `false` and every planted
+//! bug is dead code. A bug is chosen for a thread: a simulation runs on one.
+
+/// A rule that can be broken; the number is the hard case that it stands for (`docs/failure-model.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// 1: a prepared target gives up by itself when it has waited for long.
+    PreparedTargetLeaves,
+    /// 2: PREPARED of an earlier try is taken for the present one's.
+    StaleAttempt,
+    /// 4: a write to a block that is being copied goes to both stores by value.
+    TwoCopiesInFlight,
+    /// 5: a write into a hole ahead of the cursor does not join the missing set.
+    HoleAhead,
+    /// 6: a chunk is read although writes to it are still under way.
+    WritesInFlight,
+    /// 8: the source is not flushed before it is released.
+    SourceCache,
+    /// 12: a restarted daemon does not wait for the writes of the killed one.
+    GhostWrites,
+    /// 13: what a restarted target had not made durable is believed to be there.
+    TargetRestart,
+    /// 15: a discard reaches the target as a hint only.
+    Discard,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::PreparedTargetLeaves,
+        Self::StaleAttempt,
+        Self::TwoCopiesInFlight,
+        Self::HoleAhead,
+        Self::WritesInFlight,
+        Self::SourceCache,
+        Self::GhostWrites,
+        Self::TargetRestart,
+        Self::Discard,
+    ];
+
+    /// The name by which the simulator's command line knows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PreparedTargetLeaves => "prepared-target-leaves",
+            Self::StaleAttempt => "stale-attempt",
+            Self::TwoCopiesInFlight => "two-copies-in-flight",
+            Self::HoleAhead => "hole-ahead",
+            Self::WritesInFlight => "writes-in-flight",
+            Self::SourceCache => "source-cache",
+            Self::GhostWrites => "ghost-writes",
+            Self::TargetRestart => "target-restart",
+            Self::Discard => "discard",
+        }
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+mod switch {
+    use super::Bug;
+    use std::cell::Cell;
+
+    thread_local! {
+        static BROKEN: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Breaks one rule, or none, on this thread from now on.
+    pub fn plant(bug: Option<Bug>) {
+        BROKEN.set(bug);
+    }
+
+    /// Tells whether this rule is broken on this thread.
+    pub fn broken(bug: Bug) -> bool {
+        BROKEN.get() == Some(bug)
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+mod switch {
+    use super::Bug;
+
+    /// Tells whether this rule is broken: never, in this build.
+    pub const fn broken(_: Bug) -> bool {
+        false
+    }
+}
+
+pub use switch::*;

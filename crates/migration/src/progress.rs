@@ -1,0 +1,44 @@
+//! How far a migration is, for people: never backwards, never finished too early.
+
+use std::time::Duration;
+
+use crate::phase::Phase;
+
+/// How far a migration is, at one instant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    /// Where it stands.
+    pub phase: Phase,
+    /// Blocks that have become synchronised since it began, each time counted.
+    pub blocks_synchronised: u64,
+    /// Blocks still missing or in flight.
+    pub blocks_missing: u64,
+    /// Part of the copying that is done, 0 to 1. Never falls, and is 1 only when nothing is missing.
+    pub fraction: f64,
+    /// Bytes that the mover has written to the target.
+    pub bytes_copied: u64,
+    /// Bytes of guest writes that went to the target by value.
+    pub bytes_mirrored: u64,
+    /// Bytes that were zero, and became holes at the target.
+    pub bytes_zero: u64,
+    /// Bytes a second that the mover synchronised of late.
+    pub copy_bytes_per_second: f64,
+    /// When the copying is expected to end, counted from now, at the earliest and at the latest; `None` while nothing
+    /// is known.
+    pub remaining: Option<(Duration, Duration)>,
+    /// What it waits for, and how much longer it will.
+    pub waiting: Option<Waiting>,
+    /// Why mirroring is suspended; `None` while it is not.
+    pub suspended: Option<&'static str>,
+    /// Number of the current try at the handover, 0 before the first.
+    pub attempt: u32,
+}
+
+/// Something that is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// What.
+    pub reason: &'static str,
+    /// How much longer before something else is done.
+    pub remaining: Duration,
+}

@@ -1,0 +1,169 @@
+//! How a volume's replica at the target is brought up to date: one machine a volume, one file a strategy.
+//!
+//! A strategy is told of every guest write and says where it goes; it says which chunks to copy and is told how that
+//! went. It reports when the replica could be handed over to ([`VolumeAction::Synchronised`]); the handover itself
+//! is [`crate::source`]'s.
+
+mod chunks;
+mod meter;
+mod mirror;
+mod replica;
+mod writes;
+
+use chronicle::ByteRange;
+
+pub use mirror::{Mirror, MirrorSettings};
+
+use crate::journal::FailureCode;
+
+/// A guest write (or discard, or zeroing), named by the lane while it is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WriteId(pub u64);
+
+/// A piece of the volume that is being copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ChunkId(pub u64);
+
+/// A flush of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FlushId(pub u64);
+
+/// What happened to a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeEvent {
+    /// This range of the source is allocated, or may be; told only before [`VolumeEvent::AllocationKnown`].
+    Allocated(ByteRange),
+    /// All allocated ranges have been told. Every guest write goes through the strategy by now, and those that did
+    /// not have completed.
+    AllocationKnown,
+    /// A guest wants to write. It waits for [`VolumeAction::Admit`].
+    WriteArrived {
+        /// Its name; never used before.
+        write: WriteId,
+        /// The bytes it changes, not empty.
+        range: ByteRange,
+    },
+    /// The source has completed an admitted write.
+    SourceWritten {
+        /// Which.
+        write: WriteId,
+        /// Whether it succeeded; a write that failed may have been applied in part.
+        result: Result<(), SourceFault>,
+    },
+    /// The target has completed a write that was admitted to both.
+    TargetWritten {
+        /// Which.
+        write: WriteId,
+        /// Whether it succeeded.
+        result: Result<(), TargetFault>,
+    },
+    /// A chunk has been copied, or not.
+    ChunkCopied {
+        /// Which.
+        chunk: ChunkId,
+        /// What it took, or who failed.
+        result: Result<Copied, CopyFault>,
+    },
+    /// A flush of the target has ended.
+    TargetFlushed {
+        /// Which.
+        flush: FlushId,
+        /// Whether everything applied before it was asked for is durable.
+        result: Result<(), TargetFault>,
+    },
+    /// The target has lost what was not durable, and works again. Answers to what was submitted before may still
+    /// come, and count as failures.
+    TargetRestarted,
+    /// A virtual machine is about to be paused: writes that are held are let go at once and become bits.
+    SwitchOverBegins,
+    /// The migration is over: nothing is sent to the target any more, and nothing is held.
+    Stop,
+}
+
+/// What is to be done for a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeAction {
+    /// Submit a guest's write.
+    Admit {
+        /// Which.
+        write: WriteId,
+        /// Where to.
+        route: Route,
+    },
+    /// Answer the guest with what the source said, whether or not the target has answered. Only for writes that were
+    /// admitted to both and that the source has completed.
+    Complete {
+        /// Which.
+        write: WriteId,
+    },
+    /// Read the range from the source and write it to the target.
+    Copy {
+        /// A name for the answer.
+        chunk: ChunkId,
+        /// The bytes.
+        range: ByteRange,
+    },
+    /// Flush the target.
+    FlushTarget {
+        /// A name for the answer.
+        flush: FlushId,
+    },
+    /// The replica equals the volume, and everything copied in bulk is durable: it may be handed over to.
+    Synchronised,
+    /// The replica no longer equals the volume.
+    Behind,
+    /// Mirroring is suspended; guest writes only become bits.
+    Suspended {
+        /// Why.
+        reason: &'static str,
+    },
+    /// Mirroring goes on.
+    Resumed,
+    /// The migration cannot succeed.
+    Failed {
+        /// The cause, for programs.
+        code: FailureCode,
+        /// The cause, for people.
+        detail: String,
+    },
+}
+
+/// Where a guest's write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// To the source; the blocks are copied later.
+    SourceOnly,
+    /// To source and target at once.
+    Both,
+}
+
+/// What copying a chunk took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Bytes written to the target.
+    pub bytes_written: u64,
+    /// Bytes that were zero and became a hole.
+    pub bytes_zero: u64,
+}
+
+/// Who failed to copy a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyFault {
+    /// The source could not be read.
+    Source(SourceFault),
+    /// The target could not be written.
+    Target(TargetFault),
+}
+
+/// The source's store answered with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceFault;
+
+/// How the target's store failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TargetFault {
+    /// It is full.
+    NoSpace,
+    /// Anything else.
+    Error,
+}

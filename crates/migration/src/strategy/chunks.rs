@@ -1,0 +1,98 @@
+//! Chunks in flight: claimed, waiting for the writes already submitted to them, being copied.
+
+use chronicle::BlockRange;
+
+use super::{ChunkId, WriteId};
+
+/// A run of blocks that has been claimed for copying.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) id: ChunkId,
+    pub(super) blocks: BlockRange,
+    pub(super) pass: Pass,
+    /// Writes that were submitted to these blocks before they were claimed: it is read only after all of them have
+    /// ended, with success or error (design §5.1, hard case 6).
+    pub(super) waits_for: Vec<WriteId>,
+    pub(super) state: ChunkState,
+    /// How often the target had restarted when it was submitted.
+    pub(super) restarts: u32,
+}
+
+/// The first time a chunk is copied, or right after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Writes to it go to the source at once, and are copied in a second pass.
+    First,
+    /// Writes to it wait for it, so that it is not copied for ever (design §6 "Mirroring").
+    Second,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChunkState {
+    Waiting,
+    Copying,
+}
+
+/// The chunks in flight; at most as many as the mover's depth, and their second passes.
+#[derive(Debug, Default)]
+pub(super) struct Chunks {
+    chunks: Vec<Chunk>,
+}
+
+impl Chunks {
+    pub(super) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    pub(super) fn blocks(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.blocks.len()).sum()
+    }
+
+    pub(super) fn push(&mut self, chunk: Chunk) {
+        self.chunks.push(chunk);
+    }
+
+    pub(super) fn remove(&mut self, id: ChunkId) -> Option<Chunk> {
+        let index = self.chunks.iter().position(|chunk| chunk.id == id)?;
+        Some(self.chunks.remove(index))
+    }
+
+    pub(super) fn touch(&self, blocks: BlockRange) -> bool {
+        self.chunks.iter().any(|chunk| chunk.blocks.overlaps(&blocks))
+    }
+
+    pub(super) fn second_pass_touches(&self, blocks: BlockRange) -> bool {
+        self.chunks.iter().any(|chunk| chunk.pass == Pass::Second && chunk.blocks.overlaps(&blocks))
+    }
+
+    /// A write has ended: no chunk waits for it any more.
+    pub(super) fn write_ended(&mut self, write: WriteId) {
+        for chunk in &mut self.chunks {
+            chunk.waits_for.retain(|waited| *waited != write);
+        }
+    }
+
+    /// Marks the chunks that wait for nothing as being copied, and returns them.
+    pub(super) fn start_ready(&mut self) -> Vec<(ChunkId, BlockRange)> {
+        let waiting = self.chunks.iter_mut().filter(|chunk| chunk.state == ChunkState::Waiting);
+        let ready = waiting.filter(|chunk| chunk.waits_for.is_empty());
+        ready
+            .map(|chunk| {
+                chunk.state = ChunkState::Copying;
+                (chunk.id, chunk.blocks)
+            })
+            .collect()
+    }
+
+    /// Gives up the chunks that have not been read yet, and returns their blocks.
+    pub(super) fn abandon_waiting(&mut self) -> Vec<BlockRange> {
+        let waiting = self.chunks.iter().filter(|chunk| chunk.state == ChunkState::Waiting);
+        let blocks = waiting.map(|chunk| chunk.blocks).collect();
+        self.chunks.retain(|chunk| chunk.state == ChunkState::Copying);
+        blocks
+    }
+}

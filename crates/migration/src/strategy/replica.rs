@@ -1,0 +1,106 @@
+//! What the target has of a volume: missing blocks, and what is applied there but not known to be durable.
+//!
+//! ```text
+//!            claim                 applied                       confirmed
+//!   missing ───────► in flight ───────────► applied, unconfirmed ─────────► durable
+//!      ▲                 │ failed, or written meanwhile │ target restarted      │
+//!      └─────────────────┴──────────────────────────────┴───────────────────────┘ (a write that is not mirrored)
+//! ```
+//! *In flight* is kept by the strategy, which knows what it is in flight for.
+
+use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
+
+use super::FlushId;
+
+/// A replica's live missing set, and its unconfirmed blocks.
+pub(super) struct ReplicaBlocks {
+    missing: LayeredBitmap,
+    /// Applied at the target since the last flush that succeeded was asked for.
+    unconfirmed: LayeredBitmap,
+    /// The flush under way and what it will confirm.
+    flushing: Option<(FlushId, LayeredBitmap)>,
+}
+
+impl ReplicaBlocks {
+    pub(super) fn new(blocks: BlockCount) -> Self {
+        Self { missing: LayeredBitmap::new(blocks), unconfirmed: LayeredBitmap::new(blocks), flushing: None }
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.missing.is_empty()
+    }
+
+    pub(super) fn blocks_missing(&self) -> u64 {
+        self.missing.count()
+    }
+
+    pub(super) fn misses_any(&self, blocks: BlockRange) -> bool {
+        self.missing.contains_any(blocks)
+    }
+
+    pub(super) fn mark_missing(&mut self, blocks: BlockRange) {
+        self.missing.insert(blocks);
+    }
+
+    /// The first run of missing blocks at or behind `from`, or, if there is none, from the beginning.
+    pub(super) fn next_missing(&self, from: BlockIndex, blocks_max: u64) -> Option<BlockRange> {
+        self.missing.next_run(from, blocks_max).or_else(|| self.missing.next_run(BlockIndex(0), blocks_max))
+    }
+
+    /// The first run of missing blocks within `within`.
+    pub(super) fn missing_within(&self, within: BlockRange) -> Option<BlockRange> {
+        let run = self.missing.next_run(within.start, within.len())?.intersect(&within);
+        (!run.is_empty()).then_some(run)
+    }
+
+    /// Takes the blocks out of the missing set, before they are read for sending (design §5.2).
+    pub(super) fn claim(&mut self, blocks: BlockRange) {
+        self.missing.remove(blocks);
+    }
+
+    pub(super) fn applied(&mut self, blocks: BlockRange) {
+        self.unconfirmed.insert(blocks);
+    }
+
+    pub(super) fn blocks_unconfirmed(&self) -> u64 {
+        self.unconfirmed.count()
+    }
+
+    pub(super) fn is_flushing(&self) -> bool {
+        self.flushing.is_some()
+    }
+
+    /// A flush is asked for: it confirms what is applied by now, and nothing that is applied later.
+    pub(super) fn begin_flush(&mut self, flush: FlushId) {
+        let blocks = self.unconfirmed.blocks();
+        self.flushing = Some((flush, std::mem::replace(&mut self.unconfirmed, LayeredBitmap::new(blocks))));
+    }
+
+    /// Returns whether this was the flush under way.
+    pub(super) fn end_flush(&mut self, flush: FlushId, confirmed: Confirmed) -> bool {
+        match self.flushing.take_if(|(under_way, _)| *under_way == flush) {
+            None => false,
+            Some((_, blocks)) => {
+                if confirmed == Confirmed::No {
+                    self.unconfirmed.union_with(&blocks);
+                }
+                true
+            }
+        }
+    }
+
+    /// The target has lost what was not durable: all of that is missing (hard case 13).
+    pub(super) fn target_restarted(&mut self) {
+        if let Some((_, blocks)) = self.flushing.take() {
+            self.missing.union_with(&blocks);
+        }
+        self.missing.union_with(&self.unconfirmed);
+        self.unconfirmed.clear();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Confirmed {
+    Yes,
+    No,
+}

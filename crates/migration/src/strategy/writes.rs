@@ -1,0 +1,141 @@
+//! Guest writes in flight, and the order of those that overlap.
+//!
+//! ```text
+//!            ┌────────────► at the source only ──────────────────────► gone
+//!   held ────┤
+//!            └────────────► mirrored ──► answered late ──► landed ───► gone
+//!                              └───── both have answered ────────────► gone
+//! ```
+//! While a volume is mirrored, a write that overlaps one which is mirrored waits for it, so that both copies see one
+//! order (design §5.4). A write that only goes to the source needs no order: its blocks are copied later.
+
+use std::time::Duration;
+
+use chronicle::{BlockRange, ByteRange};
+
+use super::WriteId;
+
+/// A guest write that has arrived and is not gone.
+#[derive(Debug)]
+pub(super) struct Write {
+    pub(super) id: WriteId,
+    pub(super) range: ByteRange,
+    /// The blocks that it touches.
+    pub(super) blocks: BlockRange,
+    pub(super) arrived: Duration,
+    pub(super) state: WriteState,
+}
+
+/// Where a write is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteState {
+    /// Not submitted yet.
+    Held,
+    /// Submitted to the source only.
+    SourceOnly,
+    /// Submitted to both.
+    Mirrored {
+        /// Since when the source has answered and only the target is waited for, and until when that goes on.
+        source: SourceSide,
+        /// How often the target had restarted when it was submitted.
+        restarts: u32,
+    },
+    /// The guest has its answer; the target has not answered yet.
+    Late {
+        /// How often the target had restarted when it was submitted.
+        restarts: u32,
+    },
+}
+
+/// The source's part of a mirrored write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SourceSide {
+    /// Under way; the target's part may have ended.
+    UnderWay { target_answered: TargetSide, held_for: Duration },
+    /// Ended; the guest waits for the target until then.
+    Answered { patience_ends: Duration },
+}
+
+/// The target's part of a mirrored write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TargetSide {
+    UnderWay,
+    Answered,
+}
+
+/// The table of guest writes, in the order they arrived.
+///
+/// There are as many as the guest has outstanding, a few dozen: a scan is cheaper than any index.
+#[derive(Debug, Default)]
+pub(super) struct Writes {
+    writes: Vec<Write>,
+    held: usize,
+    late: usize,
+}
+
+impl Writes {
+    pub(super) fn arrive(&mut self, id: WriteId, range: ByteRange, blocks: BlockRange, now: Duration) {
+        self.writes.push(Write { id, range, blocks, arrived: now, state: WriteState::Held });
+        self.held += 1;
+    }
+
+    pub(super) fn get(&self, id: WriteId) -> Option<&Write> {
+        self.writes.iter().find(|write| write.id == id)
+    }
+
+    pub(super) fn set_state(&mut self, id: WriteId, state: WriteState) {
+        let Some(write) = self.writes.iter_mut().find(|write| write.id == id) else { return };
+        self.held -= usize::from(write.state == WriteState::Held);
+        self.late -= usize::from(matches!(write.state, WriteState::Late { .. }));
+        write.state = state;
+        self.held += usize::from(write.state == WriteState::Held);
+        self.late += usize::from(matches!(write.state, WriteState::Late { .. }));
+    }
+
+    pub(super) fn remove(&mut self, id: WriteId) {
+        let Some(index) = self.writes.iter().position(|write| write.id == id) else { return };
+        let write = self.writes.remove(index);
+        self.held -= usize::from(write.state == WriteState::Held);
+        self.late -= usize::from(matches!(write.state, WriteState::Late { .. }));
+    }
+
+    pub(super) fn has_held(&self) -> bool {
+        self.held > 0
+    }
+
+    pub(super) fn has_late(&self) -> bool {
+        self.late > 0
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Write> {
+        self.writes.iter()
+    }
+
+    /// Held writes, by name, in the order they arrived.
+    pub(super) fn held(&self) -> Vec<WriteId> {
+        self.writes.iter().filter(|write| write.state == WriteState::Held).map(|write| write.id).collect()
+    }
+
+    /// Tells whether an earlier write to some of the same bytes is held, or mirrored and not answered: a write that
+    /// is to be mirrored waits for it.
+    pub(super) fn must_follow(&self, id: WriteId, range: ByteRange) -> bool {
+        let earlier = self.writes.iter().take_while(|write| write.id != id);
+        let orders = |write: &Write| matches!(write.state, WriteState::Held | WriteState::Mirrored { .. });
+        earlier.filter(|write| orders(write)).any(|write| write.range.overlaps(&range))
+    }
+
+    /// Tells whether a write that the target has yet to answer, but the guest no longer waits for, touches `blocks`.
+    pub(super) fn late_touches(&self, blocks: BlockRange) -> bool {
+        self.late > 0
+            && self
+                .writes
+                .iter()
+                .any(|write| matches!(write.state, WriteState::Late { .. }) && write.blocks.overlaps(&blocks))
+    }
+
+    /// The writes already submitted, to either store, that touch `blocks`.
+    pub(super) fn submitted_to(&self, blocks: BlockRange) -> Vec<WriteId> {
+        let submitted = self.writes.iter().filter(|write| write.state != WriteState::Held);
+        submitted.filter(|write| write.blocks.overlaps(&blocks)).map(|write| write.id).collect()
+    }
+}
