@@ -1,1 +1,47 @@
 //! Requests and responses of the HTTP API, and a client for it.
+//!
+//! ```text
+//!   sterna, the lab, scripts ──► Client ──► HTTP/1.1 + JSON over a unix socket ──► daemon
+//!
+//!   GET    /v1/host                     Host
+//!   GET    /v1/stores                   [Store]
+//!   GET    /v1/volumes                  [Volume]
+//!   POST   /v1/volumes                  NewVolume      -> Volume
+//!   GET    /v1/volumes/{name}           Volume
+//!   DELETE /v1/volumes/{name}           RemoveVolume   -> RemovedVolume
+//!   POST   /v1/volumes/{name}/migrate   MigrateVolume  -> Migration
+//!   GET    /v1/migrations               [Migration]
+//!   GET    /v1/migrations/{id}          Watch          -> Migration
+//!   POST   /v1/migrations/{id}/cancel   Migration
+//! ```
+//!
+//! The path carries the version. Within a version fields and codes are only added: readers ignore fields that they do
+//! not know. An answer that is no success carries an [`ErrorBody`]. This crate knows nothing of how a daemon works.
+
+mod address;
+mod client;
+mod error;
+mod host;
+mod migration;
+mod volume;
+
+pub use address::{Address, AddressError};
+pub use client::{Client, ClientError};
+pub use error::{ErrorBody, ErrorCode, ErrorDetail};
+pub use host::{Host, Store};
+pub use migration::{
+    GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, Phase, RemainingSeconds,
+    SwitchOver, WaitingFor, Watch,
+};
+pub use volume::{
+    ImageFate, NewVolume, RemoveVolume, RemovedVolume, Volume, VolumeCreation, VolumeSource, VolumeState,
+    VolumeStatistics,
+};
+
+/// Largest body of a request, in bytes: every request fits many times over.
+pub const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// Largest body of an answer that a client reads, in bytes: a list of tens of thousands of migrations.
+pub const RESPONSE_BYTES_MAX: usize = 64 << 20;
+/// Longest that one request for a migration waits for a change, in milliseconds; longer ones are cut to it, so that
+/// a client that is gone is noticed.
+pub const WAIT_MAX_MS: u64 = 30_000;

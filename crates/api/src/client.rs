@@ -1,0 +1,301 @@
+//! A client of the API over a unix socket: one connection a request, which costs tens of microseconds.
+
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::{
+    Address, ErrorBody, ErrorCode, ErrorDetail, Host, MigrateVolume, Migration, NewVolume,
+    RESPONSE_BYTES_MAX, RemoveVolume, RemovedVolume, Store, Volume, Watch,
+};
+
+/// Talks to one daemon.
+#[derive(Clone, Debug)]
+pub struct Client {
+    address: Address,
+}
+
+/// Why a request has no answer that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens at the address.
+    #[error("no daemon answers at {address}")]
+    Unreachable {
+        /// Where it was looked for.
+        address: Address,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+    /// The connection broke before the answer was complete: the request may have been carried out or not.
+    #[error("the connection to the daemon broke before it had answered")]
+    Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The answer is larger than [`RESPONSE_BYTES_MAX`].
+    #[error("the daemon's answer is larger than {RESPONSE_BYTES_MAX} bytes")]
+    TooLarge,
+    /// The answer is no JSON of the expected shape.
+    #[error("the daemon's answer (status {status}) cannot be read")]
+    Malformed {
+        /// HTTP status of the answer.
+        status: u16,
+        /// Where it deviates.
+        source: serde_json::Error,
+    },
+    /// The daemon refused.
+    #[error("{}", .0.message)]
+    Refused(ErrorDetail),
+}
+
+impl ClientError {
+    /// The daemon's code, if it was the daemon that refused.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Self::Refused(detail) => Some(detail.code),
+            _ => None,
+        }
+    }
+}
+
+impl Client {
+    /// A client of the daemon at `address`. It connects with each request.
+    pub fn new(address: Address) -> Self {
+        Self { address }
+    }
+
+    /// Where the daemon is looked for.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Describes the daemon.
+    ///
+    /// # Errors
+    /// As every method: [`ClientError`].
+    pub async fn host(&self) -> Result<Host, ClientError> {
+        self.get("/v1/host").await
+    }
+
+    /// Lists the stores, by name.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn stores(&self) -> Result<Vec<Store>, ClientError> {
+        self.get("/v1/stores").await
+    }
+
+    /// Lists the volumes, by name.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn volumes(&self) -> Result<Vec<Volume>, ClientError> {
+        self.get("/v1/volumes").await
+    }
+
+    /// Describes one volume.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VolumeNotFound`].
+    pub async fn volume(&self, name: &str) -> Result<Volume, ClientError> {
+        self.get(&format!("/v1/volumes/{}", Segment(name))).await
+    }
+
+    /// Makes a volume; answers when it is being served, which takes as long as copying the image takes.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn create_volume(&self, volume: &NewVolume) -> Result<Volume, ClientError> {
+        self.send(Method::POST, "/v1/volumes", Some(volume)).await
+    }
+
+    /// Removes a volume; answers when it is no longer served.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VolumeInUse`], [`ErrorCode::AlreadyMigrating`].
+    pub async fn remove_volume(&self, name: &str, how: RemoveVolume) -> Result<RemovedVolume, ClientError> {
+        let RemoveVolume { force, keep_image } = how;
+        let path = format!("/v1/volumes/{}?force={force}&keep_image={keep_image}", Segment(name));
+        self.send(Method::DELETE, &path, None::<&()>).await
+    }
+
+    /// Begins a migration; answers when it has begun.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn migrate(&self, name: &str, order: &MigrateVolume) -> Result<Migration, ClientError> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/migrate", Segment(name)), Some(order)).await
+    }
+
+    /// Lists the migrations under way and those that are remembered, oldest first.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn migrations(&self) -> Result<Vec<Migration>, ClientError> {
+        self.get("/v1/migrations").await
+    }
+
+    /// Describes one migration, waiting for a change if `watch` says so.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::MigrationNotFound`].
+    pub async fn migration(&self, id: &str, watch: Watch) -> Result<Migration, ClientError> {
+        let after = watch.after.map(|change| format!("&after={change}")).unwrap_or_default();
+        self.get(&format!("/v1/migrations/{}?wait_ms={}{after}", Segment(id), watch.wait_ms)).await
+    }
+
+    /// Asks for a migration to be cancelled; answers when the request is under way, not when it has ended.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::NotMigrating`], [`ErrorCode::TooLate`].
+    pub async fn cancel_migration(&self, id: &str) -> Result<Migration, ClientError> {
+        self.send(Method::POST, &format!("/v1/migrations/{}/cancel", Segment(id)), None::<&()>).await
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.send(Method::GET, path, None::<&()>).await
+    }
+
+    async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, ClientError> {
+        let stream = UnixStream::connect(self.address.path())
+            .await
+            .map_err(|source| ClientError::Unreachable { address: self.address.clone(), source })?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let bytes = body.map(serde_json::to_vec).transpose();
+        let bytes = bytes.map_err(|source| ClientError::Malformed { status: 0, source })?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            // The address is a file; HTTP/1.1 wants a name all the same.
+            .header(HOST, "sterna")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(bytes.unwrap_or_default())))
+            .map_err(|error| ClientError::Broken(error.into()))?;
+        let exchange = async {
+            let answer = sender.send_request(request).await.map_err(broken)?;
+            let status = answer.status();
+            let body =
+                Limited::new(answer.into_body(), RESPONSE_BYTES_MAX).collect().await.map_err(|error| {
+                    if error.is::<LengthLimitError>() {
+                        ClientError::TooLarge
+                    } else {
+                        ClientError::Broken(error)
+                    }
+                })?;
+            Ok((status, body.to_bytes()))
+        };
+        // The connection is driven here rather than in a task of its own: a dropped request drops it too. It may
+        // end before the answer has been read to its end, and then says no more.
+        tokio::pin!(exchange, connection);
+        let mut driven = true;
+        let (status, body) = loop {
+            tokio::select! {
+                biased;
+                answer = &mut exchange => break answer?,
+                ended = &mut connection, if driven => {
+                    driven = false;
+                    ended.map_err(broken)?;
+                }
+            }
+        };
+        read_answer(status, &body)
+    }
+}
+
+fn read_answer<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T, ClientError> {
+    let malformed = |source| ClientError::Malformed { status: status.as_u16(), source };
+    if status.is_success() {
+        return serde_json::from_slice(body).map_err(malformed);
+    }
+    let body: ErrorBody = serde_json::from_slice(body).map_err(malformed)?;
+    Err(ClientError::Refused(body.error))
+}
+
+fn broken(error: hyper::Error) -> ClientError {
+    ClientError::Broken(error.into())
+}
+
+/// A text as one segment of a path: whatever is not unreserved is percent-encoded.
+struct Segment<'a>(&'a str);
+
+impl std::fmt::Display for Segment<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // A segment of dots alone would be taken for a step in the path.
+        let dots = self.0.bytes().all(|byte| byte == b'.');
+        self.0.bytes().try_for_each(|byte| match byte {
+            b'.' if dots => write!(f, "%2E"),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                write!(f, "{}", byte as char)
+            }
+            _ => write!(f, "%{byte:02X}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::{Address, Client, ClientError, ErrorCode, Segment};
+
+    /// Answers one request with `answer` and returns what the client made of it.
+    async fn check(answer: &'static [u8]) -> Result<Vec<crate::Store>, ClientError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("api.sock");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let client = Client::new(Address::unix(path).unwrap());
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            let length = stream.read(&mut request).await.unwrap();
+            assert!(request[..length].starts_with(b"GET /v1/stores HTTP/1.1\r\n"));
+            stream.write_all(answer).await.unwrap();
+        };
+        tokio::join!(client.stores(), server).0
+    }
+
+    #[tokio::test]
+    async fn answer_of_the_expected_shape_is_returned() {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]";
+        assert_eq!(check(answer).await.unwrap(), Vec::new());
+    }
+
+    #[tokio::test]
+    async fn error_body_becomes_its_code_and_message() {
+        let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 56\r\n\r\n{\"error\":{\"code\":\"store_not_found\",\"message\":\"no such\"}}";
+        let error = check(answer).await.unwrap_err();
+        assert_eq!(error.code(), Some(ErrorCode::StoreNotFound), "{error:?}");
+        assert_eq!(error.to_string(), "no such");
+    }
+
+    #[tokio::test]
+    async fn answer_that_ends_too_early_or_is_no_json_is_an_error() {
+        let cut = check(b"HTTP/1.1 200 OK\r\ncontent-length: 200\r\n\r\n[").await;
+        assert!(matches!(cut, Err(ClientError::Broken(_))), "{cut:?}");
+        let none = check(b"").await;
+        assert!(matches!(none, Err(ClientError::Broken(_))), "{none:?}");
+        let text = check(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
+        assert!(matches!(text, Err(ClientError::Malformed { status: 200, .. })), "{text:?}");
+    }
+
+    #[tokio::test]
+    async fn absent_daemon_is_unreachable() {
+        let client = Client::new(Address::unix("/nonexistent/api.sock").unwrap());
+        assert!(matches!(client.host().await, Err(ClientError::Unreachable { .. })));
+    }
+
+    #[test]
+    fn names_cannot_leave_their_segment_of_the_path() {
+        assert_eq!(Segment("disk-1.a_b~").to_string(), "disk-1.a_b~");
+        assert_eq!(Segment("../a b?c").to_string(), "..%2Fa%20b%3Fc");
+        assert_eq!(Segment("..").to_string(), "%2E%2E");
+    }
+}

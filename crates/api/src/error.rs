@@ -1,0 +1,121 @@
+//! What an answer says that is no success: a closed code for programs, a sentence for people.
+
+use serde::{Deserialize, Serialize};
+
+/// Body of every answer that is no success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// The error.
+    pub error: ErrorDetail,
+}
+
+/// One error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorDetail {
+    /// The cause, for programs.
+    pub code: ErrorCode,
+    /// The cause, and what to do next, for people. Its words may change at any time.
+    pub message: String,
+}
+
+/// Causes of errors. Within a version of the API codes are only added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// No volume has this name.
+    VolumeNotFound,
+    /// No store has this name.
+    StoreNotFound,
+    /// No migration has this identity.
+    MigrationNotFound,
+    /// The image file that a volume was to be made of is not there.
+    ImageNotFound,
+    /// The API has no such path or method.
+    RouteNotFound,
+    /// A volume of this name exists.
+    VolumeExists,
+    /// The target store has a file where the image would be.
+    TargetExists,
+    /// The place for the copy cannot take as many bytes as the volume has.
+    TargetTooSmall,
+    /// The volume is in the store that it was to be moved to.
+    SameStore,
+    /// The store has less free space than the volume has allocated.
+    NoSpace,
+    /// The volume is being migrated.
+    AlreadyMigrating,
+    /// The migration has ended, or is not under way.
+    NotMigrating,
+    /// The migration is past its commit point.
+    TooLate,
+    /// Clients are connected to the volume.
+    VolumeInUse,
+    /// Another operation on the volume is under way.
+    VolumeBusy,
+    /// The volume is not being served; the message says why.
+    VolumeUnavailable,
+    /// Another program, or another volume, has locked the image file.
+    ImageInUse,
+    /// The image file is none that can be served.
+    ImageUnsuitable,
+    /// The request is malformed, or a value is out of range.
+    InvalidRequest,
+    /// The body of the request is too large.
+    RequestTooLarge,
+    /// The daemon is shutting down.
+    ShuttingDown,
+    /// The daemon's journal cannot be written; nothing that must be remembered can be begun.
+    JournalFailed,
+    /// A store answered with an error.
+    StorageFailed,
+    /// A defect of the daemon.
+    Internal,
+    /// A code that this program does not know: the daemon is newer.
+    #[serde(other)]
+    Unknown,
+}
+
+impl ErrorCode {
+    /// The status of the HTTP answer.
+    pub fn http_status(self) -> u16 {
+        match self {
+            Self::VolumeNotFound
+            | Self::StoreNotFound
+            | Self::MigrationNotFound
+            | Self::ImageNotFound
+            | Self::RouteNotFound => 404,
+            Self::VolumeExists
+            | Self::TargetExists
+            | Self::SameStore
+            | Self::AlreadyMigrating
+            | Self::NotMigrating
+            | Self::TooLate
+            | Self::VolumeInUse
+            | Self::VolumeBusy
+            | Self::ImageInUse => 409,
+            Self::ImageUnsuitable | Self::TargetTooSmall => 422,
+            Self::InvalidRequest => 400,
+            Self::RequestTooLarge => 413,
+            Self::NoSpace => 507,
+            Self::ShuttingDown | Self::VolumeUnavailable => 503,
+            Self::JournalFailed | Self::StorageFailed | Self::Internal | Self::Unknown => 500,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ErrorBody, ErrorCode};
+
+    #[test]
+    fn code_of_a_newer_daemon_is_read_as_unknown() {
+        let text = r#"{"error":{"code":"moon_too_bright","message":"wait"},"hint":1}"#;
+        let body: ErrorBody = serde_json::from_str(text).unwrap();
+        assert_eq!(body.error.code, ErrorCode::Unknown);
+    }
+
+    #[test]
+    fn codes_are_written_in_snake_case() {
+        assert_eq!(serde_json::to_string(&ErrorCode::TargetTooSmall).unwrap(), r#""target_too_small""#);
+    }
+}

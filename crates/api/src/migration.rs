@@ -1,0 +1,233 @@
+//! Migrations: how they are begun, and how far they are.
+
+use serde::{Deserialize, Serialize};
+
+/// Moves a volume to another store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateVolume {
+    /// Name of the target store.
+    pub to: String,
+    /// Bytes a second that may be copied, at least 1; `None`: as fast as it goes. Guest writes are not slowed.
+    #[serde(default)]
+    pub bandwidth_bytes_per_second: Option<u64>,
+    /// Keeps the source's image afterwards, under another name.
+    #[serde(default)]
+    pub keep_source: bool,
+}
+
+/// Asks for a migration as soon as it has changed; sent as the query of a GET.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watch {
+    /// The [`Migration::change`] that the client has seen; the answer waits for a later one.
+    #[serde(default)]
+    pub after: Option<u64>,
+    /// Milliseconds to wait at most; 0: answer at once. At most [`crate::WAIT_MAX_MS`] are waited.
+    #[serde(default)]
+    pub wait_ms: u64,
+}
+
+/// A migration, under way or ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Migration {
+    /// Its identity, for example `m7`.
+    pub id: String,
+    /// Name of the volume; it may be gone by now.
+    pub volume: String,
+    /// Where the volume was.
+    pub source: ImageLocation,
+    /// Where it goes.
+    pub target: ImageLocation,
+    /// Whether the source's image is kept afterwards.
+    pub keep_source: bool,
+    /// How it stands.
+    pub state: MigrationState,
+    /// What is being done.
+    pub phase: Phase,
+    /// Part of the copying that is done, 0 to 1; never falls, and is 1 only when nothing is missing.
+    pub fraction: f64,
+    /// Bytes that the mover has written to the target.
+    pub bytes_copied: u64,
+    /// Bytes of guest writes that went to the target as well.
+    pub bytes_mirrored: u64,
+    /// Bytes found to be zero, and not written.
+    pub bytes_zero: u64,
+    /// Bytes written to the target: copied and mirrored.
+    pub bytes_moved: u64,
+    /// Bytes that the target still misses.
+    pub bytes_missing: u64,
+    /// Bytes a second that were synchronised of late; 0 once it has ended.
+    pub bytes_per_second: f64,
+    /// Seconds since it began, or that it took.
+    pub seconds: f64,
+    /// Seconds until the copying ends; `None` while nothing is known.
+    pub remaining_seconds: Option<RemainingSeconds>,
+    /// Number of the current try at the handover, 0 before the first; the number of tries once it has ended.
+    pub attempt: u32,
+    /// What it waits for.
+    pub waiting_for: Option<WaitingFor>,
+    /// Why guest writes do not go to the target for the time being; `None` while they do.
+    pub suspended: Option<String>,
+    /// How long the guest was held at the switch-over; `None` until that has happened.
+    pub switch_over: Option<SwitchOver>,
+    /// Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`,
+    /// `handover-refused`, `daemon-stopped` or `internal`.
+    pub failure: Option<String>,
+    /// How it ended, and why, for people.
+    pub message: Option<String>,
+    /// Where the guest runs.
+    pub guest: GuestLocation,
+    /// When it began, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// When it ended, in milliseconds since 1970; `None` while it is under way.
+    pub ended_unix_ms: Option<u64>,
+    /// Grows with every change; what [`Watch::after`] refers to. It begins anew when the daemon does.
+    pub change: u64,
+}
+
+/// An image file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageLocation {
+    /// Name of the store; `None` for an image that is served in place.
+    pub store: Option<String>,
+    /// Absolute path of the file.
+    pub image: String,
+}
+
+/// How a migration stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigrationState {
+    /// It is under way.
+    Running,
+    /// The volume is at the target.
+    Moved,
+    /// It failed; [`Migration::guest`] says where the volume is.
+    Failed,
+    /// It was cancelled; the volume is at the source.
+    Cancelled,
+    /// The volume could not be started at the target and is at the source again.
+    HandedBack,
+}
+
+/// What a migration is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Blocks are copied and writes mirrored; the guest works.
+    Copying,
+    /// Guest requests in flight come to their end; new ones wait.
+    Closing,
+    /// Both stores are flushed; new requests wait.
+    Preparing,
+    /// The release is being made durable; new requests wait.
+    Releasing,
+    /// The target takes over; new requests wait.
+    Committing,
+    /// The guest works at the target; the source's image is dealt with.
+    Retiring,
+    /// The target could not start and gives the volume back.
+    TakingBack,
+    /// The guest works at the source; the target's image is deleted.
+    Discarding,
+    /// Nothing is left to do.
+    Ended,
+}
+
+/// When the copying is expected to end, counted from now.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RemainingSeconds {
+    /// At the earliest.
+    pub earliest: f64,
+    /// At the latest.
+    pub latest: f64,
+}
+
+/// Something that is waited for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingFor {
+    /// What.
+    pub reason: String,
+    /// Milliseconds before something else is done.
+    pub remaining_ms: u64,
+}
+
+/// How long the guest was held at the switch-over, in milliseconds. The parts add up to the whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SwitchOver {
+    /// From the first request that was held to the opening of the gate.
+    pub gate_closed_ms: f64,
+    /// Waiting for the guest requests in flight.
+    pub drain_ms: f64,
+    /// Flushing both stores, and making the target's promise durable.
+    pub prepare_ms: f64,
+    /// Making the release durable: the commit point.
+    pub release_ms: f64,
+    /// Making the new ownership durable.
+    pub own_ms: f64,
+    /// Changing the store below the gate, trying it, and opening the gate.
+    pub start_ms: f64,
+}
+
+/// Where the guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestLocation {
+    /// On the source's image.
+    Source,
+    /// On the target's image.
+    Target,
+    /// The journal could not be written at the commit point: a restart of the daemon will tell.
+    Unknown,
+}
+
+impl MigrationState {
+    /// Tells whether nothing will happen any more.
+    pub fn has_ended(self) -> bool {
+        self != Self::Running
+    }
+
+    /// The word of the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Moved => "moved",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::HandedBack => "handed-back",
+        }
+    }
+}
+
+impl Phase {
+    /// The word of the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copying => "copying",
+            Self::Closing => "closing",
+            Self::Preparing => "preparing",
+            Self::Releasing => "releasing",
+            Self::Committing => "committing",
+            Self::Retiring => "retiring",
+            Self::TakingBack => "taking-back",
+            Self::Discarding => "discarding",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MigrationState, Phase};
+
+    #[test]
+    fn words_for_people_are_those_of_the_json() {
+        use MigrationState::{Cancelled, Failed, HandedBack, Moved, Running};
+        for state in [Running, Moved, Failed, Cancelled, HandedBack] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+        for phase in [Phase::Copying, Phase::TakingBack, Phase::Ended] {
+            assert_eq!(serde_json::to_value(phase).unwrap(), phase.name());
+        }
+    }
+}
