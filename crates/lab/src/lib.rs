@@ -1,1 +1,4 @@
 //! Workloads and the demo: guests that know what they wrote.
+
+pub mod nbd_client;
+pub mod workload;

@@ -1,0 +1,236 @@
+//! One connection: bytes out, replies in.
+//!
+//! ```text
+//!            ┌────────── whole head here? ─────────┐
+//!   Head ────┤ data follows ─► Data (fill the read's buffer) ─┐
+//!     ▲      └ none ─► note it, finish the request            │
+//!     └────────────────────────────────────────────────────────┘
+//! ```
+
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::in_flight::InFlight;
+use super::wire::{self, Body, Command, End};
+use super::{ClientError, Completion};
+
+/// Room for arriving bytes: a whole queue of replies of the usual sizes, so that one `recv` takes them all.
+const RECEIVE_BYTES: usize = 256 << 10;
+const _: () = assert!(RECEIVE_BYTES > wire::REPLY_HEAD_BYTES_MAX);
+
+/// A connected socket with what is to be sent and what has arrived.
+#[derive(Debug)]
+pub(super) struct Stream {
+    socket: UnixStream,
+    outgoing: Vec<u8>,
+    bytes_sent: usize,
+    incoming: Box<[u8]>,
+    /// The part of `incoming` that has arrived and is not decoded yet.
+    arrived: std::ops::Range<usize>,
+    state: State,
+    idle: bool,
+    wait_max: Duration,
+}
+
+/// What the next byte belongs to.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Head,
+    Data { cookie: u64, offset: u64, bytes_left: usize, end: End },
+}
+
+impl Stream {
+    /// Takes over a socket that has ended its handshake; no wait will be longer than `wait_max`.
+    pub(super) fn new(socket: UnixStream, wait_max: Duration) -> Result<Self, ClientError> {
+        // The receive timeout is what lets a plain `recv` wait: no `poll` on the way of a request.
+        socket.set_read_timeout(Some(wait_max)).map_err(ClientError::Transfer)?;
+        Ok(Self {
+            socket,
+            outgoing: Vec::new(),
+            bytes_sent: 0,
+            incoming: vec![0; RECEIVE_BYTES].into_boxed_slice(),
+            arrived: 0..0,
+            state: State::Head,
+            idle: false,
+            wait_max,
+        })
+    }
+
+    /// Where to append the bytes of requests.
+    pub(super) fn outgoing(&mut self) -> &mut Vec<u8> {
+        &mut self.outgoing
+    }
+
+    /// Whether the last exchange ended because nothing arrived in time.
+    pub(super) fn is_idle(&self) -> bool {
+        self.idle
+    }
+
+    /// Sends what it can, then waits for something to arrive, at most `wait_max`, and decodes it.
+    pub(super) fn exchange(
+        &mut self,
+        in_flight: &mut InFlight,
+        completions: &mut Vec<Completion>,
+    ) -> Result<(), ClientError> {
+        self.send()?;
+        if !self.outgoing.is_empty() && !self.wait_for_either_direction()? {
+            return Ok(());
+        }
+        self.idle = !self.receive(in_flight)?;
+        if self.idle {
+            return Ok(());
+        }
+        self.decode(in_flight, completions, Instant::now())
+    }
+
+    /// Tells the server that no more requests come; failing to do so is no loss.
+    pub(super) fn disconnect(&mut self) {
+        self.outgoing.clear();
+        self.bytes_sent = 0;
+        wire::encode_request(&mut self.outgoing, Command::Disconnect, 0, 0, 0, 0);
+        if let Err(error) = self.send() {
+            tracing::trace!(%error, "the server left before the goodbye");
+        }
+    }
+
+    fn send(&mut self) -> Result<(), ClientError> {
+        while self.bytes_sent < self.outgoing.len() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(&self.socket, &self.outgoing[self.bytes_sent..], flags) {
+                Ok(bytes) => self.bytes_sent += bytes,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(ClientError::Transfer(error.into())),
+            }
+        }
+        self.outgoing.clear();
+        self.bytes_sent = 0;
+        Ok(())
+    }
+
+    /// Waits until the socket takes or has bytes; tells whether it has some.
+    fn wait_for_either_direction(&mut self) -> Result<bool, ClientError> {
+        let mut descriptors = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::OUT)];
+        let timeout = Timespec {
+            tv_sec: i64::try_from(self.wait_max.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: self.wait_max.subsec_nanos().into(),
+        };
+        match poll(&mut descriptors, Some(&timeout)) {
+            Ok(ready) => {
+                self.idle = ready == 0;
+                // Hang-ups and errors are left to `recv`, which names them.
+                Ok(!descriptors[0].revents().difference(PollFlags::OUT).is_empty())
+            }
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(ClientError::Transfer(error.into())),
+        }
+    }
+
+    /// Receives once; tells whether anything came.
+    fn receive(&mut self, in_flight: &mut InFlight) -> Result<bool, ClientError> {
+        let received = match self.state {
+            // The rest of a large read goes straight to where it belongs.
+            State::Data { cookie, offset, bytes_left, end }
+                if self.arrived.is_empty() && bytes_left >= RECEIVE_BYTES / 2 =>
+            {
+                let waiting = in_flight.get_mut(cookie).ok_or(ClientError::Protocol(NOT_IN_FLIGHT))?;
+                let part = waiting.peek(offset, bytes_left).map_err(ClientError::Protocol)?;
+                let received = recv(&self.socket, part, RecvFlags::empty()).map(|(bytes, _)| bytes);
+                if let Ok(bytes) = received {
+                    waiting.receive(offset, bytes).map_err(ClientError::Protocol)?;
+                    let (offset, bytes_left) = (offset + bytes as u64, bytes_left - bytes);
+                    self.state = State::Data { cookie, offset, bytes_left, end };
+                }
+                received
+            }
+            _ => {
+                self.make_room();
+                let room = &mut self.incoming[self.arrived.end..];
+                let received = recv(&self.socket, room, RecvFlags::empty()).map(|(bytes, _)| bytes);
+                self.arrived.end += received.unwrap_or(0);
+                received
+            }
+        };
+        match received {
+            Ok(0) => Err(ClientError::Closed),
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Err(error) => Err(ClientError::Transfer(error.into())),
+        }
+    }
+
+    /// Moves what is not decoded yet to the front. It is little: at most a head, since data is copied as it comes.
+    fn make_room(&mut self) {
+        self.incoming.copy_within(self.arrived.clone(), 0);
+        self.arrived = 0..self.arrived.len();
+    }
+
+    fn decode(
+        &mut self,
+        in_flight: &mut InFlight,
+        completions: &mut Vec<Completion>,
+        now: Instant,
+    ) -> Result<(), ClientError> {
+        loop {
+            match self.state {
+                State::Head => {
+                    let arrived = &self.incoming[self.arrived.clone()];
+                    let Some((reply, bytes)) = wire::decode_reply(arrived).map_err(ClientError::Protocol)?
+                    else {
+                        return Ok(());
+                    };
+                    self.arrived.start += bytes;
+                    let data = note(in_flight, &reply).map_err(ClientError::Protocol)?;
+                    let (offset, bytes_left) = data.unwrap_or((0, 0));
+                    self.state = State::Data { cookie: reply.cookie, offset, bytes_left, end: reply.end };
+                }
+                State::Data { cookie, bytes_left: 0, end, .. } => {
+                    if end == End::Last {
+                        completions.push(in_flight.finish(cookie, now).map_err(ClientError::Protocol)?);
+                    }
+                    self.state = State::Head;
+                }
+                State::Data { cookie, offset, bytes_left, end } => {
+                    let bytes = bytes_left.min(self.arrived.len());
+                    if bytes == 0 {
+                        return Ok(());
+                    }
+                    let waiting = in_flight.get_mut(cookie).ok_or(ClientError::Protocol(NOT_IN_FLIGHT))?;
+                    let part = waiting.receive(offset, bytes).map_err(ClientError::Protocol)?;
+                    part.copy_from_slice(&self.incoming[self.arrived.start..self.arrived.start + bytes]);
+                    self.arrived.start += bytes;
+                    let (offset, bytes_left) = (offset + bytes as u64, bytes_left - bytes);
+                    self.state = State::Data { cookie, offset, bytes_left, end };
+                }
+            }
+        }
+    }
+}
+
+const NOT_IN_FLIGHT: &str = "a reply to a request that is not in flight";
+
+/// Notes what a reply's head says, and returns where the data that follows belongs: offset and length.
+fn note(in_flight: &mut InFlight, reply: &wire::Reply) -> Result<Option<(u64, usize)>, &'static str> {
+    let waiting = in_flight.get_mut(reply.cookie).ok_or(NOT_IN_FLIGHT)?;
+    match reply.body {
+        Body::None => Ok(None),
+        Body::Simple { error: 0 } => Ok(waiting.read_range()),
+        Body::Simple { error } | Body::Error { error } => {
+            waiting.fail(error);
+            Ok(None)
+        }
+        Body::Hole { offset, length } => {
+            waiting.receive(offset, length as usize)?.fill(0);
+            Ok(None)
+        }
+        Body::Data { offset, length } => {
+            // Checked here, before anything of it is awaited.
+            waiting.peek(offset, length as usize)?;
+            Ok(Some((offset, length as usize)))
+        }
+    }
+}

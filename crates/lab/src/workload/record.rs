@@ -1,0 +1,307 @@
+//! What a guest felt: every completion goes into a histogram of latencies, a timeline, and a list of stalls.
+//!
+//! ```text
+//!   mark "before" ──── mark "during" ─────── mark "after" ───── mark "end"
+//!        └── between() ──┘└──── between() ─────┘
+//! ```
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+/// Length of a step of the timeline.
+pub const STEP: Duration = Duration::from_millis(100);
+/// Gaps between completions shorter than this are no stalls worth remembering, at first.
+const STALL_MIN: Duration = Duration::from_micros(100);
+/// How many stalls are remembered; past that the shorter ones are forgotten.
+const STALLS_MAX: usize = 1 << 20;
+/// The longest latency that the histogram tells apart, in microseconds: ten minutes, longer than any deadline.
+const LATENCY_US_MAX: u64 = 600_000_000;
+
+/// Records completions as they come.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    started: Instant,
+    /// When the last request completed; `None` while the guest does not work.
+    last_completion: Option<Instant>,
+    completions: u64,
+    latencies_us: Histogram<u64>,
+    timeline: Vec<Step>,
+    stalls: Vec<Stall>,
+    stall_min: Duration,
+}
+
+/// A tenth of a second of a guest's life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Requests completed in it.
+    pub completions: u32,
+    /// The longest latency among them, in microseconds.
+    pub latency_us_max: u32,
+}
+
+impl Step {
+    /// Completions per second.
+    pub fn iops(&self) -> f64 {
+        f64::from(self.completions) / STEP.as_secs_f64()
+    }
+}
+
+/// A time in which nothing completed, between two completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stall {
+    began: Instant,
+    ended: Instant,
+}
+
+impl Stall {
+    fn length(&self) -> Duration {
+        self.ended.duration_since(self.began)
+    }
+}
+
+/// A moment, with all that was recorded until then.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    /// When it was made.
+    pub at: Instant,
+    completions: u64,
+    latencies_us: Histogram<u64>,
+}
+
+/// What happened between two marks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// Time between the marks.
+    pub duration: Duration,
+    /// Requests completed in that time.
+    pub completions: u64,
+    /// Completions per second.
+    pub iops: f64,
+    /// Half of the requests took at most this long.
+    pub latency_median: Duration,
+    /// 99 % of the requests took at most this long.
+    pub latency_p99: Duration,
+    /// The slowest request.
+    pub latency_max: Duration,
+    /// The longest time without a completion that lies in the window, in whole or in part.
+    pub longest_stall: Duration,
+}
+
+impl Recorder {
+    /// A recorder for a guest that begins to work at `now`.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            started: now,
+            last_completion: Some(now),
+            completions: 0,
+            latencies_us: new_histogram(),
+            timeline: Vec::new(),
+            stalls: Vec::new(),
+            stall_min: STALL_MIN,
+        }
+    }
+
+    /// Records that a request, submitted earlier, completed. Calls come in the order of completion.
+    pub fn record(&mut self, submitted: Instant, completed: Instant) {
+        let latency_us = micros(completed.saturating_duration_since(submitted));
+        self.completions += 1;
+        self.latencies_us.saturating_record(latency_us.max(1));
+        self.record_step(completed, latency_us);
+        if let Some(began) = self.last_completion.replace(completed)
+            && completed.saturating_duration_since(began) >= self.stall_min
+        {
+            self.record_stall(Stall { began, ended: completed });
+        }
+    }
+
+    /// Notes that the guest stops working by its own will: the time until [`Recorder::resume`] is no stall.
+    pub fn pause(&mut self) {
+        self.last_completion = None;
+    }
+
+    /// Notes that the guest works again.
+    pub fn resume(&mut self, now: Instant) {
+        self.last_completion = Some(now);
+    }
+
+    /// Number of completions so far.
+    pub fn completions(&self) -> u64 {
+        self.completions
+    }
+
+    /// The whole life in steps of [`STEP`], from the start on.
+    pub fn timeline(&self) -> &[Step] {
+        &self.timeline
+    }
+
+    /// Marks a moment, to be compared with an earlier or later one.
+    pub fn mark(&self, now: Instant) -> Mark {
+        Mark { at: now, completions: self.completions, latencies_us: self.latencies_us.clone() }
+    }
+
+    /// What happened from `first` to `last`, both marks of this recorder.
+    pub fn between(&self, first: &Mark, last: &Mark) -> Summary {
+        let duration = last.at.saturating_duration_since(first.at);
+        let completions = last.completions.saturating_sub(first.completions);
+        let mut latencies_us = last.latencies_us.clone();
+        // Both are of one make, and the earlier is contained in the later; otherwise the whole is the honest answer.
+        if latencies_us.subtract(&first.latencies_us).is_err() {
+            latencies_us.clone_from(&last.latencies_us);
+        }
+        let quantile = |quantile| Duration::from_micros(latencies_us.value_at_quantile(quantile));
+        Summary {
+            duration,
+            completions,
+            iops: per_second(completions, duration),
+            latency_median: quantile(0.5),
+            latency_p99: quantile(0.99),
+            latency_max: Duration::from_micros(latencies_us.max()),
+            longest_stall: self.longest_stall(first.at, last.at),
+        }
+    }
+
+    /// The longest time without a completion that lies, in whole or in part, between two moments.
+    ///
+    /// A stall that lasts until `to` counts as long as it has lasted then. If there was none worth remembering (a
+    /// tenth of a millisecond), that limit is the answer: no window is free of stalls altogether.
+    pub fn longest_stall(&self, from: Instant, to: Instant) -> Duration {
+        let open = self
+            .last_completion
+            .filter(|began| *began < to)
+            .map(|began| Stall { began, ended: to })
+            .filter(|stall| stall.ended > from);
+        let ended = self.stalls.iter().filter(|stall| stall.began < to && stall.ended > from);
+        ended.chain(open.iter()).map(Stall::length).max().unwrap_or(Duration::ZERO).max(self.stall_min)
+    }
+
+    fn record_step(&mut self, completed: Instant, latency_us: u64) {
+        let step = completed.saturating_duration_since(self.started).as_millis() / STEP.as_millis();
+        let step = usize::try_from(step).unwrap_or(usize::MAX);
+        if step >= self.timeline.len() {
+            self.timeline.resize(step + 1, Step::default());
+        }
+        let step = &mut self.timeline[step];
+        step.completions += 1;
+        step.latency_us_max = step.latency_us_max.max(u32::try_from(latency_us).unwrap_or(u32::MAX));
+    }
+
+    fn record_stall(&mut self, stall: Stall) {
+        while self.stalls.len() >= STALLS_MAX {
+            self.stall_min *= 2;
+            self.stalls.retain(|stall| stall.length() >= self.stall_min);
+        }
+        self.stalls.push(stall);
+    }
+}
+
+/// `count` per second, 0 if no time has passed.
+pub fn per_second(count: u64, duration: Duration) -> f64 {
+    if duration.is_zero() { 0.0 } else { count as f64 / duration.as_secs_f64() }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn new_histogram() -> Histogram<u64> {
+    #[expect(
+        clippy::expect_used,
+        reason = "the bounds are constants that satisfy the library's only conditions"
+    )]
+    Histogram::new_with_bounds(1, LATENCY_US_MAX, 3).expect("1 ≤ low, 2·low ≤ high, digits ≤ 5")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A recorder, and a clock that the test turns.
+    fn at(start: Instant, milliseconds: u64) -> Instant {
+        start + Duration::from_millis(milliseconds)
+    }
+
+    /// Completions every 2 ms from `from` to `to`, each after 1 ms.
+    fn work(recorder: &mut Recorder, start: Instant, from: u64, to: u64) {
+        for milliseconds in (from..to).step_by(2) {
+            recorder.record(at(start, milliseconds), at(start, milliseconds + 1));
+        }
+    }
+
+    #[test]
+    fn rates_and_stalls_belong_to_the_window_in_which_they_happened() {
+        let start = Instant::now();
+        let mut recorder = Recorder::new(start);
+        let before = recorder.mark(start);
+        work(&mut recorder, start, 0, 1000);
+        let during = recorder.mark(at(start, 1000));
+        work(&mut recorder, start, 1000, 1200);
+        work(&mut recorder, start, 1500, 2000);
+        let after = recorder.mark(at(start, 2000));
+        work(&mut recorder, start, 2000, 3000);
+        let end = recorder.mark(at(start, 3000));
+
+        let summary = recorder.between(&before, &during);
+        assert_eq!((summary.completions, summary.iops), (500, 500.0));
+        assert_eq!(summary.longest_stall, Duration::from_millis(2));
+        let summary = recorder.between(&during, &after);
+        assert_eq!((summary.completions, summary.iops), (350, 350.0));
+        assert_eq!(summary.longest_stall, Duration::from_millis(302));
+        let summary = recorder.between(&after, &end);
+        assert_eq!(summary.longest_stall, Duration::from_millis(2));
+        assert_eq!(summary.latency_median, Duration::from_millis(1));
+    }
+
+    #[test]
+    fn a_stall_counts_for_both_sides_of_a_mark_within_it() {
+        let start = Instant::now();
+        let mut recorder = Recorder::new(start);
+        let first = recorder.mark(start);
+        recorder.record(start, at(start, 10));
+        let middle = recorder.mark(at(start, 20));
+        recorder.record(start, at(start, 60));
+        let last = recorder.mark(at(start, 61));
+        assert_eq!(recorder.between(&first, &middle).longest_stall, Duration::from_millis(50));
+        assert_eq!(recorder.between(&middle, &last).longest_stall, Duration::from_millis(50));
+    }
+
+    #[test]
+    fn a_stall_that_has_not_ended_counts_and_a_pause_does_not() {
+        let start = Instant::now();
+        let mut recorder = Recorder::new(start);
+        recorder.record(start, at(start, 10));
+        assert_eq!(recorder.longest_stall(start, at(start, 500)), Duration::from_millis(490));
+        recorder.pause();
+        assert_eq!(recorder.longest_stall(at(start, 20), at(start, 500)), STALL_MIN);
+        recorder.resume(at(start, 600));
+        recorder.record(at(start, 600), at(start, 601));
+        assert_eq!(recorder.longest_stall(at(start, 20), at(start, 700)), Duration::from_millis(99));
+    }
+
+    #[test]
+    fn the_timeline_has_a_step_for_every_tenth_of_a_second() {
+        let start = Instant::now();
+        let mut recorder = Recorder::new(start);
+        recorder.record(at(start, 40), at(start, 50));
+        recorder.record(at(start, 40), at(start, 320));
+        let expected = [(1, 10_000), (0, 0), (0, 0), (1, 280_000)];
+        let steps: Vec<_> =
+            recorder.timeline().iter().map(|step| (step.completions, step.latency_us_max)).collect();
+        assert_eq!(steps, expected);
+        assert_eq!(recorder.timeline()[0].iops(), 10.0);
+    }
+
+    #[test]
+    fn the_list_of_stalls_is_bounded_and_keeps_the_long_ones() {
+        let start = Instant::now();
+        let mut recorder = Recorder::new(start);
+        let mut now = at(start, 7);
+        recorder.record(start, now);
+        for _ in 0..STALLS_MAX + 1 {
+            now += STALL_MIN;
+            recorder.record(now, now);
+        }
+        assert!(recorder.stalls.len() < STALLS_MAX);
+        assert_eq!(recorder.longest_stall(start, now), Duration::from_millis(7));
+    }
+}
