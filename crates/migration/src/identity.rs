@@ -19,6 +19,10 @@ pub struct Attempt(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VolumeIndex(pub u32);
 
+/// A commit to the journal, named by the machine that asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CommitId(pub u64);
+
 impl Attempt {
     /// Before the first try.
     pub const NONE: Self = Self(0);

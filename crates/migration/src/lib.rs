@@ -20,17 +20,23 @@
 //! that the caller chooses and keeps.
 
 pub mod failure;
+pub mod handover;
 pub mod identity;
 pub mod journal;
+pub mod message;
 mod pacing;
 pub mod phase;
 pub mod planted;
 pub mod progress;
 pub mod recovery;
+pub mod source;
 pub mod strategy;
+pub mod target;
 
 pub use failure::{CommitFault, Failure, GuestLocation};
-pub use identity::{Attempt, MigrationId, VolumeId, VolumeIndex};
+pub use identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
 pub use pacing::PacingSettings;
 pub use phase::Phase;
 pub use progress::{Progress, Waiting};
+pub use source::Source;
+pub use target::Target;

@@ -41,6 +41,7 @@ pub fn recover(state: &State) -> Vec<Step> {
 }
 
 fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Vec<Step> {
+    let moved = || Outcome::Moved { left_over: String::new() };
     let discard = migration.volumes.iter().map(|volume| Step::Discard(volume.target.clone()));
     let retire = migration.volumes.iter().map(|volume| {
         Step::Retire(volume.source.clone(), Retirement::of(&volume.source, migration.keep_source))
@@ -65,9 +66,9 @@ fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Ve
         Stage::Released(attempt) => {
             let generations = next_generations(state, migration);
             let owned = Record::Owned { migration: id, attempt: *attempt, generations };
-            std::iter::once(Step::Commit(vec![owned])).chain(retire).chain([ended(Outcome::Moved)]).collect()
+            std::iter::once(Step::Commit(vec![owned])).chain(retire).chain([ended(moved())]).collect()
         }
-        Stage::Owned(_) => retire.chain([ended(Outcome::Moved)]).collect(),
+        Stage::Owned(_) => retire.chain([ended(moved())]).collect(),
         Stage::HandedBack => {
             let detail = "the volume could not be started at the target".to_owned();
             discard.chain([ended(Outcome::HandedBack { detail })]).collect()

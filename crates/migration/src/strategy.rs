@@ -29,7 +29,7 @@ pub struct ChunkId(pub u64);
 pub struct FlushId(pub u64);
 
 /// What happened to a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeEvent {
     /// This range of the source is allocated, or may be; told only before [`VolumeEvent::AllocationKnown`].
     Allocated(ByteRange),

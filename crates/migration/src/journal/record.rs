@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
 /// One commit: records that become durable together, and when.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Wall-clock time of the commit in milliseconds since 1970, for people; nothing is decided by it.
     pub at_unix_ms: u64,
@@ -16,7 +16,7 @@ pub struct Entry {
 }
 
 /// Something that has become true, durably.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
     /// Everything up to here, folded: the first record of a compacted journal.
     Snapshot(Box<super::State>),
@@ -142,7 +142,10 @@ pub struct MigratingVolume {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// The volumes are at the target.
-    Moved,
+    Moved {
+        /// What of the source could not be deleted or renamed, for people; empty if all was.
+        left_over: String,
+    },
     /// Somebody cancelled it; the volumes are at the source.
     Cancelled,
     /// It failed; the volumes are at the source.

@@ -12,7 +12,7 @@ use crate::identity::{Attempt, MigrationId, VolumeId};
 const ENDED_MIGRATIONS_MAX: usize = 1000;
 
 /// All volumes and migrations of a host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// Volumes that this host serves, by identity.
     pub volumes: BTreeMap<VolumeId, VolumeState>,
@@ -23,7 +23,7 @@ pub struct State {
 }
 
 /// A volume that this host serves.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeState {
     /// As it was added, with the image and generation of now.
     pub record: VolumeRecord,
@@ -34,7 +34,7 @@ pub struct VolumeState {
 }
 
 /// A migration and how far it has come, durably.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationState {
     /// Its volumes.
     pub volumes: Vec<MigratingVolume>,
@@ -147,26 +147,30 @@ impl State {
             Record::Released { migration, attempt, .. } => {
                 self.advance(*migration, "released", |from| match from {
                     Stage::Prepared(prepared) if prepared == attempt => Some(Stage::Released(*attempt)),
+                    // A commit whose fate was unknown is repeated.
+                    Stage::Released(released) if released == attempt => Some(Stage::Released(*attempt)),
                     _ => None,
                 })?;
             }
             Record::Owned { migration, attempt, generations } => {
                 self.advance(*migration, "owned", |from| match from {
-                    Stage::Released(released) if released == attempt => Some(Stage::Owned(*attempt)),
+                    Stage::Released(known) | Stage::Owned(known) if known == attempt => {
+                        Some(Stage::Owned(*attempt))
+                    }
                     _ => None,
                 })?;
                 self.change_hands(*migration, generations, Side::Target)?;
             }
             Record::HandedBack { migration, generations } => {
                 self.advance(*migration, "handed back", |from| match from {
-                    Stage::Owned(_) => Some(Stage::HandedBack),
+                    Stage::Owned(_) | Stage::HandedBack => Some(Stage::HandedBack),
                     _ => None,
                 })?;
                 self.change_hands(*migration, generations, Side::Source)?;
             }
             Record::MigrationEnded { migration, outcome, summary } => {
                 self.advance(*migration, "ended", |from| match (from, outcome) {
-                    (Stage::Owned(_), Outcome::Moved)
+                    (Stage::Owned(_), Outcome::Moved { .. })
                     | (Stage::HandedBack, Outcome::HandedBack { .. })
                     | (Stage::Copying | Stage::Prepared(_), Outcome::Cancelled | Outcome::Failed { .. }) => {
                         Some(Stage::Ended(outcome.clone()))

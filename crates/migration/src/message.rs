@@ -1,0 +1,73 @@
+//! What the two sides of a handover tell each other; the same words on one host as between two.
+//!
+//! ```text
+//!   source                                                      target
+//!     │ ── Prepare(n) ──────────────────────────────────────────► │ flushes, promises durably
+//!     │ ◄────────────────────────────────────────── Prepared(n) ─ │ from here on only the source can abort
+//!     │ flushes; Released(n) durable: the commit point            │
+//!     │ ── Commit(n) ───────────────────────────────────────────► │ Owned(n) durable, opens
+//!     │ ◄──────────────────────────────────────────── Active(n) ─ │
+//!     │ retires its images                                        │
+//!
+//!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next try
+//!     │ ◄───────────────────────────────────────────── Query(n) ─ │ prepared, and has heard nothing for long
+//!     │ ◄──────────────────────────────────────── HandedBack(n) ─ │ could not start, wrote nothing
+//!     │ ── Discard ─────────────────────────────────────────────► │ deletes its images
+//!     │ ◄─────────────────────────────────────────── Discarded ── │
+//! ```
+//! Losing any of them is harmless: who waits for an answer repeats what it said, and whoever hears something twice
+//! answers twice.
+
+use std::time::Duration;
+
+use chronicle::Generation;
+
+use crate::identity::{Attempt, VolumeId};
+
+/// From the source to the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToTarget {
+    /// Flush what you have and promise to wait.
+    Prepare(Attempt),
+    /// The source will not release in this try.
+    Abort(Attempt),
+    /// The volumes are yours.
+    Commit {
+        /// In this try.
+        attempt: Attempt,
+        /// The generations that they have from now on.
+        generations: Vec<(VolumeId, Generation)>,
+    },
+    /// The migration is over, and the target's images are of no use.
+    Discard,
+}
+
+/// From the target to the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToSource {
+    /// Everything is durable here, and will be kept until the source says what became of the try.
+    Prepared(Attempt),
+    /// What became of this try?
+    Query(Attempt),
+    /// The volumes are in use at the target.
+    Active {
+        /// In this try.
+        attempt: Attempt,
+        /// How long it took to make the ownership durable.
+        own: Duration,
+    },
+    /// The volumes could not be started and are the source's again.
+    HandedBack {
+        /// In this try.
+        attempt: Attempt,
+        /// The generations that they have from now on.
+        generations: Vec<(VolumeId, Generation)>,
+        /// Why.
+        detail: String,
+    },
+    /// The images are gone.
+    Discarded {
+        /// What could not be deleted, for people; empty if all is gone.
+        left_over: String,
+    },
+}
