@@ -6,8 +6,10 @@
 
 pub mod bitmap;
 mod byte_range;
+pub mod chronicle;
 pub mod units;
 
 pub use bitmap::LayeredBitmap;
 pub use byte_range::ByteRange;
+pub use chronicle::{Chronicle, MarkPolicy, Recorded};
 pub use units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch, Generation, InvalidBlockSize};

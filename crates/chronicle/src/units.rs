@@ -157,7 +157,7 @@ number! {
 }
 
 impl Epoch {
-    /// The epoch after this one.
+    /// The epoch after this one. Saturates: at one epoch a microsecond the numbers last 584,000 years.
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
@@ -171,7 +171,7 @@ impl Generation {
 }
 
 /// The blocks from `start` up to, and without, `end`. Empty if `end` is not beyond `start`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlockRange {
     /// The first block.
     pub start: BlockIndex,

@@ -1,0 +1,267 @@
+//! The chronicle against a list of the writes of every epoch.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chronicle::{BlockRange, BlockSize, Chronicle, Epoch, LayeredBitmap, MarkPolicy, Recorded};
+use proptest::prelude::*;
+
+const BLOCK: u64 = 64 << 10;
+/// The last block is there in part.
+const SIZE_BYTES: u64 = 300 * BLOCK + 512;
+
+fn set(bitmap: &LayeredBitmap) -> BTreeSet<u64> {
+    bitmap.runs().flat_map(|run| run.iter()).map(|block| block.0).collect()
+}
+
+fn new(first: u64) -> Chronicle {
+    Chronicle::new(BlockSize::DEFAULT, SIZE_BYTES, Epoch(first))
+}
+
+/// Something that happens to a volume.
+#[derive(Clone, Debug)]
+enum Step {
+    Write {
+        offset: u64,
+        length: u64,
+    },
+    Advance,
+    /// A copy becomes current as of the last frozen epoch.
+    Refer,
+    /// The copy that is the n-th oldest is given up.
+    Forget(usize),
+    Merge,
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..SIZE_BYTES + BLOCK, 0..8 * BLOCK).prop_map(|(offset, length)| Step::Write { offset, length }),
+        4 => Just(Step::Advance),
+        2 => Just(Step::Refer),
+        1 => (0_usize..4).prop_map(Step::Forget),
+        2 => Just(Step::Merge),
+    ]
+}
+
+/// Every epoch ever, never merged.
+struct Oracle {
+    written: BTreeMap<u64, BTreeSet<u64>>,
+    open: u64,
+}
+
+impl Oracle {
+    fn since(&self, epoch: u64) -> BTreeSet<u64> {
+        self.written.range(epoch + 1..).flat_map(|(_, blocks)| blocks.iter().copied()).collect()
+    }
+
+    fn write(&mut self, offset: u64, length: u64) {
+        let bytes = offset.min(SIZE_BYTES)..offset.saturating_add(length).min(SIZE_BYTES);
+        let touched = (0..=300).filter(|block| {
+            let (start, end) = (block * BLOCK, (block + 1) * BLOCK);
+            !bytes.is_empty() && start < bytes.end && bytes.start < end
+        });
+        self.written.entry(self.open).or_default().extend(touched);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn since_is_what_was_written_later_whatever_is_merged(
+        first in 1_u64..5,
+        script in proptest::collection::vec(steps(), 1..60),
+    ) {
+        let mut chronicle = new(first);
+        let mut oracle = Oracle { written: BTreeMap::new(), open: first };
+        let mut referenced: Vec<Epoch> = Vec::new();
+        let mut merged = false;
+        for step in script {
+            match step {
+                Step::Write { offset, length } => {
+                    prop_assert_eq!(chronicle.record(offset, length), Recorded::Marked(Epoch(oracle.open)));
+                    oracle.write(offset, length);
+                }
+                Step::Advance => {
+                    oracle.open += 1;
+                    prop_assert_eq!(chronicle.advance(), Epoch(oracle.open));
+                }
+                Step::Refer => referenced.push(Epoch(oracle.open - 1)),
+                Step::Forget(index) => {
+                    if index < referenced.len() {
+                        referenced.remove(index);
+                    }
+                }
+                Step::Merge => {
+                    chronicle.merge_unreferenced(&referenced);
+                    merged = true;
+                    let apart = referenced.iter().collect::<BTreeSet<_>>().len();
+                    prop_assert!(chronicle.epochs().count() <= apart + 2, "{:?}", chronicle);
+                }
+            }
+            for &epoch in &referenced {
+                let lacking = chronicle.since(epoch);
+                prop_assert_eq!(set(&lacking), oracle.since(epoch.0), "since {}", epoch);
+                prop_assert_eq!(chronicle.blocks_since(epoch), lacking.count());
+            }
+            for epoch in first - 1..=oracle.open {
+                let (answered, written) = (set(&chronicle.since(Epoch(epoch))), oracle.since(epoch));
+                prop_assert!(answered.is_superset(&written), "since {} leaves out a write", epoch);
+                prop_assert!(merged || answered == written, "since {} is exact before any merging", epoch);
+            }
+            prop_assert_eq!(chronicle.epochs().last(), Some(chronicle.open_epoch()));
+        }
+    }
+
+    #[test]
+    fn a_write_is_recorded_only_in_a_region_whose_mark_is_durable(
+        blocks_per_region in 0_u64..20,
+        script in proptest::collection::vec((0..SIZE_BYTES, 1..20 * BLOCK, 0_u8..8), 1..40),
+    ) {
+        let mut chronicle = new(1).with_mark_policy(MarkPolicy::Regions { blocks_per_region });
+        // What a journal would hold: after a crash these blocks count as written, and no others.
+        let mut durable: BTreeMap<Epoch, LayeredBitmap> = BTreeMap::new();
+        for (offset, length, chance) in script {
+            if let Recorded::WaitForMark(epoch) = chronicle.record(offset, length) {
+                prop_assert_eq!(epoch, chronicle.open_epoch());
+                let regions = chronicle.regions_to_mark(offset, length);
+                let empty = LayeredBitmap::new(chronicle.blocks());
+                durable.entry(epoch).or_insert(empty).insert(regions);
+                if chance == 0 {
+                    chronicle.advance();
+                }
+                chronicle.regions_marked_durable(epoch, regions);
+                let expected = match chance {
+                    0 => Recorded::WaitForMark(chronicle.open_epoch()),
+                    _ => Recorded::Marked(epoch),
+                };
+                prop_assert_eq!(chronicle.record(offset, length), expected);
+            }
+            for epoch in chronicle.epochs() {
+                let recorded = chronicle.written_in(epoch).expect("it is listed");
+                let marked = durable.get(&epoch).map(set).unwrap_or_default();
+                prop_assert!(set(recorded).is_subset(&marked), "epoch {}", epoch);
+            }
+        }
+        let (known_after, reserved) = (chronicle.known_after(), chronicle.open_epoch());
+        let restored =
+            Chronicle::restore(chronicle.block_size(), SIZE_BYTES, known_after, durable, reserved);
+        prop_assert_eq!(restored.open_epoch(), reserved.next());
+        for epoch in (0..=reserved.0).map(Epoch) {
+            let before = set(&chronicle.since(epoch));
+            prop_assert!(set(&restored.since(epoch)).is_superset(&before), "a crash forgot a write");
+        }
+    }
+}
+
+#[test]
+fn merging_takes_the_newest_number_and_stops_at_referenced_epochs() {
+    let mut chronicle = new(1);
+    for block in 1..=6 {
+        let _ = chronicle.record(block * BLOCK, 1);
+        chronicle.advance();
+    }
+    chronicle.merge_unreferenced(&[Epoch(2), Epoch(5)]);
+    assert_eq!(chronicle.epochs().collect::<Vec<_>>(), [2, 5, 6, 7].map(Epoch));
+    assert_eq!(set(&chronicle.since(Epoch(2))), BTreeSet::from([3, 4, 5, 6]));
+    assert_eq!(set(&chronicle.since(Epoch(5))), BTreeSet::from([6]));
+    assert_eq!(
+        set(&chronicle.since(Epoch(3))),
+        BTreeSet::from([3, 4, 5, 6]),
+        "merged: it errs to the safe side"
+    );
+    assert_eq!(chronicle.written_in(Epoch(5)).map(set), Some(BTreeSet::from([3, 4, 5])));
+    assert_eq!(chronicle.written_in(Epoch(4)), None);
+}
+
+#[test]
+fn a_restart_skips_ahead_and_takes_everything_older_for_written() {
+    let chronicle = Chronicle::resume(BlockSize::DEFAULT, SIZE_BYTES, Epoch(41));
+    assert_eq!(chronicle.open_epoch(), Epoch(42));
+    for epoch in [0, 7, 40, 41] {
+        assert_eq!(chronicle.blocks_since(Epoch(epoch)), 301);
+        assert_eq!(chronicle.since(Epoch(epoch)), LayeredBitmap::full(chronicle.blocks()));
+    }
+}
+
+#[test]
+fn after_a_clean_stop_history_is_as_exact_as_before() {
+    let mut chronicle = new(3);
+    for block in [7, 8, 9] {
+        let _ = chronicle.record(block * BLOCK, 1);
+        chronicle.advance();
+    }
+    let reserved = Epoch(chronicle.open_epoch().0 + 100);
+    let kept = chronicle.epochs().filter_map(|epoch| Some((epoch, chronicle.written_in(epoch)?.clone())));
+    let foreign =
+        [(Epoch(2), LayeredBitmap::full(chronicle.blocks())), (Epoch(9999), chronicle.since(Epoch(0)))];
+    let restored = Chronicle::restore(
+        chronicle.block_size(),
+        SIZE_BYTES,
+        chronicle.known_after(),
+        kept.chain(foreign),
+        reserved,
+    );
+    assert_eq!(restored.open_epoch(), reserved.next());
+    for epoch in (0..=chronicle.open_epoch().0).map(Epoch) {
+        assert_eq!(restored.since(epoch), chronicle.since(epoch), "since {epoch}");
+    }
+}
+
+#[test]
+fn after_a_restart_history_is_exact_again_from_the_first_epoch_frozen() {
+    let mut chronicle = Chronicle::resume(BlockSize::DEFAULT, SIZE_BYTES, Epoch(41));
+    let _ = chronicle.record(0, 1);
+    chronicle.advance();
+    let _ = chronicle.record(3 * BLOCK, 1);
+    assert_eq!(set(&chronicle.since(Epoch(42))), BTreeSet::from([3]));
+    assert_eq!(chronicle.blocks_since(Epoch(42)), 1);
+}
+
+#[test]
+fn an_epoch_that_has_never_been_open_lacks_everything() {
+    let chronicle = new(5);
+    assert_eq!(chronicle.blocks_since(Epoch(6)), 301, "a copy from a lost future");
+    assert_eq!(chronicle.blocks_since(Epoch(3)), 301, "a copy from before this history");
+    assert_eq!(chronicle.blocks_since(Epoch(4)), 0);
+    assert_eq!(chronicle.blocks_since(Epoch(5)), 0);
+}
+
+#[test]
+fn a_write_under_way_while_the_epoch_advances_is_recorded_in_both() {
+    let mut chronicle = new(1);
+    let Recorded::Marked(submitted) = chronicle.record(9 * BLOCK, BLOCK) else {
+        panic!("marks are volatile")
+    };
+    chronicle.advance();
+    assert_ne!(submitted, chronicle.open_epoch(), "so the caller records it again at completion");
+    let _ = chronicle.record(9 * BLOCK, BLOCK);
+    assert_eq!(set(&chronicle.since(Epoch(0))), BTreeSet::from([9]));
+    assert_eq!(set(&chronicle.since(Epoch(1))), BTreeSet::from([9]));
+}
+
+#[test]
+fn a_mark_serves_the_epoch_that_it_was_made_for_only() {
+    let mut chronicle = new(1).with_mark_policy(MarkPolicy::Regions { blocks_per_region: 16 });
+    assert_eq!(chronicle.record(20 * BLOCK, 1), Recorded::WaitForMark(Epoch(1)));
+    assert_eq!(chronicle.since(Epoch(0)).count(), 0, "nothing is recorded before the mark is durable");
+    let regions = chronicle.regions_to_mark(20 * BLOCK, 1);
+    assert_eq!(regions, BlockRange::new(16, 32));
+    chronicle.regions_marked_durable(Epoch(1), regions);
+    assert_eq!(chronicle.record(31 * BLOCK, BLOCK), Recorded::Marked(Epoch(1)));
+    assert_eq!(chronicle.record(31 * BLOCK, 2 * BLOCK), Recorded::WaitForMark(Epoch(1)));
+    assert!(chronicle.regions_to_mark(16 * BLOCK, 1).is_empty());
+    chronicle.advance();
+    chronicle.regions_marked_durable(Epoch(1), regions);
+    assert_eq!(chronicle.record(20 * BLOCK, 1), Recorded::WaitForMark(Epoch(2)));
+}
+
+#[test]
+fn idle_epochs_cost_next_to_nothing_and_merge_away() {
+    let mut chronicle = Chronicle::new(BlockSize::new(4096).unwrap(), 16 << 40, Epoch(1));
+    for _ in 0..1000 {
+        chronicle.advance();
+    }
+    assert!(chronicle.bytes_used() < 128 << 10, "{} bytes", chronicle.bytes_used());
+    chronicle.merge_unreferenced(&[]);
+    assert_eq!(chronicle.epochs().count(), 2);
+}
