@@ -1,6 +1,6 @@
 //! A set of blocks that costs memory and time only where a volume is neither all clean nor all dirty.
 //!
-//! It is the layered bitmap of [TPM] §IV-A-2: an upper layer says which parts of the volume are dirty, a lower part
+//! It is the layered bitmap of \[TPM\] §IV-A-2: an upper layer says which parts of the volume are dirty, a lower part
 //! exists only once something in it was written. Two steps beyond the paper: the upper layer is itself layered, so
 //! that a 16 TiB disk is skipped through as quickly as a small one, and a part whose blocks are *all* dirty is
 //! given up again, so that a copy that starts with everything missing starts with a bitmap of a few bytes.

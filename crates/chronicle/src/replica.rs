@@ -40,9 +40,9 @@ pub struct Replica {
 /// Whether a written block that the pass under way is going to copy anyway becomes missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingPolicy {
-    /// It does, and is copied twice: plain dirty block tracking ([ESX] §2.3), to measure the other against.
+    /// It does, and is copied twice: plain dirty block tracking (\[ESX\] §2.3), to measure the other against.
     EveryWrite,
-    /// It does not: incremental tracking ([ESX] §2.3.4). A block that the pass was *not* going to copy, such as a
+    /// It does not: incremental tracking (\[ESX\] §2.3.4). A block that the pass was *not* going to copy, such as a
     /// hole ahead of the cursor, becomes missing all the same (hard case 5).
     AheadOfCursorLeftOut,
 }
@@ -119,7 +119,7 @@ impl Replica {
         self.planned.remove(blocks);
     }
 
-    /// Adds what the volume's history says was written since the copy was current: the incremental return of [TPM]
+    /// Adds what the volume's history says was written since the copy was current: the incremental return of \[TPM\]
     /// §V, and where a standby or an interrupted copy goes on.
     ///
     /// `history` belongs to the branch that the copy is on; for another branch see
