@@ -104,6 +104,17 @@ impl Buffer {
         self.length = self.length.min(length);
     }
 
+    /// Moves the window to `length` bytes from byte `start` of the memory on, wherever it was before.
+    ///
+    /// So one handle can be lent out for a part of its memory, and be made whole again.
+    ///
+    /// # Panics
+    /// If the window does not lie within the memory.
+    pub fn move_window(&mut self, start: usize, length: usize) {
+        assert!(start + length <= self.memory.pages.len() * PAGE, "a window lies within its memory");
+        (self.start, self.length) = (start, length);
+    }
+
     /// Tells whether every byte is zero.
     pub fn is_zero(&self) -> bool {
         is_zero(self.as_slice())
