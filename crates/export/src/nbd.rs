@@ -1,0 +1,38 @@
+//! The NBD server: fixed newstyle negotiation, simple and structured replies, many requests in flight.
+//!
+//! ```text
+//!   Server            accepts, counts, shuts down
+//!     │ one task each
+//!   connection        negotiates, then moves bytes: receive ─► intake ─► request set ─► outbox ─► send
+//!     │                                                          │            │
+//!   negotiation, transmission, intake, reply                     │      BlockDevice
+//!                     sans-IO: byte slices in, values out        └── at most `Limits` of them
+//! ```
+//!
+//! Everything that a peer sends passes through the sans-IO decoders, which never panic, check a length against its
+//! limit before they allocate, and are fuzzed. What a connection may hold in memory is bounded by [`Limits`].
+//!
+//! TLS is not offered: `STARTTLS` is refused as the protocol asks.
+
+mod budget;
+mod connection;
+mod error_code;
+mod execute;
+mod export;
+mod limits;
+mod outbox;
+mod request_set;
+mod server;
+#[cfg(test)]
+mod test_device;
+
+pub mod intake;
+pub mod negotiation;
+pub mod protocol;
+pub mod reply;
+pub mod transmission;
+
+pub use error_code::ErrorCode;
+pub use export::{Access, Export, Exports, Offer, ReplyStyle};
+pub use limits::Limits;
+pub use server::{ConnectionInfo, ConnectionPhase, Drained, Server};

@@ -1,0 +1,84 @@
+//! The closed set of errors that NBD has on the wire, and what a device's failures become in it.
+
+use block::IoError;
+use rustix::io::Errno;
+
+/// An error as the client sees it; the number is what goes over the wire, whatever the system's own numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ErrorCode {
+    /// EPERM: a write to an export that is read-only.
+    NotPermitted = 1,
+    /// EIO: the device failed.
+    Io = 5,
+    /// ENOMEM: the system has no memory.
+    NoMemory = 12,
+    /// EINVAL: unknown command or flag, out of range, misaligned.
+    Invalid = 22,
+    /// ENOSPC: the store is full, or a write lies beyond the end.
+    NoSpace = 28,
+    /// EOVERFLOW: too large.
+    Overflow = 75,
+    /// ENOTSUP: the device cannot do this.
+    Unsupported = 95,
+    /// ESHUTDOWN: the device is being closed.
+    Shutdown = 108,
+}
+
+impl ErrorCode {
+    /// The number on the wire.
+    pub const fn wire(self) -> u32 {
+        self as u32
+    }
+
+    /// What the client reads, where it reads messages.
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::NotPermitted => "the export is read-only",
+            Self::Io => "the device failed",
+            Self::NoMemory => "out of memory",
+            Self::Invalid => "invalid request",
+            Self::NoSpace => "no space left",
+            Self::Overflow => "too large",
+            Self::Unsupported => "not supported",
+            Self::Shutdown => "the device is being closed",
+        }
+    }
+}
+
+impl From<IoError> for ErrorCode {
+    fn from(error: IoError) -> Self {
+        match error {
+            IoError::ReadOnly => Self::NotPermitted,
+            IoError::OutOfRange { .. } | IoError::Misaligned { .. } => Self::Invalid,
+            IoError::Unsupported => Self::Unsupported,
+            IoError::Closed => Self::Shutdown,
+            error if error.is_no_space() => Self::NoSpace,
+            IoError::Os { errno, .. } => match errno {
+                Errno::PERM | Errno::ACCESS | Errno::ROFS => Self::NotPermitted,
+                Errno::NOMEM => Self::NoMemory,
+                Errno::INVAL => Self::Invalid,
+                Errno::OVERFLOW => Self::Overflow,
+                Errno::OPNOTSUPP => Self::Unsupported,
+                Errno::SHUTDOWN => Self::Shutdown,
+                _ => Self::Io,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cause_of_a_full_store_is_no_space_and_the_unknown_is_io() {
+        for errno in [Errno::NOSPC, Errno::DQUOT, Errno::FBIG] {
+            assert_eq!(ErrorCode::from(IoError::os("write", errno)), ErrorCode::NoSpace);
+        }
+        assert_eq!(ErrorCode::from(IoError::os("read", Errno::TIMEDOUT)), ErrorCode::Io);
+        assert_eq!(ErrorCode::from(IoError::ReadOnly).wire(), 1);
+        assert_eq!(ErrorCode::from(IoError::Closed).wire(), 108);
+        assert_eq!(ErrorCode::from(IoError::Unsupported).wire(), 95);
+    }
+}

@@ -1,0 +1,143 @@
+//! What can be connected to: a device under a name.
+
+use std::rc::Rc;
+
+use block::{BlockDevice, Geometry};
+
+use crate::nbd::protocol::{
+    MINIMUM_BLOCK_SIZE_MAX, PAYLOAD_LENGTH_MAX, STRING_LENGTH_MAX, transmission_flag,
+};
+
+/// A device that clients can connect to.
+pub struct Export {
+    /// Name that clients ask for; at most 4,096 bytes.
+    pub name: String,
+    /// Text for people; may be empty.
+    pub description: String,
+    /// Where requests go. Every connection uses this one device, so a flush covers the writes of all of them.
+    pub device: Rc<dyn BlockDevice>,
+    /// What clients may do.
+    pub access: Access,
+}
+
+/// What the clients of an export may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read only, whatever the device could.
+    ReadOnly,
+    /// Read, and write if the device can.
+    ReadWrite,
+}
+
+impl Export {
+    /// Describes the export to a client for which structured replies are on or off.
+    pub fn offer(&self, replies: ReplyStyle) -> Offer {
+        let geometry = self.device.geometry();
+        Offer::new(&geometry, self.access, replies)
+    }
+}
+
+/// How requests are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyStyle {
+    /// A fixed header, and the data of a read.
+    Simple,
+    /// Chunks that say what they are, for everything that has a payload.
+    Structured,
+}
+
+/// What a client is told of an export, and what its requests are judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Size in bytes.
+    pub size: u64,
+    /// Transmission flags.
+    pub flags: u16,
+    /// Requests are multiples of this many bytes.
+    pub block_size_minimum: u32,
+    /// Requests that are multiples of this many bytes need no read-modify-write.
+    pub block_size_preferred: u32,
+    /// The largest read or write, in bytes.
+    pub block_size_maximum: u32,
+    /// How requests are answered.
+    pub replies: ReplyStyle,
+}
+
+/// Block size that every store serves without read-modify-write.
+const PREFERRED_BLOCK_SIZE: u32 = 4096;
+
+impl Offer {
+    /// Says what is offered of a device. Nothing is advertised that would then be refused.
+    pub fn new(geometry: &Geometry, access: Access, replies: ReplyStyle) -> Self {
+        use transmission_flag::*;
+        let mut flags = HAS_FLAGS | SEND_FLUSH | CAN_MULTI_CONN | SEND_CACHE;
+        if access == Access::ReadOnly || geometry.read_only {
+            flags |= READ_ONLY;
+        } else {
+            flags |= SEND_FUA | SEND_WRITE_ZEROES;
+            if geometry.discards {
+                flags |= SEND_TRIM;
+            }
+        }
+        if replies == ReplyStyle::Structured {
+            flags |= SEND_DF;
+        }
+        let minimum = geometry.alignment.min(MINIMUM_BLOCK_SIZE_MAX);
+        Self {
+            size: geometry.size,
+            flags,
+            block_size_minimum: minimum,
+            block_size_preferred: PREFERRED_BLOCK_SIZE.max(minimum),
+            block_size_maximum: PAYLOAD_LENGTH_MAX,
+            replies,
+        }
+    }
+
+    /// Tells whether all of `flags` are offered.
+    pub fn has(&self, flags: u16) -> bool {
+        self.flags & flags == flags
+    }
+}
+
+/// The exports of one server.
+#[derive(Default)]
+pub struct Exports {
+    /// The first is what the empty name stands for.
+    list: Vec<Rc<Export>>,
+}
+
+impl Exports {
+    /// Makes a set of exports; the first is the default, which the empty name asks for.
+    ///
+    /// Names and descriptions longer than the protocol allows are cut at a character boundary.
+    pub fn new(exports: impl IntoIterator<Item = Export>) -> Self {
+        let list = exports
+            .into_iter()
+            .map(|mut export| {
+                shorten(&mut export.name);
+                shorten(&mut export.description);
+                Rc::new(export)
+            })
+            .collect();
+        Self { list }
+    }
+
+    /// Finds an export by its name.
+    pub fn find(&self, name: &str) -> Option<&Rc<Export>> {
+        let named = self.list.iter().find(|export| export.name == name);
+        named.or_else(|| if name.is_empty() { self.list.first() } else { None })
+    }
+
+    /// All exports, the default first.
+    pub fn iter(&self) -> impl Iterator<Item = &Rc<Export>> {
+        self.list.iter()
+    }
+}
+
+fn shorten(text: &mut String) {
+    let mut end = text.len().min(STRING_LENGTH_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+}

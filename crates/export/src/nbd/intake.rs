@@ -1,0 +1,190 @@
+//! Cuts the byte stream of a client into requests, without I/O.
+//!
+//! ```text
+//!            ┌──────────────────── Taken::Request, Taken::Refused ───────────────────┐
+//!            ▼                                                                       │
+//!   Header (0–27 bytes kept) ─► Admission ─► Payload (filled from read-ahead, ───────┤
+//!            │                      │          or straight from the socket)          │
+//!            │                      └─ Taken::NoRoom: asked again later              │
+//!            └─ refused, with payload ─► Skip ───────────────────────────────────────┘
+//! ```
+//!
+//! Nothing is allocated before `admit` has said that there is room for it.
+
+use block::{Buffer, BufferPool};
+
+use crate::nbd::protocol::REQUEST_LENGTH;
+use crate::nbd::transmission::{Command, Refusal, Terms, Violation, decode_request, judge};
+
+/// Where in the stream of requests a connection is.
+#[derive(Default)]
+pub struct Intake {
+    stage: Stage,
+}
+
+enum Stage {
+    /// At a request; its first `length` bytes are in `bytes`.
+    Header { bytes: [u8; REQUEST_LENGTH], length: usize },
+    /// A good request waits until there is room for it.
+    Admission { cookie: u64, command: Command },
+    /// A write's payload arrives.
+    Payload { cookie: u64, command: Command, payload: Buffer, filled: usize },
+    /// As before, and the payload has been lent by [`Intake::lend_payload`].
+    Lent { cookie: u64, command: Command, filled: usize, length: usize },
+    /// The payload of a refused write is thrown away.
+    Skip { cookie: u64, refusal: Refusal, remaining: usize },
+}
+
+/// What was found in the stream.
+pub enum Taken {
+    /// The input is used up.
+    NeedBytes,
+    /// `admit` has refused; the next call asks again.
+    NoRoom,
+    /// A request to execute.
+    Request {
+        /// What the reply must bear.
+        cookie: u64,
+        /// What to do.
+        command: Command,
+        /// For a write the data; for a read memory to fill; else empty.
+        buffer: Option<Buffer>,
+    },
+    /// A request to answer with an error.
+    Refused {
+        /// What the reply must bear.
+        cookie: u64,
+        /// The error.
+        refusal: Refusal,
+    },
+}
+
+impl Intake {
+    /// Takes the next request off `input`, which is shortened by what was used.
+    ///
+    /// `admit` is asked for room for a request of so many bytes of payload, in memory from `pool`; it must have
+    /// reserved them when it says yes.
+    ///
+    /// # Errors
+    /// [`Violation`]: the rest of the stream is meaningless.
+    pub fn take(
+        &mut self,
+        input: &mut &[u8],
+        terms: &Terms,
+        pool: &BufferPool,
+        mut admit: impl FnMut(usize) -> Admission,
+    ) -> Result<Taken, Violation> {
+        loop {
+            match &mut self.stage {
+                Stage::Header { bytes, length } => {
+                    fill(bytes, length, input);
+                    if *length < REQUEST_LENGTH {
+                        return Ok(Taken::NeedBytes);
+                    }
+                    let header = decode_request(bytes)?;
+                    let cookie = header.cookie;
+                    self.stage = match judge(&header, terms) {
+                        Ok(command) => Stage::Admission { cookie, command },
+                        Err(refusal) => {
+                            let remaining = header.payload_length() as usize;
+                            Stage::Skip { cookie, refusal, remaining }
+                        }
+                    };
+                }
+                Stage::Admission { cookie, command } => {
+                    let (cookie, command) = (*cookie, *command);
+                    let length = command.payload_length();
+                    if admit(length) == Admission::Refused {
+                        return Ok(Taken::NoRoom);
+                    }
+                    if let Command::Write(..) = command {
+                        self.stage =
+                            Stage::Payload { cookie, command, payload: pool.take(length), filled: 0 };
+                        continue;
+                    }
+                    self.stage = Stage::default();
+                    let buffer = if let Command::Read(..) = command { Some(pool.take(length)) } else { None };
+                    return Ok(Taken::Request { cookie, command, buffer });
+                }
+                Stage::Payload { payload, filled, .. } => {
+                    // The payload has no other handle: it was taken above, or has been given back.
+                    if let Some(target) = payload.as_mut_slice() {
+                        fill(target, filled, input);
+                    }
+                    if *filled < payload.len() {
+                        return Ok(Taken::NeedBytes);
+                    }
+                    if let Stage::Payload { cookie, command, payload, .. } = std::mem::take(&mut self.stage) {
+                        return Ok(Taken::Request { cookie, command, buffer: Some(payload) });
+                    }
+                }
+                Stage::Lent { .. } => return Ok(Taken::NeedBytes),
+                Stage::Skip { cookie, refusal, remaining } => {
+                    let skipped = input.len().min(*remaining);
+                    *input = &input[skipped..];
+                    *remaining -= skipped;
+                    if *remaining > 0 {
+                        return Ok(Taken::NeedBytes);
+                    }
+                    let taken = Taken::Refused { cookie: *cookie, refusal: *refusal };
+                    self.stage = Stage::default();
+                    return Ok(taken);
+                }
+            }
+        }
+    }
+
+    /// Lends the part of a payload that has not arrived, if it has at least `minimum` bytes, for receiving into.
+    ///
+    /// It must come back by [`Self::return_payload`].
+    pub fn lend_payload(&mut self, minimum: usize) -> Option<Buffer> {
+        match std::mem::take(&mut self.stage) {
+            Stage::Payload { cookie, command, mut payload, filled } if payload.len() - filled >= minimum => {
+                let length = payload.len();
+                self.stage = Stage::Lent { cookie, command, filled, length };
+                payload.move_window(filled, length - filled);
+                Some(payload)
+            }
+            stage => {
+                self.stage = stage;
+                None
+            }
+        }
+    }
+
+    /// Takes back what [`Self::lend_payload`] lent, with `received` more bytes at its start.
+    pub fn return_payload(&mut self, mut payload: Buffer, received: usize) {
+        if let Stage::Lent { cookie, command, filled, length } = self.stage {
+            payload.move_window(0, length);
+            let filled = (filled + received).min(length);
+            self.stage = Stage::Payload { cookie, command, payload, filled };
+        }
+    }
+}
+
+/// Whether there is room for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Yes, and it is reserved.
+    Granted,
+    /// Not now.
+    Refused,
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self::Header { bytes: [0; REQUEST_LENGTH], length: 0 }
+    }
+}
+
+/// Copies from `input` to `target` behind the `filled` bytes that are there, and takes what was copied off `input`.
+fn fill(target: &mut [u8], filled: &mut usize, input: &mut &[u8]) {
+    let count = input.len().min(target.len() - *filled);
+    let (taken, rest) = input.split_at(count);
+    target[*filled..*filled + count].copy_from_slice(taken);
+    *filled += count;
+    *input = rest;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! How much one server, and one of its connections, may hold.
+
+use std::time::Duration;
+
+use crate::nbd::protocol::PAYLOAD_LENGTH_MAX;
+
+/// Limits of a server; [`Limits::STANDARD`] suits a volume's own socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at a time; further ones are closed as soon as they are accepted.
+    pub connections_max: usize,
+    /// Requests of one connection whose replies have not been sent. At this number its socket is not read on.
+    pub requests_in_flight_max: usize,
+    /// Bytes of read and write payloads that one connection holds; likewise. A request that is alone on its
+    /// connection is let through whatever its size.
+    pub payload_in_flight_max: usize,
+    /// The same over all connections. A connection that holds nothing is let through all the same, so that one
+    /// client can never starve another: the bound is this plus one payload per connection.
+    pub payload_in_flight_total_max: usize,
+    /// Time from the connection to the end of negotiation: a client that dawdles must not keep a place.
+    pub negotiation_timeout: Duration,
+    /// Time that a client which has said goodbye may take to read the last replies.
+    pub linger_timeout: Duration,
+}
+
+impl Limits {
+    /// The limits that the product uses.
+    pub const STANDARD: Self = Self {
+        // QEMU opens one; copying tools open four to sixteen.
+        connections_max: 64,
+        // Linux's own client keeps 128 in flight per connection, copying tools 64.
+        requests_in_flight_max: 128,
+        // Two of the largest payloads: one on its way in, one being executed.
+        payload_in_flight_max: 2 * PAYLOAD_LENGTH_MAX as usize,
+        // Eight of the largest; with requests of 8 KiB no limit at all.
+        payload_in_flight_total_max: 8 * PAYLOAD_LENGTH_MAX as usize,
+        // What QEMU grants its clients.
+        negotiation_timeout: Duration::from_secs(10),
+        linger_timeout: Duration::from_secs(10),
+    };
+}

@@ -1,0 +1,363 @@
+//! The negotiation of a connection, without I/O: bytes of the client in, bytes of the server and a verdict out.
+//!
+//! ```text
+//!   greeting ─► ClientFlags ─► Options ◄──────┐
+//!                                │  every option is answered, good or bad
+//!                                ├────────────┘      Skip: data too long to look at
+//!                                ├─ GO, EXPORT_NAME ─► Agreed
+//!                                └─ ABORT ───────────► Aborted
+//! ```
+//!
+//! Of what a client sends at most [`INPUT_LENGTH_MAX`] bytes need to be kept at a time. The deadline is the caller's.
+
+mod encode;
+mod option;
+
+use std::rc::Rc;
+
+use crate::nbd::export::{Export, Exports, Offer, ReplyStyle};
+use crate::nbd::protocol::{
+    CLIENT_FLAGS_LENGTH, OPTION_HEADER_LENGTH, allocation, handshake_flag, info, option as number,
+    option_reply,
+};
+pub use encode::encode_greeting;
+use encode::{Encoder, Padding, encode_export_name_reply};
+pub use option::{InfoRequest, Malformed, MetaContextRequest, OptionHeader, OptionRequest};
+pub use option::{decode_header, decode_option};
+
+/// The longest option data that is looked at, in bytes: two strings of the longest kind that the protocol knows, and
+/// room for lists.
+pub const OPTION_LENGTH_MAX: u32 = 16 << 10;
+/// The longest option data that is skipped, in bytes; a client that sends more is not worth reading.
+pub const OPTION_SKIP_MAX: u32 = 1 << 20;
+/// The largest number of bytes that [`Negotiation::advance`] must be given to make progress.
+pub const INPUT_LENGTH_MAX: usize = OPTION_HEADER_LENGTH + OPTION_LENGTH_MAX as usize;
+/// Options of one connection. A tool that describes every export of a large host needs a few per export.
+pub const OPTIONS_MAX: u32 = 10_000;
+
+/// Negotiates one connection.
+pub struct Negotiation {
+    stage: Stage,
+    /// How the client wants its requests answered, as far as is known.
+    replies: ReplyStyle,
+    padding: Padding,
+    /// Canonical name of the export for which `base:allocation` was chosen last.
+    allocation_of: Option<String>,
+    options_seen: u32,
+}
+
+/// What is expected from the client next.
+enum Stage {
+    ClientFlags,
+    Options {
+        /// Whether options may fail: a client that does not know of errors may only choose an export.
+        newstyle: Newstyle,
+    },
+    /// The rest of an option's data is thrown away, then the option is answered.
+    Skip {
+        newstyle: Newstyle,
+        option: u32,
+        answer: u32,
+        remaining: u32,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Newstyle {
+    Plain,
+    Fixed,
+}
+
+/// What came of the bytes given to [`Negotiation::advance`].
+pub enum Step {
+    /// More bytes are needed.
+    NeedBytes,
+    /// A message was handled; there may be another one in the rest of the input.
+    Continue,
+    /// Negotiation is over: what follows are requests.
+    Agreed(Agreement),
+    /// The client has taken its leave.
+    Aborted,
+}
+
+/// What was agreed on.
+pub struct Agreement {
+    /// The export that the client chose.
+    pub export: Rc<Export>,
+    /// What it was told of it.
+    pub offer: Offer,
+    /// Whether it may ask for `base:allocation`.
+    pub allocation: AllocationContext,
+}
+
+/// Whether the metadata context `base:allocation` was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocationContext {
+    /// `BLOCK_STATUS` is answered.
+    Chosen,
+    /// `BLOCK_STATUS` is refused.
+    NotChosen,
+}
+
+/// A breach of the protocol that ends the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// Flags that this server did not offer.
+    #[error("the client set unknown flags {flags:#x}")]
+    ClientFlags {
+        /// All its flags.
+        flags: u32,
+    },
+    /// No option where one must be.
+    #[error("an option opens with {magic:#x}")]
+    OptionMagic {
+        /// What was there.
+        magic: u64,
+    },
+    /// More option data than is read.
+    #[error("option {option} brings {length} bytes")]
+    OptionTooLong {
+        /// Its number.
+        option: u32,
+        /// Length of its data in bytes.
+        length: u32,
+    },
+    /// The connection never gets to an end.
+    #[error("the client sent more than {OPTIONS_MAX} options")]
+    TooManyOptions,
+    /// `EXPORT_NAME` cannot be answered with an error, so the session must end.
+    #[error("the client asked for an export that does not exist, by an option that has no error reply")]
+    UnknownExport,
+    /// A client that did not agree to fixed newstyle sent an option that needs it.
+    #[error("option {option} without fixed newstyle")]
+    NotFixed {
+        /// Its number.
+        option: u32,
+    },
+}
+
+impl Default for Negotiation {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Negotiation {
+    /// Begins: the caller has sent, or is sending, the greeting of [`encode_greeting`].
+    pub fn new() -> Self {
+        Self {
+            stage: Stage::ClientFlags,
+            replies: ReplyStyle::Simple,
+            padding: Padding::Sent,
+            allocation_of: None,
+            options_seen: 0,
+        }
+    }
+
+    /// Handles the first message of `input`: says how many bytes it took, and appends the answer to `output`.
+    ///
+    /// # Errors
+    /// A [`Violation`] ends the connection; what is in `output` need not be sent.
+    pub fn advance(
+        &mut self,
+        input: &[u8],
+        exports: &Exports,
+        output: &mut Vec<u8>,
+    ) -> Result<(usize, Step), Violation> {
+        match self.stage {
+            Stage::ClientFlags => self.take_client_flags(input),
+            Stage::Options { newstyle } => self.take_option(input, newstyle, exports, output),
+            Stage::Skip { newstyle, option, answer, remaining } => {
+                let available = u32::try_from(input.len()).unwrap_or(u32::MAX).min(remaining);
+                let remaining = remaining - available;
+                if remaining > 0 {
+                    self.stage = Stage::Skip { newstyle, option, answer, remaining };
+                    return Ok((available as usize, Step::NeedBytes));
+                }
+                Encoder::new(output, option).reply(answer, &[]);
+                self.stage = Stage::Options { newstyle };
+                Ok((available as usize, Step::Continue))
+            }
+        }
+    }
+
+    fn take_client_flags(&mut self, input: &[u8]) -> Result<(usize, Step), Violation> {
+        let Some(bytes) = input.first_chunk::<CLIENT_FLAGS_LENGTH>() else {
+            return Ok((0, Step::NeedBytes));
+        };
+        let flags = u32::from_be_bytes(*bytes);
+        let fixed = u32::from(handshake_flag::FIXED_NEWSTYLE);
+        let no_zeroes = u32::from(handshake_flag::NO_ZEROES);
+        if flags & !(fixed | no_zeroes) != 0 {
+            return Err(Violation::ClientFlags { flags });
+        }
+        self.padding = if flags & no_zeroes == 0 { Padding::Sent } else { Padding::Left };
+        let newstyle = if flags & fixed == 0 { Newstyle::Plain } else { Newstyle::Fixed };
+        self.stage = Stage::Options { newstyle };
+        Ok((CLIENT_FLAGS_LENGTH, Step::Continue))
+    }
+
+    fn take_option(
+        &mut self,
+        input: &[u8],
+        newstyle: Newstyle,
+        exports: &Exports,
+        output: &mut Vec<u8>,
+    ) -> Result<(usize, Step), Violation> {
+        let Some(header) = decode_header(input)? else { return Ok((0, Step::NeedBytes)) };
+        let OptionHeader { option, length } = header;
+        if newstyle == Newstyle::Plain && option != number::EXPORT_NAME {
+            return Err(Violation::NotFixed { option });
+        }
+        if length > OPTION_LENGTH_MAX {
+            if length > OPTION_SKIP_MAX || option == number::EXPORT_NAME {
+                return Err(Violation::OptionTooLong { option, length });
+            }
+            self.count_option()?;
+            let known = decode_option(option, &[]) != Ok(OptionRequest::Unknown);
+            let answer = if known { option_reply::ERR_TOO_BIG } else { option_reply::ERR_UNSUP };
+            self.stage = Stage::Skip { newstyle, option, answer, remaining: length };
+            return Ok((OPTION_HEADER_LENGTH, Step::Continue));
+        }
+        let end = OPTION_HEADER_LENGTH + length as usize;
+        let Some(data) = input.get(OPTION_HEADER_LENGTH..end) else { return Ok((0, Step::NeedBytes)) };
+        self.count_option()?;
+        let step = self.answer(option, data, exports, output)?;
+        Ok((end, step))
+    }
+
+    fn count_option(&mut self) -> Result<(), Violation> {
+        self.options_seen += 1;
+        if self.options_seen > OPTIONS_MAX { Err(Violation::TooManyOptions) } else { Ok(()) }
+    }
+
+    /// Answers one option.
+    fn answer(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &Exports,
+        output: &mut Vec<u8>,
+    ) -> Result<Step, Violation> {
+        let request = decode_option(option, data);
+        if let Ok(OptionRequest::ExportName(name)) = request {
+            let agreement = self.agree(exports.find(name).ok_or(Violation::UnknownExport)?);
+            encode_export_name_reply(output, &agreement.offer, self.padding);
+            return Ok(Step::Agreed(agreement));
+        }
+        let mut encoder = Encoder::new(output, option);
+        match request {
+            Err(_) if option == number::EXPORT_NAME => return Err(Violation::UnknownExport),
+            Err(Malformed) => {
+                if option == number::SET_META_CONTEXT {
+                    self.allocation_of = None;
+                }
+                encoder.reply(option_reply::ERR_INVALID, &[]);
+            }
+            Ok(OptionRequest::Abort) => {
+                encoder.acknowledge();
+                return Ok(Step::Aborted);
+            }
+            Ok(OptionRequest::List) => {
+                for export in exports.iter() {
+                    encoder.server(export);
+                }
+                encoder.acknowledge();
+            }
+            Ok(OptionRequest::StructuredReply) => {
+                self.replies = ReplyStyle::Structured;
+                encoder.acknowledge();
+            }
+            Ok(OptionRequest::Info(request)) => {
+                self.describe(&request, exports, &mut encoder);
+            }
+            Ok(OptionRequest::Go(request)) => {
+                if let Some(export) = self.describe(&request, exports, &mut encoder) {
+                    return Ok(Step::Agreed(self.agree(export)));
+                }
+            }
+            Ok(OptionRequest::ListMetaContext(request)) => {
+                self.list_contexts(&request, exports, &mut encoder);
+            }
+            Ok(OptionRequest::SetMetaContext(request)) => self.set_contexts(&request, exports, &mut encoder),
+            Ok(OptionRequest::StartTls | OptionRequest::Unknown | OptionRequest::ExportName(_)) => {
+                encoder.reply(option_reply::ERR_UNSUP, &[]);
+            }
+        }
+        Ok(Step::Continue)
+    }
+
+    fn agree(&self, export: &Rc<Export>) -> Agreement {
+        let allocation = if self.allocation_of.as_ref() == Some(&export.name) {
+            AllocationContext::Chosen
+        } else {
+            AllocationContext::NotChosen
+        };
+        Agreement { export: Rc::clone(export), offer: export.offer(self.replies), allocation }
+    }
+
+    /// Answers `INFO` and `GO`; the export is given back if there is one.
+    fn describe<'a>(
+        &self,
+        request: &InfoRequest<'_>,
+        exports: &'a Exports,
+        encoder: &mut Encoder<'_>,
+    ) -> Option<&'a Rc<Export>> {
+        let Some(export) = exports.find(request.name) else {
+            encoder.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
+            return None;
+        };
+        let offer = export.offer(self.replies);
+        encoder.info_export(&offer);
+        if request.wants(info::NAME) {
+            encoder.info_text(info::NAME, &export.name);
+        }
+        if request.wants(info::DESCRIPTION) && !export.description.is_empty() {
+            encoder.info_text(info::DESCRIPTION, &export.description);
+        }
+        if request.wants(info::BLOCK_SIZE) {
+            encoder.info_block_size(&offer);
+        }
+        encoder.acknowledge();
+        Some(export)
+    }
+
+    fn list_contexts(&self, request: &MetaContextRequest<'_>, exports: &Exports, encoder: &mut Encoder<'_>) {
+        if self.replies == ReplyStyle::Simple {
+            return encoder.reply(option_reply::ERR_INVALID, &[b"structured replies come first"]);
+        }
+        if exports.find(request.export).is_none() {
+            return encoder.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
+        }
+        let listed = |query: &&str| [allocation::NAME, allocation::NAMESPACE].contains(query);
+        if request.queries.is_empty() || request.queries.iter().any(listed) {
+            // The id means nothing in a list.
+            encoder.meta_context(0, allocation::NAME);
+        }
+        encoder.acknowledge();
+    }
+
+    /// Replaces what was chosen before, also when it fails.
+    fn set_contexts(
+        &mut self,
+        request: &MetaContextRequest<'_>,
+        exports: &Exports,
+        encoder: &mut Encoder<'_>,
+    ) {
+        self.allocation_of = None;
+        if self.replies == ReplyStyle::Simple {
+            return encoder.reply(option_reply::ERR_INVALID, &[b"structured replies come first"]);
+        }
+        let Some(export) = exports.find(request.export) else {
+            return encoder.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
+        };
+        if request.queries.contains(&allocation::NAME) {
+            self.allocation_of = Some(export.name.clone());
+            encoder.meta_context(allocation::ID, allocation::NAME);
+        }
+        encoder.acknowledge();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+//! What a client gets for what it sends.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::nbd::protocol::{OPTION_MAGIC, OPTION_REPLY_MAGIC, transmission_flag};
+use crate::nbd::test_device::{TestDevice, export};
+
+const FIXED: u32 = 1;
+const NO_ZEROES: u32 = 2;
+
+/// A client's side of a negotiation, message by message.
+struct Client {
+    bytes: Vec<u8>,
+}
+
+impl Client {
+    fn new(flags: u32) -> Self {
+        Self { bytes: flags.to_be_bytes().to_vec() }
+    }
+
+    fn option(mut self, option: u32, data: &[u8]) -> Self {
+        self.bytes.extend(OPTION_MAGIC.to_be_bytes());
+        self.bytes.extend(option.to_be_bytes());
+        self.bytes.extend((data.len() as u32).to_be_bytes());
+        self.bytes.extend(data);
+        self
+    }
+
+    fn talk(self) -> Outcome {
+        negotiate(&self.bytes, self.bytes.len().max(1))
+    }
+}
+
+/// What came of a negotiation.
+struct Outcome {
+    replies: Vec<u8>,
+    end: Result<Option<Agreement>, Violation>,
+    kept_max: usize,
+}
+
+impl Outcome {
+    /// Option, kind and data of every reply.
+    fn replies(&self) -> Vec<(u32, u32, Vec<u8>)> {
+        let mut rest = &self.replies[..];
+        let mut replies = Vec::new();
+        while !rest.is_empty() {
+            let number = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
+            assert_eq!(rest[..8], OPTION_REPLY_MAGIC.to_be_bytes());
+            let (option, kind, length) = (number(8), number(12), number(16) as usize);
+            replies.push((option, kind, rest[20..20 + length].to_vec()));
+            rest = &rest[20 + length..];
+        }
+        replies
+    }
+
+    fn kinds(&self) -> Vec<u32> {
+        self.replies().into_iter().map(|(_, kind, _)| kind).collect()
+    }
+
+    fn agreement(self) -> Agreement {
+        self.end.unwrap().expect("an agreement")
+    }
+}
+
+fn exports() -> Exports {
+    Exports::new([export("first", &TestDevice::new(1 << 20)), export("second", &TestDevice::new(2 << 20))])
+}
+
+/// Feeds `bytes`, at most `step` at a time, as a connection would.
+fn negotiate(bytes: &[u8], step: usize) -> Outcome {
+    let exports = exports();
+    let mut machine = Negotiation::new();
+    let mut outcome = Outcome { replies: Vec::new(), end: Ok(None), kept_max: 0 };
+    let mut input = Vec::new();
+    let mut arriving = bytes.chunks(step);
+    loop {
+        match machine.advance(&input, &exports, &mut outcome.replies) {
+            Err(violation) => {
+                outcome.end = Err(violation);
+                return outcome;
+            }
+            Ok((used, step)) => {
+                input.drain(..used);
+                match step {
+                    Step::Continue => {}
+                    Step::NeedBytes => {
+                        outcome.kept_max = outcome.kept_max.max(input.len());
+                        let Some(bytes) = arriving.next() else { return outcome };
+                        input.extend_from_slice(bytes);
+                    }
+                    Step::Agreed(agreement) => {
+                        outcome.end = Ok(Some(agreement));
+                        return outcome;
+                    }
+                    Step::Aborted => return outcome,
+                }
+            }
+        }
+    }
+}
+
+fn info_data(name: &str, facts: &[u16]) -> Vec<u8> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend(name.as_bytes());
+    data.extend((facts.len() as u16).to_be_bytes());
+    data.extend(facts.iter().flat_map(|fact| fact.to_be_bytes()));
+    data
+}
+
+fn context_data(name: &str, queries: &[&str]) -> Vec<u8> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend(name.as_bytes());
+    data.extend((queries.len() as u32).to_be_bytes());
+    for query in queries {
+        data.extend((query.len() as u32).to_be_bytes());
+        data.extend(query.as_bytes());
+    }
+    data
+}
+
+#[test]
+fn the_greeting_offers_fixed_newstyle_without_zeroes() {
+    let mut greeting = Vec::new();
+    encode_greeting(&mut greeting);
+    assert_eq!(greeting, b"NBDMAGICIHAVEOPT\0\x03");
+}
+
+#[test]
+fn go_tells_everything_that_was_asked_for_and_agrees() {
+    let outcome = Client::new(FIXED | NO_ZEROES)
+        .option(number::STRUCTURED_REPLY, &[])
+        .option(number::GO, &info_data("second", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]))
+        .talk();
+    let replies = outcome.replies();
+    assert_eq!(outcome.kinds(), [1, 3, 3, 3, 3, 1]);
+    assert_eq!(replies[1].2[..10], [0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0]);
+    assert_eq!(replies[2].2, b"\0\x01second");
+    assert_eq!(replies[3].2, b"\0\x02the disk second");
+    assert_eq!(replies[4].2, [0, 3, 0, 0, 0, 1, 0, 0, 0x10, 0, 2, 0, 0, 0]);
+    let agreement = outcome.agreement();
+    assert_eq!(agreement.export.name, "second");
+    assert_eq!(agreement.offer.replies, ReplyStyle::Structured);
+    assert!(agreement.offer.has(transmission_flag::SEND_DF | transmission_flag::CAN_MULTI_CONN));
+    assert_eq!(agreement.allocation, AllocationContext::NotChosen);
+}
+
+#[test]
+fn export_name_agrees_with_and_without_padding() {
+    for (flags, length) in [(0, 134), (FIXED, 134), (FIXED | NO_ZEROES, 10)] {
+        let outcome = Client::new(flags).option(number::EXPORT_NAME, b"").talk();
+        assert_eq!(outcome.replies.len(), length);
+        let agreement = outcome.agreement();
+        assert_eq!(agreement.export.name, "first", "the empty name is the default export");
+        assert!(!agreement.offer.has(transmission_flag::SEND_DF), "no structured replies, no DF");
+    }
+}
+
+#[test]
+fn an_unknown_export_is_an_error_where_errors_can_be_told_and_the_end_where_not() {
+    let outcome = Client::new(FIXED).option(number::GO, &info_data("third", &[])).talk();
+    assert_eq!(outcome.kinds(), [option_reply::ERR_UNKNOWN]);
+    assert!(outcome.end.unwrap().is_none());
+    let outcome = Client::new(FIXED).option(number::EXPORT_NAME, b"third").talk();
+    assert_eq!(outcome.end.err(), Some(Violation::UnknownExport));
+}
+
+#[test]
+fn list_names_every_export() {
+    let outcome = Client::new(FIXED).option(number::LIST, &[]).option(number::ABORT, b"bye").talk();
+    assert_eq!(outcome.kinds(), [2, 2, 1, 1]);
+    assert_eq!(outcome.replies()[1].2, b"\0\0\0\x06secondthe disk second");
+}
+
+#[test]
+fn what_is_not_offered_or_malformed_is_refused_and_negotiation_goes_on() {
+    let long = vec![0; OPTION_LENGTH_MAX as usize + 1];
+    let outcome = Client::new(FIXED)
+        .option(number::STARTTLS, &[])
+        .option(77, b"whatever")
+        .option(77, &long)
+        .option(number::GO, &long)
+        .option(number::LIST, b"no data allowed")
+        .option(number::GO, b"\0\0\0\xffshort")
+        .option(number::SET_META_CONTEXT, &context_data("first", &["base:allocation"]))
+        .option(number::INFO, &info_data("first", &[]))
+        .talk();
+    use option_reply::{ACK, ERR_INVALID, ERR_TOO_BIG, ERR_UNSUP, INFO};
+    let expected = [
+        ERR_UNSUP,
+        ERR_UNSUP,
+        ERR_UNSUP,
+        ERR_TOO_BIG,
+        ERR_INVALID,
+        ERR_INVALID,
+        ERR_INVALID, // no structured replies yet
+        INFO,
+        ACK,
+    ];
+    assert_eq!(outcome.kinds(), expected);
+    assert!(outcome.end.unwrap().is_none());
+}
+
+#[test]
+fn the_allocation_context_holds_for_the_export_it_was_chosen_for() {
+    let check = |chosen_for: &str, queries: &[&str], used: &str, expected| {
+        let outcome = Client::new(FIXED)
+            .option(number::STRUCTURED_REPLY, &[])
+            .option(number::SET_META_CONTEXT, &context_data(chosen_for, queries))
+            .option(number::GO, &info_data(used, &[]))
+            .talk();
+        assert_eq!(outcome.agreement().allocation, expected);
+    };
+    use AllocationContext::{Chosen, NotChosen};
+    check("first", &["qemu:x", "base:allocation"], "first", Chosen);
+    check("", &["base:allocation"], "first", Chosen);
+    check("second", &["base:allocation"], "first", NotChosen);
+    check("first", &["base:"], "first", NotChosen);
+    check("first", &[], "first", NotChosen);
+    check("third", &["base:allocation"], "first", NotChosen);
+}
+
+#[test]
+fn choosing_contexts_again_replaces_the_choice_also_when_it_fails() {
+    let outcome = Client::new(FIXED)
+        .option(number::STRUCTURED_REPLY, &[])
+        .option(number::SET_META_CONTEXT, &context_data("first", &["base:allocation"]))
+        .option(number::SET_META_CONTEXT, b"garbage")
+        .option(number::GO, &info_data("first", &[]))
+        .talk();
+    assert_eq!(outcome.agreement().allocation, AllocationContext::NotChosen);
+}
+
+#[test]
+fn contexts_are_listed_by_name_and_by_namespace() {
+    for (queries, listed) in [
+        (&[][..], true),
+        (&["base:"], true),
+        (&["base:allocation"], true),
+        (&["base:other"], false),
+        (&["qemu:"], false),
+    ] {
+        let outcome = Client::new(FIXED)
+            .option(number::STRUCTURED_REPLY, &[])
+            .option(number::LIST_META_CONTEXT, &context_data("first", queries))
+            .talk();
+        let expected: &[u32] = if listed { &[1, 4, 1] } else { &[1, 1] };
+        assert_eq!(outcome.kinds(), expected, "{queries:?}");
+    }
+}
+
+#[test]
+fn breaches_end_the_connection() {
+    assert_eq!(Client::new(4).talk().end.err(), Some(Violation::ClientFlags { flags: 4 }));
+    let outcome = Client::new(0).option(number::LIST, &[]).talk();
+    assert_eq!(outcome.end.err(), Some(Violation::NotFixed { option: number::LIST }));
+    let mut client = Client::new(FIXED);
+    client.bytes.extend([b'x'; 16]);
+    assert_eq!(client.talk().end.err(), Some(Violation::OptionMagic { magic: 0x7878_7878_7878_7878 }));
+    let mut client = Client::new(FIXED).option(99, &[]);
+    client.bytes.truncate(16);
+    client.bytes.extend((OPTION_SKIP_MAX + 1).to_be_bytes());
+    let expected = Violation::OptionTooLong { option: 99, length: OPTION_SKIP_MAX + 1 };
+    assert_eq!(client.talk().end.err(), Some(expected));
+}
+
+#[test]
+fn options_without_end_are_cut_off() {
+    let mut client = Client::new(FIXED);
+    for _ in 0..=OPTIONS_MAX {
+        client = client.option(77, &[]);
+    }
+    assert_eq!(client.talk().end.err(), Some(Violation::TooManyOptions));
+}
+
+/// Bytes that get past the first checks often.
+fn hostile() -> impl Strategy<Value = Vec<u8>> {
+    let option = (0_u32..12, prop::collection::vec(any::<u8>(), 0..80), any::<Option<u32>>()).prop_map(
+        |(option, data, length)| {
+            let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+            bytes.extend(option.to_be_bytes());
+            bytes.extend(length.unwrap_or(data.len() as u32).to_be_bytes());
+            bytes.extend(data);
+            bytes
+        },
+    );
+    (0_u32..4, prop::collection::vec(option, 0..8)).prop_map(|(flags, options)| {
+        let mut bytes = flags.to_be_bytes().to_vec();
+        bytes.extend(options.concat());
+        bytes
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic_or_keep_more_than_its_limit(
+        bytes in prop_oneof![hostile(), prop::collection::vec(any::<u8>(), 0..200)],
+        step in 1_usize..50,
+    ) {
+        let outcome = negotiate(&bytes, step);
+        prop_assert!(outcome.kept_max <= INPUT_LENGTH_MAX);
+    }
+
+    #[test]
+    fn it_makes_no_difference_how_the_bytes_arrive(bytes in hostile(), step in 1_usize..50) {
+        let whole = negotiate(&bytes, bytes.len());
+        let pieces = negotiate(&bytes, step);
+        prop_assert_eq!(whole.replies, pieces.replies);
+        prop_assert_eq!(whole.end.is_ok(), pieces.end.is_ok());
+    }
+
+    #[test]
+    fn no_data_makes_the_option_decoder_panic(
+        option in 0_u32..12,
+        data in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let _ = decode_option(option, &data);
+    }
+}

@@ -1,0 +1,247 @@
+//! Replies to requests, and their encoding, without I/O.
+//!
+//! Headers are written to memory that a whole batch shares; the data of a read stays where it is.
+
+use block::buffer::is_zero;
+use block::{Buffer, ByteRange, Extent, ExtentKind};
+
+use crate::nbd::error_code::ErrorCode;
+use crate::nbd::export::ReplyStyle;
+use crate::nbd::protocol::{
+    CHUNK_HEADER_LENGTH, SIMPLE_REPLY_LENGTH, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, allocation, chunk,
+};
+use crate::nbd::transmission::{ExtentCount, Framing};
+
+/// Chunks that the data of one read is cut into at most.
+pub const CHUNKS_MAX: usize = 32;
+/// Runs of zeroes are looked for in steps of this many bytes, in reads that are longer. A shorter read is sent whole
+/// or, if all of it is zero, as a hole: it is either over quickly or saves the whole copy.
+pub const ZERO_STEP: usize = 64 << 10;
+/// The longest text of an error, in bytes.
+pub const MESSAGE_LENGTH_MAX: usize = 256;
+/// Header bytes that one reply needs at most.
+pub const HEADERS_LENGTH_MAX: usize = CHUNKS_MAX * (CHUNK_HEADER_LENGTH + 12) + MESSAGE_LENGTH_MAX;
+/// Extents in one reply: 64 KiB of them; the client asks again behind the last.
+pub const EXTENTS_MAX: usize = 8192;
+
+/// What a request is answered with.
+#[derive(Debug)]
+pub struct Reply {
+    /// The request's cookie.
+    pub cookie: u64,
+    /// Bytes of payload that were reserved for the request.
+    pub reserved: usize,
+    /// The answer.
+    pub body: Body,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub enum Body {
+    /// It has been carried out.
+    Done,
+    /// It failed.
+    Failed {
+        /// The error.
+        code: ErrorCode,
+        /// Text for people; not sent in simple replies.
+        message: &'static str,
+    },
+    /// It was a read.
+    Data {
+        /// Offset on the export.
+        offset: u64,
+        /// What was read.
+        data: Buffer,
+        /// Whether it may be cut into chunks.
+        framing: Framing,
+    },
+    /// It asked for allocation: what [`encode_extents`] made of the answer.
+    Extents(Buffer),
+}
+
+/// Header bytes, and the data that goes out behind them.
+#[derive(Debug)]
+pub struct Segment {
+    /// Where its header ends in the batch's headers; it begins where that of the segment before it ends.
+    pub headers_end: usize,
+    /// Data after the header.
+    pub data: Option<Buffer>,
+}
+
+/// Where a batch's headers are written.
+pub struct Headers<'a> {
+    bytes: &'a mut [u8],
+    filled: usize,
+}
+
+impl<'a> Headers<'a> {
+    /// Begins at the start of `bytes`.
+    pub fn new(bytes: &'a mut [u8]) -> Self {
+        Self { bytes, filled: 0 }
+    }
+
+    /// Tells whether there is room for another reply.
+    pub fn has_room(&self) -> bool {
+        self.bytes.len() - self.filled >= HEADERS_LENGTH_MAX
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes[self.filled..self.filled + bytes.len()].copy_from_slice(bytes);
+        self.filled += bytes.len();
+    }
+
+    fn simple(&mut self, cookie: u64, error: u32) {
+        let mut header = [0; SIMPLE_REPLY_LENGTH];
+        header[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+        header[4..8].copy_from_slice(&error.to_be_bytes());
+        header[8..].copy_from_slice(&cookie.to_be_bytes());
+        self.put(&header);
+    }
+
+    fn chunk(&mut self, cookie: u64, flags: u16, kind: u16, payload_length: usize) {
+        let mut header = [0; CHUNK_HEADER_LENGTH];
+        header[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+        header[4..6].copy_from_slice(&flags.to_be_bytes());
+        header[6..8].copy_from_slice(&kind.to_be_bytes());
+        header[8..16].copy_from_slice(&cookie.to_be_bytes());
+        // At most `PAYLOAD_LENGTH_MAX` and an offset.
+        header[16..].copy_from_slice(&(payload_length as u32).to_be_bytes());
+        self.put(&header);
+    }
+}
+
+/// Encodes one reply: headers to `headers`, which must have room, and what belongs behind them to `segments`.
+pub fn encode_reply(reply: Reply, style: ReplyStyle, headers: &mut Headers<'_>, segments: &mut Vec<Segment>) {
+    let cookie = reply.cookie;
+    let data = match (reply.body, style) {
+        // Clients take simple replies where there is no payload, and they are shorter.
+        (Body::Done, _) => {
+            headers.simple(cookie, 0);
+            None
+        }
+        (Body::Failed { code, .. }, ReplyStyle::Simple) => {
+            headers.simple(cookie, code.wire());
+            None
+        }
+        (Body::Failed { code, message }, ReplyStyle::Structured) => {
+            let message = &message.as_bytes()[..message.len().min(MESSAGE_LENGTH_MAX)];
+            headers.chunk(cookie, chunk::DONE, chunk::ERROR, 6 + message.len());
+            headers.put(&code.wire().to_be_bytes());
+            headers.put(&(message.len() as u16).to_be_bytes());
+            headers.put(message);
+            None
+        }
+        (Body::Data { data, .. }, ReplyStyle::Simple) => {
+            headers.simple(cookie, 0);
+            Some(data)
+        }
+        (Body::Data { offset, data, framing }, ReplyStyle::Structured) => {
+            return encode_chunks(cookie, offset, &data, framing, headers, segments);
+        }
+        (Body::Extents(extents), _) => {
+            headers.chunk(cookie, chunk::DONE, chunk::BLOCK_STATUS, extents.len());
+            Some(extents)
+        }
+    };
+    segments.push(Segment { headers_end: headers.filled, data });
+}
+
+/// Encodes the data of a read; runs of zeroes travel as a length.
+fn encode_chunks(
+    cookie: u64,
+    offset: u64,
+    data: &Buffer,
+    framing: Framing,
+    headers: &mut Headers<'_>,
+    segments: &mut Vec<Segment>,
+) {
+    let length = data.len();
+    if length == 0 {
+        headers.chunk(cookie, chunk::DONE, chunk::NONE, 0);
+        segments.push(Segment { headers_end: headers.filled, data: None });
+        return;
+    }
+    let step = match framing {
+        Framing::Whole => length,
+        Framing::Chunks => length.div_ceil(CHUNKS_MAX).next_multiple_of(ZERO_STEP),
+    };
+    let mut start = 0;
+    while start < length {
+        let zero = framing == Framing::Chunks && step_is_zero(data, start, step);
+        let mut end = start + step;
+        while end < length && step_is_zero(data, end, step) == zero {
+            end += step;
+        }
+        let end = end.min(length);
+        let flags = if end == length { chunk::DONE } else { 0 };
+        let at = (offset + start as u64).to_be_bytes();
+        let data = if zero {
+            headers.chunk(cookie, flags, chunk::OFFSET_HOLE, 12);
+            headers.put(&at);
+            headers.put(&((end - start) as u32).to_be_bytes());
+            None
+        } else {
+            headers.chunk(cookie, flags, chunk::OFFSET_DATA, 8 + end - start);
+            headers.put(&at);
+            Some(data.slice(start, end - start))
+        };
+        segments.push(Segment { headers_end: headers.filled, data });
+        start = end;
+    }
+}
+
+fn step_is_zero(data: &Buffer, start: usize, step: usize) -> bool {
+    let bytes = data.as_slice();
+    is_zero(&bytes[start..(start + step).min(bytes.len())])
+}
+
+/// Encodes what a device says of `range` as the payload of a block status chunk: neighbours that are alike become
+/// one, and the list ends after [`EXTENTS_MAX`].
+///
+/// `range` is at most 4 GiB − 1 long and not empty.
+pub fn encode_extents(range: ByteRange, extents: &[Extent], count: ExtentCount) -> Vec<u8> {
+    let limit = match count {
+        ExtentCount::One => 1,
+        ExtentCount::Many => EXTENTS_MAX,
+    };
+    let mut runs: Vec<(u64, u32)> = Vec::new();
+    let mut position = range.offset;
+    for extent in extents {
+        // What lies before or behind the range is of no concern to the client.
+        let length = extent.range.end().min(range.end()).saturating_sub(position);
+        if length == 0 {
+            continue;
+        }
+        position += length;
+        let state = state_of(extent.kind);
+        let full = runs.len() == limit;
+        match runs.last_mut() {
+            Some((run, last)) if *last == state => *run += length,
+            _ if full => break,
+            _ => runs.push((length, state)),
+        }
+    }
+    if runs.is_empty() {
+        // A device that says nothing: everything may hold data.
+        runs.push((range.length, state_of(ExtentKind::Data)));
+    }
+    let mut payload = Vec::with_capacity(4 + 8 * runs.len());
+    payload.extend_from_slice(&allocation::ID.to_be_bytes());
+    for (length, state) in runs {
+        payload.extend_from_slice(&(length as u32).to_be_bytes());
+        payload.extend_from_slice(&state.to_be_bytes());
+    }
+    payload
+}
+
+const fn state_of(kind: ExtentKind) -> u32 {
+    match kind {
+        ExtentKind::Data => 0,
+        ExtentKind::Zero => allocation::ZERO,
+        ExtentKind::Hole => allocation::ZERO | allocation::HOLE,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,259 @@
+//! The server: listens, counts its connections, and shuts down in order.
+//!
+//! ```text
+//!   Serving ── shutdown ──► Draining ── all gone, or the deadline ──► Closed
+//!                           │ nothing is accepted and no request is taken on;
+//!                           └ what is in flight ends and is answered
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use block::engine::Engine;
+use block::{Handle, IoError};
+use slab::Slab;
+
+use crate::nbd::budget::Budget;
+use crate::nbd::connection;
+use crate::nbd::export::Exports;
+use crate::nbd::limits::Limits;
+
+/// Pause after a failed accept: the cause is most often that the process has no descriptors left, and trying again
+/// at once would keep the lane from its guests.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Serves exports on sockets. A clone is another handle to the same server.
+///
+/// Everything happens on the executor's thread. Dropping the last handle stops nothing; see [`Server::shutdown`].
+#[derive(Clone)]
+pub struct Server {
+    shared: Rc<Shared>,
+}
+
+/// One connection, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionInfo {
+    /// What it is doing.
+    pub phase: ConnectionPhase,
+    /// Requests whose replies have not been sent.
+    pub requests_in_flight: usize,
+    /// Requests that have been answered since the connection was made.
+    pub requests_answered: u64,
+}
+
+/// What a connection is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionPhase {
+    /// The client has not chosen an export.
+    Negotiating,
+    /// The client uses the export of this name.
+    Serving(String),
+    /// No request is taken on; what is in flight ends.
+    Draining(String),
+}
+
+/// How a shutdown ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Connections that the deadline cut: their clients have not got all replies.
+    pub connections_cut: usize,
+}
+
+impl Server {
+    /// Makes a server that does not listen yet.
+    pub fn new(handle: Handle, engine: Rc<dyn Engine>, exports: Exports, limits: Limits) -> Self {
+        let shared = Rc::new(Shared {
+            handle,
+            engine,
+            exports,
+            budget: Budget::new(limits.payload_in_flight_total_max),
+            limits,
+            stage: Cell::new(Stage::Serving),
+            members: RefCell::default(),
+            watching: RefCell::default(),
+        });
+        Self { shared }
+    }
+
+    /// Accepts connections on `listener`, a listening stream socket, until the server shuts down.
+    ///
+    /// May be called for several listeners. Returns at once.
+    pub fn serve(&self, listener: Arc<OwnedFd>) {
+        let shared = Rc::clone(&self.shared);
+        self.shared.handle.spawn(async move { accept(&shared, &listener).await });
+    }
+
+    /// Serves one connection that was made elsewhere.
+    pub fn serve_connection(&self, socket: OwnedFd) {
+        admit(&self.shared, socket);
+    }
+
+    /// The connections there are.
+    pub fn connections(&self) -> Vec<ConnectionInfo> {
+        self.shared.members.borrow().iter().map(|(_, member)| member.info()).collect()
+    }
+
+    /// Shuts down: stops accepting and reading, lets what is in flight end and sends the replies, closes.
+    ///
+    /// Connections that are not done `deadline` from now are cut. Requests that had not been taken on get no reply:
+    /// a client that reconnects sends them again. When this returns, no connection is left.
+    pub async fn shutdown(&self, deadline: Duration) -> Drained {
+        let shared = &self.shared;
+        shared.enter(Stage::Draining);
+        let mut deadline = pin!(shared.handle.sleep(deadline));
+        let drained = poll_fn(|context| {
+            if shared.watch_until(context, || shared.members.borrow().is_empty()).is_ready() {
+                return Poll::Ready(true);
+            }
+            deadline.as_mut().poll(context).map(|()| false)
+        })
+        .await;
+        let connections_cut = if drained { 0 } else { shared.members.borrow().len() };
+        shared.enter(Stage::Closed);
+        poll_fn(|context| shared.watch_until(context, || shared.members.borrow().is_empty())).await;
+        Drained { connections_cut }
+    }
+}
+
+/// How far the server is from its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Serving,
+    Draining,
+    Closed,
+}
+
+/// What a server's tasks share.
+pub(super) struct Shared {
+    pub(super) handle: Handle,
+    pub(super) engine: Rc<dyn Engine>,
+    pub(super) exports: Exports,
+    pub(super) limits: Limits,
+    pub(super) budget: Rc<Budget>,
+    stage: Cell<Stage>,
+    members: RefCell<Slab<Rc<Member>>>,
+    /// Tasks other than connections that wait for a new stage or for a connection to leave.
+    watching: RefCell<Vec<Waker>>,
+}
+
+impl Shared {
+    pub(super) fn stage(&self) -> Stage {
+        self.stage.get()
+    }
+
+    fn enter(&self, stage: Stage) {
+        self.stage.set(stage);
+        for (_, member) in self.members.borrow().iter() {
+            if let Some(waker) = &*member.waker.borrow() {
+                waker.wake_by_ref();
+            }
+        }
+        self.wake_watching();
+    }
+
+    fn wake_watching(&self) {
+        for waker in self.watching.take() {
+            waker.wake();
+        }
+    }
+
+    /// Ready when `reached` says so; it is asked when the stage changes and when a connection leaves.
+    fn watch_until(&self, context: &Context<'_>, reached: impl Fn() -> bool) -> Poll<()> {
+        if reached() {
+            return Poll::Ready(());
+        }
+        let mut watching = self.watching.borrow_mut();
+        if !watching.iter().any(|waker| waker.will_wake(context.waker())) {
+            watching.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+/// What others may know of a connection, and how they wake it.
+pub(super) struct Member {
+    pub(super) phase: RefCell<ConnectionPhase>,
+    pub(super) requests_in_flight: Cell<usize>,
+    pub(super) requests_answered: Cell<u64>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl Member {
+    /// Remembers whom to wake when the server's stage changes.
+    pub(super) fn wake_on_stage(&self, context: &Context<'_>) {
+        let mut waker = self.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            *waker = Some(context.waker().clone());
+        }
+    }
+
+    fn info(&self) -> ConnectionInfo {
+        ConnectionInfo {
+            phase: self.phase.borrow().clone(),
+            requests_in_flight: self.requests_in_flight.get(),
+            requests_answered: self.requests_answered.get(),
+        }
+    }
+}
+
+/// A connection's place among the members; leaves it when dropped.
+struct Membership {
+    shared: Rc<Shared>,
+    key: usize,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.shared.members.borrow_mut().try_remove(self.key);
+        self.shared.wake_watching();
+    }
+}
+
+async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>) {
+    let serving_ends = || shared.stage() != Stage::Serving;
+    loop {
+        let mut accepting = shared.engine.accept(listener);
+        let accepted = poll_fn(|context| {
+            if shared.watch_until(context, serving_ends).is_ready() {
+                return Poll::Ready(None);
+            }
+            accepting.as_mut().poll(context).map(Some)
+        })
+        .await;
+        match accepted {
+            None | Some(Err(IoError::Closed)) => return,
+            Some(Ok(socket)) => admit(shared, socket),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "failed to accept an NBD connection");
+                shared.handle.sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// Gives a connection a place and a task, or closes it if there is none.
+fn admit(shared: &Rc<Shared>, socket: OwnedFd) {
+    let mut members = shared.members.borrow_mut();
+    if members.len() >= shared.limits.connections_max || shared.stage() != Stage::Serving {
+        tracing::warn!(connections = members.len(), "refused an NBD connection");
+        return;
+    }
+    let member = Rc::new(Member {
+        phase: RefCell::new(ConnectionPhase::Negotiating),
+        requests_in_flight: Cell::new(0),
+        requests_answered: Cell::new(0),
+        waker: RefCell::new(None),
+    });
+    let key = members.insert(Rc::clone(&member));
+    let membership = Membership { shared: Rc::clone(shared), key };
+    drop(members);
+    shared.handle.spawn(async move {
+        connection::run(&membership.shared, &member, Arc::new(socket)).await;
+    });
+}
