@@ -1,0 +1,360 @@
+//! What a daemon is told at its start: a file in TOML, and what the command line says on top.
+//!
+//! ```toml
+//! data_dir = "/var/lib/sterna"              # journal, and the default store
+//! api = "unix:/run/sterna/sterna.sock"      # the volumes' sockets are in `volumes/` beside it
+//! engine = "auto"                           # or "io_uring", "threads"
+//!
+//! [stores.fast]                             # none: one store `default`, in `images/` of the data folder
+//! path = "/srv/fast"
+//!
+//! [limits]
+//! mirror_wait_max_ms = 1000                 # longest that a migration may hold a guest's write
+//! stop_wait_max_ms = 10000                  # longest that a stopping daemon waits for a volume's requests
+//! ```
+//!
+//! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
+
+mod keys;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::{Address, AddressError};
+use serde::Deserialize;
+
+pub use keys::UnknownKey;
+
+use crate::folders::Folders;
+
+/// Name of the store that there is when none is configured.
+pub const DEFAULT_STORE: &str = "default";
+/// Folder of [`DEFAULT_STORE`] in the data folder.
+const DEFAULT_STORE_FOLDER: &str = "images";
+/// Folder of the volumes' sockets beside the API's.
+const VOLUME_SOCKETS_FOLDER: &str = "volumes";
+/// Largest configuration file in bytes: thousands of stores fit, a disk image given by mistake does not.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Range of `mirror_wait_max_ms`. Below, a busy disk counts as hung; above, guests' file systems give up.
+const MIRROR_WAIT_MS: std::ops::RangeInclusive<u64> = 10..=30_000;
+/// Range of `stop_wait_max_ms`. Above, service managers kill.
+const STOP_WAIT_MS: std::ops::RangeInclusive<u64> = 100..=80_000;
+
+/// What a daemon is told, checked and complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where the journal is; absolute.
+    pub data_dir: PathBuf,
+    /// Where the API is served; absolute.
+    pub api: Address,
+    /// Where the sockets of volumes are; absolute.
+    pub volume_sockets_dir: PathBuf,
+    /// The I/O engine of lanes.
+    pub engine: EngineSetting,
+    /// Folders of the stores by name; absolute. At least one.
+    pub stores: BTreeMap<String, PathBuf>,
+    /// Limits.
+    pub limits: Limits,
+}
+
+/// Which I/O engine lanes use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineSetting {
+    /// io_uring, or threads where it is refused.
+    #[default]
+    Auto,
+    /// io_uring; a volume is not served where it is refused.
+    IoUring,
+    /// Threads.
+    Threads,
+}
+
+/// Limits that depend on the site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest that a migration may hold a guest's write (design §5.7).
+    pub mirror_wait_max: Duration,
+    /// Longest that a stopping daemon waits for the requests of a volume.
+    pub stop_wait_max: Duration,
+}
+
+/// What the command line says; `None`: nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// The configuration file, which must exist then.
+    pub config_file: Option<PathBuf>,
+    /// The folder of the journal.
+    pub data_dir: Option<PathBuf>,
+    /// Where the API is served.
+    pub api: Option<Address>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("the configuration file {path} cannot be read")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+    /// The file is no configuration by its size.
+    #[error("the configuration file {path} has {bytes} bytes, at most {FILE_BYTES_MAX} are read")]
+    TooLarge {
+        /// Which.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The file is no TOML, or a value has the wrong type.
+    #[error("the configuration file {path} is not valid:\n{detail}")]
+    Syntax {
+        /// Which.
+        path: PathBuf,
+        /// Line, column and cause, on several lines.
+        detail: String,
+    },
+    /// A key means nothing.
+    #[error("{path}: {key}")]
+    UnknownKey {
+        /// Which file.
+        path: PathBuf,
+        /// Which key.
+        key: UnknownKey,
+    },
+    /// A path is relative.
+    #[error("{path}: {key} = \"{value}\" must be an absolute path")]
+    RelativePath {
+        /// Which file.
+        path: PathBuf,
+        /// Which key.
+        key: String,
+        /// Its value.
+        value: PathBuf,
+    },
+    /// A number is out of its range.
+    #[error("{path}: {key} = {value} must be between {least} and {most}")]
+    OutOfRange {
+        /// Which file.
+        path: PathBuf,
+        /// Which key.
+        key: &'static str,
+        /// Its value.
+        value: u64,
+        /// The smallest value allowed.
+        least: u64,
+        /// The largest value allowed.
+        most: u64,
+    },
+    /// A store cannot have this name.
+    #[error("{path}: \"{name}\" cannot be the name of a store: {reason}")]
+    StoreName {
+        /// Which file.
+        path: PathBuf,
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        reason: crate::names::InvalidName,
+    },
+    /// Two stores have one folder.
+    #[error("{path}: the stores \"{first}\" and \"{second}\" have the same path {folder}")]
+    SameFolder {
+        /// Which file.
+        path: PathBuf,
+        /// One store.
+        first: String,
+        /// The other.
+        second: String,
+        /// Their folder.
+        folder: PathBuf,
+    },
+    /// The API's address cannot be used.
+    #[error("the API cannot be served there")]
+    Address(#[from] AddressError),
+    /// Nothing says where the journal is to be.
+    #[error("there is no data folder: set HOME, or give --data-dir")]
+    NoDataDir,
+}
+
+impl Config {
+    /// Reads the configuration: the command line, then the file, then the defaults of this user.
+    ///
+    /// # Errors
+    /// [`ConfigError`]. Without an explicit file, a missing one is no error.
+    pub fn load(overrides: &Overrides, folders: &Folders) -> Result<Self, ConfigError> {
+        let explicit = overrides.config_file.as_deref();
+        let Some(path) = explicit.or(folders.config_file.as_deref()) else {
+            return Self::build(Path::new("(no file)"), File::default(), overrides, folders);
+        };
+        let file = match read(path) {
+            Ok(text) => File::parse(path, &text)?,
+            Err(ConfigError::Read { source, .. })
+                if explicit.is_none() && source.kind() == std::io::ErrorKind::NotFound =>
+            {
+                File::default()
+            }
+            Err(error) => return Err(error),
+        };
+        Self::build(path, file, overrides, folders)
+    }
+
+    fn build(path: &Path, file: File, overrides: &Overrides, folders: &Folders) -> Result<Self, ConfigError> {
+        let data_dir = match (&overrides.data_dir, file.data_dir, &folders.data_dir) {
+            (Some(given), _, _) => absolute(given),
+            (None, Some(configured), _) => require_absolute(path, "data_dir", configured)?,
+            (None, None, Some(default)) => default.clone(),
+            (None, None, None) => return Err(ConfigError::NoDataDir),
+        };
+        let api = match (&overrides.api, file.api) {
+            (Some(given), _) => Address::unix(absolute(given.path()))?,
+            (None, Some(text)) => {
+                let address: Address = text.parse()?;
+                require_absolute(path, "api", address.path().to_owned())?;
+                address
+            }
+            (None, None) => Address::unix(folders.api_socket())?,
+        };
+        let volume_sockets_dir =
+            api.path().parent().unwrap_or_else(|| Path::new("/")).join(VOLUME_SOCKETS_FOLDER);
+        let stores = stores(path, file.stores, &data_dir)?;
+        let limits = Limits {
+            mirror_wait_max: milliseconds(
+                path,
+                "limits.mirror_wait_max_ms",
+                file.limits.mirror_wait_max_ms,
+                &MIRROR_WAIT_MS,
+            )?,
+            stop_wait_max: milliseconds(
+                path,
+                "limits.stop_wait_max_ms",
+                file.limits.stop_wait_max_ms,
+                &STOP_WAIT_MS,
+            )?,
+        };
+        Ok(Self { data_dir, api, volume_sockets_dir, engine: file.engine, stores, limits })
+    }
+}
+
+impl EngineSetting {
+    /// The word of the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io_uring",
+            Self::Threads => "threads",
+        }
+    }
+}
+
+/// The file, as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct File {
+    data_dir: Option<PathBuf>,
+    api: Option<String>,
+    engine: EngineSetting,
+    stores: BTreeMap<String, FileStore>,
+    limits: FileLimits,
+}
+
+#[derive(Debug, Deserialize)]
+struct FileStore {
+    path: PathBuf,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct FileLimits {
+    mirror_wait_max_ms: u64,
+    stop_wait_max_ms: u64,
+}
+
+impl Default for FileLimits {
+    fn default() -> Self {
+        Self { mirror_wait_max_ms: 1000, stop_wait_max_ms: 10_000 }
+    }
+}
+
+impl File {
+    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let syntax = |error: toml::de::Error| ConfigError::Syntax {
+            path: path.to_owned(),
+            detail: error.to_string().trim_end().to_owned(),
+        };
+        // Keys are checked first: of a misspelt key that was required, the misspelling is what is wrong.
+        let table = toml::de::DeTable::parse(text).map_err(syntax)?;
+        keys::check(text, table.get_ref())
+            .map_err(|key| ConfigError::UnknownKey { path: path.to_owned(), key })?;
+        toml::from_str(text).map_err(syntax)
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    if bytes > FILE_BYTES_MAX {
+        return Err(ConfigError::TooLarge { path: path.to_owned(), bytes });
+    }
+    std::fs::read_to_string(path).map_err(failed)
+}
+
+fn stores(
+    path: &Path,
+    configured: BTreeMap<String, FileStore>,
+    data_dir: &Path,
+) -> Result<BTreeMap<String, PathBuf>, ConfigError> {
+    if configured.is_empty() {
+        return Ok(BTreeMap::from([(DEFAULT_STORE.to_owned(), data_dir.join(DEFAULT_STORE_FOLDER))]));
+    }
+    let mut stores = BTreeMap::<String, PathBuf>::new();
+    for (name, store) in configured {
+        if let Err(reason) = crate::names::check(&name) {
+            return Err(ConfigError::StoreName { path: path.to_owned(), name, reason });
+        }
+        let folder = require_absolute(path, &format!("stores.{name}.path"), store.path)?;
+        // Two spellings of one folder are found when the stores are locked.
+        if let Some((first, _)) = stores.iter().find(|(_, other)| **other == folder) {
+            let (first, path) = (first.clone(), path.to_owned());
+            return Err(ConfigError::SameFolder { path, first, second: name, folder });
+        }
+        stores.insert(name, folder);
+    }
+    Ok(stores)
+}
+
+fn require_absolute(path: &Path, key: &str, value: PathBuf) -> Result<PathBuf, ConfigError> {
+    if value.is_absolute() {
+        return Ok(value);
+    }
+    Err(ConfigError::RelativePath { path: path.to_owned(), key: key.to_owned(), value })
+}
+
+/// A path of the command line is relative to where the command was given.
+fn absolute(given: &Path) -> PathBuf {
+    std::path::absolute(given).unwrap_or_else(|_| given.to_owned())
+}
+
+fn milliseconds(
+    path: &Path,
+    key: &'static str,
+    value: u64,
+    range: &std::ops::RangeInclusive<u64>,
+) -> Result<Duration, ConfigError> {
+    if range.contains(&value) {
+        return Ok(Duration::from_millis(value));
+    }
+    Err(ConfigError::OutOfRange {
+        path: path.to_owned(),
+        key,
+        value,
+        least: *range.start(),
+        most: *range.end(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Keys of the configuration that mean nothing, and the key that was probably meant.
+
+use toml::de::{DeTable, DeValue};
+
+/// Least similarity of a key that is suggested, 0 to 1 (Jaro-Winkler): `pth` and `store` are found for `path` and
+/// `stores`; for `colour` nothing is better than something unlike it.
+const SIMILARITY_MIN: f64 = 0.7;
+
+/// A key that means nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownKey {
+    /// The key with the tables that it is in, separated by dots.
+    pub key: String,
+    /// Line in the file, counted from 1.
+    pub line: usize,
+    /// The key that is most like it, if there is one.
+    pub nearest: Option<&'static str>,
+    /// All keys that are valid there.
+    pub valid: &'static [&'static str],
+}
+
+impl std::fmt::Display for UnknownKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "line {}: unknown key \"{}\"; ", self.line, self.key)?;
+        match self.nearest {
+            Some(nearest) => write!(f, "did you mean \"{nearest}\"?"),
+            None => write!(f, "valid here: {}", self.valid.join(", ")),
+        }
+    }
+}
+
+/// A table of the configuration.
+enum Table {
+    /// With these keys; some of them are tables themselves.
+    Keys(&'static [&'static str], &'static [(&'static str, Table)]),
+    /// With names that the user chooses, each a table like this.
+    Named(&'static Table),
+}
+
+const ROOT: Table = Table::Keys(
+    &["api", "data_dir", "engine", "limits", "stores"],
+    &[
+        ("limits", Table::Keys(&["mirror_wait_max_ms", "stop_wait_max_ms"], &[])),
+        ("stores", Table::Named(&Table::Keys(&["path"], &[]))),
+    ],
+);
+
+/// Checks every key of `table`, which was parsed from `text`.
+///
+/// # Errors
+/// The first key that means nothing, in the order of the file's text.
+pub(super) fn check(text: &str, table: &DeTable<'_>) -> Result<(), UnknownKey> {
+    let mut unknown = Vec::new();
+    walk(text, &ROOT, "", table, &mut unknown);
+    match unknown.into_iter().min_by_key(|key| key.line) {
+        Some(key) => Err(key),
+        None => Ok(()),
+    }
+}
+
+fn walk(text: &str, schema: &Table, prefix: &str, table: &DeTable<'_>, unknown: &mut Vec<UnknownKey>) {
+    for (key, value) in table {
+        let name: &str = key.get_ref();
+        let path = format!("{prefix}{name}");
+        let inner = match schema {
+            Table::Named(inner) => Some(*inner),
+            Table::Keys(valid, tables) if valid.contains(&name) => {
+                tables.iter().find(|(table, _)| *table == name).map(|(_, table)| table)
+            }
+            Table::Keys(valid, _) => {
+                let line = 1 + text[..key.span().start.min(text.len())].matches('\n').count();
+                unknown.push(UnknownKey { key: path, line, nearest: nearest(name, valid), valid });
+                continue;
+            }
+        };
+        // A value where a table belongs is left to the decoder, which says what it expected.
+        if let (Some(inner), DeValue::Table(table)) = (inner, value.get_ref()) {
+            walk(text, inner, &format!("{path}."), table, unknown);
+        }
+    }
+}
+
+fn nearest(name: &str, valid: &'static [&'static str]) -> Option<&'static str> {
+    let similarity = |key: &str| strsim::jaro_winkler(name, key);
+    let best = valid.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
+    (similarity(best) >= SIMILARITY_MIN).then_some(*best)
+}

@@ -1,0 +1,118 @@
+//! What a configuration is made of, and how it is refused.
+
+use std::path::PathBuf;
+
+use super::{Config, ConfigError, EngineSetting, Overrides};
+use crate::folders::Folders;
+
+fn folders() -> Folders {
+    Folders { config_file: None, data_dir: Some("/data".into()), runtime_dir: "/run/s".into() }
+}
+
+fn load(text: &str) -> Result<Config, ConfigError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sterna.toml");
+    std::fs::write(&path, text).unwrap();
+    Config::load(&Overrides { config_file: Some(path), ..Overrides::default() }, &folders())
+}
+
+/// The message of the error without the folder of the file.
+fn refusal(text: &str) -> String {
+    let message = load(text).unwrap_err().to_string();
+    match message.find("sterna.toml") {
+        Some(start) => message[start..].to_owned(),
+        None => message,
+    }
+}
+
+#[test]
+fn without_a_file_there_is_one_store_under_the_data_folder() {
+    let config = Config::load(&Overrides::default(), &folders()).unwrap();
+    assert_eq!(config.stores.into_iter().collect::<Vec<_>>(), [("default".into(), "/data/images".into())]);
+    assert_eq!(config.api.to_string(), "unix:/run/s/sterna.sock");
+    assert_eq!(config.volume_sockets_dir, PathBuf::from("/run/s/volumes"));
+    assert_eq!(config.engine, EngineSetting::Auto);
+}
+
+#[test]
+fn command_line_wins_over_the_file_and_the_file_over_the_defaults() {
+    let text = "data_dir = '/from-file'\napi = 'unix:/from-file/api'\nengine = 'threads'\n\
+                [stores.a]\npath = '/a'\n[limits]\nmirror_wait_max_ms = 250\n";
+    let config = load(text).unwrap();
+    assert_eq!(config.data_dir, PathBuf::from("/from-file"));
+    assert_eq!(config.volume_sockets_dir, PathBuf::from("/from-file/volumes"));
+    assert_eq!(config.engine, EngineSetting::Threads);
+    assert_eq!(config.stores.keys().collect::<Vec<_>>(), ["a"]);
+    assert_eq!(config.limits.mirror_wait_max.as_millis(), 250);
+    assert_eq!(config.limits.stop_wait_max.as_millis(), 10_000);
+
+    let overrides = Overrides {
+        config_file: None,
+        data_dir: Some("/given".into()),
+        api: Some("unix:/given/api".parse().unwrap()),
+    };
+    let config = Config::load(&overrides, &folders()).unwrap();
+    assert_eq!(config.data_dir, PathBuf::from("/given"));
+    assert_eq!(config.api.to_string(), "unix:/given/api");
+}
+
+#[test]
+fn unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
+    let cases = [
+        ("engin = 'auto'", "sterna.toml: line 1: unknown key \"engin\"; did you mean \"engine\"?"),
+        ("\n[store.a]\npath = '/a'", "sterna.toml: line 2: unknown key \"store\"; did you mean \"stores\"?"),
+        (
+            "[stores.a]\npth = '/a'",
+            "sterna.toml: line 2: unknown key \"stores.a.pth\"; did you mean \"path\"?",
+        ),
+        (
+            "[limits]\nmirror_wait_ms = 1",
+            "sterna.toml: line 2: unknown key \"limits.mirror_wait_ms\"; did you mean \"mirror_wait_max_ms\"?",
+        ),
+        (
+            "[stores.a]\npath='/a'\ncolour = 1",
+            "sterna.toml: line 3: unknown key \"stores.a.colour\"; valid here: path",
+        ),
+        (
+            "zzz = 1\n[stores.a]\npth = '/a'",
+            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, data_dir, engine, limits, stores",
+        ),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(refusal(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn values_that_cannot_be_meant_are_refused_by_key() {
+    let cases = [
+        ("data_dir = 'data'", "data_dir = \"data\" must be an absolute path"),
+        ("[stores.a]\npath = 'a'", "stores.a.path = \"a\" must be an absolute path"),
+        ("[limits]\nmirror_wait_max_ms = 5", "limits.mirror_wait_max_ms = 5 must be between 10 and 30000"),
+        ("[stores.'../a']\npath = '/a'", "\"../a\" cannot be the name of a store: only letters"),
+        ("[stores.a]\npath = '/a'\n[stores.b]\npath = '/a'", "\"a\" and \"b\" have the same path /a"),
+        ("api = 'tcp:1'", "the API cannot be served there"),
+        ("engine = 'fast'", "unknown variant `fast`"),
+        ("[stores.a]", "missing field `path`"),
+        ("stores = 3", "invalid type"),
+        ("data_dir = ", "line 1"),
+    ];
+    for (text, expected) in cases {
+        let message = refusal(text);
+        assert!(message.contains(expected), "{text}: {message}");
+    }
+}
+
+#[test]
+fn explicit_file_must_exist_and_be_small() {
+    let missing = Overrides { config_file: Some("/nonexistent/sterna.toml".into()), ..Overrides::default() };
+    assert!(matches!(Config::load(&missing, &folders()), Err(ConfigError::Read { .. })));
+    let text = "# ".to_owned() + &"x".repeat(1 << 20);
+    assert!(matches!(load(&text), Err(ConfigError::TooLarge { .. })));
+}
+
+#[test]
+fn without_a_home_the_data_folder_must_be_given() {
+    let homeless = Folders { data_dir: None, ..folders() };
+    assert!(matches!(Config::load(&Overrides::default(), &homeless), Err(ConfigError::NoDataDir)));
+}

@@ -1,0 +1,93 @@
+//! Where a daemon and its clients look for things when nobody says where.
+//!
+//! | | root | anybody else |
+//! | --- | --- | --- |
+//! | configuration | `/etc/sterna/sterna.toml` | `$XDG_CONFIG_HOME/sterna/sterna.toml`, `~/.config/…` |
+//! | data | `/var/lib/sterna` | `$XDG_DATA_HOME/sterna`, `~/.local/share/…` |
+//! | runtime | `/run/sterna` | `$XDG_RUNTIME_DIR/sterna`, or `/tmp/sterna-UID` |
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Name of the API's socket in the runtime folder.
+const API_SOCKET: &str = "sterna.sock";
+
+/// The default folders of one user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folders {
+    /// The configuration file; it need not exist. `None`: the user has no home.
+    pub config_file: Option<PathBuf>,
+    /// Where the journal is, and the default store. `None`: the user has no home.
+    pub data_dir: Option<PathBuf>,
+    /// Where the sockets are.
+    pub runtime_dir: PathBuf,
+}
+
+impl Folders {
+    /// The folders of the user that runs this process.
+    pub fn of_this_user() -> Self {
+        Self::of(rustix::process::geteuid().as_raw(), |name| std::env::var_os(name))
+    }
+
+    /// The socket on which a daemon with these folders serves its API.
+    pub fn api_socket(&self) -> PathBuf {
+        self.runtime_dir.join(API_SOCKET)
+    }
+
+    fn of(user: u32, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        if user == 0 {
+            return Self {
+                config_file: Some("/etc/sterna/sterna.toml".into()),
+                data_dir: Some("/var/lib/sterna".into()),
+                runtime_dir: "/run/sterna".into(),
+            };
+        }
+        // The XDG specification has relative paths ignored.
+        let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let home = |folder: &str| absolute("HOME").map(|home| home.join(folder));
+        let config = absolute("XDG_CONFIG_HOME").or_else(|| home(".config"));
+        let data = absolute("XDG_DATA_HOME").or_else(|| home(".local/share"));
+        let runtime = absolute("XDG_RUNTIME_DIR").map(|folder| folder.join("sterna"));
+        Self {
+            config_file: config.map(|folder| folder.join("sterna/sterna.toml")),
+            data_dir: data.map(|folder| folder.join("sterna")),
+            runtime_dir: runtime.unwrap_or_else(|| format!("/tmp/sterna-{user}").into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Folders;
+
+    fn check(user: u32, variables: &[(&str, &str)]) -> [String; 3] {
+        let folders = Folders::of(user, |name| {
+            variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| value.into())
+        });
+        let text =
+            |path: Option<std::path::PathBuf>| path.map_or("-".into(), |path| path.display().to_string());
+        [text(folders.config_file), text(folders.data_dir), folders.runtime_dir.display().to_string()]
+    }
+
+    #[test]
+    fn root_has_the_folders_of_the_system_whatever_its_environment_says() {
+        let system = ["/etc/sterna/sterna.toml", "/var/lib/sterna", "/run/sterna"];
+        assert_eq!(check(0, &[]), system);
+        assert_eq!(check(0, &[("XDG_RUNTIME_DIR", "/run/user/0"), ("HOME", "/root")]), system);
+    }
+
+    #[test]
+    fn users_have_the_xdg_folders() {
+        let home = [("HOME", "/home/a"), ("XDG_RUNTIME_DIR", "/run/user/7")];
+        let expected =
+            ["/home/a/.config/sterna/sterna.toml", "/home/a/.local/share/sterna", "/run/user/7/sterna"];
+        assert_eq!(check(7, &home), expected);
+        let own = [("XDG_CONFIG_HOME", "/c"), ("XDG_DATA_HOME", "/d"), ("HOME", "/home/a")];
+        assert_eq!(check(7, &own), ["/c/sterna/sterna.toml", "/d/sterna", "/tmp/sterna-7"]);
+    }
+
+    #[test]
+    fn relative_and_missing_variables_are_ignored() {
+        assert_eq!(check(7, &[("XDG_DATA_HOME", "data"), ("HOME", "home")]), ["-", "-", "/tmp/sterna-7"]);
+    }
+}

@@ -1,0 +1,61 @@
+//! Names of volumes and stores: they become file names, export names and parts of paths.
+
+/// Longest name: with every suffix it stays below the 255 bytes of a file name, and with a usual folder below the
+/// 107 bytes of a socket's path.
+pub const NAME_BYTES_MAX: usize = 64;
+
+/// Why a text cannot be a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidName {
+    /// It is empty.
+    #[error("it is empty")]
+    Empty,
+    /// It is too long.
+    #[error("it is longer than {NAME_BYTES_MAX} characters")]
+    TooLong,
+    /// It begins with something else than a letter or digit.
+    #[error("it must begin with a letter or a digit")]
+    Start,
+    /// It contains something else than letters, digits, `.`, `_` and `-`.
+    #[error("only letters a to z and A to Z, digits, '.', '_' and '-' are allowed")]
+    Character,
+}
+
+/// Checks a name of a volume or a store.
+///
+/// # Errors
+/// [`InvalidName`].
+pub fn check(name: &str) -> Result<(), InvalidName> {
+    let Some(first) = name.bytes().next() else { return Err(InvalidName::Empty) };
+    if name.len() > NAME_BYTES_MAX {
+        return Err(InvalidName::TooLong);
+    }
+    if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
+        return Err(InvalidName::Character);
+    }
+    if first.is_ascii_alphanumeric() { Ok(()) } else { Err(InvalidName::Start) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{InvalidName, check};
+
+    #[test]
+    fn names_that_stay_in_their_folder_are_allowed() {
+        for name in ["a", "Disk-1_b.root", "0", &"x".repeat(64)] {
+            assert_eq!(check(name), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_that_could_leave_their_folder_or_hide_are_refused() {
+        assert_eq!(check(""), Err(InvalidName::Empty));
+        assert_eq!(check(&"x".repeat(65)), Err(InvalidName::TooLong));
+        for name in [".", "..", ".hidden", "-rf", "_a"] {
+            assert_eq!(check(name), Err(InvalidName::Start), "{name}");
+        }
+        for name in ["a/b", "../a", "a b", "a\0b", "a\nb", "ä", "a%2Fb"] {
+            assert_eq!(check(name), Err(InvalidName::Character), "{name}");
+        }
+    }
+}
