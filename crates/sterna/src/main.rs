@@ -1,1 +1,50 @@
-fn main() {}
+//! The program: reads the command line, runs one command, and ends with an exit code that says how it went.
+//!
+//! What a command does is in [`commands`]; what the codes mean is in [`exit`] and `docs/exit-codes.md`.
+
+mod args;
+mod commands;
+mod exit;
+mod output;
+mod progress;
+mod units;
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::Arguments;
+use crate::exit::Exit;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("sterna: {error:#}");
+            Exit::Unexpected.into()
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<Exit> {
+    let filter = EnvFilter::builder().parse(&arguments.log).with_context(|| {
+        format!("\"{}\" is no log filter: write a level, for example debug", arguments.log)
+    })?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("the system gives this process no event loop")?;
+    let format = arguments.format();
+    let exit = match runtime.block_on(commands::run(arguments)) {
+        Ok(exit) => exit,
+        Err(error) => {
+            output::report_error(&error, format).context("standard output cannot be written")?;
+            Exit::of(&error)
+        }
+    };
+    // A read of standard input or of a hung disk that nobody waits for must not keep the process.
+    runtime.shutdown_background();
+    Ok(exit)
+}

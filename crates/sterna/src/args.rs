@@ -1,0 +1,232 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use api::Address;
+use clap::{Args, Parser, Subcommand};
+
+use crate::exit;
+use crate::output::Format;
+use crate::units::{parse_rate, parse_size};
+
+/// Moves the disks of running virtual machines.
+#[derive(Debug, Parser)]
+#[command(name = "sterna", version, after_help = exit::HELP, max_term_width = 110)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    /// The daemon to talk to; by default the one of the same user.
+    #[arg(long, global = true, env = "STERNA_HOST", value_name = "unix:PATH")]
+    pub(crate) host: Option<Address>,
+    /// Print JSON instead of text; errors too.
+    #[arg(long, global = true)]
+    json: bool,
+    /// What to log to standard error: a level (error, warn, info, debug, trace) or a filter such as daemon=debug.
+    #[arg(long, global = true, env = "STERNA_LOG", value_name = "FILTER", default_value = "info")]
+    pub(crate) log: String,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The stores that volumes can be in.
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Volumes: make, list, remove.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Move a volume to another store while its guest works.
+    #[command(after_help = MIGRATE_HELP)]
+    Migrate(MigrateArguments),
+    /// Migrations: list, watch, cancel.
+    #[command(subcommand)]
+    Migration(MigrationCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum StoreCommand {
+    /// List the stores with their free space.
+    #[command(visible_alias = "ls", after_help = "Example:\n  sterna store list --json")]
+    List,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Make a volume: empty, or a copy of a raw image.
+    #[command(after_help = CREATE_HELP)]
+    Create(CreateArguments),
+    /// Serve a raw image where it is. `volume remove` leaves the image.
+    #[command(after_help = "Example:\n  sterna volume add web1 --image /var/lib/libvirt/images/web1.raw")]
+    Add(AddArguments),
+    /// List the volumes.
+    #[command(visible_alias = "ls", after_help = "Example:\n  sterna volume list")]
+    List,
+    /// Show one volume: where it is, what clients connect to, what its guest does.
+    #[command(after_help = SHOW_HELP)]
+    Show(VolumeArguments),
+    /// Stop serving a volume. An image made by `volume create` or by a migration is deleted.
+    #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
+    Remove(RemoveArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeArguments {
+    /// Name of the volume.
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArguments {
+    /// Name of the volume: letters, digits, '.', '_' and '-'.
+    pub(crate) name: String,
+    /// Size, a multiple of 4 KiB; with --image, by default the size of the image.
+    #[arg(long, value_parser = parse_size, required_unless_present = "image")]
+    pub(crate) size: Option<u64>,
+    /// The store that holds the image; it may be left out if there is only one.
+    #[arg(long)]
+    pub(crate) store: Option<String>,
+    /// A raw image that is copied in; its holes stay holes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AddArguments {
+    /// Name of the volume: letters, digits, '.', '_' and '-'.
+    pub(crate) name: String,
+    /// The raw image to serve.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArguments {
+    /// Name of the volume.
+    pub(crate) name: String,
+    /// Also when clients are connected: they are cut off.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Leave the image in its store.
+    #[arg(long)]
+    pub(crate) keep_image: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MigrateArguments {
+    /// Name of the volume.
+    pub(crate) name: String,
+    /// The store to move it to.
+    #[arg(long, value_name = "STORE")]
+    pub(crate) to: String,
+    /// Copy at most this fast, for example 200MiB/s; the guest's own writes are not slowed.
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    pub(crate) bandwidth: Option<u64>,
+    /// Keep the source's image, renamed so that nothing starts from it by mistake.
+    #[arg(long)]
+    pub(crate) keep_source: bool,
+    /// Return as soon as the migration has begun.
+    #[arg(long)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MigrationCommand {
+    /// List the migrations under way and the latest that have ended, with what became of them and why.
+    #[command(visible_alias = "ls", after_help = "Example:\n  sterna migration list")]
+    List,
+    /// Show one migration: how far it is, what it waits for, where the guest runs.
+    #[command(after_help = "Example:\n  sterna migration show m7")]
+    Show(MigrationArguments),
+    /// Follow a migration to its end. The exit code says how it ended.
+    #[command(after_help = WATCH_HELP)]
+    Watch(MigrationArguments),
+    /// Cancel a migration: the volume stays at the source, the half-made target is deleted.
+    #[command(after_help = "Example:\n  sterna migration cancel m7")]
+    Cancel(MigrationArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MigrationArguments {
+    /// Identity of the migration, for example m7.
+    pub(crate) id: String,
+}
+
+impl Arguments {
+    /// How results are printed.
+    pub(crate) fn format(&self) -> Format {
+        if self.json { Format::Json } else { Format::Text }
+    }
+}
+
+const CREATE_HELP: &str = "\
+Examples:
+  sterna volume create scratch --size 4GiB
+  sterna volume create web1 --store fast --image debian-12.raw --size 20GiB";
+
+const SHOW_HELP: &str = "\
+Examples:
+  sterna volume show web1
+  qemu-img info \"$(sterna volume show web1 --json | jq -r .uri)\"";
+
+const REMOVE_HELP: &str = "\
+Examples:
+  sterna volume remove scratch
+  sterna volume remove web1 --keep-image";
+
+const MIGRATE_HELP: &str = "\
+Examples:
+  sterna migrate web1 --to fast
+  sterna migrate web1 --to slow --bandwidth 200MiB/s --keep-source
+  sterna migrate web1 --to fast --detach --json
+
+The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and
+waits until that is done; a second Ctrl-C stops waiting.";
+
+const WATCH_HELP: &str = "\
+Example:
+  sterna migration watch m7
+
+With --json each change is one line. Ctrl-C stops watching; the migration goes on.";
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::Arguments;
+
+    #[test]
+    fn command_line_is_consistent_and_every_leaf_has_an_example() {
+        let mut command = Arguments::command();
+        command.clone().debug_assert();
+        command.build();
+        let mut folders = vec![command];
+        while let Some(folder) = folders.pop() {
+            for command in folder.get_subcommands().filter(|command| command.get_name() != "help") {
+                if command.has_subcommands() {
+                    folders.push(command.clone());
+                    continue;
+                }
+                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Example"), "{} has no example", command.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_and_addresses_are_checked_before_anything_is_done() {
+        for line in [
+            "sterna volume create a --size 4Gib",
+            "sterna volume create a",
+            "sterna migrate a --to b --bandwidth 10",
+            "sterna --host tcp:1 store list",
+            "sterna frobnicate",
+        ] {
+            assert!(Arguments::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+        for line in ["sterna volume create a --image f", "sterna migrate a --to b --bandwidth 10MiB/s --json"]
+        {
+            assert!(Arguments::try_parse_from(line.split(' ')).is_ok(), "{line}");
+        }
+    }
+}

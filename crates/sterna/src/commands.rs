@@ -1,0 +1,62 @@
+//! The commands, one file for each noun.
+
+mod migrate;
+mod migration;
+mod store;
+mod volume;
+
+use std::path::{Path, PathBuf};
+
+use api::{Address, Client, ClientError};
+use daemon::{ConfigError, Folders};
+
+use crate::args::{Arguments, Command};
+use crate::exit::Exit;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    /// The daemon could not be asked, or refused.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// There is no configuration to serve by.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The result could not be printed.
+    #[error("standard output cannot be written")]
+    Unwritten(#[from] std::io::Error),
+    /// A path of the command line cannot be made absolute.
+    #[error("the path {path} cannot be followed")]
+    Path {
+        /// Which.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+}
+
+/// Runs the command.
+pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
+    let format = arguments.format();
+    let client = |host: Option<Address>| -> Result<Client, CommandError> {
+        let address = match host {
+            Some(address) => address,
+            None => Address::unix(Folders::of_this_user().api_socket()).map_err(ConfigError::from)?,
+        };
+        Ok(Client::new(address))
+    };
+    match arguments.command {
+        Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,
+        Command::Volume(command) => volume::run(&client(arguments.host)?, command, format).await,
+        Command::Migrate(order) => migrate::run(&client(arguments.host)?, order, format).await,
+        Command::Migration(command) => migration::run(&client(arguments.host)?, &command, format).await,
+    }
+}
+
+/// The daemon's current folder is not the caller's: paths are sent absolute.
+fn absolute(path: &Path) -> Result<String, CommandError> {
+    let failed = |source| CommandError::Path { path: path.to_owned(), source };
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    let text = absolute.to_str().ok_or_else(|| failed(std::io::ErrorKind::InvalidFilename.into()))?;
+    Ok(text.to_owned())
+}

@@ -1,0 +1,63 @@
+//! `sterna migrate`: begins a migration and, unless told otherwise, waits for its end.
+
+use api::{Client, ErrorCode, MigrateVolume, Migration};
+
+use crate::args::MigrateArguments;
+use crate::commands::CommandError;
+use crate::exit::Exit;
+use crate::output::{self, Format};
+use crate::progress::{Display, follow};
+
+pub(super) async fn run(
+    client: &Client,
+    order: MigrateArguments,
+    format: Format,
+) -> Result<Exit, CommandError> {
+    let request = MigrateVolume {
+        to: order.to,
+        bandwidth_bytes_per_second: order.bandwidth,
+        keep_source: order.keep_source,
+    };
+    let migration = client.migrate(&order.name, &request).await?;
+    if order.detach {
+        output::print(format, &migration, |migration| {
+            format!("{id} has begun; follow it with: sterna migration watch {id}\n", id = migration.id)
+        })?;
+        return Ok(Exit::Success);
+    }
+    let mut display = Display::for_people(format);
+    let ended = wait(client, migration, &mut display).await;
+    display.close();
+    let Some(ended) = ended? else { return Ok(Exit::Interrupted) };
+    output::print(format, &ended, output::ended)?;
+    Ok(Exit::of_migration(&ended))
+}
+
+/// Waits for the end. The first Ctrl-C cancels, the second one stops waiting: `None`.
+async fn wait(
+    client: &Client,
+    migration: Migration,
+    display: &mut Display,
+) -> Result<Option<Migration>, CommandError> {
+    let id = migration.id.clone();
+    tokio::select! {
+        ended = follow(client, migration, display) => return Ok(Some(ended?)),
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    display.say(&format!("cancelling {id}; press Ctrl-C again to stop waiting"));
+    let migration = match client.cancel_migration(&id).await {
+        Ok(migration) => migration,
+        Err(error) if matches!(error.code(), Some(ErrorCode::TooLate | ErrorCode::NotMigrating)) => {
+            display.say(&error.to_string());
+            client.migration(&id, api::Watch::default()).await?
+        }
+        Err(error) => return Err(error.into()),
+    };
+    tokio::select! {
+        ended = follow(client, migration, display) => Ok(Some(ended?)),
+        _ = tokio::signal::ctrl_c() => {
+            display.say(&format!("{id} goes on without being watched; see: sterna migration show {id}"));
+            Ok(None)
+        }
+    }
+}

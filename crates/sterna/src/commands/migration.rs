@@ -1,0 +1,53 @@
+//! `sterna migration …`
+
+use api::{Client, Watch};
+
+use crate::args::MigrationCommand;
+use crate::commands::CommandError;
+use crate::exit::Exit;
+use crate::output::{self, Format};
+use crate::progress::{Display, follow};
+
+pub(super) async fn run(
+    client: &Client,
+    command: &MigrationCommand,
+    format: Format,
+) -> Result<Exit, CommandError> {
+    match command {
+        MigrationCommand::List => output::print(format, &client.migrations().await?, output::migrations)?,
+        MigrationCommand::Show(migration) => {
+            let shown = client.migration(&migration.id, Watch::default()).await?;
+            output::print(format, &shown, output::migration)?;
+        }
+        MigrationCommand::Watch(migration) => return watch(client, &migration.id, format).await,
+        MigrationCommand::Cancel(migration) => {
+            let shown = client.cancel_migration(&migration.id).await?;
+            output::print(format, &shown, |migration| {
+                format!(
+                    "{id} is being cancelled; follow it with: sterna migration watch {id}\n",
+                    id = migration.id
+                )
+            })?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+async fn watch(client: &Client, id: &str, format: Format) -> Result<Exit, CommandError> {
+    let first = client.migration(id, Watch::default()).await?;
+    let mut display = match format {
+        Format::Json => Display::Json,
+        Format::Text => Display::for_people(format),
+    };
+    let ended = tokio::select! {
+        ended = follow(client, first, &mut display) => Some(ended),
+        _ = tokio::signal::ctrl_c() => None,
+    };
+    display.close();
+    let Some(ended) = ended else { return Ok(Exit::Interrupted) };
+    let ended = ended?;
+    if format == Format::Text {
+        output::print(format, &ended, output::ended)?;
+    }
+    Ok(Exit::of_migration(&ended))
+}

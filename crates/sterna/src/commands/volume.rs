@@ -1,0 +1,80 @@
+//! `sterna volume …`
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use api::{Client, ClientError, ImageFate, NewVolume, RemoveVolume, Volume, VolumeSource};
+
+use crate::args::VolumeCommand;
+use crate::commands::{CommandError, absolute};
+use crate::exit::Exit;
+use crate::output::{self, Format};
+use crate::units::{bytes, percent};
+
+/// Time between two looks at how far a creation has come.
+const CREATION_INTERVAL: Duration = Duration::from_millis(250);
+
+pub(super) async fn run(
+    client: &Client,
+    command: VolumeCommand,
+    format: Format,
+) -> Result<Exit, CommandError> {
+    match command {
+        VolumeCommand::Create(order) => {
+            let image = order.image.as_deref().map(absolute).transpose()?;
+            let source = VolumeSource::Create { size_bytes: order.size, store: order.store, image };
+            make(client, NewVolume { name: order.name, source }, format).await?;
+        }
+        VolumeCommand::Add(order) => {
+            let source = VolumeSource::Add { image: absolute(&order.image)? };
+            make(client, NewVolume { name: order.name, source }, format).await?;
+        }
+        VolumeCommand::List => output::print(format, &client.volumes().await?, output::volumes)?,
+        VolumeCommand::Show(volume) => {
+            output::print(format, &client.volume(&volume.name).await?, output::volume)?;
+        }
+        VolumeCommand::Remove(order) => {
+            let how = RemoveVolume { force: order.force, keep_image: order.keep_image };
+            let removed = client.remove_volume(&order.name, how).await?;
+            output::print(format, &removed, |removed| match removed.image_fate {
+                ImageFate::Deleted => format!("{} removed; {} deleted\n", removed.name, removed.image),
+                ImageFate::Kept => {
+                    format!("{} removed; its image stays at {}\n", removed.name, removed.image)
+                }
+            })?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+async fn make(client: &Client, volume: NewVolume, format: Format) -> Result<(), CommandError> {
+    let shows_progress = format == Format::Text && std::io::stderr().is_terminal();
+    let creation = client.create_volume(&volume);
+    tokio::pin!(creation);
+    let made: Result<Volume, ClientError> = loop {
+        tokio::select! {
+            biased;
+            made = &mut creation => break made,
+            () = tokio::time::sleep(CREATION_INTERVAL), if shows_progress => {
+                show_creation(client, &volume.name).await;
+            }
+        }
+    };
+    if shows_progress {
+        eprint!("\r\x1b[K");
+    }
+    let made = made?;
+    output::print(format, &made, |made| {
+        format!("{} ({}) is served at {}\n", made.name, bytes(made.size_bytes), made.uri)
+    })?;
+    Ok(())
+}
+
+/// Shows how far the copying has come; what cannot be learnt is not shown.
+async fn show_creation(client: &Client, name: &str) {
+    let Ok(volume) = client.volume(name).await else { return };
+    if let Some(creation) = volume.creation.filter(|creation| creation.bytes_total > 0) {
+        let fraction = creation.bytes_done as f64 / creation.bytes_total as f64;
+        eprint!("\r\x1b[Kcopying the image: {} of {}", percent(fraction), bytes(creation.bytes_total));
+    }
+}

@@ -1,0 +1,143 @@
+//! Exit codes: how a command went, for scripts. `docs/exit-codes.md` is the page for people.
+
+use std::process::ExitCode;
+
+use api::{ClientError, ErrorCode, Migration, MigrationState};
+
+use crate::commands::CommandError;
+
+/// How a command went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It did what it was asked for; of `migrate` and `migration watch`: the volume is at the target.
+    Success = 0,
+    /// Something happened that has no code of its own: an I/O error, a defect.
+    Unexpected = 1,
+    /// The command line or the configuration is wrong; nothing was done. (clap uses the same number.)
+    Usage = 2,
+    /// What was named does not exist.
+    NotFound = 3,
+    /// The daemon refused; nothing has changed.
+    Refused = 4,
+    /// The migration failed; what was printed says where the volume is.
+    MigrationFailed = 5,
+    /// The migration was cancelled; the volume is at the source.
+    Cancelled = 6,
+    /// No daemon answers.
+    Unreachable = 7,
+    /// The daemon could not start, or had to stop.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only `serve` ends with it, which is not there yet"))]
+    ServeFailed = 8,
+    /// Interrupted a second time: nobody waited for the end.
+    Interrupted = 130,
+}
+
+/// What `--help` says about exit codes.
+pub(crate) const HELP: &str = "\
+Exit codes:
+    0  success; of `migrate` and `migration watch`: the volume is at the target
+    1  something unexpected: an I/O error or a defect
+    2  the command line or the configuration is wrong
+    3  what was named does not exist
+    4  the daemon refused; nothing has changed
+    5  the migration failed; what was printed says where the volume is
+    6  the migration was cancelled; the volume is at the source
+    7  no daemon answers
+    8  the daemon could not start, or had to stop
+  130  interrupted a second time: nobody waited for the end";
+
+impl Exit {
+    /// The exit of a failed command.
+    pub(crate) fn of(error: &CommandError) -> Self {
+        match error {
+            CommandError::Client(error) => Self::of_client(error),
+            CommandError::Config(_) => Self::Usage,
+            CommandError::Unwritten(_) | CommandError::Path { .. } => Self::Unexpected,
+        }
+    }
+
+    /// The exit of a command that waited for the end of `migration`.
+    pub(crate) fn of_migration(migration: &Migration) -> Self {
+        match migration.state {
+            MigrationState::Moved => Self::Success,
+            MigrationState::Cancelled => Self::Cancelled,
+            MigrationState::Failed | MigrationState::HandedBack => Self::MigrationFailed,
+            // Nobody waits for a migration and stops before its end, except on an interrupt.
+            MigrationState::Running => Self::Interrupted,
+        }
+    }
+
+    fn of_client(error: &ClientError) -> Self {
+        let code = match error {
+            ClientError::Unreachable { .. } => return Self::Unreachable,
+            ClientError::Broken(_) | ClientError::TooLarge | ClientError::Malformed { .. } => {
+                return Self::Unexpected;
+            }
+            ClientError::Refused(detail) => detail.code,
+        };
+        match code {
+            ErrorCode::VolumeNotFound
+            | ErrorCode::StoreNotFound
+            | ErrorCode::MigrationNotFound
+            | ErrorCode::ImageNotFound => Self::NotFound,
+            ErrorCode::InvalidRequest => Self::Usage,
+            ErrorCode::VolumeExists
+            | ErrorCode::TargetExists
+            | ErrorCode::TargetTooSmall
+            | ErrorCode::SameStore
+            | ErrorCode::NoSpace
+            | ErrorCode::AlreadyMigrating
+            | ErrorCode::NotMigrating
+            | ErrorCode::TooLate
+            | ErrorCode::VolumeInUse
+            | ErrorCode::VolumeBusy
+            | ErrorCode::VolumeUnavailable
+            | ErrorCode::ImageInUse
+            | ErrorCode::ImageUnsuitable
+            | ErrorCode::ShuttingDown => Self::Refused,
+            ErrorCode::RouteNotFound
+            | ErrorCode::RequestTooLarge
+            | ErrorCode::JournalFailed
+            | ErrorCode::StorageFailed
+            | ErrorCode::Internal
+            | ErrorCode::Unknown => Self::Unexpected,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Exit, HELP};
+
+    #[test]
+    fn help_and_documentation_list_every_code() {
+        use Exit::{
+            Cancelled, Interrupted, MigrationFailed, NotFound, Refused, ServeFailed, Success, Unexpected,
+            Unreachable, Usage,
+        };
+        let page = include_str!("../../../docs/exit-codes.md");
+        let all = [
+            Success,
+            Unexpected,
+            Usage,
+            NotFound,
+            Refused,
+            MigrationFailed,
+            Cancelled,
+            Unreachable,
+            ServeFailed,
+            Interrupted,
+        ];
+        for exit in all {
+            let code = (exit as u8).to_string();
+            assert!(HELP.lines().any(|line| line.trim_start().starts_with(&format!("{code}  "))), "{code}");
+            assert!(page.contains(&format!("| {code} |")), "{code}");
+        }
+    }
+}

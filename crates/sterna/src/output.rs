@@ -1,0 +1,292 @@
+//! How results and errors are printed: tables and sentences for people, JSON for programs.
+
+use std::io::{self, Write as _};
+
+use api::{ClientError, Migration, Store, Volume, VolumeState};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde::Serialize;
+
+use crate::commands::CommandError;
+use crate::units::{bytes, duration, percent};
+
+/// For whom results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// People.
+    Text,
+    /// Programs.
+    Json,
+}
+
+/// Prints a result: as JSON, or as the text that `text` makes of it.
+pub(crate) fn print<T: Serialize>(
+    format: Format,
+    value: &T,
+    text: impl FnOnce(&T) -> String,
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match format {
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut out, value)?;
+            writeln!(out)
+        }
+        Format::Text => write!(out, "{}", text(value)),
+    }
+}
+
+/// Prints a value as one line of JSON.
+pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value)?;
+    writeln!(out)?;
+    out.flush()
+}
+
+/// Prints why a command failed: on standard error for people, on standard output in JSON.
+pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<()> {
+    let message = with_causes(error);
+    if format == Format::Text {
+        return writeln!(io::stderr(), "sterna: {message}");
+    }
+    // The daemon's codes are those of the API; the others are documented with the exit codes.
+    let code = match error {
+        CommandError::Client(ClientError::Refused(detail)) => serde_json::to_value(detail.code)?,
+        CommandError::Client(ClientError::Unreachable { .. }) => "daemon_unreachable".into(),
+        CommandError::Config(_) => "invalid_configuration".into(),
+        _ => "client_failed".into(),
+    };
+    let body = serde_json::json!({ "error": { "code": code, "message": message } });
+    print(Format::Json, &body, |_| String::new())
+}
+
+/// The stores as a table.
+pub(crate) fn stores(stores: &Vec<Store>) -> String {
+    let mut table = table(&["STORE", "FREE", "SIZE", "VOLUMES", "PATH"], &[1, 2, 3]);
+    for store in stores {
+        let (free, total) = match &store.problem {
+            None => (bytes(store.bytes_free), bytes(store.bytes_total)),
+            Some(_) => ("-".to_owned(), "-".to_owned()),
+        };
+        let path = match &store.problem {
+            None => store.path.clone(),
+            Some(problem) => format!("{} ({problem})", store.path),
+        };
+        table.add_row([store.name.clone(), free, total, store.volumes.to_string(), path]);
+    }
+    lines(&table)
+}
+
+/// The volumes as a table.
+pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
+    if volumes.is_empty() {
+        return "no volumes; make one with: sterna volume create NAME --size 4GiB\n".to_owned();
+    }
+    let mut table = table(&["VOLUME", "SIZE", "USED", "STORE", "STATE", "CLIENTS", "MIGRATION"], &[1, 2, 5]);
+    for volume in volumes {
+        let clients = volume.statistics.as_ref().map(|statistics| statistics.connections.to_string());
+        table.add_row([
+            volume.name.clone(),
+            bytes(volume.size_bytes),
+            volume.allocated_bytes.map_or_else(dash, bytes),
+            volume.store.clone().unwrap_or_else(|| "(in place)".to_owned()),
+            volume_state(volume.state).to_owned(),
+            clients.unwrap_or_else(dash),
+            volume.migration.clone().unwrap_or_else(dash),
+        ]);
+    }
+    lines(&table)
+}
+
+/// One volume, a line for each property.
+pub(crate) fn volume(volume: &Volume) -> String {
+    let mut rows = vec![
+        ("volume", volume.name.clone()),
+        ("uri", volume.uri.clone()),
+        ("size", format!("{} ({} bytes)", bytes(volume.size_bytes), volume.size_bytes)),
+        ("used", volume.allocated_bytes.map_or_else(dash, bytes)),
+        ("store", volume.store.clone().unwrap_or_else(|| "none: the image is served in place".to_owned())),
+        ("image", volume.image.clone()),
+        ("state", volume_state(volume.state).to_owned()),
+    ];
+    rows.extend(volume.message.clone().map(|message| ("why", message)));
+    rows.extend(volume.migration.clone().map(|migration| ("migration", migration)));
+    rows.push(("generation", format!("{} (times that it changed hands)", volume.generation)));
+    if let Some(statistics) = &volume.statistics {
+        let guest = format!(
+            "{} connected, {} requests in flight; {} reads ({}), {} writes ({}), {} flushes, {} errors",
+            statistics.connections,
+            statistics.requests_in_flight,
+            statistics.reads,
+            bytes(statistics.bytes_read),
+            statistics.writes,
+            bytes(statistics.bytes_written),
+            statistics.flushes,
+            statistics.errors,
+        );
+        rows.extend([("guest", guest), ("engine", statistics.engine.clone())]);
+    }
+    properties(&rows)
+}
+
+/// The migrations as a table.
+pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
+    if migrations.is_empty() {
+        return "no migrations; begin one with: sterna migrate VOLUME --to STORE\n".to_owned();
+    }
+    let header = ["MIGRATION", "VOLUME", "FROM", "TO", "STATE", "DONE", "MOVED", "TIME", "GUEST AT", "WHY"];
+    let mut table = table(&header, &[5, 6, 7]);
+    for migration in migrations {
+        table.add_row([
+            migration.id.clone(),
+            migration.volume.clone(),
+            place(&migration.source),
+            place(&migration.target),
+            migration.state.name().to_owned(),
+            percent(migration.fraction),
+            bytes(migration.bytes_moved),
+            duration(migration.seconds),
+            guest(migration).to_owned(),
+            migration.message.clone().unwrap_or_default(),
+        ]);
+    }
+    lines(&table)
+}
+
+/// One migration, a line for each property: what it does while it is under way, what it cost once it has ended.
+pub(crate) fn migration(migration: &Migration) -> String {
+    let mut rows = vec![
+        ("migration", migration.id.clone()),
+        ("volume", migration.volume.clone()),
+        ("from", format!("{}  {}", place(&migration.source), migration.source.image)),
+        ("to", format!("{}  {}", place(&migration.target), migration.target.image)),
+        ("state", migration.state.name().to_owned()),
+        ("guest at", guest(migration).to_owned()),
+    ];
+    rows.extend(migration.message.clone().map(|message| ("why", message)));
+    if !migration.state.has_ended() {
+        rows.push(("phase", migration.phase.name().to_owned()));
+        rows.push(("done", format!("{}, {}", percent(migration.fraction), remaining(migration))));
+    }
+    rows.extend(waiting(migration).map(|waiting| ("waits for", waiting)));
+    rows.extend(migration.suspended.clone().map(|reason| ("suspended", reason)));
+    rows.extend(cost(migration));
+    properties(&rows)
+}
+
+/// What is printed when a migration that was waited for has ended.
+pub(crate) fn ended(migration: &Migration) -> String {
+    let why = migration.message.as_deref().unwrap_or("no reason was recorded");
+    let (volume, id) = (&migration.volume, &migration.id);
+    let (source, target) = (place(&migration.source), place(&migration.target));
+    let first = match (migration.state, migration.guest) {
+        (api::MigrationState::Moved, _) => format!("{volume} is at {target} ({id})\n"),
+        (api::MigrationState::Cancelled, _) => format!("{id} was cancelled; {volume} is at {source}\n"),
+        (_, api::GuestLocation::Unknown) => {
+            format!("{id} failed: {why}\nwhere {volume} is, is unknown: restart the daemon, it will tell\n")
+        }
+        (_, api::GuestLocation::Target) => format!("{id} failed: {why}\n{volume} is at {target}\n"),
+        (_, api::GuestLocation::Source) => format!("{id} failed: {why}\n{volume} is at {source}\n"),
+    };
+    first + &properties(&cost(migration))
+}
+
+/// When the copying will have ended, in words.
+pub(crate) fn remaining(migration: &Migration) -> String {
+    match migration.remaining_seconds {
+        None => "time left unknown".to_owned(),
+        Some(range) if range.latest - range.earliest < 1.0 => format!("{} left", duration(range.latest)),
+        Some(range) => format!("{} to {} left", duration(range.earliest), duration(range.latest)),
+    }
+}
+
+/// What it waits for, in words.
+pub(crate) fn waiting(migration: &Migration) -> Option<String> {
+    let waiting = migration.waiting_for.as_ref()?;
+    Some(format!("{} (at most {} longer)", waiting.reason, duration(waiting.remaining_ms as f64 / 1000.0)))
+}
+
+fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
+    let moved = format!(
+        "{} ({} copied, {} mirrored; {} of zeroes not written)",
+        bytes(migration.bytes_moved),
+        bytes(migration.bytes_copied),
+        bytes(migration.bytes_mirrored),
+        bytes(migration.bytes_zero),
+    );
+    let mut rows = vec![("time", duration(migration.seconds)), ("moved", moved)];
+    if let Some(parts) = migration.switch_over {
+        let held = format!(
+            "{:.2} ms (drain {:.2}, prepare {:.2}, release {:.2}, own {:.2}, start {:.2})",
+            parts.gate_closed_ms,
+            parts.drain_ms,
+            parts.prepare_ms,
+            parts.release_ms,
+            parts.own_ms,
+            parts.start_ms,
+        );
+        rows.push(("guest held", held));
+    }
+    rows
+}
+
+fn place(location: &api::ImageLocation) -> String {
+    location.store.clone().unwrap_or_else(|| "(in place)".to_owned())
+}
+
+fn guest(migration: &Migration) -> &'static str {
+    match migration.guest {
+        api::GuestLocation::Source => "source",
+        api::GuestLocation::Target => "target",
+        api::GuestLocation::Unknown => "unknown",
+    }
+}
+
+fn volume_state(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Creating => "creating",
+        VolumeState::Waiting => "waiting",
+        VolumeState::Serving => "serving",
+        VolumeState::Failed => "failed",
+        VolumeState::Removing => "removing",
+    }
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn table(header: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    // Lines are not wrapped: who wants to cut them has `cut` and `less -S`.
+    table
+        .load_preset(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(header);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        if right.contains(&index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn properties(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
+}
+
+fn lines(table: &Table) -> String {
+    let text = table.to_string();
+    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,162 @@
+//! Following a migration to its end: a bar on a terminal, a line now and then elsewhere.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use api::{Client, ClientError, ErrorCode, Migration, Watch};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::output::{self, Format, remaining, waiting};
+use crate::units::{bytes, percent};
+
+/// Time that a request for news stays with the daemon.
+const WAIT_MS: u64 = 5_000;
+/// Time between two lines where there is no terminal, unless the phase changes.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a daemon that has gone away is waited for: it may be restarting, and will know what became of it.
+const RESTART_WAIT: Duration = Duration::from_secs(20);
+/// Time between two attempts to reach a daemon that has gone away.
+const RESTART_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Follows the migration until it has ended and returns how it stands then.
+///
+/// Can be dropped at any moment; the migration goes on.
+pub(crate) async fn follow(
+    client: &Client,
+    first: Migration,
+    shown: &mut Display,
+) -> Result<Migration, ClientError> {
+    let mut migration = first;
+    let mut lost_since = None;
+    loop {
+        shown.update(&migration);
+        if migration.state.has_ended() {
+            return Ok(migration);
+        }
+        let watch = Watch { after: Some(migration.change), wait_ms: WAIT_MS };
+        match client.migration(&migration.id, watch).await {
+            Ok(news) => {
+                migration = news;
+                lost_since = None;
+            }
+            Err(error) if is_gone(&error) => {
+                let since = *lost_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > RESTART_WAIT {
+                    return Err(error);
+                }
+                shown.lost();
+                // Changes are counted anew by a daemon that has been restarted.
+                migration.change = 0;
+                tokio::time::sleep(RESTART_INTERVAL).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Where progress is shown.
+pub(crate) enum Display {
+    /// A bar on the terminal behind standard error.
+    Bar(ProgressBar),
+    /// Lines on standard error.
+    Lines {
+        /// When the latest was printed.
+        printed: Option<Instant>,
+        /// The phase that it said.
+        phase: Option<api::Phase>,
+    },
+    /// One line of JSON on standard output for each change.
+    Json,
+    /// Nowhere.
+    Nowhere,
+}
+
+impl Display {
+    /// The display of a command that follows a migration and says at the end how it went.
+    pub(crate) fn for_people(format: Format) -> Self {
+        match format {
+            Format::Json => Self::Nowhere,
+            Format::Text if std::io::stderr().is_terminal() => Self::Bar(bar()),
+            Format::Text => Self::Lines { printed: None, phase: None },
+        }
+    }
+
+    /// Says something besides.
+    pub(crate) fn say(&self, text: &str) {
+        match self {
+            Self::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
+            _ => eprintln!("{text}"),
+        }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn close(&self) {
+        if let Self::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn update(&mut self, migration: &Migration) {
+        match self {
+            Self::Bar(bar) => {
+                bar.set_position((migration.fraction.clamp(0.0, 1.0) * BAR_STEPS as f64) as u64);
+                bar.set_message(describe(migration));
+            }
+            Self::Lines { printed, phase } => {
+                let is_due = printed.is_none_or(|printed| printed.elapsed() >= LINE_INTERVAL);
+                if (is_due || *phase != Some(migration.phase)) && !migration.state.has_ended() {
+                    eprintln!("{}: {}", migration.id, describe(migration));
+                    *printed = Some(Instant::now());
+                    *phase = Some(migration.phase);
+                }
+            }
+            Self::Json => {
+                // Nobody reads any more: the command goes on, its exit code still says how it ended.
+                let _ = output::print_line(migration);
+            }
+            Self::Nowhere => {}
+        }
+        let _ = std::io::stderr().flush();
+    }
+
+    fn lost(&self) {
+        if let Self::Bar(bar) = self {
+            bar.set_message("the daemon has gone away; waiting for it to come back");
+        }
+    }
+}
+
+/// Resolution of the bar.
+const BAR_STEPS: u64 = 10_000;
+
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(BAR_STEPS);
+    // The template is a constant; should it not parse, the default one is shown.
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {msg}") {
+        bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+    }
+    bar
+}
+
+fn describe(migration: &Migration) -> String {
+    let mut text = format!(
+        "{} {}  {} moved, {}/s, {}",
+        migration.phase.name(),
+        percent(migration.fraction),
+        bytes(migration.bytes_moved),
+        bytes(migration.bytes_per_second as u64),
+        remaining(migration),
+    );
+    if let Some(waiting) = waiting(migration) {
+        text = format!("{text}; waits for {waiting}");
+    }
+    if let Some(reason) = &migration.suspended {
+        text = format!("{text}; suspended: {reason}");
+    }
+    text
+}
+
+fn is_gone(error: &ClientError) -> bool {
+    matches!(error, ClientError::Unreachable { .. } | ClientError::Broken(_))
+        || error.code() == Some(ErrorCode::ShuttingDown)
+}

@@ -1,0 +1,202 @@
+//! Sizes, rates and durations as people write and read them.
+
+/// Suffixes of sizes and what they multiply by. `K` to `T` mean powers of 1,024, as in qemu-img and fdisk.
+const UNITS: [(&str, u64); 15] = [
+    ("B", 1),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
+    ("T", 1 << 40),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("PiB", 1 << 50),
+];
+/// Digits behind the point: more than any sensible size has, and few enough for exact arithmetic.
+const FRACTION_DIGITS_MAX: usize = 9;
+
+/// Why a text is no size or rate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum UnitError {
+    /// It does not begin with a number.
+    #[error("it must begin with a number: write for example {example}")]
+    Number {
+        /// How it could look.
+        example: &'static str,
+    },
+    /// The suffix is unknown.
+    #[error("\"{unit}\" is no unit: use B, KiB, MiB, GiB, TiB or kB, MB, GB, TB")]
+    Unit {
+        /// What stands behind the number.
+        unit: String,
+    },
+    /// A rate has no `/s`.
+    #[error("a rate is per second: write for example 200MiB/s")]
+    PerSecond,
+    /// It is not a whole number of bytes.
+    #[error("it is not a whole number of bytes")]
+    Fraction,
+    /// It does not fit into 64 bits.
+    #[error("it is too large")]
+    TooLarge,
+    /// It is zero.
+    #[error("it must be more than zero")]
+    Zero,
+}
+
+/// Reads a size in bytes: a number and a unit, `4GiB` or `1.5 TiB`; without a unit: bytes.
+pub(crate) fn parse_size(text: &str) -> Result<u64, UnitError> {
+    parse(text.trim(), "4GiB")
+}
+
+/// Reads a rate in bytes a second: `200MiB/s`.
+pub(crate) fn parse_rate(text: &str) -> Result<u64, UnitError> {
+    let text = text.trim();
+    match text.strip_suffix("/s") {
+        Some(size) => parse(size.trim_end(), "200MiB/s"),
+        None => parse(text, "200MiB/s").and(Err(UnitError::PerSecond)),
+    }
+}
+
+/// A number of bytes for people: `4.0 GiB`.
+pub(crate) fn bytes(count: u64) -> String {
+    const NAMES: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let mut value = count as f64 / 1024.0;
+    let mut name = 0;
+    // 1,023.95 would be printed as 1024.0.
+    while value >= 1023.95 && name + 1 < NAMES.len() {
+        value /= 1024.0;
+        name += 1;
+    }
+    format!("{value:.1} {}", NAMES[name])
+}
+
+/// A duration for people, of `seconds`.
+pub(crate) fn duration(seconds: f64) -> String {
+    if seconds < 10.0 {
+        return format!("{seconds:.1} s");
+    }
+    let whole = seconds.round() as u64;
+    match (whole / 3600, whole / 60 % 60, whole % 60) {
+        (0, 0, seconds) => format!("{seconds} s"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds:02} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes:02} min"),
+    }
+}
+
+/// A part of a whole, 0 to 1, as percent. It is rounded down: only what is complete is shown as 100 %.
+pub(crate) fn percent(fraction: f64) -> String {
+    format!("{:.1} %", (fraction.clamp(0.0, 1.0) * 1000.0).floor() / 10.0)
+}
+
+fn parse(text: &str, example: &'static str) -> Result<u64, UnitError> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = unit.trim_start();
+    let multiplier = match UNITS.iter().find(|(name, _)| *name == unit) {
+        Some((_, multiplier)) => *multiplier,
+        None if unit.is_empty() => 1,
+        None if number.is_empty() => return Err(UnitError::Number { example }),
+        None => return Err(UnitError::Unit { unit: unit.to_owned() }),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() || fraction.contains('.') || number.ends_with('.') {
+        return Err(UnitError::Number { example });
+    }
+    if fraction.len() > FRACTION_DIGITS_MAX {
+        return Err(UnitError::Fraction);
+    }
+    let whole: u64 = whole.parse().map_err(|_| UnitError::TooLarge)?;
+    let scale = 10_u128.pow(fraction.len() as u32);
+    let fraction: u128 = if fraction.is_empty() { 0 } else { fraction.parse().unwrap_or(0) };
+    let scaled = (u128::from(whole) * scale + fraction) * u128::from(multiplier);
+    if !scaled.is_multiple_of(scale) {
+        return Err(UnitError::Fraction);
+    }
+    match u64::try_from(scaled / scale) {
+        Ok(0) => Err(UnitError::Zero),
+        Ok(bytes) => Ok(bytes),
+        Err(_) => Err(UnitError::TooLarge),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{UnitError, bytes, duration, parse_rate, parse_size, percent};
+
+    #[test]
+    fn sizes_are_read_with_binary_and_decimal_units() {
+        for (text, expected) in [
+            ("4096", 4096),
+            ("1B", 1),
+            ("4GiB", 4 << 30),
+            ("4 GiB", 4 << 30),
+            ("4G", 4 << 30),
+            ("1.5TiB", 3 << 39),
+            ("0.5KiB", 512),
+            ("2GB", 2_000_000_000),
+            ("10kB", 10_000),
+            (" 7MiB ", 7 << 20),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(parse_size(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused_by_cause() {
+        let number = UnitError::Number { example: "4GiB" };
+        for (text, expected) in [
+            ("", number.clone()),
+            ("GiB", number.clone()),
+            ("-1GiB", number.clone()),
+            (".5GiB", number.clone()),
+            ("1.GiB", number.clone()),
+            ("1.2.3GiB", number),
+            ("4Gib", UnitError::Unit { unit: "Gib".into() }),
+            ("4GiB/s", UnitError::Unit { unit: "GiB/s".into() }),
+            ("1e9", UnitError::Unit { unit: "e9".into() }),
+            ("0.3B", UnitError::Fraction),
+            ("1.0000000001GiB", UnitError::Fraction),
+            ("0", UnitError::Zero),
+            ("0GiB", UnitError::Zero),
+            ("18446744073709551616", UnitError::TooLarge),
+            ("99999999TiB", UnitError::TooLarge),
+        ] {
+            assert_eq!(parse_size(text), Err(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn rates_are_per_second() {
+        assert_eq!(parse_rate("200MiB/s"), Ok(200 << 20));
+        assert_eq!(parse_rate("1.5 GB/s"), Ok(1_500_000_000));
+        assert_eq!(parse_rate("200MiB"), Err(UnitError::PerSecond));
+        assert_eq!(parse_rate("0MiB/s"), Err(UnitError::Zero));
+        assert_eq!(parse_rate("fast"), Err(UnitError::Number { example: "200MiB/s" }));
+    }
+
+    #[test]
+    fn sizes_and_durations_are_short() {
+        assert_eq!([bytes(0), bytes(1023), bytes(1024)], ["0 B", "1023 B", "1.0 KiB"]);
+        assert_eq!(
+            [bytes((1 << 20) - 1), bytes(4 << 30), bytes(u64::MAX)],
+            ["1.0 MiB", "4.0 GiB", "16.0 EiB"]
+        );
+        assert_eq!([duration(0.04), duration(59.6), duration(3720.0)], ["0.0 s", "1 min 00 s", "1 h 02 min"]);
+    }
+
+    #[test]
+    fn nothing_but_the_whole_is_a_hundred_percent() {
+        assert_eq!([percent(0.9999999), percent(1.0), percent(0.5)], ["99.9 %", "100.0 %", "50.0 %"]);
+    }
+}
