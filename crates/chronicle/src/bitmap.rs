@@ -23,6 +23,7 @@ mod part;
 use std::fmt;
 
 use crate::units::{BlockCount, BlockIndex, BlockRange};
+use leaf::Leaf;
 use part::{Part, span};
 
 /// The most blocks that a volume can have: its size in bytes fits in 64 bits, its blocks are 4 KiB or more.
@@ -149,7 +150,7 @@ impl LayeredBitmap {
 
     /// Visits every run, in order, each as long as it is.
     pub fn runs(&self) -> Runs<'_> {
-        Runs { bitmap: self, from: BlockIndex(0) }
+        Runs { bitmap: self, from: BlockIndex(0), leaf: None }
     }
 
     /// Puts every block of another set into this one.
@@ -211,14 +212,24 @@ pub struct Runs<'a> {
     bitmap: &'a LayeredBitmap,
     /// Where the next run may begin.
     from: BlockIndex,
+    /// The leaf in which `from` lies and its first block: scattered blocks lie several to a leaf, and most runs are
+    /// found without a descent through the layers.
+    leaf: Option<(u64, &'a Leaf)>,
 }
 
 impl Iterator for Runs<'_> {
     type Item = BlockRange;
 
     fn next(&mut self) -> Option<BlockRange> {
+        if let Some((base, leaf)) = self.leaf
+            && let Some((start, end)) = leaf.next_run_inside(self.from.0 - base)
+        {
+            self.from = BlockIndex(base + end);
+            return Some(BlockRange::new(base + start, base + end));
+        }
         let run = self.bitmap.next_run(self.from, u64::MAX)?;
         self.from = run.end;
+        self.leaf = self.bitmap.root.leaf_at(self.bitmap.height, run.end.0);
         Some(run)
     }
 }

@@ -71,6 +71,12 @@ impl Leaf {
         Some(index * 64 + lowest(!self.word(index)))
     }
 
+    /// The first run at or after `from` if it ends in this leaf: one that reaches the leaf's end may go on.
+    pub(super) fn next_run_inside(&self, from: u64) -> Option<(u64, u64)> {
+        let start = self.next_set(from)?;
+        Some((start, self.next_clear(start)?))
+    }
+
     /// Sets the blocks `start..end` (not empty); returns how many were clear.
     pub(super) fn insert(&mut self, start: u64, end: u64) -> u64 {
         let (first, last) = (start / 64, (end - 1) / 64);

@@ -76,6 +76,27 @@ impl Part {
         }
     }
 
+    /// The leaf in which a position lies, after the leaf's first block; `None` where all is clean or full, and
+    /// beyond the part's end.
+    pub(super) fn leaf_at(&self, height: u32, position: u64) -> Option<(u64, &Leaf)> {
+        if position >= span(height) {
+            return None;
+        }
+        let mut part = self;
+        let mut height = height;
+        loop {
+            match part {
+                Self::Clean | Self::Full => return None,
+                Self::Leaf(leaf) => return Some((position - position % LEAF_BLOCKS, leaf)),
+                Self::Upper(upper) => {
+                    height -= 1;
+                    let (index, _) = locate(height, position % span(height + 1));
+                    part = &upper.parts[index];
+                }
+            }
+        }
+    }
+
     /// Sets the blocks `start..end`; returns how many were clear.
     pub(super) fn insert(&mut self, height: u32, start: u64, end: u64) -> u64 {
         if end - start == span(height) {
