@@ -1,4 +1,5 @@
 //! Workloads and the demo: guests that know what they wrote.
 
+pub mod demo;
 pub mod nbd_client;
 pub mod workload;

@@ -66,9 +66,12 @@ impl Default for Mix {
 pub const RANGE_BLOCKS_MAX: u64 = 16;
 
 /// A guest at work.
+///
+/// Dropping it tells the guest to stop, without waiting for that.
 #[derive(Debug)]
 pub struct Guest {
-    thread: JoinHandle<Result<Worker, ClientError>>,
+    /// `None` once somebody waits for its end.
+    thread: Option<JoinHandle<Result<Worker, ClientError>>>,
     stop: StopFlag,
     recorder: Arc<Mutex<Recorder>>,
 }
@@ -102,7 +105,7 @@ impl Guest {
                 move || worker.run(&stop)
             })
             .context("start the guest's thread")?;
-        Ok(Self { thread, stop, recorder })
+        Ok(Self { thread: Some(thread), stop, recorder })
     }
 
     /// Marks this moment in the guest's record.
@@ -117,7 +120,7 @@ impl Guest {
 
     /// Whether the guest has stopped by itself, which it does only if its connection is lost for good.
     pub fn has_failed(&self) -> bool {
-        self.thread.is_finished()
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Lets the guest finish what is in flight, then flush, and stops it.
@@ -133,11 +136,18 @@ impl Guest {
     ///
     /// # Errors
     /// If its connection was lost for good.
-    pub fn wait(self) -> anyhow::Result<StoppedGuest> {
-        let worker = self.thread.join().map_err(|_| anyhow!("the guest's thread panicked"))?;
+    pub fn wait(mut self) -> anyhow::Result<StoppedGuest> {
+        let thread = self.thread.take().context("the guest is already waited for")?;
+        let worker = thread.join().map_err(|_| anyhow!("the guest's thread panicked"))?;
         let Worker { client, content, findings, .. } = worker.context("the guest lost its disk")?;
         let recorder = lock(&self.recorder).clone();
         Ok(StoppedGuest { client, content, findings, recorder })
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.stop.raise();
     }
 }
 

@@ -1,0 +1,196 @@
+//! The two guests of the demo, behind one contract: a thread of this process, and a machine in QEMU.
+
+use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use super::progress::Progress;
+use super::report::Wrong;
+use crate::nbd_client::{Address, Client, ClientOptions, StopFlag};
+use crate::workload::{self, Content, Findings, Guest, GuestOptions, Mark, StoppedGuest};
+
+/// A guest that works on a disk and knows what it must hold.
+pub trait DemoGuest: Sized {
+    /// A moment in the guest's record.
+    type Mark;
+    /// What is left of the guest once it has stopped: it still knows the disk.
+    type Stopped: StoppedDemoGuest;
+
+    /// What the guest does, in a few words.
+    fn description(&self) -> String;
+
+    /// Marks this moment.
+    fn mark(&self) -> Self::Mark;
+
+    /// What the guest felt between two marks.
+    fn between(&self, first: &Self::Mark, last: &Self::Mark) -> Felt;
+
+    /// Fails as soon as the guest can no longer work; never ends otherwise.
+    fn failure(&self) -> impl Future<Output = anyhow::Error>;
+
+    /// Stops the guest and lets it compare its whole disk.
+    ///
+    /// # Errors
+    /// If the guest, or its disk, was lost. Wrong content is no error here: the stopped guest tells.
+    fn stop_and_verify(self, progress: &mut Progress) -> impl Future<Output = anyhow::Result<Self::Stopped>>;
+}
+
+/// A guest that has compared its disk.
+pub trait StoppedDemoGuest {
+    /// Compares the image file, which nobody serves any more, with what the guest knows.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    fn verify_image(
+        &mut self,
+        image: &Path,
+        progress: &mut Progress,
+    ) -> impl Future<Output = anyhow::Result<()>>;
+
+    /// All that was wrong, from the beginning on.
+    fn wrong(&self) -> Wrong;
+
+    /// How often the guest had to connect again.
+    fn reconnects(&self) -> u64;
+}
+
+/// What a guest felt in a window of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Felt {
+    /// Requests completed.
+    pub requests: u64,
+    /// Requests per second.
+    pub iops: f64,
+    /// The longest time without a completion.
+    pub longest_stall: Duration,
+}
+
+/// A guest that is a thread of this process.
+#[derive(Debug)]
+pub struct ThreadGuest {
+    guest: Guest,
+    options: GuestOptions,
+    block_bytes: u32,
+}
+
+impl ThreadGuest {
+    /// Connects, fills the first `fill_bytes` bytes of the disk, and begins to work. `stop` ends any wait.
+    ///
+    /// # Errors
+    /// If the disk cannot be reached or filled.
+    pub async fn start(
+        address: Address,
+        fill_bytes: u64,
+        block_bytes: u32,
+        options: GuestOptions,
+        stop: StopFlag,
+        progress: &mut Progress,
+    ) -> anyhow::Result<Self> {
+        progress.begin("filling the disk");
+        let (client, content) = with_progress(progress, fill_bytes, move |report| {
+            let options = ClientOptions { stop, ..ClientOptions::default() };
+            let mut client = Client::connect(&address, options).context("connect to the volume")?;
+            let mut content = Content::new(client.export().size, block_bytes, FILL_SEED);
+            workload::fill(&mut client, &mut content, fill_bytes, report)?;
+            Ok((client, content))
+        })
+        .await?;
+        Ok(Self { guest: Guest::start(client, content, options)?, options, block_bytes })
+    }
+}
+
+/// Any number will do: the disk is new, so that no older content can be mistaken for this.
+const FILL_SEED: u64 = 0x5e74a;
+/// How often it is looked whether a guest has failed.
+const FAILURE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+impl DemoGuest for ThreadGuest {
+    type Mark = Mark;
+    type Stopped = StoppedThreadGuest;
+
+    fn description(&self) -> String {
+        let reads = 100 - (self.options.mix.writes / (workload::Mix::WHOLE / 100)).min(100);
+        let (block, in_flight) = (self.block_bytes / 1024, self.options.in_flight);
+        format!("{block} KiB, {reads}/{} random, {in_flight} outstanding", 100 - reads)
+    }
+
+    fn mark(&self) -> Mark {
+        self.guest.mark()
+    }
+
+    fn between(&self, first: &Mark, last: &Mark) -> Felt {
+        let summary = self.guest.between(first, last);
+        Felt { requests: summary.completions, iops: summary.iops, longest_stall: summary.longest_stall }
+    }
+
+    async fn failure(&self) -> anyhow::Error {
+        while !self.guest.has_failed() {
+            tokio::time::sleep(FAILURE_CHECK_INTERVAL).await;
+        }
+        anyhow::anyhow!("the guest lost its disk")
+    }
+
+    async fn stop_and_verify(self, progress: &mut Progress) -> anyhow::Result<StoppedThreadGuest> {
+        let stopped = tokio::task::spawn_blocking(|| self.guest.stop()).await.context("stop the guest")??;
+        let disk_bytes = stopped.content.disk_bytes();
+        progress.begin("verifying the whole disk");
+        with_progress(progress, disk_bytes, move |report| {
+            let StoppedGuest { mut client, content, mut findings, .. } = stopped;
+            findings.append(workload::verify_export(&mut client, &content, report)?);
+            Ok(StoppedThreadGuest { content, findings, reconnects: client.reconnects() })
+        })
+        .await
+    }
+}
+
+/// A thread guest that has stopped.
+#[derive(Debug)]
+pub struct StoppedThreadGuest {
+    content: Content,
+    findings: Findings,
+    reconnects: u64,
+}
+
+impl StoppedDemoGuest for StoppedThreadGuest {
+    async fn verify_image(&mut self, image: &Path, progress: &mut Progress) -> anyhow::Result<()> {
+        progress.begin("verifying the target's image");
+        let (content, image) = (self.content.clone(), image.to_owned());
+        let findings = with_progress(progress, content.disk_bytes(), move |report| {
+            workload::verify_file(&image, &content, report)
+        })
+        .await?;
+        self.findings.append(findings);
+        Ok(())
+    }
+
+    fn wrong(&self) -> Wrong {
+        let first = self.findings.first().iter().map(ToString::to_string).collect();
+        Wrong { count: self.findings.count(), first }
+    }
+
+    fn reconnects(&self) -> u64 {
+        self.reconnects
+    }
+}
+
+/// Runs blocking work on a thread of its own and shows how many of `bytes_total` bytes it has done.
+pub(crate) async fn with_progress<T: Send + 'static>(
+    progress: &mut Progress,
+    bytes_total: u64,
+    work: impl FnOnce(&mut dyn FnMut(u64)) -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let (sender, mut receiver) = tokio::sync::watch::channel(0_u64);
+    let work = tokio::task::spawn_blocking(move || {
+        work(&mut |bytes| {
+            sender.send_replace(bytes);
+        })
+    });
+    // The sender goes when the work has ended.
+    while receiver.changed().await.is_ok() {
+        let bytes = *receiver.borrow_and_update();
+        progress.advance(bytes as f64 / bytes_total.max(1) as f64);
+    }
+    work.await.context("the work's thread panicked")?
+}

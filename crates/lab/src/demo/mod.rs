@@ -1,0 +1,222 @@
+//! The demo: the disk of a working guest moves from one store to another.
+//!
+//! ```text
+//!   folder ─► daemon ─► volume ─► guest fills ─► works ─┬─ before ─┬─ migrate ─┬─ after ─┐
+//!                                                       mark       mark        mark      mark
+//!   report ◄─ compare the image file ◄─ daemon ends ◄─ compare the whole disk ◄─ guest stops
+//! ```
+//!
+//! However it ends, nothing is left behind: the daemon is a child that ends with the demo, everything else is in one
+//! temporary folder.
+
+mod daemon;
+mod folder;
+mod guest;
+mod progress;
+mod report;
+mod signals;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::ensure;
+use api::{Migration, Volume};
+use tokio::time::sleep;
+
+use self::daemon::Daemon;
+use self::folder::DemoFolder;
+use self::signals::Signals;
+use crate::nbd_client::StopFlag;
+use crate::workload::GuestOptions;
+
+pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, ThreadGuest};
+pub use self::progress::Progress;
+pub use self::report::{Figures, Report, Wrong};
+pub use self::signals::Interrupted;
+
+/// How the demo is run.
+#[derive(Clone, Debug)]
+pub struct DemoOptions {
+    /// The program whose `serve` is the daemon: normally the one that runs now.
+    pub program: PathBuf,
+    /// Where the temporary folder is made; `None`: the usual place for temporary files, if it is on a disk.
+    pub parent: Option<PathBuf>,
+    /// Size of the disk in bytes.
+    pub disk_bytes: u64,
+    /// How much of the disk is filled at first, in bytes.
+    pub fill_bytes: u64,
+    /// How long the guest works before and after the migration.
+    pub margin: Duration,
+    /// Who works on the disk.
+    pub guest: GuestKind,
+}
+
+/// Who works on the demo's disk.
+#[derive(Clone, Debug)]
+pub enum GuestKind {
+    /// A thread of this process, over the volume's NBD socket.
+    Thread {
+        /// Bytes of a request.
+        block_bytes: u32,
+        /// What it does.
+        options: GuestOptions,
+    },
+}
+
+impl DemoOptions {
+    /// The demo as people first see it.
+    pub fn new(program: PathBuf) -> Self {
+        Self {
+            program,
+            parent: None,
+            disk_bytes: 1 << 30,
+            fill_bytes: 768 << 20,
+            margin: Duration::from_secs(3),
+            guest: GuestKind::Thread { block_bytes: 8192, options: GuestOptions::default() },
+        }
+    }
+}
+
+/// Runs the demo. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
+///
+/// # Errors
+/// What went wrong, with the log of the daemon or of the machine; [`Interrupted`] after a signal. Wrong content is no
+/// error: then [`Figures::verified`] is false.
+pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Result<Report> {
+    let folder = DemoFolder::create(options.parent.as_deref(), options.disk_bytes)?;
+    let mut stage =
+        Stage { options: &options, folder: &folder, signals: Signals::listen()?, stop: StopFlag::default() };
+    let result = match options.guest.clone() {
+        GuestKind::Thread { block_bytes, options: guest } => {
+            let (fill_bytes, stop) = (options.fill_bytes, stage.stop.clone());
+            let start = async |volume: &Volume, progress: &mut Progress| {
+                let address = volume.uri.parse()?;
+                ThreadGuest::start(address, fill_bytes, block_bytes, guest, stop, progress).await
+            };
+            stage.run(start, progress).await
+        }
+    };
+    progress.end();
+    let removed = folder.remove();
+    let report = result?;
+    removed.map(|()| report)
+}
+
+/// The volume's name.
+const VOLUME: &str = "demo";
+
+/// Where the demo takes place.
+struct Stage<'a> {
+    options: &'a DemoOptions,
+    folder: &'a DemoFolder,
+    signals: Signals,
+    /// Ends the guest's waits for a daemon that will not come back.
+    stop: StopFlag,
+}
+
+/// A migration that has ended, with a guest that has compared its disk.
+struct Moved<S> {
+    stopped: S,
+    guest: String,
+    migration: Migration,
+    volume: Volume,
+    before: Felt,
+    during: Felt,
+    after: Felt,
+    whole: Felt,
+}
+
+impl Stage<'_> {
+    /// Runs the demo with the guest that `start` starts; the daemon has ended when this returns.
+    async fn run<G: DemoGuest>(
+        &mut self,
+        start: impl AsyncFnOnce(&Volume, &mut Progress) -> anyhow::Result<G>,
+        progress: &mut Progress,
+    ) -> anyhow::Result<Report> {
+        progress.begin("starting the daemon");
+        let daemon = self.signals.unless(Daemon::start(&self.options.program, self.folder)).await?;
+        let moved = self.signals.unless(move_under(start, &daemon, self.options, progress)).await;
+        self.stop.raise();
+        let ended = daemon.stop().await;
+        let mut moved = moved?;
+        ended?;
+        let image = Path::new(&moved.volume.image);
+        self.signals.unless(moved.stopped.verify_image(image, progress)).await?;
+        Ok(self.report(moved))
+    }
+
+    fn report<S: StoppedDemoGuest>(&self, moved: Moved<S>) -> Report {
+        let wrong = moved.stopped.wrong();
+        let figures = Figures {
+            bytes_moved: moved.migration.bytes_moved,
+            migration_seconds: moved.migration.seconds,
+            longest_stall_ms: moved.during.longest_stall.as_secs_f64() * 1000.0,
+            iops_before: moved.before.iops,
+            iops_during: moved.during.iops,
+            iops_after: moved.after.iops,
+            verified: wrong.count == 0,
+        };
+        let (source, target) = DemoFolder::STORES;
+        Report {
+            figures,
+            disk_bytes: self.options.disk_bytes,
+            guest: moved.guest,
+            stores: (source.to_owned(), target.to_owned()),
+            gate_closed_ms: moved.migration.switch_over.map(|parts| parts.gate_closed_ms),
+            requests: moved.whole.requests,
+            reconnects: moved.stopped.reconnects(),
+            wrong,
+        }
+    }
+}
+
+/// Makes the volume, lets a guest work on it, moves it meanwhile, and lets the guest compare its disk.
+async fn move_under<G: DemoGuest>(
+    start: impl AsyncFnOnce(&Volume, &mut Progress) -> anyhow::Result<G>,
+    daemon: &Daemon,
+    options: &DemoOptions,
+    progress: &mut Progress,
+) -> anyhow::Result<Moved<G::Stopped>> {
+    let (source, target) = DemoFolder::STORES;
+    let volume = daemon.create_volume(VOLUME, options.disk_bytes, source).await?;
+    let guest = start(&volume, progress).await?;
+    let description = guest.description();
+    let measured = async {
+        progress.begin("measuring the guest before");
+        let before = guest.mark();
+        wait(options.margin, progress).await;
+
+        progress.begin("migrating");
+        let during = guest.mark();
+        let migration =
+            daemon.migrate(VOLUME, target, |migration| progress.advance(migration.fraction)).await?;
+        let after = guest.mark();
+
+        progress.begin("measuring the guest after");
+        wait(options.margin, progress).await;
+        let end = guest.mark();
+        let felt = [(&before, &during), (&during, &after), (&after, &end), (&before, &end)];
+        anyhow::Ok((migration, felt.map(|(first, last)| guest.between(first, last))))
+    };
+    let (migration, [before, during, after, whole]) = tokio::select! {
+        measured = measured => measured?,
+        failure = guest.failure() => return Err(failure),
+    };
+    let stopped = guest.stop_and_verify(progress).await?;
+    let volume = daemon.volume(VOLUME).await?;
+    ensure!(
+        volume.store.as_deref() == Some(target),
+        "the volume says that it is in store {:?}",
+        volume.store
+    );
+    Ok(Moved { stopped, guest: description, migration, volume, before, during, after, whole })
+}
+
+/// Lets time pass, and shows it.
+async fn wait(duration: Duration, progress: &mut Progress) {
+    const STEPS: u32 = 20;
+    for step in 1..=STEPS {
+        sleep(duration / STEPS).await;
+        progress.advance(f64::from(step) / f64::from(STEPS));
+    }
+}

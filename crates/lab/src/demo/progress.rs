@@ -1,0 +1,78 @@
+//! How far the demo is: a bar on a terminal, plain lines elsewhere. Both go to standard error, so that standard output
+//! holds nothing but the report.
+
+use std::io::IsTerminal as _;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Shows one step after the other.
+#[derive(Debug)]
+pub struct Progress(Form);
+
+#[derive(Debug)]
+enum Form {
+    /// A bar that redraws itself.
+    Bar(ProgressBar),
+    /// A line for each step, and for each tenth of it.
+    Lines { step: String, tenths: u32 },
+    /// Nothing.
+    Silent,
+}
+
+impl Progress {
+    /// A bar if standard error is a terminal, lines otherwise.
+    pub fn on_stderr() -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(Form::Lines { step: String::new(), tenths: 0 });
+        }
+        let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(20));
+        // A template that does not parse costs the looks, nothing else.
+        if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} {msg:<34!} [{bar:30}] {percent:>3} %") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Self(Form::Bar(bar))
+    }
+
+    /// Shows nothing.
+    pub fn silent() -> Self {
+        Self(Form::Silent)
+    }
+
+    /// Begins a step.
+    pub fn begin(&mut self, name: &str) {
+        match &mut self.0 {
+            Form::Bar(bar) => {
+                bar.set_message(name.to_owned());
+                bar.set_position(0);
+            }
+            Form::Lines { step, tenths } => {
+                name.clone_into(step);
+                *tenths = 0;
+                eprintln!("{step}");
+            }
+            Form::Silent => {}
+        }
+    }
+
+    /// Tells how much of the step is done, 0 to 1. It is shown as 100 % only when all of it is.
+    pub fn advance(&mut self, fraction: f64) {
+        match &mut self.0 {
+            Form::Bar(bar) => bar.set_position((fraction * 1000.0) as u64),
+            Form::Lines { step, tenths } => {
+                let reached = (fraction * 10.0) as u32;
+                if reached > *tenths {
+                    *tenths = reached;
+                    eprintln!("{step}: {} %", reached * 10);
+                }
+            }
+            Form::Silent => {}
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn end(&mut self) {
+        if let Form::Bar(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
