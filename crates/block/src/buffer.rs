@@ -4,16 +4,18 @@
 //! stores from one buffer. The memory lives until the last handle is gone, so a kernel that still works on a request
 //! whose future was dropped never sees it freed. It goes back to its [`BufferPool`] then.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Page size of the memory behind buffers, in bytes: the strictest alignment of direct I/O.
 pub const PAGE: usize = 4096;
 
-/// Pages of one buffer that a pool keeps for reuse: 256 KiB, the largest chunk that the mover asks for at a time
+/// Pages of one buffer that a pool keeps for reuse: 1 MiB, the largest chunk that the mover asks for at a time
 /// with many in flight. Larger ones are freed at once.
 const POOLED_PAGES_MAX: usize = 256;
-/// Free buffers that a pool keeps for each size.
+/// Free buffers that a pool keeps for each size: as many as a busy guest has requests in flight.
 const POOLED_BUFFERS_MAX: usize = 128;
+/// Free pages that a pool keeps for each size (8 MiB), so that a burst of large requests does not keep its memory.
+const POOLED_PAGES_TOTAL_MAX: usize = 2048;
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(4096))]
@@ -31,13 +33,15 @@ struct Memory {
     pages: Vec<Page>,
     /// Where the pages go when the last handle is gone; `None`: they are freed.
     pool: Option<Arc<FreeLists>>,
+    /// Index under which the owner of `pool` registered the pages with the kernel; `None`: it did not.
+    registration: Option<u16>,
 }
 
 impl Buffer {
     /// Makes a buffer of `length` zero bytes outside any pool.
     pub fn zeroed(length: usize) -> Self {
         let pages = bytemuck::zeroed_vec(length.div_ceil(PAGE));
-        Self { memory: Arc::new(Memory { pages, pool: None }), start: 0, length }
+        Self { memory: Arc::new(Memory { pages, pool: None, registration: None }), start: 0, length }
     }
 
     /// Makes a buffer that holds a copy of `bytes`.
@@ -124,6 +128,19 @@ impl Buffer {
     pub fn as_ptr(&self) -> *const u8 {
         self.as_slice().as_ptr()
     }
+
+    /// Tells whether the window starts at a multiple of `alignment` bytes in memory (a power of two).
+    pub fn is_aligned_to(&self, alignment: usize) -> bool {
+        self.start & (alignment.min(PAGE) - 1) == 0
+    }
+
+    /// Index under which this memory was registered with the kernel by the engine that owns `pool`.
+    ///
+    /// `None` for memory of any other pool: an index means nothing to another engine's ring.
+    pub(crate) fn registration_in(&self, pool: &BufferPool) -> Option<u16> {
+        let owner = self.memory.pool.as_ref()?;
+        if Arc::ptr_eq(owner, &pool.free) { self.memory.registration } else { None }
+    }
 }
 
 impl std::fmt::Debug for Buffer {
@@ -135,7 +152,7 @@ impl std::fmt::Debug for Buffer {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.put(std::mem::take(&mut self.pages));
+            pool.put(std::mem::take(&mut self.pages), self.registration);
         }
     }
 }
@@ -159,7 +176,15 @@ pub struct BufferPool {
 /// helper thread.
 #[derive(Default)]
 struct FreeLists {
-    by_order: Mutex<[Vec<Vec<Page>>; POOLED_PAGES_MAX.ilog2() as usize + 1]>,
+    by_order: Mutex<[FreeList; POOLED_PAGES_MAX.ilog2() as usize + 1]>,
+}
+
+/// Free memory of one size.
+#[derive(Default)]
+struct FreeList {
+    /// Handed out first, and never given back to the system while the pool lives: as many as were registered.
+    registered: Vec<(Vec<Page>, u16)>,
+    plain: Vec<Vec<Page>>,
 }
 
 impl BufferPool {
@@ -168,25 +193,133 @@ impl BufferPool {
         Self::default()
     }
 
+    /// Makes a pool that starts with one buffer of each of `lengths`, after showing their memory to `register`.
+    ///
+    /// `register` gets address and length of each, and answers whether it registered them, in this order, from
+    /// index 0 on. If it did not, the pool starts empty.
+    pub(crate) fn with_registered(
+        lengths: &[usize],
+        register: impl FnOnce(&[(*mut u8, usize)]) -> bool,
+    ) -> Self {
+        let mut blocks: Vec<Vec<Page>> =
+            lengths.iter().map(|length| bytemuck::zeroed_vec(pages_of(*length))).collect();
+        let addresses: Vec<_> =
+            blocks.iter_mut().map(|pages| (pages.as_mut_ptr().cast(), pages.len() * PAGE)).collect();
+        let pool = Self::new();
+        if register(&addresses) {
+            let mut lists = pool.free.lock();
+            for (pages, index) in blocks.into_iter().zip(0..) {
+                lists[order_of(pages.len())].registered.push((pages, index));
+            }
+        }
+        pool
+    }
+
     /// Hands out a buffer of `length` bytes with arbitrary content.
     pub fn take(&self, length: usize) -> Buffer {
-        let pages = length.div_ceil(PAGE).next_power_of_two();
-        if pages > POOLED_PAGES_MAX {
+        let page_count = pages_of(length);
+        if page_count > POOLED_PAGES_MAX {
             return Buffer::zeroed(length);
         }
-        let order = pages.ilog2() as usize;
-        let free = self.free.by_order.lock().unwrap_or_else(PoisonError::into_inner)[order].pop();
-        let pages = free.unwrap_or_else(|| bytemuck::zeroed_vec(pages));
-        Buffer { memory: Arc::new(Memory { pages, pool: Some(Arc::clone(&self.free)) }), start: 0, length }
+        let (pages, registration) = self.free.take(page_count);
+        let memory = Memory { pages, pool: Some(Arc::clone(&self.free)), registration };
+        Buffer { memory: Arc::new(memory), start: 0, length }
     }
 }
 
 impl FreeLists {
-    fn put(&self, pages: Vec<Page>) {
-        let order = pages.len().ilog2() as usize;
-        let list = &mut self.by_order.lock().unwrap_or_else(PoisonError::into_inner)[order];
-        if list.len() < POOLED_BUFFERS_MAX {
-            list.push(pages);
+    fn lock(&self) -> MutexGuard<'_, [FreeList; POOLED_PAGES_MAX.ilog2() as usize + 1]> {
+        self.by_order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, page_count: usize) -> (Vec<Page>, Option<u16>) {
+        let mut lists = self.lock();
+        let list = &mut lists[order_of(page_count)];
+        if let Some((pages, index)) = list.registered.pop() {
+            return (pages, Some(index));
+        }
+        let pages = list.plain.pop();
+        drop(lists);
+        (pages.unwrap_or_else(|| bytemuck::zeroed_vec(page_count)), None)
+    }
+
+    fn put(&self, pages: Vec<Page>, registration: Option<u16>) {
+        let kept_max = POOLED_BUFFERS_MAX.min(POOLED_PAGES_TOTAL_MAX / pages.len());
+        let mut lists = self.lock();
+        let list = &mut lists[order_of(pages.len())];
+        match registration {
+            Some(index) => list.registered.push((pages, index)),
+            None if list.plain.len() < kept_max => list.plain.push(pages),
+            None => {}
+        }
+    }
+}
+
+/// Pages of the pooled buffer that holds `length` bytes: a power of two, at least one.
+fn pages_of(length: usize) -> usize {
+    length.div_ceil(PAGE).next_power_of_two()
+}
+
+fn order_of(page_count: usize) -> usize {
+    page_count.ilog2() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_buffer_is_not_written_under_its_other_handles() {
+        let mut first = Buffer::copy_of(b"before");
+        let second = first.clone();
+        assert!(first.as_mut_slice().is_none());
+        first.fill_from(b"after!");
+        assert_eq!((first.as_slice(), second.as_slice()), (&b"after!"[..], &b"before"[..]));
+    }
+
+    #[test]
+    fn memory_goes_back_to_its_pool_with_the_last_handle_only() {
+        let pool = BufferPool::new();
+        let buffer = pool.take(5000);
+        let (address, part) = (buffer.as_ptr(), buffer.slice(4096, 100));
+        drop(buffer);
+        assert_ne!(pool.take(5000).as_ptr(), address, "a slice still holds the memory");
+        drop(part);
+        let reused: Vec<_> = (0..2).map(|_| pool.take(5000)).collect();
+        assert!(reused.iter().any(|buffer| buffer.as_ptr() == address));
+    }
+
+    #[test]
+    fn a_registration_is_known_to_its_own_pool_only() {
+        let pool = BufferPool::with_registered(&[4096, 8192], |addresses| {
+            assert_eq!(addresses.iter().map(|(_, length)| *length).collect::<Vec<_>>(), [4096, 8192]);
+            true
+        });
+        let (small, large, third) = (pool.take(1), pool.take(8192), pool.take(4096));
+        assert_eq!(small.registration_in(&pool), Some(0));
+        assert_eq!(large.slice(4096, 10).registration_in(&pool), Some(1));
+        assert_eq!(third.registration_in(&pool), None);
+        assert_eq!(small.registration_in(&BufferPool::new()), None);
+        drop((small, third));
+        assert_eq!(pool.take(4096).registration_in(&pool), Some(0), "registered memory is preferred");
+    }
+
+    #[test]
+    fn a_pool_without_registration_starts_empty_and_works() {
+        let pool = BufferPool::with_registered(&[4096], |_| false);
+        assert_eq!(pool.take(4096).registration_in(&pool), None);
+    }
+
+    #[test]
+    fn zeroes_are_told_from_a_single_other_byte_at_any_place() {
+        for length in [0, 1, 15, 16, 17, 4096, 4099] {
+            let mut bytes = vec![0; length];
+            assert!(is_zero(&bytes));
+            for index in (0..length).step_by(7).chain(length.checked_sub(1)) {
+                bytes[index] = 1;
+                assert!(!is_zero(&bytes), "byte {index} of {length}");
+                bytes[index] = 0;
+            }
         }
     }
 }

@@ -9,12 +9,129 @@
 //!      `Driver`                        what the executor parks on
 //! ```
 
+mod clock;
+mod helpers;
+pub mod ring;
+pub mod threads;
+mod wakeup;
+
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::device::{ByteRange, Durability, IoFuture};
+use crate::executor::{Driver, Unpark};
+
+use self::ring::{RingDriver, RingOptions};
+use self::threads::ThreadsDriver;
+
+/// Opens an engine for the calling thread: what its executor waits on, and what its tasks ask for I/O.
+///
+/// [`EngineChoice::Auto`] takes io_uring, or threads where the system refuses it (seccomp, sysctl, an old kernel, no
+/// memory to lock), and logs which and why.
+///
+/// # Errors
+/// [`EngineError`] if the chosen engine, or for `Auto` even the threads, cannot be had.
+pub fn open(choice: EngineChoice) -> Result<(EngineDriver, Rc<dyn Engine>), EngineError> {
+    open_with(choice, || ring::open(RingOptions::default()))
+}
+
+fn open_with(
+    choice: EngineChoice,
+    open_ring: impl FnOnce() -> Result<(RingDriver, Rc<dyn Engine>), EngineError>,
+) -> Result<(EngineDriver, Rc<dyn Engine>), EngineError> {
+    let refused = match choice {
+        EngineChoice::Threads => None,
+        EngineChoice::Auto | EngineChoice::Ring => match open_ring() {
+            Ok((driver, engine)) => {
+                tracing::info!(engine = engine.name(), "opened an I/O engine");
+                return Ok((EngineDriver::Ring(driver), engine));
+            }
+            Err(error) if choice == EngineChoice::Ring => return Err(error),
+            Err(error) => Some(error),
+        },
+    };
+    let (driver, engine) = threads::open()?;
+    match refused {
+        Some(reason) => {
+            tracing::info!(engine = engine.name(), %reason, "opened an I/O engine without io_uring")
+        }
+        None => tracing::info!(engine = engine.name(), "opened an I/O engine"),
+    }
+    Ok((EngineDriver::Threads(driver), engine))
+}
+
+/// Which engine to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// io_uring, or threads where it is refused.
+    Auto,
+    /// io_uring or nothing.
+    Ring,
+    /// Threads.
+    Threads,
+}
+
+/// Why an engine cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The system does not let this process have it.
+    #[error("{operation}: {}", std::io::Error::from_raw_os_error(.errno.raw_os_error()))]
+    Refused {
+        /// What was tried.
+        operation: &'static str,
+        /// What the system answered.
+        errno: Errno,
+    },
+    /// The kernel's io_uring lacks something that is needed.
+    #[error("use this kernel's io_uring, which lacks {missing}")]
+    TooOld {
+        /// What it lacks.
+        missing: &'static str,
+    },
+}
+
+impl EngineError {
+    /// Makes an error of what the system answered to `operation`.
+    fn refused(operation: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |errno| Self::Refused { operation, errno }
+    }
+}
+
+/// The driver of whichever engine was opened.
+pub enum EngineDriver {
+    /// Of io_uring.
+    Ring(RingDriver),
+    /// Of the threads.
+    Threads(ThreadsDriver),
+}
+
+impl Driver for EngineDriver {
+    fn now(&self) -> Duration {
+        match self {
+            Self::Ring(driver) => driver.now(),
+            Self::Threads(driver) => driver.now(),
+        }
+    }
+
+    fn park(&mut self, deadline: Option<Duration>) {
+        match self {
+            Self::Ring(driver) => driver.park(deadline),
+            Self::Threads(driver) => driver.park(deadline),
+        }
+    }
+
+    fn unparker(&self) -> Arc<dyn Unpark> {
+        match self {
+            Self::Ring(driver) => driver.unparker(),
+            Self::Threads(driver) => driver.unparker(),
+        }
+    }
+}
 
 /// Submits I/O for the tasks of one thread.
 ///
@@ -54,6 +171,14 @@ pub trait Engine {
 
     /// Sends all of `pieces`, in order. At most [`SEND_PIECES_MAX`] of them.
     fn send(&self, socket: &Arc<OwnedFd>, pieces: Vec<Buffer>) -> IoFuture<'static, ()>;
+
+    /// Says that `file` is not used again soon: the engine keeps no reference to it beyond operations in flight.
+    ///
+    /// An engine may hold on to a file that it has seen (registered files) for as long as any handle to it lives, and
+    /// with it to its lock; whoever shares a file with another thread calls this when the lane is done with it.
+    fn release(&self, file: &Arc<OwnedFd>) {
+        let _ = file;
+    }
 
     /// Runs work that may sleep on a helper thread; the future resolves when it has ended.
     ///

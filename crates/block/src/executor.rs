@@ -131,17 +131,22 @@ impl<D: Driver> Executor<D> {
             *slot.borrow_mut() = Some(value);
         });
         loop {
-            self.turn();
+            self.poll_ready();
             if let Some(value) = result.borrow_mut().take() {
                 return value;
             }
+            self.park();
         }
     }
 
-    /// Runs until `stop` says so; it is asked after every turn.
+    /// Runs until `stop` says so; it is asked before tasks are polled, and again before each wait.
     pub fn run_until(&mut self, mut stop: impl FnMut() -> bool) {
         while !stop() {
-            self.turn();
+            self.poll_ready();
+            if stop() {
+                return;
+            }
+            self.park();
         }
     }
 
@@ -159,12 +164,22 @@ impl<D: Driver> Executor<D> {
 
     /// One turn: polls what is ready, fires what is due, parks if there is nothing to do.
     pub fn turn(&mut self) {
+        self.poll_ready();
+        self.park();
+    }
+
+    /// Fires due timers and polls tasks that were woken, at most [`POLLS_PER_TURN`].
+    fn poll_ready(&mut self) {
         self.handle.inner.now.set(self.driver.now());
         self.handle.inner.fire_timers();
         for _ in 0..POLLS_PER_TURN {
             let Some(waker) = self.handle.inner.ready.pop() else { break };
             self.handle.inner.poll(&waker);
         }
+    }
+
+    /// Lets the driver wait, unless tasks are ready.
+    fn park(&mut self) {
         let ready = &self.handle.inner.ready;
         ready.parked.store(true, Ordering::SeqCst);
         let deadline =

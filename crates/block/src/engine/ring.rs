@@ -1,0 +1,351 @@
+//! The io_uring engine: files and sockets of a lane on one ring, on the lane's own thread.
+//!
+//! ```text
+//!   Engine methods ──► Pending (future) ──► queue ──► submission queue ─┐ one io_uring_enter a turn
+//!                          ▲                                            ▼ submits and waits
+//!                          └── wakers ◄── RingDriver::park ◄── completion queue
+//! ```
+//!
+//! Nothing here is shared between threads but the eventfd that ends a wait. The ring is set up for one submitting
+//! thread, with completions handled where that thread waits (DEFER_TASKRUN), and with fewer promises on kernels that
+//! do not know them. What needs registration (files, buffers) works without it as well.
+//!
+//! An operation whose future is dropped stays in the queue until its completion, with its file and buffers. Accept,
+//! receive and send are cancelled then. N.B. a connection that was accepted, or bytes that were received, in the
+//! moment of the drop are lost.
+
+// UNSAFETY: the kernel reads and writes memory that it is told of by address, which no type can follow. The unsafe
+// blocks are three: pushing an entry (`queue`), taking over an accepted descriptor and zeroing a C structure
+// (`request`), and registering buffers (here).
+#![expect(unsafe_code, reason = "io_uring works on raw addresses")]
+
+mod files;
+mod queue;
+mod request;
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use io_uring::IoUring;
+use rustix::io::Errno;
+
+use self::queue::{Queue, Wait};
+use self::request::{Outcome, Request};
+use super::helpers::Helpers;
+use super::wakeup::Wakeup;
+use super::{AllocateMode, Engine, EngineError, SEND_PIECES_MAX, clock};
+use crate::buffer::{Buffer, BufferPool};
+use crate::device::{ByteRange, Durability, IoFuture};
+use crate::error::IoError;
+use crate::executor::{Driver, Unpark};
+
+/// Helper threads of one lane, for calls that have no asynchronous form: few and rare.
+const HELPER_THREADS_MAX: usize = 4;
+
+/// Sizes in bytes of the buffers to register, and how many of each: 1.9 MiB, because without privileges all lanes
+/// share what a user may lock, often 8 MiB. Small ones serve guests, large ones the mover.
+const REGISTERED: [(usize, usize); 4] = [(4 << 10, 32), (8 << 10, 32), (64 << 10, 16), (256 << 10, 2)];
+
+/// How a ring is made.
+#[derive(Clone, Copy, Debug)]
+pub struct RingOptions {
+    /// Entries of the submission queue; the completion queue has four times as many. More operations than that may
+    /// be in flight: the rest waits its turn.
+    pub entries: u32,
+    /// Whether to lock memory for buffers that the kernel need not look up at each request.
+    pub registration: Registration,
+}
+
+/// Whether buffers are registered with the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// Where the limit on locked memory allows it.
+    IfAllowed,
+    /// Never.
+    Off,
+}
+
+impl Default for RingOptions {
+    fn default() -> Self {
+        Self { entries: 256, registration: Registration::IfAllowed }
+    }
+}
+
+/// Makes a ring for the calling thread: what its executor waits on, and the engine for its tasks.
+///
+/// # Errors
+/// [`EngineError::Refused`] if the system does not let this process use io_uring, [`EngineError::TooOld`] if the
+/// kernel's lacks something that is needed.
+pub fn open(options: RingOptions) -> Result<(RingDriver, Rc<dyn Engine>), EngineError> {
+    let ring = set_up(options.entries)?;
+    let buffers = registered_buffers(&ring, options.registration);
+    let wakeup = Wakeup::new().map_err(EngineError::refused("make an eventfd"))?;
+    let queue = Rc::new(RefCell::new(Queue::new(ring, buffers.clone())));
+    let driver = RingDriver { queue: Rc::clone(&queue), wakeup, wakeup_read: None, woken: Vec::new() };
+    let helpers = Helpers::new("sterna-helper", HELPER_THREADS_MAX);
+    Ok((driver, Rc::new(RingEngine { queue, buffers, helpers })))
+}
+
+/// What an executor waits on: one `io_uring_enter` a turn.
+///
+/// Dropping it cancels what waits for peers and waits for files, at most ten seconds; what is then still in flight
+/// keeps its memory and files for ever. Requests after that fail with [`IoError::Closed`].
+pub struct RingDriver {
+    queue: Rc<RefCell<Queue>>,
+    wakeup: Arc<Wakeup>,
+    /// The read on the eventfd that is in flight; `None` before the first wait.
+    wakeup_read: Option<usize>,
+    /// Scratch space: whom to wake once the queue is no longer borrowed.
+    woken: Vec<Waker>,
+}
+
+impl Driver for RingDriver {
+    fn now(&self) -> Duration {
+        clock::now()
+    }
+
+    fn park(&mut self, deadline: Option<Duration>) {
+        let wait = match deadline.map(|deadline| deadline.saturating_sub(clock::now())) {
+            None => Wait::Forever,
+            Some(Duration::ZERO) => Wait::No,
+            Some(left) => Wait::AtMost(left),
+        };
+        let wait = if wait == Wait::No || !self.wakeup.prepare_wait() { Wait::No } else { wait };
+        {
+            let mut queue = self.queue.borrow_mut();
+            if wait != Wait::No {
+                arm(&mut queue, &self.wakeup, &mut self.wakeup_read);
+            }
+            queue.enter(wait, &mut self.woken);
+        }
+        self.wakeup.resume();
+        self.woken.drain(..).for_each(Waker::wake);
+        self.wakeup.resume();
+    }
+
+    fn unparker(&self) -> Arc<dyn Unpark> {
+        Arc::clone(&self.wakeup) as Arc<dyn Unpark>
+    }
+}
+
+impl Drop for RingDriver {
+    fn drop(&mut self) {
+        self.queue.borrow_mut().close(&mut self.woken);
+        self.woken.drain(..).for_each(Waker::wake);
+    }
+}
+
+/// Sees to it that a read on the eventfd is in flight.
+fn arm(queue: &mut Queue, wakeup: &Arc<Wakeup>, read: &mut Option<usize>) {
+    let is_over = read.is_none_or(|key| queue.take(key, Waker::noop()).is_some());
+    if is_over {
+        // Without it only other threads' wake-ups would come late, and an open ring always takes it.
+        *read = queue.start(Request::wakeup(Arc::clone(wakeup.eventfd())), Waker::noop().clone()).ok();
+    }
+}
+
+struct RingEngine {
+    queue: Rc<RefCell<Queue>>,
+    buffers: BufferPool,
+    helpers: Helpers,
+}
+
+impl RingEngine {
+    fn run(&self, request: Request) -> Pending {
+        Pending { queue: Rc::clone(&self.queue), state: State::Unsubmitted(request) }
+    }
+}
+
+impl Engine for RingEngine {
+    fn name(&self) -> &'static str {
+        "io_uring"
+    }
+
+    fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    fn read_at(&self, file: &Arc<OwnedFd>, offset: u64, buffer: Buffer) -> IoFuture<'static, Buffer> {
+        if buffer.is_empty() {
+            return Box::pin(std::future::ready(Ok(buffer)));
+        }
+        Box::pin(self.run(Request::read(Arc::clone(file), offset, buffer)).map(|outcome| filled(outcome?)))
+    }
+
+    fn write_at(
+        &self,
+        file: &Arc<OwnedFd>,
+        offset: u64,
+        data: Buffer,
+        durability: Durability,
+    ) -> IoFuture<'static, ()> {
+        if data.is_empty() {
+            return Box::pin(std::future::ready(Ok(())));
+        }
+        Box::pin(self.run(Request::write(Arc::clone(file), offset, data, durability)).map(done))
+    }
+
+    fn sync(&self, file: &Arc<OwnedFd>) -> IoFuture<'static, ()> {
+        Box::pin(self.run(Request::sync(Arc::clone(file))).map(done))
+    }
+
+    fn allocate(&self, file: &Arc<OwnedFd>, mode: AllocateMode, range: ByteRange) -> IoFuture<'static, ()> {
+        Box::pin(self.run(Request::allocate(Arc::clone(file), mode, range)).map(done))
+    }
+
+    fn accept(&self, listener: &Arc<OwnedFd>) -> IoFuture<'static, OwnedFd> {
+        Box::pin(self.run(Request::accept(Arc::clone(listener))).map(|outcome| match outcome? {
+            Outcome::Connection(connection) => Ok(connection),
+            Outcome::Done | Outcome::Filled(..) => Err(IoError::Unsupported),
+        }))
+    }
+
+    fn receive(&self, socket: &Arc<OwnedFd>, buffer: Buffer) -> IoFuture<'static, (Buffer, usize)> {
+        Box::pin(self.run(Request::receive(Arc::clone(socket), buffer)).map(|outcome| match outcome? {
+            Outcome::Filled(buffer, length) => Ok((buffer, length)),
+            Outcome::Done | Outcome::Connection(_) => Err(IoError::Unsupported),
+        }))
+    }
+
+    fn send(&self, socket: &Arc<OwnedFd>, pieces: Vec<Buffer>) -> IoFuture<'static, ()> {
+        if pieces.len() > SEND_PIECES_MAX {
+            return Box::pin(std::future::ready(Err(IoError::os("send", Errno::MSGSIZE))));
+        }
+        if pieces.iter().all(Buffer::is_empty) {
+            return Box::pin(std::future::ready(Ok(())));
+        }
+        Box::pin(self.run(Request::send(Arc::clone(socket), pieces)).map(done))
+    }
+
+    fn run_blocking(&self, work: Box<dyn FnOnce() + Send>) -> IoFuture<'static, ()> {
+        self.helpers.run(work)
+    }
+
+    fn release(&self, file: &Arc<OwnedFd>) {
+        self.queue.borrow_mut().release(file);
+    }
+}
+
+/// One operation as a future; submitted when it is first polled.
+struct Pending {
+    queue: Rc<RefCell<Queue>>,
+    state: State,
+}
+
+enum State {
+    Unsubmitted(Request),
+    Submitted(usize),
+    Over,
+}
+
+impl Future for Pending {
+    type Output = Result<Outcome, IoError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let polled = match std::mem::replace(&mut this.state, State::Over) {
+            State::Unsubmitted(request) => {
+                match this.queue.borrow_mut().start(request, context.waker().clone()) {
+                    Ok(key) => Err(key),
+                    Err(error) => Ok(Err(error)),
+                }
+            }
+            State::Submitted(key) => this.queue.borrow_mut().take(key, context.waker()).ok_or(key),
+            State::Over => Ok(Err(IoError::Closed)),
+        };
+        match polled {
+            Ok(result) => Poll::Ready(result),
+            Err(key) => {
+                this.state = State::Submitted(key);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let State::Submitted(key) = self.state {
+            self.queue.borrow_mut().abandon(key);
+        }
+    }
+}
+
+fn filled(outcome: Outcome) -> Result<Buffer, IoError> {
+    match outcome {
+        Outcome::Filled(buffer, _) => Ok(buffer),
+        Outcome::Done | Outcome::Connection(_) => Err(IoError::Unsupported),
+    }
+}
+
+fn done(outcome: Result<Outcome, IoError>) -> Result<(), IoError> {
+    outcome.map(drop)
+}
+
+/// Makes a ring with as many of the wanted promises as the kernel knows.
+fn set_up(entries: u32) -> Result<IoUring, EngineError> {
+    let attempts: [fn(&mut io_uring::Builder); 3] = [
+        |builder| {
+            builder.setup_single_issuer().setup_coop_taskrun().setup_defer_taskrun();
+            builder.setup_taskrun_flag().setup_submit_all();
+        },
+        |builder| {
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        },
+        |_| (),
+    ];
+    let mut refused = Errno::INVAL;
+    for attempt in attempts {
+        let mut builder = IoUring::builder();
+        builder.setup_clamp().setup_cqsize(entries.saturating_mul(4)).dontfork();
+        attempt(&mut builder);
+        match builder.build(entries) {
+            Ok(ring) => return check_features(ring),
+            Err(error) => refused = Errno::from_io_error(&error).unwrap_or(Errno::IO),
+        }
+        // Anything but an unknown flag is no better with fewer flags.
+        if refused != Errno::INVAL {
+            break;
+        }
+    }
+    Err(EngineError::Refused { operation: "set up an io_uring", errno: refused })
+}
+
+fn check_features(ring: IoUring) -> Result<IoUring, EngineError> {
+    let parameters = ring.params();
+    if !parameters.is_feature_ext_arg() {
+        return Err(EngineError::TooOld { missing: "waiting with a time limit" });
+    }
+    if !parameters.is_feature_nodrop() {
+        return Err(EngineError::TooOld { missing: "keeping completions that do not fit" });
+    }
+    Ok(ring)
+}
+
+fn registered_buffers(ring: &IoUring, registration: Registration) -> BufferPool {
+    if registration == Registration::Off {
+        return BufferPool::new();
+    }
+    let lengths: Vec<usize> =
+        REGISTERED.iter().flat_map(|(length, count)| std::iter::repeat_n(*length, *count)).collect();
+    BufferPool::with_registered(&lengths, |memory| {
+        let pieces: Vec<_> = memory
+            .iter()
+            .map(|(address, length)| libc::iovec { iov_base: address.cast(), iov_len: *length })
+            .collect();
+        // SAFETY: the pool keeps this memory while it lives. The kernel pins it, and touches it only for entries that
+        // name it, which are made from live buffers of this pool alone.
+        let result = unsafe { ring.submitter().register_buffers(&pieces) };
+        if let Err(error) = &result {
+            tracing::debug!(%error, "buffers are not registered");
+        }
+        result.is_ok()
+    })
+}

@@ -1,0 +1,363 @@
+//! The ring itself: operations in a slab, keyed by what comes back in their completions.
+//!
+//! ```text
+//!   start ──► queued ──► in flight ──┬──► finished ──► taken by the future
+//!               │            │       │
+//!               │ abandoned  │       └──► (abandoned) dropped here, with file and buffers
+//!               └► dropped   └► abandoned: stays until its completion; cancelled if it waits for a peer
+//! ```
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+use rustix::io::Errno;
+use slab::Slab;
+
+use super::files::FileTable;
+use super::request::{Outcome, Request, Step};
+use crate::buffer::BufferPool;
+use crate::error::IoError;
+
+/// Marks completions that nobody waits for: those of cancellations.
+const NOBODY: u64 = u64::MAX;
+
+/// How long a ring that is closed waits for file operations in flight. A store that hangs longer than this keeps
+/// their memory and files for ever: they are leaked, because the kernel may still write to them.
+const CLOSE_WAIT: Duration = Duration::from_secs(10);
+
+/// An io_uring with its operations.
+pub(super) struct Queue {
+    ring: IoUring,
+    operations: Slab<Operation>,
+    /// Goes into the upper half of an entry's user data, so that a late cancellation never meets the next operation
+    /// that has the same slot.
+    sequence: u32,
+    /// What did not fit into the submission queue, in order.
+    backlog: VecDeque<Waiting>,
+    files: FileTable,
+    /// Pool whose memory is registered with this ring.
+    buffers: BufferPool,
+    /// Scratch space for completions.
+    completions: Vec<(u64, i32)>,
+    closed: bool,
+    /// The last failure of `io_uring_enter` that was logged.
+    complained: Option<i32>,
+}
+
+struct Operation {
+    /// `None` once it has finished.
+    request: Option<Request>,
+    phase: Phase,
+    sequence: u32,
+}
+
+enum Phase {
+    /// The kernel has it, or will. The waker of its future, if that has been polled.
+    InFlight(Waker),
+    /// Its future was dropped.
+    Abandoned,
+    /// Its result waits for the future.
+    Finished(Result<Outcome, IoError>),
+}
+
+enum Waiting {
+    Operation(usize),
+    Cancellation(u64),
+}
+
+/// How long to wait for completions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Submit, and collect what is there.
+    No,
+    /// Until one arrives.
+    Forever,
+    /// Until one arrives, but not longer than this.
+    AtMost(Duration),
+}
+
+impl Queue {
+    pub(super) fn new(ring: IoUring, buffers: BufferPool) -> Self {
+        let files = FileTable::new(&ring.submitter());
+        Self {
+            ring,
+            operations: Slab::new(),
+            sequence: 0,
+            backlog: VecDeque::new(),
+            files,
+            buffers,
+            completions: Vec::new(),
+            closed: false,
+            complained: None,
+        }
+    }
+
+    /// Queues an operation and returns its key.
+    ///
+    /// # Errors
+    /// [`IoError::Closed`] once the ring is closed, and what is wrong with the request.
+    pub(super) fn start(&mut self, request: Request, waker: Waker) -> Result<usize, IoError> {
+        if self.closed {
+            return Err(IoError::Closed);
+        }
+        self.sequence = self.sequence.wrapping_add(1);
+        let phase = Phase::InFlight(waker);
+        let key =
+            self.operations.insert(Operation { request: Some(request), phase, sequence: self.sequence });
+        self.enqueue(key).inspect_err(|_| drop(self.operations.remove(key)))?;
+        Ok(key)
+    }
+
+    /// Takes the result of an operation, or leaves `waker` to be woken when there is one.
+    pub(super) fn take(&mut self, key: usize, waker: &Waker) -> Option<Result<Outcome, IoError>> {
+        match self.operations.get_mut(key).map(|operation| &mut operation.phase) {
+            Some(Phase::InFlight(current)) => {
+                current.clone_from(waker);
+                None
+            }
+            Some(Phase::Finished(_)) => match self.operations.remove(key).phase {
+                Phase::Finished(result) => Some(result),
+                Phase::InFlight(_) | Phase::Abandoned => None,
+            },
+            Some(Phase::Abandoned) | None => Some(Err(IoError::Closed)),
+        }
+    }
+
+    /// Forgets an operation whose future was dropped, as soon as the kernel is done with it.
+    pub(super) fn abandon(&mut self, key: usize) {
+        let queued =
+            self.backlog.iter().position(|waiting| matches!(waiting, Waiting::Operation(k) if *k == key));
+        if let Some(index) = queued {
+            self.backlog.remove(index);
+            self.operations.try_remove(key);
+            return;
+        }
+        let Some(operation) = self.operations.get_mut(key) else { return };
+        if matches!(operation.phase, Phase::Finished(_)) {
+            self.operations.remove(key);
+            return;
+        }
+        operation.phase = Phase::Abandoned;
+        if operation.request.as_ref().is_some_and(Request::waits_for_peer) {
+            let user_data = user_data(key, operation.sequence);
+            self.enqueue_cancellation(user_data);
+        }
+    }
+
+    /// Submits what is queued, waits as told, and collects completions; appends to `wakers` whom to wake.
+    pub(super) fn enter(&mut self, wait: Wait, wakers: &mut Vec<Waker>) {
+        self.submit_backlog();
+        self.files.sweep(&self.ring.submitter());
+        let wait = if self.ring.completion().is_empty() && self.backlog.is_empty() { wait } else { Wait::No };
+        let result = match wait {
+            Wait::No => self.submit_without_waiting(),
+            Wait::Forever => self.ring.submit_and_wait(1).map(drop),
+            Wait::AtMost(limit) => {
+                let limit = Timespec::from(limit);
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&limit)).map(drop)
+            }
+        };
+        self.judge(result);
+        self.collect(wakers);
+    }
+
+    /// Releases the ring's hold on a file.
+    pub(super) fn release(&mut self, file: &Arc<OwnedFd>) {
+        if self.closed || !self.files.contains(file) {
+            return;
+        }
+        // Entries not yet submitted name the slot.
+        self.submit_now();
+        if self.ring.submission().is_empty() {
+            self.files.release(file, &self.ring.submitter());
+        }
+    }
+
+    /// Ends everything: cancels what waits for peers, waits for files; appends to `wakers` whom to wake.
+    pub(super) fn close(&mut self, wakers: &mut Vec<Waker>) {
+        self.closed = true;
+        for waiting in std::mem::take(&mut self.backlog) {
+            if let Waiting::Operation(key) = waiting {
+                self.finish(key, Err(IoError::Closed), wakers);
+            }
+        }
+        let all = opcode::AsyncCancel2::new(CancelBuilder::any().all()).build().user_data(NOBODY);
+        self.submit_now();
+        self.push(&all);
+        let deadline = Instant::now() + CLOSE_WAIT;
+        while self.operations.iter().any(|(_, operation)| operation.request.is_some()) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.enter(Wait::AtMost(left), wakers);
+        }
+        let mut leaked = 0;
+        for (_, operation) in &mut self.operations {
+            if let Some(request) = operation.request.take() {
+                std::mem::forget(request);
+                leaked += 1;
+                if let Phase::InFlight(waker) =
+                    std::mem::replace(&mut operation.phase, Phase::Finished(Err(IoError::Closed)))
+                {
+                    wakers.push(waker);
+                }
+            }
+        }
+        if leaked > 0 {
+            tracing::warn!(
+                operations = leaked,
+                "closed with operations in flight: their memory is not reused"
+            );
+        }
+        self.files.unregister(&self.ring.submitter());
+    }
+
+    /// Puts an operation into the submission queue, or into the backlog if that is full.
+    fn enqueue(&mut self, key: usize) -> Result<(), IoError> {
+        if self.backlog.is_empty() {
+            let entry = self.entry(key)?;
+            if self.push(&entry) {
+                return Ok(());
+            }
+        }
+        self.backlog.push_back(Waiting::Operation(key));
+        Ok(())
+    }
+
+    fn enqueue_cancellation(&mut self, target: u64) {
+        if !self.backlog.is_empty() || !self.push(&cancellation(target)) {
+            self.backlog.push_back(Waiting::Cancellation(target));
+        }
+    }
+
+    fn submit_backlog(&mut self) {
+        while let Some(first) = self.backlog.front() {
+            let entry = match first {
+                Waiting::Cancellation(target) => Ok(cancellation(*target)),
+                Waiting::Operation(key) => {
+                    let key = *key;
+                    self.entry(key)
+                }
+            };
+            // An entry that can be made once can be made again: only a shared buffer prevents it, and it was not
+            // shared at the start.
+            let Ok(entry) = entry else { return };
+            if !self.push(&entry) {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    /// Makes the entry of what an operation still has to do.
+    fn entry(&mut self, key: usize) -> Result<squeue::Entry, IoError> {
+        let operation = self.operations.get_mut(key).ok_or(IoError::Closed)?;
+        let request = operation.request.as_mut().ok_or(IoError::Closed)?;
+        let reference = self.files.reference(request.file(), &self.ring.submitter());
+        let entry = request.entry(reference, &self.buffers)?;
+        Ok(entry.user_data(user_data(key, operation.sequence)))
+    }
+
+    /// Pushes an entry, submitting what is there if the queue is full; `false` if the kernel takes nothing.
+    fn push(&mut self, entry: &squeue::Entry) -> bool {
+        if self.ring.submission().is_full() {
+            self.submit_now();
+        }
+        // SAFETY: what the entry points to (buffer, message) is owned by its operation, which stays in the slab until
+        // the completion, also when its future is dropped or the queue is closed. Cancellations point to nothing.
+        unsafe { self.ring.submission().push(entry) }.is_ok()
+    }
+
+    fn submit_now(&mut self) {
+        let result = self.ring.submit().map(drop);
+        self.judge(result);
+    }
+
+    /// Submits what is queued; without that, enters the kernel only if it says that it holds completions back.
+    fn submit_without_waiting(&mut self) -> std::io::Result<()> {
+        let submission = self.ring.submission();
+        let pending = !submission.is_empty() || submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        if pending { self.ring.submit().map(drop) } else { Ok(()) }
+    }
+
+    /// Tells the ends of a wait and of the kernel's patience, which the next turn takes care of, from real failures.
+    fn judge(&mut self, result: std::io::Result<()>) {
+        let Err(error) = result else { return };
+        let harmless = [Errno::TIME, Errno::INTR, Errno::AGAIN, Errno::BUSY].map(Errno::raw_os_error);
+        match error.raw_os_error() {
+            Some(code) if harmless.contains(&code) => {}
+            code if code == self.complained => {}
+            code => {
+                self.complained = code;
+                tracing::error!(%error, "io_uring takes no submissions");
+            }
+        }
+    }
+
+    fn collect(&mut self, wakers: &mut Vec<Waker>) {
+        let mut completions = std::mem::take(&mut self.completions);
+        completions.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        for (user_data, result) in completions.drain(..) {
+            if user_data != NOBODY {
+                self.complete(user_data, result, wakers);
+            }
+        }
+        self.completions = completions;
+    }
+
+    fn complete(&mut self, user_data: u64, result: i32, wakers: &mut Vec<Waker>) {
+        let key = (user_data & u64::from(u32::MAX)) as usize;
+        let Some(operation) = self.operations.get_mut(key) else { return };
+        debug_assert_eq!(
+            u64::from(operation.sequence),
+            user_data >> 32,
+            "a slot is kept until its completion"
+        );
+        let Some(request) = &mut operation.request else { return };
+        let step = request.advance(result);
+        let is_wanted = matches!(operation.phase, Phase::InFlight(_)) && !self.closed;
+        match step {
+            Step::Again if is_wanted => {
+                if let Err(error) = self.enqueue(key) {
+                    self.finish(key, Err(error), wakers);
+                }
+            }
+            Step::Again => self.finish(key, Err(IoError::Closed), wakers),
+            Step::Finished(result) => self.finish(key, result, wakers),
+        }
+    }
+
+    fn finish(&mut self, key: usize, result: Result<Outcome, IoError>, wakers: &mut Vec<Waker>) {
+        let Some(operation) = self.operations.get_mut(key) else { return };
+        operation.request = None;
+        match std::mem::replace(&mut operation.phase, Phase::Finished(result)) {
+            Phase::InFlight(waker) => wakers.push(waker),
+            Phase::Abandoned | Phase::Finished(_) => drop(self.operations.remove(key)),
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // The driver closes it; this is for a driver that was leaked: no memory is freed under the kernel.
+        if !self.closed {
+            self.close(&mut Vec::new());
+        }
+    }
+}
+
+fn user_data(key: usize, sequence: u32) -> u64 {
+    // Keys stay far below 2^32: each stands for memory of at least a hundred bytes.
+    u64::from(sequence) << 32 | key as u64
+}
+
+fn cancellation(target: u64) -> squeue::Entry {
+    opcode::AsyncCancel::new(target).build().user_data(NOBODY)
+}

@@ -1,0 +1,264 @@
+//! The engine for places where io_uring is refused: epoll for sockets, threads for files.
+//!
+//! ```text
+//!   sockets:  try it now ──EAGAIN──► wait for readiness (epoll) ──► try again
+//!   files:    helper thread ──► result and waker ──► eventfd ends the driver's epoll_wait
+//! ```
+//!
+//! The same contract as the ring's, at the price of two more hops a file request. A file operation whose future is
+//! dropped runs to its end on its thread, which owns file and buffers. A dropped socket operation has not happened.
+
+mod readiness;
+
+use std::cell::RefCell;
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags};
+
+use self::readiness::{Direction, Poller, Ready};
+use super::helpers::Helpers;
+use super::wakeup::Wakeup;
+use super::{AllocateMode, Engine, EngineError, SEND_PIECES_MAX, clock};
+use crate::buffer::{Buffer, BufferPool};
+use crate::device::{ByteRange, Durability, IoFuture};
+use crate::error::IoError;
+use crate::executor::{Driver, Unpark};
+
+/// Threads for file operations of one lane: as many as a disk needs requests in flight to be busy.
+const FILE_THREADS_MAX: usize = 16;
+
+/// Helper threads of one lane, apart from those for files: work that hangs does not hold up reads and writes.
+const HELPER_THREADS_MAX: usize = 4;
+
+/// Makes the engine for the calling thread, and what its executor waits on.
+///
+/// # Errors
+/// [`EngineError::Refused`] if the system has no more descriptors.
+pub fn open() -> Result<(ThreadsDriver, Rc<dyn Engine>), EngineError> {
+    let wakeup = Wakeup::new().map_err(EngineError::refused("make an eventfd"))?;
+    let poller = Poller::new(wakeup.eventfd()).map_err(EngineError::refused("make an epoll descriptor"))?;
+    let poller = Rc::new(RefCell::new(poller));
+    let engine = ThreadsEngine {
+        poller: Rc::clone(&poller),
+        buffers: BufferPool::new(),
+        files: Helpers::new("sterna-file", FILE_THREADS_MAX),
+        helpers: Helpers::new("sterna-helper", HELPER_THREADS_MAX),
+    };
+    Ok((ThreadsDriver { poller, wakeup, woken: Vec::new() }, Rc::new(engine)))
+}
+
+/// What an executor waits on: one `epoll_wait` a turn.
+pub struct ThreadsDriver {
+    poller: Rc<RefCell<Poller>>,
+    wakeup: Arc<Wakeup>,
+    /// Scratch space: whom to wake once the poller is no longer borrowed.
+    woken: Vec<Waker>,
+}
+
+impl Driver for ThreadsDriver {
+    fn now(&self) -> Duration {
+        clock::now()
+    }
+
+    fn park(&mut self, deadline: Option<Duration>) {
+        let left = deadline.map(|deadline| deadline.saturating_sub(clock::now()));
+        let may_wait = left != Some(Duration::ZERO) && self.wakeup.prepare_wait();
+        let limit = if may_wait { left } else { Some(Duration::ZERO) };
+        self.poller.borrow_mut().wait(limit, &mut self.woken);
+        self.wakeup.resume();
+        self.woken.drain(..).for_each(Waker::wake);
+        self.wakeup.resume();
+    }
+
+    fn unparker(&self) -> Arc<dyn Unpark> {
+        Arc::clone(&self.wakeup) as Arc<dyn Unpark>
+    }
+}
+
+struct ThreadsEngine {
+    poller: Rc<RefCell<Poller>>,
+    buffers: BufferPool,
+    files: Helpers,
+    helpers: Helpers,
+}
+
+impl ThreadsEngine {
+    /// Runs a file operation on a thread, which owns what `work` captures.
+    fn on_file<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, IoError> + Send + 'static,
+    ) -> IoFuture<'static, T> {
+        let submitted = self.files.submit(work);
+        Box::pin(async move { submitted?.await.map_err(|_| IoError::Closed)? })
+    }
+
+    /// Repeats a socket operation that does not wait until it has something to say.
+    fn on_socket<T: 'static>(
+        &self,
+        operation: &'static str,
+        socket: &Arc<OwnedFd>,
+        direction: Direction,
+        mut attempt: impl FnMut(&OwnedFd) -> Result<T, Errno> + 'static,
+    ) -> IoFuture<'static, T> {
+        let (poller, socket) = (Rc::clone(&self.poller), Arc::clone(socket));
+        Box::pin(async move {
+            loop {
+                match attempt(&socket) {
+                    Ok(value) => return Ok(value),
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => Ready::new(&poller, &socket, direction).await?,
+                    Err(errno) => return Err(IoError::os(operation, errno)),
+                }
+            }
+        })
+    }
+}
+
+impl Engine for ThreadsEngine {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    fn read_at(&self, file: &Arc<OwnedFd>, offset: u64, mut buffer: Buffer) -> IoFuture<'static, Buffer> {
+        let file = Arc::clone(file);
+        self.on_file(move || {
+            let fail = |errno| IoError::os("read", errno);
+            let bytes = buffer.as_mut_slice().ok_or(fail(Errno::INVAL))?;
+            let mut done = 0;
+            while done < bytes.len() {
+                match rustix::io::pread(&file, &mut bytes[done..], offset + done as u64) {
+                    // The file ends before the request does.
+                    Ok(0) => return Err(fail(Errno::IO)),
+                    Ok(count) => done += count,
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(fail(errno)),
+                }
+            }
+            Ok(buffer)
+        })
+    }
+
+    fn write_at(
+        &self,
+        file: &Arc<OwnedFd>,
+        offset: u64,
+        data: Buffer,
+        durability: Durability,
+    ) -> IoFuture<'static, ()> {
+        let file = Arc::clone(file);
+        let flags = match durability {
+            Durability::Volatile => ReadWriteFlags::empty(),
+            Durability::Durable => ReadWriteFlags::DSYNC,
+        };
+        self.on_file(move || {
+            let mut rest = data.as_slice();
+            while !rest.is_empty() {
+                let position = offset + (data.len() - rest.len()) as u64;
+                match rustix::io::pwritev2(&file, &[IoSlice::new(rest)], position, flags) {
+                    Ok(0) => return Err(IoError::os("write", Errno::IO)),
+                    Ok(count) => rest = &rest[count..],
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(IoError::os("write", errno)),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn sync(&self, file: &Arc<OwnedFd>) -> IoFuture<'static, ()> {
+        let file = Arc::clone(file);
+        self.on_file(move || rustix::fs::fdatasync(&file).map_err(|errno| IoError::os("flush", errno)))
+    }
+
+    fn allocate(&self, file: &Arc<OwnedFd>, mode: AllocateMode, range: ByteRange) -> IoFuture<'static, ()> {
+        let file = Arc::clone(file);
+        let (operation, flags) = match mode {
+            AllocateMode::PunchHole => ("punch a hole", FallocateFlags::PUNCH_HOLE),
+            AllocateMode::ZeroRange => ("zero a range", FallocateFlags::ZERO_RANGE),
+        };
+        self.on_file(move || {
+            let flags = flags | FallocateFlags::KEEP_SIZE;
+            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, flags, range.offset, range.length))
+                .map_err(|errno| IoError::os(operation, errno))
+        })
+    }
+
+    fn accept(&self, listener: &Arc<OwnedFd>) -> IoFuture<'static, OwnedFd> {
+        // There is no flag for one call, and a connection may be gone between readiness and accept.
+        if let Err(errno) = set_nonblocking(listener) {
+            return Box::pin(std::future::ready(Err(IoError::os("accept", errno))));
+        }
+        self.on_socket("accept", listener, Direction::In, |listener| {
+            rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
+        })
+    }
+
+    fn receive(&self, socket: &Arc<OwnedFd>, buffer: Buffer) -> IoFuture<'static, (Buffer, usize)> {
+        let mut kept = Some(buffer);
+        self.on_socket("receive", socket, Direction::In, move |socket| {
+            let mut buffer = kept.take().ok_or(Errno::INVAL)?;
+            let bytes = buffer.as_mut_slice().ok_or(Errno::INVAL)?;
+            match rustix::net::recv(socket, bytes, RecvFlags::DONTWAIT) {
+                Ok((count, _)) => Ok((buffer, count)),
+                Err(errno) => {
+                    kept = Some(buffer);
+                    Err(errno)
+                }
+            }
+        })
+    }
+
+    fn send(&self, socket: &Arc<OwnedFd>, pieces: Vec<Buffer>) -> IoFuture<'static, ()> {
+        if pieces.len() > SEND_PIECES_MAX {
+            return Box::pin(std::future::ready(Err(IoError::os("send", Errno::MSGSIZE))));
+        }
+        let mut sent = 0;
+        self.on_socket("send", socket, Direction::Out, move |socket| {
+            loop {
+                let rest = unsent(&pieces, sent);
+                if rest.is_empty() {
+                    return Ok(());
+                }
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                sent += rustix::net::sendmsg(socket, &rest, &mut SendAncillaryBuffer::default(), flags)?;
+            }
+        })
+    }
+
+    fn run_blocking(&self, work: Box<dyn FnOnce() + Send>) -> IoFuture<'static, ()> {
+        self.helpers.run(work)
+    }
+}
+
+/// What of `pieces` lies after the first `sent` bytes.
+fn unsent(pieces: &[Buffer], mut sent: usize) -> Vec<IoSlice<'_>> {
+    let mut rest = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let unsent = piece.as_slice().get(sent..).unwrap_or_default();
+        sent = sent.saturating_sub(piece.len());
+        if !unsent.is_empty() {
+            rest.push(IoSlice::new(unsent));
+        }
+    }
+    rest
+}
+
+fn set_nonblocking(socket: &OwnedFd) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(socket)?;
+    if flags.contains(OFlags::NONBLOCK) {
+        Ok(())
+    } else {
+        rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)
+    }
+}
