@@ -287,6 +287,19 @@ mod tests {
     }
 
     #[test]
+    fn falling_behind_during_a_pass_copies_no_block_twice() {
+        let block = BlockSize::DEFAULT.bytes();
+        let mut history = Chronicle::new(BlockSize::DEFAULT, BLOCKS.0 * block, Epoch(4));
+        let _ = history.record(0, 10 * block);
+        let mut replica = replica(&[(0, 10)], MissingPolicy::AheadOfCursorLeftOut);
+        replica.begin_pass();
+        replica.take_next(4);
+        replica.fall_behind(&history);
+        assert_eq!(runs(replica.missing()), [(0, 4)]);
+        assert_eq!(runs(replica.planned()), [(4, 10)]);
+    }
+
+    #[test]
     fn a_block_mirrored_whole_is_neither_missing_nor_planned() {
         let mut replica = replica(&[(0, 4)], MissingPolicy::AheadOfCursorLeftOut);
         replica.begin_pass();
