@@ -13,7 +13,10 @@ use migration::{CommitFault, MigrationId, Progress};
 /// A future that stays on the lane's thread.
 pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// What a lane asks of the control plane. Futures may be dropped; what was asked for is done all the same.
+/// What a lane asks of the control plane.
+///
+/// A thing is asked for when the method is called, not when its future is polled: commits are applied in the order of
+/// the calls. Futures may be dropped; what was asked for is done all the same.
 pub trait Control {
     /// Makes the records durable, all or none, in one commit; commits of one lane are applied in order.
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>>;
@@ -26,11 +29,16 @@ pub trait Control {
 
     /// Tells what happened; never waits.
     fn report(&self, report: Report);
+
+    /// Carries a message between the two sides of a migration; `None`: it is there at once, as on one host.
+    fn carry(&self) -> Option<LaneFuture<()>> {
+        None
+    }
 }
 
 /// Something that the control plane could not do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{operation} {path}: {detail}")]
+#[error("cannot {operation} {path}: {detail}")]
 pub struct ControlFault {
     /// What was tried, as a verb: `delete`, `rename`.
     pub operation: &'static str,

@@ -129,14 +129,14 @@ impl Handover {
         result: Result<(), CommitFault>,
         actions: &mut VecDeque<SourceAction>,
     ) {
-        let State::TakingBack { detail, retry_at, .. } = &mut self.state else { return };
+        let State::TakingBack { detail, retry_at, generations } = &mut self.state else { return };
         if result.is_err() {
             *retry_at = Some(now + REPEAT);
             return;
         }
-        let detail = std::mem::take(detail);
+        let (detail, generations) = (std::mem::take(detail), std::mem::take(generations));
         self.state = State::Discarding { detail, repeat_at: now + REPEAT };
-        actions.push_back(SourceAction::TakeBack);
+        actions.push_back(SourceAction::TakeBack(generations));
         actions.push_back(SourceAction::Send(ToTarget::Discard));
     }
 

@@ -116,8 +116,8 @@ pub enum SourceAction {
     Send(ToTarget),
     /// Stop copying and mirroring all volumes; the guests go on at the source.
     StopCopying,
-    /// Serve all volumes from the source's stores again, after a hand-back.
-    TakeBack,
+    /// Serve all volumes from the source's stores again, with these generations, after a hand-back.
+    TakeBack(Vec<(VolumeId, Generation)>),
     /// Deal with the source's images.
     Retire,
     /// The migration has ended; the journal says so already.

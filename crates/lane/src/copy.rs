@@ -1,0 +1,308 @@
+//! One volume being copied: the strategy of the core, and the I/O that it asks for.
+//!
+//! ```text
+//!   mirror filter ──arrive──►┐                      ┌──► admits and completes writes
+//!   mover ──chunk copied────►│ strategy (the core) ─┼──► spawns the mover for a chunk, flushes the target
+//!   timer ──due─────────────►┘                      └──► notices for the conductor
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::rc::{Rc, Weak};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use block::{BlockDevice, BufferPool, ByteRange, ExtentKind, Handle, IoError};
+use futures_channel::mpsc;
+use futures_util::future::{Either, select};
+use migration::VolumeIndex;
+use migration::strategy::{Mirror, Route, SourceFault, TargetFault, VolumeAction, VolumeEvent, WriteId};
+
+use crate::mover;
+use crate::signal::Signal;
+
+/// Bytes whose allocation is asked for at a time: the answer stays small, and other tasks get their turn.
+const SURVEY_BYTES: u64 = 1 << 30;
+
+/// What a volume's copying tells the conductor.
+#[derive(Clone, Debug)]
+pub(crate) struct Notice {
+    pub(crate) volume: VolumeIndex,
+    pub(crate) action: VolumeAction,
+}
+
+/// One volume being copied from its source store to its target store.
+pub struct VolumeCopy {
+    /// For the tasks that it spawns.
+    me: Weak<Self>,
+    volume: VolumeIndex,
+    handle: Handle,
+    source: Rc<dyn BlockDevice>,
+    target: Rc<dyn BlockDevice>,
+    buffers: BufferPool,
+    strategy: RefCell<Mirror>,
+    next_write: Cell<u64>,
+    /// Writes that wait for the strategy's word.
+    tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
+    notices: mpsc::UnboundedSender<Notice>,
+    timer: Timer,
+}
+
+#[derive(Default)]
+struct TicketState {
+    route: Cell<Option<Route>>,
+    completed: Cell<bool>,
+    waiter: Cell<Option<Waker>>,
+}
+
+/// When the strategy wants to be called, and what its timer task sleeps on.
+#[derive(Default)]
+struct Timer {
+    /// What the task has been told to wake up for; `None` while it sleeps without a deadline.
+    armed: Cell<Option<Duration>>,
+    changed: Signal,
+    stopped: Cell<bool>,
+}
+
+/// A guest write, from its arrival until it has ended.
+pub(crate) struct Ticket<'a> {
+    copy: &'a VolumeCopy,
+    id: WriteId,
+    state: Rc<TicketState>,
+}
+
+impl VolumeCopy {
+    /// Makes a copying that knows of nothing yet. The mirror filter can be put into the stack at once; then
+    /// [`VolumeCopy::begin`] is called.
+    pub(crate) fn new(
+        volume: VolumeIndex,
+        handle: Handle,
+        source: Rc<dyn BlockDevice>,
+        target: Rc<dyn BlockDevice>,
+        buffers: BufferPool,
+        strategy: Mirror,
+        notices: mpsc::UnboundedSender<Notice>,
+    ) -> Rc<Self> {
+        let copy = Rc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            volume,
+            handle,
+            source,
+            target,
+            buffers,
+            strategy: RefCell::new(strategy),
+            next_write: Cell::new(0),
+            tickets: RefCell::default(),
+            notices,
+            timer: Timer::default(),
+        });
+        copy.handle.spawn(Rc::clone(&copy).run_timer());
+        copy
+    }
+
+    /// Finds out what is allocated, and starts copying it.
+    ///
+    /// **N.B.** Only once every write goes through the mirror filter and those that did not have ended: a hole that is
+    /// written after it was looked at is known by that.
+    pub(crate) async fn begin(&self) {
+        let size = self.source.geometry().size;
+        let mut offset = 0;
+        while offset < size {
+            let range = ByteRange::new(offset, SURVEY_BYTES.min(size - offset));
+            match self.source.allocation(range).await {
+                Ok(extents) => {
+                    for extent in extents.iter().filter(|extent| extent.kind == ExtentKind::Data) {
+                        self.event(VolumeEvent::Allocated(extent.range));
+                    }
+                }
+                // Who cannot tell has everything.
+                Err(_) => self.event(VolumeEvent::Allocated(range)),
+            }
+            offset = range.end();
+        }
+        self.event(VolumeEvent::AllocationKnown);
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) fn source(&self) -> &Rc<dyn BlockDevice> {
+        &self.source
+    }
+
+    pub(crate) fn target(&self) -> &Rc<dyn BlockDevice> {
+        &self.target
+    }
+
+    pub(crate) fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    /// Looks at the strategy, for progress.
+    pub(crate) fn with_strategy<T>(&self, look: impl FnOnce(&mut Mirror) -> T) -> T {
+        look(&mut self.strategy.borrow_mut())
+    }
+
+    /// Announces a guest write to the strategy.
+    pub(crate) fn arrive(&self, range: ByteRange) -> Ticket<'_> {
+        let id = WriteId(self.next_write.get());
+        self.next_write.set(id.0 + 1);
+        let state = Rc::<TicketState>::default();
+        self.tickets.borrow_mut().insert(id, Rc::clone(&state));
+        self.event(VolumeEvent::WriteArrived { write: id, range });
+        Ticket { copy: self, id, state }
+    }
+
+    pub(crate) fn target_written(&self, write: WriteId, result: &Result<(), IoError>) {
+        let result = result.map_err(|error| target_fault(&error));
+        self.event(VolumeEvent::TargetWritten { write, result });
+    }
+
+    /// Tells the strategy what happened and does what it says.
+    pub(crate) fn event(&self, event: VolumeEvent) {
+        self.strategy.borrow_mut().handle_event(self.handle.now(), event);
+        self.drain();
+    }
+
+    /// Ends copying for good: nothing is held any more, and the timer task ends.
+    pub(crate) fn stop(&self) {
+        self.event(VolumeEvent::Stop);
+        self.timer.stopped.set(true);
+        self.timer.changed.notify();
+    }
+
+    /// Changes the mover's rate limit.
+    pub(crate) fn set_bandwidth(&self, bytes_per_second: Option<u64>) {
+        self.strategy.borrow_mut().set_bandwidth(self.handle.now(), bytes_per_second);
+        self.drain();
+    }
+}
+
+// What the strategy says is done.
+impl VolumeCopy {
+    fn drain(&self) {
+        loop {
+            // Borrowed for the poll only: what is done may bring the next event.
+            let action = self.strategy.borrow_mut().poll_action();
+            let Some(action) = action else { break };
+            self.carry_out(action);
+        }
+        self.arm_timer();
+    }
+
+    fn carry_out(&self, action: VolumeAction) {
+        match action {
+            VolumeAction::Admit { write, route } => {
+                self.answer(write, |ticket| ticket.route.set(Some(route)));
+            }
+            VolumeAction::Complete { write } => self.answer(write, |ticket| ticket.completed.set(true)),
+            VolumeAction::Copy { chunk, range } => self.spawn(move |copy| async move {
+                let result = mover::copy_chunk(&copy, range).await;
+                copy.event(VolumeEvent::ChunkCopied { chunk, result });
+            }),
+            VolumeAction::FlushTarget { flush } => self.spawn(move |copy| async move {
+                let result = copy.target.flush().await.map_err(|error| target_fault(&error));
+                copy.event(VolumeEvent::TargetFlushed { flush, result });
+            }),
+            action => {
+                // The conductor is gone only when the migration has ended.
+                let _ = self.notices.unbounded_send(Notice { volume: self.volume, action });
+            }
+        }
+    }
+
+    fn answer(&self, write: WriteId, say: impl FnOnce(&TicketState)) {
+        if let Some(ticket) = self.tickets.borrow().get(&write) {
+            say(ticket);
+            if let Some(waiter) = ticket.waiter.take() {
+                waiter.wake();
+            }
+        }
+    }
+
+    fn spawn<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Rc<Self>) -> F) {
+        if let Some(copy) = self.me.upgrade() {
+            self.handle.spawn(task(copy));
+        }
+    }
+
+    /// Makes sure that the timer task wakes up in time. Waking up too early is harmless, so a deadline that has moved
+    /// away costs nothing here.
+    fn arm_timer(&self) {
+        let Some((deadline, _)) = self.strategy.borrow().poll_timeout() else { return };
+        if self.timer.armed.get().is_none_or(|armed| deadline < armed) {
+            self.timer.armed.set(Some(deadline));
+            self.timer.changed.notify();
+        }
+    }
+
+    async fn run_timer(self: Rc<Self>) {
+        while !self.timer.stopped.get() {
+            let armed = self.timer.armed.get();
+            let changed = self
+                .timer
+                .changed
+                .wait_for(|| (self.timer.stopped.get() || self.timer.armed.get() != armed).then_some(()));
+            match armed {
+                None => changed.await,
+                Some(deadline) => {
+                    let sleep = std::pin::pin!(self.handle.sleep_until(deadline));
+                    if let Either::Left(_) = select(sleep, std::pin::pin!(changed)).await {
+                        self.timer.armed.set(None);
+                        self.strategy.borrow_mut().handle_timeout(self.handle.now());
+                        self.drain();
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Ticket<'_> {
+    pub(crate) fn id(&self) -> WriteId {
+        self.id
+    }
+
+    /// Waits until the strategy says where the write goes.
+    pub(crate) fn route(&self) -> impl Future<Output = Route> + '_ {
+        self.state.wait_for(|state| state.route.get())
+    }
+
+    /// Waits until the guest may be answered.
+    pub(crate) fn completed(&self) -> impl Future<Output = ()> + '_ {
+        self.state.wait_for(|state| state.completed.get().then_some(()))
+    }
+
+    pub(crate) fn source_written(&self, result: &Result<(), IoError>) {
+        let result = result.map_err(|_| SourceFault);
+        self.copy.event(VolumeEvent::SourceWritten { write: self.id, result });
+    }
+}
+
+impl TicketState {
+    fn wait_for<'a, T: 'a>(
+        &'a self,
+        mut look: impl FnMut(&Self) -> Option<T> + 'a,
+    ) -> impl Future<Output = T> + 'a {
+        poll_fn(move |context| match look(self) {
+            Some(found) => Poll::Ready(found),
+            None => {
+                self.waiter.set(Some(context.waker().clone()));
+                Poll::Pending
+            }
+        })
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.copy.tickets.borrow_mut().remove(&self.id);
+    }
+}
+
+/// What the core is told of a target's error.
+pub(crate) fn target_fault(error: &IoError) -> TargetFault {
+    if error.is_no_space() { TargetFault::NoSpace } else { TargetFault::Error }
+}

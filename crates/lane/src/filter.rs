@@ -1,0 +1,9 @@
+//! The filters that take part in a migration. What any stack may have (align, fault, delay) is in `block`.
+
+mod gate;
+mod mirror;
+mod tracker;
+
+pub use gate::{Gate, GateMode};
+pub use mirror::MirrorFilter;
+pub use tracker::Tracker;

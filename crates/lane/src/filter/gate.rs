@@ -1,0 +1,181 @@
+//! The top of a volume's live stack: lets requests through, or holds them, and knows which are below it.
+//!
+//! ```text
+//!    requests ──► [ mode: open │ reads only │ hold ] ──► the stack below, as it is now
+//!                       held requests wait here            │
+//!                                                          ▼ counted until they end
+//! ```
+//! The stack below is changed here: requests that enter from then on take the new one, and [`Gate::replace`] tells
+//! when the last of those that took the old one has ended. So a filter can be put into a stack that is in use, and
+//! nothing passes it by unseen.
+//!
+//! **N.B.** Futures of this device are to be run to their end: a request whose future is dropped counts as ended,
+//! although the store may still carry it out. The export keeps to that, also when its client vanishes.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+
+use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+
+use crate::signal::Signal;
+
+/// Which requests a gate lets through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GateMode {
+    /// All.
+    #[default]
+    Open,
+    /// Reads and flushes; whatever changes the volume waits.
+    ReadsOnly,
+    /// None: all wait.
+    Hold,
+}
+
+/// The gate of one volume.
+pub struct Gate {
+    mode: Cell<GateMode>,
+    below: RefCell<Below>,
+    /// Requests below the gate, whichever stack they took.
+    in_flight: Rc<Cell<usize>>,
+    changed: Rc<Signal>,
+}
+
+#[derive(Clone)]
+struct Below {
+    device: Rc<dyn BlockDevice>,
+    /// Requests that have taken this stack and have not ended.
+    requests: Rc<Cell<usize>>,
+}
+
+/// A request below the gate; it has ended when this is dropped.
+struct Pass {
+    below: Below,
+    in_flight: Rc<Cell<usize>>,
+    changed: Rc<Signal>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Change,
+}
+
+impl Gate {
+    /// Makes an open gate above `below`.
+    pub fn new(below: Rc<dyn BlockDevice>) -> Self {
+        Self {
+            mode: Cell::default(),
+            below: RefCell::new(Below { device: below, requests: Rc::default() }),
+            in_flight: Rc::default(),
+            changed: Rc::default(),
+        }
+    }
+
+    /// The mode at this moment.
+    pub fn mode(&self) -> GateMode {
+        self.mode.get()
+    }
+
+    /// Changes the mode. What a stricter mode would hold and is below already goes on.
+    pub fn set_mode(&self, mode: GateMode) {
+        self.mode.set(mode);
+        self.changed.notify();
+    }
+
+    /// Requests below the gate.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.get()
+    }
+
+    /// Resolves when no request is below the gate.
+    pub fn drained(&self) -> impl Future<Output = ()> + use<> {
+        let (in_flight, changed) = (Rc::clone(&self.in_flight), Rc::clone(&self.changed));
+        async move { changed.wait_for(|| (in_flight.get() == 0).then_some(())).await }
+    }
+
+    /// Puts another stack below the gate; resolves when no request is in the former one any more.
+    ///
+    /// The change is made at once, whether or not the future is polled.
+    pub fn replace(&self, below: Rc<dyn BlockDevice>) -> impl Future<Output = ()> + use<> {
+        let new = Below { device: below, requests: Rc::default() };
+        let former = self.below.replace(new).requests;
+        let changed = Rc::clone(&self.changed);
+        async move { changed.wait_for(|| (former.get() == 0).then_some(())).await }
+    }
+
+    async fn enter(&self, access: Access) -> Pass {
+        self.changed.wait_for(|| self.admits(access).then_some(())).await;
+        let below = self.below.borrow().clone();
+        below.requests.set(below.requests.get() + 1);
+        self.in_flight.set(self.in_flight.get() + 1);
+        Pass { below, in_flight: Rc::clone(&self.in_flight), changed: Rc::clone(&self.changed) }
+    }
+
+    fn admits(&self, access: Access) -> bool {
+        match self.mode.get() {
+            GateMode::Open => true,
+            GateMode::ReadsOnly => access == Access::Read,
+            GateMode::Hold => false,
+        }
+    }
+}
+
+impl BlockDevice for Gate {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.below.borrow().device.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            let pass = self.enter(Access::Read).await;
+            pass.below.device.read(offset, buffer).await
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let pass = self.enter(Access::Change).await;
+            pass.below.device.write(offset, data, durability).await
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let pass = self.enter(Access::Read).await;
+            pass.below.device.flush().await
+        })
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let pass = self.enter(Access::Change).await;
+            pass.below.device.discard(range).await
+        })
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let pass = self.enter(Access::Change).await;
+            pass.below.device.write_zeroes(range, mode, durability).await
+        })
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            let pass = self.enter(Access::Read).await;
+            pass.below.device.allocation(range).await
+        })
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.below.requests.set(self.below.requests.get() - 1);
+        self.in_flight.set(self.in_flight.get() - 1);
+        if self.below.requests.get() == 0 {
+            self.changed.notify();
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! One volume's live stack, and what a migration may do to it.
+//!
+//! ```text
+//!    export ──► gate ──► tracker ──► [mirror] ──► store
+//!                 └ what is below it is replaced as a whole
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+
+use block::{BlockDevice, IoError};
+use chronicle::{BlockSize, Chronicle, Epoch, Generation};
+use migration::VolumeId;
+
+use crate::copy::VolumeCopy;
+use crate::filter::{Gate, GateMode, MirrorFilter, Tracker};
+
+/// A volume that is served by this lane.
+pub struct Volume {
+    id: VolumeId,
+    block_size: BlockSize,
+    generation: Cell<Generation>,
+    chronicle: Rc<RefCell<Chronicle>>,
+    gate: Rc<Gate>,
+    store: RefCell<Rc<dyn BlockDevice>>,
+}
+
+impl Volume {
+    /// Makes the stack of a volume whose bytes are in `store`; its gate is open.
+    pub fn new(
+        id: VolumeId,
+        block_size: BlockSize,
+        generation: Generation,
+        store: Rc<dyn BlockDevice>,
+    ) -> Rc<Self> {
+        let chronicle = Chronicle::new(block_size, store.geometry().size, Epoch(1));
+        let chronicle = Rc::new(RefCell::new(chronicle));
+        let tracker = Tracker::new(Rc::clone(&store), Rc::clone(&chronicle));
+        Rc::new(Self {
+            id,
+            block_size,
+            generation: Cell::new(generation),
+            chronicle,
+            gate: Rc::new(Gate::new(Rc::new(tracker))),
+            store: RefCell::new(store),
+        })
+    }
+
+    /// What the export serves.
+    pub fn device(&self) -> Rc<dyn BlockDevice> {
+        Rc::clone(&self.gate) as Rc<dyn BlockDevice>
+    }
+
+    /// Identity of the volume.
+    pub fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    /// Bytes per block of its chronicle and of migrations.
+    pub fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
+    /// How often it has changed hands.
+    pub fn generation(&self) -> Generation {
+        self.generation.get()
+    }
+
+    /// The gate, to look at.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// The store that owns the volume now.
+    pub fn store(&self) -> Rc<dyn BlockDevice> {
+        Rc::clone(&self.store.borrow())
+    }
+
+    /// Puts the mirror into the live stack; resolves when every write that passed it by has ended.
+    pub(crate) fn insert_mirror(&self, copy: Rc<VolumeCopy>) -> impl Future<Output = ()> + use<> {
+        self.replace(Rc::new(MirrorFilter::new(copy)))
+    }
+
+    /// Takes the mirror out of the live stack; requests that are in it go on.
+    pub(crate) fn remove_mirror(&self) {
+        drop(self.replace(self.store()));
+    }
+
+    /// Holds all requests; resolves when none is below the gate.
+    pub(crate) fn close(&self) -> impl Future<Output = ()> + use<> {
+        self.gate.set_mode(GateMode::Hold);
+        self.gate.drained()
+    }
+
+    /// Lets all requests through.
+    pub(crate) fn open(&self) {
+        self.gate.set_mode(GateMode::Open);
+    }
+
+    /// Serves the volume from `store` from now on, which has the generation that is given. The gate stays as it is.
+    ///
+    /// **N.B.** Only with the gate closed and drained, and only when the journal says that `store` owns the volume.
+    pub(crate) fn change_hands(&self, store: Rc<dyn BlockDevice>, generation: Generation) {
+        self.generation.set(generation);
+        self.store.replace(Rc::clone(&store));
+        drop(self.replace(store));
+    }
+
+    /// Lets reads through and sees whether the store answers them.
+    pub(crate) async fn try_reading(&self, buffer: block::Buffer) -> Result<(), IoError> {
+        self.gate.set_mode(GateMode::ReadsOnly);
+        let store = self.store();
+        store.read(0, buffer).await.map(drop)
+    }
+
+    fn replace(&self, below_tracker: Rc<dyn BlockDevice>) -> impl Future<Output = ()> + use<> {
+        self.gate.replace(Rc::new(Tracker::new(below_tracker, Rc::clone(&self.chronicle))))
+    }
+}
