@@ -14,7 +14,7 @@ mod codec;
 mod record;
 mod state;
 
-pub use codec::{CodecError, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
+pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
 pub use record::{
     Entry, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };

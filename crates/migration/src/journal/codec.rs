@@ -20,6 +20,8 @@ pub const HEADER_BYTES: usize = HEADER.len();
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 
 const FRAME_HEADER_BYTES: usize = 16;
+/// Bytes of which [`Frames::ending`] computes checksums at most: many times what an honest journal asks for.
+const SEARCH_BYTES_MAX: usize = 256 << 20;
 
 /// Why bytes are no journal, or an entry cannot be one frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -100,23 +102,71 @@ impl Iterator for Frames<'_> {
     type Item = Entry;
 
     fn next(&mut self) -> Option<Entry> {
-        let (header, rest) = self.rest.split_at_checked(FRAME_HEADER_BYTES)?;
-        let length = u32::from_le_bytes(*header.first_chunk()?) as usize;
-        let expected = u32::from_le_bytes(*header[4..].first_chunk()?);
-        let sequence = u64::from_le_bytes(*header[8..].first_chunk()?);
-        if length == 0 || length > FRAME_BYTES_MAX || sequence != self.sequence {
-            return None;
-        }
-        let (payload, rest) = rest.split_at_checked(length)?;
-        if checksum(sequence, payload) != expected {
-            return None;
-        }
+        let payload = frame(self.rest, |sequence| sequence == self.sequence)?;
         let entry = postcard::from_bytes(payload).ok()?;
-        self.rest = rest;
-        self.position += FRAME_HEADER_BYTES + length;
+        let length = FRAME_HEADER_BYTES + payload.len();
+        self.rest = &self.rest[length..];
+        self.position += length;
         self.sequence += 1;
         Some(entry)
     }
+}
+
+/// How a journal goes on behind the last frame that [`Frames`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With nothing, or with a commit that was cut off: it was never acknowledged, and its space is free.
+    Torn,
+    /// With a whole frame whose records mean nothing to this program: a newer one wrote it.
+    Foreign,
+    /// With damage: whole frames that were acknowledged lie behind it.
+    Damaged,
+}
+
+impl Frames<'_> {
+    /// Tells what lies behind the last frame that was returned; to be asked once there are no more.
+    ///
+    /// It relies on one frame being written at a time, so that nothing was ever written behind a torn one.
+    pub fn ending(&self) -> Ending {
+        if frame(self.rest, |sequence| sequence == self.sequence).is_some() {
+            return Ending::Foreign;
+        }
+        // Every frame has a payload, so this is more frames than can follow.
+        let last = self.sequence.saturating_add((self.rest.len() / FRAME_HEADER_BYTES) as u64);
+        let mut budget = SEARCH_BYTES_MAX;
+        for start in 1..self.rest.len().saturating_sub(FRAME_HEADER_BYTES) {
+            let follows = |sequence| sequence > self.sequence && sequence <= last;
+            let Some((length, _, sequence)) = header(&self.rest[start..]) else { continue };
+            if !follows(sequence) {
+                continue;
+            }
+            // Bytes that look like frames again and again were made to; they are not trusted.
+            budget = budget.saturating_sub(length);
+            if budget == 0 || frame(&self.rest[start..], follows).is_some() {
+                return Ending::Damaged;
+            }
+        }
+        Ending::Torn
+    }
+}
+
+/// The payload of the frame that `bytes` begin with, if it is whole and has a sequence number that is wanted.
+fn frame(bytes: &[u8], wanted: impl FnOnce(u64) -> bool) -> Option<&[u8]> {
+    let (length, expected, sequence) = header(bytes)?;
+    if !wanted(sequence) {
+        return None;
+    }
+    let payload = bytes[FRAME_HEADER_BYTES..].get(..length)?;
+    (checksum(sequence, payload) == expected).then_some(payload)
+}
+
+/// Length, checksum and sequence number, if `bytes` could begin with a frame.
+fn header(bytes: &[u8]) -> Option<(usize, u32, u64)> {
+    let header = bytes.get(..FRAME_HEADER_BYTES)?;
+    let length = u32::from_le_bytes(*header.first_chunk()?) as usize;
+    let expected = u32::from_le_bytes(*header[4..].first_chunk()?);
+    let sequence = u64::from_le_bytes(*header[8..].first_chunk()?);
+    (length > 0 && length <= FRAME_BYTES_MAX).then_some((length, expected, sequence))
 }
 
 fn checksum(sequence: u64, payload: &[u8]) -> u32 {
