@@ -1,0 +1,185 @@
+//! Steps at which a test kills the daemon: what `kill -9` or a power cut leaves is then known exactly.
+//!
+//! `STERNA_FAIL_POINT=before-released` makes the process kill itself just before a *released* record is written,
+//! `after-released` just after it is durable; `after-discard@2` at the second time that this step is passed.
+//!
+//! They are always compiled in. What tests kill is then the very program that is shipped; a pass costs one atomic
+//! load on paths that end in a disk write; and who may set the environment of a daemon may kill it anyway.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::{Signal, getpid, kill_process};
+
+/// The environment variable.
+pub const VARIABLE: &str = "STERNA_FAIL_POINT";
+
+/// A step that changes what is found after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The journal takes a volume that was added.
+    Added,
+    /// The journal takes the removal of a volume.
+    Removed,
+    /// The journal takes the start of a migration.
+    Started,
+    /// The journal takes a target's promise to wait.
+    Prepared,
+    /// The journal takes the end of a try at the handover.
+    Aborted,
+    /// The journal takes the release: the commit point.
+    Released,
+    /// The journal takes the new ownership.
+    Owned,
+    /// The journal takes that a volume was handed back.
+    HandedBack,
+    /// The journal takes the end of a migration.
+    Ended,
+    /// An image file is made.
+    CreateImage,
+    /// A half-made target is deleted.
+    Discard,
+    /// A source image that was left is deleted or renamed.
+    Retire,
+    /// A compacted journal takes the place of the old one.
+    Compact,
+}
+
+/// Where the process is to end, if anywhere.
+#[derive(Debug)]
+struct Armed {
+    side: Side,
+    step: Step,
+    /// Passes left before it happens.
+    passes_left: AtomicU32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Before,
+    After,
+}
+
+static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+
+/// The value of [`VARIABLE`] names no step.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{VARIABLE}=\"{text}\" names no step: write before-STEP or after-STEP, with @N for the N-th time; steps: {steps}"
+)]
+pub struct UnknownFailPoint {
+    text: String,
+    steps: String,
+}
+
+/// Reads [`VARIABLE`]. Until this is called, and without the variable, nothing happens at any step.
+///
+/// # Errors
+/// [`UnknownFailPoint`]: a test that would test nothing is refused.
+pub fn arm_from_environment() -> Result<(), UnknownFailPoint> {
+    let Some(text) = std::env::var_os(VARIABLE) else { return Ok(()) };
+    let text = text.to_string_lossy();
+    let armed = parse(&text).ok_or_else(|| UnknownFailPoint {
+        text: text.into_owned(),
+        steps: Step::ALL.map(Step::name).join(", "),
+    })?;
+    tracing::warn!(point = ?armed, "this daemon will kill itself: {VARIABLE} is set");
+    // A second daemon in the same process is armed already.
+    let _ = ARMED.set(Some(armed));
+    Ok(())
+}
+
+/// Ends the process here if that was asked for.
+pub(crate) fn before(step: Step) {
+    pass(Side::Before, step);
+}
+
+/// Ends the process here if that was asked for.
+pub(crate) fn after(step: Step) {
+    pass(Side::After, step);
+}
+
+fn pass(side: Side, step: Step) {
+    let Some(Some(armed)) = ARMED.get() else { return };
+    if armed.side != side || armed.step != step {
+        return;
+    }
+    if armed.passes_left.fetch_sub(1, Ordering::SeqCst) == 1 {
+        tracing::error!(?side, ?step, "killing this process: {VARIABLE} asked for it");
+        // SIGKILL rather than `abort`: no handler, no destructor, no core file.
+        let _ = kill_process(getpid(), Signal::KILL);
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+fn parse(text: &str) -> Option<Armed> {
+    let (point, passes) = match text.split_once('@') {
+        Some((point, passes)) => (point, passes.parse().ok().filter(|passes| *passes > 0)?),
+        None => (text, 1),
+    };
+    let (side, name) = point.split_once('-')?;
+    let side = match side {
+        "before" => Side::Before,
+        "after" => Side::After,
+        _ => return None,
+    };
+    let step = Step::ALL.into_iter().find(|step| step.name() == name)?;
+    Some(Armed { side, step, passes_left: AtomicU32::new(passes) })
+}
+
+impl Step {
+    /// All steps.
+    pub const ALL: [Self; 13] = [
+        Self::Added,
+        Self::Removed,
+        Self::Started,
+        Self::Prepared,
+        Self::Aborted,
+        Self::Released,
+        Self::Owned,
+        Self::HandedBack,
+        Self::Ended,
+        Self::CreateImage,
+        Self::Discard,
+        Self::Retire,
+        Self::Compact,
+    ];
+
+    /// The name in [`VARIABLE`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Started => "started",
+            Self::Prepared => "prepared",
+            Self::Aborted => "aborted",
+            Self::Released => "released",
+            Self::Owned => "owned",
+            Self::HandedBack => "handed-back",
+            Self::Ended => "ended",
+            Self::CreateImage => "create-image",
+            Self::Discard => "discard",
+            Self::Retire => "retire",
+            Self::Compact => "compact",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Side, Step, parse};
+
+    #[test]
+    fn points_are_read_by_side_step_and_pass() {
+        for step in Step::ALL {
+            let armed = parse(&format!("after-{}@3", step.name())).unwrap();
+            assert_eq!((armed.side, armed.step, armed.passes_left.into_inner()), (Side::After, step, 3));
+        }
+        assert_eq!(parse("before-owned").unwrap().passes_left.into_inner(), 1);
+        for text in ["", "owned", "during-owned", "before-owner", "before-owned@0", "before-owned@x"] {
+            assert!(parse(text).is_none(), "{text}");
+        }
+    }
+}

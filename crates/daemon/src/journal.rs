@@ -1,0 +1,165 @@
+//! The owner of the journal file: makes records durable, and knows what is true.
+//!
+//! ```text
+//!   lanes, API ──commit(records)──► queue ──► journal thread: what is queued becomes one frame
+//!                                                │ one durable write into preallocated space (`file`)
+//!   callers    ◄──── Ok, or a CommitFault ───────┤
+//!   readers    ◄──── State, as far as it is durable
+//! ```
+//!
+//! What records mean, and their encoding, is in `migration::journal`. One frame is in flight at a time: a crash can
+//! tear the last one only, and a torn frame was never acknowledged. Damage anywhere else is refused at the start.
+
+mod file;
+mod writer;
+
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use migration::CommitFault;
+use migration::journal::{CodecError, Inconsistent, Record, State};
+use tokio::sync::oneshot;
+
+use crate::lock::FolderLock;
+use file::{JournalFile, ReplaceFault};
+use writer::{Request, Writer};
+
+/// Name of the journal in the data folder.
+pub const JOURNAL_FILE: &str = "journal";
+
+/// The journal; a clone is another handle to it.
+///
+/// The journal's thread, and with it the lock on the data folder, ends when the last handle is gone.
+#[derive(Clone)]
+pub struct Journal {
+    requests: mpsc::Sender<Request>,
+    durable: Arc<RwLock<State>>,
+}
+
+/// Why there is no journal to go by.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The file cannot be read or made.
+    #[error("the journal {path} cannot be {operation}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried, as a participle.
+        operation: &'static str,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// The file is larger than a journal becomes.
+    #[error("the journal {path} has {bytes} bytes, more than a journal ever has: it is something else")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The file is no journal of this version.
+    #[error("the journal {path} cannot be read; {}", advice(.source))]
+    Codec {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: CodecError,
+    },
+    /// A newer program wrote records that mean nothing to this one.
+    #[error(
+        "the journal {path} has records of a newer program at byte {position}: start the program that wrote it, or \
+         a newer one"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Where they begin.
+        position: usize,
+    },
+    /// Acknowledged records lie behind a damaged part.
+    #[error(
+        "the journal {path} is damaged at byte {position}, with more records behind it: do not go on with it, \
+         restore the data folder from a backup"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where the damage begins.
+        position: usize,
+    },
+    /// Its records contradict each other.
+    #[error(
+        "the journal {path} contradicts itself: do not go on with it, restore the data folder from a backup"
+    )]
+    Inconsistent {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        source: Inconsistent,
+    },
+}
+
+impl Journal {
+    /// Opens the journal of the data folder, or begins one, and starts the journal's thread.
+    ///
+    /// A commit that a crash cut off is dropped. The file is rewritten as one snapshot.
+    ///
+    /// # Errors
+    /// [`JournalError`]: what the journal says has not changed then.
+    pub fn open(data_dir: &Path, lock: FolderLock) -> Result<Self, JournalError> {
+        let path = data_dir.join(JOURNAL_FILE);
+        let state = file::read(&path)?;
+        let failed = |source| JournalError::Io { path: path.clone(), operation: "written", source };
+        let file = JournalFile::create(&path, &state).map_err(|fault| match fault {
+            ReplaceFault::Kept(error) | ReplaceFault::Unknown(error) => failed(error),
+        })?;
+        let durable = Arc::new(RwLock::new(state.clone()));
+        let (requests, queue) = mpsc::channel();
+        let writer = Writer::new(file, state, Arc::clone(&durable));
+        std::thread::Builder::new()
+            .name("journal".into())
+            .spawn(move || {
+                writer.run(&queue);
+                drop(lock);
+            })
+            .map_err(failed)?;
+        Ok(Self { requests, durable })
+    }
+
+    /// Makes the records durable, all or none. What one caller commits is applied in the order of its calls.
+    ///
+    /// Records that do not follow from what is true are refused as [`CommitFault::NotWritten`]. Dropping the future
+    /// changes nothing: the records are written all the same. It may be awaited on any executor.
+    pub fn commit(
+        &self,
+        records: Vec<Record>,
+    ) -> impl Future<Output = Result<(), CommitFault>> + Send + use<> + 'static {
+        let (reply, answer) = oneshot::channel();
+        let queued = self.requests.send(Request { records, reply });
+        async move {
+            match queued {
+                Ok(()) => answer.await.unwrap_or(Err(CommitFault::Unknown)),
+                // The thread is gone, so the request never was with it.
+                Err(_) => Err(CommitFault::NotWritten),
+            }
+        }
+    }
+
+    /// Looks at what is durably true. `look` is called under a lock that commits wait for: it only copies.
+    pub fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.durable.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn advice(error: &CodecError) -> &'static str {
+    match error {
+        CodecError::Version { .. } => "start the program that wrote it",
+        _ => "is this the right data folder? If so, restore it from a backup",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! The journal's thread: queued commits become one frame, and are answered when it is durable.
+
+use std::collections::BTreeSet;
+use std::sync::mpsc;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use migration::journal::{Entry, Inconsistent, Record, State, encode};
+use migration::{CommitFault, MigrationId, VolumeId};
+use tokio::sync::oneshot;
+
+use super::file::{COMPACT_BYTES, JournalFile, ReplaceFault, Storage, now_unix_ms};
+use crate::fail_point::{self, Step};
+
+/// Commits that become one frame at most.
+const GROUP_MAX: usize = 64;
+
+/// Records to make durable, and who waits for that.
+pub(super) struct Request {
+    pub(super) records: Vec<Record>,
+    pub(super) reply: oneshot::Sender<Result<(), CommitFault>>,
+}
+
+/// The journal's file and what it says.
+pub(super) struct Writer<S> {
+    storage: S,
+    /// Where the next frame goes.
+    position: usize,
+    /// Number of the next frame.
+    sequence: u64,
+    /// What is true once the frame that is being built is durable.
+    state: State,
+    /// What is true durably; read by others.
+    durable: Arc<RwLock<State>>,
+    /// Set when it is unknown what a restart will find: nothing is written behind that.
+    is_closed: bool,
+    /// Set when compacting has failed, until it succeeds: it is said once.
+    compaction_failed: bool,
+}
+
+impl Writer<JournalFile> {
+    /// A writer behind the snapshot of a new file.
+    pub(super) fn new(file: JournalFile, state: State, durable: Arc<RwLock<State>>) -> Self {
+        let position = file.end();
+        Self::over(file, position, state, durable)
+    }
+}
+
+impl<S: Storage> Writer<S> {
+    pub(super) fn over(storage: S, position: usize, state: State, durable: Arc<RwLock<State>>) -> Self {
+        // The snapshot is frame 0.
+        let sequence = 1;
+        Self { storage, position, sequence, state, durable, is_closed: false, compaction_failed: false }
+    }
+
+    /// Writes what is queued until all senders are gone.
+    pub(super) fn run(mut self, queue: &mpsc::Receiver<Request>) {
+        while let Ok(first) = queue.recv() {
+            let group = std::iter::once(first).chain(queue.try_iter().take(GROUP_MAX - 1)).collect();
+            self.write_group(group);
+            // The answers are out; who commits next during a migration is not made to wait for this.
+            if self.position > COMPACT_BYTES && self.state.unfinished().next().is_none() {
+                self.compact();
+            }
+        }
+    }
+
+    /// Makes one frame of the commits that fit what is true, and answers them all.
+    pub(super) fn write_group(&mut self, group: Vec<Request>) {
+        let mut records = Vec::new();
+        let mut waiting = Vec::new();
+        let at_unix_ms = now_unix_ms();
+        for request in group {
+            match self.accept(at_unix_ms, &request.records) {
+                Ok(()) => {
+                    records.extend(request.records);
+                    waiting.push(request.reply);
+                }
+                Err(error) => {
+                    tracing::error!(%error, records = ?request.records, "a commit contradicts the journal");
+                    answer(request.reply, Err(CommitFault::NotWritten));
+                }
+            }
+        }
+        if waiting.is_empty() {
+            return;
+        }
+        let steps: Vec<Step> = records.iter().filter_map(step_of).collect();
+        steps.iter().copied().for_each(fail_point::before);
+        let result = self.write(&Entry { at_unix_ms, records });
+        match result {
+            Ok(()) => steps.iter().copied().for_each(fail_point::after),
+            // What the frame would have made true is forgotten.
+            Err(_) => self.state.clone_from(&self.durable.read().unwrap_or_else(PoisonError::into_inner)),
+        }
+        for reply in waiting {
+            answer(reply, result);
+        }
+    }
+
+    /// Applies records that do not contradict what is true.
+    fn accept(&mut self, at_unix_ms: u64, records: &[Record]) -> Result<(), Inconsistent> {
+        let entry = Entry { at_unix_ms, records: records.to_vec() };
+        // A contradiction is found on a copy of what the records touch: it leaves no half of a commit behind.
+        excerpt(&self.state, records).apply(&entry)?;
+        self.state.apply(&entry)
+    }
+
+    fn write(&mut self, entry: &Entry) -> Result<(), CommitFault> {
+        if self.is_closed {
+            return Err(CommitFault::NotWritten);
+        }
+        let frame = self.frame(entry)?;
+        if let Err(error) = self.storage.write_at(self.position, &frame) {
+            return Err(self.take_back(&frame, &error));
+        }
+        self.position += frame.len();
+        self.sequence += 1;
+        let mut durable = self.durable.write().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = durable.apply(entry) {
+            // It was applied to the same state before it was written.
+            tracing::error!(%error, "a commit was durable before it contradicted the journal");
+        }
+        Ok(())
+    }
+
+    /// The frame of `entry`, with room made for it.
+    fn frame(&mut self, entry: &Entry) -> Result<Vec<u8>, CommitFault> {
+        let encoded = |sequence| {
+            let mut frame = Vec::new();
+            encode(sequence, entry, &mut frame).map(|()| frame).map_err(|error| {
+                tracing::error!(%error, "a commit cannot be encoded");
+                CommitFault::NotWritten
+            })
+        };
+        let frame = encoded(self.sequence)?;
+        if self.position + frame.len() <= self.storage.capacity() {
+            return Ok(frame);
+        }
+        self.compact();
+        if self.position + frame.len() <= self.storage.capacity() && !self.is_closed {
+            return encoded(self.sequence);
+        }
+        tracing::error!(bytes = frame.len(), "the journal has no room for a commit");
+        Err(CommitFault::NotWritten)
+    }
+
+    /// Wipes a frame out that could not be written; says whether it is certain to be gone.
+    fn take_back(&mut self, frame: &[u8], error: &std::io::Error) -> CommitFault {
+        tracing::error!(%error, "the journal cannot be written");
+        match self.storage.write_at(self.position, &vec![0; frame.len()]) {
+            Ok(()) => CommitFault::NotWritten,
+            Err(error) => {
+                tracing::error!(%error, "whether the last commit was written is unknown; a restart will tell");
+                self.is_closed = true;
+                CommitFault::Unknown
+            }
+        }
+    }
+
+    /// Replaces the file by a snapshot of what is durable; on failure the old file goes on being used.
+    fn compact(&mut self) {
+        let state = self.durable.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match self.storage.replace(&state) {
+            Ok((storage, position)) => {
+                tracing::debug!(bytes_before = self.position, bytes_after = position, "journal compacted");
+                (self.storage, self.position, self.sequence) = (storage, position, 1);
+                self.compaction_failed = false;
+            }
+            Err(ReplaceFault::Kept(error)) => {
+                if !self.compaction_failed {
+                    tracing::warn!(%error, "the journal cannot be compacted; it goes on as it is");
+                }
+                self.compaction_failed = true;
+            }
+            // N.B. Both files say the same as long as nothing is written: so nothing is.
+            Err(ReplaceFault::Unknown(error)) => {
+                tracing::error!(%error, "the journal's folder cannot be made durable; restart the daemon");
+                self.is_closed = true;
+            }
+        }
+    }
+}
+
+/// The volumes and migrations that the records name, and nothing else: small, however much there is.
+fn excerpt(state: &State, records: &[Record]) -> State {
+    let mut volumes = BTreeSet::<VolumeId>::new();
+    let mut migrations = BTreeSet::<MigrationId>::new();
+    for record in records {
+        match record {
+            Record::Snapshot(_) => {}
+            Record::VolumeAdded(record) => volumes.extend([record.volume]),
+            Record::VolumeRemoved { volume } | Record::EpochsReserved { volume, .. } => {
+                volumes.extend([*volume]);
+            }
+            Record::MigrationStarted { migration, volumes: moving, .. } => {
+                migrations.extend([*migration]);
+                volumes.extend(moving.iter().map(|moving| moving.volume));
+            }
+            Record::TargetPrepared { migration, .. }
+            | Record::AttemptAborted { migration, .. }
+            | Record::Released { migration, .. }
+            | Record::Owned { migration, .. }
+            | Record::HandedBack { migration, .. }
+            | Record::MigrationEnded { migration, .. } => migrations.extend([*migration]),
+        }
+    }
+    let migrations: Vec<_> =
+        migrations.iter().filter_map(|id| Some((*id, state.migrations.get(id)?.clone()))).collect();
+    volumes
+        .extend(migrations.iter().flat_map(|(_, migration)| &migration.volumes).map(|moving| moving.volume));
+    State {
+        volumes: volumes.iter().filter_map(|id| Some((*id, state.volumes.get(id)?.clone()))).collect(),
+        migrations: migrations.into_iter().collect(),
+        next_migration: state.next_migration,
+    }
+}
+
+fn step_of(record: &Record) -> Option<Step> {
+    Some(match record {
+        Record::VolumeAdded(_) => Step::Added,
+        Record::VolumeRemoved { .. } => Step::Removed,
+        Record::MigrationStarted { .. } => Step::Started,
+        Record::TargetPrepared { .. } => Step::Prepared,
+        Record::AttemptAborted { .. } => Step::Aborted,
+        Record::Released { .. } => Step::Released,
+        Record::Owned { .. } => Step::Owned,
+        Record::HandedBack { .. } => Step::HandedBack,
+        Record::MigrationEnded { .. } => Step::Ended,
+        Record::Snapshot(_) | Record::EpochsReserved { .. } => return None,
+    })
+}
+
+fn answer(reply: oneshot::Sender<Result<(), CommitFault>>, result: Result<(), CommitFault>) {
+    // Who asked may be gone; the journal says the same either way.
+    let _ = reply.send(result);
+}
