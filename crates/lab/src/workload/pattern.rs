@@ -80,6 +80,21 @@ pub fn is_zero(block: &[u8]) -> bool {
     block.chunks_exact(8).fold(0, |sum, chunk| sum | word(chunk)) == 0
 }
 
+/// Adds a block to a digest of which version every block of a disk has; version 0 stands for zeroes.
+///
+/// The machine in the demo tells its digest, and the image file is compared with it afterwards.
+pub fn digest_block(digest: u64, block: u64, version: u32) -> u64 {
+    mix(digest ^ mix(block ^ mix(u64::from(version))))
+}
+
+/// The stamp that a block bears, if it holds exactly that stamp's content.
+pub fn read_stamp(block: &[u8]) -> Option<Stamp> {
+    let mut words = block.chunks_exact(8).map(word);
+    let (magic, seed, number, version) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    let stamp = Stamp { seed, block: number, version: u32::try_from(version).ok()? };
+    (magic == MAGIC && stamp.matches(block)).then_some(stamp)
+}
+
 /// What a block should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {

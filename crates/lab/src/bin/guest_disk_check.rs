@@ -1,0 +1,311 @@
+//! The program that works inside the demo's machine: it writes and checks its disk for as long as it runs.
+//!
+//! ``text
+//!   fill ─► workers: each owns every n-th block, writes, reads, compares, flushes
+//!             └─► ten times a second a line on the console; `verify` ends them
+//!   verify ─► the whole disk is read and compared, then hashed over block numbers and versions
+//! ``
+//!
+//! The guest image contains it as a static program, so it stands alone: no crate but the standard library, and of the
+//! lab the two files that say what blocks contain. Its words on the console are read by `lab::vm`.
+//!
+//! Usage: `guest_disk_check DEVICE BLOCK_BYTES WORKERS FILL_BYTES SEED`.
+
+#[path = "../workload/pattern.rs"]
+#[expect(dead_code, unreachable_pub, reason = "shared with the library, which uses the rest")]
+mod pattern;
+#[path = "../workload/random.rs"]
+#[expect(unreachable_pub, reason = "shared with the library")]
+mod random;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead as _, Write as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pattern::{Expected, Stamp, digest_block};
+use random::Random;
+
+/// How often a line tells what the workers have done.
+const TICK: Duration = Duration::from_millis(100);
+/// How much is written or read at once when going over the whole disk.
+const SWEEP_BYTES: usize = 1 << 20;
+/// Of so many requests one is a flush.
+const REQUESTS_PER_FLUSH: u64 = 2000;
+/// Out of a hundred requests so many are reads.
+const READS_PERCENT: u64 = 70;
+/// What direct I/O asks of addresses in memory, on every disk there is.
+const MEMORY_ALIGNMENT: usize = 4096;
+/// More lines about wrong blocks than this tell nothing new.
+const ERRORS_TOLD_MAX: u64 = 16;
+
+fn main() {
+    match Arguments::parse().and_then(|arguments| run(&arguments)) {
+        Ok(()) => {}
+        Err(error) => say(&format!("failed {error}")),
+    }
+}
+
+/// What the command line says.
+struct Arguments {
+    device: String,
+    block_bytes: usize,
+    workers: u64,
+    fill_bytes: u64,
+    seed: u64,
+}
+
+impl Arguments {
+    fn parse() -> Result<Self, String> {
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        let [device, block_bytes, workers, fill_bytes, seed] = words.as_slice() else {
+            return Err("usage: guest_disk_check DEVICE BLOCK_BYTES WORKERS FILL_BYTES SEED".to_owned());
+        };
+        let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
+        let block_bytes = number(block_bytes)? as usize;
+        if block_bytes == 0 || !SWEEP_BYTES.is_multiple_of(block_bytes) {
+            return Err(format!("{block_bytes} is no part of {SWEEP_BYTES}"));
+        }
+        Ok(Self {
+            device: device.clone(),
+            block_bytes,
+            workers: number(workers)?.max(1),
+            fill_bytes: number(fill_bytes)?,
+            seed: number(seed)?,
+        })
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), String> {
+    let disk = Disk::open(arguments)?;
+    say(&format!("disk blocks={} bytes={}", disk.blocks, disk.blocks * arguments.block_bytes as u64));
+    let filled = disk.fill(arguments.fill_bytes)?;
+    say(&format!("filled bytes={}", filled * arguments.block_bytes as u64));
+
+    let tally = Tally::default();
+    let versions = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..arguments.workers)
+            .map(|worker| {
+                let (disk, tally) = (&disk, &tally);
+                scope.spawn(move || disk.work(worker, arguments.workers, filled, tally))
+            })
+            .collect();
+        scope.spawn(|| tick(&tally));
+        wait_for_command("verify");
+        tally.stop.store(true, Ordering::Relaxed);
+        workers.into_iter().map(|worker| worker.join().unwrap_or_default()).collect::<Vec<_>>()
+    });
+    disk.file.sync_data().map_err(|error| format!("flush: {error}"))?;
+    disk.verify(&versions, &tally)?;
+    wait_for_command("end");
+    Ok(())
+}
+
+/// The disk under test.
+struct Disk {
+    file: File,
+    blocks: u64,
+    block_bytes: usize,
+    seed: u64,
+}
+
+impl Disk {
+    fn open(arguments: &Arguments) -> Result<Self, String> {
+        // O_DIRECT, by its number on this architecture: the page cache would answer in the disk's place.
+        const O_DIRECT: i32 =
+            if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0x10000 } else { 0x4000 };
+        let Arguments { device, block_bytes, seed, .. } = arguments;
+        let context = |error: io::Error| format!("{device}: {error}");
+        let mut file =
+            OpenOptions::new().read(true).write(true).custom_flags(O_DIRECT).open(device).map_err(context)?;
+        let bytes = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(context)?;
+        Ok(Self { file, blocks: bytes / *block_bytes as u64, block_bytes: *block_bytes, seed: *seed })
+    }
+
+    /// Writes the first blocks with their first version; returns how many.
+    fn fill(&self, bytes: u64) -> Result<u64, String> {
+        let end = (bytes / self.block_bytes as u64).min(self.blocks);
+        let mut memory = Aligned::new(SWEEP_BYTES);
+        let per_request = (SWEEP_BYTES / self.block_bytes) as u64;
+        for first in (0..end).step_by(per_request as usize) {
+            let count = per_request.min(end - first);
+            let part = &mut memory.bytes()[..count as usize * self.block_bytes];
+            for (bytes, block) in part.chunks_exact_mut(self.block_bytes).zip(first..) {
+                Stamp { seed: self.seed, block, version: 1 }.fill(bytes);
+            }
+            self.write(first, part)?;
+        }
+        Ok(end)
+    }
+
+    /// Works on every `workers`th block, from the `worker`th on, until told to stop; returns their versions.
+    fn work(&self, worker: u64, workers: u64, filled: u64, tally: &Tally) -> Vec<u32> {
+        let own = (self.blocks + workers - 1 - worker) / workers;
+        let mut versions: Vec<u32> =
+            (0..own).map(|index| u32::from(index * workers + worker < filled)).collect();
+        let mut random = Random::new(self.seed ^ (worker << 32) ^ 0x1a7e);
+        let mut memory = Aligned::new(self.block_bytes);
+        while own > 0 && !tally.stop.load(Ordering::Relaxed) {
+            let index = random.below(own);
+            let block = index * workers + worker;
+            let version = &mut versions[index as usize];
+            let bytes = memory.bytes();
+            let dice = random.below(REQUESTS_PER_FLUSH);
+            let result = if dice == 0 {
+                self.file.sync_data().map_err(|error| format!("flush: {error}"))
+            } else if dice % 100 < READS_PERCENT {
+                self.read(block, bytes).and_then(|()| self.compare(block, *version, bytes))
+            } else {
+                Stamp { seed: self.seed, block, version: *version + 1 }.fill(bytes);
+                self.write(block, bytes).map(|()| *version += 1)
+            };
+            match result {
+                Ok(()) => tally.complete(),
+                Err(error) => tally.fail(&error),
+            }
+        }
+        versions
+    }
+
+    /// Reads and compares all, and tells the outcome with a digest of every block's version.
+    fn verify(&self, versions: &[Vec<u32>], tally: &Tally) -> Result<(), String> {
+        let mut memory = Aligned::new(SWEEP_BYTES);
+        let per_request = (SWEEP_BYTES / self.block_bytes) as u64;
+        let mut digest = 0;
+        for first in (0..self.blocks).step_by(per_request as usize) {
+            let count = per_request.min(self.blocks - first);
+            let part = &mut memory.bytes()[..count as usize * self.block_bytes];
+            self.read(first, part)?;
+            for (bytes, block) in part.chunks_exact(self.block_bytes).zip(first..) {
+                let workers = versions.len() as u64;
+                let version = versions[(block % workers) as usize].get((block / workers) as usize).copied();
+                let version = version.unwrap_or(0);
+                if let Err(error) = self.compare(block, version, bytes) {
+                    tally.fail(&error);
+                }
+                digest = digest_block(digest, block, version);
+            }
+        }
+        let errors = tally.errors.load(Ordering::Relaxed);
+        say(&format!(
+            "verified blocks={} seed={} digest={digest:016x} errors={errors}",
+            self.blocks, self.seed
+        ));
+        Ok(())
+    }
+
+    fn compare(&self, block: u64, version: u32, bytes: &[u8]) -> Result<(), String> {
+        let expected = match version {
+            0 => Expected::Zeroes,
+            version => Expected::Stamp(Stamp { seed: self.seed, block, version }),
+        };
+        expected.check(bytes).map_err(|mismatch| format!("block {block}: {mismatch}"))
+    }
+
+    fn read(&self, block: u64, bytes: &mut [u8]) -> Result<(), String> {
+        let offset = block * self.block_bytes as u64;
+        self.file.read_exact_at(bytes, offset).map_err(|error| format!("read at byte {offset}: {error}"))
+    }
+
+    fn write(&self, block: u64, bytes: &[u8]) -> Result<(), String> {
+        let offset = block * self.block_bytes as u64;
+        self.file.write_all_at(bytes, offset).map_err(|error| format!("write at byte {offset}: {error}"))
+    }
+}
+
+/// What the workers have done, together.
+struct Tally {
+    stop: AtomicBool,
+    requests: AtomicU64,
+    errors: AtomicU64,
+    gaps: Mutex<Gaps>,
+}
+
+/// The times between completions.
+struct Gaps {
+    last: Instant,
+    /// The longest since the last tick.
+    longest: Duration,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let gaps = Mutex::new(Gaps { last: Instant::now(), longest: Duration::ZERO });
+        Self { stop: AtomicBool::new(false), requests: AtomicU64::new(0), errors: AtomicU64::new(0), gaps }
+    }
+}
+
+impl Tally {
+    fn complete(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        gaps.longest = gaps.longest.max(now - gaps.last);
+        gaps.last = now;
+    }
+
+    fn fail(&self, error: &str) {
+        if self.errors.fetch_add(1, Ordering::Relaxed) < ERRORS_TOLD_MAX {
+            say(&format!("wrong {error}"));
+        }
+        self.complete();
+    }
+
+    /// The longest gap that ended since the last call, or the one that has not ended, if that is longer.
+    fn longest_gap(&self) -> Duration {
+        let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut gaps.longest).max(gaps.last.elapsed())
+    }
+}
+
+/// Tells every tenth of a second what the workers have done.
+fn tick(tally: &Tally) {
+    let started = Instant::now();
+    while !tally.stop.load(Ordering::Relaxed) {
+        std::thread::sleep(TICK);
+        let requests = tally.requests.load(Ordering::Relaxed);
+        let errors = tally.errors.load(Ordering::Relaxed);
+        let stall_us = tally.longest_gap().as_micros();
+        let at_ms = started.elapsed().as_millis();
+        say(&format!("tick at_ms={at_ms} requests={requests} stall_us={stall_us} errors={errors}"));
+    }
+}
+
+/// Waits until the console says `command`, or nothing can come from it any more.
+fn wait_for_command(command: &str) {
+    for line in io::stdin().lock().lines() {
+        match line {
+            Ok(line) if line.trim() == command => return,
+            Ok(_) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Writes one line to the console, whole: other threads and the kernel write there too.
+fn say(words: &str) {
+    let line = format!("sterna: {words}\n");
+    // Without a console there is nobody to tell.
+    let _ = io::stdout().lock().write_all(line.as_bytes());
+}
+
+/// Memory whose address direct I/O accepts.
+struct Aligned {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Aligned {
+    fn new(length: usize) -> Self {
+        let memory = vec![0; length + MEMORY_ALIGNMENT];
+        let start = memory.as_ptr().align_offset(MEMORY_ALIGNMENT);
+        Self { memory, start, length }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.length]
+    }
+}
