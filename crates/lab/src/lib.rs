@@ -2,4 +2,5 @@
 
 pub mod demo;
 pub mod nbd_client;
+pub mod vm;
 pub mod workload;

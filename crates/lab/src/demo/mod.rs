@@ -27,8 +27,11 @@ use self::daemon::Daemon;
 use self::folder::DemoFolder;
 use self::signals::Signals;
 use crate::nbd_client::StopFlag;
+use crate::vm::{GuestImage, Machine, MachineOptions};
 use crate::workload::GuestOptions;
 
+pub(crate) use self::daemon::with_tail;
+pub(crate) use self::guest::with_progress;
 pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, ThreadGuest};
 pub use self::progress::Progress;
 pub use self::report::{Figures, Report, Wrong};
@@ -43,8 +46,6 @@ pub struct DemoOptions {
     pub parent: Option<PathBuf>,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// How much of the disk is filled at first, in bytes.
-    pub fill_bytes: u64,
     /// How long the guest works before and after the migration.
     pub margin: Duration,
     /// Who works on the disk.
@@ -58,24 +59,35 @@ pub enum GuestKind {
     Thread {
         /// Bytes of a request.
         block_bytes: u32,
+        /// How much of the disk it fills at first, in bytes.
+        fill_bytes: u64,
         /// What it does.
         options: GuestOptions,
     },
+    /// A machine in QEMU.
+    Machine(MachineOptions),
 }
 
 impl DemoOptions {
-    /// The demo as people first see it.
-    pub fn new(program: PathBuf) -> Self {
-        Self {
-            program,
-            parent: None,
-            disk_bytes: 1 << 30,
-            fill_bytes: 768 << 20,
-            margin: Duration::from_secs(3),
-            guest: GuestKind::Thread { block_bytes: 8192, options: GuestOptions::default() },
-        }
+    /// The demo with a thread as guest.
+    pub fn with_thread(program: PathBuf) -> Self {
+        let options = GuestOptions::default();
+        let guest = GuestKind::Thread { block_bytes: 8192, fill_bytes: 768 << 20, options };
+        Self { program, parent: None, disk_bytes: 1 << 30, margin: MARGIN, guest }
+    }
+
+    /// The demo with a machine in QEMU as guest; its disk is smaller, because it is slower.
+    ///
+    /// # Errors
+    /// If there is no image for the machine, in `image` or where it usually is.
+    pub fn with_machine(program: PathBuf, image: Option<&Path>) -> anyhow::Result<Self> {
+        let guest = GuestKind::Machine(MachineOptions::new(GuestImage::find(image)?));
+        Ok(Self { program, parent: None, disk_bytes: 512 << 20, margin: MARGIN, guest })
     }
 }
+
+/// How long the guest works before and after the migration, unless somebody says otherwise: long enough for a rate.
+const MARGIN: Duration = Duration::from_secs(3);
 
 /// Runs the demo. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
@@ -87,11 +99,17 @@ pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Resul
     let mut stage =
         Stage { options: &options, folder: &folder, signals: Signals::listen()?, stop: StopFlag::default() };
     let result = match options.guest.clone() {
-        GuestKind::Thread { block_bytes, options: guest } => {
-            let (fill_bytes, stop) = (options.fill_bytes, stage.stop.clone());
+        GuestKind::Thread { block_bytes, fill_bytes, options: guest } => {
+            let stop = stage.stop.clone();
             let start = async |volume: &Volume, progress: &mut Progress| {
                 let address = volume.uri.parse()?;
                 ThreadGuest::start(address, fill_bytes, block_bytes, guest, stop, progress).await
+            };
+            stage.run(start, progress).await
+        }
+        GuestKind::Machine(machine) => {
+            let start = async |volume: &Volume, progress: &mut Progress| {
+                Machine::start(&volume.uri.parse()?, machine, progress).await
             };
             stage.run(start, progress).await
         }

@@ -18,4 +18,4 @@ mod sweep;
 pub use self::content::{Content, Finding, Findings};
 pub use self::guest::{Guest, GuestOptions, Mix, RANGE_BLOCKS_MAX, StoppedGuest};
 pub use self::record::{Mark, Recorder, STEP, Step, Summary, per_second};
-pub use self::sweep::{fill, verify_export, verify_file};
+pub use self::sweep::{fill, verify_digest, verify_export, verify_file};

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 
 use super::content::{Content, Findings};
+use super::pattern::{digest_block, is_zero, read_stamp};
 use crate::nbd_client::{Client, Completion, Operation, WriteDurability};
 
 /// How much one request of a sweep covers: large enough to be fast, small enough to be cheap to keep.
@@ -125,6 +126,54 @@ pub fn verify_file(
         progress(offset);
     }
     Ok(findings)
+}
+
+/// Reads a raw image file that another guest wrote, of which only a digest of all versions is known
+/// ([`digest_block`]). Returns what is wrong, in words.
+///
+/// Every block must be zero, or hold in full the content of a stamp with its own number and the right seed; and
+/// together they must have the versions of the digest. So no block can be wrong, old or misplaced.
+///
+/// # Errors
+/// If the file cannot be read, or is too short.
+pub fn verify_digest(
+    path: &Path,
+    blocks: u64,
+    block_bytes: u32,
+    seed: u64,
+    digest: u64,
+    mut progress: impl FnMut(u64),
+) -> anyhow::Result<Vec<String>> {
+    let context = || format!("verify {}", path.display());
+    let file = File::open(path).with_context(context)?;
+    let per_request = (REQUEST_BYTES / u64::from(block_bytes)).max(1);
+    let mut buffer = vec![0; (per_request * u64::from(block_bytes)) as usize];
+    let mut found_digest = 0;
+    let mut wrong = Vec::new();
+    let mut first = 0;
+    while first < blocks {
+        let count = per_request.min(blocks - first);
+        let part = &mut buffer[..(count * u64::from(block_bytes)) as usize];
+        file.read_exact_at(part, first * u64::from(block_bytes)).with_context(context)?;
+        for (bytes, block) in part.chunks_exact(block_bytes as usize).zip(first..) {
+            let version = match read_stamp(bytes) {
+                Some(stamp) if (stamp.block, stamp.seed) == (block, seed) => stamp.version,
+                None if is_zero(bytes) => 0,
+                _ => {
+                    wrong
+                        .push(format!("block {block} of the image holds what its guest did not write there"));
+                    continue;
+                }
+            };
+            found_digest = digest_block(found_digest, block, version);
+        }
+        first += count;
+        progress(first * u64::from(block_bytes));
+    }
+    if wrong.is_empty() && found_digest != digest {
+        wrong.push("blocks of the image have other versions than the guest wrote last".to_owned());
+    }
+    Ok(wrong)
 }
 
 /// Blocks per request: at most what the server takes, at least one.

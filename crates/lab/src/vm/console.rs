@@ -1,0 +1,240 @@
+//! What the checker inside the machine says on its console, and the record made of it.
+//!
+//! ```text
+//!   sterna: disk blocks=32768 bytes=268435456
+//!   sterna: filled bytes=134217728
+//!   sterna: tick at_ms=100 requests=1926 stall_us=12841 errors=0
+//!   sterna: wrong block 17: expected version 3, found from byte 0 on zeroes
+//!   sterna: verified blocks=32768 seed=7 digest=26cc72efe3d2049f errors=0
+//!   sterna: failed flush: Input/output error
+//! ```
+//!
+//! Everything else on the console is the kernel's, and only kept for error messages.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::demo::Felt;
+use crate::workload::per_second;
+
+/// How many lines of the console are kept for error messages.
+const LINES_KEPT_MAX: usize = 200;
+/// How many descriptions of wrong blocks are kept.
+const WRONG_KEPT_MAX: usize = 16;
+
+/// One line of the checker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Line {
+    Disk,
+    Filled,
+    Tick(Tick),
+    Wrong(String),
+    Verified(Verdict),
+    Failed(String),
+}
+
+/// What the checker did in about a tenth of a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tick {
+    /// By the machine's own clock, since it began to work.
+    at_ms: u64,
+    /// Requests completed since it began to work.
+    requests: u64,
+    /// The longest time without a completion that ended, or lasted, in this tick.
+    stall_us: u64,
+    errors: u64,
+}
+
+/// The outcome of the checker's comparison of its whole disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    /// Blocks on the disk.
+    pub(super) blocks: u64,
+    /// The seed of every stamp.
+    pub(super) seed: u64,
+    /// Over the version of every block.
+    pub(super) digest: u64,
+    /// Wrong blocks and failed requests, from the start on.
+    pub(super) errors: u64,
+}
+
+/// All that the console has said.
+#[derive(Debug, Default)]
+pub(super) struct Console {
+    lines: VecDeque<String>,
+    ticks: Vec<Tick>,
+    last_word: Option<Instant>,
+    wrong: Vec<String>,
+    verdict: Option<Verdict>,
+    failure: Option<String>,
+}
+
+/// A moment in the record: how many ticks had come until then.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineMark {
+    ticks: usize,
+}
+
+impl Console {
+    /// Takes the next line.
+    pub(super) fn take(&mut self, line: &str, now: Instant) {
+        match parse(line) {
+            Some(Line::Tick(tick)) => self.ticks.push(tick),
+            Some(Line::Wrong(what)) if self.wrong.len() < WRONG_KEPT_MAX => self.wrong.push(what),
+            Some(Line::Verified(verdict)) => self.verdict = Some(verdict),
+            Some(Line::Failed(why)) => self.failure = Some(why),
+            Some(Line::Disk | Line::Filled | Line::Wrong(_)) | None => {}
+        }
+        self.last_word = Some(now);
+        if self.lines.len() == LINES_KEPT_MAX {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line.to_owned());
+    }
+
+    /// Whether the checker has begun to work.
+    pub(super) fn works(&self) -> bool {
+        !self.ticks.is_empty()
+    }
+
+    /// Requests completed since the checker began to work.
+    pub(super) fn requests(&self) -> u64 {
+        self.ticks.last().map_or(0, |tick| tick.requests)
+    }
+
+    /// When something was said the last time.
+    pub(super) fn last_word(&self) -> Option<Instant> {
+        self.last_word
+    }
+
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        self.verdict
+    }
+
+    /// Why the checker gave up.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// The first wrong blocks and failed requests.
+    pub(super) fn wrong(&self) -> &[String] {
+        &self.wrong
+    }
+
+    /// The last lines, for an error message.
+    pub(super) fn text(&self) -> String {
+        self.lines.iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    pub(super) fn mark(&self) -> MachineMark {
+        MachineMark { ticks: self.ticks.len() }
+    }
+
+    /// What the machine felt between two marks, to the next tick: a tenth of a second.
+    pub(super) fn between(&self, first: MachineMark, last: MachineMark) -> Felt {
+        // The tick after a mark tells of the time before it too, and the window must not be empty.
+        let end = last.ticks.max(first.ticks + 1).min(self.ticks.len().saturating_sub(1));
+        let start = first.ticks.saturating_sub(1).min(end);
+        let (Some(begin), Some(finish)) = (self.ticks.get(start), self.ticks.get(end)) else {
+            return Felt { requests: 0, iops: 0.0, longest_stall: Duration::ZERO };
+        };
+        let requests = finish.requests.saturating_sub(begin.requests);
+        let duration = Duration::from_millis(finish.at_ms.saturating_sub(begin.at_ms));
+        let stall_us = self.ticks[start..=end].iter().skip(1).map(|tick| tick.stall_us).max().unwrap_or(0);
+        let longest_stall = Duration::from_micros(stall_us);
+        Felt { requests, iops: per_second(requests, duration), longest_stall }
+    }
+}
+
+fn parse(line: &str) -> Option<Line> {
+    // The kernel may have begun a line of its own before.
+    let words = line.split_once("sterna: ")?.1.trim_end();
+    let (kind, rest) = words.split_once(' ').unwrap_or((words, ""));
+    let value = |name: &str| {
+        rest.split(' ').find_map(|word| word.strip_prefix(name).and_then(|word| word.strip_prefix('=')))
+    };
+    let number = |name| value(name).and_then(|text| text.parse::<u64>().ok());
+    Some(match kind {
+        "disk" => Line::Disk,
+        "filled" => Line::Filled,
+        "tick" => Line::Tick(Tick {
+            at_ms: number("at_ms")?,
+            requests: number("requests")?,
+            stall_us: number("stall_us")?,
+            errors: number("errors")?,
+        }),
+        "wrong" => Line::Wrong(rest.to_owned()),
+        "verified" => Line::Verified(Verdict {
+            blocks: number("blocks")?,
+            seed: number("seed")?,
+            digest: u64::from_str_radix(value("digest")?, 16).ok()?,
+            errors: number("errors")?,
+        }),
+        "failed" => Line::Failed(rest.to_owned()),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn console(lines: &[&str]) -> Console {
+        let mut console = Console::default();
+        lines.iter().for_each(|line| console.take(line, Instant::now()));
+        console
+    }
+
+    #[test]
+    fn the_checkers_words_are_understood_between_those_of_the_kernel() {
+        let console = console(&[
+            "[    1.23] virtio_blk virtio1: [vda] 32768 512-byte logical blocks",
+            "sterna: disk blocks=4 bytes=32768",
+            "[    2.0] clocksource: sterna: tick at_ms=100 requests=10 stall_us=900 errors=0",
+            "sterna: wrong block 17: expected version 3, found from byte 0 on zeroes",
+            "sterna: verified blocks=4 seed=7 digest=26cc72efe3d2049f errors=1",
+        ]);
+        assert!(console.works());
+        assert_eq!(console.wrong(), ["block 17: expected version 3, found from byte 0 on zeroes"]);
+        let verdict = Verdict { blocks: 4, seed: 7, digest: 0x26cc_72ef_e3d2_049f, errors: 1 };
+        assert_eq!(console.verdict(), Some(verdict));
+        assert_eq!(console.failure(), None);
+        assert_eq!(console.text().lines().count(), 5);
+    }
+
+    #[test]
+    fn rates_and_stalls_are_those_between_the_marks() {
+        let mut console = console(&[
+            "sterna: tick at_ms=100 requests=100 stall_us=50000 errors=0",
+            "sterna: tick at_ms=200 requests=200 stall_us=1000 errors=0",
+        ]);
+        let first = console.mark();
+        console.take("sterna: tick at_ms=300 requests=250 stall_us=2000 errors=0", Instant::now());
+        console.take("sterna: tick at_ms=400 requests=300 stall_us=1000 errors=0", Instant::now());
+        let last = console.mark();
+        // This tick began before the second mark.
+        console.take("sterna: tick at_ms=500 requests=380 stall_us=70000 errors=0", Instant::now());
+        let felt = console.between(first, last);
+        assert_eq!((felt.requests, felt.iops, felt.longest_stall), (180, 600.0, Duration::from_millis(70)));
+    }
+
+    #[test]
+    fn a_window_shorter_than_a_tick_is_that_tick() {
+        let mut console = console(&["sterna: tick at_ms=100 requests=100 stall_us=1 errors=0"]);
+        let mark = console.mark();
+        console.take("sterna: tick at_ms=200 requests=150 stall_us=2 errors=0", Instant::now());
+        assert_eq!(console.between(mark, mark).iops, 500.0);
+        assert_eq!(Console::default().between(mark, mark).requests, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_can_upset_the_parser(rest in ".*") {
+            let _ = parse(&rest);
+            let _ = parse(&format!("sterna: {rest}"));
+            let _ = parse(&format!("sterna: tick {rest}"));
+        }
+    }
+}

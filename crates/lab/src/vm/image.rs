@@ -1,0 +1,71 @@
+//! What the machine boots from: files that `scripts/guest-image` has built.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+
+/// Names the folder of the guest image when it is in none of the usual places.
+const VARIABLE: &str = "STERNA_GUEST_IMAGE";
+/// Where a package puts the guest image.
+const SYSTEM_FOLDER: &str = "/usr/share/sterna/guest-image";
+
+/// Kernel and initramfs of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestImage {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// What it boots into: busybox and the checker.
+    pub initramfs: PathBuf,
+}
+
+impl GuestImage {
+    /// Finds the image: in `folder` if one is given, else where `STERNA_GUEST_IMAGE` says, else in cargo's target
+    /// folder of this program, else where packages put it.
+    ///
+    /// # Errors
+    /// If it is in none of them; the message says how to build it.
+    pub fn find(folder: Option<&Path>) -> anyhow::Result<Self> {
+        let folders = match (folder, std::env::var_os(VARIABLE)) {
+            (Some(folder), _) => vec![folder.to_owned()],
+            (None, Some(folder)) => vec![folder.into()],
+            (None, None) => beside_this_program().into_iter().chain([SYSTEM_FOLDER.into()]).collect(),
+        };
+        if let Some(image) = folders.iter().map(|folder| Self::of(folder)).find(Self::is_there) {
+            return Ok(image);
+        }
+        let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        bail!(
+            "there is no guest image in {}: build it with scripts/guest-image, or run the demo without a machine",
+            folders.join(" or ")
+        )
+    }
+
+    fn of(folder: &Path) -> Self {
+        Self { kernel: folder.join("vmlinuz"), initramfs: folder.join("initramfs") }
+    }
+
+    fn is_there(&self) -> bool {
+        self.kernel.is_file() && self.initramfs.is_file()
+    }
+}
+
+/// `target/guest-image`, for a program in `target/release`.
+fn beside_this_program() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    Some(program.parent()?.parent()?.join("guest-image"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_found_only_when_both_files_are_there() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("vmlinuz"), b"").unwrap();
+        let error = GuestImage::find(Some(folder.path())).unwrap_err().to_string();
+        assert!(error.contains(folder.path().to_str().unwrap()) && error.contains("scripts/guest-image"));
+        std::fs::write(folder.path().join("initramfs"), b"").unwrap();
+        assert_eq!(GuestImage::find(Some(folder.path())).unwrap(), GuestImage::of(folder.path()));
+    }
+}

@@ -1,0 +1,52 @@
+//! A real machine in QEMU against a server that is good, and against one that loses writes.
+//!
+//! They need QEMU and the guest image (`scripts/install-packages demo`, `scripts/guest-image`), and take ten seconds
+//! each; `cargo test -p lab --test machine -- --ignored` runs them.
+
+#![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
+
+#[expect(dead_code, reason = "shared with the tests of the thread guest, which use all faults")]
+mod support;
+
+use lab::demo::{DemoGuest, Progress, StoppedDemoGuest};
+use lab::vm::{GuestImage, Machine, MachineOptions, StoppedMachine};
+
+use self::support::{Fault, Server, Style};
+
+const DISK_BYTES: usize = 64 << 20;
+
+/// Boots a machine, lets it do some thousand requests, and stops it.
+async fn run(fault: Fault) -> (Server, StoppedMachine) {
+    let server = Server::start(DISK_BYTES, Style::Simple, fault);
+    let image = GuestImage::find(None).unwrap();
+    let options = MachineOptions { fill_bytes: DISK_BYTES as u64 / 2, ..MachineOptions::new(image) };
+    let mut progress = Progress::silent();
+    let mut machine = Machine::start(&server.address(), options, &mut progress).await.unwrap();
+    let first = machine.mark();
+    machine.wait_for_requests(5000).await.unwrap();
+    let last = machine.mark();
+    let felt = machine.between(&first, &last);
+    assert!(felt.iops > 0.0 && !felt.longest_stall.is_zero(), "{felt:?}");
+    let stopped = machine.stop_and_verify(&mut progress).await.unwrap();
+    (server, stopped)
+}
+
+#[tokio::test]
+#[ignore = "needs QEMU and the guest image, and takes ten seconds"]
+async fn a_machine_works_on_a_good_disk_and_knows_its_image() {
+    let (server, mut stopped) = run(Fault::None).await;
+    stopped.verify_image(&server.dump(), &mut Progress::silent()).await.unwrap();
+    assert_eq!(stopped.wrong().count, 0, "{:?}", stopped.wrong());
+
+    server.tamper(|disk| disk[12_345] ^= 1);
+    stopped.verify_image(&server.dump(), &mut Progress::silent()).await.unwrap();
+    assert_eq!(stopped.wrong().count, 1, "one block was changed");
+}
+
+#[tokio::test]
+#[ignore = "needs QEMU and the guest image, and takes ten seconds"]
+async fn a_machine_notices_that_writes_are_lost() {
+    let (_server, stopped) = run(Fault::LoseWrite).await;
+    assert!(stopped.wrong().count > 0);
+    assert!(stopped.wrong().first[0].contains("expected version"), "{:?}", stopped.wrong());
+}
