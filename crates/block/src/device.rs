@@ -139,3 +139,17 @@ pub fn check_write(geometry: &Geometry, range: ByteRange) -> Result<(), IoError>
     }
     check_range(geometry, range)
 }
+
+/// Appends an extent to a list, as one with the last if they touch and are of the same kind; an empty one is left
+/// out.
+pub fn push_extent(extents: &mut Vec<Extent>, range: ByteRange, kind: ExtentKind) {
+    if range.length == 0 {
+        return;
+    }
+    match extents.last_mut() {
+        Some(last) if last.kind == kind && last.range.end() == range.offset => {
+            last.range.length += range.length;
+        }
+        _ => extents.push(Extent { range, kind }),
+    }
+}

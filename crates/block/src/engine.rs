@@ -58,7 +58,7 @@ fn open_with(
     let (driver, engine) = threads::open()?;
     match refused {
         Some(reason) => {
-            tracing::info!(engine = engine.name(), %reason, "opened an I/O engine without io_uring")
+            tracing::info!(engine = engine.name(), %reason, "opened an I/O engine without io_uring");
         }
         None => tracing::info!(engine = engine.name(), "opened an I/O engine"),
     }

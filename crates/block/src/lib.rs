@@ -18,8 +18,10 @@ pub mod device;
 pub mod engine;
 pub mod error;
 pub mod executor;
+pub mod store;
 
 pub use buffer::{Buffer, BufferPool};
 pub use device::{BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode};
 pub use error::IoError;
 pub use executor::{Driver, Executor, Handle};
+pub use store::{Access, FileStore, Image, ImageError, MemoryStore};

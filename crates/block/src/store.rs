@@ -1,0 +1,11 @@
+//! Stores: the bottom of every stack, where the bytes are.
+
+pub mod file;
+pub mod image;
+mod lock;
+pub mod memory;
+
+pub use file::FileStore;
+pub use image::{Access, Image, ImageError};
+pub use lock::Holder;
+pub use memory::MemoryStore;

@@ -1,0 +1,251 @@
+//! A volume in a raw image file.
+//!
+//! ```text
+//!   0                                             body end     size
+//!   ├──────────── the locked description ────────────┼── tail ──┤
+//!                 direct I/O where there is any         a second, buffered description: only if the size is no
+//!                                                       multiple of what direct I/O demands
+//! ```
+
+use std::cell::Cell;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::image::{Access, Image};
+use crate::buffer::Buffer;
+use crate::device::{
+    ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
+    check_range, check_write, push_extent,
+};
+use crate::engine::{AllocateMode, Engine, run_blocking};
+use crate::error::IoError;
+
+/// Zeroes written at a time where the file system cannot make them itself: enough to keep a disk busy, and little
+/// enough to share its queue with guests.
+const ZERO_PIECE: usize = 256 << 10;
+
+/// Extents described one by one; what lies behind is told as data, which is always allowed. Bounds the memory of an
+/// answer about a badly fragmented image (1.5 MiB).
+const EXTENTS_MAX: usize = 65_536;
+
+/// A raw image file as a device.
+pub struct FileStore {
+    image: Image,
+    engine: Rc<dyn Engine>,
+    geometry: Geometry,
+    /// Cleared when the file system turns out not to know it.
+    punch_hole: Cell<bool>,
+    /// Cleared when the file system turns out not to know it.
+    zero_range: Cell<bool>,
+}
+
+impl FileStore {
+    /// Serves `image` through `engine`.
+    pub fn new(image: Image, engine: Rc<dyn Engine>) -> Self {
+        let geometry = Geometry {
+            size: image.size(),
+            alignment: ALIGNMENT,
+            read_only: image.access() == Access::ReadOnly,
+            discards: image.punches_holes(),
+        };
+        Self { image, engine, geometry, punch_hole: Cell::new(true), zero_range: Cell::new(true) }
+    }
+
+    /// The image that it serves.
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Reads what needs more than one call of the engine: a range with a tail, or into memory that is not aligned.
+    async fn read_in_parts(&self, offset: u64, mut buffer: Buffer) -> Result<Buffer, IoError> {
+        let (body, tail) = self.cut(offset, buffer.len());
+        let target = buffer.as_mut_slice().ok_or(IoError::os("read", Errno::INVAL))?;
+        if body > 0 {
+            let part = self.engine.buffers().take(body);
+            let part = self.engine.read_at(self.image.file(), offset, part).await?;
+            target[..body].copy_from_slice(part.as_slice());
+        }
+        if let Some(file) = tail {
+            let part = self.engine.buffers().take(target.len() - body);
+            let part = self.engine.read_at(file, offset + body as u64, part).await?;
+            target[body..].copy_from_slice(part.as_slice());
+        }
+        Ok(buffer)
+    }
+
+    /// Writes what needs more than one call of the engine.
+    async fn write_in_parts(
+        &self,
+        offset: u64,
+        data: &Buffer,
+        durability: Durability,
+    ) -> Result<(), IoError> {
+        let (body, tail) = self.cut(offset, data.len());
+        if body > 0 {
+            let mut part = data.slice(0, body);
+            if !part.is_aligned_to(self.image.memory_alignment()) {
+                part = self.engine.buffers().take(body);
+                part.fill_from(&data.as_slice()[..body]);
+            }
+            self.engine.write_at(self.image.file(), offset, part, durability).await?;
+        }
+        if let Some(file) = tail {
+            let part = data.slice(body, data.len() - body);
+            self.engine.write_at(file, offset + body as u64, part, durability).await?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of a request that lie in the body, and the tail's description if some do not.
+    fn cut(&self, offset: u64, length: usize) -> (usize, Option<&Arc<OwnedFd>>) {
+        let in_body = self.image.body_end().saturating_sub(offset).min(length as u64) as usize;
+        (in_body, self.image.tail().filter(|_| in_body < length))
+    }
+
+    fn is_one_part(&self, offset: u64, buffer: &Buffer) -> bool {
+        let is_in_body = offset + buffer.len() as u64 <= self.image.body_end();
+        is_in_body && buffer.is_aligned_to(self.image.memory_alignment())
+    }
+
+    async fn zero(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> Result<(), IoError> {
+        check_write(&self.geometry, range)?;
+        if range.length == 0 {
+            return Ok(());
+        }
+        let made_by_file_system = mode == ZeroMode::MayUnmap
+            && self.allocate(AllocateMode::PunchHole, &self.punch_hole, range).await?
+            || self.allocate(AllocateMode::ZeroRange, &self.zero_range, range).await?;
+        if !made_by_file_system {
+            self.write_zero_pieces(range).await?;
+        }
+        match durability {
+            Durability::Volatile => Ok(()),
+            Durability::Durable => self.engine.sync(self.image.file()).await,
+        }
+    }
+
+    /// Lets the file system make zeroes; `false` if it does not know how.
+    async fn allocate(
+        &self,
+        mode: AllocateMode,
+        is_known: &Cell<bool>,
+        range: ByteRange,
+    ) -> Result<bool, IoError> {
+        if !is_known.get() {
+            return Ok(false);
+        }
+        match self.engine.allocate(self.image.file(), mode, range).await {
+            Ok(()) => Ok(true),
+            Err(IoError::Os { errno: Errno::OPNOTSUPP | Errno::NOSYS, .. }) => {
+                tracing::debug!(path = %self.image.path().display(), ?mode, "not known to the file system");
+                is_known.set(false);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn write_zero_pieces(&self, range: ByteRange) -> Result<(), IoError> {
+        let zeroes = Buffer::zeroed(ZERO_PIECE.min(usize::try_from(range.length).unwrap_or(ZERO_PIECE)));
+        let mut offset = range.offset;
+        while offset < range.end() {
+            let length = (zeroes.len() as u64).min(range.end() - offset);
+            let piece = zeroes.slice(0, length as usize);
+            self.write_in_parts(offset, &piece, Durability::Volatile).await?;
+            offset += length;
+        }
+        Ok(())
+    }
+}
+
+impl BlockDevice for FileStore {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        if let Err(error) = check_range(&self.geometry, ByteRange::new(offset, buffer.len() as u64)) {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        if self.is_one_part(offset, &buffer) {
+            return self.engine.read_at(self.image.file(), offset, buffer);
+        }
+        Box::pin(self.read_in_parts(offset, buffer))
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        if let Err(error) = check_write(&self.geometry, ByteRange::new(offset, data.len() as u64)) {
+            return Box::pin(std::future::ready(Err(error)));
+        }
+        if self.is_one_part(offset, &data) {
+            return self.engine.write_at(self.image.file(), offset, data, durability);
+        }
+        Box::pin(async move { self.write_in_parts(offset, &data, durability).await })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        // One file has one cache: this syncs what was written through the tail's description as well.
+        self.engine.sync(self.image.file())
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(self.zero(range, ZeroMode::MayUnmap, Durability::Volatile))
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(self.zero(range, mode, durability))
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            check_range(&self.geometry, range)?;
+            let file = Arc::clone(self.image.file());
+            run_blocking(&self.engine, move || extents_of(&file, range)).await?
+        })
+    }
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        self.engine.release(self.image.file());
+        if let Some(tail) = self.image.tail() {
+            self.engine.release(tail);
+        }
+    }
+}
+
+/// Describes a range by what the file system tells of data and holes. May sleep.
+fn extents_of(file: &OwnedFd, range: ByteRange) -> Result<Vec<Extent>, IoError> {
+    let mut extents = Vec::new();
+    let mut position = range.offset;
+    while position < range.end() {
+        if extents.len() >= EXTENTS_MAX {
+            push_extent(&mut extents, ByteRange::new(position, range.end() - position), ExtentKind::Data);
+            break;
+        }
+        let data = seek(file, SeekFrom::Data(position))?.min(range.end());
+        push_extent(&mut extents, ByteRange::new(position, data - position), ExtentKind::Hole);
+        if data == range.end() {
+            break;
+        }
+        let hole = seek(file, SeekFrom::Hole(data))?.min(range.end());
+        push_extent(&mut extents, ByteRange::new(data, hole - data), ExtentKind::Data);
+        position = hole;
+    }
+    Ok(extents)
+}
+
+/// Where the next data or hole begins; `u64::MAX` if there is none up to the end of the file.
+///
+/// The description's position moves, which nobody uses.
+fn seek(file: &OwnedFd, to: SeekFrom) -> Result<u64, IoError> {
+    match rustix::fs::seek(file, to) {
+        Ok(position) => Ok(position),
+        Err(Errno::NXIO) => Ok(u64::MAX),
+        Err(errno) => Err(IoError::os("find holes", errno)),
+    }
+}
