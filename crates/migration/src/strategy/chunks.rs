@@ -65,6 +65,13 @@ impl Chunks {
         self.chunks.iter().any(|chunk| chunk.blocks.overlaps(&blocks))
     }
 
+    /// The chunk in flight that touches `blocks` first.
+    pub(super) fn first_touching(&self, blocks: BlockRange) -> Option<BlockRange> {
+        let touching =
+            self.chunks.iter().map(|chunk| chunk.blocks).filter(|claimed| claimed.overlaps(&blocks));
+        touching.min_by_key(|claimed| claimed.start)
+    }
+
     pub(super) fn second_pass_touches(&self, blocks: BlockRange) -> bool {
         self.chunks.iter().any(|chunk| chunk.pass == Pass::Second && chunk.blocks.overlaps(&blocks))
     }

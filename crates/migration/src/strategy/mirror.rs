@@ -65,6 +65,8 @@ pub struct Mirror {
     cursor: BlockIndex,
     /// Where the mover looks for missing blocks next, once the first pass is over.
     scan: BlockIndex,
+    /// When the bandwidth limit lets the next chunk begin; `None` while it does not hold one up.
+    tokens_at: Option<Duration>,
     suspension: Option<Suspension>,
     /// Faults of the target since it last did something.
     target_faults: u32,
@@ -125,6 +127,7 @@ impl Mirror {
             chunks: Chunks::default(),
             cursor: BlockIndex(0),
             scan: BlockIndex(0),
+            tokens_at: None,
             suspension: None,
             target_faults: 0,
             source_faults: 0,
@@ -199,8 +202,7 @@ impl Mirror {
             _ => None,
         });
         let retry = self.suspension.and_then(|suspension| Some((suspension.until?, suspension.reason)));
-        let tokens =
-            self.wants_chunk().then(|| (self.pacing.next_start(Duration::ZERO), "the bandwidth limit"));
+        let tokens = self.tokens_at.map(|at| (at, "the bandwidth limit"));
         let stuck = self
             .target_owes_something()
             .then(|| (self.moved_at + self.settings.no_progress_max, "the target to do anything at all"));
@@ -447,22 +449,42 @@ impl Mirror {
     }
 
     fn next_chunk(&mut self, now: Duration) -> Option<BlockRange> {
-        if !self.wants_chunk() || self.pacing.next_start(now) > now {
+        self.tokens_at = None;
+        if !self.wants_chunk() {
             return None;
         }
-        let blocks_max = (self.settings.pacing.chunk_bytes / self.settings.block_size.bytes()).max(1);
-        if self.cursor < self.end() {
-            match self.replica.next_missing(self.cursor, blocks_max) {
-                Some(run) if run.start >= self.cursor => {
-                    self.cursor = run.end;
-                    return Some(run);
-                }
-                _ => self.cursor = self.end(),
-            }
+        let start_at = self.pacing.next_start(now);
+        if start_at > now {
+            self.tokens_at = Some(start_at);
+            return None;
         }
-        let run = self.replica.next_missing(self.scan, blocks_max)?;
+        if self.cursor < self.end() {
+            if let Some(run) = self.unclaimed_run(self.cursor) {
+                self.cursor = run.end;
+                return Some(run);
+            }
+            self.cursor = self.end();
+        }
+        let run = self.unclaimed_run(self.scan).or_else(|| self.unclaimed_run(BlockIndex(0)))?;
         self.scan = run.end;
         Some(run)
+    }
+
+    /// The first run of blocks at or behind `from` that are missing and not in flight: what is in flight is not sent
+    /// again before it has landed (hard case 4).
+    fn unclaimed_run(&self, from: BlockIndex) -> Option<BlockRange> {
+        let blocks_max = (self.settings.pacing.chunk_bytes / self.settings.block_size.bytes()).max(1);
+        let mut from = from;
+        loop {
+            let run = self.replica.next_missing(from, blocks_max)?;
+            match self.chunks.first_touching(run) {
+                None => return Some(run),
+                Some(busy) if run.start < busy.start => {
+                    return Some(BlockRange { start: run.start, end: busy.start });
+                }
+                Some(busy) => from = busy.end,
+            }
+        }
     }
 
     fn wants_chunk(&self) -> bool {
@@ -669,6 +691,7 @@ impl Mirror {
     fn stop(&mut self, now: Duration) {
         self.stage = Stage::Stopped;
         self.suspension = None;
+        self.tokens_at = None;
         for blocks in self.chunks.abandon_waiting() {
             self.replica.mark_missing(blocks);
         }

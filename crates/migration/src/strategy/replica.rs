@@ -42,9 +42,9 @@ impl ReplicaBlocks {
         self.missing.insert(blocks);
     }
 
-    /// The first run of missing blocks at or behind `from`, or, if there is none, from the beginning.
+    /// The first run of missing blocks at or behind `from`.
     pub(super) fn next_missing(&self, from: BlockIndex, blocks_max: u64) -> Option<BlockRange> {
-        self.missing.next_run(from, blocks_max).or_else(|| self.missing.next_run(BlockIndex(0), blocks_max))
+        self.missing.next_run(from, blocks_max)
     }
 
     /// The first run of missing blocks within `within`.

@@ -1,0 +1,314 @@
+//! The mirror strategy against two arrays of sectors: whatever the order in which stores carry things out, fail or
+//! stall, the replica equals the volume whenever the strategy says so.
+
+use std::time::Duration;
+
+use chronicle::{BlockSize, ByteRange};
+use migration::PacingSettings;
+use migration::strategy::{
+    ChunkId, Copied, CopyFault, FlushId, Mirror, MirrorSettings, Route, SourceFault, TargetFault,
+    VolumeAction, VolumeEvent, WriteId,
+};
+use proptest::prelude::*;
+
+const SECTOR: u64 = 512;
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 24;
+const SECTORS: usize = (BLOCKS * BLOCK / SECTOR) as usize;
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Something a store has been asked for and has not carried out.
+#[derive(Clone, Debug)]
+enum Pending {
+    SourceWrite(usize),
+    TargetWrite(usize),
+    ChunkRead(ChunkId, ByteRange),
+    ChunkWrite(ChunkId, ByteRange, Vec<u32>),
+    Flush(FlushId),
+}
+
+struct Write {
+    range: ByteRange,
+    arrived: Duration,
+    /// When it was admitted, when the source answered, when the guest was answered.
+    admitted: Option<(Duration, Route)>,
+    source_answered: Option<Duration>,
+    answered: Option<Duration>,
+}
+
+struct Model {
+    mirror: Mirror,
+    now: Duration,
+    random: Random,
+    source: Vec<u32>,
+    target: Vec<u32>,
+    writes: Vec<Write>,
+    pending: Vec<Pending>,
+    fault_percent: u64,
+    said_synchronised: bool,
+    failed: bool,
+}
+
+impl Model {
+    fn new(seed: u64, fault_percent: u64) -> Self {
+        let mut random = Random(seed);
+        let settings = MirrorSettings {
+            block_size: BlockSize::new(u32::try_from(BLOCK).unwrap()).unwrap(),
+            size_bytes: BLOCKS * BLOCK,
+            pacing: PacingSettings {
+                depth: 1 + random.below(4) as usize,
+                chunk_bytes: BLOCK * (1 + random.below(4)),
+                bytes_per_second: (random.below(3) == 0).then_some(10 << 20),
+            },
+            wait_max: WAIT_MAX,
+            no_progress_max: Duration::from_secs(300),
+        };
+        let mut model = Self {
+            mirror: Mirror::new(Duration::ZERO, settings),
+            now: Duration::ZERO,
+            random,
+            source: vec![0; SECTORS],
+            target: vec![0; SECTORS],
+            writes: Vec::new(),
+            pending: Vec::new(),
+            fault_percent,
+            said_synchronised: false,
+            failed: false,
+        };
+        for block in 0..BLOCKS {
+            if model.random.below(2) == 0 {
+                let range = ByteRange::new(block * BLOCK, BLOCK);
+                model.source[sectors(range)].fill(1);
+                model.mirror.handle_event(model.now, VolumeEvent::Allocated(range));
+            }
+        }
+        model
+    }
+
+    fn event(&mut self, event: VolumeEvent) {
+        self.mirror.handle_event(self.now, event);
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(action) = self.mirror.poll_action() {
+            match action {
+                VolumeAction::Admit { write, route } => {
+                    let index = write.0 as usize;
+                    self.writes[index].admitted = Some((self.now, route));
+                    self.pending.push(Pending::SourceWrite(index));
+                    if route == Route::Both {
+                        self.pending.push(Pending::TargetWrite(index));
+                    }
+                }
+                VolumeAction::Complete { write } => {
+                    let write = &mut self.writes[write.0 as usize];
+                    assert!(write.source_answered.is_some(), "answered before the source");
+                    assert_eq!(write.answered.replace(self.now), None, "answered twice");
+                }
+                VolumeAction::Copy { chunk, range } => self.pending.push(Pending::ChunkRead(chunk, range)),
+                VolumeAction::FlushTarget { flush } => self.pending.push(Pending::Flush(flush)),
+                VolumeAction::Synchronised => self.said_synchronised = true,
+                VolumeAction::Behind => self.said_synchronised = false,
+                VolumeAction::Failed { .. } => self.failed = true,
+                VolumeAction::Suspended { .. } | VolumeAction::Resumed => {}
+            }
+        }
+    }
+
+    fn guest_writes(&mut self) {
+        let first = self.random.below(SECTORS as u64);
+        let length = 1 + self.random.below(20).min(SECTORS as u64 - first - 1);
+        let range = ByteRange::new(first * SECTOR, length * SECTOR);
+        let id = WriteId(self.writes.len() as u64);
+        self.writes.push(Write {
+            range,
+            arrived: self.now,
+            admitted: None,
+            source_answered: None,
+            answered: None,
+        });
+        self.event(VolumeEvent::WriteArrived { write: id, range });
+    }
+
+    /// A store carries out something, anything, that it was asked for; or fails.
+    fn store_acts(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.pending.len() as u64) as usize;
+        let fails = self.random.below(100) < self.fault_percent;
+        match self.pending.swap_remove(index) {
+            Pending::SourceWrite(write) => {
+                self.source_writes(write, fails);
+            }
+            Pending::TargetWrite(write) => {
+                let range = self.writes[write].range;
+                let landed = sectors(self.landed(range, fails));
+                self.target[landed].fill(stamp(write));
+                let result = if fails { Err(TargetFault::Error) } else { Ok(()) };
+                self.event(VolumeEvent::TargetWritten { write: WriteId(write as u64), result });
+            }
+            Pending::ChunkRead(chunk, range) if fails && self.random.below(4) == 0 => {
+                let result = Err(CopyFault::Source(SourceFault));
+                let _ = range;
+                self.event(VolumeEvent::ChunkCopied { chunk, result });
+            }
+            Pending::ChunkRead(chunk, range) => {
+                let data = self.source[sectors(range)].to_vec();
+                self.pending.push(Pending::ChunkWrite(chunk, range, data));
+            }
+            Pending::ChunkWrite(chunk, range, data) => {
+                let landed = sectors(self.landed(range, fails));
+                let count = landed.len();
+                self.target[landed].copy_from_slice(&data[..count]);
+                let result = if fails {
+                    Err(CopyFault::Target(TargetFault::Error))
+                } else {
+                    Ok(Copied { bytes_written: range.length, bytes_zero: 0 })
+                };
+                self.event(VolumeEvent::ChunkCopied { chunk, result });
+            }
+            Pending::Flush(flush) => {
+                let result = if fails { Err(TargetFault::Error) } else { Ok(()) };
+                self.event(VolumeEvent::TargetFlushed { flush, result });
+            }
+        }
+    }
+
+    fn source_writes(&mut self, write: usize, fails: bool) {
+        let range = self.writes[write].range;
+        let landed = sectors(self.landed(range, fails));
+        self.source[landed].fill(stamp(write));
+        self.writes[write].source_answered = Some(self.now);
+        if matches!(self.writes[write].admitted, Some((_, Route::SourceOnly))) {
+            self.writes[write].answered = Some(self.now);
+        }
+        let result = if fails { Err(SourceFault) } else { Ok(()) };
+        self.event(VolumeEvent::SourceWritten { write: WriteId(write as u64), result });
+    }
+
+    /// What of a write lands: all, or a part if it fails.
+    fn landed(&mut self, range: ByteRange, fails: bool) -> ByteRange {
+        let length = if fails { self.random.below(range.length / SECTOR + 1) * SECTOR } else { range.length };
+        ByteRange::new(range.offset, length)
+    }
+
+    fn time_passes(&mut self) {
+        self.now += Duration::from_millis(self.random.below(300));
+        // Deadlines are met in time.
+        while let Some((at, reason)) = self.mirror.poll_timeout() {
+            if at > self.now {
+                break;
+            }
+            let before = (at, self.pending.len());
+            self.mirror.handle_timeout(self.now);
+            self.drain();
+            let again = self.mirror.poll_timeout().map(|(at, _)| at);
+            assert!(
+                again != Some(before.0) || self.pending.len() != before.1,
+                "a deadline that is met stays: {reason}: {before:?} {again:?} now {:?} pending {}",
+                self.now,
+                self.pending.len()
+            );
+        }
+    }
+
+    fn check(&self) {
+        for write in &self.writes {
+            let admitted = write.admitted.map_or(self.now, |(at, _)| at);
+            let held = admitted - write.arrived;
+            let waited = match (write.source_answered, write.answered) {
+                (Some(source), answered) => answered.unwrap_or(self.now) - source,
+                _ => Duration::ZERO,
+            };
+            // Time moves in steps of up to 300 ms here.
+            assert!(
+                held + waited <= WAIT_MAX + Duration::from_millis(300),
+                "held {held:?}, waited {waited:?}"
+            );
+        }
+        let quiet = self.pending.iter().all(|pending| matches!(pending, Pending::Flush(_)));
+        if self.said_synchronised && quiet && self.writes.iter().all(|write| write.answered.is_some()) {
+            assert_eq!(self.source, self.target, "the replica differs from the volume");
+        }
+    }
+
+    /// Carries everything out without faults, until nothing changes any more.
+    fn settle(&mut self) {
+        self.fault_percent = 0;
+        for _ in 0..100_000 {
+            if self.failed || (self.said_synchronised && self.pending.is_empty()) {
+                return;
+            }
+            if self.pending.is_empty() {
+                self.time_passes();
+            } else {
+                self.store_acts();
+            }
+        }
+        panic!("it does not converge: {} remain", self.mirror.blocks_remaining());
+    }
+}
+
+/// The content that a write leaves.
+fn stamp(write: usize) -> u32 {
+    u32::try_from(write).unwrap() + 2
+}
+
+fn sectors(range: ByteRange) -> std::ops::Range<usize> {
+    (range.offset / SECTOR) as usize..(range.end() / SECTOR) as usize
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+fn run(seed: u64, steps: u32, fault_percent: u64) {
+    let mut model = Model::new(seed, fault_percent);
+    for step in 0..steps {
+        if step == steps / 8 {
+            model.event(VolumeEvent::AllocationKnown);
+        }
+        match model.random.below(10) {
+            0..=2 if model.writes.iter().filter(|write| write.answered.is_none()).count() < 12 => {
+                model.guest_writes();
+            }
+            3 => model.time_passes(),
+            _ => model.store_acts(),
+        }
+        if model.random.below(400) == 0 {
+            model.event(VolumeEvent::TargetRestarted);
+        }
+        model.check();
+    }
+    model.settle();
+    model.check();
+    if !model.failed {
+        assert!(model.said_synchronised);
+        assert_eq!(model.source, model.target);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_replica_equals_the_volume_when_stores_reorder(seed in any::<u64>()) {
+        run(seed, 400, 0);
+    }
+
+    #[test]
+    fn the_replica_equals_the_volume_when_stores_fail(seed in any::<u64>(), fault_percent in 1u64..20) {
+        run(seed, 400, fault_percent);
+    }
+}
