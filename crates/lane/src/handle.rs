@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use block::Image;
+use futures_channel::{mpsc, oneshot};
+
 use chronicle::{BlockSize, Generation};
 use migration::journal::ImageLocation;
 use migration::{MigrationId, VolumeId};
@@ -17,8 +20,6 @@ pub struct LaneSettings {
     pub block_size: BlockSize,
     /// How often it has changed hands.
     pub generation: Generation,
-    /// Where its image is.
-    pub image: ImageLocation,
     /// How long a guest's write may be held because of a migration (design §5.7).
     pub mirror_wait_max: Duration,
 }
@@ -28,6 +29,8 @@ pub struct LaneSettings {
 pub struct MigrationOrder {
     /// Its identity; already in the journal as started.
     pub migration: MigrationId,
+    /// Where the volume is.
+    pub source: ImageLocation,
     /// Where the volume goes; the image exists, is empty and as large as the volume.
     pub target: ImageLocation,
     /// Whether the source's image is kept afterwards.
@@ -84,4 +87,91 @@ pub struct LaneStatus {
     pub errors: u64,
     /// How often the volume has changed hands.
     pub generation: u64,
+}
+
+/// Talks to a lane from any thread. A clone is another handle to the same lane; the lane ends with the last one, in
+/// disorder: [`LaneHandle::stop`] is the way to end it.
+#[derive(Clone)]
+pub struct LaneHandle {
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+/// What a lane is asked for.
+pub(crate) enum Command {
+    Migrate {
+        order: MigrationOrder,
+        target: Image,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Cancel {
+        migration: MigrationId,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    SetBandwidth {
+        migration: MigrationId,
+        bytes_per_second: Option<u64>,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Status {
+        answer: oneshot::Sender<LaneStatus>,
+    },
+    Stop {
+        deadline: Duration,
+        answer: oneshot::Sender<()>,
+    },
+}
+
+impl LaneHandle {
+    pub(crate) fn new(commands: mpsc::UnboundedSender<Command>) -> Self {
+        Self { commands }
+    }
+
+    /// Begins a migration. How it goes is told by [`crate::Report`]s.
+    ///
+    /// # Errors
+    /// [`Refused`]; `target` is closed and unchanged then.
+    pub async fn migrate(&self, order: MigrationOrder, target: Image) -> Result<(), Refused> {
+        self.ask(|answer| Command::Migrate { order, target, answer }).await?
+    }
+
+    /// Ends a migration before its commit point. That it has ended is told by a [`crate::Report`].
+    ///
+    /// # Errors
+    /// [`Refused::NotMigrating`], [`Refused::TooLate`], [`Refused::Ended`].
+    pub async fn cancel(&self, migration: MigrationId) -> Result<(), Refused> {
+        self.ask(|answer| Command::Cancel { migration, answer }).await?
+    }
+
+    /// Changes how much a migration may copy, in bytes a second; `None`: as fast as it goes.
+    ///
+    /// # Errors
+    /// [`Refused::NotMigrating`], [`Refused::Ended`].
+    pub async fn set_bandwidth(
+        &self,
+        migration: MigrationId,
+        bytes_per_second: Option<u64>,
+    ) -> Result<(), Refused> {
+        self.ask(|answer| Command::SetBandwidth { migration, bytes_per_second, answer }).await?
+    }
+
+    /// What the lane is doing.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub async fn status(&self) -> Result<LaneStatus, Refused> {
+        self.ask(|answer| Command::Status { answer }).await
+    }
+
+    /// Ends the lane: no request is taken on any more, those in flight end (at most `deadline` from now), the store
+    /// is flushed. A migration before its commit point stays as it is, for recovery; one past it is completed.
+    pub async fn stop(&self, deadline: Duration) {
+        // A lane that has ended already needs no stopping.
+        let _ = self.ask(|answer| Command::Stop { deadline, answer }).await;
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {
+        let (answer, answered) = oneshot::channel();
+        self.commands.unbounded_send(command(answer)).map_err(|_| Refused::Ended)?;
+        answered.await.map_err(|_| Refused::Ended)
+    }
 }

@@ -4,7 +4,7 @@
 //!   other threads ── messages ──► thread ──► conductor (one a migration): Source and Target of the core
 //!                                   │            │ mirrors, gates
 //!                                   ▼            ▼
-//!            NBD ──► align ──► volume: gate ──► tracker ──► [mirror] ──► store
+//!            NBD ──► meter ──► align ──► volume: gate ──► tracker ──► [mirror] ──► store
 //!                                                             │  └─────► target store
 //!                                                           copy: the strategy of the core, and the mover
 //! ```
@@ -20,11 +20,13 @@ pub mod filter;
 mod handle;
 mod mover;
 mod signal;
+mod thread;
 pub mod volume;
 
 pub use conductor::{Baton, Conductor, Plan, PlannedVolume, TimeLimits};
 pub use control::{Control, ControlFault, LaneFuture, Report};
-pub use handle::{LaneSettings, LaneStatus, MigrationOrder, Refused};
+pub use handle::{LaneHandle, LaneSettings, LaneStatus, MigrationOrder, Refused};
+pub use thread::{LaneError, start};
 pub use volume::Volume;
 
 /// Time between two reports of progress.

@@ -1,0 +1,92 @@
+//! Counts what guests ask for, at the very top of a volume's stack.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+
+/// What guests have asked for since the lane began.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Reads that have ended.
+    pub reads: Cell<u64>,
+    /// Writes, discards and zeroing that have ended.
+    pub writes: Cell<u64>,
+    /// Flushes that have ended.
+    pub flushes: Cell<u64>,
+    /// Bytes of reads that succeeded.
+    pub bytes_read: Cell<u64>,
+    /// Bytes of writes that succeeded.
+    pub bytes_written: Cell<u64>,
+    /// Requests that failed.
+    pub errors: Cell<u64>,
+    /// Requests under way.
+    pub in_flight: Cell<usize>,
+}
+
+/// The meter of one volume.
+pub struct Meter {
+    below: Rc<dyn BlockDevice>,
+    counters: Rc<Counters>,
+}
+
+impl Meter {
+    /// Makes a meter above `below`.
+    pub fn new(below: Rc<dyn BlockDevice>, counters: Rc<Counters>) -> Self {
+        Self { below, counters }
+    }
+
+    async fn counted<T>(
+        &self,
+        kind: &Cell<u64>,
+        bytes: Option<(&Cell<u64>, u64)>,
+        request: IoFuture<'_, T>,
+    ) -> Result<T, IoError> {
+        let counters = &self.counters;
+        counters.in_flight.set(counters.in_flight.get() + 1);
+        let result = request.await;
+        counters.in_flight.set(counters.in_flight.get() - 1);
+        kind.set(kind.get() + 1);
+        match (&result, bytes) {
+            (Ok(_), Some((sum, bytes))) => sum.set(sum.get() + bytes),
+            (Ok(_), None) => {}
+            (Err(_), _) => counters.errors.set(counters.errors.get() + 1),
+        }
+        result
+    }
+}
+
+impl BlockDevice for Meter {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let bytes = Some((&self.counters.bytes_read, buffer.len() as u64));
+        Box::pin(self.counted(&self.counters.reads, bytes, self.below.read(offset, buffer)))
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        let bytes = Some((&self.counters.bytes_written, data.len() as u64));
+        Box::pin(self.counted(&self.counters.writes, bytes, self.below.write(offset, data, durability)))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(self.counted(&self.counters.flushes, None, self.below.flush()))
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(self.counted(&self.counters.writes, None, self.below.discard(range)))
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        let request = self.below.write_zeroes(range, mode, durability);
+        Box::pin(self.counted(&self.counters.writes, None, request))
+    }
+
+    /// Passthrough.
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.below.allocation(range)
+    }
+}

@@ -1,0 +1,242 @@
+//! The thread of a volume: its executor, its export, and the messages it takes.
+//!
+//! ```text
+//!   started ──► serving ──stop──► draining: no new requests, those in flight end ──► store flushed ──► ended
+//! ```
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::engine::{Engine, EngineChoice, EngineError};
+use block::{BlockDevice, Executor, FileStore, Handle, Image};
+use export::nbd;
+use futures_channel::mpsc;
+use futures_util::StreamExt;
+use futures_util::future::select;
+use migration::PacingSettings;
+use tracing::{info, warn};
+
+use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TimeLimits};
+use crate::control::Control;
+use crate::filter::{Counters, Meter};
+use crate::handle::{Command, LaneHandle, LaneSettings, LaneStatus, MigrationOrder, Refused};
+use crate::signal::Signal;
+use crate::volume::Volume;
+
+/// Stack of a lane's thread: its futures are on the heap, so little is needed.
+const STACK_BYTES: usize = 512 << 10;
+
+/// Why a lane cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum LaneError {
+    /// No thread could be made.
+    #[error("start a thread for the volume")]
+    Thread(#[source] std::io::Error),
+    /// No I/O engine could be had.
+    #[error("open an I/O engine")]
+    Engine(#[source] EngineError),
+    /// The thread ended before it served anything.
+    #[error("start the volume: its thread ended at once")]
+    EndedAtOnce,
+}
+
+/// Starts the thread of a volume: it serves `image` on `listener`, a bound and listening stream socket, under the
+/// volume's name.
+///
+/// `control` is called on the new thread.
+///
+/// # Errors
+/// [`LaneError`]; nothing is left of the lane then.
+pub fn start(
+    settings: LaneSettings,
+    image: Image,
+    listener: OwnedFd,
+    engine: EngineChoice,
+    control: impl FnOnce() -> Rc<dyn Control> + Send + 'static,
+) -> Result<LaneHandle, LaneError> {
+    let (commands, received) = mpsc::unbounded();
+    let (started, starting) = std::sync::mpsc::sync_channel(1);
+    let name = settings.name.clone();
+    std::thread::Builder::new()
+        .name(format!("lane {name}"))
+        .stack_size(STACK_BYTES)
+        .spawn(move || {
+            // An engine belongs to the thread that opens it.
+            let (driver, engine) = match block::engine::open(engine) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    // Whoever started the lane waits for this.
+                    let _ = started.send(Err(LaneError::Engine(error)));
+                    return;
+                }
+            };
+            let mut executor = Executor::new(driver);
+            let lane = Lane::new(executor.handle(), engine, settings, image, control());
+            lane.server.serve(Arc::new(listener));
+            let _ = started.send(Ok(()));
+            executor.run(lane.run(received));
+        })
+        .map_err(LaneError::Thread)?;
+    starting.recv().map_err(|_| LaneError::EndedAtOnce)??;
+    Ok(LaneHandle::new(commands))
+}
+
+/// What lives on the thread.
+struct Lane {
+    handle: Handle,
+    engine: Rc<dyn Engine>,
+    control: Rc<dyn Control>,
+    settings: LaneSettings,
+    volume: Rc<Volume>,
+    counters: Rc<Counters>,
+    server: nbd::Server,
+    migration: Rc<CurrentMigration>,
+}
+
+/// The migration under way, if there is one.
+#[derive(Default)]
+struct CurrentMigration {
+    baton: RefCell<Option<Baton>>,
+    ended: Signal,
+}
+
+impl Lane {
+    fn new(
+        handle: Handle,
+        engine: Rc<dyn Engine>,
+        settings: LaneSettings,
+        image: Image,
+        control: Rc<dyn Control>,
+    ) -> Self {
+        let store: Rc<dyn BlockDevice> = Rc::new(FileStore::new(image, Rc::clone(&engine)));
+        let volume = Volume::new(settings.volume, settings.block_size, settings.generation, store);
+        let counters = Rc::<Counters>::default();
+        let device = Meter::new(volume.device(), Rc::clone(&counters));
+        let export = nbd::Export {
+            name: settings.name.clone(),
+            description: format!("Sterna volume {}", settings.name),
+            device: Rc::new(device),
+            access: nbd::Access::ReadWrite,
+        };
+        let exports = nbd::Exports::new([export]);
+        let server = nbd::Server::new(handle.clone(), Rc::clone(&engine), exports, nbd::Limits::STANDARD);
+        Self { handle, engine, control, settings, volume, counters, server, migration: Rc::default() }
+    }
+
+    /// Serves until told to stop, or until nobody is left who could tell.
+    async fn run(self, mut commands: mpsc::UnboundedReceiver<Command>) {
+        info!(volume = %self.settings.name, engine = self.engine.name(), "serving");
+        while let Some(command) = commands.next().await {
+            // Whoever asked may have gone; then nobody needs the answer.
+            match command {
+                Command::Migrate { order, target, answer } => {
+                    let _ = answer.send(self.migrate(&order, target));
+                }
+                Command::Cancel { migration, answer } => {
+                    let _ = answer.send(self.with_migration(migration, |baton| {
+                        if baton.cancel() { Ok(()) } else { Err(Refused::TooLate(migration)) }
+                    }));
+                }
+                Command::SetBandwidth { migration, bytes_per_second, answer } => {
+                    let _ = answer.send(self.with_migration(migration, |baton| {
+                        baton.set_bandwidth(bytes_per_second);
+                        Ok(())
+                    }));
+                }
+                Command::Status { answer } => {
+                    let _ = answer.send(self.status());
+                }
+                Command::Stop { deadline, answer } => {
+                    self.stop(deadline).await;
+                    let _ = answer.send(());
+                    return;
+                }
+            }
+        }
+    }
+
+    fn migrate(&self, order: &MigrationOrder, target: Image) -> Result<(), Refused> {
+        if let Some(baton) = &*self.migration.baton.borrow() {
+            return Err(Refused::Migrating(baton.migration()));
+        }
+        let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.size());
+        if source_bytes != target_bytes {
+            return Err(Refused::SizeDiffers { target_bytes, source_bytes });
+        }
+        let target: Rc<dyn BlockDevice> = Rc::new(FileStore::new(target, Rc::clone(&self.engine)));
+        let plan = Plan {
+            migration: order.migration,
+            volumes: vec![PlannedVolume {
+                volume: Rc::clone(&self.volume),
+                target,
+                source_image: order.source.clone(),
+                target_image: order.target.clone(),
+            }],
+            keep_source: order.keep_source,
+            pacing: PacingSettings {
+                bytes_per_second: order.bandwidth_bytes_per_second,
+                ..PacingSettings::default()
+            },
+            limits: TimeLimits { mirror_wait_max: self.settings.mirror_wait_max, ..TimeLimits::default() },
+        };
+        let buffers = self.engine.buffers().clone();
+        let (conductor, baton) = Conductor::new(self.handle.clone(), Rc::clone(&self.control), buffers, plan);
+        self.migration.baton.replace(Some(baton));
+        let current = Rc::clone(&self.migration);
+        self.handle.spawn(async move {
+            conductor.run().await;
+            current.baton.replace(None);
+            current.ended.notify();
+        });
+        Ok(())
+    }
+
+    fn with_migration(
+        &self,
+        migration: migration::MigrationId,
+        ask: impl FnOnce(&Baton) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
+        match &*self.migration.baton.borrow() {
+            Some(baton) if baton.migration() == migration => ask(baton),
+            _ => Err(Refused::NotMigrating(migration)),
+        }
+    }
+
+    fn status(&self) -> LaneStatus {
+        let counters = &self.counters;
+        LaneStatus {
+            engine: self.engine.name(),
+            connections: self.server.connections().len(),
+            requests_in_flight: counters.in_flight.get(),
+            reads: counters.reads.get(),
+            writes: counters.writes.get(),
+            flushes: counters.flushes.get(),
+            bytes_read: counters.bytes_read.get(),
+            bytes_written: counters.bytes_written.get(),
+            errors: counters.errors.get(),
+            generation: self.volume.generation().0,
+        }
+    }
+
+    /// Ends in order. A migration before its commit point is left as it is: the next start ends it.
+    async fn stop(&self, deadline: Duration) {
+        let undecided =
+            self.migration.baton.borrow().as_ref().is_some_and(|baton| !baton.phase().can_be_cancelled());
+        if undecided {
+            let ended =
+                self.migration.ended.wait_for(|| self.migration.baton.borrow().is_none().then_some(()));
+            select(Box::pin(ended), self.handle.sleep(deadline)).await;
+        }
+        let drained = self.server.shutdown(deadline).await;
+        if drained.connections_cut > 0 {
+            warn!(volume = %self.settings.name, connections = drained.connections_cut, "connections were cut");
+        }
+        if let Err(error) = self.volume.store().flush().await {
+            warn!(volume = %self.settings.name, %error, "the last flush failed");
+        }
+        info!(volume = %self.settings.name, "no longer served");
+    }
+}
