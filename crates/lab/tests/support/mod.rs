@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -44,7 +44,8 @@ pub(crate) enum Style {
 
 /// The server; it lives until the test ends.
 pub(crate) struct Server {
-    folder: TempDir,
+    folder: PathBuf,
+    _temporary: Option<TempDir>,
     disk: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -66,8 +67,14 @@ const RESTORED_LATER: u64 = 20;
 impl Server {
     /// Serves a disk of zeroes.
     pub(crate) fn start(disk_bytes: usize, style: Style, fault: Fault) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(folder.path().join("nbd.sock")).unwrap();
+        let temporary = tempfile::tempdir().unwrap();
+        let server = Self::start_in(temporary.path(), disk_bytes, style, fault);
+        Self { _temporary: Some(temporary), ..server }
+    }
+
+    /// As [`Server::start`], with its socket in a folder that is somebody else's.
+    pub(crate) fn start_in(folder: &Path, disk_bytes: usize, style: Style, fault: Fault) -> Self {
+        let listener = UnixListener::bind(folder.join("nbd.sock")).unwrap();
         let disk = Arc::new(Mutex::new(vec![0; disk_bytes]));
         let (writes, requests) = (AtomicU64::new(0), AtomicU64::new(0));
         let shared =
@@ -81,11 +88,11 @@ impl Server {
                 });
             }
         });
-        Self { folder, disk }
+        Self { folder: folder.to_owned(), _temporary: None, disk }
     }
 
     pub(crate) fn address(&self) -> Address {
-        Address::new(self.folder.path().join("nbd.sock"), "disk")
+        Address::new(self.folder.join("nbd.sock"), "disk")
     }
 
     /// Changes the disk behind everybody's back.
@@ -95,7 +102,7 @@ impl Server {
 
     /// Writes the disk to a file and returns its path.
     pub(crate) fn dump(&self) -> PathBuf {
-        let path = self.folder.path().join("image");
+        let path = self.folder.join("image");
         std::fs::write(&path, &*self.disk.lock().unwrap()).unwrap();
         path
     }
