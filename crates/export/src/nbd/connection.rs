@@ -337,18 +337,15 @@ impl Transmission {
         let buffer = self.read_ahead.buffer.take();
         let bytes = buffer.as_ref().map_or(&[][..], |buffer| &buffer.as_slice()[..self.read_ahead.end]);
         let mut input = &bytes[self.read_ahead.start..];
-        let progress = loop {
+        let outcome = loop {
             if self.requests_in_flight >= self.server.limits.requests_in_flight_max {
-                break Progress::None;
+                break Ok(Progress::None);
             }
             let admit = |length| self.share.reserve(length, context.waker());
             match self.intake.take(&mut input, &self.terms, self.engine.buffers(), admit) {
-                Ok(Taken::NeedBytes) => break Progress::Made,
-                Ok(Taken::NoRoom) => break Progress::None,
-                Ok(Taken::Request { command: Command::Disconnect, .. }) => {
-                    self.end_intake(Ending::Disconnected);
-                    break Progress::Made;
-                }
+                Ok(Taken::NeedBytes) => break Ok(Progress::Made),
+                Ok(Taken::NoRoom) => break Ok(Progress::None),
+                Ok(Taken::Request { command: Command::Disconnect, .. }) => break Err(Ending::Disconnected),
                 Ok(Taken::Request { cookie, command, buffer }) => {
                     self.requests_in_flight += 1;
                     requests.insert(start(cookie, command, buffer));
@@ -359,16 +356,15 @@ impl Transmission {
                     let body = Body::Failed { code: refusal.code, message: refusal.reason };
                     self.outbox.push(Reply { cookie, reserved: 0, body });
                 }
-                Err(violation) => {
-                    tracing::warn!(%violation, "an NBD client broke the protocol");
-                    self.end_intake(Ending::Violation(violation));
-                    break Progress::Made;
-                }
+                Err(violation) => break Err(Ending::Violation(violation)),
             }
         };
         self.read_ahead.start = self.read_ahead.end - input.len();
         self.read_ahead.buffer = buffer;
-        progress
+        outcome.unwrap_or_else(|ending| {
+            self.end_intake(ending);
+            Progress::Made
+        })
     }
 
     fn start_receive(&mut self) -> Receiving {

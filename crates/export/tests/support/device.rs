@@ -1,0 +1,147 @@
+//! A disk in memory that can be held, and that remembers what was asked of it.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+
+use block::store::memory::MemoryStore;
+use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use rustix::io::Errno;
+
+/// A memory store behind a gate.
+pub(crate) struct TestDevice {
+    store: MemoryStore,
+    probe: Probe,
+}
+
+/// A test's view of the device, from its own thread.
+#[derive(Clone, Default)]
+pub(crate) struct Probe {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    held: bool,
+    failing: Option<Errno>,
+    waiting: usize,
+    waiting_max: usize,
+    wakers: Vec<Waker>,
+    writes: Vec<(ByteRange, Durability)>,
+    flushes: usize,
+}
+
+impl Probe {
+    /// From now on reads and writes wait.
+    pub(crate) fn hold(&self) {
+        self.state().held = true;
+    }
+
+    pub(crate) fn let_go(&self) {
+        let mut state = self.state();
+        state.held = false;
+        state.wakers.drain(..).for_each(Waker::wake);
+    }
+
+    /// From now on reads and writes fail.
+    pub(crate) fn fail_with(&self, errno: Errno) {
+        self.state().failing = Some(errno);
+    }
+
+    /// Requests that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.state().waiting
+    }
+
+    /// The most that have waited at a time.
+    pub(crate) fn waiting_max(&self) -> usize {
+        self.state().waiting_max
+    }
+
+    /// Writes that have been carried out.
+    pub(crate) fn writes(&self) -> Vec<(ByteRange, Durability)> {
+        self.state().writes.clone()
+    }
+
+    pub(crate) fn flushes(&self) -> usize {
+        self.state().flushes
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn record(&self, range: ByteRange, durability: Durability) {
+        self.state().writes.push((range, durability));
+    }
+
+    async fn pass(&self) -> Result<(), IoError> {
+        let mut waits = false;
+        poll_fn(|context| {
+            let mut state = self.state();
+            if state.held {
+                if !waits {
+                    waits = true;
+                    state.waiting += 1;
+                    state.waiting_max = state.waiting_max.max(state.waiting);
+                }
+                state.wakers.push(context.waker().clone());
+                return Poll::Pending;
+            }
+            state.waiting -= usize::from(waits);
+            Poll::Ready(state.failing.map_or(Ok(()), |errno| Err(IoError::os("test", errno))))
+        })
+        .await
+    }
+}
+
+impl TestDevice {
+    pub(crate) fn new(size: u64) -> (Self, Probe) {
+        let probe = Probe::default();
+        let geometry = Geometry { size, alignment: 1, read_only: false, discards: true };
+        (Self { store: MemoryStore::with_geometry(geometry), probe: probe.clone() }, probe)
+    }
+}
+
+impl BlockDevice for TestDevice {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.store.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            self.probe.pass().await?;
+            assert!(buffer.is_unique(), "the contract of read");
+            self.store.read(offset, buffer).await
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.probe.pass().await?;
+            self.probe.record(ByteRange::new(offset, data.len() as u64), durability);
+            self.store.write(offset, data, durability).await
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.probe.state().flushes += 1;
+        self.store.flush()
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        self.probe.record(range, Durability::Volatile);
+        self.store.discard(range)
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        self.probe.record(range, durability);
+        self.store.write_zeroes(range, mode, durability)
+    }
+
+    /// Passthrough.
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.store.allocation(range)
+    }
+}

@@ -1,0 +1,155 @@
+//! A server in a thread of its own, on a unix socket, over a device that a test can hold and look into.
+
+#![expect(dead_code, reason = "each test binary uses a part of it")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed"
+)]
+
+pub(crate) mod device;
+pub(crate) mod raw_client;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc as thread_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use block::engine::EngineChoice;
+use block::{BlockDevice, Executor};
+use export::nbd::{Access, ConnectionInfo, Drained, Export, Exports, Limits, Server};
+use futures_channel::mpsc;
+use futures_util::StreamExt;
+
+use device::{Probe, TestDevice};
+
+/// How long a test waits for what must happen soon.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Size of the disks that tests serve, in bytes.
+pub(crate) const SIZE: u64 = 64 << 20;
+
+/// Runs a test on each engine that this system has; the threads it always has.
+pub(crate) fn on_each_engine(test: impl Fn(EngineChoice)) {
+    test(EngineChoice::Threads);
+    match block::engine::open(EngineChoice::Ring) {
+        Ok(_) => test(EngineChoice::Ring),
+        Err(error) => eprintln!("io_uring is refused here, so it is not tested: {error}"),
+    }
+}
+
+/// A running server with the exports `disk` (the default) and `frozen`, which is read-only; both are one device.
+pub(crate) struct Running {
+    directory: tempfile::TempDir,
+    /// What happens to the device.
+    pub(crate) probe: Probe,
+    questions: mpsc::UnboundedSender<Question>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Question {
+    Connections(thread_channel::Sender<Vec<ConnectionInfo>>),
+    Shutdown(Duration, thread_channel::Sender<Drained>),
+    Leave,
+}
+
+impl Running {
+    pub(crate) fn start(choice: EngineChoice, limits: Limits) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
+        let (questions, asked) = mpsc::unbounded();
+        let (ready, started) = thread_channel::channel();
+        let thread = std::thread::spawn(move || serve(choice, limits, listener, asked, &ready));
+        let probe = started.recv().expect("the server starts");
+        Self { directory, probe, questions, thread: Some(thread) }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    /// What a client connects to.
+    pub(crate) fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    /// A place for files, gone with the server.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn connections(&self) -> Vec<ConnectionInfo> {
+        let (answer, answered) = thread_channel::channel();
+        self.questions.unbounded_send(Question::Connections(answer)).unwrap();
+        answered.recv_timeout(PATIENCE).expect("the server answers")
+    }
+
+    /// Begins to shut down; the answer comes when that is over.
+    pub(crate) fn shutdown(&self, deadline: Duration) -> thread_channel::Receiver<Drained> {
+        let (answer, answered) = thread_channel::channel();
+        self.questions.unbounded_send(Question::Shutdown(deadline, answer)).unwrap();
+        answered
+    }
+
+    /// Waits until the connections are as `reached` wants them.
+    pub(crate) fn wait_for(&self, what: &str, reached: impl Fn(&[ConnectionInfo]) -> bool) {
+        let begun = Instant::now();
+        while !reached(&self.connections()) {
+            assert!(begun.elapsed() < PATIENCE, "waited for {what}: {:?}", self.connections());
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.questions.unbounded_send(Question::Leave);
+        let joined = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            assert!(matches!(joined, Some(Ok(()))), "the server's thread ended well");
+        }
+    }
+}
+
+fn serve(
+    choice: EngineChoice,
+    limits: Limits,
+    listener: UnixListener,
+    mut asked: mpsc::UnboundedReceiver<Question>,
+    ready: &thread_channel::Sender<Probe>,
+) {
+    let (driver, engine) = block::engine::open(choice).expect("the engine can be had");
+    let mut executor = Executor::new(driver);
+    let (device, probe) = TestDevice::new(SIZE);
+    let device: Rc<dyn BlockDevice> = Rc::new(device);
+    let export = |name: &str, access| Export {
+        name: name.into(),
+        description: format!("a {name} for tests"),
+        device: Rc::clone(&device),
+        access,
+    };
+    let exports = Exports::new([export("disk", Access::ReadWrite), export("frozen", Access::ReadOnly)]);
+    let handle = executor.handle();
+    let server = Server::new(handle.clone(), engine, exports, limits);
+    server.serve(Arc::new(OwnedFd::from(listener)));
+    ready.send(probe).unwrap();
+    executor.run(async move {
+        while let Some(question) = asked.next().await {
+            match question {
+                Question::Connections(answer) => answer.send(server.connections()).unwrap(),
+                Question::Shutdown(deadline, answer) => {
+                    let server = server.clone();
+                    handle.spawn(async move {
+                        // The test may have ended without asking.
+                        let _ = answer.send(server.shutdown(deadline).await);
+                    });
+                }
+                Question::Leave => break,
+            }
+        }
+    });
+}

@@ -1,0 +1,161 @@
+//! A client that sends exactly what a test wants, good or bad.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use export::nbd::protocol::{
+    OPTION_MAGIC, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, allocation, chunk, option,
+    option_reply,
+};
+
+use super::{PATIENCE, Running};
+
+/// A connection.
+pub(crate) struct RawClient {
+    pub(crate) stream: UnixStream,
+}
+
+/// A reply, or one chunk of it.
+#[derive(Debug, PartialEq)]
+pub(crate) enum RawReply {
+    /// Error and cookie.
+    Simple(u32, u64),
+    /// Flags, kind, cookie and payload.
+    Chunk(u16, u16, u64, Vec<u8>),
+}
+
+/// How far a new client goes by itself.
+#[derive(Clone, Copy)]
+pub(crate) enum Style {
+    Simple,
+    Structured,
+}
+
+impl RawClient {
+    /// Connects and reads the greeting; `None` if the server closes instead.
+    pub(crate) fn try_connect(server: &Running) -> Option<Self> {
+        let stream = UnixStream::connect(server.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut client = Self { stream };
+        let mut greeting = [0; 18];
+        match client.stream.read_exact(&mut greeting) {
+            Ok(()) => {}
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset));
+                return None;
+            }
+        }
+        assert_eq!(&greeting, b"NBDMAGICIHAVEOPT\0\x03");
+        Some(client)
+    }
+
+    /// Connects and chooses an export.
+    pub(crate) fn connect(server: &Running, export: &str, style: Style) -> Self {
+        let mut client = Self::try_connect(server).expect("a greeting");
+        client.stream.write_all(&3_u32.to_be_bytes()).unwrap();
+        let mut data = (export.len() as u32).to_be_bytes().to_vec();
+        data.extend(export.as_bytes());
+        if let Style::Structured = style {
+            assert_eq!(client.option(option::STRUCTURED_REPLY, &[]), [option_reply::ACK]);
+            let mut query = data.clone();
+            query.extend(1_u32.to_be_bytes());
+            query.extend((allocation::NAME.len() as u32).to_be_bytes());
+            query.extend(allocation::NAME.as_bytes());
+            let kinds = client.option(option::SET_META_CONTEXT, &query);
+            assert_eq!(kinds, [option_reply::META_CONTEXT, option_reply::ACK]);
+        }
+        data.extend([0, 0]);
+        assert_eq!(client.option(option::GO, &data), [option_reply::INFO, option_reply::ACK]);
+        client
+    }
+
+    /// Sends an option and returns the kinds of the replies, up to the last.
+    pub(crate) fn option(&mut self, option: u32, data: &[u8]) -> Vec<u32> {
+        let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(option.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        self.stream.write_all(&bytes).unwrap();
+        let mut kinds = Vec::new();
+        loop {
+            let header: [u8; 20] = self.read();
+            let kind = u32::from_be_bytes(header[12..16].try_into().unwrap());
+            let length = u32::from_be_bytes(header[16..].try_into().unwrap());
+            self.read_bytes(length as usize);
+            kinds.push(kind);
+            if kind == option_reply::ACK || kind & (1 << 31) != 0 {
+                return kinds;
+            }
+        }
+    }
+
+    /// Sends a request; for a write with as many bytes as it says.
+    pub(crate) fn request(
+        &mut self,
+        command: u16,
+        flags: u16,
+        cookie: u64,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+    ) {
+        let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend(length.to_be_bytes());
+        bytes.extend(data);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// Receives a reply without data, or a chunk.
+    pub(crate) fn reply(&mut self) -> RawReply {
+        let magic = u32::from_be_bytes(self.read());
+        match magic {
+            SIMPLE_REPLY_MAGIC => {
+                let error = u32::from_be_bytes(self.read());
+                RawReply::Simple(error, u64::from_be_bytes(self.read()))
+            }
+            STRUCTURED_REPLY_MAGIC => {
+                let (flags, kind) = (u16::from_be_bytes(self.read()), u16::from_be_bytes(self.read()));
+                let cookie = u64::from_be_bytes(self.read());
+                let length = u32::from_be_bytes(self.read());
+                RawReply::Chunk(flags, kind, cookie, self.read_bytes(length as usize))
+            }
+            other => panic!("a reply opens with {other:#x}"),
+        }
+    }
+
+    /// Receives the reply to `cookie` and returns its error, 0 for success.
+    pub(crate) fn error_of(&mut self, cookie: u64) -> u32 {
+        match self.reply() {
+            RawReply::Simple(error, of) if of == cookie => error,
+            RawReply::Chunk(chunk::DONE, chunk::ERROR, of, payload) if of == cookie => {
+                u32::from_be_bytes(payload[..4].try_into().unwrap())
+            }
+            other => panic!("expected the reply to {cookie}, got {other:?}"),
+        }
+    }
+
+    /// Tells whether the server closes the connection without another byte.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        match self.stream.read(&mut [0]) {
+            Ok(0) => true,
+            Err(error) => error.kind() == ErrorKind::ConnectionReset,
+            Ok(_) => false,
+        }
+    }
+
+    pub(crate) fn read_bytes(&mut self, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn read<const LENGTH: usize>(&mut self) -> [u8; LENGTH] {
+        let mut bytes = [0; LENGTH];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+}
