@@ -15,9 +15,10 @@ mod guest;
 mod progress;
 mod report;
 mod signals;
+mod sparkline;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use api::{Migration, Volume};
@@ -25,6 +26,7 @@ use tokio::time::sleep;
 
 use self::daemon::Daemon;
 use self::folder::DemoFolder;
+use self::report::{grouped, milliseconds};
 use self::signals::Signals;
 use crate::nbd_client::StopFlag;
 use crate::vm::{GuestImage, Machine, MachineOptions};
@@ -36,6 +38,7 @@ pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, ThreadGuest};
 pub use self::progress::Progress;
 pub use self::report::{Figures, Report, Wrong};
 pub use self::signals::Interrupted;
+pub use self::sparkline::Timeline;
 
 /// How the demo is run.
 #[derive(Clone, Debug)]
@@ -142,6 +145,7 @@ struct Moved<S> {
     during: Felt,
     after: Felt,
     whole: Felt,
+    timeline: Timeline,
 }
 
 impl Stage<'_> {
@@ -183,6 +187,7 @@ impl Stage<'_> {
             gate_closed_ms: moved.migration.switch_over.map(|parts| parts.gate_closed_ms),
             requests: moved.whole.requests,
             reconnects: moved.stopped.reconnects(),
+            timeline: moved.timeline,
             wrong,
         }
     }
@@ -206,17 +211,20 @@ async fn move_under<G: DemoGuest>(
 
         progress.begin("migrating");
         let during = guest.mark();
-        let migration =
-            daemon.migrate(VOLUME, target, |migration| progress.advance(migration.fraction)).await?;
+        let mut live = Live::new(&guest);
+        let migration = daemon.migrate(VOLUME, target, |migration| live.show(migration, progress)).await?;
         let after = guest.mark();
 
         progress.begin("measuring the guest after");
         wait(options.margin, progress).await;
         let end = guest.mark();
         let felt = [(&before, &during), (&during, &after), (&after, &end), (&before, &end)];
-        anyhow::Ok((migration, felt.map(|(first, last)| guest.between(first, last))))
+        let rates = [(&before, &during), (&during, &after), (&after, &end)];
+        let rates = rates.map(|(first, last)| guest.rates(first, last));
+        let timeline = Timeline::of(&rates[0], &rates[1], &rates[2]);
+        anyhow::Ok((migration, felt.map(|(first, last)| guest.between(first, last)), timeline))
     };
-    let (migration, [before, during, after, whole]) = tokio::select! {
+    let (migration, [before, during, after, whole], timeline) = tokio::select! {
         measured = measured => measured?,
         failure = guest.failure() => return Err(failure),
     };
@@ -227,7 +235,37 @@ async fn move_under<G: DemoGuest>(
         "the volume says that it is in store {:?}",
         volume.store
     );
-    Ok(Moved { stopped, guest: description, migration, volume, before, during, after, whole })
+    Ok(Moved { stopped, guest: description, migration, volume, before, during, after, whole, timeline })
+}
+
+/// What the guest feels at this moment of the migration, shown while it goes on.
+struct Live<'a, G: DemoGuest> {
+    guest: &'a G,
+    first: G::Mark,
+    last: G::Mark,
+    shown: Instant,
+}
+
+impl<'a, G: DemoGuest> Live<'a, G> {
+    /// Often enough to look alive, rarely enough to be read, and to cost the guest nothing.
+    const INTERVAL: Duration = Duration::from_millis(250);
+
+    fn new(guest: &'a G) -> Self {
+        Self { guest, first: guest.mark(), last: guest.mark(), shown: Instant::now() }
+    }
+
+    fn show(&mut self, migration: &Migration, progress: &mut Progress) {
+        progress.advance(migration.fraction);
+        if self.shown.elapsed() < Self::INTERVAL {
+            return;
+        }
+        let now = self.guest.mark();
+        let iops = self.guest.between(&self.last, &now).iops;
+        let stall_ms = self.guest.between(&self.first, &now).longest_stall.as_secs_f64() * 1000.0;
+        progress.note(&format!("{} IOPS, longest stall {}", grouped(iops), milliseconds(stall_ms)));
+        self.last = now;
+        self.shown = Instant::now();
+    }
 }
 
 /// Lets time pass, and shows it.

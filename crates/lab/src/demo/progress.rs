@@ -27,7 +27,9 @@ impl Progress {
         }
         let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(20));
         // A template that does not parse costs the looks, nothing else.
-        if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} {msg:<34!} [{bar:30}] {percent:>3} %") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{elapsed:>4} {msg:<38!} [{bar:24}] {percent:>3} %  {prefix}")
+        {
             bar.set_style(style.progress_chars("=> "));
         }
         Self(Form::Bar(bar))
@@ -43,6 +45,7 @@ impl Progress {
         match &mut self.0 {
             Form::Bar(bar) => {
                 bar.set_message(name.to_owned());
+                bar.set_prefix("");
                 bar.set_position(0);
             }
             Form::Lines { step, tenths } => {
@@ -66,6 +69,13 @@ impl Progress {
                 }
             }
             Form::Silent => {}
+        }
+    }
+
+    /// Adds a few words to the step, on a terminal.
+    pub fn note(&mut self, words: &str) {
+        if let Form::Bar(bar) = &self.0 {
+            bar.set_prefix(words.to_owned());
         }
     }
 

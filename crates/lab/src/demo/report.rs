@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::sparkline::Timeline;
+
 /// The demo's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -21,6 +23,8 @@ pub struct Report {
     pub requests: u64,
     /// How often the guest had to connect again.
     pub reconnects: u64,
+    /// What the guest did from the first measurement to the last.
+    pub timeline: Timeline,
     /// What was wrong: all of it is counted, the first few are told.
     pub wrong: Wrong,
 }
@@ -92,6 +96,9 @@ impl fmt::Display for Report {
         if self.reconnects > 0 {
             row(formatter, "reconnects", &self.reconnects.to_string(), "")?;
         }
+        if let Some((bars, mark)) = self.timeline.lines() {
+            writeln!(formatter, "  {:<20} {bars}\n  {:<20} {mark}", "IOPS over time", "")?;
+        }
         let reads = format!("{} requests, the whole disk, the target's image", grouped(self.requests as f64));
         if verified {
             return row(formatter, "verified", "yes", &reads);
@@ -126,12 +133,12 @@ fn seconds(value: f64) -> String {
     format!("{value:.2} s")
 }
 
-fn milliseconds(value: f64) -> String {
+pub(super) fn milliseconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.1} ms") } else { format!("{value:.0} ms") }
 }
 
 /// A whole number with a comma at every thousand.
-fn grouped(value: f64) -> String {
+pub(super) fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {
@@ -182,6 +189,7 @@ mod tests {
             gate_closed_ms: Some(0.84),
             requests: 412_345,
             reconnects: 0,
+            timeline: Timeline::of(&[52.0; 5], &[39.0; 5], &[52.0; 5]),
             wrong: Wrong::default(),
         }
     }
@@ -199,6 +207,8 @@ under a working guest (8 KiB, 70 % reads, 16 outstanding).
   IOPS before                52,134
   IOPS during                39,100   -25 %
   IOPS after                 52,000   +0 %
+  IOPS over time       █████▆▆▆▆▆█████
+                            └───┘ migrating
   verified                      yes   412,345 requests, the whole disk, the target's image
 ";
         assert_eq!(report().to_string(), expected);

@@ -130,6 +130,18 @@ impl Console {
         MachineMark { ticks: self.ticks.len() }
     }
 
+    /// Requests per second in each tick between two marks.
+    pub(super) fn rates(&self, first: MachineMark, last: MachineMark) -> Vec<f64> {
+        let end = last.ticks.min(self.ticks.len());
+        let ticks = &self.ticks[first.ticks.saturating_sub(1).min(end)..end];
+        let rate = |pair: &[Tick]| {
+            let [before, after] = pair else { return 0.0 };
+            let duration = Duration::from_millis(after.at_ms.saturating_sub(before.at_ms));
+            per_second(after.requests.saturating_sub(before.requests), duration)
+        };
+        ticks.windows(2).map(rate).collect()
+    }
+
     /// What the machine felt between two marks, to the next tick: a tenth of a second.
     pub(super) fn between(&self, first: MachineMark, last: MachineMark) -> Felt {
         // The tick after a mark tells of the time before it too, and the window must not be empty.
@@ -214,6 +226,7 @@ mod tests {
         console.take("sterna: tick at_ms=300 requests=250 stall_us=2000 errors=0", Instant::now());
         console.take("sterna: tick at_ms=400 requests=300 stall_us=1000 errors=0", Instant::now());
         let last = console.mark();
+        assert_eq!(console.rates(first, last), [500.0, 500.0]);
         // This tick began before the second mark.
         console.take("sterna: tick at_ms=500 requests=380 stall_us=70000 errors=0", Instant::now());
         let felt = console.between(first, last);

@@ -199,6 +199,10 @@ impl DemoGuest for Machine {
         lock(&self.console).between(*first, *last)
     }
 
+    fn rates(&self, first: &MachineMark, last: &MachineMark) -> Vec<f64> {
+        lock(&self.console).rates(*first, *last)
+    }
+
     async fn failure(&self) -> anyhow::Error {
         let mut lines = self.lines.clone();
         loop {

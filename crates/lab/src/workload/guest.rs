@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow};
 
 use super::content::{Content, Finding, Findings};
 use super::random::Random;
-use super::record::{Mark, Recorder, Summary};
+use super::record::{Mark, Recorder, Step, Summary};
 use crate::nbd_client::{Client, ClientError, Completion, Errno, Operation, StopFlag, WriteDurability};
 
 /// How a guest works.
@@ -116,6 +116,11 @@ impl Guest {
     /// What the guest felt between two marks.
     pub fn between(&self, first: &Mark, last: &Mark) -> Summary {
         lock(&self.recorder).between(first, last)
+    }
+
+    /// The steps of the guest's record from one mark to the other.
+    pub fn timeline(&self, first: &Mark, last: &Mark) -> Vec<Step> {
+        lock(&self.recorder).steps_between(first, last).to_vec()
     }
 
     /// Whether the guest has stopped by itself, which it does only if its connection is lost for good.

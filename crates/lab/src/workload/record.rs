@@ -135,6 +135,13 @@ impl Recorder {
         &self.timeline
     }
 
+    /// The steps of the timeline from one mark to the other; adjoining windows share no step.
+    pub fn steps_between(&self, first: &Mark, last: &Mark) -> &[Step] {
+        // A step in which nothing completed at the very end is not there yet.
+        let end = self.step_of(last.at).min(self.timeline.len());
+        &self.timeline[self.step_of(first.at).min(end)..end]
+    }
+
     /// Marks a moment, to be compared with an earlier or later one.
     pub fn mark(&self, now: Instant) -> Mark {
         Mark { at: now, completions: self.completions, latencies_us: self.latencies_us.clone() }
@@ -175,9 +182,13 @@ impl Recorder {
         ended.chain(open.iter()).map(Stall::length).max().unwrap_or(Duration::ZERO).max(self.stall_min)
     }
 
+    fn step_of(&self, moment: Instant) -> usize {
+        let steps = moment.saturating_duration_since(self.started).as_millis() / STEP.as_millis();
+        usize::try_from(steps).unwrap_or(usize::MAX)
+    }
+
     fn record_step(&mut self, completed: Instant, latency_us: u64) {
-        let step = completed.saturating_duration_since(self.started).as_millis() / STEP.as_millis();
-        let step = usize::try_from(step).unwrap_or(usize::MAX);
+        let step = self.step_of(completed);
         if step >= self.timeline.len() {
             self.timeline.resize(step + 1, Step::default());
         }
@@ -289,6 +300,10 @@ mod tests {
             recorder.timeline().iter().map(|step| (step.completions, step.latency_us_max)).collect();
         assert_eq!(steps, expected);
         assert_eq!(recorder.timeline()[0].iops(), 10.0);
+        let mark = |milliseconds| recorder.mark(at(start, milliseconds));
+        assert_eq!(recorder.steps_between(&mark(50), &mark(220)), &recorder.timeline()[0..2]);
+        assert_eq!(recorder.steps_between(&mark(220), &mark(9000)), &recorder.timeline()[2..4]);
+        assert_eq!(recorder.steps_between(&mark(8000), &mark(9000)), []);
     }
 
     #[test]

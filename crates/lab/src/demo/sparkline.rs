@@ -1,0 +1,105 @@
+//! A line of small bars: how many requests the guest did, from the first measurement to the last.
+//!
+//! ```text
+//!   ▇▇▇█▇▇▇▇▆▅▅▅▅▅▅▅▅▅▅▅▅▅▅▇▇▇▇▇▇▇▇
+//!           └─ migrating ─┘
+//! ```
+
+/// How wide the line is at most, so that the report fits a terminal of 80 columns.
+const COLUMNS_MAX: usize = 56;
+/// From nothing to the most.
+const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// The rates of a guest in equal steps of time, and which of them belong to the migration.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// Requests per second, step by step.
+    pub rates: Vec<f64>,
+    /// The first step of the migration.
+    pub begin: usize,
+    /// The first step after it.
+    pub end: usize,
+}
+
+impl Timeline {
+    /// Puts the three parts of a demo together.
+    pub fn of(before: &[f64], during: &[f64], after: &[f64]) -> Self {
+        let rates = [before, during, after].concat();
+        Self { rates, begin: before.len(), end: before.len() + during.len() }
+    }
+
+    /// The bars, and below them the mark of the migration. `None` if there is nothing to show.
+    pub fn lines(&self) -> Option<(String, String)> {
+        if self.rates.is_empty() {
+            return None;
+        }
+        let columns = self.rates.len().min(COLUMNS_MAX);
+        let column_of = |step: usize| step * columns / self.rates.len();
+        let values: Vec<f64> = (0..columns).map(|column| self.mean(column, columns)).collect();
+        let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+        let bars = values.iter().map(|value| bar(value / most)).collect();
+        Some((bars, mark(column_of(self.begin), column_of(self.end))))
+    }
+
+    /// The mean rate of the steps that fall into a column.
+    fn mean(&self, column: usize, columns: usize) -> f64 {
+        let begin = column * self.rates.len() / columns;
+        let end = ((column + 1) * self.rates.len() / columns).max(begin + 1);
+        let steps = &self.rates[begin..end.min(self.rates.len())];
+        steps.iter().sum::<f64>() / steps.len().max(1) as f64
+    }
+}
+
+/// The bar for a part of the whole; only nothing at all looks like nothing.
+fn bar(part: f64) -> char {
+    let last = BARS.len() - 1;
+    let index = if part <= 0.0 { 0 } else { (part * last as f64).round() as usize };
+    BARS[index.clamp(usize::from(part > 0.0), last)]
+}
+
+fn mark(begin: usize, end: usize) -> String {
+    const LABEL: &str = " migrating ";
+    let width = end.saturating_sub(begin);
+    let space = " ".repeat(begin);
+    match width {
+        0 | 1 => format!("{space}╵{LABEL}"),
+        // Too narrow to hold the words.
+        width if width < LABEL.len() + 4 => format!("{space}└{}┘{LABEL}", "─".repeat(width - 2)),
+        width => {
+            let dashes = width - 2 - LABEL.len();
+            format!("{space}└{}{LABEL}{}┘", "─".repeat(dashes / 2), "─".repeat(dashes - dashes / 2))
+        }
+    }
+    .trim_end()
+    .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_lies_below_the_steps_of_the_migration() {
+        let (before, during, after) = (vec![100.0; 10], vec![50.0; 20], vec![100.0; 10]);
+        let (bars, mark) = Timeline::of(&before, &during, &after).lines().unwrap();
+        assert_eq!(bars, "██████████▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄██████████");
+        assert_eq!(mark, "          └─── migrating ────┘");
+    }
+
+    #[test]
+    fn a_short_migration_is_still_marked() {
+        let (_, mark) = Timeline::of(&[1.0; 4], &[1.0; 3], &[1.0; 4]).lines().unwrap();
+        assert_eq!(mark, "    └─┘ migrating");
+        let (_, mark) = Timeline::of(&[1.0; 4], &[], &[1.0; 4]).lines().unwrap();
+        assert_eq!(mark, "    ╵ migrating");
+    }
+
+    #[test]
+    fn a_long_demo_is_squeezed_and_a_standstill_remains_visible() {
+        let (bars, _) = Timeline::of(&[0.0; 500], &[9.0; 500], &[0.001; 500]).lines().unwrap();
+        assert_eq!(bars.chars().count(), COLUMNS_MAX);
+        assert!(bars.starts_with('·') && bars.contains('█') && bars.ends_with('▁'), "{bars}");
+        assert_eq!(Timeline::default().lines(), None);
+        assert_eq!(Timeline::of(&[0.0], &[0.0], &[]).lines().unwrap().0, "··");
+    }
+}
