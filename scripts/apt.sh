@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the scripts share about apt: sourced, not run.
 
 # Refreshes apt's lists; only root can. Mirrors hiccup: a few attempts, then the user hears apt's own words.

@@ -9,6 +9,7 @@
 mod support;
 
 use lab::demo::{DemoGuest, Progress, StoppedDemoGuest};
+use lab::nbd_client::Address;
 use lab::vm::{GuestImage, Machine, MachineOptions, StoppedMachine};
 
 use self::support::{Fault, Server, Style};
@@ -49,4 +50,20 @@ async fn a_machine_notices_that_writes_are_lost() {
     let (_server, stopped) = run(Fault::LoseWrite).await;
     assert!(stopped.wrong().count > 0);
     assert!(stopped.wrong().first[0].contains("expected version"), "{:?}", stopped.wrong());
+}
+
+#[tokio::test]
+#[ignore = "needs QEMU and the guest image, and takes ten seconds"]
+async fn a_machine_survives_connections_that_break() {
+    let (_server, stopped) = run(Fault::DropConnections { every: 1500 }).await;
+    assert_eq!(stopped.wrong().count, 0, "{:?}", stopped.wrong());
+}
+
+#[tokio::test]
+#[ignore = "needs QEMU and the guest image"]
+async fn a_machine_without_a_disk_shows_what_qemu_says() {
+    let options = MachineOptions::new(GuestImage::find(None).unwrap());
+    let nowhere = Address::new("/nonexistent/nbd.sock", "disk");
+    let error = Machine::start(&nowhere, options, &mut Progress::silent()).await.unwrap_err().to_string();
+    assert!(error.contains("ended before it could begin to work") && error.contains("nbd.sock"), "{error}");
 }

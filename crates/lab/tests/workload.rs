@@ -137,6 +137,18 @@ fn a_server_that_stays_away_is_an_error_after_the_deadline() {
 }
 
 #[test]
+fn a_guest_that_loses_its_disk_says_why() {
+    let server = Server::start(DISK_BYTES, Style::Simple, Fault::DropConnections { every: 100 });
+    let options = ClientOptions { reconnect_deadline: Duration::ZERO, ..ClientOptions::default() };
+    let client = Client::connect(&server.address(), options).unwrap();
+    let content = Content::new(DISK_BYTES as u64, BLOCK_BYTES, 42);
+    let guest = Guest::start(client, content, GuestOptions::default()).unwrap();
+    let error = format!("{:#}", guest.wait().unwrap_err());
+    // Then how the connection broke: it depends on who was sending at that moment.
+    assert!(error.starts_with("the guest lost its disk: no new connection within 0 s: "), "{error}");
+}
+
+#[test]
 fn requests_outside_the_export_are_not_sent() {
     let (_server, mut client) = start(Style::Simple, Fault::None);
     for (offset, length) in [(DISK_BYTES as u64 - 1, 2), (u64::MAX, 1), (0, 0)] {

@@ -133,10 +133,12 @@ impl DemoGuest for ThreadGuest {
     }
 
     async fn failure(&self) -> anyhow::Error {
-        while !self.guest.has_failed() {
+        loop {
+            if let Some(why) = self.guest.failure() {
+                return anyhow::anyhow!("the guest lost its disk: {why}");
+            }
             tokio::time::sleep(FAILURE_CHECK_INTERVAL).await;
         }
-        anyhow::anyhow!("the guest lost its disk")
     }
 
     async fn stop_and_verify(self, progress: &mut Progress) -> anyhow::Result<StoppedThreadGuest> {

@@ -2,9 +2,10 @@
 //!
 //! It runs on a thread of its own, keeps a fixed number of requests in flight, and checks every read in full.
 
+use std::error::Error as _;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -74,6 +75,8 @@ pub struct Guest {
     thread: Option<JoinHandle<Result<Worker, ClientError>>>,
     stop: StopFlag,
     recorder: Arc<Mutex<Recorder>>,
+    /// Why the guest lost its disk, in words.
+    failure: Arc<Mutex<Option<String>>>,
 }
 
 /// A guest that has stopped.
@@ -98,14 +101,21 @@ impl Guest {
         let stop = StopFlag::default();
         let recorder = Arc::new(Mutex::new(Recorder::new(Instant::now())));
         let worker = Worker::new(client, content, options, Arc::clone(&recorder));
+        let failure = Arc::new(Mutex::new(None));
         let thread = std::thread::Builder::new()
             .name("guest".to_owned())
             .spawn({
-                let stop = stop.clone();
-                move || worker.run(&stop)
+                let (stop, failure) = (stop.clone(), Arc::clone(&failure));
+                move || {
+                    let result = worker.run(&stop);
+                    if let Err(error) = &result {
+                        *lock(&failure) = Some(in_words(error));
+                    }
+                    result
+                }
             })
             .context("start the guest's thread")?;
-        Ok(Self { thread: Some(thread), stop, recorder })
+        Ok(Self { thread: Some(thread), stop, recorder, failure })
     }
 
     /// Marks this moment in the guest's record.
@@ -123,9 +133,9 @@ impl Guest {
         lock(&self.recorder).steps_between(first, last).to_vec()
     }
 
-    /// Whether the guest has stopped by itself, which it does only if its connection is lost for good.
-    pub fn has_failed(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    /// Why the guest lost its disk for good, in words; `None` while it works.
+    pub fn failure(&self) -> Option<String> {
+        lock(&self.failure).clone()
     }
 
     /// Lets the guest finish what is in flight, then flush, and stops it.
@@ -323,7 +333,13 @@ impl Worker {
     }
 }
 
-/// A panic elsewhere does not make the record wrong.
-fn lock(recorder: &Mutex<Recorder>) -> std::sync::MutexGuard<'_, Recorder> {
-    recorder.lock().unwrap_or_else(PoisonError::into_inner)
+/// An error with its causes.
+fn in_words(error: &ClientError) -> String {
+    let causes = std::iter::successors(error.source(), |cause: &&dyn std::error::Error| (*cause).source());
+    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
+}
+
+/// A panic elsewhere does not make what is shared wrong.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
