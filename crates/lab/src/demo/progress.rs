@@ -2,8 +2,12 @@
 //! holds nothing but the report.
 
 use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Lines come no more often than this: a log is read afterwards.
+const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Shows one step after the other.
 #[derive(Debug)]
@@ -13,8 +17,8 @@ pub struct Progress(Form);
 enum Form {
     /// A bar that redraws itself.
     Bar(ProgressBar),
-    /// A line for each step, and for each tenth of it.
-    Lines { step: String, tenths: u32 },
+    /// A line for each step, and now and then one that tells how far it is.
+    Lines { step: String, told: Instant },
     /// Nothing.
     Silent,
 }
@@ -23,7 +27,7 @@ impl Progress {
     /// A bar if standard error is a terminal, lines otherwise.
     pub fn on_stderr() -> Self {
         if !std::io::stderr().is_terminal() {
-            return Self(Form::Lines { step: String::new(), tenths: 0 });
+            return Self(Form::Lines { step: String::new(), told: Instant::now() });
         }
         let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(20));
         // A template that does not parse costs the looks, nothing else.
@@ -48,9 +52,9 @@ impl Progress {
                 bar.set_prefix("");
                 bar.set_position(0);
             }
-            Form::Lines { step, tenths } => {
+            Form::Lines { step, told } => {
                 name.clone_into(step);
-                *tenths = 0;
+                *told = Instant::now();
                 eprintln!("{step}");
             }
             Form::Silent => {}
@@ -61,11 +65,11 @@ impl Progress {
     pub fn advance(&mut self, fraction: f64) {
         match &mut self.0 {
             Form::Bar(bar) => bar.set_position((fraction * 1000.0) as u64),
-            Form::Lines { step, tenths } => {
-                let reached = (fraction * 10.0) as u32;
-                if reached > *tenths {
-                    *tenths = reached;
-                    eprintln!("{step}: {} %", reached * 10);
+            Form::Lines { step, told } => {
+                if told.elapsed() >= LINE_INTERVAL {
+                    *told = Instant::now();
+                    // Cut, not rounded: 100 % means that nothing is left.
+                    eprintln!("{step}: {} %", (fraction * 100.0) as u32);
                 }
             }
             Form::Silent => {}
