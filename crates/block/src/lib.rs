@@ -1,7 +1,7 @@
 //! Block devices: stores, filters and the I/O engines below them.
 //!
 //! ```text
-//!   filter::{align, fault, delay}    layers that any stack may have
+//!   filter::{align, fault, delay}    layers that any stack may have; `check` asserts the contract between two
 //!        │   every layer is a `BlockDevice`
 //!   store::{file, memory}            where the bytes are
 //!        │
@@ -14,10 +14,14 @@
 //! `lane` crate. The simulator brings devices and a driver of its own and runs everything above them unchanged.
 
 pub mod buffer;
+pub mod conformance;
 pub mod device;
 pub mod engine;
 pub mod error;
 pub mod executor;
+pub mod filter;
+mod random;
+pub mod range_lock;
 pub mod store;
 
 pub use buffer::{Buffer, BufferPool};

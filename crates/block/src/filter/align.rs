@@ -1,0 +1,374 @@
+//! Any byte range over a device that wants whole blocks.
+//!
+//! ```text
+//!   aligned       ──► shared claim on its range ───────────────────────────────► as it came
+//!   not aligned   ──► exclusive claim on its blocks ──► read the edges ──► whole blocks are written
+//! ```
+//!
+//! Two writes to different parts of one block would otherwise lose one of them: each reads the block, changes its
+//! part, and writes the other's part back as it was. Reads need no claim: what they overlap is in flight.
+
+use std::rc::Rc;
+
+use futures_channel::oneshot;
+use futures_util::future::try_join;
+
+use crate::buffer::{Buffer, BufferPool};
+use crate::device::{
+    BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode, check_range, check_write,
+};
+use crate::error::IoError;
+use crate::executor::Handle;
+use crate::range_lock::{Claim, RangeLock};
+
+/// Presents a device with an alignment of one byte.
+pub struct Align {
+    shared: Rc<Shared>,
+    handle: Handle,
+}
+
+struct Shared {
+    inner: Rc<dyn BlockDevice>,
+    /// As seen from above: with an alignment of 1.
+    geometry: Geometry,
+    /// Alignment of the device below, in bytes.
+    alignment: u64,
+    buffers: BufferPool,
+    writes: RangeLock,
+}
+
+impl Align {
+    /// Puts the filter over `inner`; blocks are put together in memory of `buffers`.
+    ///
+    /// A write that changes parts of blocks runs as a task of `handle`: it goes on when its future is dropped,
+    /// because half of it may not come to rest on top of what others write to the same blocks afterwards.
+    pub fn new(inner: Rc<dyn BlockDevice>, buffers: BufferPool, handle: Handle) -> Self {
+        let below = inner.geometry();
+        let shared = Shared {
+            inner,
+            geometry: Geometry { alignment: 1, ..below },
+            alignment: u64::from(below.alignment),
+            buffers,
+            writes: RangeLock::new(),
+        };
+        Self { shared: Rc::new(shared), handle }
+    }
+
+    /// Runs a request that must not stop half-way.
+    fn run_to_the_end(
+        &self,
+        request: impl Future<Output = Result<(), IoError>> + 'static,
+    ) -> IoFuture<'static, ()> {
+        let handle = self.handle.clone();
+        Box::pin(async move {
+            let (sender, receiver) = oneshot::channel();
+            handle.spawn(async move {
+                // The receiver is gone if the request was dropped: then nobody wants to know.
+                let _ = sender.send(request.await);
+            });
+            receiver.await.map_err(|_| IoError::Closed)?
+        })
+    }
+}
+
+impl BlockDevice for Align {
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry
+    }
+
+    fn read(&self, offset: u64, mut buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let range = ByteRange::new(offset, buffer.len() as u64);
+        let shared = &self.shared;
+        if shared.is_aligned(range) {
+            return shared.inner.read(offset, buffer);
+        }
+        Box::pin(async move {
+            check_range(&shared.geometry, range)?;
+            if buffer.is_empty() {
+                return Ok(buffer);
+            }
+            let blocks = shared.blocks_around(range);
+            let whole = shared.inner.read(blocks.offset, shared.take(blocks)).await?;
+            let start = (offset - blocks.offset) as usize;
+            buffer.fill_from(&whole.as_slice()[start..start + buffer.len()]);
+            Ok(buffer)
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        let range = ByteRange::new(offset, data.len() as u64);
+        if self.shared.is_aligned(range) {
+            return Box::pin(async move {
+                let _claimed = self.shared.writes.claim(range, Claim::Shared).await;
+                self.shared.inner.write(offset, data, durability).await
+            });
+        }
+        let shared = Rc::clone(&self.shared);
+        self.run_to_the_end(async move {
+            check_write(&shared.geometry, range)?;
+            let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
+            shared.merge(range, data.as_slice(), durability).await
+        })
+    }
+
+    /// Passthrough.
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.shared.inner.flush()
+    }
+
+    /// Discards whole blocks, and zeroes the rest.
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        if self.shared.is_aligned(range) {
+            return Box::pin(async move {
+                let _claimed = self.shared.writes.claim(range, Claim::Shared).await;
+                self.shared.inner.discard(range).await
+            });
+        }
+        let shared = Rc::clone(&self.shared);
+        self.run_to_the_end(async move {
+            check_write(&shared.geometry, range)?;
+            let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
+            let within = shared.blocks_within(range);
+            shared.zero_edges(range, within, Durability::Volatile).await?;
+            shared.inner.discard(within).await
+        })
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        if self.shared.is_aligned(range) {
+            return Box::pin(async move {
+                let _claimed = self.shared.writes.claim(range, Claim::Shared).await;
+                self.shared.inner.write_zeroes(range, mode, durability).await
+            });
+        }
+        let shared = Rc::clone(&self.shared);
+        self.run_to_the_end(async move {
+            check_write(&shared.geometry, range)?;
+            let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
+            let within = shared.blocks_within(range);
+            shared.zero_edges(range, within, durability).await?;
+            shared.inner.write_zeroes(within, mode, durability).await
+        })
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        let shared = &self.shared;
+        if shared.is_aligned(range) {
+            return shared.inner.allocation(range);
+        }
+        Box::pin(async move {
+            check_range(&shared.geometry, range)?;
+            let mut extents = shared.inner.allocation(shared.blocks_around(range)).await?;
+            for extent in &mut extents {
+                let (start, end) =
+                    (extent.range.offset.max(range.offset), extent.range.end().min(range.end()));
+                extent.range = ByteRange::new(start, end.saturating_sub(start));
+            }
+            extents.retain(|extent| extent.range.length > 0);
+            Ok(extents)
+        })
+    }
+}
+
+impl Shared {
+    /// Tells whether the device below takes the range as it is, or refuses it for other reasons than alignment.
+    fn is_aligned(&self, range: ByteRange) -> bool {
+        let end = range.end();
+        let ends_well = end.is_multiple_of(self.alignment) || end == self.geometry.size;
+        range.offset.is_multiple_of(self.alignment) && ends_well
+    }
+
+    /// The whole blocks that a range within the device touches.
+    fn blocks_around(&self, range: ByteRange) -> ByteRange {
+        let start = range.offset - range.offset % self.alignment;
+        let end = range.end().next_multiple_of(self.alignment).min(self.geometry.size);
+        ByteRange::new(start, if range.length == 0 { 0 } else { end - start })
+    }
+
+    /// The whole blocks that a range within the device covers; of no length if it covers none.
+    fn blocks_within(&self, range: ByteRange) -> ByteRange {
+        let start = range.offset.next_multiple_of(self.alignment).min(self.geometry.size);
+        let end = if range.end() == self.geometry.size {
+            range.end()
+        } else {
+            range.end() - range.end() % self.alignment
+        };
+        if end <= start {
+            // The start may lie behind the range; an empty one is best at a place that is valid anyway.
+            return ByteRange::new(0, 0);
+        }
+        ByteRange::new(start, end - start)
+    }
+
+    fn take(&self, range: ByteRange) -> Buffer {
+        // No request is larger than memory: its data lie there.
+        self.buffers.take(range.length as usize)
+    }
+
+    /// Writes the blocks around `range` with `bytes` in their place. The caller holds an exclusive claim on them.
+    async fn merge(&self, range: ByteRange, bytes: &[u8], durability: Durability) -> Result<(), IoError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let blocks = self.blocks_around(range);
+        let mut whole = self.take(blocks);
+        let (first, last) = try_join(self.first_edge(blocks, range), self.last_edge(blocks, range)).await?;
+        // Fresh from the pool, so nobody else has it.
+        if let Some(target) = whole.as_mut_slice() {
+            if let Some(block) = first {
+                target[..block.len()].copy_from_slice(block.as_slice());
+            }
+            if let Some(block) = last {
+                let start = target.len() - block.len();
+                target[start..].copy_from_slice(block.as_slice());
+            }
+            let start = (range.offset - blocks.offset) as usize;
+            target[start..start + bytes.len()].copy_from_slice(bytes);
+        }
+        self.inner.write(blocks.offset, whole, durability).await
+    }
+
+    /// The first block, if `range` begins within it or ends within it.
+    async fn first_edge(&self, blocks: ByteRange, range: ByteRange) -> Result<Option<Buffer>, IoError> {
+        let first = ByteRange::new(blocks.offset, self.alignment.min(blocks.length));
+        if range.offset == first.offset && range.end() >= first.end() {
+            return Ok(None);
+        }
+        self.inner.read(first.offset, self.take(first)).await.map(Some)
+    }
+
+    /// The last block, if it is not the first and `range` ends within it.
+    async fn last_edge(&self, blocks: ByteRange, range: ByteRange) -> Result<Option<Buffer>, IoError> {
+        let start = (blocks.end() - 1) - (blocks.end() - 1) % self.alignment;
+        if start == blocks.offset || range.end() == blocks.end() {
+            return Ok(None);
+        }
+        let last = ByteRange::new(start, blocks.end() - start);
+        self.inner.read(last.offset, self.take(last)).await.map(Some)
+    }
+
+    /// Zeroes what of `range` lies outside of `within`, its whole blocks.
+    async fn zero_edges(
+        &self,
+        range: ByteRange,
+        within: ByteRange,
+        durability: Durability,
+    ) -> Result<(), IoError> {
+        let (before, after) = if within.length == 0 {
+            (range, ByteRange::new(range.end(), 0))
+        } else {
+            let before = ByteRange::new(range.offset, within.offset - range.offset);
+            (before, ByteRange::new(within.end(), range.end() - within.end()))
+        };
+        for edge in [before, after] {
+            // At most two blocks less two bytes.
+            self.merge(edge, &vec![0; edge.length as usize], durability).await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::time::Duration;
+
+    use futures_util::future::{Either, join, select};
+
+    use super::*;
+    use crate::engine::{self, EngineChoice, EngineDriver};
+    use crate::executor::Executor;
+    use crate::filter::{Delay, DelaySwitch, Operation, Operations};
+    use crate::store::MemoryStore;
+
+    /// Runs a test over a disk whose operations can be delayed; the memory below is given as well.
+    fn over_a_slow_disk<F: Future<Output = ()> + 'static>(
+        body: impl FnOnce(Rc<Align>, DelaySwitch, Handle, Rc<MemoryStore>) -> F,
+    ) {
+        let (driver, engine) = engine::open(EngineChoice::Threads).unwrap();
+        let mut executor: Executor<EngineDriver> = Executor::new(driver);
+        let handle = executor.handle();
+        let memory = Rc::new(MemoryStore::new(1 << 16));
+        let (delay, switch) = Delay::new(Rc::clone(&memory) as Rc<dyn BlockDevice>, handle.clone());
+        let align = Rc::new(Align::new(Rc::new(delay), engine.buffers().clone(), handle.clone()));
+        executor.run(body(align, switch, handle, memory));
+    }
+
+    fn bytes(value: u8, length: usize) -> Buffer {
+        Buffer::copy_of(&vec![value; length])
+    }
+
+    #[test]
+    fn writes_to_parts_of_one_block_at_the_same_time_both_survive() {
+        over_a_slow_disk(|align, switch, _, _| async move {
+            switch
+                .set_latency(Operations::of(&[Operation::Read, Operation::Write]), Duration::from_millis(1));
+            let writes = join(
+                align.write(0, bytes(1, 512), Durability::Volatile),
+                align.write(512, bytes(2, 512), Durability::Volatile),
+            );
+            let (first, second) = writes.await;
+            assert_eq!((first, second), (Ok(()), Ok(())));
+            let read = align.read(0, Buffer::zeroed(1024)).await.unwrap();
+            assert_eq!((read.as_slice()[511], read.as_slice()[512]), (1, 2));
+        });
+    }
+
+    #[test]
+    fn a_whole_block_written_while_a_part_of_it_is_merged_is_not_undone() {
+        over_a_slow_disk(|align, switch, handle, _| async move {
+            // The merge has read its block, and its write takes long, when the whole block comes.
+            switch.set_latency(Operations::of(&[Operation::Write]), Duration::from_millis(10));
+            let merged = align.write(100, bytes(1, 10), Durability::Volatile);
+            let whole = async {
+                handle.sleep(Duration::from_millis(2)).await;
+                switch.clear();
+                align.write(0, bytes(2, 4096), Durability::Volatile).await
+            };
+            let (merged, whole) = join(merged, whole).await;
+            assert_eq!((merged, whole), (Ok(()), Ok(())));
+            let read = align.read(0, Buffer::zeroed(4096)).await.unwrap();
+            assert_eq!(
+                (read.as_slice()[0], read.as_slice()[4095]),
+                (2, 2),
+                "bytes that only the whole block has"
+            );
+        });
+    }
+
+    #[test]
+    fn a_merge_whose_future_is_dropped_does_not_undo_what_is_written_after_it() {
+        over_a_slow_disk(|align, switch, handle, _| async move {
+            switch.hang(Operations::of(&[Operation::Write]));
+            let merged = align.write(100, bytes(1, 10), Durability::Volatile);
+            assert!(matches!(select(merged, handle.sleep(Duration::from_millis(2))).await, Either::Right(_)));
+            // Its old neighbours hang in the disk's queue now.
+            let done = Rc::new(RefCell::new(false));
+            let (seen, task) = (Rc::clone(&done), Rc::clone(&align));
+            handle.spawn(async move {
+                task.write(0, bytes(2, 4096), Durability::Volatile).await.unwrap();
+                *seen.borrow_mut() = true;
+            });
+            handle.sleep(Duration::from_millis(2)).await;
+            assert!(!*done.borrow(), "it waits for what hangs");
+            switch.release();
+            while !*done.borrow() {
+                handle.sleep(Duration::from_millis(1)).await;
+            }
+            let read = align.read(0, Buffer::zeroed(4096)).await.unwrap();
+            assert!(read.as_slice().iter().all(|byte| *byte == 2));
+        });
+    }
+
+    #[test]
+    fn a_discard_gives_whole_blocks_back_and_zeroes_the_rest() {
+        over_a_slow_disk(|align, _, _, memory| async move {
+            align.write(0, bytes(7, 4 * 4096), Durability::Volatile).await.unwrap();
+            align.discard(ByteRange::new(100, 3 * 4096)).await.unwrap();
+            assert_eq!(memory.bytes_allocated(), 2 * 4096);
+            let read = align.read(0, Buffer::zeroed(4 * 4096)).await.unwrap();
+            let expected = |index: usize| if (100..100 + 3 * 4096).contains(&index) { 0 } else { 7 };
+            assert!(read.as_slice().iter().enumerate().all(|(index, byte)| *byte == expected(index)));
+        });
+    }
+}

@@ -1,0 +1,170 @@
+//! Asserts the contract of [`BlockDevice`] between two layers, in tests.
+//!
+//! Panics at the first violation, naming it: a stack with this filter between its layers finds the layer that is
+//! wrong, not the guest that sees it.
+
+use std::rc::Rc;
+
+use crate::buffer::Buffer;
+use crate::device::{
+    BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode, check_range, check_write,
+};
+use crate::error::IoError;
+
+/// Checks every request and every answer that passes.
+pub struct Check {
+    inner: Rc<dyn BlockDevice>,
+    requests: Requests,
+    /// What the device said of itself at first; it must stay so.
+    geometry: Geometry,
+}
+
+/// What may come from above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requests {
+    /// Only what the device takes: a filter above has checked it.
+    Valid,
+    /// Anything: the device must refuse what is wrong, with the right error.
+    Any,
+}
+
+impl Check {
+    /// Puts the filter over `inner`.
+    ///
+    /// # Panics
+    /// If its geometry makes no sense.
+    pub fn new(inner: Rc<dyn BlockDevice>, requests: Requests) -> Self {
+        let geometry = inner.geometry();
+        assert!(geometry.alignment.is_power_of_two(), "alignment of {}", geometry.alignment);
+        Self { inner, requests, geometry }
+    }
+
+    /// What the device must answer to a request on this range, if anything is certain.
+    fn expected(&self, refusal: Result<(), IoError>) -> Option<IoError> {
+        assert_eq!(self.inner.geometry(), self.geometry, "a device's geometry does not change");
+        if self.requests == Requests::Valid {
+            assert_eq!(refusal, Ok(()), "an invalid request was passed on");
+        }
+        refusal.err()
+    }
+}
+
+impl BlockDevice for Check {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let range = ByteRange::new(offset, buffer.len() as u64);
+        let expected = self.expected(check_range(&self.geometry, range));
+        assert!(buffer.is_unique(), "a buffer to be read into has another handle");
+        Box::pin(async move {
+            let answer = self.inner.read(offset, buffer).await;
+            assert_refused(expected, answer.as_ref().err(), "read", range);
+            if let Ok(buffer) = &answer {
+                assert_eq!(buffer.len() as u64, range.length, "read gave back another length");
+                assert!(buffer.is_unique(), "read gave back a shared buffer");
+            }
+            answer
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        let range = ByteRange::new(offset, data.len() as u64);
+        let expected = self.expected(check_write(&self.geometry, range));
+        Box::pin(async move {
+            let answer = self.inner.write(offset, data, durability).await;
+            assert_refused(expected, answer.as_ref().err(), "write", range);
+            answer
+        })
+    }
+
+    /// Passthrough.
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        let expected = self.expected(check_write(&self.geometry, range));
+        Box::pin(async move {
+            let answer = self.inner.discard(range).await;
+            assert_refused(expected, answer.as_ref().err(), "discard", range);
+            answer
+        })
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        let expected = self.expected(check_write(&self.geometry, range));
+        Box::pin(async move {
+            let answer = self.inner.write_zeroes(range, mode, durability).await;
+            assert_refused(expected, answer.as_ref().err(), "write zeroes", range);
+            answer
+        })
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        let expected = self.expected(check_range(&self.geometry, range));
+        Box::pin(async move {
+            let answer = self.inner.allocation(range).await;
+            assert_refused(expected, answer.as_ref().err(), "allocation", range);
+            if let Ok(extents) = &answer {
+                assert_covers(extents, range);
+            }
+            answer
+        })
+    }
+}
+
+/// Asserts that extents lie in order, without gaps, and cover a range exactly.
+///
+/// # Panics
+/// If they do not.
+pub(crate) fn assert_covers(extents: &[Extent], range: ByteRange) {
+    let mut position = range.offset;
+    for extent in extents {
+        assert_eq!(extent.range.offset, position, "a gap or an overlap in {extents:?}");
+        assert_ne!(extent.range.length, 0, "an empty extent in {extents:?}");
+        position = extent.range.end();
+    }
+    assert_eq!(position, range.end(), "{extents:?} do not cover {range:?}");
+}
+
+fn assert_refused(expected: Option<IoError>, answer: Option<&IoError>, operation: &str, range: ByteRange) {
+    if let Some(expected) = expected {
+        assert_eq!(answer, Some(&expected), "{operation} of {range:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::store::MemoryStore;
+
+    fn over_memory(requests: Requests) -> Check {
+        Check::new(Rc::new(MemoryStore::new(1 << 16)), requests)
+    }
+
+    #[test]
+    #[should_panic(expected = "an invalid request was passed on")]
+    fn a_filter_that_passes_on_what_is_misaligned_is_caught() {
+        let _ = over_memory(Requests::Valid).discard(ByteRange::new(1, 4096)).now_or_never();
+    }
+
+    #[test]
+    #[should_panic(expected = "another handle")]
+    fn a_shared_buffer_is_caught() {
+        let buffer = Buffer::zeroed(4096);
+        let _other = buffer.clone();
+        let _ = over_memory(Requests::Any).read(0, buffer).now_or_never();
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_below_if_anything_may_come() {
+        let answer =
+            over_memory(Requests::Any).discard(ByteRange::new(1 << 20, 4096)).now_or_never().unwrap();
+        assert!(matches!(answer, Err(IoError::OutOfRange { .. })));
+    }
+}

@@ -1,0 +1,218 @@
+//! Slows requests down on purpose: latency, a rate, or a disk that hangs until it is released.
+//!
+//! ```text
+//!   request ──► hung? wait for release ──► latency, and its turn at the rate ──► the device below
+//! ```
+//!
+//! Ships with the product: a demo can have a slow store, and tests a store that hangs.
+
+use std::future::poll_fn;
+use std::num::NonZeroU64;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use super::{Operation, Operations};
+use crate::buffer::Buffer;
+use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use crate::executor::Handle;
+
+/// Delays the requests that its settings name.
+pub struct Delay {
+    inner: Rc<dyn BlockDevice>,
+    handle: Handle,
+    switch: DelaySwitch,
+}
+
+/// Changes the settings of a [`Delay`] while it works; may be used from any thread, and cloned.
+///
+/// Requests that sleep already sleep to their end.
+#[derive(Clone)]
+pub struct DelaySwitch {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    latency: (Operations, Duration),
+    rate: Option<Rate>,
+    hung: Operations,
+    /// Requests that wait for release.
+    waiting: Vec<Waker>,
+}
+
+struct Rate {
+    operations: Operations,
+    bytes_per_second: NonZeroU64,
+    /// When what was let through so far is through.
+    busy_until: Duration,
+}
+
+impl Delay {
+    /// Puts the filter over `inner`, without any delay.
+    pub fn new(inner: Rc<dyn BlockDevice>, handle: Handle) -> (Self, DelaySwitch) {
+        let none = Operations::of(&[]);
+        let state = State { latency: (none, Duration::ZERO), rate: None, hung: none, waiting: Vec::new() };
+        let switch = DelaySwitch { state: Arc::new(Mutex::new(state)) };
+        (Self { inner, handle, switch: switch.clone() }, switch)
+    }
+
+    /// Holds a request up.
+    async fn hold(&self, operation: Operation, length: u64) {
+        poll_fn(|context| {
+            let mut state = self.switch.lock();
+            if !state.hung.contains(operation) {
+                return Poll::Ready(());
+            }
+            state.waiting.push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        let now = self.handle.now();
+        let until = self.switch.lock().through_at(now, operation, length);
+        if until > now {
+            self.handle.sleep_until(until).await;
+        }
+    }
+}
+
+impl DelaySwitch {
+    /// Makes requests of these kinds take at least `latency` longer; replaces what was set before.
+    pub fn set_latency(&self, operations: Operations, latency: Duration) {
+        self.lock().latency = (operations, latency);
+    }
+
+    /// Lets requests of these kinds through at this rate together; replaces what was set before.
+    pub fn set_rate(&self, operations: Operations, bytes_per_second: NonZeroU64) {
+        self.lock().rate = Some(Rate { operations, bytes_per_second, busy_until: Duration::ZERO });
+    }
+
+    /// Removes latency and rate.
+    pub fn clear(&self) {
+        let mut state = self.lock();
+        state.latency = (Operations::of(&[]), Duration::ZERO);
+        state.rate = None;
+    }
+
+    /// Holds all requests of these kinds, and no others, until [`DelaySwitch::release`].
+    pub fn hang(&self, operations: Operations) {
+        self.set_hung(operations);
+    }
+
+    /// Lets go of what hangs.
+    pub fn release(&self) {
+        self.set_hung(Operations::of(&[]));
+    }
+
+    /// Requests that hang.
+    pub fn hanging(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    fn set_hung(&self, operations: Operations) {
+        let mut state = self.lock();
+        state.hung = operations;
+        let woken = std::mem::take(&mut state.waiting);
+        drop(state);
+        // Those that are still to hang say so again.
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BlockDevice for Delay {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            self.hold(Operation::Read, buffer.len() as u64).await;
+            self.inner.read(offset, buffer).await
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.hold(Operation::Write, data.len() as u64).await;
+            self.inner.write(offset, data, durability).await
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.hold(Operation::Flush, 0).await;
+            self.inner.flush().await
+        })
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.hold(Operation::Discard, 0).await;
+            self.inner.discard(range).await
+        })
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.hold(Operation::WriteZeroes, 0).await;
+            self.inner.write_zeroes(range, mode, durability).await
+        })
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            self.hold(Operation::Allocation, 0).await;
+            self.inner.allocation(range).await
+        })
+    }
+}
+
+impl State {
+    /// When a request of `length` bytes that came at `now` may go on.
+    fn through_at(&mut self, now: Duration, operation: Operation, length: u64) -> Duration {
+        let (operations, latency) = self.latency;
+        let after_latency = if operations.contains(operation) { now.saturating_add(latency) } else { now };
+        let Some(rate) = self.rate.as_mut().filter(|rate| rate.operations.contains(operation)) else {
+            return after_latency;
+        };
+        let taken = Duration::from_secs_f64(length as f64 / rate.bytes_per_second.get() as f64);
+        rate.busy_until = rate.busy_until.max(now).saturating_add(taken);
+        after_latency.max(rate.busy_until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> State {
+        let none = Operations::of(&[]);
+        State { latency: (none, Duration::ZERO), rate: None, hung: none, waiting: Vec::new() }
+    }
+
+    #[test]
+    fn requests_share_the_rate_and_latencies_overlap() {
+        let mut state = state();
+        state.latency = (Operations::ALL, Duration::from_millis(10));
+        let at = Duration::from_secs(5);
+        let after = |milliseconds| at + Duration::from_millis(milliseconds);
+        assert_eq!(state.through_at(at, Operation::Write, 1 << 20), after(10));
+        assert_eq!(state.through_at(at, Operation::Write, 1 << 20), after(10));
+        let bytes_per_second = NonZeroU64::new(1000).unwrap();
+        let operations = Operations::of(&[Operation::Write]);
+        state.rate = Some(Rate { operations, bytes_per_second, busy_until: Duration::ZERO });
+        assert_eq!(state.through_at(at, Operation::Write, 100), after(100));
+        assert_eq!(state.through_at(at, Operation::Write, 100), after(200));
+        assert_eq!(state.through_at(at, Operation::Read, 100), after(10), "not limited");
+        assert_eq!(
+            state.through_at(after(900), Operation::Write, 100),
+            after(1000),
+            "idle time is not saved up"
+        );
+    }
+}

@@ -1,0 +1,265 @@
+//! Fails requests on purpose: for tests, and for users who want to see what a broken disk does to a migration.
+//!
+//! Ships with the product, so both use the same faults.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Operation, Operations};
+use crate::buffer::Buffer;
+use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use crate::error::IoError;
+use crate::random::Random;
+
+/// Probabilities are counted in millionths.
+pub const CERTAIN: u32 = 1_000_000;
+
+/// Fails the requests that its rules name.
+pub struct Fault {
+    inner: Rc<dyn BlockDevice>,
+    switch: FaultSwitch,
+}
+
+/// Changes the rules of a [`Fault`] while it works; may be used from any thread, and cloned.
+#[derive(Clone)]
+pub struct FaultSwitch {
+    state: Arc<Mutex<State>>,
+}
+
+/// Which requests fail, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultRule {
+    /// Requests of these kinds.
+    pub operations: Operations,
+    /// Requests that touch this range; `None`: any, and flushes.
+    pub range: Option<ByteRange>,
+    /// How likely such a request fails, in millionths; [`CERTAIN`]: each.
+    pub probability: u32,
+    /// How many fail before the rule is spent; `None`: no limit.
+    pub count: Option<u64>,
+    /// What they fail with.
+    pub error: IoError,
+    /// What becomes of a change that fails.
+    pub effect: Effect,
+}
+
+/// What becomes of a write, discard or write-zeroes that is said to have failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing of it is applied.
+    None,
+    /// Its first half is applied, in whole blocks.
+    Half,
+    /// All of it is applied: only its answer is lost.
+    Whole,
+}
+
+struct State {
+    rules: Vec<FaultRule>,
+    random: Random,
+    failed: u64,
+}
+
+impl FaultRule {
+    /// A rule by which every request of these kinds fails with `error` and changes nothing.
+    pub fn always(operations: Operations, error: IoError) -> Self {
+        Self { operations, range: None, probability: CERTAIN, count: None, error, effect: Effect::None }
+    }
+}
+
+impl Fault {
+    /// Puts the filter over `inner`, without rules; `seed` decides which requests are hit by those with a probability.
+    pub fn new(inner: Rc<dyn BlockDevice>, seed: u64) -> (Self, FaultSwitch) {
+        let state = State { rules: Vec::new(), random: Random::new(seed), failed: 0 };
+        let switch = FaultSwitch { state: Arc::new(Mutex::new(state)) };
+        (Self { inner, switch: switch.clone() }, switch)
+    }
+
+    fn verdict(&self, operation: Operation, range: Option<ByteRange>) -> Option<(IoError, Effect)> {
+        self.switch.lock().verdict(operation, range)
+    }
+
+    /// The first half of a range, in whole blocks of the device below.
+    fn half(&self, range: ByteRange) -> ByteRange {
+        let half = range.length / 2;
+        ByteRange::new(range.offset, half - half % u64::from(self.inner.geometry().alignment))
+    }
+}
+
+impl FaultSwitch {
+    /// Adds a rule; of several that name a request, the first decides.
+    pub fn add(&self, rule: FaultRule) {
+        self.lock().rules.push(rule);
+    }
+
+    /// Removes all rules.
+    pub fn clear(&self) {
+        self.lock().rules.clear();
+    }
+
+    /// Requests that were failed so far.
+    pub fn failed(&self) -> u64 {
+        self.lock().failed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BlockDevice for Fault {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        match self.verdict(Operation::Read, Some(ByteRange::new(offset, buffer.len() as u64))) {
+            Some((error, _)) => failed(error),
+            None => self.inner.read(offset, buffer),
+        }
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        let range = ByteRange::new(offset, data.len() as u64);
+        match self.verdict(Operation::Write, Some(range)) {
+            None => self.inner.write(offset, data, durability),
+            Some((error, Effect::None)) => failed(error),
+            Some((error, effect)) => {
+                let applied = if effect == Effect::Half { self.half(range) } else { range };
+                // As long as the data, which fit into memory.
+                let data = data.slice(0, applied.length as usize);
+                Box::pin(fail_after(self.inner.write(offset, data, durability), error))
+            }
+        }
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        match self.verdict(Operation::Flush, None) {
+            Some((error, _)) => failed(error),
+            None => self.inner.flush(),
+        }
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        match self.verdict(Operation::Discard, Some(range)) {
+            None => self.inner.discard(range),
+            Some((error, Effect::None)) => failed(error),
+            Some((error, Effect::Half)) => Box::pin(fail_after(self.inner.discard(self.half(range)), error)),
+            Some((error, Effect::Whole)) => Box::pin(fail_after(self.inner.discard(range), error)),
+        }
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        let zero = |range| self.inner.write_zeroes(range, mode, durability);
+        match self.verdict(Operation::WriteZeroes, Some(range)) {
+            None => zero(range),
+            Some((error, Effect::None)) => failed(error),
+            Some((error, Effect::Half)) => Box::pin(fail_after(zero(self.half(range)), error)),
+            Some((error, Effect::Whole)) => Box::pin(fail_after(zero(range), error)),
+        }
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        match self.verdict(Operation::Allocation, Some(range)) {
+            Some((error, _)) => failed(error),
+            None => self.inner.allocation(range),
+        }
+    }
+}
+
+impl State {
+    /// Tells whether a request fails, and with what.
+    fn verdict(&mut self, operation: Operation, range: Option<ByteRange>) -> Option<(IoError, Effect)> {
+        let random = &mut self.random;
+        let rule = self.rules.iter_mut().find(|rule| {
+            rule.names(operation, range)
+                && (rule.probability >= CERTAIN
+                    || random.below(u64::from(CERTAIN)) < u64::from(rule.probability))
+        })?;
+        rule.count = rule.count.map(|count| count - 1);
+        self.failed += 1;
+        Some((rule.error, rule.effect))
+    }
+}
+
+impl FaultRule {
+    fn names(&self, operation: Operation, range: Option<ByteRange>) -> bool {
+        let is_there = self.range.is_none_or(|ours| range.is_some_and(|theirs| ours.overlaps(&theirs)));
+        self.count != Some(0) && self.operations.contains(operation) && is_there
+    }
+}
+
+fn failed<T: 'static>(error: IoError) -> IoFuture<'static, T> {
+    Box::pin(std::future::ready(Err(error)))
+}
+
+async fn fail_after(request: IoFuture<'_, ()>, error: IoError) -> Result<(), IoError> {
+    request.await?;
+    Err(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::store::MemoryStore;
+
+    const BROKEN: IoError = IoError::Os { operation: "write", errno: Errno::IO };
+
+    fn disk(seed: u64) -> (Fault, FaultSwitch) {
+        Fault::new(Rc::new(MemoryStore::new(1 << 16)), seed)
+    }
+
+    fn write(fault: &Fault, offset: u64, length: usize) -> Result<(), IoError> {
+        let data = Buffer::copy_of(&vec![1; length]);
+        fault.write(offset, data, Durability::Volatile).now_or_never().unwrap()
+    }
+
+    fn read(fault: &Fault) -> Vec<u8> {
+        let read = fault.read(0, Buffer::zeroed(1 << 16)).now_or_never().unwrap();
+        read.unwrap().as_slice().to_vec()
+    }
+
+    #[test]
+    fn a_rule_hits_its_operations_in_its_range_as_often_as_it_says() {
+        let (fault, switch) = disk(1);
+        let range = Some(ByteRange::new(8192, 4096));
+        let rule = FaultRule { range, count: Some(2), ..FaultRule::always(Operations::CHANGES, BROKEN) };
+        switch.add(rule);
+        assert_eq!(write(&fault, 4096, 4096), Ok(()));
+        assert_eq!(write(&fault, 4096, 8192), Err(BROKEN));
+        assert_eq!(fault.discard(ByteRange::new(8192, 4096)).now_or_never(), Some(Err(BROKEN)));
+        assert_eq!(write(&fault, 8192, 4096), Ok(()), "the rule is spent");
+        assert_eq!(switch.failed(), 2);
+        switch.add(FaultRule::always(Operations::of(&[Operation::Flush]), BROKEN));
+        assert_eq!(fault.flush().now_or_never(), Some(Err(BROKEN)));
+        switch.clear();
+        assert_eq!(fault.flush().now_or_never(), Some(Ok(())));
+    }
+
+    #[test]
+    fn the_same_seed_hits_the_same_requests() {
+        let hits = |seed| {
+            let (fault, switch) = disk(seed);
+            switch.add(FaultRule { probability: CERTAIN / 4, ..FaultRule::always(Operations::ALL, BROKEN) });
+            (0..1000).map(|_| write(&fault, 0, 4096).is_err()).collect::<Vec<_>>()
+        };
+        assert_eq!(hits(7), hits(7));
+        assert_ne!(hits(7), hits(8));
+        let count = hits(7).into_iter().filter(|hit| *hit).count();
+        assert!((150..350).contains(&count), "{count} of 1000");
+    }
+
+    #[test]
+    fn what_fails_is_applied_as_far_as_the_rule_says() {
+        for (effect, applied) in [(Effect::None, 0), (Effect::Half, 4096), (Effect::Whole, 12_288)] {
+            let (fault, switch) = disk(1);
+            switch.add(FaultRule { effect, ..FaultRule::always(Operations::CHANGES, BROKEN) });
+            assert_eq!(write(&fault, 0, 12_288), Err(BROKEN));
+            assert_eq!(read(&fault).iter().filter(|byte| **byte == 1).count(), applied, "{effect:?}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Every store and filter of this crate passes the conformance suite, on both engines.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot prepare its scene has failed")]
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::conformance::{Suite, check_read_only};
+use block::device::Geometry;
+use block::engine::{self, Engine, EngineChoice};
+use block::filter::check::Requests;
+use block::filter::{Align, Check, Delay, Fault, Operations};
+use block::{Access, BlockDevice, Executor, FileStore, Handle, Image, MemoryStore};
+
+/// On the disk that has the build.
+const ON_DISK: &str = env!("CARGO_TARGET_TMPDIR");
+/// In memory.
+const ON_TMPFS: &str = "/dev/shm";
+
+/// Runs the suite on devices that `make` makes of a size, with the engine and executor that it is given.
+fn check(
+    name: &str,
+    choice: EngineChoice,
+    make: impl Fn(u64, &Rc<dyn Engine>, &Handle) -> Rc<dyn BlockDevice> + 'static,
+) {
+    let Ok((driver, engine)) = engine::open(choice) else {
+        eprintln!("{choice:?} is refused here: {name} is not tested");
+        return;
+    };
+    let mut executor = Executor::new(driver);
+    let handle = executor.handle();
+    let name = format!("{name} on {}", engine.name());
+    executor.run(async move {
+        let factory_handle = handle.clone();
+        Suite::new(&name, handle, move |size| make(size, &engine, &factory_handle)).run().await;
+    });
+}
+
+fn check_files(choice: EngineChoice, folder: &str) {
+    if !Path::new(folder).is_dir() {
+        eprintln!("{folder} does not exist: not tested");
+        return;
+    }
+    let folder = tempfile::tempdir_in(folder).unwrap();
+    let count = std::cell::Cell::new(0);
+    check("file store", choice, move |size, engine, _| {
+        count.set(count.get() + 1);
+        let path = folder.path().join(format!("{}.raw", count.get()));
+        let image = Image::create(&path, size).unwrap();
+        // It lives on until the device is gone.
+        std::fs::remove_file(path).unwrap();
+        Rc::new(FileStore::new(image, Rc::clone(engine)))
+    });
+}
+
+#[test]
+fn file_store_over_io_uring_on_disk() {
+    check_files(EngineChoice::Ring, ON_DISK);
+}
+
+#[test]
+fn file_store_over_threads_on_disk() {
+    check_files(EngineChoice::Threads, ON_DISK);
+}
+
+#[test]
+fn file_store_over_io_uring_on_tmpfs() {
+    check_files(EngineChoice::Ring, ON_TMPFS);
+}
+
+#[test]
+fn file_store_over_threads_on_tmpfs() {
+    check_files(EngineChoice::Threads, ON_TMPFS);
+}
+
+#[test]
+fn memory_store() {
+    check("memory store", EngineChoice::Threads, |size, _, _| Rc::new(MemoryStore::new(size)));
+    check("memory store of bytes", EngineChoice::Threads, |size, _, _| {
+        Rc::new(MemoryStore::with_geometry(Geometry { size, alignment: 1, read_only: false, discards: true }))
+    });
+}
+
+#[test]
+fn fault_without_rules() {
+    check("fault", EngineChoice::Threads, |size, _, _| {
+        Rc::new(Fault::new(Rc::new(MemoryStore::new(size)), 1).0)
+    });
+}
+
+#[test]
+fn delay() {
+    check("delay", EngineChoice::Auto, |size, _, handle| {
+        let (delay, switch) = Delay::new(Rc::new(MemoryStore::new(size)), handle.clone());
+        switch.set_latency(Operations::ALL, Duration::from_micros(50));
+        Rc::new(delay)
+    });
+}
+
+#[test]
+fn align() {
+    check("align", EngineChoice::Auto, |size, engine, handle| {
+        Rc::new(Align::new(Rc::new(MemoryStore::new(size)), engine.buffers().clone(), handle.clone()))
+    });
+}
+
+#[test]
+fn align_over_a_file() {
+    let folder = tempfile::tempdir_in(ON_DISK).unwrap();
+    let count = std::cell::Cell::new(0);
+    check("align over a file", EngineChoice::Auto, move |size, engine, handle| {
+        count.set(count.get() + 1);
+        let image = Image::create(&folder.path().join(count.get().to_string()), size).unwrap();
+        let store = Rc::new(FileStore::new(image, Rc::clone(engine)));
+        // Align passes on what is valid, except what is out of range altogether.
+        let checked = Rc::new(Check::new(store, Requests::Any));
+        Rc::new(Align::new(checked, engine.buffers().clone(), handle.clone()))
+    });
+}
+
+#[test]
+fn check_itself() {
+    check("check", EngineChoice::Threads, |size, _, _| {
+        Rc::new(Check::new(Rc::new(MemoryStore::new(size)), Requests::Any))
+    });
+}
+
+#[test]
+fn read_only_devices() {
+    let (driver, engine) = engine::open(EngineChoice::Auto).unwrap();
+    let mut executor = Executor::new(driver);
+    let handle = executor.handle();
+    executor.run(async move {
+        let folder = tempfile::tempdir_in(ON_DISK).unwrap();
+        for size in [1 << 16, (1 << 16) + 100] {
+            let path = folder.path().join(size.to_string());
+            drop(Image::create(&path, size).unwrap());
+            let image = Image::open(&path, Access::ReadOnly).unwrap();
+            check_read_only("file store", Rc::new(FileStore::new(image, Rc::clone(&engine)))).await;
+        }
+        let geometry = Geometry { size: 1 << 16, alignment: 4096, read_only: true, discards: false };
+        let memory = || Rc::new(MemoryStore::with_geometry(geometry));
+        check_read_only("memory store", memory()).await;
+        check_read_only("align", Rc::new(Align::new(memory(), engine.buffers().clone(), handle.clone())))
+            .await;
+        check_read_only("check", Rc::new(Check::new(memory(), Requests::Any))).await;
+    });
+}
