@@ -6,8 +6,10 @@ use std::io::Write;
 use std::time::Duration;
 
 use block::{ByteRange, Durability};
-use export::nbd::protocol::{PAYLOAD_LENGTH_MAX, chunk, command, command_flag};
+use export::nbd::protocol::{PAYLOAD_LENGTH_MAX, REQUEST_MAGIC, chunk, command, command_flag};
 use export::nbd::{ConnectionPhase, Limits};
+use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use rustix::io::Errno;
 use support::raw_client::{RawClient, RawReply, Style};
 use support::{PATIENCE, Running, SIZE, on_each_engine};
@@ -137,6 +139,46 @@ fn garbage_ends_its_own_connection_only() {
         good.request(command::FLUSH, 0, 1, 0, 0, &[]);
         assert_eq!(good.error_of(1), 0);
         server.wait_for("the bad ones to leave", |connections| connections.len() == 1);
+    });
+}
+
+/// A request that may be in order, with more or less payload than it says, or anything at all.
+fn hostile_bytes() -> impl Strategy<Value = Vec<u8>> {
+    let request = (0_u16..9, 0_u16..32, any::<u64>(), 0..2 * SIZE, 0_u32..200_000, 0_usize..3).prop_map(
+        |(command, flags, cookie, offset, length, payload)| {
+            let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
+            bytes.extend(flags.to_be_bytes());
+            bytes.extend(command.to_be_bytes());
+            bytes.extend(cookie.to_be_bytes());
+            bytes.extend(offset.to_be_bytes());
+            bytes.extend(length.to_be_bytes());
+            bytes.resize(bytes.len() + length as usize * payload / 2, 0x55);
+            bytes
+        },
+    );
+    let garbage = prop::collection::vec(any::<u8>(), 0..100);
+    prop::collection::vec(prop_oneof![8 => request, 1 => garbage], 0..6).prop_map(|all| all.concat())
+}
+
+#[test]
+fn whatever_a_client_sends_the_server_goes_on() {
+    on_each_engine(|choice| {
+        let server = Running::start(choice, Limits { requests_in_flight_max: 3, ..Limits::STANDARD });
+        let config = ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() };
+        let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+        let result = runner.run(&(hostile_bytes(), any::<bool>()), |(bytes, structured)| {
+            let style = if structured { Style::Structured } else { Style::Simple };
+            let mut client = RawClient::connect(&server, "disk", style);
+            // The server may close before it has taken everything.
+            let _ = client.stream.set_write_timeout(Some(Duration::from_millis(50)));
+            let _ = client.stream.write_all(&bytes);
+            Ok(())
+        });
+        result.unwrap();
+        server.wait_for("all of them to leave", <[_]>::is_empty);
+        let mut good = RawClient::connect(&server, "disk", Style::Simple);
+        good.request(command::FLUSH, 0, 1, 0, 0, &[]);
+        assert_eq!(good.error_of(1), 0);
     });
 }
 

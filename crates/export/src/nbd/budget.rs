@@ -44,7 +44,10 @@ impl Share {
                 return Admission::Refused;
             }
             if budget.bytes_held.get().saturating_add(bytes) > budget.bytes_max {
-                budget.waiting.borrow_mut().push(waker.clone());
+                let mut waiting = budget.waiting.borrow_mut();
+                if !waiting.iter().any(|waiting| waiting.will_wake(waker)) {
+                    waiting.push(waker.clone());
+                }
                 return Admission::Refused;
             }
         }

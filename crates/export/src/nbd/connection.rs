@@ -44,6 +44,8 @@ const TURNS_MAX: usize = 16;
 
 /// Serves one connection to its end.
 pub(super) async fn run(server: &Rc<Shared>, member: &Rc<Member>, socket: Arc<OwnedFd>) {
+    // Replies go out whole, so there is nothing to wait for. A unix socket has no such option and needs none.
+    let _ = rustix::net::sockopt::set_tcp_nodelay(&*socket, true);
     match negotiate_in_time(server, member, &socket).await {
         Ok(Some((agreement, first_bytes))) => {
             let name = agreement.export.name.clone();

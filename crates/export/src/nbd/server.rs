@@ -43,7 +43,7 @@ pub struct ConnectionInfo {
     pub phase: ConnectionPhase,
     /// Requests whose replies have not been sent.
     pub requests_in_flight: usize,
-    /// Requests that have been answered since the connection was made.
+    /// Requests that were answered since the connection was made, or would have been if the client were there.
     pub requests_answered: u64,
 }
 
