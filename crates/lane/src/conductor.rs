@@ -32,7 +32,7 @@ use tracing::{error, info, warn};
 
 use crate::REPORT_INTERVAL;
 use crate::control::{Control, ControlFault, LaneFuture, Report};
-use crate::copy::{Notice, VolumeCopy};
+use crate::copy::VolumeCopy;
 use crate::volume::Volume;
 
 /// Bytes read from the target's store to see whether it answers, before writes are let through.
@@ -107,14 +107,16 @@ pub struct Conductor {
     phase: Rc<Cell<Phase>>,
     sender: mpsc::UnboundedSender<Event>,
     events: mpsc::UnboundedReceiver<Event>,
-    notices: mpsc::UnboundedReceiver<Notice>,
     report_at: Duration,
     ended: Option<Outcome>,
 }
 
-enum Event {
+/// What the loop waits for.
+pub(crate) enum Event {
     Source(SourceEvent),
     Target(TargetEvent),
+    /// From the copying of one volume.
+    Noticed(VolumeIndex, VolumeAction),
     SetBandwidth(Option<u64>),
 }
 
@@ -154,7 +156,6 @@ impl Conductor {
     pub fn new(handle: Handle, control: Rc<dyn Control>, buffers: BufferPool, plan: Plan) -> (Self, Baton) {
         let now = handle.now();
         let (sender, events) = mpsc::unbounded();
-        let (notice, notices) = mpsc::unbounded();
         let settings = SourceSettings {
             migration: plan.migration,
             volumes: plan
@@ -167,7 +168,7 @@ impl Conductor {
         let phase = Rc::new(Cell::new(Phase::Copying));
         let copies = VolumeIndex::all(plan.volumes.len())
             .zip(&plan.volumes)
-            .map(|(index, planned)| start_copy(&handle, &buffers, &plan, index, planned, notice.clone()))
+            .map(|(index, planned)| start_copy(&handle, &buffers, &plan, index, planned, sender.clone()))
             .collect();
         let baton = Baton { migration: plan.migration, phase: Rc::clone(&phase), events: sender.clone() };
         let conductor = Self {
@@ -180,7 +181,6 @@ impl Conductor {
             phase,
             sender,
             events,
-            notices,
             report_at: now,
             ended: None,
             plan,
@@ -199,12 +199,9 @@ impl Conductor {
             }
             let deadline = self.next_deadline();
             let next = {
-                let event = self.events.next();
-                let notice = self.notices.next();
                 let sleep = self.handle.sleep_until(deadline);
-                match select(select(event, notice), sleep).await {
-                    Either::Left((Either::Left((event, _)), _)) => event.map(Next::Event),
-                    Either::Left((Either::Right((notice, _)), _)) => notice.map(Next::Notice),
+                match select(self.events.next(), sleep).await {
+                    Either::Left((event, _)) => event,
                     Either::Right(_) => None,
                 }
             };
@@ -212,16 +209,15 @@ impl Conductor {
         }
     }
 
-    fn step(&mut self, next: Option<Next>) {
+    /// Takes one event, or, if there was none in time, does what is due.
+    fn step(&mut self, event: Option<Event>) {
         let now = self.handle.now();
         self.source.set_costs(self.costs());
-        match next {
-            Some(Next::Event(Event::Source(event))) => self.source.handle_event(now, event),
-            Some(Next::Event(Event::Target(event))) => self.target.handle_event(now, event),
-            Some(Next::Event(Event::SetBandwidth(rate))) => {
-                self.copies.iter().for_each(|copy| copy.set_bandwidth(rate));
-            }
-            Some(Next::Notice(notice)) => self.noticed(now, notice),
+        match event {
+            Some(Event::Source(event)) => self.source.handle_event(now, event),
+            Some(Event::Target(event)) => self.target.handle_event(now, event),
+            Some(Event::Noticed(volume, action)) => self.noticed(now, volume, action),
+            Some(Event::SetBandwidth(rate)) => self.copies.iter().for_each(|copy| copy.set_bandwidth(rate)),
             None => {
                 self.source.handle_timeout(now);
                 self.target.handle_timeout(now);
@@ -232,7 +228,7 @@ impl Conductor {
         }
     }
 
-    fn noticed(&mut self, now: Duration, Notice { volume, action }: Notice) {
+    fn noticed(&mut self, now: Duration, volume: VolumeIndex, action: VolumeAction) {
         let migration = self.plan.migration;
         match action {
             VolumeAction::Synchronised => self.source.handle_event(now, SourceEvent::Synchronised(volume)),
@@ -268,11 +264,6 @@ impl Conductor {
         let machines = [self.source.poll_timeout(), self.target.poll_timeout()];
         machines.into_iter().flatten().map(|(at, _)| at).fold(self.report_at, Duration::min)
     }
-}
-
-enum Next {
-    Event(Event),
-    Notice(Notice),
 }
 
 // What the source's machine asks for.
@@ -515,7 +506,7 @@ fn start_copy(
     plan: &Plan,
     index: VolumeIndex,
     planned: &PlannedVolume,
-    notices: mpsc::UnboundedSender<Notice>,
+    notices: mpsc::UnboundedSender<Event>,
 ) -> Rc<VolumeCopy> {
     let source = planned.volume.store();
     let settings = MirrorSettings {

@@ -19,18 +19,12 @@ use futures_util::future::{Either, select};
 use migration::VolumeIndex;
 use migration::strategy::{Mirror, Route, SourceFault, TargetFault, VolumeAction, VolumeEvent, WriteId};
 
+use crate::conductor::Event;
 use crate::mover;
 use crate::signal::Signal;
 
 /// Bytes whose allocation is asked for at a time: the answer stays small, and other tasks get their turn.
 const SURVEY_BYTES: u64 = 1 << 30;
-
-/// What a volume's copying tells the conductor.
-#[derive(Clone, Debug)]
-pub(crate) struct Notice {
-    pub(crate) volume: VolumeIndex,
-    pub(crate) action: VolumeAction,
-}
 
 /// One volume being copied from its source store to its target store.
 pub struct VolumeCopy {
@@ -45,7 +39,7 @@ pub struct VolumeCopy {
     next_write: Cell<u64>,
     /// Writes that wait for the strategy's word.
     tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
-    notices: mpsc::UnboundedSender<Notice>,
+    notices: mpsc::UnboundedSender<Event>,
     timer: Timer,
 }
 
@@ -82,7 +76,7 @@ impl VolumeCopy {
         target: Rc<dyn BlockDevice>,
         buffers: BufferPool,
         strategy: Mirror,
-        notices: mpsc::UnboundedSender<Notice>,
+        notices: mpsc::UnboundedSender<Event>,
     ) -> Rc<Self> {
         let copy = Rc::new_cyclic(|me| Self {
             me: Weak::clone(me),
@@ -208,7 +202,7 @@ impl VolumeCopy {
             }),
             action => {
                 // The conductor is gone only when the migration has ended.
-                let _ = self.notices.unbounded_send(Notice { volume: self.volume, action });
+                let _ = self.notices.unbounded_send(Event::Noticed(self.volume, action));
             }
         }
     }
