@@ -1,0 +1,350 @@
+//! The exchange of requests and replies on one connection.
+//!
+//! All of it happens in the connection's task, which is polled when a receive, a send or a request has ended:
+//!
+//! ```text
+//!        ┌────────────── one turn ───────────────┐
+//!   receive ─► intake ─► request set ─► outbox ─► send        at most one receive and one send are under way
+//!      ▲         │ no room: the socket is not read on
+//!      └─────────┘
+//! ```
+//!
+//! The intake ends when the client says goodbye, vanishes, breaks the protocol, or the server shuts down. What has
+//! been taken on is carried to its end all the same: a write is executed whole or never started. Replies are sent as
+//! long as the socket takes them.
+
+use std::future::{Future, poll_fn};
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use block::engine::Engine;
+use block::executor::Sleep;
+use block::{Buffer, IoError, IoFuture};
+
+use crate::nbd::budget::Share;
+use crate::nbd::execute::execute;
+use crate::nbd::intake::{Intake, Taken};
+use crate::nbd::negotiation::Agreement;
+use crate::nbd::outbox::{Outbox, Weight};
+use crate::nbd::reply::{Body, Reply};
+use crate::nbd::request_set::RequestSet;
+use crate::nbd::server::{ConnectionPhase, Member, Shared, Stage};
+use crate::nbd::transmission::{Command, Terms, Violation};
+
+/// Bytes received at a time: sixteen requests of 8 KiB with their payload.
+const READ_AHEAD: usize = 256 << 10;
+/// From so many missing bytes on a payload is received where it belongs; fewer are copied out of the read-ahead,
+/// which costs less than a receive of their own, and may bring the next requests along.
+const DIRECT_RECEIVE_MIN: usize = 64 << 10;
+/// Turns of one poll: a client that never pauses must not keep the lane from others.
+const TURNS_MAX: usize = 16;
+
+/// Executes requests until the connection is over; says why, or `None` if the server cut it.
+pub(super) async fn exchange(
+    server: &Rc<Shared>,
+    member: &Rc<Member>,
+    socket: &Arc<OwnedFd>,
+    agreement: &Agreement,
+    first_bytes: &[u8],
+) -> Option<Ending> {
+    let device = Rc::clone(&agreement.export.device);
+    let mut requests = RequestSet::with_capacity(server.limits.requests_in_flight_max);
+    let start = |cookie, command, buffer| execute(Rc::clone(&device), cookie, command, buffer);
+    let mut exchange = Exchange::new(server, member, socket, agreement, first_bytes);
+    poll_fn(|context| exchange.poll(context, &mut requests, &start)).await;
+    exchange.ending
+}
+
+/// Why no more requests are taken on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ending {
+    /// The client said so.
+    Disconnected,
+    /// The stream ended.
+    Vanished,
+    /// The socket failed.
+    Broken(#[expect(dead_code, reason = "shown in the log")] IoError),
+    /// What followed made no sense.
+    Violation(#[expect(dead_code, reason = "shown in the log")] Violation),
+    /// The server shuts down.
+    ServerShutdown,
+}
+
+/// A connection on which an export is being used.
+struct Exchange {
+    server: Rc<Shared>,
+    member: Rc<Member>,
+    engine: Rc<dyn Engine>,
+    socket: Arc<OwnedFd>,
+    terms: Terms,
+    intake: Intake,
+    read_ahead: ReadAhead,
+    receiving: Option<Receiving>,
+    outbox: Outbox,
+    sending: Option<(IoFuture<'static, ()>, Weight)>,
+    /// Payload memory of the requests in flight.
+    share: Share,
+    /// Requests taken on whose replies have not been sent.
+    requests_in_flight: usize,
+    /// `None` as long as requests are taken on.
+    ending: Option<Ending>,
+    outlet: Outlet,
+    /// Runs from when only sending is left.
+    linger: Option<Pin<Box<Sleep>>>,
+}
+
+/// Whether replies can be sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outlet {
+    Open,
+    /// Nobody is there to read them: they are thrown away.
+    Broken,
+}
+
+/// Bytes that have been received and not been used.
+#[derive(Default)]
+struct ReadAhead {
+    /// `None` while it is being received into, and before the first time.
+    buffer: Option<Buffer>,
+    start: usize,
+    end: usize,
+}
+
+/// A receive under way.
+struct Receiving {
+    future: IoFuture<'static, (Buffer, usize)>,
+    into: ReceiveInto,
+}
+
+/// Where received bytes go.
+#[derive(Clone, Copy)]
+enum ReceiveInto {
+    ReadAhead,
+    Payload,
+}
+
+/// Whether a step has changed anything that lets another one go on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Made,
+    None,
+}
+
+impl Exchange {
+    fn new(
+        server: &Rc<Shared>,
+        member: &Rc<Member>,
+        socket: &Arc<OwnedFd>,
+        agreement: &Agreement,
+        first_bytes: &[u8],
+    ) -> Self {
+        let buffer = if first_bytes.is_empty() { None } else { Some(Buffer::copy_of(first_bytes)) };
+        Self {
+            server: Rc::clone(server),
+            member: Rc::clone(member),
+            engine: Rc::clone(&server.engine),
+            socket: Arc::clone(socket),
+            terms: Terms { offer: agreement.offer, allocation: agreement.allocation },
+            intake: Intake::default(),
+            read_ahead: ReadAhead { buffer, start: 0, end: first_bytes.len() },
+            receiving: None,
+            outbox: Outbox::new(agreement.offer.replies),
+            sending: None,
+            share: server.budget.share(server.limits.payload_in_flight_max),
+            requests_in_flight: 0,
+            ending: None,
+            outlet: Outlet::Open,
+            linger: None,
+        }
+    }
+
+    /// Does everything that can be done now; ready when the connection is over.
+    fn poll<F: Future<Output = Reply>>(
+        &mut self,
+        context: &mut Context<'_>,
+        requests: &mut RequestSet<F>,
+        start: &impl Fn(u64, Command, Option<Buffer>) -> F,
+    ) -> Poll<()> {
+        self.member.wake_on_stage(context);
+        let mut over = false;
+        for turn in 0.. {
+            if self.server.stage() == Stage::Closed {
+                over = true;
+                break;
+            }
+            let received = self.receive(context, requests, start);
+            self.complete(context, requests);
+            let sent = self.send(context);
+            if self.ending.is_some() && requests.is_empty() && self.is_sent(context) {
+                over = true;
+                break;
+            }
+            if (received, sent) == (Progress::None, Progress::None) {
+                break;
+            }
+            if turn == TURNS_MAX {
+                context.waker().wake_by_ref();
+                break;
+            }
+        }
+        self.member.requests_in_flight.set(self.requests_in_flight);
+        if over { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Takes requests on from what has been received, and receives more.
+    fn receive<F: Future<Output = Reply>>(
+        &mut self,
+        context: &mut Context<'_>,
+        requests: &mut RequestSet<F>,
+        start: &impl Fn(u64, Command, Option<Buffer>) -> F,
+    ) -> Progress {
+        if self.ending.is_some() {
+            return Progress::None;
+        }
+        if self.server.stage() != Stage::Serving {
+            self.end_intake(Ending::ServerShutdown);
+            return Progress::Made;
+        }
+        if self.receiving.is_none() {
+            if self.take_requests(context, requests, start) == Progress::None {
+                return Progress::None;
+            }
+            if self.ending.is_some() {
+                return Progress::Made;
+            }
+            self.receiving = Some(self.start_receive());
+        }
+        let Some(Receiving { future, into }) = &mut self.receiving else { return Progress::None };
+        let Poll::Ready(result) = future.as_mut().poll(context) else { return Progress::None };
+        let into = *into;
+        self.receiving = None;
+        match (result, into) {
+            (Err(error), _) => self.end_intake(Ending::Broken(error)),
+            (Ok((_, 0)), _) => self.end_intake(Ending::Vanished),
+            (Ok((buffer, count)), ReceiveInto::ReadAhead) => {
+                self.read_ahead = ReadAhead { buffer: Some(buffer), start: 0, end: count };
+            }
+            (Ok((buffer, count)), ReceiveInto::Payload) => self.intake.return_payload(buffer, count),
+        }
+        Progress::Made
+    }
+
+    /// Starts what the read-ahead holds. No progress means that there is no room, so nothing must be received.
+    fn take_requests<F: Future<Output = Reply>>(
+        &mut self,
+        context: &Context<'_>,
+        requests: &mut RequestSet<F>,
+        start: &impl Fn(u64, Command, Option<Buffer>) -> F,
+    ) -> Progress {
+        // Taken out for as long as its bytes are borrowed.
+        let buffer = self.read_ahead.buffer.take();
+        let bytes = buffer.as_ref().map_or(&[][..], |buffer| &buffer.as_slice()[..self.read_ahead.end]);
+        let mut input = &bytes[self.read_ahead.start..];
+        let outcome = loop {
+            if self.requests_in_flight >= self.server.limits.requests_in_flight_max {
+                break Ok(Progress::None);
+            }
+            let admit = |length| self.share.reserve(length, context.waker());
+            match self.intake.take(&mut input, &self.terms, self.engine.buffers(), admit) {
+                Ok(Taken::NeedBytes) => break Ok(Progress::Made),
+                Ok(Taken::NoRoom) => break Ok(Progress::None),
+                Ok(Taken::Request { command: Command::Disconnect, .. }) => break Err(Ending::Disconnected),
+                Ok(Taken::Request { cookie, command, buffer }) => {
+                    self.requests_in_flight += 1;
+                    requests.insert(start(cookie, command, buffer));
+                }
+                Ok(Taken::Refused { cookie, refusal }) => {
+                    tracing::debug!(?refusal, "refused an NBD request");
+                    self.requests_in_flight += 1;
+                    let body = Body::Failed { code: refusal.code, message: refusal.reason };
+                    self.outbox.push(Reply { cookie, reserved: 0, body });
+                }
+                Err(violation) => break Err(Ending::Violation(violation)),
+            }
+        };
+        self.read_ahead.start = self.read_ahead.end - input.len();
+        self.read_ahead.buffer = buffer;
+        outcome.unwrap_or_else(|ending| {
+            self.end_intake(ending);
+            Progress::Made
+        })
+    }
+
+    fn start_receive(&mut self) -> Receiving {
+        if let Some(rest) = self.intake.lend_payload(DIRECT_RECEIVE_MIN) {
+            return Receiving { future: self.engine.receive(&self.socket, rest), into: ReceiveInto::Payload };
+        }
+        let used = self.read_ahead.buffer.take();
+        let buffer = used.filter(|buffer| buffer.len() == READ_AHEAD);
+        let buffer = buffer.unwrap_or_else(|| self.engine.buffers().take(READ_AHEAD));
+        Receiving { future: self.engine.receive(&self.socket, buffer), into: ReceiveInto::ReadAhead }
+    }
+
+    /// Collects the replies of requests that have ended.
+    fn complete<F: Future<Output = Reply>>(&mut self, context: &Context<'_>, requests: &mut RequestSet<F>) {
+        requests.poll(context, |reply| self.outbox.push(reply));
+    }
+
+    /// Sends what is there, all at once, as soon as the send before it has ended.
+    fn send(&mut self, context: &mut Context<'_>) -> Progress {
+        let mut progress = Progress::None;
+        loop {
+            if let Some((sending, weight)) = &mut self.sending {
+                let Poll::Ready(result) = sending.as_mut().poll(context) else { return progress };
+                let weight = *weight;
+                self.sending = None;
+                self.settle(weight);
+                if let Err(error) = result {
+                    self.outlet = Outlet::Broken;
+                    self.end_intake(Ending::Broken(error));
+                }
+                progress = Progress::Made;
+            }
+            if self.outlet == Outlet::Broken {
+                let thrown_away = self.outbox.clear();
+                self.settle(thrown_away);
+                return progress;
+            }
+            let Some(batch) = self.outbox.next_batch(self.engine.buffers()) else { return progress };
+            self.sending = Some((self.engine.send(&self.socket, batch.pieces), batch.weight));
+        }
+    }
+
+    /// Gives back what answered requests have held.
+    fn settle(&mut self, weight: Weight) {
+        self.requests_in_flight -= weight.replies;
+        self.share.release(weight.reserved);
+        let answered = &self.member.requests_answered;
+        answered.set(answered.get() + weight.replies as u64);
+    }
+
+    /// Takes on no more requests. The first reason is the one that counts.
+    fn end_intake(&mut self, ending: Ending) {
+        if self.ending.is_some() {
+            return;
+        }
+        self.ending = Some(ending);
+        self.receiving = None;
+        self.read_ahead = ReadAhead::default();
+        self.intake = Intake::default();
+        self.member.phase.replace_with(|phase| {
+            match std::mem::replace(phase, ConnectionPhase::Negotiating) {
+                ConnectionPhase::Serving(name) => ConnectionPhase::Draining(name),
+                other => other,
+            }
+        });
+    }
+
+    /// Tells whether no reply is left to send; waits for a client that does not read only so long.
+    fn is_sent(&mut self, context: &mut Context<'_>) -> bool {
+        if self.sending.is_none() {
+            return true;
+        }
+        let (handle, limit) = (&self.server.handle, self.server.limits.linger_timeout);
+        let linger = self.linger.get_or_insert_with(|| Box::pin(handle.sleep(limit)));
+        linger.as_mut().poll(context).is_ready()
+    }
+}
