@@ -140,7 +140,8 @@ fn fio_finds_what_it_wrote() {
         let uri = format!("--uri={}", server.uri("disk"));
         let size = format!("--size={SIZE}");
         let common = ["--name=t", "--ioengine=nbd", &uri, &size, "--group_reporting", "--iodepth=16"];
-        let verifying = ["--rw=randwrite", "--bs=8k", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1"];
+        let verifying =
+            ["--rw=randwrite", "--bs=8k", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"];
         run("fio", "fio", &[&common[..], &verifying].concat());
         let mixed = ["--rw=randrw", "--rwmixread=70", "--bssplit=512/30:8k/40:256k/30", "--io_size=64m"];
         run("fio", "fio", &[&common[..], &mixed].concat());
