@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::engine::{Engine, EngineChoice, EngineError};
+use block::filter::Align;
 use block::{BlockDevice, Executor, FileStore, Handle, Image};
 use export::nbd;
 use futures_channel::mpsc;
@@ -114,7 +115,8 @@ impl Lane {
         let store: Rc<dyn BlockDevice> = Rc::new(FileStore::new(image, Rc::clone(&engine)));
         let volume = Volume::new(settings.volume, settings.block_size, settings.generation, store);
         let counters = Rc::<Counters>::default();
-        let device = Meter::new(volume.device(), Rc::clone(&counters));
+        let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
+        let device = Meter::new(Rc::new(aligned), Rc::clone(&counters));
         let export = nbd::Export {
             name: settings.name.clone(),
             description: format!("Sterna volume {}", settings.name),

@@ -1,12 +1,14 @@
 //! A lane with real image files and the io_uring engine (and threads): a volume moves between two images while
 //! requests go through its stack.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::engine::{Engine, EngineChoice};
-use block::{Access, BlockDevice, Buffer, Durability, Executor, FileStore, Handle, Image};
+use block::{Access, Buffer, Durability, Executor, FileStore, Handle, Image};
 use chronicle::{BlockSize, Generation};
 use lane::{Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TimeLimits, Volume};
 use migration::journal::{ImageLocation, Outcome, Record};

@@ -1,6 +1,8 @@
 //! The mirror strategy against two arrays of sectors: whatever the order in which stores carry things out, fail or
 //! stall, the replica equals the volume whenever the strategy says so.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::time::Duration;
 
 use chronicle::{BlockSize, ByteRange};

@@ -16,6 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 
+use block::device::ALIGNMENT;
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 
 use crate::signal::Signal;
@@ -122,9 +123,10 @@ impl Gate {
 }
 
 impl BlockDevice for Gate {
-    /// Passthrough.
+    /// As below, but with the strictest alignment: the next store may ask for it, and what is above does not change.
     fn geometry(&self) -> Geometry {
-        self.below.borrow().device.geometry()
+        let geometry = self.below.borrow().device.geometry();
+        Geometry { alignment: geometry.alignment.max(ALIGNMENT), ..geometry }
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
