@@ -135,7 +135,7 @@ impl Driver for EngineDriver {
 
 /// Submits I/O for the tasks of one thread.
 ///
-/// Every future may be dropped at any moment: the engine keeps file and buffer until the kernel is done with them.
+/// An operation begins when its future is first polled, which may be dropped at any moment: the engine keeps file and buffer until the kernel is done with them.
 /// Files are shared by `Arc` because an operation may outlive the store that started it; the lock on an image
 /// (`flock`) belongs to the open file description, so it is held exactly that long (design §5.9).
 pub trait Engine {
@@ -214,4 +214,20 @@ pub async fn run_blocking<T: Send + 'static>(
         }))
         .await?;
     receiver.await.map_err(|_| crate::IoError::Closed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_taken_where_the_ring_is_refused_unless_only_the_ring_will_do() {
+        let refuse = || Err(EngineError::Refused { operation: "set up an io_uring", errno: Errno::PERM });
+        let (_, engine) = open_with(EngineChoice::Auto, refuse).unwrap();
+        assert_eq!(engine.name(), "threads");
+        let Err(error) = open_with(EngineChoice::Ring, refuse) else { panic!("it was refused") };
+        assert!(error.to_string().starts_with("set up an io_uring: Operation not permitted"), "{error}");
+        let (_, engine) = open_with(EngineChoice::Threads, || panic!("it is not asked for")).unwrap();
+        assert_eq!(engine.name(), "threads");
+    }
 }

@@ -11,8 +11,7 @@
 //! may be used from any.
 
 use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -62,7 +61,7 @@ struct Inner {
     /// Time at the start of the current turn, so that one turn has one time.
     now: std::cell::Cell<Duration>,
     tasks: RefCell<Slab<TaskSlot>>,
-    timers: RefCell<BinaryHeap<Reverse<Timer>>>,
+    timers: RefCell<BTreeMap<TimerKey, Waker>>,
     timer_sequence: std::cell::Cell<u64>,
     ready: Arc<ReadyQueue>,
 }
@@ -81,18 +80,14 @@ struct ReadyQueue {
 }
 
 struct TaskWaker {
-    /// Slot of the task; a slot may be reused, so a late wake-up may poll another task, which is harmless.
+    /// Slot of the task. A slot may be used again, so who polls compares wakers.
     slot: usize,
     queued: AtomicBool,
     ready: Arc<ReadyQueue>,
 }
 
-struct Timer {
-    at: Duration,
-    /// Timers of the same instant fire in the order they were set.
-    sequence: u64,
-    waker: Waker,
-}
+/// When a timer is due, and its number: those of the same instant fire in the order they were set.
+type TimerKey = (Duration, u64);
 
 impl<D: Driver> Executor<D> {
     /// Makes an executor over `driver`.
@@ -105,7 +100,7 @@ impl<D: Driver> Executor<D> {
         let inner = Inner {
             now: std::cell::Cell::new(driver.now()),
             tasks: RefCell::new(Slab::new()),
-            timers: RefCell::new(BinaryHeap::new()),
+            timers: RefCell::new(BTreeMap::new()),
             timer_sequence: std::cell::Cell::new(0),
             ready,
         };
@@ -220,7 +215,7 @@ impl Handle {
 
     /// Waits until `deadline`; a deadline that has passed gives way to other tasks once.
     pub fn sleep_until(&self, deadline: Duration) -> Sleep {
-        Sleep { handle: self.clone(), deadline, waker: None }
+        Sleep { handle: self.clone(), deadline, timer: None }
     }
 
     /// Waits for `duration`.
@@ -229,49 +224,66 @@ impl Handle {
     }
 }
 
-/// The future of [`Handle::sleep_until`].
+/// The future of [`Handle::sleep_until`]; dropping it takes its timer back.
 pub struct Sleep {
     handle: Handle,
     deadline: Duration,
-    /// Whom the timer wakes; `None` before the first poll.
-    waker: Option<Waker>,
+    /// Its timer; `None` before the first poll. It may have fired.
+    timer: Option<TimerKey>,
 }
 
 impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.waker.is_some() && self.handle.now() >= self.deadline {
+        if self.timer.is_some() && self.handle.now() >= self.deadline {
             return Poll::Ready(());
         }
-        // A future that is polled together with others is polled often: one timer is enough.
-        if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-            self.waker = Some(context.waker().clone());
-            self.handle.inner.set_timer(self.deadline, context.waker().clone());
-        }
+        let timer = self.handle.inner.set_timer(self.timer, self.deadline, context.waker());
+        self.timer = Some(timer);
         Poll::Pending
     }
 }
 
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer {
+            self.handle.inner.timers.borrow_mut().remove(&timer);
+        }
+    }
+}
+
 impl Inner {
-    fn set_timer(&self, at: Duration, waker: Waker) {
-        let sequence = self.timer_sequence.get();
-        self.timer_sequence.set(sequence + 1);
-        self.timers.borrow_mut().push(Reverse(Timer { at, sequence, waker }));
+    /// Sets a timer, or only whom it wakes if it was set before.
+    fn set_timer(&self, known: Option<TimerKey>, at: Duration, waker: &Waker) -> TimerKey {
+        let key = known.unwrap_or_else(|| {
+            let sequence = self.timer_sequence.get();
+            self.timer_sequence.set(sequence + 1);
+            (at, sequence)
+        });
+        // A future that is polled together with others is polled often, mostly with the same waker.
+        self.timers
+            .borrow_mut()
+            .entry(key)
+            .and_modify(|known| known.clone_from(waker))
+            .or_insert_with(|| waker.clone());
+        key
     }
 
     fn fire_timers(&self) {
-        let now = self.now.get();
-        let mut timers = self.timers.borrow_mut();
-        while timers.peek().is_some_and(|Reverse(timer)| timer.at <= now) {
-            if let Some(Reverse(timer)) = timers.pop() {
-                timer.waker.wake();
-            }
+        loop {
+            let mut timers = self.timers.borrow_mut();
+            let Some(first) = timers.first_entry().filter(|first| first.key().0 <= self.now.get()) else {
+                return;
+            };
+            let waker = first.remove();
+            drop(timers);
+            waker.wake();
         }
     }
 
     fn next_deadline(&self) -> Option<Duration> {
-        self.timers.borrow().peek().map(|Reverse(timer)| timer.at)
+        self.timers.borrow().first_key_value().map(|((at, _), _)| *at)
     }
 
     fn poll(&self, waker: &Arc<TaskWaker>) {
@@ -332,22 +344,5 @@ impl Wake for TaskWaker {
     }
 }
 
-impl PartialEq for Timer {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.sequence) == (other.at, other.sequence)
-    }
-}
-
-impl Eq for Timer {}
-
-impl PartialOrd for Timer {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Timer {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.sequence).cmp(&(other.at, other.sequence))
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::buffer::PAGE;
+use block::engine::ring::{self, Registration, RingOptions};
 use block::engine::{self, AllocateMode, Engine, EngineChoice, EngineDriver};
 use block::{Buffer, ByteRange, Durability, Executor, Handle, IoError};
 use futures_util::future::{Either, join, join_all, select};
@@ -278,4 +279,53 @@ fn writes_in_flight_when_the_driver_is_dropped_have_landed_when_it_is_gone() {
     assert_eq!(rustix::io::pread(&*file, &mut read, 0).unwrap(), before);
     assert_eq!(read, first);
     assert_eq!(Arc::strong_count(&file), 1, "no operation holds the file");
+}
+
+#[test]
+fn a_small_ring_without_registration_does_the_same() {
+    let options = RingOptions { entries: 4, registration: Registration::Off };
+    let Ok((driver, engine)) = ring::open(options) else { return };
+    let mut executor = Executor::new(driver);
+    executor.run(async move {
+        let file = temporary_file();
+        // Far more than the queue has room for, some dropped while they wait in the backlog.
+        let mut dropped: Vec<_> = (0..500)
+            .map(|index| {
+                engine.write_at(&file, 4096 * index, Buffer::copy_of(&[9; 4096]), Durability::Volatile)
+            })
+            .collect();
+        let kept = (0..500).map(|index| {
+            let offset = 4096 * (1000 + index);
+            engine.write_at(&file, offset, Buffer::copy_of(&[7; 4096]), Durability::Volatile)
+        });
+        let mut kept = std::pin::pin!(join_all(kept));
+        let waker = std::task::Waker::noop();
+        let mut context = std::task::Context::from_waker(waker);
+        for write in &mut dropped {
+            let _ = write.as_mut().poll(&mut context);
+        }
+        let _ = kept.as_mut().poll(&mut context);
+        drop(dropped);
+        assert!(kept.await.iter().all(Result::is_ok));
+        let read = engine.read_at(&file, 4096 * 1000, Buffer::zeroed(4096 * 500)).await.unwrap();
+        assert!(read.as_slice().iter().all(|byte| *byte == 7));
+    });
+}
+
+#[test]
+fn more_files_than_can_be_registered_are_used_and_closed() {
+    on_each_engine(|handle, engine| async move {
+        let pairs: Vec<_> = (0..100).map(|_| stream_pair()).collect();
+        let sends = pairs.iter().map(|(ours, _)| engine.send(ours, vec![Buffer::copy_of(b"hello")]));
+        assert!(join_all(sends).await.iter().all(Result::is_ok));
+        let (ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        drop(ours);
+        handle.sleep(Duration::ZERO).await;
+        handle.sleep(Duration::ZERO).await;
+        for mut peer in theirs {
+            let mut received = Vec::new();
+            peer.read_to_end(&mut received).unwrap();
+            assert_eq!(received, b"hello");
+        }
+    });
 }

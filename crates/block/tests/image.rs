@@ -7,8 +7,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use block::engine::{self, EngineChoice};
 use block::store::image::Patience;
-use block::{Access, Image, ImageError};
+use block::{Access, BlockDevice, Buffer, Durability, Executor, FileStore, Image, ImageError};
+use futures_util::future::join_all;
 
 const SIZE: u64 = 1 << 20;
 
@@ -99,9 +101,55 @@ fn holds_an_image_until_told() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
+/// Not a test of its own: writes an image over and over until it is killed.
+#[test]
+fn writes_an_image_until_killed() {
+    let Some(path) = std::env::var_os(IMAGE_VARIABLE) else { return };
+    let (driver, engine) = engine::open(EngineChoice::Auto).unwrap();
+    let store = FileStore::new(Image::open(Path::new(&path), Access::ReadWrite).unwrap(), engine);
+    Executor::new(driver).run(async move {
+        let data = Buffer::copy_of(&[0xEE; 16_384]);
+        for round in 0_u64.. {
+            let offsets = (0..SIZE).step_by(data.len());
+            let writes = offsets.map(|offset| store.write(offset, data.clone(), Durability::Durable));
+            assert!(join_all(writes).await.iter().all(Result::is_ok));
+            if round == 0 {
+                println!("\nheld");
+            }
+        }
+    });
+}
+
+#[test]
+fn no_write_of_a_killed_process_lands_once_its_image_can_be_had() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = image_in(&folder);
+    drop(Image::create(&path, SIZE).unwrap());
+    for _ in 0..5 {
+        let mut child = run_in_another_process(&path, "writes_an_image_until_killed");
+        child.kill().unwrap();
+        let image = Image::open_waiting(&path, Access::ReadWrite, |_| Patience::Wait).unwrap();
+        let (driver, engine) = engine::open(EngineChoice::Auto).unwrap();
+        let store = FileStore::new(image, engine);
+        Executor::new(driver).run(async move {
+            store.write(0, Buffer::copy_of(&vec![0x11; SIZE as usize]), Durability::Durable).await.unwrap();
+            for _ in 0..20 {
+                let read = store.read(0, Buffer::zeroed(SIZE as usize)).await.unwrap();
+                assert!(read.as_slice().iter().all(|byte| *byte == 0x11), "a write of the dead landed");
+            }
+        });
+        child.wait().unwrap();
+    }
+}
+
 fn hold_in_another_process(path: &Path) -> Child {
+    run_in_another_process(path, "holds_an_image_until_told")
+}
+
+/// Starts one of the two above, and waits until it says that it has the image.
+fn run_in_another_process(path: &Path, what: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "holds_an_image_until_told", "--nocapture"])
+        .args(["--exact", what, "--nocapture"])
         .env(IMAGE_VARIABLE, path)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use futures_channel::oneshot;
@@ -64,10 +65,10 @@ impl Helpers {
         Ok(receiver)
     }
 
-    /// Runs `work` on a helper thread; the future is that of [`crate::engine::Engine::run_blocking`].
-    pub(super) fn run(&self, work: Work) -> IoFuture<'static, ()> {
-        let submitted = self.submit(work);
-        Box::pin(async move { submitted?.await.map_err(|_| IoError::Closed) })
+    /// The future of [`crate::engine::Engine::run_blocking`].
+    pub(super) fn run(self: &Rc<Self>, work: Work) -> IoFuture<'static, ()> {
+        let helpers = Rc::clone(self);
+        Box::pin(async move { helpers.submit(work)?.await.map_err(|_| IoError::Closed) })
     }
 
     fn enqueue(&self, work: Work) -> Result<(), IoError> {

@@ -15,10 +15,11 @@
 //! moment of the drop are lost.
 
 // UNSAFETY: the kernel reads and writes memory that it is told of by address, which no type can follow. The unsafe
-// blocks are three: pushing an entry (`queue`), taking over an accepted descriptor and zeroing a C structure
+// blocks are four: pushing an entry (`queue`), taking over an accepted descriptor and zeroing a C structure
 // (`request`), and registering buffers (here).
 #![expect(unsafe_code, reason = "io_uring works on raw addresses")]
 
+mod entry;
 mod files;
 mod queue;
 mod request;
@@ -89,7 +90,7 @@ pub fn open(options: RingOptions) -> Result<(RingDriver, Rc<dyn Engine>), Engine
     let wakeup = Wakeup::new().map_err(EngineError::refused("make an eventfd"))?;
     let queue = Rc::new(RefCell::new(Queue::new(ring, buffers.clone())));
     let driver = RingDriver { queue: Rc::clone(&queue), wakeup, wakeup_read: None, woken: Vec::new() };
-    let helpers = Helpers::new("sterna-helper", HELPER_THREADS_MAX);
+    let helpers = Rc::new(Helpers::new("sterna-helper", HELPER_THREADS_MAX));
     Ok((driver, Rc::new(RingEngine { queue, buffers, helpers })))
 }
 
@@ -154,7 +155,7 @@ fn arm(queue: &mut Queue, wakeup: &Arc<Wakeup>, read: &mut Option<usize>) {
 struct RingEngine {
     queue: Rc<RefCell<Queue>>,
     buffers: BufferPool,
-    helpers: Helpers,
+    helpers: Rc<Helpers>,
 }
 
 impl RingEngine {

@@ -48,8 +48,8 @@ pub fn open() -> Result<(ThreadsDriver, Rc<dyn Engine>), EngineError> {
     let engine = ThreadsEngine {
         poller: Rc::clone(&poller),
         buffers: BufferPool::new(),
-        files: Helpers::new("sterna-file", FILE_THREADS_MAX),
-        helpers: Helpers::new("sterna-helper", HELPER_THREADS_MAX),
+        files: Rc::new(Helpers::new("sterna-file", FILE_THREADS_MAX)),
+        helpers: Rc::new(Helpers::new("sterna-helper", HELPER_THREADS_MAX)),
     };
     Ok((ThreadsDriver { poller, wakeup, woken: Vec::new() }, Rc::new(engine)))
 }
@@ -85,8 +85,8 @@ impl Driver for ThreadsDriver {
 struct ThreadsEngine {
     poller: Rc<RefCell<Poller>>,
     buffers: BufferPool,
-    files: Helpers,
-    helpers: Helpers,
+    files: Rc<Helpers>,
+    helpers: Rc<Helpers>,
 }
 
 impl ThreadsEngine {
@@ -95,8 +95,8 @@ impl ThreadsEngine {
         &self,
         work: impl FnOnce() -> Result<T, IoError> + Send + 'static,
     ) -> IoFuture<'static, T> {
-        let submitted = self.files.submit(work);
-        Box::pin(async move { submitted?.await.map_err(|_| IoError::Closed)? })
+        let files = Rc::clone(&self.files);
+        Box::pin(async move { files.submit(work)?.await.map_err(|_| IoError::Closed)? })
     }
 
     /// Repeats a socket operation that does not wait until it has something to say.

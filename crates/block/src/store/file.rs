@@ -249,3 +249,6 @@ fn seek(file: &OwnedFd, to: SeekFrom) -> Result<u64, IoError> {
         Err(errno) => Err(IoError::os("find holes", errno)),
     }
 }
+
+#[cfg(test)]
+mod tests;

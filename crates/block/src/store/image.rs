@@ -243,6 +243,20 @@ impl Image {
         Ok(())
     }
 
+    /// Goes through the page cache, as on a file system without direct I/O.
+    #[cfg(test)]
+    pub(super) fn without_direct_io(mut self) -> Self {
+        let flags = rustix::fs::fcntl_getfl(&self.file).unwrap();
+        rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT).unwrap();
+        Self {
+            caching: Caching::Buffered,
+            io_alignment: 1,
+            memory_alignment: 1,
+            tail: self.tail.take_if(|_| false),
+            ..self
+        }
+    }
+
     /// The description that all aligned I/O goes through.
     pub(super) fn file(&self) -> &Arc<OwnedFd> {
         &self.file
