@@ -177,6 +177,7 @@ enum State {
     Releasing {
         gates_closing_at: Duration,
         began: Duration,
+        fate: ReleaseFate,
         retry_at: Option<Duration>,
     },
     /// Past the commit point.
@@ -196,6 +197,16 @@ enum State {
         retry_at: Option<Duration>,
     },
     Ended,
+}
+
+/// What is known of a release that is being made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReleaseFate {
+    /// No commit of it has ended: if the first certainly took nothing, the source still owns the volumes.
+    Open,
+    /// A commit of it may be in the journal. From here on only one that succeeds decides; that a repetition took
+    /// nothing says nothing of the first.
+    PerhapsReleased,
 }
 
 #[derive(Debug)]
@@ -419,7 +430,8 @@ impl Source {
             let gates_closing_at = *gates_closing_at;
             self.note_prepared(now);
             self.actions.push_back(SourceAction::Enter(Phase::Releasing));
-            self.state = State::Releasing { gates_closing_at, began: now, retry_at: None };
+            self.state =
+                State::Releasing { gates_closing_at, began: now, fate: ReleaseFate::Open, retry_at: None };
             self.commit_release();
         }
     }
@@ -508,9 +520,14 @@ impl Source {
                 );
                 self.state = State::Released { handover, gates_closing_at, began: now };
             }
-            (State::Releasing { .. }, Err(CommitFault::NotWritten)) => self.give_up_attempt(now),
+            (State::Releasing { fate: ReleaseFate::Open, .. }, Err(CommitFault::NotWritten)) => {
+                self.give_up_attempt(now);
+            }
             // Undecided: nobody may act before the journal has an answer.
-            (State::Releasing { retry_at, .. }, Err(CommitFault::Unknown)) => *retry_at = Some(now + REPEAT),
+            (State::Releasing { fate, retry_at, .. }, Err(_)) => {
+                *fate = ReleaseFate::PerhapsReleased;
+                *retry_at = Some(now + REPEAT);
+            }
             (State::Discarding { step, .. }, Ok(())) => {
                 if let DiscardStep::Aborting { .. } = step {
                     self.aborted = self.attempt;

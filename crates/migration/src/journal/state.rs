@@ -170,6 +170,8 @@ impl State {
             }
             Record::MigrationEnded { migration, outcome, summary } => {
                 self.advance(*migration, "ended", |from| match (from, outcome) {
+                    // A commit whose fate was unknown is repeated.
+                    (Stage::Ended(known), outcome) => (known == outcome).then(|| from.clone()),
                     (Stage::Owned(_), Outcome::Moved { .. })
                     | (Stage::HandedBack, Outcome::HandedBack { .. })
                     | (Stage::Copying | Stage::Prepared(_), Outcome::Cancelled | Outcome::Failed { .. }) => {
