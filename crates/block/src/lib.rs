@@ -10,6 +10,9 @@
 //!   executor                         one thread's tasks and timers, over an engine's driver
 //! ```
 //!
+//! [`device`] is the contract, [`conformance`] the suite that whoever keeps it passes. [`range_lock`] keeps apart
+//! requests that must not overlap. All `unsafe` code is in `engine::ring` and in `store::lock`.
+//!
 //! This crate knows nothing of migrations. The filters that take part in one (gate, tracker, mirror) are in the
 //! `lane` crate. The simulator brings devices and a driver of its own and runs everything above them unchanged.
 

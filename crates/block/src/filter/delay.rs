@@ -38,6 +38,8 @@ struct State {
     rate: Option<Rate>,
     hung: Operations,
     /// Requests that wait for release.
+    hanging: usize,
+    /// Whom to wake for them: tasks, each of which may have several such requests.
     waiting: Vec<Waker>,
 }
 
@@ -52,27 +54,52 @@ impl Delay {
     /// Puts the filter over `inner`, without any delay.
     pub fn new(inner: Rc<dyn BlockDevice>, handle: Handle) -> (Self, DelaySwitch) {
         let none = Operations::of(&[]);
-        let state = State { latency: (none, Duration::ZERO), rate: None, hung: none, waiting: Vec::new() };
+        let state = State {
+            latency: (none, Duration::ZERO),
+            rate: None,
+            hung: none,
+            hanging: 0,
+            waiting: Vec::new(),
+        };
         let switch = DelaySwitch { state: Arc::new(Mutex::new(state)) };
         (Self { inner, handle, switch: switch.clone() }, switch)
     }
 
     /// Holds a request up.
     async fn hold(&self, operation: Operation, length: u64) {
+        let mut hanging = None;
         poll_fn(|context| {
             let mut state = self.switch.lock();
             if !state.hung.contains(operation) {
                 return Poll::Ready(());
             }
-            state.waiting.push(context.waker().clone());
+            if hanging.is_none() {
+                state.hanging += 1;
+                hanging = Some(Hanging { switch: &self.switch });
+            }
+            if !state.waiting.iter().any(|known| known.will_wake(context.waker())) {
+                state.waiting.push(context.waker().clone());
+            }
             Poll::Pending
         })
         .await;
+        drop(hanging);
         let now = self.handle.now();
         let until = self.switch.lock().through_at(now, operation, length);
         if until > now {
             self.handle.sleep_until(until).await;
         }
+    }
+}
+
+/// Counts a request while it hangs, also when it is dropped.
+struct Hanging<'a> {
+    switch: &'a DelaySwitch,
+}
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        self.switch.lock().hanging -= 1;
     }
 }
 
@@ -106,7 +133,7 @@ impl DelaySwitch {
 
     /// Requests that hang.
     pub fn hanging(&self) -> usize {
-        self.lock().waiting.len()
+        self.lock().hanging
     }
 
     fn set_hung(&self, operations: Operations) {
@@ -188,11 +215,45 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+    use crate::engine::{self, EngineChoice, EngineDriver};
+    use crate::executor::Executor;
+    use crate::store::MemoryStore;
 
     fn state() -> State {
         let none = Operations::of(&[]);
-        State { latency: (none, Duration::ZERO), rate: None, hung: none, waiting: Vec::new() }
+        State { latency: (none, Duration::ZERO), rate: None, hung: none, hanging: 0, waiting: Vec::new() }
+    }
+
+    #[test]
+    fn what_hangs_is_counted_until_it_is_released_or_dropped() {
+        let (driver, _engine) = engine::open(EngineChoice::Threads).unwrap();
+        let mut executor: Executor<EngineDriver> = Executor::new(driver);
+        let handle = executor.handle();
+        executor.run(async move {
+            let (delay, switch) = Delay::new(Rc::new(MemoryStore::new(1 << 16)), handle);
+            switch.hang(Operations::of(&[Operation::Write, Operation::Flush]));
+            assert!(delay.read(0, Buffer::zeroed(4096)).now_or_never().is_some());
+            let write = || delay.write(0, Buffer::zeroed(4096), Durability::Volatile);
+            let (mut first, mut second, mut flush) = (write(), write(), delay.flush());
+            for _ in 0..3 {
+                assert!((&mut first).now_or_never().is_none());
+                assert!((&mut second).now_or_never().is_none());
+                assert!((&mut flush).now_or_never().is_none());
+            }
+            assert_eq!(switch.hanging(), 3);
+            drop(second);
+            assert_eq!(switch.hanging(), 2);
+            let elsewhere = switch.clone();
+            let thread = std::thread::spawn(move || elsewhere.hang(Operations::of(&[Operation::Flush])));
+            assert_eq!(first.await, Ok(()), "writes do not hang any more");
+            thread.join().unwrap();
+            assert!((&mut flush).now_or_never().is_none());
+            switch.release();
+            assert_eq!((flush.await, switch.hanging()), (Ok(()), 0));
+        });
     }
 
     #[test]
