@@ -108,6 +108,8 @@ pub struct Conductor {
     sender: mpsc::UnboundedSender<Event>,
     events: mpsc::UnboundedReceiver<Event>,
     report_at: Duration,
+    /// What the copyings cost that are over.
+    costs: Costs,
     ended: Option<Outcome>,
 }
 
@@ -182,6 +184,7 @@ impl Conductor {
             sender,
             events,
             report_at: now,
+            costs: Costs::default(),
             ended: None,
             plan,
             handle,
@@ -329,6 +332,7 @@ impl Conductor {
     }
 
     fn retire(&mut self) {
+        self.costs = self.costs();
         self.copies.clear();
         self.sources.clear();
         let keep = self.plan.keep_source;
@@ -446,7 +450,7 @@ impl Conductor {
         let strategies = self.copies.iter();
         let costs = strategies
             .map(|copy| copy.with_strategy(|strategy| (strategy.copied(), strategy.bytes_mirrored())));
-        costs.fold(Costs::default(), |sum, (copied, bytes_mirrored)| Costs {
+        costs.fold(self.costs, |sum, (copied, bytes_mirrored)| Costs {
             bytes_copied: sum.bytes_copied + copied.bytes_written,
             bytes_mirrored: sum.bytes_mirrored + bytes_mirrored,
             bytes_zero: sum.bytes_zero + copied.bytes_zero,
