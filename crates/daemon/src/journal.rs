@@ -24,6 +24,7 @@ use migration::journal::{CodecError, Inconsistent, Record, State};
 use tokio::sync::oneshot;
 
 use crate::lock::FolderLock;
+pub(crate) use file::now_unix_ms;
 use file::{JournalFile, ReplaceFault};
 use writer::{Request, Writer};
 
@@ -34,7 +35,7 @@ pub const JOURNAL_FILE: &str = "journal";
 ///
 /// The journal's thread, and with it the lock on the data folder, ends when the last handle is gone.
 #[derive(Clone)]
-pub struct Journal {
+pub(crate) struct Journal {
     requests: mpsc::Sender<Request>,
     durable: Arc<RwLock<State>>,
 }
@@ -109,7 +110,7 @@ impl Journal {
     ///
     /// # Errors
     /// [`JournalError`]: what the journal says has not changed then.
-    pub fn open(data_dir: &Path, lock: FolderLock) -> Result<Self, JournalError> {
+    pub(crate) fn open(data_dir: &Path, lock: FolderLock) -> Result<Self, JournalError> {
         let path = data_dir.join(JOURNAL_FILE);
         let state = file::read(&path)?;
         let failed = |source| JournalError::Io { path: path.clone(), operation: "written", source };
@@ -133,7 +134,7 @@ impl Journal {
     ///
     /// Records that do not follow from what is true are refused as [`CommitFault::NotWritten`]. Dropping the future
     /// changes nothing: the records are written all the same. It may be awaited on any executor.
-    pub fn commit(
+    pub(crate) fn commit(
         &self,
         records: Vec<Record>,
     ) -> impl Future<Output = Result<(), CommitFault>> + Send + use<> + 'static {
@@ -149,7 +150,7 @@ impl Journal {
     }
 
     /// Looks at what is durably true. `look` is called under a lock that commits wait for: it only copies.
-    pub fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         look(&self.durable.read().unwrap_or_else(PoisonError::into_inner))
     }
 }

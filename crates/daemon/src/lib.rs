@@ -1,11 +1,39 @@
 //! The control plane: HTTP API, journal, volumes, migrations.
+//!
+//! ```text
+//!   serve ── start-up order, signals
+//!     │
+//!   http ──► host ──► volumes ──► lane (one thread a volume)
+//!              │                    │ Control: commits, images, reports
+//!              ├──► migrations ◄────┤
+//!              ├──► journal    ◄────┘
+//!              └──► stores, images, sockets
+//! ```
+//!
+//! Nothing here is on the path of a guest's request. What must be remembered is in the journal before it is acted
+//! upon; what is here besides is forgotten at a restart, and found again from the journal.
 
 pub mod config;
+mod control;
+mod error;
 pub mod fail_point;
 pub mod folders;
-pub mod journal;
-pub mod lock;
+mod host;
+mod http;
+mod images;
+mod journal;
+mod lock;
+mod migrations;
 pub mod names;
+mod recovery;
+mod serve;
+mod sockets;
+mod stores;
+mod volumes;
 
 pub use config::{Config, ConfigError, EngineSetting};
 pub use folders::Folders;
+pub use journal::{JOURNAL_FILE, JournalError};
+pub use lock::LockError;
+pub use serve::{Daemon, ServeError, serve};
+pub use sockets::SocketError;

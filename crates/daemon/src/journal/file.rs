@@ -14,6 +14,7 @@ use rustix::fs::OFlags;
 
 use super::JournalError;
 use crate::fail_point::{self, Step};
+use crate::images::sync_folder_of;
 
 /// Size beyond which the journal is compacted as soon as no migration would have to wait for it.
 pub(super) const COMPACT_BYTES: usize = 1 << 20;
@@ -135,12 +136,6 @@ fn fold(path: &Path, bytes: &[u8]) -> Result<State, JournalError> {
         Ending::Foreign => Err(JournalError::Newer { path: path.to_owned(), position }),
         Ending::Damaged => Err(JournalError::Damaged { path: path.to_owned(), position }),
     }
-}
-
-/// Makes the names in the folder of `path` durable.
-pub(crate) fn sync_folder_of(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all()
 }
 
 /// The wall clock, in milliseconds since 1970; 0 if it stands before that.

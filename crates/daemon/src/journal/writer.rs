@@ -31,7 +31,10 @@ pub(super) struct Writer<S> {
     state: State,
     /// What is true durably; read by others.
     durable: Arc<RwLock<State>>,
-    /// Set when it is unknown what a restart will find: nothing is written behind that.
+    /// Length of a frame that may be at `position` or not, because its write failed, and so did wiping it out.
+    /// Nothing is written, and nobody is told anything but *unknown*, until it is wiped out.
+    doubtful: Option<usize>,
+    /// Set when two files may be found after a crash. Both say what is true, as long as nothing more is written.
     is_closed: bool,
     /// Set when compacting has failed, until it succeeds: it is said once.
     compaction_failed: bool,
@@ -49,7 +52,16 @@ impl<S: Storage> Writer<S> {
     pub(super) fn over(storage: S, position: usize, state: State, durable: Arc<RwLock<State>>) -> Self {
         // The snapshot is frame 0.
         let sequence = 1;
-        Self { storage, position, sequence, state, durable, is_closed: false, compaction_failed: false }
+        Self {
+            storage,
+            position,
+            sequence,
+            state,
+            durable,
+            doubtful: None,
+            is_closed: false,
+            compaction_failed: false,
+        }
     }
 
     /// Writes what is queued until all senders are gone.
@@ -58,7 +70,8 @@ impl<S: Storage> Writer<S> {
             let group = std::iter::once(first).chain(queue.try_iter().take(GROUP_MAX - 1)).collect();
             self.write_group(group);
             // The answers are out; who commits next during a migration is not made to wait for this.
-            if self.position > COMPACT_BYTES && self.state.unfinished().next().is_none() {
+            let is_idle = self.doubtful.is_none() && self.state.unfinished().next().is_none();
+            if self.position > COMPACT_BYTES && is_idle {
                 self.compact();
             }
         }
@@ -106,12 +119,19 @@ impl<S: Storage> Writer<S> {
     }
 
     fn write(&mut self, entry: &Entry) -> Result<(), CommitFault> {
+        // N.B. Who was told *unknown* asks again, and takes *not written* for the answer about the first time: that
+        // is said only once the doubtful frame is gone.
+        if let Some(length) = self.doubtful {
+            self.wipe(length)?;
+        }
         if self.is_closed {
             return Err(CommitFault::NotWritten);
         }
         let frame = self.frame(entry)?;
         if let Err(error) = self.storage.write_at(self.position, &frame) {
-            return Err(self.take_back(&frame, &error));
+            tracing::error!(%error, "the journal cannot be written");
+            self.wipe(frame.len())?;
+            return Err(CommitFault::NotWritten);
         }
         self.position += frame.len();
         self.sequence += 1;
@@ -121,6 +141,21 @@ impl<S: Storage> Writer<S> {
             tracing::error!(%error, "a commit was durable before it contradicted the journal");
         }
         Ok(())
+    }
+
+    /// Makes certain that there is no frame at `position`; `length` bytes may be there.
+    fn wipe(&mut self, length: usize) -> Result<(), CommitFault> {
+        match self.storage.write_at(self.position, &vec![0; length]) {
+            Ok(()) => {
+                self.doubtful = None;
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(%error, "whether the last commit was written is unknown");
+                self.doubtful = Some(length);
+                Err(CommitFault::Unknown)
+            }
+        }
     }
 
     /// The frame of `entry`, with room made for it.
@@ -142,19 +177,6 @@ impl<S: Storage> Writer<S> {
         }
         tracing::error!(bytes = frame.len(), "the journal has no room for a commit");
         Err(CommitFault::NotWritten)
-    }
-
-    /// Wipes a frame out that could not be written; says whether it is certain to be gone.
-    fn take_back(&mut self, frame: &[u8], error: &std::io::Error) -> CommitFault {
-        tracing::error!(%error, "the journal cannot be written");
-        match self.storage.write_at(self.position, &vec![0; frame.len()]) {
-            Ok(()) => CommitFault::NotWritten,
-            Err(error) => {
-                tracing::error!(%error, "whether the last commit was written is unknown; a restart will tell");
-                self.is_closed = true;
-                CommitFault::Unknown
-            }
-        }
     }
 
     /// Replaces the file by a snapshot of what is durable; on failure the old file goes on being used.

@@ -1,0 +1,84 @@
+//! What a lane asks of the control plane: the journal's thread commits, helper threads handle images.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use lane::{Control, ControlFault, LaneFuture, Report};
+use migration::journal::{ImageLocation, MigrationState, Record};
+use migration::recovery::Retirement;
+use migration::{CommitFault, MigrationId};
+use tokio::sync::oneshot;
+
+use crate::images;
+use crate::journal::Journal;
+use crate::migrations::Migrations;
+
+/// The control plane as one lane sees it; made on another thread, used on the lane's.
+pub(crate) struct LaneControl {
+    pub(crate) journal: Journal,
+    pub(crate) migrations: Arc<Migrations>,
+    /// Whose helper threads handle images.
+    pub(crate) runtime: tokio::runtime::Handle,
+}
+
+impl LaneControl {
+    /// As the lane takes it.
+    pub(crate) fn into_control(self) -> Rc<dyn Control> {
+        Rc::new(self)
+    }
+
+    /// The migration under way that leaves `image`.
+    fn migration_from(&self, image: &ImageLocation) -> Option<MigrationId> {
+        let leaves = |state: &MigrationState| state.volumes.iter().any(|moving| moving.source == *image);
+        self.journal.read(|state| {
+            let found = state.unfinished().find(|(_, migration)| leaves(migration));
+            found.map(|(id, _)| id)
+        })
+    }
+
+    /// Runs work that may sleep; begins at once, and ends also when nobody waits.
+    fn run(
+        &self,
+        image: &ImageLocation,
+        operation: &'static str,
+        work: impl FnOnce() -> Result<(), ControlFault> + Send + 'static,
+    ) -> LaneFuture<Result<(), ControlFault>> {
+        let (done, ended) = oneshot::channel();
+        self.runtime.spawn_blocking(move || {
+            // The lane may have ended meanwhile.
+            let _ = done.send(work());
+        });
+        let path = image.path.clone();
+        Box::pin(async move {
+            let stopped =
+                |_| Err(ControlFault { operation, path, detail: "the daemon is stopping".to_owned() });
+            ended.await.unwrap_or_else(stopped)
+        })
+    }
+}
+
+impl Control for LaneControl {
+    fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
+        Box::pin(self.journal.commit(records))
+    }
+
+    fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
+        let Some(migration) = self.migration_from(&image) else {
+            // The name under which it is kept would not say why.
+            let detail = "no migration under way leaves it".to_owned();
+            let fault = ControlFault { operation: "retire", path: image.path, detail };
+            return Box::pin(std::future::ready(Err(fault)));
+        };
+        let location = image.clone();
+        self.run(&location, "retire", move || images::retire(&image, retirement, migration))
+    }
+
+    fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
+        let location = image.clone();
+        self.run(&location, "delete", move || images::discard(&image))
+    }
+
+    fn report(&self, report: Report) {
+        self.migrations.report(report);
+    }
+}

@@ -1,0 +1,241 @@
+//! Why a request was not carried out, by cause; each says what to do next.
+
+use std::path::PathBuf;
+
+use api::ErrorCode;
+use block::store::ImageError;
+use migration::{CommitFault, MigrationId};
+
+use crate::images::CopyError;
+use crate::names::InvalidName;
+use crate::stores::StoreProblem;
+
+/// Why a request was not carried out.
+///
+/// Nothing has changed then, unless the cause says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    /// No volume has the name.
+    #[error("there is no volume \"{0}\"; see: sterna volume list")]
+    VolumeNotFound(String),
+    /// No store has the name.
+    #[error("there is no store \"{name}\"; there are: {known}")]
+    StoreNotFound {
+        /// What was asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// No migration has the identity.
+    #[error("there is no migration \"{0}\"; see: sterna migration list")]
+    MigrationNotFound(String),
+    /// The API has no such path or method.
+    #[error("the API has no {method} {path}: is the client newer than the daemon?")]
+    RouteNotFound {
+        /// The method.
+        method: String,
+        /// The path.
+        path: String,
+    },
+    /// The name is taken.
+    #[error("a volume \"{0}\" exists; choose another name, or remove it first")]
+    VolumeExists(String),
+    /// The name cannot be one.
+    #[error("\"{name}\" cannot be the name of a volume: {reason}")]
+    Name {
+        /// What was given.
+        name: String,
+        /// What is wrong with it.
+        reason: InvalidName,
+    },
+    /// The request cannot be understood or has a value that cannot be meant.
+    #[error("{0}")]
+    Invalid(String),
+    /// The body is too large.
+    #[error("the request is larger than {} bytes", api::REQUEST_BYTES_MAX)]
+    TooLarge,
+    /// There are several stores.
+    #[error("say in which store: --store with one of {known}")]
+    StoreNotChosen {
+        /// The names there are.
+        known: String,
+    },
+    /// A store cannot be used.
+    #[error("store \"{name}\" cannot be used: {problem}")]
+    StoreUnusable {
+        /// Which.
+        name: String,
+        /// Why.
+        problem: StoreProblem,
+    },
+    /// A file is where the image would be.
+    #[error("{path} exists already; move it away, or delete it if nobody needs it")]
+    TargetExists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The place cannot take as many bytes.
+    #[error("{needed} bytes do not fit into {place}: {detail}")]
+    TargetTooSmall {
+        /// Where.
+        place: String,
+        /// What is needed, in bytes.
+        needed: u64,
+        /// What is in the way.
+        detail: String,
+    },
+    /// The volume is there already.
+    #[error("volume \"{volume}\" is in store \"{store}\" already; choose another one")]
+    SameStore {
+        /// Which volume.
+        volume: String,
+        /// Where it is.
+        store: String,
+    },
+    /// The store is too full.
+    #[error(
+        "store \"{store}\" has {free} bytes free, and {needed} are needed; make room there, or choose another store"
+    )]
+    NoSpace {
+        /// Which store.
+        store: String,
+        /// What is free, in bytes.
+        free: u64,
+        /// What is needed, in bytes.
+        needed: u64,
+    },
+    /// The volume is being migrated.
+    #[error(
+        "volume \"{volume}\" is being migrated ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
+    )]
+    AlreadyMigrating {
+        /// Which volume.
+        volume: String,
+        /// By which migration.
+        migration: MigrationId,
+    },
+    /// The migration is not under way.
+    #[error("migration {0} has ended; see: sterna migration show {0}")]
+    NotMigrating(MigrationId),
+    /// The migration cannot be cancelled any more.
+    #[error("migration {0} can no longer be cancelled: it is being completed")]
+    TooLate(MigrationId),
+    /// Clients are connected.
+    #[error(
+        "volume \"{volume}\" is in use by {connections} connections; stop the guest, or cut it off with --force"
+    )]
+    VolumeInUse {
+        /// Which volume.
+        volume: String,
+        /// NBD connections.
+        connections: usize,
+    },
+    /// Something else is being done with the volume.
+    #[error("volume \"{0}\" is being created, removed or begins to migrate; try again when that is done")]
+    VolumeBusy(String),
+    /// The volume is not served.
+    #[error("volume \"{volume}\" is not being served: {reason}")]
+    VolumeUnavailable {
+        /// Which volume.
+        volume: String,
+        /// Why.
+        reason: String,
+    },
+    /// An image cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// An image is none that can be served.
+    #[error("{path} cannot be served: {detail}")]
+    ImageUnsuitable {
+        /// The file.
+        path: PathBuf,
+        /// Why, and what to do.
+        detail: String,
+    },
+    /// An image could not be copied.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The daemon is going down.
+    #[error("the daemon is shutting down; try again when it is back")]
+    ShuttingDown,
+    /// The journal did not take what must be remembered.
+    #[error("the journal could not be written: {0}; the daemon's log says why")]
+    Journal(#[from] CommitFault),
+    /// A store answered with an error.
+    #[error("cannot {operation} {path}: {detail}")]
+    Storage {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system answered.
+        detail: String,
+    },
+    /// A defect.
+    #[error("the daemon contradicted itself: {0}; please report this, with its log")]
+    Internal(String),
+}
+
+impl RequestError {
+    /// An I/O error with the file it is about.
+    pub(crate) fn storage(operation: &'static str, path: &std::path::Path, error: &std::io::Error) -> Self {
+        Self::Storage { operation, path: path.to_owned(), detail: error.to_string() }
+    }
+
+    /// The cause, as the API calls it.
+    pub(crate) fn code(&self) -> ErrorCode {
+        match self {
+            Self::VolumeNotFound(_) => ErrorCode::VolumeNotFound,
+            Self::StoreNotFound { .. } => ErrorCode::StoreNotFound,
+            Self::MigrationNotFound(_) => ErrorCode::MigrationNotFound,
+            Self::RouteNotFound { .. } => ErrorCode::RouteNotFound,
+            Self::VolumeExists(_) => ErrorCode::VolumeExists,
+            Self::Name { .. } | Self::Invalid(_) | Self::StoreNotChosen { .. } => ErrorCode::InvalidRequest,
+            Self::TooLarge => ErrorCode::RequestTooLarge,
+            Self::StoreUnusable { .. } | Self::Storage { .. } => ErrorCode::StorageFailed,
+            Self::TargetExists { .. } => ErrorCode::TargetExists,
+            Self::TargetTooSmall { .. } => ErrorCode::TargetTooSmall,
+            Self::SameStore { .. } => ErrorCode::SameStore,
+            Self::NoSpace { .. } | Self::Copy(CopyError::NoSpace { .. }) => ErrorCode::NoSpace,
+            Self::AlreadyMigrating { .. } => ErrorCode::AlreadyMigrating,
+            Self::NotMigrating(_) => ErrorCode::NotMigrating,
+            Self::TooLate(_) => ErrorCode::TooLate,
+            Self::VolumeInUse { .. } => ErrorCode::VolumeInUse,
+            Self::VolumeBusy(_) => ErrorCode::VolumeBusy,
+            Self::VolumeUnavailable { .. } => ErrorCode::VolumeUnavailable,
+            Self::Image(error) => code_of_image(error),
+            Self::ImageUnsuitable { .. } => ErrorCode::ImageUnsuitable,
+            Self::Copy(CopyError::Io { .. }) => ErrorCode::StorageFailed,
+            Self::ShuttingDown => ErrorCode::ShuttingDown,
+            Self::Journal(_) => ErrorCode::JournalFailed,
+            Self::Internal(_) => ErrorCode::Internal,
+        }
+    }
+
+    /// The sentence for people: the error and its causes.
+    pub(crate) fn message(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let detail = error.to_string();
+            // A transparent error has its own text as its cause's.
+            if !text.ends_with(&detail) {
+                text = format!("{text}: {detail}");
+            }
+            cause = error.source();
+        }
+        text
+    }
+}
+
+fn code_of_image(error: &ImageError) -> ErrorCode {
+    match error {
+        ImageError::NotFound { .. } => ErrorCode::ImageNotFound,
+        ImageError::Exists { .. } => ErrorCode::TargetExists,
+        ImageError::NotRegular { .. } => ErrorCode::ImageUnsuitable,
+        ImageError::Locked { .. } => ErrorCode::ImageInUse,
+        ImageError::TooSmall { .. } | ImageError::TooLarge { .. } => ErrorCode::TargetTooSmall,
+        ImageError::NoSpace { .. } => ErrorCode::NoSpace,
+        ImageError::NotPermitted { .. } | ImageError::Os { .. } => ErrorCode::StorageFailed,
+    }
+}

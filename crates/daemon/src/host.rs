@@ -1,0 +1,139 @@
+//! The control plane of one host: what the API can ask for, and the parts that carry it out.
+//!
+//! ```text
+//!   http ──► Host ──┬─ create, remove, migrate    one file each: checks, then the journal, then the rest
+//!                   ├─ serving                    volumes get their lanes
+//!                   ├─ describe                   what people see
+//!                   └─ journal, stores, volumes, migrations, sockets
+//! ```
+//!
+//! An operation runs in a task of its own: a client that goes away does not leave it half done.
+
+mod create;
+mod describe;
+mod migrate;
+mod remove;
+mod serving;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, Semaphore, watch};
+
+use crate::config::Config;
+use crate::error::RequestError;
+use crate::journal::{Journal, now_unix_ms};
+use crate::migrations::Migrations;
+use crate::recovery;
+use crate::sockets::SocketFolder;
+use crate::stores::Stores;
+use crate::volumes::{Service, Volumes};
+
+/// Operations under way at a time. More wait; each may hold a helper thread.
+const OPERATIONS_MAX: u32 = 32;
+
+/// The control plane of one host.
+pub(crate) struct Host {
+    pub(crate) config: Config,
+    pub(crate) journal: Journal,
+    pub(crate) stores: Stores,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) sockets: SocketFolder,
+    started_unix_ms: u64,
+    operations: Arc<Semaphore>,
+    /// Held from the choice of a migration's identity until it is in the journal.
+    starting_migration: Mutex<()>,
+    /// True from the moment that the daemon is to stop.
+    stopping: watch::Sender<bool>,
+}
+
+impl Host {
+    /// Puts the parts together. Nothing is served yet.
+    pub(crate) fn new(config: Config, journal: Journal, stores: Stores, sockets: SocketFolder) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            journal,
+            stores,
+            volumes: Arc::default(),
+            migrations: Arc::default(),
+            sockets,
+            started_unix_ms: now_unix_ms(),
+            operations: Arc::new(Semaphore::new(OPERATIONS_MAX as usize)),
+            starting_migration: Mutex::new(()),
+            stopping: watch::Sender::new(false),
+        })
+    }
+
+    /// Runs an operation to its end, also when nobody waits for it any more.
+    ///
+    /// # Errors
+    /// The operation's; [`RequestError::ShuttingDown`]; [`RequestError::Internal`] if it panicked.
+    pub(crate) async fn operate<T: Send + 'static>(
+        self: &Arc<Self>,
+        operation: impl Future<Output = Result<T, RequestError>> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        let permit = Arc::clone(&self.operations).acquire_owned().await;
+        let permit = permit.map_err(|_| RequestError::ShuttingDown)?;
+        let task = tokio::spawn(async move {
+            let result = operation.await;
+            drop(permit);
+            result
+        });
+        task.await.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string())))
+    }
+
+    /// Resolves when the daemon is to stop.
+    pub(crate) async fn stopping(&self) {
+        // The sender lives as long as the host.
+        let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
+    }
+
+    /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are ended.
+    ///
+    /// Whatever does not end in time is left to the next start, which finds it in the journal.
+    pub(crate) async fn stop(self: &Arc<Self>) {
+        let deadline = self.config.limits.stop_wait_max;
+        self.stopping.send_replace(true);
+        self.volumes.give_up_all();
+        let ended = tokio::time::timeout(deadline, self.operations.acquire_many(OPERATIONS_MAX)).await;
+        if ended.is_err() {
+            tracing::warn!("an operation is still under way; it is left to the next start");
+        }
+        self.operations.close();
+        self.stop_lanes(deadline).await;
+        // The lanes of these migrations are gone: what a restart would do can be done at once.
+        if let Err(error) = recovery::run(&self.journal).await {
+            tracing::warn!(%error, "an interrupted migration is left to the next start");
+        }
+        for (name, _, _) in self.volumes.list() {
+            let path = self.sockets.volume_socket(&name);
+            if let Err(error) = crate::sockets::remove(&path) {
+                tracing::warn!(path = %path.display(), %error, "a socket is left over");
+            }
+        }
+    }
+
+    async fn stop_lanes(&self, deadline: Duration) {
+        let lanes = self.volumes.list().into_iter().filter_map(|(name, _, service)| match service {
+            Service::Serving(lane) => Some((name, lane)),
+            _ => None,
+        });
+        let stops = lanes.map(|(name, lane)| async move {
+            // A store that hangs may keep the lane from answering: the lane gives its requests up by itself before.
+            if tokio::time::timeout(deadline * 2, lane.stop(deadline)).await.is_err() {
+                tracing::warn!(volume = %name, "the volume's requests do not end; they are abandoned");
+            }
+        });
+        futures_util::future::join_all(stops).await;
+    }
+}
+
+/// Runs work that may sleep on a helper thread.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
+) -> Result<T, RequestError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string())))
+}

@@ -1,0 +1,168 @@
+//! What people see of the host, its stores and its volumes.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use api::{VolumeCreation, VolumeState, VolumeStatistics};
+use lane::LaneStatus;
+use migration::VolumeId;
+use migration::journal::VolumeState as Recorded;
+
+use super::Host;
+use crate::error::RequestError;
+use crate::images;
+use crate::migrations::image_location;
+use crate::sockets::volume_uri;
+use crate::volumes::Service;
+
+/// How long a lane or a store may take to answer before its part of a description is left out: somebody who looks
+/// at a host with one hung disk sees the rest.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// Describes the daemon.
+    pub(crate) fn describe(&self) -> api::Host {
+        let text = |path: &Path| path.display().to_string();
+        api::Host {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_unix_ms: self.started_unix_ms,
+            data_dir: text(&self.config.data_dir),
+            runtime_dir: text(&self.config.volume_sockets_dir),
+            engine: self.config.engine.name().to_owned(),
+            volumes: self.volumes.list().len(),
+            migrations_running: self.migrations.running().len(),
+        }
+    }
+
+    /// Describes the stores, by name.
+    pub(crate) async fn describe_stores(self: &Arc<Self>) -> Vec<api::Store> {
+        let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
+        let stores = names.into_iter().map(|name| self.describe_store(name));
+        futures_util::future::join_all(stores).await
+    }
+
+    /// Describes the volumes, by name.
+    pub(crate) async fn describe_volumes(&self) -> Vec<api::Volume> {
+        let volumes = self.volumes.list().into_iter();
+        futures_util::future::join_all(
+            volumes.map(|(name, volume, service)| self.describe_one(name, volume, service)),
+        )
+        .await
+    }
+
+    /// Describes one volume.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeNotFound`].
+    pub(crate) async fn describe_volume(&self, name: &str) -> Result<api::Volume, RequestError> {
+        let found = self.volumes.list().into_iter().find(|(found, _, _)| found == name);
+        let (name, volume, service) = found.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))?;
+        Ok(self.describe_one(name, volume, service).await)
+    }
+
+    async fn describe_store(self: &Arc<Self>, name: String) -> api::Store {
+        let volumes = self
+            .journal
+            .read(|state| state.volumes.values().filter(|volume| volume.record.image.store == name).count());
+        let host = Arc::clone(self);
+        let asked = name.clone();
+        let space = answer(move || {
+            host.stores.get(&asked).map(|store| store.space().map_err(|error| error.to_string()))
+        });
+        let path =
+            self.stores.get(&name).map(|store| store.folder().display().to_string()).unwrap_or_default();
+        let space = match space.await {
+            Some(Ok(space)) => space,
+            Some(Err(error)) => Err(error.message()),
+            None => Err("its disk does not answer".to_owned()),
+        };
+        let (bytes_total, bytes_free) = space.as_ref().map_or((0, 0), |space| (space.total, space.free));
+        api::Store { name, path, bytes_total, bytes_free, volumes, problem: space.err() }
+    }
+
+    async fn describe_one(&self, name: String, volume: Option<VolumeId>, service: Service) -> api::Volume {
+        let recorded = volume.and_then(|id| self.journal.read(|state| state.volumes.get(&id).cloned()));
+        let socket = self.sockets.volume_socket(&name);
+        let mut shown = api::Volume {
+            uri: volume_uri(&name, &socket),
+            socket: socket.display().to_string(),
+            name,
+            id: volume.map(|id| id.to_string()).unwrap_or_default(),
+            size_bytes: 0,
+            allocated_bytes: None,
+            block_size_bytes: 0,
+            store: None,
+            image: String::new(),
+            generation: 0,
+            state: VolumeState::Creating,
+            message: None,
+            creation: None,
+            migration: volume.and_then(|id| self.migrations.running_of(id)).map(|id| id.to_string()),
+            added_unix_ms: 0,
+            statistics: None,
+        };
+        if let Some(recorded) = recorded {
+            add_recorded(&mut shown, &recorded);
+            let path = shown.image.clone();
+            shown.allocated_bytes =
+                answer(move || images::allocated_bytes(Path::new(&path)).ok()).await.flatten();
+        }
+        add_service(&mut shown, service).await;
+        shown
+    }
+}
+
+fn add_recorded(shown: &mut api::Volume, recorded: &Recorded) {
+    let image = image_location(&recorded.record.image);
+    (shown.store, shown.image) = (image.store, image.image);
+    shown.size_bytes = recorded.record.size_bytes;
+    shown.block_size_bytes = recorded.record.block_size_bytes;
+    shown.generation = recorded.record.generation.0;
+    shown.added_unix_ms = recorded.added_unix_ms;
+}
+
+async fn add_service(shown: &mut api::Volume, service: Service) {
+    (shown.state, shown.message) = match service {
+        Service::Creating(creation) => {
+            shown.creation = Some(VolumeCreation {
+                bytes_done: creation.bytes_done.load(Ordering::Relaxed),
+                bytes_total: creation.bytes_total.load(Ordering::Relaxed),
+            });
+            (VolumeState::Creating, None)
+        }
+        Service::Starting => (VolumeState::Waiting, Some("its image is being opened".to_owned())),
+        Service::Waiting(reason) => (VolumeState::Waiting, Some(reason)),
+        Service::Failed(reason) => (VolumeState::Failed, Some(reason)),
+        Service::Removing => (VolumeState::Removing, None),
+        Service::Serving(lane) => match tokio::time::timeout(ANSWER_MAX, lane.status()).await {
+            Ok(Ok(status)) => {
+                shown.statistics = Some(statistics(&status));
+                (VolumeState::Serving, None)
+            }
+            Ok(Err(refused)) => (VolumeState::Failed, Some(refused.to_string())),
+            Err(_) => (VolumeState::Serving, Some("its thread does not answer".to_owned())),
+        },
+    };
+}
+
+fn statistics(status: &LaneStatus) -> VolumeStatistics {
+    VolumeStatistics {
+        engine: status.engine.to_owned(),
+        connections: status.connections,
+        requests_in_flight: status.requests_in_flight,
+        reads: status.reads,
+        writes: status.writes,
+        flushes: status.flushes,
+        bytes_read: status.bytes_read,
+        bytes_written: status.bytes_written,
+        errors: status.errors,
+    }
+}
+
+/// What a helper thread finds out, unless that takes too long.
+async fn answer<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::time::timeout(ANSWER_MAX, tokio::task::spawn_blocking(work)).await.ok()?.ok()
+}

@@ -1,0 +1,101 @@
+//! Removing volumes: what Sterna made goes, what was somebody's stays.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::{ImageFate, RemoveVolume, RemovedVolume};
+use migration::journal::{Record, VolumeRecord};
+
+use super::{Host, blocking};
+use crate::error::RequestError;
+use crate::images;
+use crate::stores::removed_path;
+use crate::volumes::Service;
+
+impl Host {
+    /// Stops serving a volume and forgets it.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the volume is served as before then.
+    pub(crate) async fn remove_volume(
+        self: Arc<Self>,
+        name: String,
+        how: RemoveVolume,
+    ) -> Result<RemovedVolume, RequestError> {
+        let (claim, volume) = self.volumes.claim(&name)?;
+        if let Some(migration) = self.migrations.running_of(volume) {
+            return Err(RequestError::AlreadyMigrating { volume: name, migration });
+        }
+        let record = self.record(volume, &name)?;
+        self.refuse_in_use(&name, how).await?;
+        if let Some(Service::Serving(lane)) = claim.removing() {
+            lane.stop(self.config.limits.stop_wait_max).await;
+        }
+        if let Err(error) = self.forget(&record, how).await {
+            claim.not_removed();
+            self.serve_in_background(&name);
+            return Err(error);
+        }
+        let socket = self.sockets.volume_socket(&name);
+        if let Err(error) = crate::sockets::remove(&socket) {
+            tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
+        }
+        claim.removed();
+        tracing::info!(volume = %name, "volume removed");
+        let image_fate = if keeps_image(&record, how) { ImageFate::Kept } else { ImageFate::Deleted };
+        Ok(RemovedVolume { name, image: record.image.path, image_fate })
+    }
+
+    async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
+        let Some(Service::Serving(lane)) = self.volumes.service(name) else { return Ok(()) };
+        let connections = lane.status().await.map_or(0, |status| status.connections);
+        if connections > 0 && !how.force {
+            return Err(RequestError::VolumeInUse { volume: name.to_owned(), connections });
+        }
+        Ok(())
+    }
+
+    /// Puts the image aside, records that the volume is gone, then deletes the image.
+    async fn forget(&self, record: &VolumeRecord, how: RemoveVolume) -> Result<(), RequestError> {
+        let removed = Record::VolumeRemoved { volume: record.volume };
+        if keeps_image(record, how) {
+            return Ok(self.journal.commit(vec![removed]).await?);
+        }
+        let path = PathBuf::from(&record.image.path);
+        let aside = path.clone();
+        blocking(move || put_aside(&aside)).await?;
+        // N.B. Until this is durable a restart puts the image back; from then on it deletes it.
+        if let Err(fault) = self.journal.commit(vec![removed]).await {
+            let back = images::rename_without_replacing(&removed_path(&path), &path);
+            back.map_err(|error| RequestError::storage("put back", &path, &error))?;
+            return Err(fault.into());
+        }
+        let deleted = blocking(move || {
+            let aside = removed_path(&path);
+            let deleted = std::fs::remove_file(&aside).and_then(|()| images::sync_folder_of(&aside));
+            ignore_missing(deleted).map_err(|error| RequestError::storage("delete", &aside, &error))
+        });
+        if let Err(error) = deleted.await {
+            tracing::warn!(reason = %error.message(), "the image of a removed volume stays until the next start");
+        }
+        Ok(())
+    }
+}
+
+fn keeps_image(record: &VolumeRecord, how: RemoveVolume) -> bool {
+    how.keep_image || record.image.is_adopted()
+}
+
+fn put_aside(path: &Path) -> Result<(), RequestError> {
+    ignore_missing(images::rename_without_replacing(path, &removed_path(path)))
+        .map_err(|error| RequestError::storage("rename", path, &error))
+}
+
+/// An image that is gone already is no obstacle.
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}

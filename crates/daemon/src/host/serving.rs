@@ -1,0 +1,200 @@
+//! Volumes get their lanes: at the start, after they were made, and again when what was in the way is gone.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use block::engine::EngineChoice;
+use block::store::image::Patience;
+use block::store::{Access, Image};
+use chronicle::BlockSize;
+use lane::LaneSettings;
+use migration::VolumeId;
+use migration::journal::VolumeRecord;
+
+use super::{Host, blocking};
+use crate::config::EngineSetting;
+use crate::control::LaneControl;
+use crate::error::RequestError;
+use crate::volumes::Service;
+
+/// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+impl Host {
+    /// Begins to serve every volume of the journal; resolves when it is known which ones must wait.
+    pub(crate) async fn serve_all(self: &Arc<Self>) {
+        let volumes = self.journal.read(|state| {
+            let records = state.volumes.iter().map(|(id, volume)| (volume.record.name.clone(), *id));
+            records.collect::<Vec<_>>()
+        });
+        for (name, volume) in volumes {
+            self.volumes.add(&name, volume);
+            self.serve_in_background(&name);
+        }
+        self.volumes.started().await;
+    }
+
+    /// Begins to serve a volume that is known, and goes on trying until it is removed or the daemon stops.
+    pub(super) fn serve_in_background(self: &Arc<Self>, name: &str) {
+        let Some(attempt) = self.volumes.attempt(name) else { return };
+        let (host, name) = (Arc::clone(self), name.to_owned());
+        tokio::spawn(async move {
+            // Guests connect to the socket at once, and wait there for the lane.
+            let mut listener = None;
+            let mut said = String::new();
+            while !attempt.load(Ordering::SeqCst) {
+                match host.try_to_serve(&name, &attempt, &mut listener).await {
+                    Ok(service) => {
+                        host.volumes.set(&name, &attempt, service);
+                        return;
+                    }
+                    Err(error) => {
+                        let reason = error.message();
+                        if reason != said {
+                            tracing::error!(volume = %name, %reason, "the volume cannot be served");
+                        }
+                        said.clone_from(&reason);
+                        host.volumes.set(&name, &attempt, Service::Failed(reason));
+                    }
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                    () = host.given_up(&attempt) => return,
+                }
+            }
+        });
+    }
+
+    /// Serves a volume once: `image` is open, or is opened as soon as nobody else holds it.
+    async fn try_to_serve(
+        self: &Arc<Self>,
+        name: &str,
+        attempt: &Arc<AtomicBool>,
+        listener: &mut Option<OwnedFd>,
+    ) -> Result<Service, RequestError> {
+        let socket = self.sockets.volume_socket(name);
+        if listener.is_none() {
+            let bound = self.sockets.bind(&socket);
+            *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
+        }
+        let record = self.record_named(name)?;
+        let (host, attempt, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
+        let image = blocking(move || host.wait_for_image(&opened, &attempt)).await?;
+        check_size(&record, &image)?;
+        let Some(listener) = listener.take() else {
+            return Err(RequestError::Internal("a volume has no socket".to_owned()));
+        };
+        self.start_lane(&record, image, listener).await
+    }
+
+    /// Starts the lane of a volume whose image is open.
+    pub(super) async fn start_lane(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        image: Image,
+        listener: OwnedFd,
+    ) -> Result<Service, RequestError> {
+        let block_size =
+            BlockSize::new(record.block_size_bytes).map_err(|error| unavailable(&record.name, &error))?;
+        let settings = LaneSettings {
+            volume: record.volume,
+            name: record.name.clone(),
+            block_size,
+            generation: record.generation,
+            mirror_wait_max: self.config.limits.mirror_wait_max,
+        };
+        let engine = match self.config.engine {
+            EngineSetting::Auto => EngineChoice::Auto,
+            EngineSetting::IoUring => EngineChoice::Ring,
+            EngineSetting::Threads => EngineChoice::Threads,
+        };
+        let control = LaneControl {
+            journal: self.journal.clone(),
+            migrations: Arc::clone(&self.migrations),
+            runtime: tokio::runtime::Handle::current(),
+        };
+        let name = record.name.clone();
+        let lane = blocking(move || {
+            let started = lane::start(settings, image, listener, engine, || control.into_control());
+            started.map_err(|error| unavailable(&name, &error))
+        });
+        Ok(Service::Serving(lane.await?))
+    }
+
+    /// The volume's record in the journal.
+    pub(super) fn record(&self, volume: VolumeId, name: &str) -> Result<VolumeRecord, RequestError> {
+        let record =
+            self.journal.read(|state| state.volumes.get(&volume).map(|volume| volume.record.clone()));
+        record.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))
+    }
+
+    fn record_named(&self, name: &str) -> Result<VolumeRecord, RequestError> {
+        let record =
+            self.journal.read(|state| state.volume_named(name).map(|(_, volume)| volume.record.clone()));
+        record.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))
+    }
+
+    /// Opens an image as soon as nobody else holds it, saying who does; sleeps.
+    fn wait_for_image(
+        &self,
+        record: &VolumeRecord,
+        attempt: &Arc<AtomicBool>,
+    ) -> Result<Image, RequestError> {
+        let (name, path) = (&record.name, Path::new(&record.image.path));
+        let mut said = None;
+        let image = Image::open_waiting(path, Access::ReadWrite, |holder| {
+            if attempt.load(Ordering::SeqCst) {
+                return Patience::GiveUp;
+            }
+            if said.as_ref() != Some(holder) {
+                tracing::warn!(volume = %name, image = %path.display(), %holder, "waiting for the image");
+                let reason =
+                    format!("its image is in use by {holder}; it is served as soon as that has ended");
+                self.volumes.set(name, attempt, Service::Waiting(reason));
+                said = Some(holder.clone());
+            }
+            Patience::Wait
+        });
+        if said.is_some() && image.is_ok() {
+            tracing::info!(volume = %name, "the image is free");
+        }
+        Ok(image?)
+    }
+
+    async fn given_up(&self, attempt: &Arc<AtomicBool>) {
+        loop {
+            let changed = self.volumes.changed();
+            if attempt.load(Ordering::SeqCst) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// Checks that an image is as large as its volume: it may have been replaced.
+pub(super) fn check_size(record: &VolumeRecord, image: &Image) -> Result<(), RequestError> {
+    if image.size() == record.size_bytes {
+        return Ok(());
+    }
+    let detail = format!(
+        "it has {} bytes, and the volume {}: is it another file? If it was only resized: truncate -s {} FILE",
+        image.size(),
+        record.size_bytes,
+        record.size_bytes,
+    );
+    Err(RequestError::ImageUnsuitable { path: image.path().to_owned(), detail })
+}
+
+fn unavailable(volume: &str, error: &dyn std::error::Error) -> RequestError {
+    let mut reason = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        reason = format!("{reason}: {error}");
+        cause = error.source();
+    }
+    RequestError::VolumeUnavailable { volume: volume.to_owned(), reason }
+}

@@ -1,0 +1,148 @@
+//! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{ErrorBody, ErrorDetail, Watch};
+use axum::body::{Body, to_bytes};
+use axum::extract::{Path, Query, Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::migrations::parse_id;
+
+/// All that the API answers.
+pub(crate) fn router(host: Arc<Host>) -> Router {
+    Router::new()
+        .route("/v1/host", get(show_host))
+        .route("/v1/stores", get(list_stores))
+        .route("/v1/volumes", get(list_volumes).post(create_volume))
+        .route("/v1/volumes/{name}", get(show_volume).delete(remove_volume))
+        .route("/v1/volumes/{name}/migrate", post(migrate))
+        .route("/v1/migrations", get(list_migrations))
+        .route("/v1/migrations/{id}", get(show_migration))
+        .route("/v1/migrations/{id}/cancel", post(cancel_migration))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_route)
+        .with_state(host)
+}
+
+type Answer<T> = Result<Json<T>, RequestError>;
+
+async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
+    Json(host.describe())
+}
+
+async fn list_stores(State(host): State<Arc<Host>>) -> Json<Vec<api::Store>> {
+    Json(host.describe_stores().await)
+}
+
+async fn list_volumes(State(host): State<Arc<Host>>) -> Json<Vec<api::Volume>> {
+    Json(host.describe_volumes().await)
+}
+
+async fn show_volume(State(host): State<Arc<Host>>, Path(name): Path<String>) -> Answer<api::Volume> {
+    host.describe_volume(&name).await.map(Json)
+}
+
+async fn create_volume(
+    State(host): State<Arc<Host>>,
+    request: Request,
+) -> Result<(StatusCode, Json<api::Volume>), RequestError> {
+    let order = body(request).await?;
+    let volume = host.operate(Arc::clone(&host).create_volume(order)).await?;
+    Ok((StatusCode::CREATED, Json(volume)))
+}
+
+async fn remove_volume(
+    State(host): State<Arc<Host>>,
+    Path(name): Path<String>,
+    uri: Uri,
+) -> Answer<api::RemovedVolume> {
+    let how = query(&uri)?;
+    host.operate(Arc::clone(&host).remove_volume(name, how)).await.map(Json)
+}
+
+async fn migrate(
+    State(host): State<Arc<Host>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> Result<(StatusCode, Json<api::Migration>), RequestError> {
+    let order = body(request).await?;
+    let migration = host.operate(Arc::clone(&host).migrate(name, order)).await?;
+    Ok((StatusCode::ACCEPTED, Json(migration)))
+}
+
+async fn list_migrations(State(host): State<Arc<Host>>) -> Json<Vec<api::Migration>> {
+    Json(host.migrations.list(&host.journal))
+}
+
+async fn show_migration(
+    State(host): State<Arc<Host>>,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> Answer<api::Migration> {
+    let Watch { after, wait_ms } = query(&uri)?;
+    let id = parse_id(&id)?;
+    if wait_ms == 0 {
+        return host.migrations.get(&host.journal, id).map(Json);
+    }
+    let wait = Duration::from_millis(wait_ms.min(api::WAIT_MAX_MS));
+    tokio::select! {
+        shown = host.migrations.watch(&host.journal, id, after.unwrap_or(0), wait) => shown.map(Json),
+        // Who watches must not keep the daemon from stopping.
+        () = host.stopping() => Err(RequestError::ShuttingDown),
+    }
+}
+
+async fn cancel_migration(State(host): State<Arc<Host>>, Path(id): Path<String>) -> Answer<api::Migration> {
+    host.operate(Arc::clone(&host).cancel_migration(id)).await.map(Json)
+}
+
+async fn no_route(method: Method, uri: Uri) -> RequestError {
+    RequestError::RouteNotFound { method: method.to_string(), path: uri.path().to_owned() }
+}
+
+/// The body of a request. Its type is not asked for: there is only one.
+async fn body<T: DeserializeOwned>(request: Request) -> Result<T, RequestError> {
+    let bytes = to_bytes(request.into_body(), api::REQUEST_BYTES_MAX).await;
+    let bytes = bytes.map_err(|_| RequestError::TooLarge)?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        RequestError::Invalid(format!("the body of the request is not as expected: {error}"))
+    })
+}
+
+fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, RequestError> {
+    let query = Query::try_from_uri(uri);
+    query.map(|Query(query)| query).map_err(|error| {
+        RequestError::Invalid(format!("the query is not as expected: {}", error.body_text()))
+    })
+}
+
+impl IntoResponse for RequestError {
+    fn into_response(self) -> Response {
+        let code = self.code();
+        let message = self.message();
+        if code.http_status() >= 500 {
+            tracing::warn!(?code, %message, "a request failed");
+        } else {
+            tracing::debug!(?code, %message, "a request was refused");
+        }
+        let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        json(status, &ErrorBody { error: ErrorDetail { code, message } })
+    }
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
+        // Neither a code nor a text can be unserialisable; an answer without a body says at least the status.
+        Err(_) => (status, Body::empty()).into_response(),
+    }
+}

@@ -1,0 +1,299 @@
+//! Image files as the control plane handles them: looked at, copied in, deleted, fenced. Everything here may sleep.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lane::ControlFault;
+use migration::MigrationId;
+use migration::journal::ImageLocation;
+use migration::recovery::Retirement;
+use rustix::fs::{RenameFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::fail_point::{self, Step};
+
+/// Size of the sectors that guests see: the size of every volume is a multiple of it.
+pub(crate) const SECTOR_BYTES: u64 = 512;
+/// Size of every volume that Sterna makes is a multiple of this: it can move to disks with 4 KiB sectors.
+pub(crate) const SIZE_STEP_BYTES: u64 = 4096;
+/// Bytes that are copied between two looks at the clock of progress.
+const COPY_STEP_BYTES: usize = 4 << 20;
+/// What other formats begin with. A guest that was given one as a raw disk would overwrite its structure.
+const OTHER_FORMATS: [(&[u8], &str); 4] =
+    [(b"QFI\xfb", "qcow2"), (b"KDMV", "vmdk"), (b"vhdxfile", "vhdx"), (b"QED\0", "qed")];
+
+/// Why an image was not copied.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CopyError {
+    /// The store is full.
+    #[error("the store ran out of space while {from} was copied; make room there, or choose another store")]
+    NoSpace {
+        /// What was copied.
+        from: PathBuf,
+    },
+    /// Reading or writing failed.
+    #[error("copy {from} to {to}")]
+    Io {
+        /// What was copied.
+        from: PathBuf,
+        /// Where to.
+        to: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+}
+
+/// Deletes a half-made or given-up target image; one that is gone is a success.
+pub(crate) fn discard(image: &ImageLocation) -> Result<(), ControlFault> {
+    fail_point::before(Step::Discard);
+    delete(Path::new(&image.path))?;
+    fail_point::after(Step::Discard);
+    Ok(())
+}
+
+/// Deals with a source image whose volume has moved away in `migration`; one that is gone is a success.
+pub(crate) fn retire(
+    image: &ImageLocation,
+    retirement: Retirement,
+    migration: MigrationId,
+) -> Result<(), ControlFault> {
+    fail_point::before(Step::Retire);
+    let path = Path::new(&image.path);
+    match retirement {
+        Retirement::Delete => delete(path)?,
+        Retirement::Fence => fence(path, migration)?,
+    }
+    fail_point::after(Step::Retire);
+    Ok(())
+}
+
+/// Where the source's image is kept after `migration`: no autostart of anybody finds it under this name.
+pub(crate) fn fenced_path(path: &Path, migration: MigrationId) -> PathBuf {
+    with_suffix(path, &format!(".moved-{migration}"))
+}
+
+/// Bytes that a file takes in its store.
+pub(crate) fn allocated_bytes(path: &Path) -> io::Result<u64> {
+    // The unit of st_blocks is 512 bytes, whatever the file system's own is.
+    std::fs::metadata(path).map(|metadata| metadata.blocks().saturating_mul(512))
+}
+
+/// Makes an empty file that did not exist: whoever finds it later knows whose it is. `Ok(None)`: there is one.
+pub(crate) fn reserve(path: &Path) -> io::Result<Option<File>> {
+    match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The format of an image that is not raw, by its first bytes.
+pub(crate) fn other_format(path: &Path) -> io::Result<Option<&'static str>> {
+    let mut start = Vec::new();
+    File::open(path)?.take(8).read_to_end(&mut start)?;
+    Ok(OTHER_FORMATS.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, name)| *name))
+}
+
+/// Copies the data of one file into another that is all zeroes and at least as large; holes stay holes.
+///
+/// `done` follows the position, for whoever watches. The copy is durable when this returns.
+pub(crate) fn copy_into(from: &Path, to: &Path, done: &AtomicU64) -> Result<(), CopyError> {
+    copy_data(from, to, done).map_err(|source| match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            CopyError::NoSpace { from: from.to_owned() }
+        }
+        _ => CopyError::Io { from: from.to_owned(), to: to.to_owned(), source },
+    })
+}
+
+/// Renames a file unless there is one of the new name, durably.
+pub(crate) fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
+    let here = rustix::fs::CWD;
+    match rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE) {
+        // Some file systems do not know the flag; the store is ours alone.
+        Err(Errno::INVAL | Errno::NOSYS) if !to.exists() => std::fs::rename(from, to)?,
+        result => result?,
+    }
+    sync_folder_of(to)
+}
+
+/// Makes the names in the folder of `path` durable.
+pub(crate) fn sync_folder_of(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all()
+}
+
+/// Adds to a path's file name.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn delete(path: &Path) -> Result<(), ControlFault> {
+    let failed = |error: &io::Error| fault("delete", path, error);
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            found_gone(path).map_err(|error| failed(&error))
+        }
+        result => result.and_then(|()| sync_folder_of(path)).map_err(|error| failed(&error)),
+    }
+}
+
+fn fence(path: &Path, migration: MigrationId) -> Result<(), ControlFault> {
+    let failed = |error: &io::Error| fault("rename", path, error);
+    match rename_without_replacing(path, &fenced_path(path, migration)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            found_gone(path).map_err(|error| failed(&error))
+        }
+        result => result.map_err(|error| failed(&error)),
+    }
+}
+
+/// A file that is not there is gone only if its folder is there: a store that is not mounted still has it.
+fn found_gone(path: &Path) -> io::Result<()> {
+    sync_folder_of(path)
+}
+
+fn fault(operation: &'static str, path: &Path, error: &io::Error) -> ControlFault {
+    ControlFault { operation, path: path.display().to_string(), detail: error.to_string() }
+}
+
+fn copy_data(from: &Path, to: &Path, done: &AtomicU64) -> io::Result<()> {
+    let source = File::open(from)?;
+    let target = OpenOptions::new().write(true).open(to)?;
+    let size = source.metadata()?.len();
+    let mut position = 0;
+    while position < size {
+        let Some((start, end)) = next_data(&source, position, size)? else { break };
+        position = start;
+        while position < end {
+            position += copy_step(&source, &target, position, end)?;
+            done.store(position, Ordering::Relaxed);
+        }
+    }
+    done.store(size, Ordering::Relaxed);
+    target.sync_all()
+}
+
+/// The next run of data from `position` on, or `None` if there is none.
+fn next_data(file: &File, position: u64, size: u64) -> io::Result<Option<(u64, u64)>> {
+    let start = match rustix::fs::seek(file, SeekFrom::Data(position)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        // A file system without holes: all of it is data.
+        Err(Errno::INVAL) => return Ok(Some((position, size))),
+        Err(errno) => return Err(errno.into()),
+    };
+    let end = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+    Ok(Some((start, end.min(size))))
+}
+
+/// Copies a piece at `position`, by the kernel if it can; returns its length, at least 1.
+fn copy_step(source: &File, target: &File, position: u64, end: u64) -> io::Result<u64> {
+    let length = usize::try_from(end - position).unwrap_or(usize::MAX).min(COPY_STEP_BYTES);
+    let (mut read_at, mut write_at) = (position, position);
+    let copied = rustix::fs::copy_file_range(
+        source.as_fd(),
+        Some(&mut read_at),
+        target.as_fd(),
+        Some(&mut write_at),
+        length,
+    );
+    match copied {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(copied) => Ok(copied as u64),
+        Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::PERM) => {
+            let mut buffer = vec![0; length];
+            source.read_exact_at(&mut buffer, position)?;
+            target.write_all_at(&buffer, position)?;
+            Ok(length as u64)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::AtomicU64;
+
+    use migration::MigrationId;
+    use migration::journal::ImageLocation;
+    use migration::recovery::Retirement;
+
+    use super::{allocated_bytes, copy_into, discard, fenced_path, other_format, retire};
+
+    fn location(path: &Path) -> ImageLocation {
+        ImageLocation { store: "a".into(), path: path.display().to_string() }
+    }
+
+    #[test]
+    fn images_are_discarded_and_retired_again_and_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.img");
+        let image = location(&path);
+        for _ in 0..2 {
+            discard(&image).unwrap();
+            retire(&image, Retirement::Fence, MigrationId(7)).unwrap();
+        }
+        std::fs::write(&path, b"old").unwrap();
+        for _ in 0..2 {
+            retire(&image, Retirement::Fence, MigrationId(7)).unwrap();
+        }
+        let fenced = fenced_path(&path, MigrationId(7));
+        assert!(fenced.ends_with("a.img.moved-m7"));
+        assert_eq!((path.exists(), std::fs::read(&fenced).unwrap()), (false, b"old".to_vec()));
+        // A kept image is never overwritten by another one.
+        std::fs::write(&path, b"new").unwrap();
+        retire(&image, Retirement::Fence, MigrationId(7)).unwrap_err();
+        assert_eq!(std::fs::read(&fenced).unwrap(), b"old");
+        retire(&image, Retirement::Delete, MigrationId(7)).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn image_of_a_store_that_is_not_there_is_not_taken_for_deleted() {
+        let image = location(Path::new("/nonexistent/store/a.img"));
+        let fault = discard(&image).unwrap_err();
+        assert!(fault.to_string().starts_with("cannot delete /nonexistent/store/a.img"), "{fault}");
+        retire(&image, Retirement::Fence, MigrationId(1)).unwrap_err();
+    }
+
+    #[test]
+    fn copy_has_the_data_and_the_holes() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let mut content = vec![0; 9 << 20];
+        content[(5 << 20)..(5 << 20) + 10].copy_from_slice(b"0123456789");
+        let file = std::fs::File::create(&from).unwrap();
+        file.set_len(content.len() as u64).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"0123456789", 5 << 20).unwrap();
+        std::fs::File::create(&to).unwrap().set_len(10 << 20).unwrap();
+        let done = AtomicU64::new(0);
+        copy_into(&from, &to, &done).unwrap();
+        content.resize(10 << 20, 0);
+        assert!(std::fs::read(&to).unwrap() == content);
+        assert_eq!(done.into_inner(), 9 << 20);
+        assert!(allocated_bytes(&to).unwrap() <= 128 << 10);
+    }
+
+    #[test]
+    fn images_that_are_not_raw_are_recognised() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        for (start, expected) in [
+            (&b"QFI\xfb\0\0\0\x03"[..], Some("qcow2")),
+            (b"KDMV", Some("vmdk")),
+            (b"", None),
+            (b"\0\0", None),
+        ] {
+            std::fs::write(&path, start).unwrap();
+            assert_eq!(other_format(&path).unwrap(), expected);
+        }
+    }
+}

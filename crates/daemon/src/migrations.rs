@@ -1,0 +1,152 @@
+//! Migrations as people see them: the journal's history, and what lanes report of those under way.
+//!
+//! ```text
+//!   lane thread ──Report──► Live (one a migration since this daemon began) ──change──► who watches
+//!                                │
+//!   journal: how far, durably ───┴──► api::Migration
+//! ```
+
+mod view;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use api::Migration;
+use lane::Report;
+use migration::journal::{Outcome, Summary};
+use migration::{MigrationId, Progress, VolumeId};
+use tokio::sync::watch;
+
+use crate::error::RequestError;
+use crate::journal::Journal;
+
+pub(crate) use view::image_location;
+
+/// Migrations since this daemon began.
+#[derive(Debug, Default)]
+pub(crate) struct Migrations {
+    live: Mutex<BTreeMap<MigrationId, Tracked>>,
+}
+
+/// A migration that a lane of this daemon runs, or has run.
+#[derive(Debug)]
+struct Tracked {
+    volume: VolumeId,
+    news: watch::Sender<Live>,
+}
+
+/// What is known of a migration besides the journal.
+#[derive(Clone, Debug)]
+struct Live {
+    /// Bytes per block, for what is counted in blocks.
+    block_size_bytes: u64,
+    /// Grows with every report.
+    change: u64,
+    /// The latest report; `None` before the first.
+    progress: Option<Progress>,
+    /// How it ended; `None` while it is under way. The same as in the journal, unless that could not be written.
+    ended: Option<(Outcome, Summary)>,
+}
+
+impl Migrations {
+    /// Begins to track a migration. Reports about migrations that are not tracked are dropped.
+    pub(crate) fn track(&self, migration: MigrationId, volume: VolumeId, block_size_bytes: u64) {
+        let live = Live { block_size_bytes, change: 1, progress: None, ended: None };
+        self.lock().insert(migration, Tracked { volume, news: watch::Sender::new(live) });
+    }
+
+    /// Takes a report; called on lane threads.
+    pub(crate) fn report(&self, report: Report) {
+        let (Report::Progress { migration, .. } | Report::Ended { migration, .. }) = report;
+        let live = self.lock();
+        let Some(tracked) = live.get(&migration) else {
+            tracing::error!(%migration, "a report about an unknown migration");
+            return;
+        };
+        tracked.news.send_modify(|live| {
+            live.change += 1;
+            match report {
+                Report::Progress { progress, .. } => live.progress = Some(progress),
+                Report::Ended { outcome, summary, .. } => live.ended = Some((outcome, summary)),
+            }
+        });
+    }
+
+    /// The migration of the volume that is under way.
+    pub(crate) fn running_of(&self, volume: VolumeId) -> Option<MigrationId> {
+        let live = self.lock();
+        let mut running = live.iter().filter(|(_, tracked)| tracked.news.borrow().ended.is_none());
+        running.find(|(_, tracked)| tracked.volume == volume).map(|(id, _)| *id)
+    }
+
+    /// Migrations under way, with their volumes.
+    pub(crate) fn running(&self) -> Vec<(MigrationId, VolumeId)> {
+        let live = self.lock();
+        let running = live.iter().filter(|(_, tracked)| tracked.news.borrow().ended.is_none());
+        running.map(|(id, tracked)| (*id, tracked.volume)).collect()
+    }
+
+    /// All migrations, oldest first.
+    pub(crate) fn list(&self, journal: &Journal) -> Vec<Migration> {
+        let recorded = journal.read(|state| state.migrations.clone());
+        recorded.iter().map(|(id, state)| view::migration(*id, state, self.live(*id).as_ref())).collect()
+    }
+
+    /// One migration.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`].
+    pub(crate) fn get(&self, journal: &Journal, migration: MigrationId) -> Result<Migration, RequestError> {
+        let recorded = journal.read(|state| state.migrations.get(&migration).cloned());
+        match recorded {
+            Some(state) => Ok(view::migration(migration, &state, self.live(migration).as_ref())),
+            None => Err(RequestError::MigrationNotFound(migration.to_string())),
+        }
+    }
+
+    /// One migration as soon as it has changed since `after`, has ended, or `wait` is over.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`].
+    pub(crate) async fn watch(
+        &self,
+        journal: &Journal,
+        migration: MigrationId,
+        after: u64,
+        wait: Duration,
+    ) -> Result<Migration, RequestError> {
+        if let Some(mut news) = self.subscribe(migration) {
+            let changed = news.wait_for(|live| live.change > after || live.ended.is_some());
+            // Neither the end of the wait nor that of all reports is an error: the answer says how it stands.
+            let _ = tokio::time::timeout(wait, changed).await;
+        }
+        self.get(journal, migration)
+    }
+
+    fn subscribe(&self, migration: MigrationId) -> Option<watch::Receiver<Live>> {
+        self.lock().get(&migration).map(|tracked| tracked.news.subscribe())
+    }
+
+    fn live(&self, migration: MigrationId) -> Option<Live> {
+        self.lock().get(&migration).map(|tracked| tracked.news.borrow().clone())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<MigrationId, Tracked>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a migration's identity as people write it, `m7`.
+///
+/// # Errors
+/// [`RequestError::MigrationNotFound`]: no migration is called so.
+pub(crate) fn parse_id(text: &str) -> Result<MigrationId, RequestError> {
+    let number = text.strip_prefix('m').and_then(|number| number.parse().ok());
+    // Neither "m007" nor "m+7" is how a migration is called.
+    let id = number.map(MigrationId).filter(|id| id.to_string() == text);
+    id.ok_or_else(|| RequestError::MigrationNotFound(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests;

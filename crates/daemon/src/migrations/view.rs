@@ -1,0 +1,182 @@
+//! One migration for the API: what the journal says, and what the lane reported last.
+
+use std::time::Duration;
+
+use api::{
+    GuestLocation, ImageLocation, Migration, MigrationState, RemainingSeconds, SwitchOver, WaitingFor,
+};
+use migration::journal::{self, FailureCode, Outcome, Stage, Summary};
+use migration::{MigrationId, Phase, Progress};
+
+use super::Live;
+use crate::journal::now_unix_ms;
+
+/// The migration as the API shows it.
+pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: Option<&Live>) -> Migration {
+    let ended = match (&state.stage, live.and_then(|live| live.ended.as_ref())) {
+        (Stage::Ended(outcome), _) => Some((outcome, &state.summary)),
+        (_, Some((outcome, summary))) => Some((outcome, summary)),
+        _ => None,
+    };
+    let moving = state.volumes.first();
+    let location = |image: Option<&journal::ImageLocation>| image.map_or_else(nowhere, image_location);
+    let mut shown = Migration {
+        id: id.to_string(),
+        volume: state.names.first().cloned().unwrap_or_default(),
+        source: location(moving.map(|moving| &moving.source)),
+        target: location(moving.map(|moving| &moving.target)),
+        keep_source: state.keep_source,
+        state: MigrationState::Running,
+        phase: api::Phase::Copying,
+        fraction: 0.0,
+        bytes_copied: 0,
+        bytes_mirrored: 0,
+        bytes_zero: 0,
+        bytes_moved: 0,
+        bytes_missing: 0,
+        bytes_per_second: 0.0,
+        seconds: seconds(state, ended.map(|(_, summary)| summary)),
+        remaining_seconds: None,
+        attempt: 0,
+        waiting_for: None,
+        suspended: None,
+        switch_over: None,
+        failure: None,
+        message: None,
+        guest: guest_at(&state.stage),
+        started_unix_ms: state.started_unix_ms,
+        ended_unix_ms: state.ended_unix_ms,
+        change: live.map_or(1, |live| live.change),
+    };
+    if let Some((live, progress)) = live.and_then(|live| Some((live, live.progress.as_ref()?))) {
+        add_progress(&mut shown, progress, live.block_size_bytes);
+    }
+    if let Some((outcome, summary)) = ended {
+        add_end(&mut shown, outcome, summary);
+    }
+    shown
+}
+
+fn add_progress(shown: &mut Migration, progress: &Progress, block_size_bytes: u64) {
+    shown.phase = phase(progress.phase);
+    if progress.phase == Phase::Releasing {
+        shown.guest = GuestLocation::Unknown;
+    }
+    shown.fraction = progress.fraction;
+    shown.bytes_missing = progress.blocks_missing.saturating_mul(block_size_bytes);
+    shown.bytes_per_second = progress.copy_bytes_per_second;
+    shown.remaining_seconds = progress.remaining.map(|(earliest, latest)| RemainingSeconds {
+        earliest: earliest.as_secs_f64(),
+        latest: latest.as_secs_f64(),
+    });
+    shown.attempt = progress.attempt;
+    shown.waiting_for = progress.waiting.map(|waiting| WaitingFor {
+        reason: waiting.reason.to_owned(),
+        remaining_ms: u64::try_from(waiting.remaining.as_millis()).unwrap_or(u64::MAX),
+    });
+    shown.suspended = progress.suspended.map(str::to_owned);
+    add_bytes(shown, progress.bytes_copied, progress.bytes_mirrored, progress.bytes_zero);
+}
+
+fn add_end(shown: &mut Migration, outcome: &Outcome, summary: &Summary) {
+    shown.phase = api::Phase::Ended;
+    shown.bytes_per_second = 0.0;
+    (shown.remaining_seconds, shown.waiting_for, shown.suspended) = (None, None, None);
+    // A migration that recovery ended has no summary; what was reported last is more than nothing.
+    if *summary != Summary::default() {
+        add_bytes(shown, summary.bytes_copied, summary.bytes_mirrored, summary.bytes_zero);
+        shown.attempt = summary.attempts;
+    }
+    (shown.state, shown.guest) = match outcome {
+        Outcome::Moved { .. } => (MigrationState::Moved, GuestLocation::Target),
+        Outcome::Cancelled => (MigrationState::Cancelled, GuestLocation::Source),
+        // Behind the commit point a migration is completed or handed back, but does not fail.
+        Outcome::Failed { .. } => (MigrationState::Failed, GuestLocation::Source),
+        Outcome::HandedBack { .. } => (MigrationState::HandedBack, GuestLocation::Source),
+    };
+    shown.message = match outcome {
+        Outcome::Moved { left_over } if left_over.is_empty() => None,
+        Outcome::Moved { left_over } => Some(format!("left over: {left_over}")),
+        Outcome::Cancelled => None,
+        Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } => Some(detail.clone()),
+    };
+    if let Outcome::Failed { code, .. } = outcome {
+        shown.failure = Some(failure_name(*code).to_owned());
+    }
+    if shown.state == MigrationState::Moved {
+        (shown.fraction, shown.bytes_missing) = (1.0, 0);
+        shown.switch_over = (summary.gate_closed_us > 0).then(|| switch_over(summary));
+    }
+}
+
+fn add_bytes(shown: &mut Migration, copied: u64, mirrored: u64, zero: u64) {
+    (shown.bytes_copied, shown.bytes_mirrored, shown.bytes_zero) = (copied, mirrored, zero);
+    shown.bytes_moved = copied.saturating_add(mirrored);
+}
+
+fn seconds(state: &journal::MigrationState, summary: Option<&Summary>) -> f64 {
+    match summary {
+        Some(summary) if summary.total_us > 0 => Duration::from_micros(summary.total_us).as_secs_f64(),
+        _ => {
+            let until = state.ended_unix_ms.unwrap_or_else(now_unix_ms);
+            // A wall clock that was set back is no reason for a negative time.
+            Duration::from_millis(until.saturating_sub(state.started_unix_ms)).as_secs_f64()
+        }
+    }
+}
+
+fn switch_over(summary: &Summary) -> SwitchOver {
+    let milliseconds = |microseconds: u64| microseconds as f64 / 1000.0;
+    SwitchOver {
+        gate_closed_ms: milliseconds(summary.gate_closed_us),
+        drain_ms: milliseconds(summary.drain_us),
+        prepare_ms: milliseconds(summary.prepare_us),
+        release_ms: milliseconds(summary.release_us),
+        own_ms: milliseconds(summary.own_us),
+        start_ms: milliseconds(summary.start_us),
+    }
+}
+
+fn guest_at(stage: &Stage) -> GuestLocation {
+    match stage {
+        Stage::Copying | Stage::Prepared(_) | Stage::HandedBack => GuestLocation::Source,
+        Stage::Released(_) | Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => GuestLocation::Target,
+        Stage::Ended(_) => GuestLocation::Source,
+    }
+}
+
+/// How the API shows where an image is.
+pub(crate) fn image_location(image: &journal::ImageLocation) -> ImageLocation {
+    let store = (!image.is_adopted()).then(|| image.store.clone());
+    ImageLocation { store, image: image.path.clone() }
+}
+
+fn nowhere() -> ImageLocation {
+    ImageLocation { store: None, image: String::new() }
+}
+
+fn phase(phase: Phase) -> api::Phase {
+    match phase {
+        Phase::Copying => api::Phase::Copying,
+        Phase::Closing => api::Phase::Closing,
+        Phase::Preparing => api::Phase::Preparing,
+        Phase::Releasing => api::Phase::Releasing,
+        Phase::Committing => api::Phase::Committing,
+        Phase::Retiring => api::Phase::Retiring,
+        Phase::TakingBack => api::Phase::TakingBack,
+        Phase::Discarding => api::Phase::Discarding,
+        Phase::Ended => api::Phase::Ended,
+    }
+}
+
+fn failure_name(code: FailureCode) -> &'static str {
+    match code {
+        FailureCode::TargetFull => "target-full",
+        FailureCode::TargetFaulty => "target-faulty",
+        FailureCode::TargetHung => "target-hung",
+        FailureCode::SourceUnreadable => "source-unreadable",
+        FailureCode::HandoverRefused => "handover-refused",
+        FailureCode::DaemonStopped => "daemon-stopped",
+        FailureCode::Internal => "internal",
+    }
+}

@@ -1,0 +1,198 @@
+//! A daemon from its start to its end.
+//!
+//! ```text
+//!   lock the data folder ► journal ► stores ► end interrupted migrations ► settle left-over files
+//!        ► volumes get their lanes, waiting where somebody holds an image ► API
+//!   SIGTERM, SIGINT ► API closed ► operations end ► lanes drain ► sockets removed; a second signal: at once
+//! ```
+//! Nothing is served before the journal says who owns it. What one volume lacks keeps no other from being served.
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use migration::CommitFault;
+use migration::journal::State;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::config::{Config, DEFAULT_STORE};
+use crate::fail_point::{self, UnknownFailPoint};
+use crate::host::Host;
+use crate::http;
+use crate::journal::{Journal, JournalError};
+use crate::lock::{FolderLock, LockError};
+use crate::recovery;
+use crate::sockets::{self, SocketError, SocketFolder};
+use crate::stores::Stores;
+
+/// Why a daemon could not start, or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A folder cannot be made.
+    #[error("the folder {path} cannot be made")]
+    Folder {
+        /// Which.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+    /// The data folder is another daemon's.
+    #[error("the data folder cannot be used")]
+    DataFolder(#[source] LockError),
+    /// There is no journal to go by.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The journal cannot be written.
+    #[error("interrupted migrations cannot be ended: the journal cannot be written")]
+    Recovery(#[source] CommitFault),
+    /// The sockets cannot be made.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The API cannot be served.
+    #[error("the API cannot be served")]
+    Api(#[source] std::io::Error),
+    /// The environment names a fail point that there is not.
+    #[error(transparent)]
+    FailPoint(#[from] UnknownFailPoint),
+    /// It was told to stop a second time.
+    #[error("stopped at once; what was under way is left to the next start")]
+    StoppedAtOnce,
+}
+
+/// Runs a daemon until SIGTERM or SIGINT.
+///
+/// # Errors
+/// [`ServeError`].
+pub async fn serve(config: Config) -> Result<(), ServeError> {
+    let (mut terminate, mut interrupt) = (
+        signal(SignalKind::terminate()).map_err(ServeError::Api)?,
+        signal(SignalKind::interrupt()).map_err(ServeError::Api)?,
+    );
+    let mut asked =
+        async move || tokio::select! { _ = terminate.recv() => "SIGTERM", _ = interrupt.recv() => "SIGINT" };
+    // Also while it starts: an image may be held for long.
+    let daemon = tokio::select! {
+        daemon = Daemon::start(config) => daemon?,
+        signal = asked() => {
+            tracing::info!(signal, "stopped while starting");
+            return Ok(());
+        }
+    };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = daemon.run(async {
+        // An error means that nobody can ask any more.
+        let _ = stopped.await;
+    });
+    tokio::pin!(running);
+    tokio::select! {
+        result = &mut running => return result,
+        signal = asked() => tracing::info!(signal, "stopping; once more: at once"),
+    }
+    drop(stop);
+    tokio::select! {
+        result = running => result,
+        _ = asked() => Err(ServeError::StoppedAtOnce),
+    }
+}
+
+/// A daemon that serves its volumes, and soon its API.
+pub struct Daemon {
+    host: Arc<Host>,
+    listener: UnixListener,
+    api: PathBuf,
+}
+
+impl Daemon {
+    /// Starts: when this returns, volumes are served, and the API's socket takes connections.
+    ///
+    /// # Errors
+    /// [`ServeError`]; nothing is served then.
+    pub async fn start(config: Config) -> Result<Self, ServeError> {
+        fail_point::arm_from_environment()?;
+        let api = config.api.path().to_owned();
+        make_folder(&config.data_dir)?;
+        let lock = FolderLock::acquire(&config.data_dir).map_err(ServeError::DataFolder)?;
+        let journal = Journal::open(&config.data_dir, lock)?;
+        let stores = open_stores(&config)?;
+        let sockets = SocketFolder::open(&config.volume_sockets_dir)?;
+        let listener = listen(sockets.bind(&api)?)?;
+        recovery::run(&journal).await.map_err(ServeError::Recovery)?;
+        settle(&stores, &journal.read(State::clone));
+        let host = Host::new(config, journal, stores, sockets);
+        host.serve_all().await;
+        tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
+        Ok(Self { host, listener, api })
+    }
+
+    /// Serves the API until `stop` resolves, then stops in order.
+    ///
+    /// # Errors
+    /// [`ServeError::Api`].
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
+        let Self { host, listener, api } = self;
+        let (closing, closed) = oneshot::channel();
+        let server =
+            axum::serve(listener, http::router(Arc::clone(&host))).with_graceful_shutdown(async move {
+                stop.await;
+                // Nobody listens if the server has failed.
+                let _ = closing.send(());
+            });
+        let server = tokio::spawn(server.into_future());
+        // Resolves when it is to stop, or when the server has failed and dropped its side.
+        let failed = closed.await.is_err();
+        // Connections under way get their answers while the lanes drain.
+        if let Err(error) = sockets::remove(&api) {
+            tracing::warn!(path = %api.display(), %error, "the API's socket is left over");
+        }
+        host.stop().await;
+        match tokio::time::timeout(host.config.limits.stop_wait_max, server).await {
+            Ok(Ok(Err(error))) => return Err(ServeError::Api(error)),
+            Ok(_) => {}
+            Err(_) => tracing::warn!("a client of the API does not take its answer"),
+        }
+        if failed {
+            return Err(ServeError::Api(std::io::ErrorKind::BrokenPipe.into()));
+        }
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+fn make_folder(path: &Path) -> Result<(), ServeError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| ServeError::Folder { path: path.to_owned(), source })
+}
+
+fn open_stores(config: &Config) -> Result<Stores, ServeError> {
+    // The store that nobody configured is made; one that was configured may be a disk that is not mounted.
+    if let Some(folder) =
+        config.stores.get(DEFAULT_STORE).filter(|folder| folder.starts_with(&config.data_dir))
+    {
+        make_folder(folder)?;
+    }
+    let stores = Stores::new(&config.stores);
+    for store in stores.iter() {
+        if let Err(problem) = store.check() {
+            tracing::warn!(store = store.name(), %problem, "the store cannot be used for the time being");
+        }
+    }
+    Ok(stores)
+}
+
+fn settle(stores: &Stores, state: &State) {
+    for store in stores.iter().filter(|store| store.check().is_ok()) {
+        if let Err(error) = store.settle(state) {
+            tracing::warn!(store = store.name(), %error, "the store cannot be looked through");
+        }
+    }
+}
+
+fn listen(socket: OwnedFd) -> Result<UnixListener, ServeError> {
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    listener.set_nonblocking(true).map_err(ServeError::Api)?;
+    UnixListener::from_std(listener).map_err(ServeError::Api)
+}

@@ -1,0 +1,200 @@
+//! Unix sockets at stable paths: made with their mode, put in place in one step, never taken from somebody else.
+
+use std::fs::{DirBuilder, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use api::{Address, AddressError};
+
+use crate::lock::{FolderLock, LockError};
+
+/// Who may connect: the user that runs the daemon. A volume is a disk; the API moves disks.
+const SOCKET_MODE: u32 = 0o600;
+/// Who may look into the folders of sockets.
+const FOLDER_MODE: u32 = 0o700;
+/// Name under which a socket is made; shorter than any volume's, so that it fits wherever they do.
+const UNFINISHED: &str = ".bind";
+
+/// The folder in which the sockets of this daemon are.
+#[derive(Debug)]
+pub(crate) struct SocketFolder {
+    folder: PathBuf,
+    /// Held while a socket is made: they all begin under one name.
+    binding: Mutex<()>,
+    _lock: FolderLock,
+}
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The system cannot bind such a path.
+    #[error("the path of the socket cannot be used; choose a folder with a shorter path: --api unix:PATH")]
+    Path(#[from] AddressError),
+    /// Somebody listens there.
+    #[error("another daemon listens at {0}; stop it, or choose another address with --api unix:PATH")]
+    Taken(PathBuf),
+    /// Something that is no socket has that name.
+    #[error("{0} exists and is no socket; move it away")]
+    NotASocket(PathBuf),
+    /// The folder could be changed by somebody else.
+    #[error("{folder} belongs to another user ({owner}); choose another folder with --api unix:PATH")]
+    NotOurs {
+        /// The folder.
+        folder: PathBuf,
+        /// The number of its owner.
+        owner: u32,
+    },
+    /// Another daemon has its sockets there.
+    #[error("the folder of the sockets cannot be used")]
+    Locked(#[from] LockError),
+    /// The system refused something.
+    #[error("cannot {operation} {path}")]
+    Io {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// The folder or socket.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+}
+
+impl SocketFolder {
+    /// Makes the folder if need be, and takes it for this daemon.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn open(folder: &Path) -> Result<Self, SocketError> {
+        let failed = |source| SocketError::Io { operation: "make", path: folder.to_owned(), source };
+        DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(failed)?;
+        // A folder below one that another user owns can be exchanged for another at any time.
+        for folder in [Some(folder), folder.parent()].into_iter().flatten() {
+            let owner = std::fs::metadata(folder).map_err(failed)?.uid();
+            if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+                return Err(SocketError::NotOurs { folder: folder.to_owned(), owner });
+            }
+        }
+        let lock = FolderLock::acquire(folder)?;
+        Ok(Self { folder: folder.to_owned(), binding: Mutex::new(()), _lock: lock })
+    }
+
+    /// Where a volume's socket is.
+    pub(crate) fn volume_socket(&self, volume: &str) -> PathBuf {
+        self.folder.join(format!("{volume}.sock"))
+    }
+
+    /// Checks that a volume's socket can have its path.
+    ///
+    /// # Errors
+    /// [`SocketError::Path`].
+    pub(crate) fn check(&self, volume: &str) -> Result<(), SocketError> {
+        Address::unix(self.volume_socket(volume))?;
+        Ok(())
+    }
+
+    /// Listens at `path`, which is in this folder or in the one above it.
+    ///
+    /// A socket that nobody listens to any more is replaced, in one step: clients find the old one or the new one.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn bind(&self, path: &Path) -> Result<OwnedFd, SocketError> {
+        Address::unix(path)?;
+        check_free(path)?;
+        let _binding = self.binding.lock().unwrap_or_else(PoisonError::into_inner);
+        let unfinished = self.folder.join(UNFINISHED);
+        let failed = |source| SocketError::Io { operation: "make the socket", path: path.to_owned(), source };
+        remove(&unfinished).map_err(failed)?;
+        let listener = UnixListener::bind(&unfinished).map_err(failed)?;
+        std::fs::set_permissions(&unfinished, Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+        std::fs::rename(&unfinished, path).map_err(failed)?;
+        Ok(listener.into())
+    }
+}
+
+/// Takes a socket away; one that is gone is a success.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// What an NBD client connects to.
+pub(crate) fn volume_uri(volume: &str, socket: &Path) -> String {
+    // Names need no escapes. Paths may: whatever is not allowed in a query.
+    let escaped = socket.as_os_str().as_encoded_bytes().iter().map(|byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'.' | b'_' | b'~' => {
+            char::from(*byte).to_string()
+        }
+        byte => format!("%{byte:02X}"),
+    });
+    format!("nbd+unix:///{volume}?socket={}", escaped.collect::<String>())
+}
+
+fn check_free(path: &Path) -> Result<(), SocketError> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(SocketError::Io { operation: "examine", path: path.to_owned(), source }),
+        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(SocketError::Taken(path.to_owned())),
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::{SocketError, SocketFolder, volume_uri};
+
+    #[test]
+    fn socket_is_private_and_replaces_a_dead_one_only() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::open(&parent.path().join("run/volumes")).unwrap();
+        let path = folder.volume_socket("a");
+        let listener = folder.bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        UnixStream::connect(&path).unwrap();
+        assert!(matches!(folder.bind(&path), Err(SocketError::Taken(_))));
+        drop(listener);
+        let _listener = folder.bind(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+
+        let file = parent.path().join("run/file");
+        std::fs::write(&file, b"precious").unwrap();
+        assert!(matches!(folder.bind(&file), Err(SocketError::NotASocket(_))));
+        assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn two_daemons_do_not_share_a_folder_of_sockets() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("volumes");
+        let _first = SocketFolder::open(&path).unwrap();
+        assert!(matches!(SocketFolder::open(&path), Err(SocketError::Locked(_))));
+    }
+
+    #[test]
+    fn path_that_is_too_long_is_refused_before_anything_is_done() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::open(&parent.path().join("x".repeat(60))).unwrap();
+        folder.check("a").unwrap();
+        let error = folder.check(&"y".repeat(60)).unwrap_err();
+        assert!(error.to_string().contains("choose a folder with a shorter path"), "{error}");
+    }
+
+    #[test]
+    fn uri_escapes_what_a_query_cannot_hold() {
+        let uri = volume_uri("a.b", std::path::Path::new("/run/my disks&co/a.b.sock"));
+        assert_eq!(uri, "nbd+unix:///a.b?socket=/run/my%20disks%26co/a.b.sock");
+    }
+}
