@@ -30,6 +30,9 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run the daemon: serve volumes to guests, and the API to the other commands.
+    #[command(after_help = SERVE_HELP)]
+    Serve(ServeArguments),
     /// The stores that volumes can be in.
     #[command(subcommand)]
     Store(StoreCommand),
@@ -42,6 +45,19 @@ pub(crate) enum Command {
     /// Migrations: list, watch, cancel.
     #[command(subcommand)]
     Migration(MigrationCommand),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where the journal is, and the store if none is configured.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Where the API is served; the volumes' sockets are in the folder `volumes` beside it.
+    #[arg(long, value_name = "unix:PATH")]
+    pub(crate) api: Option<Address>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -158,6 +174,26 @@ impl Arguments {
         if self.json { Format::Json } else { Format::Text }
     }
 }
+
+const SERVE_HELP: &str = "\
+Examples:
+  sterna serve
+  sterna serve --config /etc/sterna/sterna.toml
+  sterna serve --data-dir /tmp/try/data --api unix:/tmp/try/sterna.sock
+
+Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml for others, if it exists.
+
+  data_dir = \"/var/lib/sterna\"
+  api = \"unix:/run/sterna/sterna.sock\"
+  engine = \"auto\"                  # or \"io_uring\", \"threads\"
+  [stores.fast]
+  path = \"/srv/fast\"
+  [limits]
+  mirror_wait_max_ms = 1000        # longest that a migration may hold a guest's write
+  stop_wait_max_ms = 10000         # longest that a stopping daemon waits for a volume's requests
+
+SIGTERM and Ctrl-C stop in order: requests in flight end, stores are flushed, a migration before its commit point is
+ended with the volume at its source. A second signal stops at once; the next start puts everything right.";
 
 const CREATE_HELP: &str = "\
 Examples:

@@ -2,13 +2,14 @@
 
 mod migrate;
 mod migration;
+mod serve;
 mod store;
 mod volume;
 
 use std::path::{Path, PathBuf};
 
 use api::{Address, Client, ClientError};
-use daemon::{ConfigError, Folders};
+use daemon::{ConfigError, Folders, ServeError};
 
 use crate::args::{Arguments, Command};
 use crate::exit::Exit;
@@ -22,6 +23,9 @@ pub(crate) enum CommandError {
     /// There is no configuration to serve by.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The daemon could not start, or had to stop.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     /// The result could not be printed.
     #[error("standard output cannot be written")]
     Unwritten(#[from] std::io::Error),
@@ -46,6 +50,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         Ok(Client::new(address))
     };
     match arguments.command {
+        Command::Serve(order) => serve::run(order).await,
         Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,
         Command::Volume(command) => volume::run(&client(arguments.host)?, command, format).await,
         Command::Migrate(order) => migrate::run(&client(arguments.host)?, order, format).await,

@@ -26,7 +26,6 @@ pub(crate) enum Exit {
     /// No daemon answers.
     Unreachable = 7,
     /// The daemon could not start, or had to stop.
-    #[cfg_attr(not(test), expect(dead_code, reason = "only `serve` ends with it, which is not there yet"))]
     ServeFailed = 8,
     /// Interrupted a second time: nobody waited for the end.
     Interrupted = 130,
@@ -52,6 +51,7 @@ impl Exit {
         match error {
             CommandError::Client(error) => Self::of_client(error),
             CommandError::Config(_) => Self::Usage,
+            CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Unwritten(_) | CommandError::Path { .. } => Self::Unexpected,
         }
     }
