@@ -281,7 +281,7 @@ impl Model {
                 assert!(!source_open && !target_open, "released, and somebody lets writes through");
             }
             Stage::Owned(_) => {
-                assert!(!source_open, "the target owns it, and the source lets writes through")
+                assert!(!source_open, "the target owns it, and the source lets writes through");
             }
             Stage::Copying | Stage::Prepared(_) | Stage::HandedBack => {
                 assert!(!target_open, "the source owns it, and the target lets writes through");

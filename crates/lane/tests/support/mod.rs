@@ -1,0 +1,216 @@
+//! A lane without a thread: a volume over a memory store that can be made to fail or hang, a target likewise, and a
+//! clock that jumps from deadline to deadline.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::executor::Unpark;
+use block::filter::{Delay, DelaySwitch, Fault, FaultSwitch};
+use block::{BlockDevice, Buffer, BufferPool, ByteRange, Driver, Durability, Executor, Handle, MemoryStore};
+use chronicle::{BlockSize, Generation};
+use lane::{
+    Baton, Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TimeLimits, Volume,
+};
+use migration::journal::{ImageLocation, Outcome, Record};
+use migration::recovery::Retirement;
+use migration::{CommitFault, MigrationId, PacingSettings, Progress, VolumeId};
+
+/// Size of the volume in bytes.
+pub(crate) const SIZE: u64 = 8 << 20;
+/// The generation that the volume begins with.
+pub(crate) const GENERATION: Generation = Generation(3);
+/// Limits of the tests' migrations.
+pub(crate) const LIMITS: TimeLimits = TimeLimits {
+    mirror_wait_max: Duration::from_secs(1),
+    switch_over_max: Duration::from_millis(500),
+    no_progress_max: Duration::from_secs(300),
+};
+
+/// A store that can be made to fail or to hang.
+pub(crate) struct Store {
+    pub(crate) device: Rc<dyn BlockDevice>,
+    pub(crate) memory: Rc<MemoryStore>,
+    pub(crate) fault: FaultSwitch,
+    pub(crate) delay: DelaySwitch,
+}
+
+/// A volume, its source store and a target store.
+pub(crate) struct Scene {
+    pub(crate) handle: Handle,
+    pub(crate) control: Rc<Remembering>,
+    pub(crate) source: Store,
+    pub(crate) target: Store,
+    pub(crate) volume: Rc<Volume>,
+}
+
+/// A control plane that remembers what it was asked for.
+#[derive(Default)]
+pub(crate) struct Remembering {
+    pub(crate) records: RefCell<Vec<Record>>,
+    pub(crate) progress: RefCell<Vec<Progress>>,
+    pub(crate) retired: RefCell<Vec<ImageLocation>>,
+    pub(crate) discarded: RefCell<Vec<ImageLocation>>,
+}
+
+/// Runs `test` on an executor whose clock jumps; ends when the test ends.
+pub(crate) fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) -> F) {
+    let mut executor = Executor::new(JumpingClock::default());
+    let handle = executor.handle();
+    let (source, target) = (Store::new(&handle), Store::new(&handle));
+    let volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, Rc::clone(&source.device));
+    let test = test(Scene { handle, control: Rc::default(), source, target, volume });
+    executor.run(test);
+}
+
+impl Scene {
+    pub(crate) fn device(&self) -> Rc<dyn BlockDevice> {
+        self.volume.device()
+    }
+
+    /// Starts a migration at full speed; its outcome is there when it has ended.
+    pub(crate) fn migrate(&self) -> (Baton, Rc<RefCell<Option<Outcome>>>) {
+        self.migrate_paced(PacingSettings::default())
+    }
+
+    /// Starts a migration that takes a while.
+    pub(crate) fn migrate_slowly(&self, bytes_per_second: u64) -> (Baton, Rc<RefCell<Option<Outcome>>>) {
+        let bytes_per_second = Some(bytes_per_second);
+        self.migrate_paced(PacingSettings {
+            chunk_bytes: 128 << 10,
+            bytes_per_second,
+            ..PacingSettings::default()
+        })
+    }
+
+    fn migrate_paced(&self, pacing: PacingSettings) -> (Baton, Rc<RefCell<Option<Outcome>>>) {
+        let plan = Plan {
+            migration: MigrationId(1),
+            volumes: vec![PlannedVolume {
+                volume: Rc::clone(&self.volume),
+                target: Rc::clone(&self.target.device),
+                source_image: location("source"),
+                target_image: location("target"),
+            }],
+            keep_source: false,
+            pacing,
+            limits: LIMITS,
+        };
+        let control = Rc::clone(&self.control) as Rc<dyn Control>;
+        let (conductor, baton) = Conductor::new(self.handle.clone(), control, BufferPool::new(), plan);
+        let outcome = Rc::new(RefCell::new(None));
+        let ended = Rc::clone(&outcome);
+        self.handle.spawn(async move { *ended.borrow_mut() = Some(conductor.run().await) });
+        (baton, outcome)
+    }
+
+    /// Waits until a migration has ended.
+    pub(crate) async fn outcome(&self, outcome: &Rc<RefCell<Option<Outcome>>>) -> Outcome {
+        loop {
+            if let Some(outcome) = outcome.borrow_mut().take() {
+                return outcome;
+            }
+            self.handle.sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Migrates, without any guest.
+    pub(crate) async fn migrate_to_the_end(&self) -> Outcome {
+        let (_, outcome) = self.migrate();
+        self.outcome(&outcome).await
+    }
+
+    /// Writes a block of 4 KiB and returns how long it took.
+    pub(crate) async fn write(&self, block: u64, stamp: u8) -> Duration {
+        let began = self.handle.now();
+        let data = Buffer::copy_of(&[stamp; 4096]);
+        self.device().write(block * 4096, data, Durability::Volatile).await.unwrap();
+        self.handle.now() - began
+    }
+
+    /// Fills the first `blocks` blocks of 4 KiB.
+    pub(crate) async fn fill(&self, blocks: u64) {
+        for block in 0..blocks {
+            self.write(block, (block % 250) as u8 + 1).await;
+        }
+    }
+}
+
+impl Store {
+    fn new(handle: &Handle) -> Self {
+        let memory = Rc::new(MemoryStore::new(SIZE));
+        let (delayed, delay) = Delay::new(Rc::clone(&memory) as Rc<dyn BlockDevice>, handle.clone());
+        let (faulty, fault) = Fault::new(Rc::new(delayed), 1);
+        Self { device: Rc::new(faulty), memory, fault, delay }
+    }
+
+    /// All bytes of the store, past its filters.
+    pub(crate) async fn content(&self) -> Vec<u8> {
+        let buffer = Buffer::zeroed(usize::try_from(SIZE).unwrap());
+        self.memory.read(0, buffer).await.unwrap().as_slice().to_vec()
+    }
+}
+
+pub(crate) fn location(name: &str) -> ImageLocation {
+    ImageLocation { store: name.to_owned(), path: format!("/{name}.img") }
+}
+
+/// The bytes of block `block` of 4 KiB.
+pub(crate) fn block_range(block: u64) -> ByteRange {
+    ByteRange::new(block * 4096, 4096)
+}
+
+impl Control for Remembering {
+    fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
+        self.records.borrow_mut().extend(records);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn retire(&self, image: ImageLocation, _: Retirement) -> LaneFuture<Result<(), ControlFault>> {
+        self.retired.borrow_mut().push(image);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
+        self.discarded.borrow_mut().push(image);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn report(&self, report: Report) {
+        if let Report::Progress { progress, .. } = report {
+            self.progress.borrow_mut().push(progress);
+        }
+    }
+}
+
+/// A driver for tests: nothing ever completes from outside, so the clock jumps to the next deadline.
+#[derive(Default)]
+struct JumpingClock {
+    now: Cell<Duration>,
+}
+
+struct Nobody;
+
+impl Unpark for Nobody {
+    fn unpark(&self) {}
+}
+
+impl Driver for JumpingClock {
+    fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    fn park(&mut self, deadline: Option<Duration>) {
+        match deadline {
+            Some(deadline) => self.now.set(self.now.get().max(deadline)),
+            None => panic!("everybody waits, and for nothing that has a deadline"),
+        }
+    }
+
+    fn unparker(&self) -> Arc<dyn Unpark> {
+        Arc::new(Nobody)
+    }
+}
