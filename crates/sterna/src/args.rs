@@ -45,6 +45,9 @@ pub(crate) enum Command {
     /// Migrations: list, watch, cancel.
     #[command(subcommand)]
     Migration(MigrationCommand),
+    /// Watch the disk of a busy guest move between two stores of a temporary daemon, and be verified.
+    #[command(after_help = DEMO_HELP)]
+    Demo(DemoArguments),
 }
 
 #[derive(Debug, Args)]
@@ -146,6 +149,19 @@ pub(crate) struct MigrateArguments {
     pub(crate) detach: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct DemoArguments {
+    /// With a virtual machine in QEMU as guest, rather than a thread of this program.
+    #[arg(long)]
+    vm: bool,
+    /// The folder that holds the machine's kernel and initramfs; by default the one that `make demo` fills.
+    #[arg(long, value_name = "DIR", requires = "vm")]
+    pub(crate) image: Option<PathBuf>,
+    /// Where the temporary folder is made; by default where temporary files are.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) folder: Option<PathBuf>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
     /// List the migrations under way and the latest that have ended, with what became of them and why.
@@ -166,6 +182,22 @@ pub(crate) enum MigrationCommand {
 pub(crate) struct MigrationArguments {
     /// Identity of the migration, for example m7.
     pub(crate) id: String,
+}
+
+/// Who works on the disk of the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Guest {
+    /// A thread of this program.
+    Thread,
+    /// A virtual machine.
+    Machine,
+}
+
+impl DemoArguments {
+    /// Who works on the disk.
+    pub(crate) fn guest(&self) -> Guest {
+        if self.vm { Guest::Machine } else { Guest::Thread }
+    }
 }
 
 impl Arguments {
@@ -218,6 +250,14 @@ Examples:
 
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and
 waits until that is done; a second Ctrl-C stops waiting.";
+
+const DEMO_HELP: &str = "\
+Examples:
+  sterna demo
+  sterna demo --json
+  sterna demo --vm
+
+It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU.";
 
 const WATCH_HELP: &str = "\
 Example:

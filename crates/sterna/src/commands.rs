@@ -1,5 +1,6 @@
 //! The commands, one file for each noun.
 
+mod demo;
 mod migrate;
 mod migration;
 mod serve;
@@ -26,6 +27,12 @@ pub(crate) enum CommandError {
     /// The daemon could not start, or had to stop.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// The demo could not be carried out.
+    #[error("{0:#}")]
+    Demo(anyhow::Error),
+    /// This program's own file cannot be found.
+    #[error("the program cannot find itself")]
+    Program(#[source] std::io::Error),
     /// The result could not be printed.
     #[error("standard output cannot be written")]
     Unwritten(#[from] std::io::Error),
@@ -50,6 +57,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         Ok(Client::new(address))
     };
     match arguments.command {
+        Command::Demo(order) => demo::run(order, format).await,
         Command::Serve(order) => serve::run(order).await,
         Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,
         Command::Volume(command) => volume::run(&client(arguments.host)?, command, format).await,

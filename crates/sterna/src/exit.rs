@@ -52,7 +52,10 @@ impl Exit {
             CommandError::Client(error) => Self::of_client(error),
             CommandError::Config(_) => Self::Usage,
             CommandError::Serve(_) => Self::ServeFailed,
-            CommandError::Unwritten(_) | CommandError::Path { .. } => Self::Unexpected,
+            CommandError::Demo(_)
+            | CommandError::Program(_)
+            | CommandError::Unwritten(_)
+            | CommandError::Path { .. } => Self::Unexpected,
         }
     }
 

@@ -54,6 +54,7 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
         CommandError::Client(ClientError::Unreachable { .. }) => "daemon_unreachable".into(),
         CommandError::Config(_) => "invalid_configuration".into(),
         CommandError::Serve(_) => "serve_failed".into(),
+        CommandError::Demo(_) => "demo_failed".into(),
         _ => "client_failed".into(),
     };
     let body = serde_json::json!({ "error": { "code": code, "message": message } });
