@@ -164,6 +164,11 @@ enum State {
         /// No try at the handover before this.
         not_before: Duration,
     },
+    /// The source's stores are flushed while the guests still work, so that the flush behind the closed gates finds
+    /// little to do (hard case 27). Still [`Phase::Copying`]: nothing is held.
+    Settling {
+        unflushed: Vec<VolumeIndex>,
+    },
     Closing {
         open: Vec<VolumeIndex>,
         began: Duration,
@@ -327,14 +332,14 @@ impl Source {
                 Some((*repeat_at, "the target to delete its images"))
             }
             State::Released { handover, .. } => handover.poll_timeout(),
-            State::Ended => None,
+            State::Settling { .. } | State::Ended => None,
         }
     }
 
     /// Where the migration stands.
     pub fn phase(&self) -> Phase {
         match &self.state {
-            State::Copying { .. } => Phase::Copying,
+            State::Copying { .. } | State::Settling { .. } => Phase::Copying,
             State::Closing { .. } => Phase::Closing,
             State::Preparing { .. } => Phase::Preparing,
             State::Releasing { .. } => Phase::Releasing,
@@ -378,6 +383,16 @@ impl Source {
         }
         self.attempt = self.attempt.next();
         let attempt = self.attempt;
+        self.state = State::Settling { unflushed: self.volumes().collect() };
+        self.actions.extend(self.volumes().map(|volume| SourceAction::Flush { volume, attempt }));
+    }
+
+    fn settled(&mut self, now: Duration) {
+        if !self.all_synchronised() {
+            self.state = State::Copying { not_before: now };
+            return;
+        }
+        let attempt = self.attempt;
         self.state = State::Closing { open: self.volumes().collect(), began: now };
         self.actions.push_back(SourceAction::Enter(Phase::Closing));
         let close = self.volumes().map(|volume| SourceAction::CloseGate { volume, attempt });
@@ -409,16 +424,21 @@ impl Source {
     }
 
     fn flushed(&mut self, now: Duration, volume: VolumeIndex, attempt: Attempt, result: FlushResult) {
-        let State::Preparing { unflushed, .. } = &mut self.state else { return };
+        let (State::Settling { unflushed } | State::Preparing { unflushed, .. }) = &mut self.state else {
+            return;
+        };
         if attempt != self.attempt {
             return;
         }
-        match result {
-            FlushResult::Failed => self.give_up_attempt(now),
-            FlushResult::Durable => {
-                unflushed.retain(|waiting| *waiting != volume);
-                self.release_if_ready(now);
-            }
+        if result == FlushResult::Failed {
+            self.give_up_attempt(now);
+            return;
+        }
+        unflushed.retain(|waiting| *waiting != volume);
+        match &self.state {
+            State::Settling { unflushed } if unflushed.is_empty() => self.settled(now),
+            State::Preparing { .. } => self.release_if_ready(now),
+            _ => {}
         }
     }
 
@@ -452,7 +472,7 @@ impl Source {
 
     /// Ends a try before the commit point: the guests go on at once, the target is told when that is durable.
     fn give_up_attempt(&mut self, now: Duration) {
-        let told = !matches!(self.state, State::Closing { .. });
+        let told = !matches!(self.state, State::Settling { .. } | State::Closing { .. });
         self.state = State::Copying { not_before: now + ATTEMPT_PAUSE };
         self.actions.push_back(SourceAction::Enter(Phase::Copying));
         self.actions.extend(self.volumes().map(SourceAction::OpenGate));
@@ -474,8 +494,11 @@ impl Source {
 
     fn end_before_release(&mut self, outcome: Outcome) {
         match self.state {
-            State::Copying { .. } | State::Closing { .. } | State::Preparing { .. } => {
-                let closed = !matches!(self.state, State::Copying { .. });
+            State::Copying { .. }
+            | State::Settling { .. }
+            | State::Closing { .. }
+            | State::Preparing { .. } => {
+                let closed = !matches!(self.state, State::Copying { .. } | State::Settling { .. });
                 self.actions.push_back(SourceAction::Enter(Phase::Discarding));
                 self.actions.push_back(SourceAction::StopCopying);
                 if closed {
