@@ -1,0 +1,161 @@
+//! Dead files: Rust files that no module names, and files beside them that nothing reads.
+
+use std::collections::BTreeSet;
+
+use crate::tree::{Finding, RustFile, Tree};
+
+/// Files that cargo, clippy and readers find by themselves.
+const KNOWN_NAMES: [&str; 3] = ["Cargo.toml", "clippy.toml", "README.md"];
+
+/// Finds what is dead below `crates/` and `scripts/`.
+pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
+    let alive = alive(tree);
+    let mut findings = Vec::new();
+    for file in tree.files() {
+        let path = file.path.as_str();
+        let name = path.rsplit('/').next().unwrap();
+        let is_dead = match path.split('/').next() {
+            Some("crates") if name.ends_with(".rs") => !alive.contains(path),
+            Some("crates") => {
+                !KNOWN_NAMES.contains(&name) && !name.ends_with(".snap") && !is_named(tree, path, name)
+            }
+            Some("scripts") => !is_named(tree, path, name),
+            _ => false,
+        };
+        if is_dead {
+            findings.push(Finding::in_file(
+                path,
+                "nothing uses this file: name it where it belongs, or delete it",
+            ));
+        }
+    }
+    findings
+}
+
+/// The Rust files that cargo compiles: from its roots along `mod name;`.
+fn alive(tree: &Tree) -> BTreeSet<String> {
+    let mut alive = BTreeSet::new();
+    let mut next: Vec<String> =
+        tree.files().filter(|file| is_root(&file.path)).map(|file| file.path.clone()).collect();
+    while let Some(path) = next.pop() {
+        if let Some(file) = tree.file(&path)
+            && alive.insert(path.clone())
+        {
+            let declared = declared_modules(&RustFile::new(&file.path, &file.text));
+            next.extend(declared.into_iter().filter(|path| tree.file(path).is_some()));
+        }
+    }
+    alive
+}
+
+/// Tells whether cargo makes a target of this file by itself.
+fn is_root(path: &str) -> bool {
+    let parts: Vec<&str> = path.split('/').collect();
+    match parts[..] {
+        ["crates", _, "build.rs"] | ["crates", _, "src", "lib.rs" | "main.rs"] => true,
+        ["crates", _, "src", "bin", file] | ["crates", _, "tests" | "benches" | "examples", file] => {
+            file.ends_with(".rs")
+        }
+        ["crates", _, "src", "bin", _, "main.rs"]
+        | ["crates", _, "tests" | "benches" | "examples", _, "main.rs"] => true,
+        _ => false,
+    }
+}
+
+/// The paths that a file's `mod name;` lines may mean.
+fn declared_modules(file: &RustFile) -> Vec<String> {
+    let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let stem = file.name().trim_end_matches(".rs");
+    let is_folders_own = is_root(&file.path) || stem == "mod";
+    let below = if is_folders_own { folder.to_owned() } else { format!("{folder}/{stem}") };
+    let mut given = None;
+    let mut paths = Vec::new();
+    for (code, text) in file.layers.code.lines().zip(file.text.lines()) {
+        let line = code.trim();
+        if line.starts_with("#[path") {
+            // The layer of code has no strings, so the name is taken from the text.
+            given = text.split('"').nth(1).map(|path| normal(&format!("{folder}/{path}")));
+        } else if let Some(name) = module_name(line) {
+            match given.take() {
+                Some(path) => paths.push(path),
+                None => paths.extend([format!("{below}/{name}.rs"), format!("{below}/{name}/mod.rs")]),
+            }
+        }
+    }
+    paths
+}
+
+/// The name in `mod name;`, with whatever visibility.
+fn module_name(line: &str) -> Option<&str> {
+    let rest = line.strip_suffix(';')?;
+    let (visibility, name) = rest.rsplit_once("mod ")?;
+    let visibility = visibility.trim();
+    (visibility.is_empty() || visibility.starts_with("pub")).then_some(name)
+}
+
+/// Resolves `..` in a path.
+fn normal(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            "." => {}
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// Tells whether another file of code, a script or the Makefile says this name.
+fn is_named(tree: &Tree, path: &str, name: &str) -> bool {
+    let is_reader = |path: &str| {
+        path.ends_with(".rs")
+            || path == "Makefile"
+            || path.starts_with("scripts/")
+            || path.starts_with(".ci/")
+    };
+    tree.files().any(|file| file.path != path && is_reader(&file.path) && file.text.contains(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+    use crate::tree::{Finding, Tree};
+
+    #[test]
+    fn files_that_no_module_names_are_dead() {
+        let tree = Tree::of(&[
+            ("crates/x/src/lib.rs", "mod one;\npub(crate) mod two;\n#[path = \"odd/four.rs\"]\nmod three;\n"),
+            ("crates/x/src/one.rs", "mod inner;"),
+            ("crates/x/src/one/inner.rs", ""),
+            ("crates/x/src/two/mod.rs", "mod inner;"),
+            ("crates/x/src/two/inner.rs", ""),
+            ("crates/x/src/odd/four.rs", ""),
+            ("crates/x/src/three.rs", ""),
+            ("crates/x/src/dead.rs", "mod deader;"),
+            ("crates/x/src/dead/deader.rs", ""),
+            ("crates/x/tests/test.rs", "mod support;"),
+            ("crates/x/tests/support/mod.rs", ""),
+            ("crates/x/tests/support/lost.rs", ""),
+        ]);
+        let dead = ["src/three.rs", "src/dead.rs", "src/dead/deader.rs", "tests/support/lost.rs"];
+        assert_eq!(paths(&check(&tree)), dead.map(|path| format!("crates/x/{path}")));
+    }
+
+    #[test]
+    fn other_files_are_dead_when_nothing_names_them() {
+        let tree = Tree::of(&[
+            ("crates/x/src/lib.rs", "const PROGRAM: &str = \"client.py\";"),
+            ("crates/x/tests/client.py", ""),
+            ("crates/x/leftover.state", ""),
+            ("scripts/build", ""),
+            ("scripts/old", ""),
+            ("Makefile", "all:\n\tscripts/build\n"),
+        ]);
+        assert_eq!(paths(&check(&tree)), ["crates/x/leftover.state", "scripts/old"]);
+    }
+
+    fn paths(findings: &[Finding]) -> Vec<String> {
+        findings.iter().map(|finding| finding.to_string().split(':').next().unwrap().to_owned()).collect()
+    }
+}
