@@ -1,3 +1,5 @@
+//! The executor alone: tasks, timers, and what other threads wake.
+
 use std::cell::Cell;
 use std::sync::mpsc;
 

@@ -1,4 +1,4 @@
-//! IO mirroring ([ESX] §2.4): one pass of a cursor over the volume, and writes behind it go to both stores at once.
+//! IO mirroring (\[ESX\] §2.4): one pass of a cursor over the volume, and writes behind it go to both stores at once.
 //!
 //! ```text
 //!    0 ................ cursor ............................... end of the volume

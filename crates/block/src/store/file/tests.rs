@@ -1,3 +1,5 @@
+//! The file store against the suite for all devices, and what only files can do.
+
 use super::*;
 use crate::conformance::Suite;
 use crate::engine::{self, EngineChoice};
