@@ -1,0 +1,53 @@
+# What people type. Everything else is cargo's: see CONTRIBUTING.md.
+#
+# Works on Debian 12 (or a relative) with make and a Rust toolchain. What is missing besides is installed by
+# scripts/install-packages if this runs as root; otherwise it says what to install.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench
+
+# Cargo runs tests in the folder of their crate, so paths given to them are absolute.
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+GUEST_IMAGE := $(TARGET)/guest-image
+
+# How many migrations `make test` simulates.
+SEEDS ?= 3000
+
+help: ## Say what there is.
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+demo: ## Move the disk of a busy virtual machine between two stores, and check every block.
+	scripts/install-packages demo
+	scripts/guest-image $(GUEST_IMAGE)
+	cargo build --release -p sterna
+	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) $(TARGET)/release/sterna demo --vm
+
+# The simulator and the machine's tests use the same packages and profile as the rest: nothing is compiled twice.
+test: ## Run every test: simulated migrations, a machine in QEMU, then the workspace.
+	scripts/install-packages test
+	scripts/guest-image $(GUEST_IMAGE)
+	cargo test --workspace --no-run
+	cargo run -p simulator -- --seeds $(SEEDS)
+	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) cargo test --workspace --test machine -- --ignored
+	cargo test --workspace
+
+# cargo-deny checks licences and sources by deny.toml. It takes longer to build than all of Sterna, so it is used where
+# it is there, and never installed.
+lint: ## Check format, clippy's lints, documentation, scripts, licences.
+	scripts/install-packages lint
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p simulator --all-targets --features planted-bugs -- -D warnings
+	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' cargo doc --workspace --no-deps --document-private-items --quiet
+	shellcheck --external-sources .ci/run scripts/*
+	@if cargo deny --version >/dev/null 2>&1; then \
+	  cargo deny --all-features check licenses bans sources; \
+	else \
+	  echo "licences and sources are not checked: there is no cargo-deny (cargo install --locked cargo-deny)"; \
+	fi
+
+bench: ## Measure what recording a write and scanning a disk cost.
+	scripts/install-packages build
+	cargo bench -p chronicle --bench chronicle
