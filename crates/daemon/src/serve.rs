@@ -118,7 +118,7 @@ impl Daemon {
         let journal = Journal::open(&config.data_dir, lock)?;
         let stores = open_stores(&config)?;
         let sockets = SocketFolder::open(&config.volume_sockets_dir)?;
-        let listener = listen(sockets.bind(&api)?)?;
+        let listener = listen(sockets.bind_api(&api)?)?;
         recovery::run(&journal).await.map_err(ServeError::Recovery)?;
         settle(&stores, &journal.read(State::clone));
         let host = Host::new(config, journal, stores, sockets);

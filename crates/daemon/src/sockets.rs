@@ -96,15 +96,32 @@ impl SocketFolder {
         Ok(())
     }
 
-    /// Listens at `path`, which is in this folder or in the one above it.
+    /// Listens at a volume's socket.
     ///
-    /// A socket that nobody listens to any more is replaced, in one step: clients find the old one or the new one.
+    /// A socket that is there is replaced, in one step: clients find the old one or the new one. It is that of a
+    /// daemon that is gone, for this folder is locked; it may seem alive for a while, because the kernel closes the
+    /// listener of a killed daemon only when its io_uring has been taken down.
     ///
     /// # Errors
     /// [`SocketError`].
-    pub(crate) fn bind(&self, path: &Path) -> Result<OwnedFd, SocketError> {
+    pub(crate) fn bind_volume(&self, volume: &str) -> Result<OwnedFd, SocketError> {
+        self.bind(&self.volume_socket(volume))
+    }
+
+    /// Listens at `path`, which is in the folder above this one. A socket that nobody listens to is replaced.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn bind_api(&self, path: &Path) -> Result<OwnedFd, SocketError> {
+        if UnixStream::connect(path).is_ok() {
+            return Err(SocketError::Taken(path.to_owned()));
+        }
+        self.bind(path)
+    }
+
+    fn bind(&self, path: &Path) -> Result<OwnedFd, SocketError> {
         Address::unix(path)?;
-        check_free(path)?;
+        check_replaceable(path)?;
         let _binding = self.binding.lock().unwrap_or_else(PoisonError::into_inner);
         let unfinished = self.folder.join(UNFINISHED);
         let failed = |source| SocketError::Io { operation: "make the socket", path: path.to_owned(), source };
@@ -136,16 +153,12 @@ pub(crate) fn volume_uri(volume: &str, socket: &Path) -> String {
     format!("nbd+unix:///{volume}?socket={}", escaped.collect::<String>())
 }
 
-fn check_free(path: &Path) -> Result<(), SocketError> {
+fn check_replaceable(path: &Path) -> Result<(), SocketError> {
     match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(SocketError::Io { operation: "examine", path: path.to_owned(), source }),
-        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
-        Ok(_) => {}
-    }
-    match UnixStream::connect(path) {
-        Ok(_) => Err(SocketError::Taken(path.to_owned())),
-        Err(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(SocketError::Io { operation: "examine", path: path.to_owned(), source }),
+        Ok(found) if !found.file_type().is_socket() => Err(SocketError::NotASocket(path.to_owned())),
+        Ok(_) => Ok(()),
     }
 }
 
@@ -160,18 +173,23 @@ mod tests {
     fn socket_is_private_and_replaces_a_dead_one_only() {
         let parent = tempfile::tempdir().unwrap();
         let folder = SocketFolder::open(&parent.path().join("run/volumes")).unwrap();
-        let path = folder.volume_socket("a");
-        let listener = folder.bind(&path).unwrap();
+        let path = parent.path().join("run/api.sock");
+        let listener = folder.bind_api(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         UnixStream::connect(&path).unwrap();
-        assert!(matches!(folder.bind(&path), Err(SocketError::Taken(_))));
+        assert!(matches!(folder.bind_api(&path), Err(SocketError::Taken(_))));
         drop(listener);
-        let _listener = folder.bind(&path).unwrap();
+        let _listener = folder.bind_api(&path).unwrap();
         UnixStream::connect(&path).unwrap();
+
+        // In its own folder there is nobody else.
+        let _ghost = folder.bind_volume("a").unwrap();
+        let _listener = folder.bind_volume("a").unwrap();
+        UnixStream::connect(folder.volume_socket("a")).unwrap();
 
         let file = parent.path().join("run/file");
         std::fs::write(&file, b"precious").unwrap();
-        assert!(matches!(folder.bind(&file), Err(SocketError::NotASocket(_))));
+        assert!(matches!(folder.bind_api(&file), Err(SocketError::NotASocket(_))));
         assert_eq!(std::fs::read(&file).unwrap(), b"precious");
     }
 

@@ -166,9 +166,18 @@ impl Volumes {
 
     /// Resolves when it is known of every volume whether it can be served at once.
     pub(crate) async fn started(&self) {
+        self.wait_while(|service| matches!(service, Service::Starting)).await;
+    }
+
+    /// Resolves when no volume waits for its image any more.
+    pub(crate) async fn freed(&self) {
+        self.wait_while(|service| matches!(service, Service::Starting | Service::Waiting(_))).await;
+    }
+
+    async fn wait_while(&self, is_early: impl Fn(&Service) -> bool) {
         loop {
             let changed = self.changed();
-            if !self.lock().values().any(|entry| matches!(entry.service, Service::Starting)) {
+            if !self.lock().values().any(|entry| is_early(&entry.service)) {
                 return;
             }
             changed.await;

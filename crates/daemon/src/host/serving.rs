@@ -20,11 +20,14 @@ use crate::control::LaneControl;
 use crate::error::RequestError;
 use crate::volumes::Service;
 
+/// How long the start waits for images that are held. The last writes of a killed daemon have been seen to take 4.5 s;
+/// who holds an image for longer is likely to be another program, and nobody else is to wait for that.
+const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Host {
-    /// Begins to serve every volume of the journal; resolves when it is known which ones must wait.
+    /// Begins to serve every volume of the journal; resolves when they are served, as far as can be waited for.
     pub(crate) async fn serve_all(self: &Arc<Self>) {
         let volumes = self.journal.read(|state| {
             let records = state.volumes.iter().map(|(id, volume)| (volume.record.name.clone(), *id));
@@ -35,6 +38,9 @@ impl Host {
             self.serve_in_background(&name);
         }
         self.volumes.started().await;
+        if tokio::time::timeout(GHOST_WAIT_MAX, self.volumes.freed()).await.is_err() {
+            tracing::warn!("some volumes still wait for their images; the others are served");
+        }
     }
 
     /// Begins to serve a volume that is known, and goes on trying until it is removed or the daemon stops.
@@ -75,9 +81,8 @@ impl Host {
         attempt: &Arc<AtomicBool>,
         listener: &mut Option<OwnedFd>,
     ) -> Result<Service, RequestError> {
-        let socket = self.sockets.volume_socket(name);
         if listener.is_none() {
-            let bound = self.sockets.bind(&socket);
+            let bound = self.sockets.bind_volume(name);
             *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
         }
         let record = self.record_named(name)?;
