@@ -33,6 +33,9 @@ pub(crate) enum CommandError {
     /// This program's own file cannot be found.
     #[error("the program cannot find itself")]
     Program(#[source] std::io::Error),
+    /// Ctrl-C cannot be waited for.
+    #[error("signals cannot be waited for")]
+    Signals(#[source] std::io::Error),
     /// The result could not be printed.
     #[error("standard output cannot be written")]
     Unwritten(#[from] std::io::Error),

@@ -54,6 +54,7 @@ impl Exit {
             CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Demo(_)
             | CommandError::Program(_)
+            | CommandError::Signals(_)
             | CommandError::Unwritten(_)
             | CommandError::Path { .. } => Self::Unexpected,
         }

@@ -9,6 +9,7 @@ mod output;
 mod progress;
 mod units;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -33,7 +34,12 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
     let filter = EnvFilter::builder().parse(&arguments.log).with_context(|| {
         format!("\"{}\" is no log filter: write a level, for example debug", arguments.log)
     })?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let is_terminal = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(is_terminal)
+        .init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the system gives this process no event loop")?;
     let format = arguments.format();

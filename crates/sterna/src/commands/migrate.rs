@@ -1,6 +1,7 @@
 //! `sterna migrate`: begins a migration and, unless told otherwise, waits for its end.
 
 use api::{Client, ErrorCode, MigrateVolume, Migration};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::MigrateArguments;
 use crate::commands::CommandError;
@@ -18,6 +19,8 @@ pub(super) async fn run(
         bandwidth_bytes_per_second: order.bandwidth,
         keep_source: order.keep_source,
     };
+    // From here on Ctrl-C does not end the program before it has said what becomes of the migration.
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;
     let migration = client.migrate(&order.name, &request).await?;
     if order.detach {
         output::print(format, &migration, |migration| {
@@ -26,7 +29,7 @@ pub(super) async fn run(
         return Ok(Exit::Success);
     }
     let mut display = Display::for_people(format);
-    let ended = wait(client, migration, &mut display).await;
+    let ended = wait(client, migration, &mut interrupt, &mut display).await;
     display.close();
     let Some(ended) = ended? else { return Ok(Exit::Interrupted) };
     output::print(format, &ended, output::ended)?;
@@ -37,12 +40,13 @@ pub(super) async fn run(
 async fn wait(
     client: &Client,
     migration: Migration,
+    interrupt: &mut Signal,
     display: &mut Display,
 ) -> Result<Option<Migration>, CommandError> {
     let id = migration.id.clone();
     tokio::select! {
         ended = follow(client, migration, display) => return Ok(Some(ended?)),
-        _ = tokio::signal::ctrl_c() => {}
+        _ = interrupt.recv() => {}
     }
     display.say(&format!("cancelling {id}; press Ctrl-C again to stop waiting"));
     let migration = match client.cancel_migration(&id).await {
@@ -55,7 +59,7 @@ async fn wait(
     };
     tokio::select! {
         ended = follow(client, migration, display) => Ok(Some(ended?)),
-        _ = tokio::signal::ctrl_c() => {
+        _ = interrupt.recv() => {
             display.say(&format!("{id} goes on without being watched; see: sterna migration show {id}"));
             Ok(None)
         }

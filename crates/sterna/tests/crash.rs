@@ -1,0 +1,201 @@
+//! The daemon is killed at every step of a migration, under a guest that writes: after the restart the volume is
+//! served at the same socket from exactly one store, nothing that was acknowledged is lost, and nothing half-made is
+//! left.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod scene;
+
+use scene::{Scene, stop_and_verify};
+use serde_json::Value;
+
+/// How a migration stands after a crash and a restart: its state, and the store that the volume is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    /// The journal never heard of it; the volume is in `a`.
+    NeverBegan,
+    /// It failed; the volume is in `a`.
+    Stayed,
+    /// It was cancelled; the volume is in `a`.
+    Cancelled,
+    /// The volume is in `b`.
+    Moved,
+}
+
+#[test]
+fn killed_before_the_commit_point_the_volume_stays() {
+    check_move("before-started", Expected::NeverBegan);
+    // The first image made is the volume's own.
+    for point in ["after-started", "before-create-image@2", "after-create-image@2"] {
+        check_move(point, Expected::Stayed);
+    }
+    for point in ["before-prepared", "after-prepared", "before-released"] {
+        check_move(point, Expected::Stayed);
+    }
+}
+
+#[test]
+fn killed_behind_the_commit_point_the_volume_moves() {
+    for point in ["after-released", "before-owned", "after-owned"] {
+        check_move(point, Expected::Moved);
+    }
+    for point in ["before-retire", "after-retire", "before-ended", "after-ended"] {
+        check_move(point, Expected::Moved);
+    }
+}
+
+#[test]
+fn killed_while_a_migration_is_cancelled_the_volume_stays() {
+    for point in ["before-aborted", "after-aborted", "before-discard", "after-discard", "before-ended"] {
+        check_cancel(point, Expected::Stayed);
+    }
+    check_cancel("after-ended", Expected::Cancelled);
+}
+
+#[test]
+fn killed_again_while_it_recovers_it_ends_the_same_way() {
+    for point in ["before-aborted", "after-aborted", "before-discard", "after-discard", "before-ended"] {
+        check_recovery("after-prepared", point, Expected::Stayed);
+    }
+    for point in ["before-owned", "after-owned", "before-retire", "after-retire", "before-ended"] {
+        check_recovery("after-released", point, Expected::Moved);
+    }
+}
+
+#[test]
+fn killed_while_a_volume_is_made_there_is_a_volume_or_nothing() {
+    for (point, exists) in [
+        ("before-create-image", false),
+        ("after-create-image", false),
+        ("before-added", false),
+        ("after-added", true),
+    ] {
+        let mut scene = Scene::new();
+        scene.start(Some(point));
+        scene.run(&["volume", "create", "v", "--store", "a", "--size", "1MiB"]);
+        scene.wait_for_death();
+        scene.start(None);
+        let expected: &[&str] = if exists { &["v.img"] } else { &[] };
+        assert_eq!(scene.images("a"), expected, "{point}");
+        let (_, volumes) = scene.json(&["volume", "list"]);
+        assert_eq!(volumes.as_array().unwrap().len(), expected.len(), "{point}");
+        if exists {
+            assert_eq!(scene.store_of_volume(), "a");
+        } else {
+            scene.succeed(&["volume", "create", "v", "--store", "a", "--size", "1MiB"]);
+        }
+    }
+}
+
+#[test]
+fn killed_while_a_volume_is_removed_it_is_there_or_gone() {
+    for (point, exists) in [("before-removed", true), ("after-removed", false)] {
+        let mut scene = Scene::new();
+        scene.start(Some(point));
+        scene.create_volume();
+        stop_and_verify(scene.start_guest());
+        scene.run(&["volume", "remove", "v", "--force"]);
+        scene.wait_for_death();
+        scene.start(None);
+        let expected: &[&str] = if exists { &["v.img"] } else { &[] };
+        assert_eq!(scene.images("a"), expected, "{point}");
+        assert_eq!(scene.run(&["volume", "show", "v"]).code, if exists { 0 } else { 3 }, "{point}");
+    }
+}
+
+#[test]
+fn killed_while_the_journal_is_compacted_nothing_is_forgotten() {
+    for point in ["before-compact", "after-compact"] {
+        let mut scene = Scene::started();
+        scene.create_volume();
+        scene.succeed(&["migrate", "v", "--to", "b"]);
+        scene.kill();
+        scene.start(Some(point));
+        scene.wait_for_death();
+        scene.start(None);
+        assert_eq!(scene.store_of_volume(), "b", "{point}");
+        assert_eq!(migration(&scene)["state"], "moved", "{point}");
+    }
+}
+
+#[test]
+fn unknown_fail_point_is_refused() {
+    let mut scene = Scene::new();
+    scene.start(Some("before-lunch"));
+    assert_eq!(scene.wait().code(), Some(8));
+}
+
+/// Kills the daemon at `point` of a migration from `a` to `b`.
+fn check_move(point: &str, expected: Expected) {
+    let mut scene = Scene::new();
+    scene.start(Some(point));
+    scene.create_volume();
+    let guest = scene.start_guest();
+    scene.run(&["migrate", "v", "--to", "b", "--detach"]);
+    scene.wait_for_death();
+    scene.start(None);
+    stop_and_verify(guest);
+    check_end(&scene, point, expected);
+    // It can be moved as if nothing had been.
+    let other = if expected == Expected::Moved { "a" } else { "b" };
+    scene.succeed(&["migrate", "v", "--to", other]);
+}
+
+/// Kills the daemon at `point` of a migration that is cancelled while it copies.
+fn check_cancel(point: &str, expected: Expected) {
+    let mut scene = Scene::new();
+    scene.start(Some(point));
+    scene.create_volume();
+    let guest = scene.start_guest();
+    scene.succeed(&["migrate", "v", "--to", "b", "--detach", "--bandwidth", "1MiB/s"]);
+    scene.run(&["migration", "cancel", "m0"]);
+    scene.wait_for_death();
+    scene.start(None);
+    stop_and_verify(guest);
+    check_end(&scene, point, expected);
+}
+
+/// Kills the daemon at `first` of a migration, and at `second` of the restart.
+fn check_recovery(first: &str, second: &str, expected: Expected) {
+    let mut scene = Scene::new();
+    scene.start(Some(first));
+    scene.create_volume();
+    let guest = scene.start_guest();
+    scene.run(&["migrate", "v", "--to", "b", "--detach"]);
+    scene.wait_for_death();
+    scene.start(Some(second));
+    scene.wait_for_death();
+    scene.start(None);
+    stop_and_verify(guest);
+    check_end(&scene, &format!("{first}, {second}"), expected);
+}
+
+fn check_end(scene: &Scene, points: &str, expected: Expected) {
+    let (state, guest, store) = match expected {
+        Expected::NeverBegan => (None, "", "a"),
+        Expected::Stayed => (Some("failed"), "source", "a"),
+        Expected::Cancelled => (Some("cancelled"), "source", "a"),
+        Expected::Moved => (Some("moved"), "target", "b"),
+    };
+    assert_eq!(scene.store_of_volume(), store, "{points}");
+    let other = if store == "a" { "b" } else { "a" };
+    assert_eq!((scene.images(store), scene.images(other)), (vec!["v.img".to_owned()], vec![]), "{points}");
+    let (_, list) = scene.json(&["migration", "list"]);
+    let Some(state) = state else {
+        assert_eq!(list, Value::Array(Vec::new()), "{points}");
+        return;
+    };
+    let shown = migration(scene);
+    assert_eq!((&shown["state"], &shown["guest"]), (&state.into(), &guest.into()), "{points}: {shown}");
+    if expected == Expected::Stayed {
+        assert_eq!(shown["failure"], "daemon-stopped", "{points}");
+        assert!(shown["message"].as_str().unwrap().contains("the daemon stopped before the handover"));
+    }
+}
+
+/// The only migration.
+fn migration(scene: &Scene) -> Value {
+    let (code, list) = scene.json(&["migration", "list"]);
+    assert_eq!((code, list.as_array().map(Vec::len)), (0, Some(1)), "{list}");
+    list[0].clone()
+}

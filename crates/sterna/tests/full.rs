@@ -1,0 +1,93 @@
+//! Target stores that are full: before the copying, and in the middle of it.
+//!
+//! A small file system is mounted as the target's store. Where that is not allowed (no root), the tests fail and say
+//! why, unless `STERNA_TESTS_WITHOUT_MOUNTS=1` says that they may be left out.
+
+mod scene;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use scene::{Scene, code, stop_and_verify};
+
+/// A small file system in place of store `b`; unmounted when dropped.
+struct SmallStore {
+    folder: PathBuf,
+}
+
+impl SmallStore {
+    fn mount(scene: &Scene, bytes: u64) -> Option<Self> {
+        let folder = scene.path("b");
+        let size = format!("size={bytes}");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "sterna-test"]).arg(&folder).output();
+        let why = match mounted {
+            Ok(output) if output.status.success() => return Some(Self { folder }),
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        let may_be_left_out =
+            std::env::var_os("STERNA_TESTS_WITHOUT_MOUNTS").is_some_and(|value| value == "1");
+        eprintln!("a small file system is needed and cannot be mounted: {why}");
+        assert!(
+            may_be_left_out,
+            "run the tests as root, or set STERNA_TESTS_WITHOUT_MOUNTS=1 to leave this one out"
+        );
+        None
+    }
+}
+
+impl Drop for SmallStore {
+    fn drop(&mut self) {
+        // Lazily: the daemon of a test that failed may still have files open there.
+        let _ = Command::new("umount").arg("-l").arg(&self.folder).status();
+    }
+}
+
+#[test]
+fn store_with_too_little_space_is_refused_with_both_numbers() {
+    let scene = Scene::new();
+    let Some(_store) = SmallStore::mount(&scene, 4 << 20) else { return };
+    let mut scene = scene;
+    scene.start(None);
+    scene.create_volume();
+    let guest = scene.start_guest();
+    let (exit, value) = scene.json(&["migrate", "v", "--to", "b"]);
+    assert_eq!((exit, code(&value)), (4, "no_space"), "{value}");
+    let message = value["error"]["message"].as_str().unwrap();
+    assert!(message.contains("bytes free, and") && message.contains("make room there"), "{message}");
+    assert!(scene.images("b").is_empty());
+    let image = scene.path("a/v.img").display().to_string();
+    let copy = ["volume", "create", "w", "--store", "b", "--image", &image];
+    // The image is locked for writing by its own daemon, which is found first.
+    assert_eq!(scene.json(&copy).0, 4);
+    stop_and_verify(guest);
+    scene.succeed(&["volume", "remove", "v", "--keep-image", "--force"]);
+    assert_eq!(code(&scene.json(&copy).1), "no_space");
+    assert!(scene.images("b").is_empty());
+}
+
+#[test]
+fn store_that_becomes_full_during_the_copy_fails_the_migration_and_not_the_guest() {
+    let scene = Scene::new();
+    let Some(_store) = SmallStore::mount(&scene, 64 << 20) else { return };
+    let mut scene = scene;
+    scene.start(None);
+    scene.create_volume();
+    let guest = scene.start_guest();
+    scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "4MiB/s", "--detach"]);
+    // Fills what is left, down to the last page; the error is what ends it.
+    let mut filler = std::fs::File::create(scene.path("b/filler")).unwrap();
+    std::io::copy(&mut std::io::repeat(1), &mut filler).unwrap_err();
+    let watched = scene.run(&["migration", "watch", "m0"]);
+    assert_eq!(watched.code, 5, "{watched:?}");
+    let (_, migration) = scene.json(&["migration", "show", "m0"]);
+    assert_eq!((&migration["state"], &migration["failure"]), (&"failed".into(), &"target-full".into()));
+    assert_eq!(migration["guest"], "source");
+    assert_eq!((scene.store_of_volume().as_str(), scene.images("b")), ("a", vec!["filler".to_owned()]));
+    stop_and_verify(guest);
+    drop(filler);
+    // With room it works.
+    std::fs::remove_file(scene.path("b/filler")).unwrap();
+    scene.succeed(&["migrate", "v", "--to", "b"]);
+}

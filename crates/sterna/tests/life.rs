@@ -1,0 +1,204 @@
+//! A daemon's life: it is alone, it waits for ghosts, it drains, and it finds everything again.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod scene;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
+use scene::{DEADLINE, Outcome, PROGRAM, Scene, code, stop_and_verify};
+
+#[test]
+fn two_daemons_share_neither_data_nor_stores_nor_sockets() {
+    let scene = Scene::started();
+    let second = |config: &str| {
+        let path = scene.path("second.toml");
+        std::fs::write(&path, config.replace("HERE", &scene.path("").display().to_string())).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.arg("--json").arg("serve").arg("--config").arg(path).env("STERNA_LOG", "error");
+        let outcome = Outcome::of(command);
+        let value: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+        assert_eq!((outcome.code, code(&value)), (8, "serve_failed"), "{value}");
+        value["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let message = second("data_dir = 'HEREdata'\napi = 'unix:HEREother/api.sock'");
+    let holder = format!("data is in use by another daemon (process {})", scene.process());
+    assert!(message.contains(&holder), "{message}");
+    let message = second("data_dir = 'HEREdata2'\napi = 'unix:HERErun/api2.sock'");
+    assert!(message.contains("run/volumes is in use by another daemon"), "{message}");
+    scene.succeed(&["volume", "list"]);
+}
+
+#[test]
+fn store_of_another_daemon_cannot_be_used() {
+    let first = Scene::started();
+    let mut second = Scene::new();
+    std::fs::remove_dir(second.path("b")).unwrap();
+    std::os::unix::fs::symlink(first.path("b"), second.path("b")).unwrap();
+    second.start(None);
+    second.create_volume();
+    let (exit, value) = second.json(&["migrate", "v", "--to", "b"]);
+    assert_eq!((exit, code(&value)), (1, "storage_failed"), "{value}");
+    assert!(value["error"]["message"].as_str().unwrap().contains("in use by another daemon"));
+    let (_, stores) = second.json(&["store", "list"]);
+    assert!(stores[1]["problem"].as_str().unwrap().contains("in use by another daemon"), "{stores}");
+}
+
+#[test]
+fn sockets_are_private_and_at_the_same_place_after_a_restart() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    let guest = scene.start_guest();
+    let uri = |scene: &Scene| scene.json(&["volume", "show", "v"]).1["uri"].clone();
+    let before = uri(&scene);
+    for socket in ["run/api.sock", "run/volumes/v.sock"] {
+        let mode = std::fs::metadata(scene.path(socket)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{socket}");
+    }
+    assert_eq!(scene.stop().code(), Some(0));
+    for socket in ["run/api.sock", "run/volumes/v.sock"] {
+        assert!(!scene.path(socket).exists(), "{socket}");
+    }
+    scene.start(None);
+    assert_eq!(uri(&scene), before);
+    scene.kill();
+    scene.start(None);
+    assert_eq!(uri(&scene), before);
+    stop_and_verify(guest);
+}
+
+#[test]
+fn stopping_in_the_middle_of_a_migration_leaves_the_volume_at_its_source_and_no_target() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut scene = Scene::started();
+        scene.create_volume();
+        let guest = scene.start_guest();
+        scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s", "--detach"]);
+        scene.signal(signal);
+        assert_eq!(scene.wait().code(), Some(0));
+        assert_eq!((scene.images("a"), scene.images("b")), (vec!["v.img".to_owned()], vec![]));
+        scene.start(None);
+        stop_and_verify(guest);
+        let (_, migration) = scene.json(&["migration", "show", "m0"]);
+        assert_eq!((&migration["state"], &migration["guest"]), (&"failed".into(), &"source".into()));
+        assert!(migration["message"].as_str().unwrap().contains("the daemon stopped before the handover"));
+    }
+}
+
+#[test]
+fn client_that_waits_for_a_migration_survives_a_restart_and_says_what_became_of_it() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    let guest = scene.start_guest();
+    let mut command = scene.command(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s", "--json"]);
+    let waiting = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    wait_for_migration(&scene);
+    scene.kill();
+    scene.start(None);
+    let output = waiting.wait_with_output().unwrap();
+    let migration: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    assert_eq!((&migration["state"], &migration["failure"]), (&"failed".into(), &"daemon-stopped".into()));
+    stop_and_verify(guest);
+}
+
+#[test]
+fn ctrl_c_cancels_a_migration_that_is_waited_for() {
+    let scene = Scene::started();
+    scene.create_volume();
+    let guest = scene.start_guest();
+    let mut command = scene.command(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s"]);
+    command.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let waiting = command.spawn().unwrap();
+    wait_for_migration(&scene);
+    let process = i32::try_from(waiting.id()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(process).unwrap(), Signal::INT).unwrap();
+    let output = waiting.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{stderr}");
+    assert!(stderr.contains("cancelling m0; press Ctrl-C again to stop waiting"), "{stderr}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().next(), Some("m0 was cancelled; v is at a"));
+    assert!(scene.images("b").is_empty());
+    stop_and_verify(guest);
+}
+
+#[test]
+fn image_that_somebody_holds_is_waited_for_and_that_is_said() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    scene.stop();
+    let held = std::fs::File::open(scene.path("a/v.img")).unwrap();
+    flock(&held, FlockOperation::LockExclusive).unwrap();
+    scene.start(None);
+    let (_, volume) = scene.json(&["volume", "show", "v"]);
+    assert_eq!(volume["state"], "waiting", "{volume}");
+    assert!(volume["message"].as_str().unwrap().contains("its image is in use by"), "{volume}");
+    let (exit, refused) = scene.json(&["migrate", "v", "--to", "b"]);
+    assert_eq!((exit, code(&refused)), (4, "volume_unavailable"));
+    drop(held);
+    assert!(scene.wait_for_log("serving volume=v"));
+    stop_and_verify(scene.start_guest());
+}
+
+#[test]
+fn volume_whose_image_is_missing_keeps_no_other_from_being_served_and_comes_back() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    scene.succeed(&["volume", "create", "w", "--store", "b", "--size", "1MiB"]);
+    scene.stop();
+    std::fs::rename(scene.path("b"), scene.path("unmounted")).unwrap();
+    scene.start(None);
+    stop_and_verify(scene.start_guest());
+    let (_, volume) = scene.json(&["volume", "show", "w"]);
+    assert_eq!(volume["state"], "failed");
+    assert!(volume["message"].as_str().unwrap().contains("b/w.img does not exist"), "{volume}");
+    std::fs::rename(scene.path("unmounted"), scene.path("b")).unwrap();
+    assert!(scene.wait_for_log("serving volume=w"));
+}
+
+#[test]
+fn kept_source_is_fenced_under_another_name() {
+    let scene = Scene::started();
+    scene.create_volume();
+    scene.succeed(&["migrate", "v", "--to", "b", "--keep-source"]);
+    assert_eq!(
+        (scene.images("a"), scene.images("b")),
+        (vec!["v.img.moved-m0".into()], vec!["v.img".to_owned()])
+    );
+    // An image that was served in place is never deleted, kept source or not.
+    let raw = scene.path("raw");
+    std::fs::write(&raw, [7; 8192]).unwrap();
+    scene.succeed(&["volume", "add", "w", "--image", &raw.display().to_string()]);
+    scene.succeed(&["migrate", "w", "--to", "a"]);
+    assert!(!raw.exists());
+    assert_eq!(std::fs::read(scene.path("raw.moved-m1")).unwrap(), [7; 8192]);
+}
+
+#[test]
+fn watching_prints_every_change_as_a_line_of_json() {
+    let scene = Scene::started();
+    scene.create_volume();
+    let guest = scene.start_guest();
+    scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "16MiB/s", "--detach"]);
+    let outcome = scene.run(&["migration", "watch", "m0", "--json"]);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let lines: Vec<serde_json::Value> =
+        outcome.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let fractions: Vec<f64> = lines.iter().map(|line| line["fraction"].as_f64().unwrap()).collect();
+    assert!(fractions.is_sorted(), "progress runs backwards: {fractions:?}");
+    let last = lines.last().unwrap();
+    assert_eq!((&last["state"], &last["fraction"]), (&"moved".into(), &1.0.into()));
+    assert!(last["bytes_copied"].as_u64().unwrap() >= 8 << 20, "{last}");
+    stop_and_verify(guest);
+}
+
+/// Waits until a migration is under way; asking the daemon takes long enough to be no busy loop.
+fn wait_for_migration(scene: &Scene) {
+    let began = std::time::Instant::now();
+    while scene.json(&["migration", "list"]).1.as_array().unwrap().is_empty() {
+        assert!(began.elapsed() < DEADLINE, "no migration began");
+    }
+}
