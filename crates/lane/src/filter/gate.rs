@@ -37,6 +37,8 @@ pub enum GateMode {
 pub struct Gate {
     mode: Cell<GateMode>,
     below: RefCell<Below>,
+    /// The counts of former stacks that still have requests.
+    former: RefCell<Vec<Rc<Cell<usize>>>>,
     /// Requests below the gate, whichever stack they took.
     in_flight: Rc<Cell<usize>>,
     changed: Rc<Signal>,
@@ -68,6 +70,7 @@ impl Gate {
         Self {
             mode: Cell::default(),
             below: RefCell::new(Below { device: below, requests: Rc::default() }),
+            former: RefCell::default(),
             in_flight: Rc::default(),
             changed: Rc::default(),
         }
@@ -95,14 +98,20 @@ impl Gate {
         async move { changed.wait_for(|| (in_flight.get() == 0).then_some(())).await }
     }
 
-    /// Puts another stack below the gate; resolves when no request is in the former one any more.
+    /// Puts another stack below the gate; resolves when no request is in any of the former ones any more.
     ///
     /// The change is made at once, whether or not the future is polled.
     pub fn replace(&self, below: Rc<dyn BlockDevice>) -> impl Future<Output = ()> + use<> {
         let new = Below { device: below, requests: Rc::default() };
-        let former = self.below.replace(new).requests;
-        let changed = Rc::clone(&self.changed);
-        async move { changed.wait_for(|| (former.get() == 0).then_some(())).await }
+        // N.B. all of them: a slow request may be in a stack that was replaced long ago, and neither the last one nor
+        // the new one knows of it.
+        let mut former = self.former.borrow_mut();
+        former.push(self.below.replace(new).requests);
+        former.retain(|requests| requests.get() > 0);
+        let (former, changed) = (former.clone(), Rc::clone(&self.changed));
+        async move {
+            changed.wait_for(|| former.iter().all(|requests| requests.get() == 0).then_some(())).await;
+        }
     }
 
     async fn enter(&self, access: Access) -> Pass {
