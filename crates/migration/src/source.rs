@@ -446,7 +446,10 @@ impl Source {
         let State::Preparing { prepared: true, unflushed, gates_closing_at, .. } = &self.state else {
             return;
         };
-        if unflushed.is_empty() {
+        if unflushed.is_empty() && !self.all_synchronised() {
+            // The target lost what it had applied, perhaps before its flush could make it durable (hard case 13).
+            self.give_up_attempt(now);
+        } else if unflushed.is_empty() {
             let gates_closing_at = *gates_closing_at;
             self.note_prepared(now);
             self.actions.push_back(SourceAction::Enter(Phase::Releasing));

@@ -51,6 +51,8 @@ struct Model {
     source_gates: Vec<Gate>,
     target_gates: Vec<Gate>,
     phase: Phase,
+    /// What the source was last told of each volume's replica.
+    synchronised: Vec<bool>,
     faults: Faults,
     discarded: bool,
     outcome: Option<Outcome>,
@@ -82,6 +84,7 @@ impl Model {
             source_gates: vec![Gate::Open; volumes.len()],
             target_gates: vec![Gate::Closed; volumes.len()],
             phase: Phase::Copying,
+            synchronised: vec![false; volumes.len()],
             faults: Faults::On,
             discarded: false,
             outcome: None,
@@ -123,7 +126,7 @@ impl Model {
         let faulty = self.faults == Faults::On;
         if faulty && self.random.below(60) == 0 {
             let event = self.disturbance();
-            self.source.handle_event(self.now, event);
+            self.tell_source(event);
             return;
         }
         if !self.commits.is_empty() && self.random.below(3) == 0 {
@@ -161,9 +164,18 @@ impl Model {
         match pending {
             Pending::ToTarget(message) => self.target.handle_event(now, TargetEvent::Received(message)),
             Pending::ToSource(message) => self.source.handle_event(now, SourceEvent::Received(message)),
-            Pending::Source(event) => self.source.handle_event(now, event),
+            Pending::Source(event) => self.tell_source(event),
             Pending::Target(event) => self.target.handle_event(now, event),
         }
+    }
+
+    fn tell_source(&mut self, event: SourceEvent) {
+        match event {
+            SourceEvent::Synchronised(volume) => self.synchronised[volume.as_usize()] = true,
+            SourceEvent::Behind(volume) => self.synchronised[volume.as_usize()] = false,
+            _ => {}
+        }
+        self.source.handle_event(self.now, event);
     }
 
     fn journal_acts(&mut self) {
@@ -211,6 +223,12 @@ impl Model {
             SourceAction::Enter(phase) => {
                 assert!(phase == self.phase || self.phase.may_become(phase), "{} -> {phase}", self.phase);
                 self.phase = phase;
+                if phase == Phase::Releasing {
+                    assert!(
+                        self.synchronised.iter().all(|known| *known),
+                        "released to a replica that is behind"
+                    );
+                }
             }
             SourceAction::CloseGate { volume, attempt } => {
                 self.source_gates[volume.as_usize()] = Gate::Closed;
