@@ -23,7 +23,7 @@ use migration::journal::{ImageLocation, Outcome, Record};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery::Retirement;
 use migration::source::{Costs, SourceAction, SourceEvent, SourceSettings};
-use migration::strategy::{Mirror, MirrorSettings, VolumeAction};
+use migration::strategy::{Mirror, MirrorSettings, VolumeAction, VolumeEvent};
 use migration::target::{FlushResult, TargetAction, TargetEvent};
 use migration::{
     CommitId, MigrationId, PacingSettings, Phase, Progress, Source, Target, VolumeId, VolumeIndex, Waiting,
@@ -71,7 +71,7 @@ pub struct TimeLimits {
     pub mirror_wait_max: Duration,
     /// How long the gates may be closed before the commit point.
     pub switch_over_max: Duration,
-    /// How long nothing may move before the migration fails.
+    /// How long a target may leave a request unanswered before the migration fails.
     pub no_progress_max: Duration,
 }
 
@@ -110,15 +110,20 @@ pub struct Conductor {
     report_at: Duration,
     /// What the copyings cost that are over.
     costs: Costs,
+    /// Set at the commit point.
+    is_released: bool,
     ended: Option<Outcome>,
 }
 
 /// What the loop waits for.
+#[derive(Clone)]
 pub(crate) enum Event {
     Source(SourceEvent),
     Target(TargetEvent),
     /// From the copying of one volume.
     Noticed(VolumeIndex, VolumeAction),
+    /// The target's store has lost what was not durable.
+    TargetRestarted(VolumeIndex),
     SetBandwidth(Option<u64>),
 }
 
@@ -145,6 +150,13 @@ impl Baton {
     /// Changes the movers' rate limit.
     pub fn set_bandwidth(&self, bytes_per_second: Option<u64>) {
         self.send(Event::SetBandwidth(bytes_per_second));
+    }
+
+    /// Tells that a volume's target store has lost what was not durable there, and works again.
+    ///
+    /// To be called before anything that is submitted to it from then on has ended.
+    pub fn target_restarted(&self, volume: VolumeIndex) {
+        self.send(Event::TargetRestarted(volume));
     }
 
     fn send(&self, event: Event) {
@@ -185,6 +197,7 @@ impl Conductor {
             events,
             report_at: now,
             costs: Costs::default(),
+            is_released: false,
             ended: None,
             plan,
             handle,
@@ -220,6 +233,7 @@ impl Conductor {
             Some(Event::Source(event)) => self.source.handle_event(now, event),
             Some(Event::Target(event)) => self.target.handle_event(now, event),
             Some(Event::Noticed(volume, action)) => self.noticed(now, volume, action),
+            Some(Event::TargetRestarted(volume)) => self.target_restarted(volume),
             Some(Event::SetBandwidth(rate)) => self.copies.iter().for_each(|copy| copy.set_bandwidth(rate)),
             None => {
                 self.source.handle_timeout(now);
@@ -248,6 +262,16 @@ impl Conductor {
             | VolumeAction::Complete { .. }
             | VolumeAction::Copy { .. }
             | VolumeAction::FlushTarget { .. } => {}
+        }
+    }
+
+    fn target_restarted(&self, volume: VolumeIndex) {
+        // N.B. from the release on nothing may be copied any more, and nothing need be: the target's promise was
+        // that all it has is durable.
+        if self.phase.get() < Phase::Releasing
+            && let Some(copy) = self.copies.get(volume.as_usize())
+        {
+            copy.event(VolumeEvent::TargetRestarted);
         }
     }
 
@@ -310,11 +334,13 @@ impl Conductor {
 
     fn enter(&mut self, phase: Phase) {
         let before = self.phase.replace(phase);
+        self.is_released |= phase == Phase::Committing;
         let migration = self.plan.migration;
         if before != phase && !before.may_become(phase) {
             error!(%migration, %before, %phase, "a transition that is not in the table");
         }
         info!(%migration, %phase, attempt = self.source.attempt().0, "phase");
+        self.control.entered(migration, phase);
         // The gates are closed in these: a report would only make that longer.
         if !matches!(phase, Phase::Closing | Phase::Preparing | Phase::Releasing | Phase::Committing) {
             self.report_progress(self.handle.now());
@@ -439,10 +465,15 @@ impl Conductor {
                 // The receiver is this conductor.
                 let _ = self.sender.unbounded_send(event);
             }
-            Some(journey) => self.spawn(async move {
-                journey.await;
-                event
-            }),
+            Some(journeys) => {
+                for journey in journeys {
+                    let event = event.clone();
+                    self.spawn(async move {
+                        journey.await;
+                        event
+                    });
+                }
+            }
         }
     }
 
@@ -472,7 +503,7 @@ impl Conductor {
             phase,
             blocks_synchronised: 0,
             blocks_missing: 0,
-            fraction: if phase >= Phase::Committing { 1.0 } else { 0.0 },
+            fraction: if self.is_released { 1.0 } else { 0.0 },
             bytes_copied: 0,
             bytes_mirrored: 0,
             bytes_zero: 0,
@@ -487,7 +518,7 @@ impl Conductor {
             copy.with_strategy(|strategy| {
                 progress.blocks_synchronised += strategy.blocks_synchronised();
                 progress.blocks_missing += strategy.blocks_remaining();
-                if phase < Phase::Committing {
+                if !self.is_released {
                     progress.fraction += strategy.fraction() / volumes;
                     progress.waiting = progress.waiting.or(waiting(strategy.poll_timeout()));
                     progress.remaining = progress.remaining.max(strategy.remaining());
@@ -520,7 +551,7 @@ fn start_copy(
         wait_max: plan.limits.mirror_wait_max,
         no_progress_max: plan.limits.no_progress_max,
     };
-    let strategy = Mirror::new(handle.now(), settings);
+    let strategy = Mirror::new(settings);
     let target = Rc::clone(&planned.target);
     let copy = VolumeCopy::new(index, handle.clone(), source, target, buffers.clone(), strategy, notices);
     let in_place = planned.volume.insert_mirror(Rc::clone(&copy));

@@ -8,7 +8,7 @@ use std::pin::Pin;
 
 use migration::journal::{ImageLocation, Outcome, Record, Summary};
 use migration::recovery::Retirement;
-use migration::{CommitFault, MigrationId, Progress};
+use migration::{CommitFault, MigrationId, Phase, Progress};
 
 /// A future that stays on the lane's thread.
 pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -30,8 +30,15 @@ pub trait Control {
     /// Tells what happened; never waits.
     fn report(&self, report: Report);
 
+    /// Tells that a migration has entered a phase: each of them, also while the gates are closed. So it takes no time.
+    fn entered(&self, migration: MigrationId, phase: Phase) {
+        let _ = (migration, phase);
+    }
+
     /// Carries a message between the two sides of a migration; `None`: it is there at once, as on one host.
-    fn carry(&self) -> Option<LaneFuture<()>> {
+    ///
+    /// It arrives at the end of each journey: a message without one is lost, one with two comes twice.
+    fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
         None
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use block::filter::fault::FaultRule;
 use block::filter::{Operation, Operations};
 use block::{Buffer, Durability, IoError};
+use migration::VolumeIndex;
 use migration::journal::{FailureCode, Outcome, Record};
 use rustix::io::Errno;
 use support::{GENERATION, LIMITS, SIZE, Scene, block_range, location, play};
@@ -256,5 +257,58 @@ fn progress_never_falls_and_is_whole_only_past_the_commit_point() {
         let whole = progress.iter().filter(|progress| progress.fraction >= 1.0);
         assert!(whole.clone().count() > 0);
         assert!(whole.into_iter().all(|progress| progress.phase >= migration::Phase::Committing));
+    });
+}
+
+#[test]
+fn a_migration_that_fails_never_shows_the_whole() {
+    play(|scene| async move {
+        scene.fill(1024).await;
+        let (baton, outcome) = scene.migrate_slowly(4 << 20);
+        scene.handle.sleep(Duration::from_millis(300)).await;
+        assert!(baton.cancel());
+        assert_eq!(scene.outcome(&outcome).await, Outcome::Cancelled);
+        let progress = scene.control.progress.borrow();
+        assert!(progress.iter().any(|progress| progress.phase == migration::Phase::Discarding));
+        assert!(progress.iter().all(|progress| progress.fraction < 1.0));
+    });
+}
+
+#[test]
+fn a_write_that_an_earlier_migration_let_through_is_not_missed_by_the_next() {
+    play(|scene| async move {
+        scene.fill(1024).await;
+        let (baton, outcome) = scene.migrate_slowly(1 << 20);
+        scene.handle.sleep(Duration::from_millis(10)).await;
+        scene.source.delay.hang(Operations::CHANGES);
+        let device = scene.device();
+        scene.handle.spawn(async move {
+            let written = device.write(0, Buffer::copy_of(&[88; 4096]), Durability::Volatile).await;
+            assert_eq!(written, Ok(()));
+        });
+        scene.handle.sleep(Duration::from_millis(10)).await;
+        assert!(baton.cancel());
+        assert_eq!(scene.outcome(&outcome).await, Outcome::Cancelled);
+        // The write is in a stack that is two changes old when this one begins.
+        let (_, outcome) = scene.migrate();
+        scene.handle.sleep(Duration::from_millis(100)).await;
+        scene.source.delay.release();
+        assert_eq!(scene.outcome(&outcome).await, moved());
+        assert_eq!(scene.target.content().await[0], 88);
+    });
+}
+
+#[test]
+fn a_target_that_restarts_past_the_commit_point_is_not_copied_to() {
+    play(|scene| async move {
+        scene.fill(1024).await;
+        let (baton, outcome) = scene.migrate();
+        while baton.phase() < migration::Phase::Committing {
+            scene.handle.sleep(Duration::ZERO).await;
+        }
+        scene.source.fault.add(FaultRule::always(Operations::ALL, eio("anything")));
+        baton.target_restarted(VolumeIndex(0));
+        assert_eq!(scene.outcome(&outcome).await, moved());
+        assert_eq!(scene.source.fault.failed(), 0);
     });
 }

@@ -66,7 +66,7 @@ impl Model {
             no_progress_max: Duration::from_secs(300),
         };
         let mut model = Self {
-            mirror: Mirror::new(Duration::ZERO, settings),
+            mirror: Mirror::new(settings),
             now: Duration::ZERO,
             random,
             source: vec![0; SECTORS],

@@ -1,5 +1,7 @@
 //! Chunks in flight: claimed, waiting for the writes already submitted to them, being copied.
 
+use std::time::Duration;
+
 use chronicle::BlockRange;
 
 use super::{ChunkId, WriteId};
@@ -30,7 +32,7 @@ pub(super) enum Pass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChunkState {
     Waiting,
-    Copying,
+    Copying { since: Duration },
 }
 
 /// The chunks in flight; at most as many as the mover's depth, and their second passes.
@@ -84,22 +86,31 @@ impl Chunks {
     }
 
     /// Marks the chunks that wait for nothing as being copied, and returns them.
-    pub(super) fn start_ready(&mut self) -> Vec<(ChunkId, BlockRange)> {
+    pub(super) fn start_ready(&mut self, now: Duration) -> Vec<(ChunkId, BlockRange)> {
         let waiting = self.chunks.iter_mut().filter(|chunk| chunk.state == ChunkState::Waiting);
         let ready = waiting.filter(|chunk| chunk.waits_for.is_empty());
         ready
             .map(|chunk| {
-                chunk.state = ChunkState::Copying;
+                chunk.state = ChunkState::Copying { since: now };
                 (chunk.id, chunk.blocks)
             })
             .collect()
+    }
+
+    /// Since when the oldest of the chunks that are being copied has been.
+    pub(super) fn copying_since(&self) -> Option<Duration> {
+        let copying = self.chunks.iter().filter_map(|chunk| match chunk.state {
+            ChunkState::Waiting => None,
+            ChunkState::Copying { since } => Some(since),
+        });
+        copying.min()
     }
 
     /// Gives up the chunks that have not been read yet, and returns their blocks.
     pub(super) fn abandon_waiting(&mut self) -> Vec<BlockRange> {
         let waiting = self.chunks.iter().filter(|chunk| chunk.state == ChunkState::Waiting);
         let blocks = waiting.map(|chunk| chunk.blocks).collect();
-        self.chunks.retain(|chunk| chunk.state == ChunkState::Copying);
+        self.chunks.retain(|chunk| chunk.state != ChunkState::Waiting);
         blocks
     }
 }

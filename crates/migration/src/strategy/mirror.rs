@@ -48,7 +48,8 @@ pub struct MirrorSettings {
     pub pacing: PacingSettings,
     /// How long a guest's write may be held, or wait for the target (design §5.7).
     pub wait_max: Duration,
-    /// How long nothing may move before the migration fails. Elapsed time is never a reason.
+    /// How long the target may leave a request unanswered before the migration fails, whatever else it answers.
+    /// Time that passes while it answers is never a reason.
     pub no_progress_max: Duration,
 }
 
@@ -77,8 +78,6 @@ pub struct Mirror {
     bulk: Bulk,
     /// Whether `Synchronised` was the last thing said.
     said_synchronised: bool,
-    /// When the target last did something, or had nothing to do.
-    moved_at: Duration,
     next_chunk: u64,
     next_flush: u64,
     meter: Meter,
@@ -116,7 +115,7 @@ struct Suspension {
 
 impl Mirror {
     /// Makes a machine that waits to be told what is allocated.
-    pub fn new(now: Duration, settings: MirrorSettings) -> Self {
+    pub fn new(settings: MirrorSettings) -> Self {
         let blocks = settings.block_size.blocks_of(settings.size_bytes);
         Self {
             pacing: Pacing::new(settings.pacing.clone()),
@@ -134,7 +133,6 @@ impl Mirror {
             restarts: 0,
             bulk: Bulk::Durable,
             said_synchronised: false,
-            moved_at: now,
             next_chunk: 0,
             next_flush: 0,
             meter: Meter::default(),
@@ -151,7 +149,6 @@ impl Mirror {
             VolumeEvent::AllocationKnown => {
                 if self.stage == Stage::Surveying {
                     self.stage = Stage::Copying;
-                    self.moved_at = now;
                 }
             }
             VolumeEvent::WriteArrived { write, range } => {
@@ -204,8 +201,8 @@ impl Mirror {
         let retry = self.suspension.and_then(|suspension| Some((suspension.until?, suspension.reason)));
         let tokens = self.tokens_at.map(|at| (at, "the bandwidth limit"));
         let stuck = self
-            .target_owes_something()
-            .then(|| (self.moved_at + self.settings.no_progress_max, "the target to do anything at all"));
+            .oldest_unanswered()
+            .map(|since| (since + self.settings.no_progress_max, "the target to answer a request"));
         patience.chain(retry).chain(tokens).chain(stuck).min_by_key(|(at, _)| *at)
     }
 
@@ -251,9 +248,12 @@ impl Mirror {
         self.bytes_mirrored
     }
 
-    /// Why mirroring is suspended.
+    /// Why nothing is mirrored.
     pub fn suspended(&self) -> Option<&'static str> {
-        self.suspension.map(|suspension| suspension.reason)
+        match self.stage {
+            Stage::Surveying => Some("what the source was asked for before the migration has to end first"),
+            Stage::Copying | Stage::Stopped => self.suspension.map(|suspension| suspension.reason),
+        }
     }
 
     /// Tells whether the replica could be handed over to at this instant.
@@ -365,7 +365,7 @@ impl Mirror {
             Ok(()) => {
                 self.replica.applied(blocks);
                 self.bytes_mirrored += length;
-                self.target_moved(now);
+                self.target_faults = 0;
             }
             Err(_) => self.replica.mark_missing(blocks),
         }
@@ -422,11 +422,10 @@ impl Mirror {
             return;
         }
         self.resume(now);
-        if !self.target_owes_something() {
-            self.moved_at = now;
-        } else if now >= self.moved_at + self.settings.no_progress_max {
+        let too_old = |since: Duration| now >= since + self.settings.no_progress_max;
+        if self.oldest_unanswered().is_some_and(too_old) {
             let seconds = self.settings.no_progress_max.as_secs();
-            let detail = format!("the target has done nothing for {seconds} s");
+            let detail = format!("the target has not answered a request for {seconds} s");
             self.fail(now, FailureCode::TargetHung, detail);
             return;
         }
@@ -435,8 +434,8 @@ impl Mirror {
             self.claim(blocks, Pass::First);
             self.pacing.spend(now, self.byte_range(blocks).length);
         }
-        self.start_chunks();
-        self.flush_if_due();
+        self.start_chunks(now);
+        self.flush_if_due(now);
         self.say_where_it_stands();
     }
 
@@ -504,8 +503,8 @@ impl Mirror {
         self.chunks.push(Chunk { id, blocks, pass, waits_for, state: ChunkState::Waiting, restarts });
     }
 
-    fn start_chunks(&mut self) {
-        for (chunk, blocks) in self.chunks.start_ready() {
+    fn start_chunks(&mut self, now: Duration) {
+        for (chunk, blocks) in self.chunks.start_ready(now) {
             self.actions.push_back(VolumeAction::Copy { chunk, range: self.byte_range(blocks) });
         }
     }
@@ -526,7 +525,7 @@ impl Mirror {
                 self.bulk = Bulk::Applied;
                 self.replica.applied(chunk.blocks);
                 self.meter.add(now, chunk.blocks.len());
-                self.target_moved(now);
+                self.target_faults = 0;
                 if chunk.pass == Pass::First && self.suspension.is_none() && self.stage == Stage::Copying {
                     while let Some(blocks) = self.replica.missing_within(chunk.blocks) {
                         self.claim(blocks, Pass::Second);
@@ -543,7 +542,7 @@ impl Mirror {
         }
     }
 
-    fn flush_if_due(&mut self) {
+    fn flush_if_due(&mut self, now: Duration) {
         if self.replica.is_flushing() || self.suspension.is_some() || self.stage != Stage::Copying {
             return;
         }
@@ -552,7 +551,7 @@ impl Mirror {
         if much || last {
             let flush = FlushId(self.next_flush);
             self.next_flush += 1;
-            self.replica.begin_flush(flush);
+            self.replica.begin_flush(flush, now);
             if last {
                 self.bulk = Bulk::Flushing;
             }
@@ -570,7 +569,7 @@ impl Mirror {
                 if self.bulk == Bulk::Flushing {
                     self.bulk = Bulk::Durable;
                 }
-                self.target_moved(now);
+                self.target_faults = 0;
             }
             Err(fault) => {
                 self.bulk = Bulk::Applied;
@@ -616,14 +615,15 @@ impl Mirror {
         if restarts == self.restarts || broken(Bug::TargetRestart) { result } else { Err(TargetFault::Error) }
     }
 
-    fn target_owes_something(&self) -> bool {
-        let copying = !self.chunks.is_empty() || self.replica.is_flushing() || self.writes.has_late();
-        self.stage == Stage::Copying && (copying || self.suspension.is_some())
-    }
-
-    fn target_moved(&mut self, now: Duration) {
-        self.moved_at = now;
-        self.target_faults = 0;
+    /// Since when the target has owed an answer. What it answers meanwhile does not count: a migration can neither
+    /// end without that answer nor take it for a failure (design §5.20).
+    fn oldest_unanswered(&self) -> Option<Duration> {
+        if self.stage != Stage::Copying {
+            return None;
+        }
+        let late = self.writes.iter().filter(|write| matches!(write.state, WriteState::Late { .. }));
+        let late = late.map(|write| write.arrived).min();
+        [self.chunks.copying_since(), self.replica.flushing_since(), late].into_iter().flatten().min()
     }
 
     fn target_failed(&mut self, now: Duration, fault: TargetFault) {

@@ -8,6 +8,8 @@
 //! ```
 //! *In flight* is kept by the strategy, which knows what it is in flight for.
 
+use std::time::Duration;
+
 use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
 
 use super::FlushId;
@@ -17,8 +19,15 @@ pub(super) struct ReplicaBlocks {
     missing: LayeredBitmap,
     /// Applied at the target since the last flush that succeeded was asked for.
     unconfirmed: LayeredBitmap,
-    /// The flush under way and what it will confirm.
-    flushing: Option<(FlushId, LayeredBitmap)>,
+    flushing: Option<Flush>,
+}
+
+/// The flush under way.
+struct Flush {
+    id: FlushId,
+    since: Duration,
+    /// What it will confirm.
+    confirms: LayeredBitmap,
 }
 
 impl ReplicaBlocks {
@@ -71,18 +80,23 @@ impl ReplicaBlocks {
     }
 
     /// A flush is asked for: it confirms what is applied by now, and nothing that is applied later.
-    pub(super) fn begin_flush(&mut self, flush: FlushId) {
+    pub(super) fn begin_flush(&mut self, id: FlushId, since: Duration) {
         let blocks = self.unconfirmed.blocks();
-        self.flushing = Some((flush, std::mem::replace(&mut self.unconfirmed, LayeredBitmap::new(blocks))));
+        let confirms = std::mem::replace(&mut self.unconfirmed, LayeredBitmap::new(blocks));
+        self.flushing = Some(Flush { id, since, confirms });
+    }
+
+    pub(super) fn flushing_since(&self) -> Option<Duration> {
+        self.flushing.as_ref().map(|flush| flush.since)
     }
 
     /// Returns whether this was the flush under way.
     pub(super) fn end_flush(&mut self, flush: FlushId, confirmed: Confirmed) -> bool {
-        match self.flushing.take_if(|(under_way, _)| *under_way == flush) {
+        match self.flushing.take_if(|under_way| under_way.id == flush) {
             None => false,
-            Some((_, blocks)) => {
+            Some(Flush { confirms, .. }) => {
                 if confirmed == Confirmed::No {
-                    self.unconfirmed.union_with(&blocks);
+                    self.unconfirmed.union_with(&confirms);
                 }
                 true
             }
@@ -91,8 +105,8 @@ impl ReplicaBlocks {
 
     /// The target has lost what was not durable: all of that is missing (hard case 13).
     pub(super) fn target_restarted(&mut self) {
-        if let Some((_, blocks)) = self.flushing.take() {
-            self.missing.union_with(&blocks);
+        if let Some(flush) = self.flushing.take() {
+            self.missing.union_with(&flush.confirms);
         }
         self.missing.union_with(&self.unconfirmed);
         self.unconfirmed.clear();
