@@ -214,18 +214,23 @@ impl RequestError {
 
     /// The sentence for people: the error and its causes.
     pub(crate) fn message(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            let detail = error.to_string();
-            // A transparent error has its own text as its cause's.
-            if !text.ends_with(&detail) {
-                text = format!("{text}: {detail}");
-            }
-            cause = error.source();
-        }
-        text
+        with_causes(self)
     }
+}
+
+/// An error and its causes, in one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let detail = error.to_string();
+        // Some errors have their cause's text in their own.
+        if !text.ends_with(&detail) {
+            text = format!("{text}: {detail}");
+        }
+        cause = error.source();
+    }
+    text
 }
 
 fn code_of_image(error: &ImageError) -> ErrorCode {

@@ -32,6 +32,8 @@ use crate::volumes::{Service, Volumes};
 
 /// Operations under way at a time. More wait; each may hold a helper thread.
 const OPERATIONS_MAX: u32 = 32;
+/// Helper threads that look at stores at a time: a store that hangs does not use all of them up.
+const LOOKS_MAX: usize = 64;
 
 /// The control plane of one host.
 pub(crate) struct Host {
@@ -43,6 +45,8 @@ pub(crate) struct Host {
     pub(crate) sockets: SocketFolder,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
+    /// Looks at stores for descriptions; those at a disk that hangs keep theirs.
+    looks: Arc<Semaphore>,
     /// Held from the choice of a migration's identity until it is in the journal.
     starting_migration: Mutex<()>,
     /// True from the moment that the daemon is to stop.
@@ -61,6 +65,7 @@ impl Host {
             sockets,
             started_unix_ms: now_unix_ms(),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX as usize)),
+            looks: Arc::new(Semaphore::new(LOOKS_MAX)),
             starting_migration: Mutex::new(()),
             stopping: watch::Sender::new(false),
         })

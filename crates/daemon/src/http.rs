@@ -1,21 +1,31 @@
 //! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here.
 
+mod listener;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::{ErrorBody, ErrorDetail, Watch};
-use axum::body::{Body, to_bytes};
-use axum::extract::{Path, Query, Request, State};
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Path, Query, Request, State};
+use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use http_body_util::BodyExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::RequestError;
 use crate::host::Host;
 use crate::migrations::parse_id;
+
+pub(crate) use listener::BoundedListener;
+
+/// Bytes of a body that is too large that are read all the same: a client that still writes when the connection ends
+/// does not see the answer.
+const DISCARDED_BYTES_MAX: usize = 4 << 20;
 
 /// All that the API answers.
 pub(crate) fn router(host: Arc<Host>) -> Router {
@@ -47,7 +57,7 @@ async fn list_volumes(State(host): State<Arc<Host>>) -> Json<Vec<api::Volume>> {
     Json(host.describe_volumes().await)
 }
 
-async fn show_volume(State(host): State<Arc<Host>>, Path(name): Path<String>) -> Answer<api::Volume> {
+async fn show_volume(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Volume> {
     host.describe_volume(&name).await.map(Json)
 }
 
@@ -62,7 +72,7 @@ async fn create_volume(
 
 async fn remove_volume(
     State(host): State<Arc<Host>>,
-    Path(name): Path<String>,
+    Segment(name): Segment,
     uri: Uri,
 ) -> Answer<api::RemovedVolume> {
     let how = query(&uri)?;
@@ -71,7 +81,7 @@ async fn remove_volume(
 
 async fn migrate(
     State(host): State<Arc<Host>>,
-    Path(name): Path<String>,
+    Segment(name): Segment,
     request: Request,
 ) -> Result<(StatusCode, Json<api::Migration>), RequestError> {
     let order = body(request).await?;
@@ -85,7 +95,7 @@ async fn list_migrations(State(host): State<Arc<Host>>) -> Json<Vec<api::Migrati
 
 async fn show_migration(
     State(host): State<Arc<Host>>,
-    Path(id): Path<String>,
+    Segment(id): Segment,
     uri: Uri,
 ) -> Answer<api::Migration> {
     let Watch { after, wait_ms } = query(&uri)?;
@@ -101,7 +111,7 @@ async fn show_migration(
     }
 }
 
-async fn cancel_migration(State(host): State<Arc<Host>>, Path(id): Path<String>) -> Answer<api::Migration> {
+async fn cancel_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
     host.operate(Arc::clone(&host).cancel_migration(id)).await.map(Json)
 }
 
@@ -109,10 +119,39 @@ async fn no_route(method: Method, uri: Uri) -> RequestError {
     RequestError::RouteNotFound { method: method.to_string(), path: uri.path().to_owned() }
 }
 
+/// The name or identity in a path.
+struct Segment(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Segment {
+    type Rejection = RequestError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RequestError> {
+        let path = Path::from_request_parts(parts, state).await;
+        path.map(|Path(segment)| Self(segment)).map_err(|error| {
+            RequestError::Invalid(format!("the path is not as expected: {}", error.body_text()))
+        })
+    }
+}
+
 /// The body of a request. Its type is not asked for: there is only one.
 async fn body<T: DeserializeOwned>(request: Request) -> Result<T, RequestError> {
-    let bytes = to_bytes(request.into_body(), api::REQUEST_BYTES_MAX).await;
-    let bytes = bytes.map_err(|_| RequestError::TooLarge)?;
+    let mut body = request.into_body();
+    let mut bytes = Vec::new();
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|error| RequestError::Invalid(format!("the request broke off: {error}")))?;
+        let Some(data) = frame.data_ref() else { continue };
+        length += data.len();
+        if length <= api::REQUEST_BYTES_MAX {
+            bytes.extend_from_slice(data);
+        } else if length > DISCARDED_BYTES_MAX {
+            break;
+        }
+    }
+    if length > api::REQUEST_BYTES_MAX {
+        return Err(RequestError::TooLarge);
+    }
     serde_json::from_slice(&bytes).map_err(|error| {
         RequestError::Invalid(format!("the body of the request is not as expected: {error}"))
     })

@@ -26,7 +26,7 @@ pub(crate) struct FolderLock {
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process has it.
-    #[error("{folder} is in use by another daemon{}", holder(.process))]
+    #[error("{folder} is in use by {}", holder(.process))]
     Held {
         /// The folder.
         folder: PathBuf,
@@ -87,7 +87,12 @@ fn read_process(file: &mut File) -> Option<u32> {
 }
 
 fn holder(process: &Option<u32>) -> String {
-    process.map_or_else(String::new, |process| format!(" (process {process})"))
+    match process {
+        // Two spellings of one path.
+        Some(process) if *process == std::process::id() => "this daemon under another name".to_owned(),
+        Some(process) => format!("another daemon (process {process})"),
+        None => "another daemon".to_owned(),
+    }
 }
 
 #[cfg(test)]

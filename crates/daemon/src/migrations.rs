@@ -89,8 +89,9 @@ impl Migrations {
 
     /// All migrations, oldest first.
     pub(crate) fn list(&self, journal: &Journal) -> Vec<Migration> {
-        let recorded = journal.read(|state| state.migrations.clone());
-        recorded.iter().map(|(id, state)| view::migration(*id, state, self.live(*id).as_ref())).collect()
+        // One at a time: commits wait while the journal is read.
+        let ids: Vec<_> = journal.read(|state| state.migrations.keys().copied().collect());
+        ids.into_iter().filter_map(|id| self.get(journal, id).ok()).collect()
     }
 
     /// One migration.

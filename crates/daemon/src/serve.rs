@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use crate::config::{Config, DEFAULT_STORE};
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::host::Host;
-use crate::http;
+use crate::http::{self, BoundedListener};
 use crate::journal::{Journal, JournalError};
 use crate::lock::{FolderLock, LockError};
 use crate::recovery;
@@ -134,8 +134,8 @@ impl Daemon {
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
         let Self { host, listener, api } = self;
         let (closing, closed) = oneshot::channel();
-        let server =
-            axum::serve(listener, http::router(Arc::clone(&host))).with_graceful_shutdown(async move {
+        let server = axum::serve(BoundedListener::new(listener), http::router(Arc::clone(&host)))
+            .with_graceful_shutdown(async move {
                 stop.await;
                 // Nobody listens if the server has failed.
                 let _ = closing.send(());

@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use lane::LaneHandle;
 use migration::VolumeId;
@@ -19,6 +20,10 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::error::RequestError;
+
+/// How long a request waits for a volume whose image is held. The last writes of a killed daemon have been seen to
+/// take 4.5 s; who holds an image for longer is likely to be another program.
+const GHOST_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What is served, by name.
 #[derive(Default)]
@@ -137,11 +142,26 @@ impl Volumes {
         entries.iter().map(|(name, entry)| (name.clone(), entry.volume, entry.service.clone())).collect()
     }
 
-    /// The lane of a volume that is served.
+    /// The lane of a volume that is served, or will be in a moment.
     ///
     /// # Errors
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeUnavailable`].
-    pub(crate) fn lane(&self, name: &str) -> Result<LaneHandle, RequestError> {
+    pub(crate) async fn lane(&self, name: &str) -> Result<LaneHandle, RequestError> {
+        let served = async {
+            loop {
+                let changed = self.changed();
+                if !matches!(self.service(name), Some(Service::Starting | Service::Waiting(_))) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        // What it waits for is part of the error.
+        let _ = tokio::time::timeout(GHOST_WAIT_MAX, served).await;
+        self.lane_now(name)
+    }
+
+    fn lane_now(&self, name: &str) -> Result<LaneHandle, RequestError> {
         let reason = match self.service(name) {
             None => return Err(RequestError::VolumeNotFound(name.to_owned())),
             Some(Service::Serving(lane)) => return Ok(lane),
@@ -166,18 +186,9 @@ impl Volumes {
 
     /// Resolves when it is known of every volume whether it can be served at once.
     pub(crate) async fn started(&self) {
-        self.wait_while(|service| matches!(service, Service::Starting)).await;
-    }
-
-    /// Resolves when no volume waits for its image any more.
-    pub(crate) async fn freed(&self) {
-        self.wait_while(|service| matches!(service, Service::Starting | Service::Waiting(_))).await;
-    }
-
-    async fn wait_while(&self, is_early: impl Fn(&Service) -> bool) {
         loop {
             let changed = self.changed();
-            if !self.lock().values().any(|entry| is_early(&entry.service)) {
+            if !self.lock().values().any(|entry| matches!(entry.service, Service::Starting)) {
                 return;
             }
             changed.await;
@@ -279,13 +290,13 @@ mod tests {
         assert!(matches!(volumes.service("a"), Some(Service::Starting)));
     }
 
-    #[test]
-    fn volume_that_is_not_served_says_why() {
+    #[tokio::test]
+    async fn volume_that_is_not_served_says_why() {
         let volumes = Arc::<Volumes>::default();
         volumes.add("a", VOLUME);
         let attempt = volumes.attempt("a").unwrap();
         volumes.set("a", &attempt, Service::Failed("the image is gone".into()));
-        let error = volumes.lane("a").err().unwrap();
+        let error = volumes.lane("a").await.err().unwrap();
         assert_eq!(error.to_string(), "volume \"a\" is not being served: the image is gone");
         let (claim, _) = volumes.claim("a").unwrap();
         claim.removing();

@@ -12,7 +12,7 @@ use migration::journal::{ImageLocation, Record, VolumeRecord};
 use migration::{CommitFault, VolumeId};
 
 use super::{Host, blocking};
-use crate::error::RequestError;
+use crate::error::{RequestError, with_causes};
 use crate::fail_point::{self, Step};
 use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES};
 use crate::names;
@@ -30,7 +30,7 @@ impl Host {
     ) -> Result<api::Volume, RequestError> {
         let NewVolume { name, source } = order;
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
-        self.sockets.check(&name).map_err(|error| RequestError::Invalid(chain(&error)))?;
+        self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
         let (claim, creation) = self.volumes.claim_new(&name)?;
         match source {
             VolumeSource::Create { size_bytes, store, image } => {
@@ -261,14 +261,4 @@ fn absolute(path: String) -> Result<PathBuf, RequestError> {
 fn path_text(path: &Path) -> Result<String, RequestError> {
     let text = path.to_str().map(str::to_owned);
     text.ok_or_else(|| RequestError::Invalid(format!("the path {} is not UTF-8", path.display())))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -9,6 +9,7 @@ use api::{VolumeCreation, VolumeState, VolumeStatistics};
 use lane::LaneStatus;
 use migration::VolumeId;
 use migration::journal::VolumeState as Recorded;
+use tokio::sync::Semaphore;
 
 use super::Host;
 use crate::error::RequestError;
@@ -69,7 +70,7 @@ impl Host {
             .read(|state| state.volumes.values().filter(|volume| volume.record.image.store == name).count());
         let host = Arc::clone(self);
         let asked = name.clone();
-        let space = answer(move || {
+        let space = answer(&self.looks, move || {
             host.stores.get(&asked).map(|store| store.space().map_err(|error| error.to_string()))
         });
         let path =
@@ -108,7 +109,7 @@ impl Host {
             add_recorded(&mut shown, &recorded);
             let path = shown.image.clone();
             shown.allocated_bytes =
-                answer(move || images::allocated_bytes(Path::new(&path)).ok()).await.flatten();
+                answer(&self.looks, move || images::allocated_bytes(Path::new(&path)).ok()).await.flatten();
         }
         add_service(&mut shown, service).await;
         shown
@@ -162,7 +163,19 @@ fn statistics(status: &LaneStatus) -> VolumeStatistics {
     }
 }
 
-/// What a helper thread finds out, unless that takes too long.
-async fn answer<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    tokio::time::timeout(ANSWER_MAX, tokio::task::spawn_blocking(work)).await.ok()?.ok()
+/// What a helper thread finds out, unless that takes too long or too many of them hang already.
+async fn answer<T: Send + 'static>(
+    looks: &Arc<Semaphore>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let found = async {
+        let permit = Arc::clone(looks).acquire_owned().await.ok()?;
+        let look = tokio::task::spawn_blocking(move || {
+            let found = work();
+            drop(permit);
+            found
+        });
+        look.await.ok()
+    };
+    tokio::time::timeout(ANSWER_MAX, found).await.ok()?
 }

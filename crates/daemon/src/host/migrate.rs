@@ -47,7 +47,7 @@ impl Host {
             return Err(RequestError::SameStore { volume: name, store: order.to });
         }
         self.stores.get(&order.to)?;
-        let lane = self.volumes.lane(&name)?;
+        let lane = self.volumes.lane(&name).await?;
         let target = self.reserve_target(&record, order.to.clone()).await?;
         let migration = self.record_start(&record, &target, &order).await?;
         self.migrations.track(migration, volume, u64::from(record.block_size_bytes));
@@ -74,7 +74,7 @@ impl Host {
             Some((true, _)) => return Err(RequestError::NotMigrating(migration)),
             Some((false, name)) => name,
         };
-        match self.volumes.lane(&name)?.cancel(migration).await {
+        match self.volumes.lane(&name).await?.cancel(migration).await {
             Ok(()) => self.migrations.get(&self.journal, migration),
             Err(Refused::TooLate(_)) => Err(RequestError::TooLate(migration)),
             // The lane has not got it yet, or has just ended it.

@@ -17,17 +17,14 @@ use migration::journal::VolumeRecord;
 use super::{Host, blocking};
 use crate::config::EngineSetting;
 use crate::control::LaneControl;
-use crate::error::RequestError;
+use crate::error::{RequestError, with_causes};
 use crate::volumes::Service;
 
-/// How long the start waits for images that are held. The last writes of a killed daemon have been seen to take 4.5 s;
-/// who holds an image for longer is likely to be another program, and nobody else is to wait for that.
-const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Host {
-    /// Begins to serve every volume of the journal; resolves when they are served, as far as can be waited for.
+    /// Begins to serve every volume of the journal; resolves when it is known which ones must wait.
     pub(crate) async fn serve_all(self: &Arc<Self>) {
         let volumes = self.journal.read(|state| {
             let records = state.volumes.iter().map(|(id, volume)| (volume.record.name.clone(), *id));
@@ -38,9 +35,6 @@ impl Host {
             self.serve_in_background(&name);
         }
         self.volumes.started().await;
-        if tokio::time::timeout(GHOST_WAIT_MAX, self.volumes.freed()).await.is_err() {
-            tracing::warn!("some volumes still wait for their images; the others are served");
-        }
     }
 
     /// Begins to serve a volume that is known, and goes on trying until it is removed or the daemon stops.
@@ -86,9 +80,12 @@ impl Host {
             *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
         }
         let record = self.record_named(name)?;
-        let (host, attempt, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
-        let image = blocking(move || host.wait_for_image(&opened, &attempt)).await?;
+        let (host, given_up, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
+        let image = blocking(move || host.wait_for_image(&opened, &given_up)).await?;
         check_size(&record, &image)?;
+        if attempt.load(Ordering::SeqCst) {
+            return Err(RequestError::VolumeNotFound(name.to_owned()));
+        }
         let Some(listener) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
         };
@@ -195,11 +192,5 @@ pub(super) fn check_size(record: &VolumeRecord, image: &Image) -> Result<(), Req
 }
 
 fn unavailable(volume: &str, error: &dyn std::error::Error) -> RequestError {
-    let mut reason = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        reason = format!("{reason}: {error}");
-        cause = error.source();
-    }
-    RequestError::VolumeUnavailable { volume: volume.to_owned(), reason }
+    RequestError::VolumeUnavailable { volume: volume.to_owned(), reason: with_causes(error) }
 }
