@@ -2,12 +2,9 @@
 //! served at the same socket from exactly one store, nothing that was acknowledged is lost, and nothing half-made is
 //! left.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod scene;
-
-use scene::{Scene, stop_and_verify};
 use serde_json::Value;
+
+use crate::scene::{Scene, stop_and_verify};
 
 /// How a migration stands after a crash and a restart: its state, and the store that the volume is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,10 @@
 //! What bad input gets: an exit code, a code in JSON, and a sentence that says what to do; and nothing changes.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod scene;
-
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use scene::{Outcome, PROGRAM, Scene, code, read_at};
+use crate::scene::{Outcome, PROGRAM, Scene, code, read_at};
 
 /// Runs a command that must be refused with this exit code, this code in JSON, and these words.
 fn check(scene: &Scene, arguments: &[&str], expected: (i32, &str), words: &str) {
@@ -142,7 +138,7 @@ fn volume_that_is_being_migrated_is_neither_migrated_nor_removed() {
     assert_eq!(scene.run(&["migration", "watch", "m0"]).code, 6);
     assert_eq!((scene.images("a"), scene.images("b")), (vec!["v.img".to_owned()], vec![]));
     check(&scene, &["volume", "remove", "v"], (4, "volume_in_use"), "cut it off with --force");
-    scene::stop_and_verify(guest);
+    crate::scene::stop_and_verify(guest);
 }
 
 #[test]
@@ -265,6 +261,8 @@ fn garbage_on_the_api_gets_an_error_and_harms_nobody() {
         let answer = talk(&scene, request.as_bytes());
         assert!(answer.0 == status && answer.1.contains(code), "{request:.60}: {answer:?}");
     }
+    let bad_path = b"GET /v1/volumes/%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    assert!(talk(&scene, bad_path).1.contains("invalid_request"));
     for garbage in [&b"\0\xff\x16\x03\x01"[..], b"GET", b"NBDMAGICIHAVEOPT", &[b'A'; 200_000]] {
         talk(&scene, garbage);
     }

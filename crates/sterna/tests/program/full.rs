@@ -3,12 +3,10 @@
 //! A small file system is mounted as the target's store. Where that is not allowed (no root), the tests fail and say
 //! why, unless `STERNA_TESTS_WITHOUT_MOUNTS=1` says that they may be left out.
 
-mod scene;
-
 use std::path::PathBuf;
 use std::process::Command;
 
-use scene::{Scene, code, stop_and_verify};
+use crate::scene::{Scene, code, stop_and_verify};
 
 /// A small file system in place of store `b`; unmounted when dropped.
 struct SmallStore {

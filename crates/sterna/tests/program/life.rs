@@ -1,15 +1,12 @@
 //! A daemon's life: it is alone, it waits for ghosts, it drains, and it finds everything again.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod scene;
-
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
-use scene::{DEADLINE, Outcome, PROGRAM, Scene, code, stop_and_verify};
+
+use crate::scene::{DEADLINE, Outcome, PROGRAM, Scene, code, stop_and_verify};
 
 #[test]
 fn two_daemons_share_neither_data_nor_stores_nor_sockets() {

@@ -1,12 +1,5 @@
 //! A daemon with two stores in a temporary folder, driven through the program as a user would.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-#![allow(
-    clippy::allow_attributes,
-    dead_code,
-    reason = "each test program uses another part, so none can be expected to be dead"
-)]
-
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,12 @@
+//! The program as users, scripts and crashes meet it: every test drives the real binary.
+//!
+//! One test program for all of them: what they share is compiled, and checked for what is unused, once.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod crash;
+mod errors;
+mod full;
+mod life;
+mod qemu;
+mod scene;
