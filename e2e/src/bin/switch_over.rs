@@ -1,0 +1,27 @@
+//! Prints how long switch-overs take on this machine: `cargo run -p e2e --release --bin switch-over -- --rounds 20`.
+//!
+//! It needs `target/release/sterna`, or what `STERNA_BIN` names.
+
+use clap::Parser;
+use e2e::Scene;
+use e2e::switch_over::{Settings, measure};
+
+/// Moves a busy disk to and fro and prints how long its client was held at each switch-over.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// How many migrations.
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
+    /// Size of the disk in MiB.
+    #[arg(long, default_value_t = 256)]
+    disk_mib: u64,
+}
+
+fn main() -> anyhow::Result<()> {
+    let Arguments { rounds, disk_mib } = Arguments::parse();
+    let mut scene = Scene::new()?;
+    scene.start()?;
+    let rounds = measure(&scene, Settings { rounds, disk_bytes: disk_mib << 20 })?;
+    println!("{rounds}");
+    Ok(())
+}

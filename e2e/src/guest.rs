@@ -1,0 +1,50 @@
+//! The lab's guest on a scene's volume: it knows the content of every block and checks every read.
+
+use std::path::Path;
+
+use anyhow::ensure;
+use lab::nbd_client::{Address, Client, ClientOptions};
+use lab::workload::{self, Content, Findings, Guest, GuestOptions, StoppedGuest};
+
+/// Bytes of the guest's requests.
+pub const BLOCK_BYTES: u32 = 8192;
+/// Any number will do: disks are new.
+const SEED: u64 = 0xe2e;
+
+/// Connects to a disk of zeroes, fills its first bytes, and lets a guest work on it.
+///
+/// # Errors
+/// If the disk cannot be reached or filled.
+pub fn start(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
+    let mut client = Client::connect(export, ClientOptions::default())?;
+    let mut content = Content::new(client.export().size, BLOCK_BYTES, SEED);
+    workload::fill(&mut client, &mut content, fill_bytes, |_| {})?;
+    Guest::start(client, content, GuestOptions::default())
+}
+
+/// Stops a guest and compares its whole disk: what was acknowledged is there, and nothing was wrong in between.
+///
+/// # Errors
+/// If anything was wrong, or the guest did nothing.
+pub fn stop_and_verify(guest: Guest) -> anyhow::Result<StoppedGuest> {
+    let mut stopped = guest.stop()?;
+    let mut findings = std::mem::take(&mut stopped.findings);
+    findings.append(workload::verify_export(&mut stopped.client, &stopped.content, |_| {})?);
+    check(&findings)?;
+    ensure!(stopped.content.blocks_written() > 0, "the guest wrote nothing");
+    Ok(stopped)
+}
+
+/// Compares an image file, which nobody may be serving, with what the guest knows.
+///
+/// # Errors
+/// If anything is wrong.
+pub fn verify_image(image: &Path, content: &Content) -> anyhow::Result<()> {
+    check(&workload::verify_file(image, content, |_| {})?)
+}
+
+fn check(findings: &Findings) -> anyhow::Result<()> {
+    let first: Vec<String> = findings.first().iter().map(ToString::to_string).collect();
+    ensure!(findings.is_empty(), "{} wrong: {first:#?}", findings.count());
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! What the end-to-end tests share: a scene with a daemon, and the programs that work on its volumes.
+//!
+//! ```text
+//!   test ──► Scene ──► `sterna serve` (a child process) ──► stores: folders, or file systems made for the test
+//!              │           ▲ API                 ▲ NBD
+//!              ├─ sterna ──┘                     │
+//!              └─ fio, QEMU, libnbd's tools, the lab's guest
+//! ```
+//!
+//! The tests know Sterna by what its users have: the program, its exit codes, its JSON, its sockets. They link nothing of
+//! the daemon. A program that a test needs and does not find fails the test, with the name of the package.
+
+pub mod file_system;
+pub mod fio;
+pub mod guest;
+pub mod program;
+mod scene;
+pub mod switch_over;
+mod wait;
+
+pub use self::program::{Outcome, Program};
+pub use self::scene::{Scene, play, play_unstarted};
+pub use self::wait::{DEADLINE, until};

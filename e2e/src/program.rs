@@ -1,0 +1,302 @@
+//! Programs that tests run: found or missed with a clear word, never left running, never waited for without end.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::de::DeserializeOwned;
+
+use crate::wait::DEADLINE;
+
+/// Names the program under test.
+const STERNA_VARIABLE: &str = "STERNA_BIN";
+/// Time between two looks whether a program has ended.
+const INTERVAL: Duration = Duration::from_millis(2);
+
+/// The program under test: what `STERNA_BIN` names, else `release/sterna` in cargo's target folder.
+///
+/// # Errors
+/// If it is not there; the message says how to build it.
+pub fn sterna() -> anyhow::Result<PathBuf> {
+    let path = match std::env::var_os(STERNA_VARIABLE) {
+        Some(path) => PathBuf::from(path),
+        None => target_folder()?.join("release/sterna"),
+    };
+    ensure!(
+        path.is_file(),
+        "there is no {}: cargo build --release -p sterna makes it, or {STERNA_VARIABLE} names another one",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// Cargo's target folder: this program is `TARGET/PROFILE/deps/NAME-HASH`, or `TARGET/PROFILE/NAME`.
+fn target_folder() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().context("this program cannot find itself")?;
+    let profile = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
+    let target = profile.and_then(Path::parent).context("this program is in no target folder of cargo")?;
+    Ok(target.to_owned())
+}
+
+/// A program that is about to be run.
+#[derive(Debug)]
+pub struct Program {
+    command: Command,
+    /// What the program is called in messages.
+    name: String,
+    /// The package that has it, if it is not Sterna's own.
+    package: Option<&'static str>,
+    deadline: Duration,
+}
+
+impl Program {
+    /// A program of a package, found in `PATH`.
+    pub fn of_package(name: &str, package: &'static str) -> Self {
+        Self {
+            command: Command::new(name),
+            name: name.to_owned(),
+            package: Some(package),
+            deadline: DEADLINE,
+        }
+    }
+
+    /// A program at a path.
+    pub fn at(path: &Path) -> Self {
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Self { command: Command::new(path), name, package: None, deadline: DEADLINE }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.command.arg(argument);
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
+        self.command.args(arguments);
+        self
+    }
+
+    /// Sets a variable of its environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Starts it in another folder.
+    #[must_use]
+    pub fn in_folder(mut self, folder: &Path) -> Self {
+        self.command.current_dir(folder);
+        self
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// If it cannot be started, or does not end in time; how it ends is in the outcome.
+    pub fn run(self) -> anyhow::Result<Outcome> {
+        self.start()?.wait()
+    }
+
+    /// Runs it to its end, which must be a success; returns what it printed.
+    ///
+    /// # Errors
+    /// As [`Program::run`], and if it fails; the message has its words.
+    pub fn succeed(self) -> anyhow::Result<String> {
+        self.run()?.success()
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If it cannot be started; the message names the package.
+    pub fn start(mut self) -> anyhow::Result<Running> {
+        let mut child = self
+            .command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| match self.package {
+                Some(package) => format!(
+                    "{} cannot be started: package {package} has it, and scripts/install-packages test installs it",
+                    self.name
+                ),
+                None => format!("{} cannot be started", self.name),
+            })?;
+        let stdout = child.stdout.take().map(collect);
+        let stderr = child.stderr.take().map(collect);
+        let command = format!("{:?}", self.command);
+        Ok(Running { child, stdout, stderr, command, give_up_at: Instant::now() + self.deadline })
+    }
+}
+
+/// A program at work.
+///
+/// Dropping it kills it.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    stdout: Option<JoinHandle<String>>,
+    stderr: Option<JoinHandle<String>>,
+    command: String,
+    give_up_at: Instant,
+}
+
+impl Running {
+    /// Tells whether it is still at work.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn is_running(&mut self) -> anyhow::Result<bool> {
+        Ok(self.child.try_wait().with_context(|| format!("look after {}", self.command))?.is_none())
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        signal_child(&self.child, signal).with_context(|| format!("signal {}", self.command))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// If it does not end in time; it is killed then.
+    pub fn wait(mut self) -> anyhow::Result<Outcome> {
+        let status = loop {
+            if let Some(status) =
+                self.child.try_wait().with_context(|| format!("wait for {}", self.command))?
+            {
+                break status;
+            }
+            if Instant::now() >= self.give_up_at {
+                let _ = self.child.kill();
+                let words = self.words();
+                bail!("{} did not end in time and was killed: {words:?}", self.command);
+            }
+            std::thread::sleep(INTERVAL);
+        };
+        let (stdout, stderr) = self.words();
+        Ok(Outcome { code: code(status), stdout, stderr, command: self.command.clone() })
+    }
+
+    /// What it printed until its end, which must be near.
+    fn words(&mut self) -> (String, String) {
+        let words = |thread: Option<JoinHandle<String>>| thread.and_then(|thread| thread.join().ok());
+        (words(self.stdout.take()).unwrap_or_default(), words(self.stderr.take()).unwrap_or_default())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How a program ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Its exit code; 128 and the signal's number if one ended it.
+    pub code: i32,
+    /// What it printed.
+    pub stdout: String,
+    /// What it said besides.
+    pub stderr: String,
+    command: String,
+}
+
+impl Outcome {
+    /// What it printed, if it succeeded.
+    ///
+    /// # Errors
+    /// If it failed; the message has its words.
+    pub fn success(self) -> anyhow::Result<String> {
+        self.expect(0)?;
+        Ok(self.stdout)
+    }
+
+    /// Checks the exit code.
+    ///
+    /// # Errors
+    /// If it is another one; the message has the program's words.
+    pub fn expect(&self, code: i32) -> anyhow::Result<()> {
+        if self.code == code {
+            return Ok(());
+        }
+        let Self { command, stdout, stderr, .. } = self;
+        Err(anyhow!("{command} ended with {} instead of {code}:\n{stdout}{stderr}", self.code))
+    }
+
+    /// What it printed, which is JSON.
+    ///
+    /// # Errors
+    /// If it is not; the message has the program's words.
+    pub fn json<T: DeserializeOwned>(&self) -> anyhow::Result<T> {
+        let Self { command, stdout, stderr, .. } = self;
+        serde_json::from_str(stdout).with_context(|| format!("{command} printed: {stdout}{stderr}"))
+    }
+}
+
+/// Sends a signal to a child that has not been waited for: its number is its own until then.
+pub(crate) fn signal_child(child: &Child, signal: Signal) -> anyhow::Result<()> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process without a number")?;
+    Ok(kill_process(pid, signal)?)
+}
+
+/// Exit code in the way of shells.
+pub(crate) fn code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+}
+
+/// Reads to the end, so that the writer never waits.
+fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read until an error is what there is.
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_program_names_its_package() {
+        let error = Program::of_package("no-such-program", "no-such-package").run().unwrap_err();
+        assert!(error.to_string().contains("package no-such-package has it"), "{error}");
+    }
+
+    #[test]
+    fn outcome_has_code_and_words() {
+        let shell = |script: &str| Program::of_package("sh", "dash").args(["-c", script]);
+        let outcome = shell("echo out; echo err >&2; exit 3").run().unwrap();
+        assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (3, "out\n", "err\n"));
+        let error = outcome.success().unwrap_err().to_string();
+        assert!(error.contains("ended with 3 instead of 0") && error.contains("err"), "{error}");
+        assert_eq!(shell("kill -9 $$").run().unwrap().code, 137);
+    }
+
+    #[test]
+    fn program_that_does_not_end_is_killed() {
+        let mut program = Program::of_package("sleep", "coreutils").arg("1000");
+        program.deadline = Duration::from_millis(20);
+        let error = program.run().unwrap_err().to_string();
+        assert!(error.contains("did not end in time"), "{error}");
+    }
+}

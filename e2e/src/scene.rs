@@ -1,0 +1,368 @@
+//! A folder with stores, a daemon, and the commands that a user gives it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, bail, ensure};
+use api::{Address, Migration, Volume, VolumeState};
+use lab::nbd_client;
+use rustix::process::Signal;
+use serde::de::DeserializeOwned;
+
+use crate::file_system::FileSystem;
+use crate::program::{self, Outcome, Program, Running, code, signal_child};
+use crate::wait::until;
+
+/// How much of the daemon's log a failure shows.
+const LOG_LINES_SHOWN: usize = 60;
+/// What a scene's daemon calls its stores.
+const STORES: [&str; 2] = ["a", "b"];
+
+/// Plays a scene with the stores `a` and `b` and a daemon that is ready.
+///
+/// # Panics
+/// If the test fails: with its error, and the daemon's log.
+pub fn play(test: impl FnOnce(&mut Scene) -> anyhow::Result<()>) {
+    play_unstarted(|scene| {
+        scene.start()?;
+        test(scene)
+    });
+}
+
+/// As [`play`], without a daemon yet.
+///
+/// # Panics
+/// If the test fails: with its error, and the daemon's log.
+pub fn play_unstarted(test: impl FnOnce(&mut Scene) -> anyhow::Result<()>) {
+    let result = Scene::new().and_then(|mut scene| test(&mut scene).map_err(|error| scene.with_log(&error)));
+    #[expect(clippy::panic, reason = "this is how a test fails")]
+    if let Err(error) = result {
+        panic!("{error:#}");
+    }
+}
+
+/// A temporary folder with two stores, and a daemon while one runs.
+///
+/// Dropping it kills the daemon, unmounts what was mounted and removes the folder.
+#[derive(Debug)]
+pub struct Scene {
+    daemon: Option<Child>,
+    /// Dropped after the daemon, which holds files in them, and before the folder.
+    file_systems: Vec<FileSystem>,
+    folder: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Scene {
+    /// A folder without a daemon.
+    ///
+    /// # Errors
+    /// If there is no program to test, or no room.
+    pub fn new() -> anyhow::Result<Self> {
+        let program = program::sterna()?;
+        let folder = tempfile::Builder::new().prefix("sterna-e2e-").tempdir().context("make a folder")?;
+        let scene = Self { daemon: None, file_systems: Vec::new(), folder, program };
+        for store in STORES {
+            std::fs::create_dir(scene.path(store)).context("make a store")?;
+        }
+        let store = |name: &str| format!("[stores.{name}]\npath = '{}'\n", scene.path(name).display());
+        let config = format!(
+            "data_dir = '{}'\napi = '{}'\n{}",
+            scene.path("data").display(),
+            scene.address()?,
+            STORES.map(store).concat()
+        );
+        std::fs::write(scene.path("sterna.toml"), config).context("write the configuration")?;
+        Ok(scene)
+    }
+
+    /// A path in the folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Where the daemon's API is.
+    ///
+    /// # Errors
+    /// If the folder's path is too long for a socket.
+    pub fn address(&self) -> anyhow::Result<Address> {
+        Ok(Address::unix(self.path("run/api.sock"))?)
+    }
+
+    /// Mounts a file system over the folder of a store. The daemon must not run yet.
+    ///
+    /// # Errors
+    /// Those of mounting.
+    pub fn mount(
+        &mut self,
+        store: &str,
+        mount: impl FnOnce(&Path) -> anyhow::Result<FileSystem>,
+    ) -> anyhow::Result<&FileSystem> {
+        ensure!(self.daemon.is_none(), "the daemon has begun to use the folders");
+        let mounted =
+            mount(&self.path(store)).with_context(|| format!("mount a file system as store {store}"))?;
+        self.file_systems.push(mounted);
+        self.file_systems.last().context("what was mounted is gone")
+    }
+}
+
+// The daemon.
+impl Scene {
+    /// Starts the daemon and waits until it answers.
+    ///
+    /// # Errors
+    /// If it ends instead.
+    pub fn start(&mut self) -> anyhow::Result<()> {
+        ensure!(self.daemon.is_none(), "the daemon runs already");
+        let log = File::options().create(true).append(true).open(self.path("daemon.log"));
+        let log = log.context("make the daemon's log")?;
+        let mut command = Command::new(&self.program);
+        command.arg("serve").arg("--config").arg(self.path("sterna.toml"));
+        command.env_remove("STERNA_HOST").env("STERNA_LOG", "info");
+        let daemon = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
+        self.daemon = Some(daemon.with_context(|| format!("start {}", self.program.display()))?);
+        until("the daemon answers", || {
+            self.ensure_alive()?;
+            Ok((self.sterna(["store", "list"])?.code == 0).then_some(()))
+        })
+    }
+
+    /// Sends the daemon a signal.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        signal_child(self.daemon.as_ref().context("no daemon runs")?, signal)
+    }
+
+    /// Waits for the daemon's end; returns its exit code.
+    ///
+    /// # Errors
+    /// If it does not end in time.
+    pub fn wait_for_end(&mut self) -> anyhow::Result<i32> {
+        let mut daemon = self.daemon.take().context("no daemon runs")?;
+        let status = until("the daemon ends", || Ok(daemon.try_wait()?));
+        if status.is_err() {
+            self.daemon = Some(daemon);
+        }
+        Ok(code(status?))
+    }
+
+    /// Ends the daemon in order.
+    ///
+    /// # Errors
+    /// If it does not end, or not with success.
+    pub fn stop(&mut self) -> anyhow::Result<()> {
+        self.signal(Signal::TERM)?;
+        let code = self.wait_for_end()?;
+        ensure!(code == 0, "the daemon ended with {code}");
+        Ok(())
+    }
+
+    /// Kills the daemon.
+    ///
+    /// # Errors
+    /// If it was not there any more.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.signal(Signal::KILL)?;
+        let code = self.wait_for_end()?;
+        ensure!(code == 137, "the daemon ended with {code} before it could be killed");
+        Ok(())
+    }
+
+    /// What the daemon has logged.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub fn log(&self) -> anyhow::Result<String> {
+        std::fs::read_to_string(self.path("daemon.log")).context("read the daemon's log")
+    }
+
+    /// Checks that the daemon has not ended.
+    ///
+    /// # Errors
+    /// If it has.
+    pub fn ensure_alive(&mut self) -> anyhow::Result<()> {
+        let daemon = self.daemon.as_mut().context("no daemon runs")?;
+        match daemon.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("the daemon has ended: {status}"),
+        }
+    }
+
+    fn with_log(&self, error: &anyhow::Error) -> anyhow::Error {
+        anyhow::anyhow!("{error:#}\n\n{}", self.end_of_log())
+    }
+
+    fn end_of_log(&self) -> String {
+        let log = self.log().unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let end = &lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..];
+        format!("the daemon's log ends with:\n  {}", end.join("\n  "))
+    }
+}
+
+// The commands.
+impl Scene {
+    /// A command to the daemon.
+    ///
+    /// # Errors
+    /// If the folder's path is too long for a socket.
+    pub fn command<A: AsRef<std::ffi::OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> anyhow::Result<Program> {
+        Ok(Program::at(&self.program).args(arguments).env("STERNA_HOST", self.address()?.to_string()))
+    }
+
+    /// Gives a command and waits for its end.
+    ///
+    /// # Errors
+    /// If it does not end.
+    pub fn sterna<A: AsRef<std::ffi::OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> anyhow::Result<Outcome> {
+        self.command(arguments)?.run()
+    }
+
+    /// Gives a command that must succeed, and reads the JSON that it prints.
+    ///
+    /// # Errors
+    /// If it fails, or prints something else.
+    pub fn ask<T: DeserializeOwned>(&self, arguments: &[&str]) -> anyhow::Result<T> {
+        let outcome = self.sterna(arguments.iter().chain(&["--json"]))?;
+        outcome.expect(0)?;
+        outcome.json()
+    }
+
+    /// Makes the volume `v` of so many bytes in store `a`.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn create_volume(&self, size_bytes: u64) -> anyhow::Result<Volume> {
+        let size = size_bytes.to_string();
+        self.sterna(["volume", "create", "v", "--store", "a", "--size", &size])?.success()?;
+        self.volume()
+    }
+
+    /// Describes the volume `v`.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn volume(&self) -> anyhow::Result<Volume> {
+        self.ask(&["volume", "show", "v"])
+    }
+
+    /// Where NBD clients find the volume `v`.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn export(&self) -> anyhow::Result<nbd_client::Address> {
+        Ok(self.volume()?.uri.parse()?)
+    }
+
+    /// Describes a migration.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn migration(&self, id: &str) -> anyhow::Result<Migration> {
+        self.ask(&["migration", "show", id])
+    }
+
+    /// Moves the volume `v` and waits; it must be at the target then.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn migrate(&self, store: &str) -> anyhow::Result<Migration> {
+        let ended: Migration = self.ask(&["migrate", "v", "--to", store])?;
+        self.check_place(store)?;
+        Ok(ended)
+    }
+
+    /// Moves the volume `v` to and fro so many times; returns where it is in the end.
+    ///
+    /// # Errors
+    /// If one move fails.
+    pub fn migrate_to_and_fro(&self, times: u32) -> anyhow::Result<()> {
+        for round in 0..times {
+            let store = STORES[(round as usize + 1) % STORES.len()];
+            self.migrate(store).with_context(|| format!("migration {} of {times}", round + 1))?;
+        }
+        Ok(())
+    }
+
+    /// Begins to move the volume `v`, slowly if a rate such as `1MiB/s` is given.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn begin_to_migrate(&self, store: &str, bandwidth: Option<&str>) -> anyhow::Result<Migration> {
+        let bandwidth = bandwidth.map(|rate| ["--bandwidth", rate]);
+        let arguments = ["migrate", "v", "--to", store, "--detach"];
+        self.ask(&arguments.into_iter().chain(bandwidth.into_iter().flatten()).collect::<Vec<_>>())
+    }
+
+    /// Starts `sterna migrate v`, which ends when the migration has.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_migrating(&self, store: &str) -> anyhow::Result<Running> {
+        self.command(["migrate", "v", "--to", store, "--json"])?.start()
+    }
+
+    /// Waits for the end of a migration.
+    ///
+    /// # Errors
+    /// If it does not end in time.
+    pub fn wait_for_migration(&self, id: &str) -> anyhow::Result<Migration> {
+        until("the migration ends", || {
+            let migration = self.migration(id)?;
+            Ok(migration.state.has_ended().then_some(migration))
+        })
+    }
+
+    /// Checks that the volume `v` is served from `store`, and that no other store has anything of it.
+    ///
+    /// # Errors
+    /// If it is not so.
+    pub fn check_place(&self, store: &str) -> anyhow::Result<()> {
+        let volume = self.volume()?;
+        ensure!(volume.state == VolumeState::Serving, "{volume:?}");
+        ensure!(volume.store.as_deref() == Some(store), "it is in {:?} instead of {store}", volume.store);
+        for each in STORES {
+            let expected: &[&str] = if each == store { &["v.img"] } else { &[] };
+            let images = self.images(each)?;
+            ensure!(images == expected, "store {each} has {images:?} instead of {expected:?}");
+        }
+        Ok(())
+    }
+
+    /// Names of the files in a store that are about volumes, sorted.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn images(&self, store: &str) -> anyhow::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(self.path(store)).context("list a store")? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        // The daemon's lock, and what file systems have of their own.
+        names.retain(|name| !name.starts_with('.') && name != "lost+found");
+        names.sort();
+        Ok(names)
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.end_of_log());
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            // It may have ended by itself.
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Twenty migrations in a row under load.
+
+use e2e::play;
+use e2e::switch_over::{Settings, measure};
+
+#[test]
+fn twenty_migrations_under_load_lose_nothing() {
+    play(|scene| {
+        let rounds = measure(scene, Settings { rounds: 20, disk_bytes: 128 << 20 })?;
+        assert_eq!(rounds.rounds().len(), 20);
+        // For who reads the log; a shared machine's timing is no verdict.
+        println!("{rounds}");
+        Ok(())
+    });
+}
