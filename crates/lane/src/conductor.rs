@@ -9,81 +9,33 @@
 //! Everything that takes time is a task of its own; the loop itself only waits for the next event or deadline. It is
 //! written for N volumes; they are on this lane.
 
+mod plan;
+mod progress;
+mod source_side;
+mod target_side;
+
 use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Handle};
-use chronicle::Generation;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use migration::journal::{ImageLocation, Outcome, Record};
+use migration::journal::{Outcome, Record};
 use migration::message::{ToSource, ToTarget};
-use migration::recovery::Retirement;
-use migration::source::{Costs, SourceAction, SourceEvent, SourceSettings};
+use migration::source::{Costs, SourceEvent, SourceSettings};
 use migration::strategy::{Mirror, MirrorSettings, VolumeAction, VolumeEvent};
-use migration::target::{FlushResult, TargetAction, TargetEvent};
-use migration::{
-    CommitId, MigrationId, PacingSettings, Phase, Progress, Source, Target, VolumeId, VolumeIndex, Waiting,
-};
-use tracing::{error, info, warn};
+use migration::target::{FlushResult, TargetEvent};
+use migration::{CommitId, MigrationId, Phase, Source, Target, VolumeIndex};
+use tracing::{info, warn};
 
-use crate::REPORT_INTERVAL;
-use crate::control::{Control, ControlFault, LaneFuture, Report};
+use crate::control::{Control, ControlFault, LaneFuture};
 use crate::copy::VolumeCopy;
 use crate::volume::Volume;
 
-/// Bytes read from the target's store to see whether it answers, before writes are let through.
-const TRIAL_BYTES: u64 = 4096;
-
-/// What is to be migrated, and within which limits.
-pub struct Plan {
-    /// Identity of the migration; already in the journal as started.
-    pub migration: MigrationId,
-    /// The volumes; all move, or none.
-    pub volumes: Vec<PlannedVolume>,
-    /// Whether the source images are kept.
-    pub keep_source: bool,
-    /// How much is copied at once, for each volume.
-    pub pacing: PacingSettings,
-    /// Time limits.
-    pub limits: TimeLimits,
-}
-
-/// One volume of a plan.
-pub struct PlannedVolume {
-    /// The volume.
-    pub volume: Rc<Volume>,
-    /// The store it goes to: as large as the volume, and reading as zeroes.
-    pub target: Rc<dyn BlockDevice>,
-    /// Where its bytes are now.
-    pub source_image: ImageLocation,
-    /// Where they will be.
-    pub target_image: ImageLocation,
-}
-
-/// How long things may take.
-#[derive(Clone, Copy, Debug)]
-pub struct TimeLimits {
-    /// How long a guest's write may be held, or wait for the target (design §5.7).
-    pub mirror_wait_max: Duration,
-    /// How long the gates may be closed before the commit point.
-    pub switch_over_max: Duration,
-    /// How long a target may leave a request unanswered before the migration fails.
-    pub no_progress_max: Duration,
-}
-
-impl Default for TimeLimits {
-    fn default() -> Self {
-        Self {
-            mirror_wait_max: Duration::from_secs(1),
-            switch_over_max: Duration::from_millis(500),
-            no_progress_max: Duration::from_secs(300),
-        }
-    }
-}
+pub use plan::{Plan, PlannedVolume, TimeLimits};
 
 /// Talks to a conductor that runs on the same thread.
 #[derive(Clone)]
@@ -293,136 +245,6 @@ impl Conductor {
     }
 }
 
-// What the source's machine asks for.
-impl Conductor {
-    fn carry_out_source(&mut self, action: SourceAction) {
-        match action {
-            SourceAction::Enter(phase) => self.enter(phase),
-            SourceAction::CloseGate { volume, attempt } => {
-                let closed = self.volume(volume).close();
-                self.spawn(async move {
-                    closed.await;
-                    Event::Source(SourceEvent::GateClosed { volume, attempt })
-                });
-            }
-            SourceAction::OpenGate(volume) => self.volume(volume).open(),
-            SourceAction::Flush { volume, attempt } => {
-                let store = self.volume(volume).store();
-                self.spawn(async move {
-                    let result = flush(&store).await;
-                    Event::Source(SourceEvent::Flushed { volume, attempt, result })
-                });
-            }
-            SourceAction::Commit { commit, records } => self.commit(records, commit, |commit, result| {
-                Event::Source(SourceEvent::Committed { commit, result })
-            }),
-            SourceAction::Send(message) => self.send_to_target(message),
-            SourceAction::StopCopying => {
-                self.copies.iter().for_each(|copy| copy.stop());
-                self.plan.volumes.iter().for_each(|planned| planned.volume.remove_mirror());
-            }
-            SourceAction::TakeBack(generations) => self.take_back(&generations),
-            SourceAction::Retire => self.retire(),
-            SourceAction::End { outcome, summary } => {
-                let migration = self.plan.migration;
-                self.report_progress(self.handle.now());
-                self.control.report(Report::Ended { migration, outcome: outcome.clone(), summary });
-                self.ended = Some(outcome);
-            }
-        }
-    }
-
-    fn enter(&mut self, phase: Phase) {
-        let before = self.phase.replace(phase);
-        self.is_released |= phase == Phase::Committing;
-        let migration = self.plan.migration;
-        if before != phase && !before.may_become(phase) {
-            error!(%migration, %before, %phase, "a transition that is not in the table");
-        }
-        info!(%migration, %phase, attempt = self.source.attempt().0, "phase");
-        self.control.entered(migration, phase);
-        // The gates are closed in these: a report would only make that longer.
-        if !matches!(phase, Phase::Closing | Phase::Preparing | Phase::Releasing | Phase::Committing) {
-            self.report_progress(self.handle.now());
-        }
-    }
-
-    fn take_back(&self, generations: &[(VolumeId, Generation)]) {
-        for (planned, source) in self.plan.volumes.iter().zip(&self.sources) {
-            let volume = &planned.volume;
-            let generation = generations.iter().find(|(id, _)| *id == volume.id());
-            let generation = generation.map_or(volume.generation(), |(_, generation)| *generation);
-            volume.change_hands(Rc::clone(source), generation);
-            volume.open();
-        }
-    }
-
-    fn retire(&mut self) {
-        self.costs = self.costs();
-        self.copies.clear();
-        self.sources.clear();
-        let keep = self.plan.keep_source;
-        let images = self.plan.volumes.iter().map(|planned| planned.source_image.clone());
-        let work: Vec<_> = images
-            .map(|image| {
-                let retirement = Retirement::of(&image, keep);
-                self.control.retire(image, retirement)
-            })
-            .collect();
-        self.spawn(async move { Event::Source(SourceEvent::Retired { left_over: left_over(work).await }) });
-    }
-}
-
-// What the target's machine asks for.
-impl Conductor {
-    fn carry_out_target(&mut self, action: TargetAction) {
-        match action {
-            TargetAction::Flush { volume, attempt } => {
-                let store = Rc::clone(&self.planned(volume).target);
-                self.spawn(async move {
-                    let result = flush(&store).await;
-                    Event::Target(TargetEvent::Flushed { volume, attempt, result })
-                });
-            }
-            TargetAction::Commit { commit, records } => self.commit(records, commit, |commit, result| {
-                Event::Target(TargetEvent::Committed { commit, result })
-            }),
-            TargetAction::Send(message) => self.send_to_source(message),
-            TargetAction::Start(volume) => self.start(volume),
-            TargetAction::Open(volume) => self.volume(volume).open(),
-            TargetAction::Close(volume) => drop(self.volume(volume).close()),
-            TargetAction::Discard => {
-                let images = self.plan.volumes.iter().map(|planned| planned.target_image.clone());
-                let work: Vec<_> = images.map(|image| self.control.discard(image)).collect();
-                self.spawn(async move {
-                    Event::Target(TargetEvent::Discarded { left_over: left_over(work).await })
-                });
-            }
-        }
-    }
-
-    /// Serves a volume from its target store, reads only, and sees whether that answers in time.
-    fn start(&self, index: VolumeIndex) {
-        let volume = Rc::clone(self.volume(index));
-        if let Some(copy) = self.copies.get(index.as_usize()) {
-            copy.stop();
-        }
-        volume.change_hands(Rc::clone(&self.planned(index).target), volume.generation().next());
-        let bytes = TRIAL_BYTES.min(volume.store().geometry().size);
-        let buffer = self.buffers.take(usize::try_from(bytes).unwrap_or(0));
-        let deadline = self.handle.sleep(self.plan.limits.mirror_wait_max);
-        self.spawn(async move {
-            let detail = match select(Box::pin(volume.try_reading(buffer)), deadline).await {
-                Either::Left((Ok(()), _)) => return Event::Target(TargetEvent::Started(index)),
-                Either::Left((Err(error), _)) => format!("the target's store does not answer: {error}"),
-                Either::Right(_) => "the target's store does not answer in time".to_owned(),
-            };
-            Event::Target(TargetEvent::StartFailed { volume: index, detail })
-        });
-    }
-}
-
-// Tasks, messages and reports.
 impl Conductor {
     fn planned(&self, volume: VolumeIndex) -> &PlannedVolume {
         &self.plan.volumes[volume.as_usize()]
@@ -475,63 +297,6 @@ impl Conductor {
                 }
             }
         }
-    }
-
-    fn costs(&self) -> Costs {
-        let strategies = self.copies.iter();
-        let costs = strategies
-            .map(|copy| copy.with_strategy(|strategy| (strategy.copied(), strategy.bytes_mirrored())));
-        costs.fold(self.costs, |sum, (copied, bytes_mirrored)| Costs {
-            bytes_copied: sum.bytes_copied + copied.bytes_written,
-            bytes_mirrored: sum.bytes_mirrored + bytes_mirrored,
-            bytes_zero: sum.bytes_zero + copied.bytes_zero,
-        })
-    }
-
-    fn report_progress(&mut self, now: Duration) {
-        self.report_at = now + REPORT_INTERVAL;
-        let progress = self.progress(now);
-        self.control.report(Report::Progress { migration: self.plan.migration, progress });
-    }
-
-    fn progress(&self, now: Duration) -> Progress {
-        let phase = self.phase.get();
-        let waiting = |waits: Option<(Duration, &'static str)>| {
-            waits.map(|(at, reason)| Waiting { reason, remaining: at.saturating_sub(now) })
-        };
-        let mut progress = Progress {
-            phase,
-            blocks_synchronised: 0,
-            blocks_missing: 0,
-            fraction: if self.is_released { 1.0 } else { 0.0 },
-            bytes_copied: 0,
-            bytes_mirrored: 0,
-            bytes_zero: 0,
-            copy_bytes_per_second: 0.0,
-            remaining: None,
-            waiting: waiting(self.source.poll_timeout()),
-            suspended: None,
-            attempt: self.source.attempt().0,
-        };
-        let volumes = self.copies.len().max(1) as f64;
-        for copy in &self.copies {
-            copy.with_strategy(|strategy| {
-                progress.blocks_synchronised += strategy.blocks_synchronised();
-                progress.blocks_missing += strategy.blocks_remaining();
-                if !self.is_released {
-                    progress.fraction += strategy.fraction() / volumes;
-                    progress.waiting = progress.waiting.or(waiting(strategy.poll_timeout()));
-                    progress.remaining = progress.remaining.max(strategy.remaining());
-                }
-                progress.copy_bytes_per_second += strategy.copy_bytes_per_second();
-                progress.suspended = progress.suspended.or(strategy.suspended());
-            });
-        }
-        let costs = self.costs();
-        progress.bytes_copied = costs.bytes_copied;
-        progress.bytes_mirrored = costs.bytes_mirrored;
-        progress.bytes_zero = costs.bytes_zero;
-        progress
     }
 }
 

@@ -1,0 +1,165 @@
+//! What the source makes of the answers of the journal and of the target, and the account of the switch-over.
+
+use std::time::Duration;
+
+use super::{DiscardStep, REPEAT, ReleaseFate, Source, SourceAction, State};
+use crate::failure::CommitFault;
+use crate::handover::{Handover, Step, with_left_over};
+use crate::identity::CommitId;
+use crate::journal::{Outcome, Record};
+use crate::message::{ToSource, ToTarget};
+use crate::phase::Phase;
+use crate::planted::{Bug, broken};
+
+impl Source {
+    pub(super) fn commit(&mut self, records: Vec<Record>) {
+        self.last_commit = CommitId(self.last_commit.0 + 1);
+        self.actions.push_back(SourceAction::Commit { commit: self.last_commit, records });
+    }
+
+    pub(super) fn committed(&mut self, now: Duration, result: Result<(), CommitFault>) {
+        match (&mut self.state, result) {
+            (State::Copying { .. }, Ok(())) => {
+                self.aborted = self.attempt;
+                self.actions.push_back(SourceAction::Send(ToTarget::Abort(self.attempt)));
+            }
+            // The target hears of it when it asks; the next try overtakes this one in any case.
+            (State::Copying { .. }, Err(_)) => {}
+            (State::Releasing { gates_closing_at, began, .. }, Ok(())) => {
+                let (gates_closing_at, began) = (*gates_closing_at, *began);
+                self.summary.release_us = micros(now.saturating_sub(began));
+                self.actions.push_back(SourceAction::Enter(Phase::Committing));
+                let handover = Handover::new(
+                    now,
+                    self.settings.migration,
+                    self.attempt,
+                    self.next_generations(),
+                    &mut self.actions,
+                );
+                self.state = State::Released { handover, gates_closing_at, began: now };
+            }
+            (State::Releasing { fate: ReleaseFate::Open, .. }, Err(CommitFault::NotWritten)) => {
+                self.give_up_attempt(now);
+            }
+            // Undecided: nobody may act before the journal has an answer.
+            (State::Releasing { fate, retry_at, .. }, Err(_)) => {
+                *fate = ReleaseFate::PerhapsReleased;
+                *retry_at = Some(now + REPEAT);
+            }
+            (State::Discarding { step, .. }, Ok(())) => {
+                if let DiscardStep::Aborting { .. } = step {
+                    self.aborted = self.attempt;
+                    *step = DiscardStep::Telling { repeat_at: now + REPEAT };
+                    self.actions.push_back(SourceAction::Send(ToTarget::Discard));
+                }
+            }
+            (State::Discarding { step: DiscardStep::Aborting { retry_at }, .. }, Err(_)) => {
+                *retry_at = Some(now + REPEAT);
+            }
+            (State::Released { handover, .. }, result) => {
+                handover.committed(now, result, &mut self.actions);
+                self.enter_phase_of_handover();
+            }
+            (State::Ending { outcome, .. }, Ok(())) => {
+                let outcome = outcome.clone();
+                let summary = self.summary;
+                self.state = State::Ended;
+                self.actions.push_back(SourceAction::Enter(Phase::Ended));
+                self.actions.push_back(SourceAction::End { outcome, summary });
+            }
+            (State::Ending { retry_at, .. }, Err(_)) => *retry_at = Some(now + REPEAT),
+            _ => {}
+        }
+    }
+
+    pub(super) fn received(&mut self, now: Duration, message: ToSource) {
+        match (&mut self.state, message) {
+            (State::Preparing { prepared, .. }, ToSource::Prepared(attempt))
+                if attempt == self.attempt || broken(Bug::StaleAttempt) =>
+            {
+                *prepared = true;
+                self.release_if_ready(now);
+            }
+            (State::Released { handover, .. }, message) => {
+                let step = handover.received(now, message, &mut self.actions);
+                self.after(now, step);
+            }
+            (
+                State::Discarding { outcome, step: DiscardStep::Telling { .. } },
+                ToSource::Discarded { left_over },
+            ) => {
+                let mut outcome = outcome.clone();
+                if let Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } = &mut outcome {
+                    *detail = with_left_over(detail, &left_over);
+                }
+                self.end(now, outcome);
+            }
+            // "Not released" is said only of a try that is durably aborted (design §5.13).
+            (_, ToSource::Query(attempt)) if attempt <= self.aborted => {
+                self.actions.push_back(SourceAction::Send(ToTarget::Abort(attempt)));
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn after(&mut self, now: Duration, step: Step) {
+        match step {
+            Step::Stay => {}
+            Step::Active { own } => {
+                self.note_active(now, own);
+                self.enter_phase_of_handover();
+            }
+            Step::Commit(records) => {
+                self.enter_phase_of_handover();
+                self.commit(records);
+            }
+            Step::Over(outcome) => self.end(now, outcome),
+        }
+    }
+
+    pub(super) fn enter_phase_of_handover(&mut self) {
+        self.actions.push_back(SourceAction::Enter(self.phase()));
+    }
+
+    pub(super) fn end(&mut self, now: Duration, outcome: Outcome) {
+        if !matches!(outcome, Outcome::Moved { .. }) {
+            self.summary.total_us = micros(now.saturating_sub(self.began));
+        }
+        self.summary.attempts = self.attempt.0;
+        self.summary.bytes_copied = self.costs.bytes_copied;
+        self.summary.bytes_mirrored = self.costs.bytes_mirrored;
+        self.summary.bytes_zero = self.costs.bytes_zero;
+        self.state = State::Ending { outcome, retry_at: None };
+        self.commit_end();
+    }
+
+    pub(super) fn commit_end(&mut self) {
+        let State::Ending { outcome, .. } = &self.state else { return };
+        let (migration, outcome, summary) = (self.settings.migration, outcome.clone(), self.summary);
+        self.commit(vec![Record::MigrationEnded { migration, outcome, summary }]);
+    }
+}
+
+// The parts of the switch-over; they add up to the time that the gates were closed.
+impl Source {
+    pub(super) fn note_prepared(&mut self, now: Duration) {
+        if let State::Preparing { gates_closing_at, began, .. } = &self.state {
+            self.summary.drain_us = micros(began.saturating_sub(*gates_closing_at));
+            self.summary.prepare_us = micros(now.saturating_sub(*began));
+        }
+    }
+
+    pub(super) fn note_active(&mut self, now: Duration, own: Duration) {
+        if let State::Released { gates_closing_at, began, .. } = &self.state {
+            let own = own.min(now.saturating_sub(*began));
+            self.summary.own_us = micros(own);
+            self.summary.start_us = micros(now.saturating_sub(*began).saturating_sub(own));
+            self.summary.gate_closed_us = micros(now.saturating_sub(*gates_closing_at));
+            self.summary.total_us = micros(now.saturating_sub(self.began));
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

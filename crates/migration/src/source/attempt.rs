@@ -1,0 +1,187 @@
+//! The source up to its commit point: tries at the handover, and how one, or the whole migration, is given up.
+
+use std::time::Duration;
+
+use chronicle::Generation;
+
+use super::{DiscardStep, ReleaseFate, Source, SourceAction, State};
+use crate::identity::{Attempt, VolumeId, VolumeIndex};
+use crate::journal::{FailureCode, Outcome, Record};
+use crate::message::ToTarget;
+use crate::phase::Phase;
+use crate::planted::{Bug, broken};
+use crate::target::FlushResult;
+
+/// Tries at the handover before the migration fails.
+const ATTEMPTS_MAX: u32 = 10;
+/// Pause after a try that was given up.
+const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
+
+impl Source {
+    pub(super) fn set_synchronised(&mut self, volume: VolumeIndex, now_is: Synchronised) {
+        if let Some(known) = self.synchronised.get_mut(volume.as_usize()) {
+            *known = now_is == Synchronised::Yes;
+        }
+    }
+
+    pub(super) fn all_synchronised(&self) -> bool {
+        self.synchronised.iter().all(|known| *known)
+    }
+
+    pub(super) fn volumes(&self) -> impl Iterator<Item = VolumeIndex> + use<> {
+        VolumeIndex::all(self.settings.volumes.len())
+    }
+
+    pub(super) fn try_handover(&mut self, now: Duration) {
+        let State::Copying { not_before } = self.state else { return };
+        if !self.all_synchronised() || now < not_before {
+            return;
+        }
+        self.attempt = self.attempt.next();
+        let attempt = self.attempt;
+        self.state = State::Settling { unflushed: self.volumes().collect() };
+        self.actions.extend(self.volumes().map(|volume| SourceAction::Flush { volume, attempt }));
+    }
+
+    pub(super) fn settled(&mut self, now: Duration) {
+        if !self.all_synchronised() {
+            self.state = State::Copying { not_before: now };
+            return;
+        }
+        let attempt = self.attempt;
+        self.state = State::Closing { open: self.volumes().collect(), began: now };
+        self.actions.push_back(SourceAction::Enter(Phase::Closing));
+        let close = self.volumes().map(|volume| SourceAction::CloseGate { volume, attempt });
+        self.actions.extend(close);
+    }
+
+    pub(super) fn gate_closed(&mut self, now: Duration, volume: VolumeIndex, attempt: Attempt) {
+        let State::Closing { open, began } = &mut self.state else { return };
+        if attempt != self.attempt {
+            return;
+        }
+        open.retain(|waiting| *waiting != volume);
+        if !open.is_empty() {
+            return;
+        }
+        let gates_closing_at = *began;
+        if !self.all_synchronised() {
+            // The last mirrored writes failed at the target: they are copied, and then it is tried again.
+            self.give_up_attempt(now);
+            return;
+        }
+        let unflushed =
+            if broken(Bug::SourceCache) { Vec::new() } else { self.volumes().collect::<Vec<_>>() };
+        let flush = unflushed.clone().into_iter().map(|volume| SourceAction::Flush { volume, attempt });
+        self.actions.push_back(SourceAction::Enter(Phase::Preparing));
+        self.actions.push_back(SourceAction::Send(ToTarget::Prepare(attempt)));
+        self.actions.extend(flush);
+        self.state = State::Preparing { prepared: false, unflushed, gates_closing_at, began: now };
+    }
+
+    pub(super) fn flushed(
+        &mut self,
+        now: Duration,
+        volume: VolumeIndex,
+        attempt: Attempt,
+        result: FlushResult,
+    ) {
+        let (State::Settling { unflushed } | State::Preparing { unflushed, .. }) = &mut self.state else {
+            return;
+        };
+        if attempt != self.attempt {
+            return;
+        }
+        if result == FlushResult::Failed {
+            self.give_up_attempt(now);
+            return;
+        }
+        unflushed.retain(|waiting| *waiting != volume);
+        match &self.state {
+            State::Settling { unflushed } if unflushed.is_empty() => self.settled(now),
+            State::Preparing { .. } => self.release_if_ready(now),
+            _ => {}
+        }
+    }
+
+    pub(super) fn release_if_ready(&mut self, now: Duration) {
+        let State::Preparing { prepared: true, unflushed, gates_closing_at, .. } = &self.state else {
+            return;
+        };
+        if unflushed.is_empty() && !self.all_synchronised() {
+            // The target lost what it had applied, perhaps before its flush could make it durable (hard case 13).
+            self.give_up_attempt(now);
+        } else if unflushed.is_empty() {
+            let gates_closing_at = *gates_closing_at;
+            self.note_prepared(now);
+            self.actions.push_back(SourceAction::Enter(Phase::Releasing));
+            self.state =
+                State::Releasing { gates_closing_at, began: now, fate: ReleaseFate::Open, retry_at: None };
+            self.commit_release();
+        }
+    }
+
+    /// **N.B.** Once this commit is durable the source serves nothing of these volumes, whatever happens.
+    pub(super) fn commit_release(&mut self) {
+        let released = Record::Released {
+            migration: self.settings.migration,
+            attempt: self.attempt,
+            generations: self.next_generations(),
+        };
+        self.commit(vec![released]);
+    }
+
+    pub(super) fn next_generations(&self) -> Vec<(VolumeId, Generation)> {
+        self.settings.volumes.iter().map(|(volume, generation)| (*volume, generation.next())).collect()
+    }
+
+    /// Ends a try before the commit point: the guests go on at once, the target is told when that is durable.
+    pub(super) fn give_up_attempt(&mut self, now: Duration) {
+        let told = !matches!(self.state, State::Settling { .. } | State::Closing { .. });
+        self.state = State::Copying { not_before: now + ATTEMPT_PAUSE };
+        self.actions.push_back(SourceAction::Enter(Phase::Copying));
+        self.actions.extend(self.volumes().map(SourceAction::OpenGate));
+        if told {
+            self.commit_abort();
+        }
+        if let Some(outcome) = self.pending_end.take() {
+            self.end_before_release(outcome);
+        } else if self.attempt.0 >= ATTEMPTS_MAX {
+            let detail = format!("the handover did not succeed in {ATTEMPTS_MAX} tries");
+            self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
+        }
+    }
+
+    pub(super) fn commit_abort(&mut self) {
+        let migration = self.settings.migration;
+        self.commit(vec![Record::AttemptAborted { migration, attempt: self.attempt }]);
+    }
+
+    pub(super) fn end_before_release(&mut self, outcome: Outcome) {
+        match self.state {
+            State::Copying { .. }
+            | State::Settling { .. }
+            | State::Closing { .. }
+            | State::Preparing { .. } => {
+                let closed = !matches!(self.state, State::Copying { .. } | State::Settling { .. });
+                self.actions.push_back(SourceAction::Enter(Phase::Discarding));
+                self.actions.push_back(SourceAction::StopCopying);
+                if closed {
+                    self.actions.extend(self.volumes().map(SourceAction::OpenGate));
+                }
+                self.state = State::Discarding { outcome, step: DiscardStep::Aborting { retry_at: None } };
+                self.commit_abort();
+            }
+            State::Releasing { .. } => {
+                self.pending_end.get_or_insert(outcome);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Synchronised {
+    Yes,
+    No,
+}

@@ -1,0 +1,127 @@
+//! What the source's machine is told, and what it asks for.
+
+use std::time::Duration;
+
+use chronicle::Generation;
+
+use crate::failure::CommitFault;
+use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
+use crate::journal::{FailureCode, Outcome, Record, Summary};
+use crate::message::{ToSource, ToTarget};
+use crate::phase::Phase;
+use crate::target::FlushResult;
+
+/// What a source is told at its beginning.
+#[derive(Clone, Debug)]
+pub struct SourceSettings {
+    /// Identity of the migration.
+    pub migration: MigrationId,
+    /// The volumes and the generations that they have now.
+    pub volumes: Vec<(VolumeId, Generation)>,
+    /// How long the gates may be closed before the commit point; then the try is given up.
+    pub switch_over_max: Duration,
+}
+
+/// What happened at the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceEvent {
+    /// A volume's replica equals the volume.
+    Synchronised(VolumeIndex),
+    /// A volume's replica no longer equals the volume.
+    Behind(VolumeIndex),
+    /// A volume cannot be copied.
+    VolumeFailed {
+        /// The cause, for programs.
+        code: FailureCode,
+        /// The cause, for people.
+        detail: String,
+    },
+    /// A volume's gate is closed, and no request is in flight below it.
+    GateClosed {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// For which try.
+        attempt: Attempt,
+    },
+    /// A flush of a volume's store has ended.
+    Flushed {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// For which try.
+        attempt: Attempt,
+        /// Whether everything is durable.
+        result: FlushResult,
+    },
+    /// A commit has ended.
+    Committed {
+        /// Which.
+        commit: CommitId,
+        /// Whether the records are durable.
+        result: Result<(), CommitFault>,
+    },
+    /// The target says something.
+    Received(ToSource),
+    /// Somebody wants the migration to end. Too late from [`Phase::Releasing`] on.
+    Cancel,
+    /// The source's images have been dealt with.
+    Retired {
+        /// What could not be deleted or renamed; empty if all was.
+        left_over: String,
+    },
+}
+
+/// What is to be done at the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceAction {
+    /// The phase has changed; for reports.
+    Enter(Phase),
+    /// Hold a volume's requests, and say when none is in flight.
+    CloseGate {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// For the answer.
+        attempt: Attempt,
+    },
+    /// Let a volume's requests go on, to the source.
+    OpenGate(VolumeIndex),
+    /// Flush a volume's store.
+    Flush {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// For the answer.
+        attempt: Attempt,
+    },
+    /// Make records durable, all or none.
+    Commit {
+        /// For the answer.
+        commit: CommitId,
+        /// What has become true.
+        records: Vec<Record>,
+    },
+    /// Tell the target.
+    Send(ToTarget),
+    /// Stop copying and mirroring all volumes; the guests go on at the source.
+    StopCopying,
+    /// Serve all volumes from the source's stores again, with these generations, after a hand-back.
+    TakeBack(Vec<(VolumeId, Generation)>),
+    /// Deal with the source's images.
+    Retire,
+    /// The migration has ended; the journal says so already.
+    End {
+        /// How.
+        outcome: Outcome,
+        /// What it cost.
+        summary: Summary,
+    },
+}
+
+/// What copying has cost so far, of all volumes; told by the caller before it matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// Bytes that the movers have written.
+    pub bytes_copied: u64,
+    /// Bytes of mirrored writes.
+    pub bytes_mirrored: u64,
+    /// Bytes that were zero.
+    pub bytes_zero: u64,
+}

@@ -1,0 +1,154 @@
+//! Guest writes: where each goes, which wait, and when the guest has its answer.
+
+use std::time::Duration;
+
+use chronicle::BlockRange;
+
+use super::{Mirror, Stage};
+use crate::planted::{Bug, broken};
+use crate::strategy::writes::{SourceSide, TargetSide, WriteState};
+use crate::strategy::{Route, SourceFault, TargetFault, VolumeAction, WriteId};
+
+impl Mirror {
+    /// Submits a held write if it need not wait.
+    pub(super) fn admit(&mut self, now: Duration, id: WriteId) {
+        let Some(write) = self.writes.get(id) else { return };
+        let route = self.route(write.blocks);
+        let patient = now < write.arrived + self.settings.wait_max;
+        let waits = match route {
+            Route::Both => self.writes.must_follow(id, write.range),
+            Route::SourceOnly => {
+                self.stage == Stage::Copying && self.chunks.second_pass_touches(write.blocks)
+            }
+        };
+        if !waits {
+            self.submit(now, id, route);
+        } else if !patient {
+            // Its blocks are copied again after everything that is under way there.
+            self.submit(now, id, Route::SourceOnly);
+        }
+    }
+
+    pub(super) fn submit(&mut self, now: Duration, id: WriteId, route: Route) {
+        let Some(write) = self.writes.get(id) else { return };
+        let (blocks, held_for) = (write.blocks, now.saturating_sub(write.arrived));
+        let state = match route {
+            Route::SourceOnly => {
+                self.becomes_missing(blocks);
+                WriteState::SourceOnly
+            }
+            Route::Both => {
+                let source = SourceSide::UnderWay { target_answered: TargetSide::UnderWay, held_for };
+                WriteState::Mirrored { source, restarts: self.restarts }
+            }
+        };
+        self.writes.set_state(id, state);
+        self.actions.push_back(VolumeAction::Admit { write: id, route });
+    }
+
+    pub(super) fn route(&self, blocks: BlockRange) -> Route {
+        let synchronised = self.stage == Stage::Copying
+            && self.suspension.is_none()
+            && blocks.end <= self.cursor
+            && !self.replica.misses_any(blocks)
+            && (!self.chunks.touch(blocks) || broken(Bug::TwoCopiesInFlight))
+            && !self.writes.late_touches(blocks);
+        if synchronised { Route::Both } else { Route::SourceOnly }
+    }
+
+    pub(super) fn becomes_missing(&mut self, blocks: BlockRange) {
+        let hole_ahead = blocks.start >= self.cursor && !self.replica.misses_any(blocks);
+        if hole_ahead && self.stage == Stage::Copying && broken(Bug::HoleAhead) {
+            return;
+        }
+        self.replica.mark_missing(blocks);
+    }
+
+    pub(super) fn source_written(&mut self, now: Duration, id: WriteId, result: Result<(), SourceFault>) {
+        let Some(write) = self.writes.get(id) else { return };
+        let blocks = write.blocks;
+        match write.state {
+            WriteState::SourceOnly => self.write_ended(id),
+            WriteState::Mirrored { source: SourceSide::UnderWay { target_answered, held_for }, restarts } => {
+                if result.is_err() {
+                    // The source may hold a part of it, the target all of it.
+                    self.replica.mark_missing(blocks);
+                }
+                match target_answered {
+                    TargetSide::Answered => {
+                        self.actions.push_back(VolumeAction::Complete { write: id });
+                        self.write_ended(id);
+                    }
+                    TargetSide::UnderWay => {
+                        let patience_ends = now + self.settings.wait_max.saturating_sub(held_for);
+                        let source = SourceSide::Answered { patience_ends };
+                        self.writes.set_state(id, WriteState::Mirrored { source, restarts });
+                        if self.stage == Stage::Stopped {
+                            self.answer_late(id);
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn target_written(&mut self, now: Duration, id: WriteId, result: Result<(), TargetFault>) {
+        let Some(write) = self.writes.get(id) else { return };
+        let (blocks, length, state) = (write.blocks, write.range.length, write.state);
+        let submitted_under = match state {
+            WriteState::Mirrored { restarts, .. } | WriteState::Late { restarts } => restarts,
+            WriteState::Held | WriteState::SourceOnly => return,
+        };
+        let result = self.under_present_incarnation(submitted_under, result);
+        match result {
+            Ok(()) => {
+                self.replica.applied(blocks);
+                self.bytes_mirrored += length;
+                self.target_faults = 0;
+            }
+            Err(_) => self.replica.mark_missing(blocks),
+        }
+        match state {
+            WriteState::Mirrored { source: SourceSide::UnderWay { held_for, .. }, restarts } => {
+                let source = SourceSide::UnderWay { target_answered: TargetSide::Answered, held_for };
+                self.writes.set_state(id, WriteState::Mirrored { source, restarts });
+            }
+            WriteState::Mirrored { source: SourceSide::Answered { .. }, .. } => {
+                self.actions.push_back(VolumeAction::Complete { write: id });
+                self.write_ended(id);
+            }
+            _ => self.write_ended(id),
+        }
+        if let Err(fault) = result {
+            self.target_failed(now, fault);
+        }
+    }
+
+    /// The guest gets its answer without the target's.
+    pub(super) fn answer_late(&mut self, id: WriteId) {
+        let Some(write) = self.writes.get(id) else { return };
+        let WriteState::Mirrored { restarts, .. } = write.state else { return };
+        self.replica.mark_missing(write.blocks);
+        self.writes.set_state(id, WriteState::Late { restarts });
+        self.actions.push_back(VolumeAction::Complete { write: id });
+    }
+
+    pub(super) fn write_ended(&mut self, id: WriteId) {
+        self.writes.remove(id);
+        self.chunks.write_ended(id);
+    }
+
+    /// Ends the patience of writes whose time has come.
+    pub(super) fn give_up_waiting(&mut self, now: Duration) {
+        let impatient = |state| matches!(state, WriteState::Mirrored { source: SourceSide::Answered { patience_ends }, .. } if patience_ends <= now);
+        let late: Vec<_> =
+            self.writes.iter().filter(|write| impatient(write.state)).map(|write| write.id).collect();
+        for id in &late {
+            self.answer_late(*id);
+        }
+        if !late.is_empty() {
+            self.suspend("the target has not taken a mirrored write in time", None);
+        }
+    }
+}
