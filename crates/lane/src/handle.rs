@@ -5,7 +5,7 @@ use std::time::Duration;
 use block::Image;
 use futures_channel::{mpsc, oneshot};
 
-use chronicle::{BlockSize, Generation};
+use chronicle::{BlockSize, Epoch, Generation};
 use migration::journal::ImageLocation;
 use migration::{MigrationId, VolumeId};
 
@@ -20,6 +20,8 @@ pub struct LaneSettings {
     pub block_size: BlockSize,
     /// How often it has changed hands.
     pub generation: Generation,
+    /// Epochs up to this one may have been used; its history goes on with the next (design §5.8).
+    pub epochs_used: Epoch,
     /// How long a guest's write may be held because of a migration (design §5.7).
     pub mirror_wait_max: Duration,
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Align;
 use block::{BlockDevice, Executor, FileStore, Handle, Image};
+use chronicle::Chronicle;
 use export::nbd;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
@@ -113,7 +114,10 @@ impl Lane {
         control: Rc<dyn Control>,
     ) -> Self {
         let store: Rc<dyn BlockDevice> = Rc::new(FileStore::new(image, Rc::clone(&engine)));
-        let volume = Volume::new(settings.volume, settings.block_size, settings.generation, store);
+        let size = store.geometry().size;
+        // What was written before this start is not known: every block may have been.
+        let chronicle = Chronicle::resume(settings.block_size, size, settings.epochs_used);
+        let volume = Volume::with_chronicle(settings.volume, chronicle, settings.generation, store);
         let counters = Rc::<Counters>::default();
         let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
         let device = Meter::new(Rc::new(aligned), Rc::clone(&counters));

@@ -16,6 +16,9 @@ use migration::VolumeId;
 use crate::copy::VolumeCopy;
 use crate::filter::{Gate, GateMode, MirrorFilter, Tracker};
 
+/// The first epoch of a volume's life: "since the epoch before" can be asked for.
+const FIRST_EPOCH: Epoch = Epoch(1);
+
 /// A volume that is served by this lane.
 pub struct Volume {
     id: VolumeId,
@@ -27,14 +30,25 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Makes the stack of a volume whose bytes are in `store`; its gate is open.
+    /// Makes the stack of a volume that nobody has a replica of yet; its bytes are in `store`, its gate is open.
     pub fn new(
         id: VolumeId,
         block_size: BlockSize,
         generation: Generation,
         store: Rc<dyn BlockDevice>,
     ) -> Rc<Self> {
-        let chronicle = Chronicle::new(block_size, store.geometry().size, Epoch(1));
+        let chronicle = Chronicle::new(block_size, store.geometry().size, FIRST_EPOCH);
+        Self::with_chronicle(id, chronicle, generation, store)
+    }
+
+    /// Makes the stack of a volume whose history goes on; its bytes are in `store`, its gate is open.
+    pub fn with_chronicle(
+        id: VolumeId,
+        chronicle: Chronicle,
+        generation: Generation,
+        store: Rc<dyn BlockDevice>,
+    ) -> Rc<Self> {
+        let block_size = chronicle.block_size();
         let chronicle = Rc::new(RefCell::new(chronicle));
         let tracker = Tracker::new(Rc::clone(&store), Rc::clone(&chronicle));
         Rc::new(Self {

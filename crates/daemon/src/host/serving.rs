@@ -9,10 +9,10 @@ use std::time::Duration;
 use block::engine::EngineChoice;
 use block::store::image::Patience;
 use block::store::{Access, Image};
-use chronicle::BlockSize;
+use chronicle::{BlockSize, Epoch};
 use lane::LaneSettings;
 use migration::VolumeId;
-use migration::journal::VolumeRecord;
+use migration::journal::{Record, VolumeRecord};
 
 use super::{Host, blocking};
 use crate::config::EngineSetting;
@@ -22,6 +22,9 @@ use crate::volumes::Service;
 
 /// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Epochs that a volume may use between two starts of the daemon: more than a century of ten a second.
+const EPOCHS_PER_START: u64 = 1 << 35;
 
 impl Host {
     /// Begins to serve every volume of the journal; resolves when it is known which ones must wait.
@@ -106,6 +109,7 @@ impl Host {
             name: record.name.clone(),
             block_size,
             generation: record.generation,
+            epochs_used: self.reserve_epochs(record).await?,
             mirror_wait_max: self.config.limits.mirror_wait_max,
         };
         let engine = match self.config.engine {
@@ -124,6 +128,18 @@ impl Host {
             started.map_err(|error| unavailable(&name, &error))
         });
         Ok(Service::Serving(lane.await?))
+    }
+
+    /// Makes durable that a range of epochs may be used from now on, and returns the last that may have been before: no
+    /// number is given out twice, whatever was lost (design §5.8, hard case 11).
+    async fn reserve_epochs(&self, record: &VolumeRecord) -> Result<Epoch, RequestError> {
+        let volume = record.volume;
+        let reserved =
+            self.journal.read(|state| state.volumes.get(&volume).map(|volume| volume.epochs_reserved));
+        let used = reserved.unwrap_or_default();
+        let reserved = Epoch(used.0.saturating_add(EPOCHS_PER_START));
+        self.journal.commit(vec![Record::EpochsReserved { volume, reserved }]).await?;
+        Ok(used)
     }
 
     /// The volume's record in the journal.

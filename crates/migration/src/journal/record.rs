@@ -27,11 +27,11 @@ pub enum Record {
         /// Which.
         volume: VolumeId,
     },
-    /// Epoch numbers of a volume's chronicle below `reserved` may have been used (design §5.8).
+    /// Epochs of a volume's chronicle up to `reserved` may have been used (design §5.8).
     EpochsReserved {
         /// Whose chronicle.
         volume: VolumeId,
-        /// A restart begins with this number.
+        /// A restart goes on with the next number.
         reserved: Epoch,
     },
     /// A migration has begun; its target images may exist from now on.

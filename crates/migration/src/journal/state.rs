@@ -27,7 +27,7 @@ pub struct State {
 pub struct VolumeState {
     /// As it was added, with the image and generation of now.
     pub record: VolumeRecord,
-    /// Epoch numbers below this may have been used.
+    /// Epochs up to this one may have been used.
     pub epochs_reserved: Epoch,
     /// When it was added, in milliseconds since 1970.
     pub added_unix_ms: u64,
