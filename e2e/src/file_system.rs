@@ -1,81 +1,224 @@
-//! Small file systems that tests mount as stores: full soon, or hung when told to. They need root.
+//! Small file systems that tests mount as stores. They need root.
+//!
+//! ```text
+//!   plain:    ext4 ─ loop device ─ file
+//!   faulty:   ext4 ─ loop device ─ nbdfuse ─ nbdkit (memory; fails or hangs when told to)
+//! ```
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
+use rustix::process::Signal;
 
-use crate::program::Program;
+use crate::program::{Program, Running};
+use crate::wait::until;
 
 /// A mounted file system.
 ///
-/// Dropping it thaws and unmounts it, and removes what it was made of.
+/// Dropping it unmounts it, and removes what it was made of.
 #[derive(Debug)]
 pub struct FileSystem {
     folder: PathBuf,
-    /// The image that is mounted, if it is one.
-    image: Option<PathBuf>,
+    /// Unmounted after the file system, and before what serves the disk ends.
+    _device: LoopDevice,
+    _disk: Option<Served>,
+}
+
+/// Makes the disk of [`FileSystem::on_faulty_disk`] fail or hang.
+#[derive(Debug)]
+pub struct Faults {
+    fail_reads: PathBuf,
+    fail_writes: PathBuf,
+    nbdkit: i32,
 }
 
 impl FileSystem {
-    /// Mounts an empty ext4 of so many bytes over a folder; its image lies beside the folder.
+    /// Mounts an empty ext4 of so many bytes over a folder.
     ///
     /// # Errors
     /// If this is not root, or a program is missing.
-    pub fn ext4(folder: &Path, bytes: u64) -> anyhow::Result<Self> {
-        let root = rustix::process::geteuid().is_root();
-        ensure!(root, "mounting file systems needs root: run the tests as root, or in a virtual machine");
+    pub fn plain(folder: &Path, bytes: u64) -> anyhow::Result<Self> {
+        ensure_root()?;
         let image = folder.with_extension("ext4");
-        let file = std::fs::File::create_new(&image).context("make an image")?;
-        file.set_len(bytes).context("set the size of an image")?;
-        // No reserved blocks: what is free is free for root and others alike.
-        Program::of_package("mkfs.ext4", "e2fsprogs").args(["-q", "-F", "-m", "0"]).arg(&image).succeed()?;
-        Program::of_package("mount", "mount").args(["-o", "loop"]).arg(&image).arg(folder).succeed()?;
-        Ok(Self { folder: folder.to_owned(), image: Some(image) })
+        std::fs::File::create_new(&image)?.set_len(bytes).context("set the size of an image")?;
+        let device = LoopDevice::attach(&image)?;
+        Self::mount(folder, device, None)
     }
 
-    /// Where it is mounted.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// Mounts an empty ext4 of so many bytes over a folder, on a disk with faults at command.
+    ///
+    /// It has no journal: an error concerns the request that meets it, and not the whole file system from then on.
+    ///
+    /// # Errors
+    /// If this is not root, or a program is missing.
+    pub fn on_faulty_disk(folder: &Path, bytes: u64) -> anyhow::Result<(Self, Faults)> {
+        ensure_root()?;
+        let (served, faults) = Served::start(folder, bytes)?;
+        let device = LoopDevice::attach(&served.file)?;
+        Ok((Self::mount(folder, device, Some(served))?, faults))
+    }
+
+    fn mount(folder: &Path, device: LoopDevice, disk: Option<Served>) -> anyhow::Result<Self> {
+        // No reserved blocks: what is free is free for root and others alike.
+        let make = Program::of_package("mkfs.ext4", "e2fsprogs");
+        make.args(["-q", "-F", "-m", "0", "-O", "^has_journal"]).arg(&device.path).succeed()?;
+        let mount = Program::of_package("mount", "mount").args(["-o", "errors=continue"]);
+        mount.arg(&device.path).arg(folder).succeed()?;
+        Ok(Self { folder: folder.to_owned(), _device: device, _disk: disk })
     }
 }
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        // Lazily: a test that failed may have left something open in it.
-        let unmounted = Program::of_package("umount", "mount").arg("--lazy").arg(&self.folder).succeed();
-        if let Err(error) = unmounted {
-            eprintln!("{} stays mounted: {error:#}", self.folder.display());
-        }
-        if let Some(image) = &self.image {
-            // The folder around it is removed anyway.
-            let _ = std::fs::remove_file(image);
-        }
+        unmount(&self.folder);
     }
 }
 
-/// A file system whose changes wait until this is dropped: a store that hangs.
-#[derive(Debug)]
-pub struct Frozen {
-    folder: PathBuf,
-}
-
-impl Frozen {
-    /// Lets every change of the file system at `folder` wait.
+impl Faults {
+    /// Fails every read with EIO from here on.
     ///
     /// # Errors
-    /// If this is not root, or the file system cannot do that.
-    pub fn freeze(folder: &Path) -> anyhow::Result<Self> {
-        Program::of_package("fsfreeze", "util-linux").arg("--freeze").arg(folder).succeed()?;
-        Ok(Self { folder: folder.to_owned() })
+    /// If the sign for it cannot be set.
+    pub fn fail_reads(&self) -> anyhow::Result<()> {
+        std::fs::write(&self.fail_reads, b"").context("let reads fail")
+    }
+
+    /// Fails every write with EIO from here on.
+    ///
+    /// # Errors
+    /// If the sign for it cannot be set.
+    pub fn fail_writes(&self) -> anyhow::Result<()> {
+        std::fs::write(&self.fail_writes, b"").context("let writes fail")
+    }
+
+    /// Lets no request fail from here on.
+    ///
+    /// # Errors
+    /// If a sign cannot be removed.
+    pub fn recover(&self) -> anyhow::Result<()> {
+        for sign in [&self.fail_reads, &self.fail_writes] {
+            match std::fs::remove_file(sign) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).context("end faults");
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets every request wait until what is returned is dropped.
+    ///
+    /// # Errors
+    /// If the disk is gone.
+    pub fn hang(&self) -> anyhow::Result<Hung<'_>> {
+        self.signal(Signal::STOP)?;
+        Ok(Hung(self))
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let nbdkit = rustix::process::Pid::from_raw(self.nbdkit).context("a process without a number")?;
+        Ok(rustix::process::kill_process(nbdkit, signal)?)
     }
 }
 
-impl Drop for Frozen {
+/// A disk that hangs.
+#[derive(Debug)]
+pub struct Hung<'a>(&'a Faults);
+
+impl Drop for Hung<'_> {
     fn drop(&mut self) {
-        let thawed =
-            Program::of_package("fsfreeze", "util-linux").arg("--unfreeze").arg(&self.folder).succeed();
-        if let Err(error) = thawed {
-            eprintln!("{} stays frozen: {error:#}", self.folder.display());
+        if let Err(error) = self.0.signal(Signal::CONT) {
+            eprintln!("a disk hangs for ever: {error:#}");
         }
+    }
+}
+
+/// A file whose content nbdkit keeps in memory.
+#[derive(Debug)]
+struct Served {
+    file: PathBuf,
+    _nbdfuse: Running,
+    _nbdkit: Running,
+}
+
+impl Served {
+    fn start(folder: &Path, bytes: u64) -> anyhow::Result<(Self, Faults)> {
+        let beside = |extension: &str| folder.with_extension(extension);
+        let (socket, file) = (beside("nbd"), beside("disk"));
+        let (fail_reads, fail_writes) = (beside("fail-reads"), beside("fail-writes"));
+        let sign = |kind: &str, path: &Path| format!("error-{kind}-file={}", path.display());
+        let nbdkit = Program::of_package("nbdkit", "nbdkit")
+            .args(["--foreground", "--unix"])
+            .arg(&socket)
+            .args(["--filter=error", "memory"])
+            .arg(bytes.to_string())
+            .args(["error=EIO", "error-pread-rate=100%", "error-pwrite-rate=100%"])
+            .args([sign("pread", &fail_reads), sign("pwrite", &fail_writes)])
+            .start()?;
+        let faults = Faults { fail_reads, fail_writes, nbdkit: nbdkit.number()? };
+        let mut nbdkit = nbdkit;
+        until("nbdkit serves", || {
+            ensure!(nbdkit.is_running()?, "nbdkit has ended");
+            Ok(socket.exists().then_some(()))
+        })?;
+        std::fs::File::create_new(&file).context("make a file to mount over")?;
+        let nbdfuse = Program::of_package("nbdfuse", "libnbd-bin").arg(&file).arg("--unix").arg(&socket);
+        let mut nbdfuse = nbdfuse.start()?;
+        until("nbdfuse shows the disk as a file", || {
+            ensure!(nbdfuse.is_running()?, "nbdfuse has ended");
+            Ok((std::fs::metadata(&file)?.len() == bytes).then_some(()))
+        })?;
+        Ok((Self { file, _nbdfuse: nbdfuse, _nbdkit: nbdkit }, faults))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        unmount(&self.file);
+    }
+}
+
+/// A file as a block device.
+#[derive(Debug)]
+struct LoopDevice {
+    path: PathBuf,
+}
+
+impl LoopDevice {
+    /// Attaches a file, without a cache of its own: an error reaches the request that meets it.
+    fn attach(file: &Path) -> anyhow::Result<Self> {
+        let losetup = Program::of_package("losetup", "mount").args(["--find", "--show", "--direct-io=on"]);
+        let path = losetup.arg(file).succeed()?;
+        Ok(Self { path: PathBuf::from(path.trim_end()) })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detached = Program::of_package("losetup", "mount").arg("--detach").arg(&self.path).succeed();
+        if let Err(error) = detached {
+            eprintln!("{} stays attached: {error:#}", self.path.display());
+        }
+    }
+}
+
+fn ensure_root() -> anyhow::Result<()> {
+    let root = rustix::process::geteuid().is_root();
+    ensure!(
+        root,
+        "mounting needs root: run the tests as root, or set STERNA_TESTS_WITHOUT_MOUNTS=1 to leave this one out"
+    );
+    Ok(())
+}
+
+fn unmount(path: &Path) {
+    let umount = || Program::of_package("umount", "mount");
+    if umount().arg(path).succeed().is_ok() {
+        return;
+    }
+    // A test that failed may have left something open in it.
+    if let Err(error) = umount().arg("--lazy").arg(path).succeed() {
+        eprintln!("{} stays mounted: {error:#}", path.display());
     }
 }

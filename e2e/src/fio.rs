@@ -1,9 +1,18 @@
 //! fio with its `nbd` engine: it writes blocks that bear a checksum, reads them back, and fails on the first wrong one.
 
-use anyhow::{Context as _, ensure};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
 
 use crate::program::Program;
+use crate::scene::Scene;
+use crate::wait::until;
+
+/// Bytes of a request.
+const BLOCK_BYTES: u64 = 8192;
+/// fio is at work once it has written so many blocks.
+const WRITES_AT_WORK: u64 = 1000;
 
 /// What a pass of fio did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,10 +60,55 @@ pub fn run(fio: Program) -> anyhow::Result<Pass> {
     Ok(Pass { writes: count("write")?, reads: count("read")? })
 }
 
+/// Lets fio go over the volume `v` of a scene, again and again, while `meanwhile` does something; returns what both did.
+///
+/// # Errors
+/// If fio finds anything wrong, or `meanwhile` fails.
+pub fn at_work<T>(
+    scene: &Scene,
+    bytes: u64,
+    meanwhile: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<(T, Vec<Pass>)> {
+    let uri = scene.volume()?.uri;
+    let enough = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let passes = scope.spawn(|| {
+            let mut passes = Vec::new();
+            for seed in 1.. {
+                passes.push(run(write_and_verify(&uri, bytes, seed))?);
+                if enough.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            anyhow::Ok(passes)
+        });
+        let works = until("fio works", || {
+            ensure!(!passes.is_finished(), "fio ended at once");
+            let statistics = scene.volume()?.statistics;
+            Ok(statistics.filter(|statistics| statistics.writes >= WRITES_AT_WORK).map(drop))
+        });
+        let done = works.and_then(|()| meanwhile());
+        enough.store(true, Ordering::Relaxed);
+        let passes = passes.join().map_err(|_| anyhow!("fio's thread panicked"))?;
+        // What fio has found says more than what failed because of it.
+        let passes = passes.context("fio at work")?;
+        let blocks = bytes / BLOCK_BYTES;
+        for pass in &passes {
+            // Each block was either read or written, and what was written was read to verify it.
+            ensure!(
+                pass.writes > blocks / 4 && pass.reads >= blocks,
+                "fio did less than it should: {pass:?}"
+            );
+        }
+        Ok((done?, passes))
+    })
+}
+
 fn base(uri: &str, bytes: u64, seed: u32) -> Program {
     Program::of_package("fio", "fio")
         .args(["--name=disk", "--ioengine=nbd", "--thread", "--output-format=json"])
-        .args(["--bs=8k", "--iodepth=16", "--verify=crc32c", "--verify_async=0"])
+        .args(["--iodepth=16", "--verify=crc32c", "--verify_async=0"])
+        .arg(format!("--bs={BLOCK_BYTES}"))
         .arg(format!("--uri={uri}"))
         .arg(format!("--size={bytes}"))
         .arg(format!("--randseed={seed}"))

@@ -22,17 +22,20 @@ pub fn start(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
     Guest::start(client, content, GuestOptions::default())
 }
 
+/// Waits until a guest has done all that it was to do, and compares its whole disk.
+///
+/// # Errors
+/// If anything was wrong.
+pub fn rest(guest: Guest) -> anyhow::Result<StoppedGuest> {
+    verify(guest.wait()?)
+}
+
 /// Stops a guest and compares its whole disk: what was acknowledged is there, and nothing was wrong in between.
 ///
 /// # Errors
 /// If anything was wrong, or the guest did nothing.
 pub fn stop_and_verify(guest: Guest) -> anyhow::Result<StoppedGuest> {
-    let mut stopped = guest.stop()?;
-    let mut findings = std::mem::take(&mut stopped.findings);
-    findings.append(workload::verify_export(&mut stopped.client, &stopped.content, |_| {})?);
-    check(&findings)?;
-    ensure!(stopped.content.blocks_written() > 0, "the guest wrote nothing");
-    Ok(stopped)
+    verify(guest.stop()?)
 }
 
 /// Compares an image file, which nobody may be serving, with what the guest knows.
@@ -41,6 +44,14 @@ pub fn stop_and_verify(guest: Guest) -> anyhow::Result<StoppedGuest> {
 /// If anything is wrong.
 pub fn verify_image(image: &Path, content: &Content) -> anyhow::Result<()> {
     check(&workload::verify_file(image, content, |_| {})?)
+}
+
+fn verify(mut stopped: StoppedGuest) -> anyhow::Result<StoppedGuest> {
+    let mut findings = std::mem::take(&mut stopped.findings);
+    findings.append(workload::verify_export(&mut stopped.client, &stopped.content, |_| {})?);
+    check(&findings)?;
+    ensure!(stopped.content.blocks_written() > 0, "the guest wrote nothing");
+    Ok(stopped)
 }
 
 fn check(findings: &Findings) -> anyhow::Result<()> {

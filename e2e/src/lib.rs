@@ -13,6 +13,7 @@
 pub mod file_system;
 pub mod fio;
 pub mod guest;
+pub mod machine;
 pub mod program;
 mod scene;
 pub mod switch_over;

@@ -37,7 +37,7 @@ pub fn sterna() -> anyhow::Result<PathBuf> {
 }
 
 /// Cargo's target folder: this program is `TARGET/PROFILE/deps/NAME-HASH`, or `TARGET/PROFILE/NAME`.
-fn target_folder() -> anyhow::Result<PathBuf> {
+pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe().context("this program cannot find itself")?;
     let profile = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
     let target = profile.and_then(Path::parent).context("this program is in no target folder of cargo")?;
@@ -160,6 +160,14 @@ impl Running {
     /// If the system does not say.
     pub fn is_running(&mut self) -> anyhow::Result<bool> {
         Ok(self.child.try_wait().with_context(|| format!("look after {}", self.command))?.is_none())
+    }
+
+    /// Number of its process.
+    ///
+    /// # Errors
+    /// If the system gave it none that can be signalled.
+    pub fn number(&self) -> anyhow::Result<i32> {
+        i32::try_from(self.child.id()).with_context(|| format!("number of {}", self.command))
     }
 
     /// Sends it a signal.

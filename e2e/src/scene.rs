@@ -1,7 +1,7 @@
 //! A folder with stores, a daemon, and the commands that a user gives it.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
@@ -90,20 +90,14 @@ impl Scene {
         Ok(Address::unix(self.path("run/api.sock"))?)
     }
 
-    /// Mounts a file system over the folder of a store. The daemon must not run yet.
+    /// Keeps a file system that was mounted over the folder of a store, until the daemon has ended for good.
     ///
     /// # Errors
-    /// Those of mounting.
-    pub fn mount(
-        &mut self,
-        store: &str,
-        mount: impl FnOnce(&Path) -> anyhow::Result<FileSystem>,
-    ) -> anyhow::Result<&FileSystem> {
+    /// If the daemon runs: it would use the folder below.
+    pub fn keep(&mut self, mounted: FileSystem) -> anyhow::Result<()> {
         ensure!(self.daemon.is_none(), "the daemon has begun to use the folders");
-        let mounted =
-            mount(&self.path(store)).with_context(|| format!("mount a file system as store {store}"))?;
         self.file_systems.push(mounted);
-        self.file_systems.last().context("what was mounted is gone")
+        Ok(())
     }
 }
 
@@ -327,8 +321,12 @@ impl Scene {
     /// # Errors
     /// If it is not so.
     pub fn check_place(&self, store: &str) -> anyhow::Result<()> {
-        let volume = self.volume()?;
-        ensure!(volume.state == VolumeState::Serving, "{volume:?}");
+        // After a kill the system may still hold the old daemon's locks for a while, and the volume waits for them.
+        let volume = until("the volume is served", || {
+            let volume = self.volume()?;
+            ensure!(volume.state != VolumeState::Failed, "{volume:?}");
+            Ok((volume.state == VolumeState::Serving).then_some(volume))
+        })?;
         ensure!(volume.store.as_deref() == Some(store), "it is in {:?} instead of {store}", volume.store);
         for each in STORES {
             let expected: &[&str] = if each == store { &["v.img"] } else { &[] };

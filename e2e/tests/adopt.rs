@@ -1,0 +1,47 @@
+//! An image that somebody has: served where it is, then moved into a store while its guest works.
+
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use api::Volume;
+use e2e::{Scene, guest, play};
+use lab::nbd_client::{Client, ClientOptions};
+use lab::workload::{self, Content, Guest, GuestOptions};
+
+const DISK_BYTES: u64 = 32 << 20;
+
+#[test]
+fn adopted_image_moves_into_a_store_and_the_original_is_kept_as_it_was() {
+    play(|scene| {
+        let image = scene.path("disk.raw");
+        std::fs::File::create(&image)?.set_len(DISK_BYTES)?;
+        let path = image.to_str().context("a path")?;
+        let volume: Volume = scene.ask(&["volume", "add", "v", "--image", path])?;
+        ensure!(volume.store.is_none() && Path::new(&volume.image) == image.canonicalize()?, "{volume:?}");
+
+        // A guest that has done its work: what the original must hold is known.
+        let address = scene.export()?;
+        let mut client = Client::connect(&address, ClientOptions::default())?;
+        let mut content = Content::new(DISK_BYTES, guest::BLOCK_BYTES, 1);
+        workload::fill(&mut client, &mut content, DISK_BYTES / 2, |_| {})?;
+        let requests_max = NonZeroU64::new(3000);
+        let options = GuestOptions { requests_max, ..GuestOptions::default() };
+        let rested = guest::rest(Guest::start(client, content, options)?)?;
+        scene.migrate("b")?;
+        check_fenced(scene, &rested.content)?;
+
+        // Whatever the guest does from here on, the original stays.
+        let rested_content = rested.content.clone();
+        let guest = Guest::start(rested.client, rested.content, GuestOptions::default())?;
+        scene.migrate("a")?;
+        guest::stop_and_verify(guest)?;
+        check_fenced(scene, &rested_content)
+    });
+}
+
+/// Checks that the original has its new name and its old content, and that its old name is gone.
+fn check_fenced(scene: &Scene, content: &Content) -> anyhow::Result<()> {
+    ensure!(!scene.path("disk.raw").exists(), "something could start from the original");
+    guest::verify_image(&scene.path("disk.raw.moved-m0"), content)
+}

@@ -1,0 +1,128 @@
+//! Other people's NBD clients on a volume while it moves.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use api::MigrationState;
+use e2e::{Program, Scene, play, until};
+use serde_json::Value;
+
+const DISK_BYTES: u64 = 32 << 20;
+/// The interpreter for which Debian's package of libnbd's binding is made.
+const PYTHON: &str = "/usr/bin/python3";
+/// Requests of the model that show that it works.
+const SOME_REQUESTS: u64 = 500;
+
+#[test]
+fn every_byte_range_reads_as_the_model_says_while_the_disk_moves() {
+    play(|scene| {
+        // Not a multiple of the chronicle's blocks.
+        let uri = scene.create_volume((8 << 20) + 4096)?.uri;
+        let stop = scene.path("stop");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/model.py");
+        let python = Program::of_package(PYTHON, "python3 (with python3-libnbd)");
+        let mut model = python.arg(script).args([&uri, "1"]).arg(&stop).start()?;
+        for store in ["b", "a", "b", "a", "b"] {
+            let done = requests(scene)?;
+            until("the model works", || {
+                ensure!(model.is_running()?, "the model has ended");
+                Ok((requests(scene)? > done + SOME_REQUESTS).then_some(()))
+            })?;
+            scene.migrate(store)?;
+        }
+        std::fs::write(stop, b"")?;
+        let done: Value = model.wait()?.json()?;
+        for kind in ["read", "write", "zero", "trim", "flush"] {
+            ensure!(done[kind].as_u64() > Some(0), "{done}");
+        }
+        println!("{done}");
+        Ok(())
+    });
+}
+
+/// Requests that guests of the volume have done.
+fn requests(scene: &Scene) -> anyhow::Result<u64> {
+    let statistics = scene.volume()?.statistics.context("the volume is served")?;
+    Ok(statistics.reads + statistics.writes)
+}
+
+#[test]
+fn images_are_copied_in_and_out_and_compared_while_the_disk_moves() {
+    play(|scene| {
+        let uri = scene.create_volume(DISK_BYTES)?.uri;
+        let (old, image) = (scene.path("old-image"), scene.path("image"));
+        write_image(&old, 0x0101_0101)?;
+        write_image(&image, 0x9e37_79b9)?;
+        nbdcopy().arg(&old).arg(&uri).succeed()?;
+        during_a_migration(scene, "b", || {
+            nbdcopy().args(["--connections=4", "--flush"]).arg(&image).arg(&uri).succeed()
+        })?;
+        during_a_migration(scene, "a", || {
+            let copy = scene.path("copied-out");
+            nbdcopy().arg("--connections=4").arg(&uri).arg(&copy).succeed()?;
+            compare(&image, "raw", copy.to_str().context("a path")?, "raw")
+        })?;
+        during_a_migration(scene, "b", || compare(&image, "raw", &uri, "raw"))?;
+        during_a_migration(scene, "a", || {
+            let copy = scene.path("copy.qcow2");
+            let convert = Program::of_package("qemu-img", "qemu-utils").args(["convert", "-f", "raw", "-O"]);
+            convert.args(["qcow2", &uri]).arg(&copy).succeed()?;
+            compare(&image, "raw", copy.to_str().context("a path")?, "qcow2")
+        })?;
+        during_a_migration(scene, "b", || {
+            let info: Value = nbdinfo(&["--json", &uri])?;
+            ensure!(info["exports"][0]["export-size"] == DISK_BYTES, "{info}");
+            let map: Value = nbdinfo(&["--map", "--json", &uri])?;
+            let extents = map.as_array().context("a map is a list")?;
+            let bytes: Option<u64> = extents.iter().map(|extent| extent["length"].as_u64()).sum();
+            ensure!(bytes == Some(DISK_BYTES), "{map}");
+            Ok(())
+        })?;
+        // Where the image had holes, the last copy has them too.
+        let map: Value = nbdinfo(&["--map", "--json", &uri])?;
+        ensure!(map.to_string().contains("hole"), "{map}");
+        Ok(())
+    });
+}
+
+/// Does something while a migration runs: not before, not after.
+fn during_a_migration<T>(
+    scene: &Scene,
+    store: &str,
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let begun = scene.begin_to_migrate(store, Some("12MiB/s"))?;
+    let done = work().with_context(|| format!("during migration {}", begun.id))?;
+    let state = scene.migration(&begun.id)?.state;
+    ensure!(state == MigrationState::Running, "{} was too short to prove anything: {state:?}", begun.id);
+    let ended = scene.wait_for_migration(&begun.id)?;
+    ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+    scene.check_place(store)?;
+    Ok(done)
+}
+
+fn compare(image: &Path, format: &str, other: &str, other_format: &str) -> anyhow::Result<()> {
+    let compare = Program::of_package("qemu-img", "qemu-utils").args(["compare", "-f", format, "-F"]);
+    compare.arg(other_format).arg(image).arg(other).succeed().map(drop)
+}
+
+fn nbdcopy() -> Program {
+    Program::of_package("nbdcopy", "libnbd-bin")
+}
+
+fn nbdinfo(arguments: &[&str]) -> anyhow::Result<Value> {
+    let outcome = Program::of_package("nbdinfo", "libnbd-bin").args(arguments).run()?;
+    outcome.expect(0)?;
+    outcome.json()
+}
+
+/// An image with data at its beginning and end, and a hole in the middle.
+fn write_image(path: &Path, factor: u32) -> anyhow::Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    let file = std::fs::File::create(path)?;
+    file.set_len(DISK_BYTES)?;
+    let data: Vec<u8> = (0_u32..3 << 20).flat_map(|word| word.wrapping_mul(factor).to_le_bytes()).collect();
+    file.write_all_at(&data, 4096)?;
+    file.write_all_at(&data[..10_000], DISK_BYTES - 10_000)?;
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Stores on disks that fail, hang and fill up, while a migration uses them.
+//!
+//! They mount small file systems. Where that is not allowed (no root), they fail and say why, unless
+//! `STERNA_TESTS_WITHOUT_MOUNTS=1` says that they may be left out.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use api::{GuestLocation, Migration, MigrationState};
+use e2e::file_system::{Faults, FileSystem};
+use e2e::{Scene, fio, guest, play_unstarted, until};
+use lab::nbd_client::{Client, ClientError, ClientOptions, Operation};
+
+const DISK_BYTES: u64 = 32 << 20;
+const STORE_BYTES: u64 = 96 << 20;
+/// The daemon's default: the longest that a migration may hold a guest's write.
+const MIRROR_WAIT_MAX: Duration = Duration::from_secs(1);
+/// What a busy machine may add to it.
+const SLACK: Duration = Duration::from_secs(2);
+
+fn play_with_mounts(test: impl FnOnce(&mut Scene) -> anyhow::Result<()>) {
+    if std::env::var_os("STERNA_TESTS_WITHOUT_MOUNTS").is_some_and(|value| value == "1") {
+        eprintln!("left out, as STERNA_TESTS_WITHOUT_MOUNTS says");
+        return;
+    }
+    play_unstarted(test);
+}
+
+/// Puts a store on a disk with faults and starts the daemon.
+fn start_with_faulty(scene: &mut Scene, store: &str) -> anyhow::Result<Faults> {
+    let (mounted, faults) = FileSystem::on_faulty_disk(&scene.path(store), STORE_BYTES)?;
+    scene.keep(mounted)?;
+    scene.start()?;
+    Ok(faults)
+}
+
+/// Begins a migration that takes some seconds, and waits until it has copied something.
+fn begin_slowly(scene: &Scene) -> anyhow::Result<Migration> {
+    let begun = scene.begin_to_migrate("b", Some("8MiB/s"))?;
+    until("something is copied", || {
+        let migration = scene.migration(&begun.id)?;
+        ensure!(migration.state == MigrationState::Running, "it ended too early: {migration:?}");
+        Ok((migration.bytes_copied > 1 << 20).then_some(migration))
+    })
+}
+
+/// Checks that a migration has failed for that reason, by exit code too, and that the volume is where it was.
+fn check_failed(scene: &Scene, id: &str, failure: &str) -> anyhow::Result<()> {
+    scene.sterna(["migration", "watch", id])?.expect(5)?;
+    let migration = scene.migration(id)?;
+    ensure!(migration.state == MigrationState::Failed, "{migration:?}");
+    ensure!(migration.guest == GuestLocation::Source, "{migration:?}");
+    ensure!(migration.failure.as_deref() == Some(failure), "{migration:?}");
+    ensure!(migration.message.as_ref().is_some_and(|message| !message.is_empty()), "{migration:?}");
+    scene.check_place("a")
+}
+
+#[test]
+fn a_target_that_fails_during_the_copy_ends_the_migration_and_not_the_guest() {
+    play_with_mounts(|scene| {
+        let faults = start_with_faulty(scene, "b")?;
+        scene.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&scene.export()?, DISK_BYTES / 2)?;
+        let migration = begin_slowly(scene)?;
+        faults.fail_writes()?;
+        check_failed(scene, &migration.id, "target-faulty")?;
+        faults.recover()?;
+        scene.migrate("b").context("once the disk is repaired")?;
+        guest::stop_and_verify(guest)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_target_that_hangs_holds_the_guest_for_a_second_and_the_migration_goes_on_later() {
+    play_with_mounts(|scene| {
+        let faults = start_with_faulty(scene, "b")?;
+        scene.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&scene.export()?, DISK_BYTES / 2)?;
+        let migration = begin_slowly(scene)?;
+        let before = guest.mark();
+        let hung = faults.hang()?;
+        let suspended = until("mirroring is suspended", || Ok(scene.migration(&migration.id)?.suspended))?;
+        let suspended_at = guest.mark();
+        until("the guest works while the target hangs", || {
+            Ok((guest.between(&suspended_at, &guest.mark()).completions > 2000).then_some(()))
+        })?;
+        drop(hung);
+        let ended = scene.wait_for_migration(&migration.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        scene.check_place("b")?;
+        let felt = guest.between(&before, &guest.mark());
+        println!("{suspended}; slowest request {:?}", felt.latency_max);
+        ensure!(felt.latency_max <= MIRROR_WAIT_MAX + SLACK, "{felt:?}");
+        guest::stop_and_verify(guest)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_source_that_cannot_be_read_fails_its_guest_as_ever_and_the_migration_with_the_place() {
+    play_with_mounts(|scene| {
+        let faults = start_with_faulty(scene, "a")?;
+        scene.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&scene.export()?, DISK_BYTES / 2)?;
+        let mut stopped = guest::stop_and_verify(guest)?;
+        faults.fail_reads()?;
+        let read = stopped.client.perform(Operation::Read { offset: 0, buffer: vec![0; 4096] });
+        ensure!(matches!(read, Err(ClientError::Answered(errno)) if errno.0 == 5), "{read:?}");
+        let migration = scene.begin_to_migrate("b", None)?;
+        check_failed(scene, &migration.id, "source-unreadable")?;
+        faults.recover()?;
+        scene.migrate("b").context("once the disk is repaired")?;
+        scene.stop()?;
+        guest::verify_image(&scene.path("b/v.img"), &stopped.content)
+    });
+}
+
+#[test]
+fn a_target_that_is_filled_by_the_guests_own_writes_ends_the_migration_and_not_the_guest() {
+    const LARGER_THAN_STORE: u64 = 64 << 20;
+    play_with_mounts(|scene| {
+        scene.keep(FileSystem::plain(&scene.path("b"), 24 << 20)?)?;
+        scene.start()?;
+        scene.create_volume(LARGER_THAN_STORE)?;
+        fio::at_work(scene, LARGER_THAN_STORE, || {
+            let migration = scene.begin_to_migrate("b", Some("24MiB/s"))?;
+            check_failed(scene, &migration.id, "target-full")
+        })?;
+        // The way back to a store with room is open.
+        let mut client = Client::connect(&scene.export()?, ClientOptions::default())?;
+        client.perform(Operation::Flush)?;
+        Ok(())
+    });
+}

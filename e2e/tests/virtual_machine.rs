@@ -1,0 +1,54 @@
+//! A machine in QEMU whose disk moves, and whose daemon dies.
+
+use anyhow::Context as _;
+use e2e::machine::Machine;
+use e2e::{Scene, play};
+
+const DISK_BYTES: u64 = 64 << 20;
+/// Requests that show that the machine goes on: a fraction of a second.
+const SOME_REQUESTS: u64 = 1000;
+
+/// Lets the machine compare its disk, then compares the image that the volume is in.
+fn verify(scene: &mut Scene, machine: Machine) -> anyhow::Result<()> {
+    let verified = machine.stop_and_verify().context("what the machine sees")?;
+    let image = scene.volume()?.image;
+    scene.stop()?;
+    verified.verify_image(image.as_ref()).context("what the image holds")
+}
+
+#[test]
+fn a_machine_finds_every_block_on_a_disk_that_moves_ten_times() {
+    play(|scene| {
+        scene.create_volume(DISK_BYTES)?;
+        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2)?;
+        for round in 1..=10 {
+            let store = if round % 2 == 0 { "a" } else { "b" };
+            scene.migrate(store).with_context(|| format!("migration {round}"))?;
+            machine.work_on(SOME_REQUESTS).with_context(|| format!("after migration {round}"))?;
+        }
+        verify(scene, machine)
+    });
+}
+
+#[test]
+fn a_machine_survives_a_daemon_that_is_killed_and_started_again() {
+    play(|scene| {
+        scene.create_volume(DISK_BYTES)?;
+        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2)?;
+        for round in 1..=3 {
+            machine.work_on(SOME_REQUESTS).with_context(|| format!("before kill {round}"))?;
+            if round > 1 {
+                // In the middle of a migration, which is ended by the next start.
+                scene.begin_to_migrate("b", Some("16MiB/s"))?;
+                machine.work_on(SOME_REQUESTS)?;
+            }
+            scene.kill()?;
+            scene.start()?;
+            scene.check_place("a")?;
+        }
+        machine.work_on(SOME_REQUESTS)?;
+        scene.migrate("b")?;
+        machine.work_on(SOME_REQUESTS)?;
+        verify(scene, machine)
+    });
+}
