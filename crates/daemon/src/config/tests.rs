@@ -116,3 +116,13 @@ fn without_a_home_the_data_folder_must_be_given() {
     let homeless = Folders { data_dir: None, ..folders() };
     assert!(matches!(Config::load(&Overrides::default(), &homeless), Err(ConfigError::NoDataDir)));
 }
+
+#[test]
+fn example_of_the_documentation_is_valid_and_has_the_defaults() {
+    let page = include_str!("../../../../docs/configuration.md");
+    let example = page.split("```toml").nth(1).unwrap().split("```").next().unwrap();
+    let documented = load(example).unwrap();
+    let default = load("").unwrap();
+    assert_eq!((documented.engine, documented.limits), (default.engine, default.limits));
+    assert_eq!(documented.stores.len(), 2);
+}
