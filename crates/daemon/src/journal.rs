@@ -106,17 +106,24 @@ pub enum JournalError {
 impl Journal {
     /// Opens the journal of the data folder, or begins one, and starts the journal's thread.
     ///
-    /// A commit that a crash cut off is dropped. The file is rewritten as one snapshot.
+    /// A commit that a crash cut off is dropped. The file is rewritten as one snapshot, if the disk has room for it.
     ///
     /// # Errors
     /// [`JournalError`]: what the journal says has not changed then.
     pub(crate) fn open(data_dir: &Path, lock: FolderLock) -> Result<Self, JournalError> {
         let path = data_dir.join(JOURNAL_FILE);
-        let state = file::read(&path)?;
+        let found = file::read(&path)?;
+        let state = found.as_ref().map(|found| found.state.clone()).unwrap_or_default();
         let failed = |source| JournalError::Io { path: path.clone(), operation: "written", source };
-        let file = JournalFile::create(&path, &state).map_err(|fault| match fault {
-            ReplaceFault::Kept(error) | ReplaceFault::Unknown(error) => failed(error),
-        })?;
+        let file = match (JournalFile::create(&path, &state), found) {
+            (Ok(file), _) => file,
+            // A full disk must not keep guests from their volumes: the old file has room for a while.
+            (Err(ReplaceFault::Kept(error)), Some(found)) => {
+                tracing::warn!(%error, "the journal cannot be compacted; it goes on as it is");
+                JournalFile::reopen(&path, &found).map_err(failed)?
+            }
+            (Err(ReplaceFault::Kept(error) | ReplaceFault::Unknown(error)), _) => return Err(failed(error)),
+        };
         let durable = Arc::new(RwLock::new(state.clone()));
         let (requests, queue) = mpsc::channel();
         let writer = Writer::new(file, state, Arc::clone(&durable));

@@ -32,7 +32,7 @@ pub(super) trait Storage: Sized {
     fn capacity(&self) -> usize;
 
     /// Replaces the file by one that holds `state` alone, and says where the next frame goes.
-    fn replace(&self, state: &State) -> Result<(Self, usize), ReplaceFault>;
+    fn replace(&self, state: &State) -> Result<(Self, NextFrame), ReplaceFault>;
 }
 
 /// Why a file was not replaced by a compacted one.
@@ -51,8 +51,24 @@ pub(super) struct JournalFile {
     file: File,
     path: PathBuf,
     capacity: usize,
-    /// Where the first frame behind the snapshot goes.
-    end: usize,
+    next: NextFrame,
+}
+
+/// Where a frame goes, and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NextFrame {
+    pub(super) position: usize,
+    pub(super) sequence: u64,
+}
+
+/// A journal that was read.
+pub(super) struct Found {
+    /// What it says.
+    pub(super) state: State,
+    /// How it goes on.
+    next: NextFrame,
+    /// Its size in bytes.
+    length: usize,
 }
 
 impl JournalFile {
@@ -68,13 +84,19 @@ impl JournalFile {
         Ok(file)
     }
 
+    /// Goes on with the file that is there: for a disk that has no room for a new one.
+    pub(super) fn reopen(path: &Path, found: &Found) -> io::Result<Self> {
+        let file = OpenOptions::new().write(true).custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
+        Ok(Self { file, path: path.to_owned(), capacity: found.length, next: found.next })
+    }
+
     fn write_new(path: &Path, new: &Path, state: &State) -> io::Result<Self> {
         let mut bytes = HEADER.to_vec();
         let snapshot =
             Entry { at_unix_ms: now_unix_ms(), records: vec![Record::Snapshot(Box::new(state.clone()))] };
         encode(0, &snapshot, &mut bytes).map_err(io::Error::other)?;
-        let end = bytes.len();
-        bytes.resize(end + ROOM_BYTES, 0);
+        let next = NextFrame { position: bytes.len(), sequence: 1 };
+        bytes.resize(next.position + ROOM_BYTES, 0);
 
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
         file.write_all(&bytes)?;
@@ -82,12 +104,12 @@ impl JournalFile {
         drop(file);
         // Opened again for synchronous writes: the bulk above needed one flush, not one a write.
         let file = OpenOptions::new().write(true).custom_flags(OFlags::DSYNC.bits() as i32).open(new)?;
-        Ok(Self { file, path: path.to_owned(), capacity: bytes.len(), end })
+        Ok(Self { file, path: path.to_owned(), capacity: bytes.len(), next })
     }
 
-    /// Where the next frame goes.
-    pub(super) fn end(&self) -> usize {
-        self.end
+    /// Where the first frame goes that is written by this process.
+    pub(super) fn next(&self) -> NextFrame {
+        self.next
     }
 }
 
@@ -100,28 +122,28 @@ impl Storage for JournalFile {
         self.capacity
     }
 
-    fn replace(&self, state: &State) -> Result<(Self, usize), ReplaceFault> {
+    fn replace(&self, state: &State) -> Result<(Self, NextFrame), ReplaceFault> {
         let file = Self::create(&self.path, state)?;
-        let end = file.end;
-        Ok((file, end))
+        let next = file.next;
+        Ok((file, next))
     }
 }
 
-/// Reads a journal; one that does not exist is empty.
-pub(super) fn read(path: &Path) -> Result<State, JournalError> {
+/// Reads a journal, if there is one.
+pub(super) fn read(path: &Path) -> Result<Option<Found>, JournalError> {
     let failed = |source| JournalError::Io { path: path.to_owned(), operation: "read", source };
     let bytes = match std::fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
         Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
             return Err(JournalError::TooLarge { path: path.to_owned(), bytes: metadata.len() });
         }
         Ok(_) => std::fs::read(path).map_err(failed)?,
     };
-    fold(path, &bytes)
+    fold(path, &bytes).map(Some)
 }
 
-fn fold(path: &Path, bytes: &[u8]) -> Result<State, JournalError> {
+fn fold(path: &Path, bytes: &[u8]) -> Result<Found, JournalError> {
     let codec = |source| JournalError::Codec { path: path.to_owned(), source };
     let mut frames = Frames::new(bytes).map_err(codec)?;
     let mut state = State::default();
@@ -132,7 +154,10 @@ fn fold(path: &Path, bytes: &[u8]) -> Result<State, JournalError> {
     match frames.ending() {
         // A journal takes its place with a snapshot in it: one without was not torn but damaged.
         Ending::Torn if frames.sequence() == 0 => Err(codec(CodecError::NotAJournal)),
-        Ending::Torn => Ok(state),
+        Ending::Torn => {
+            let next = NextFrame { position, sequence: frames.sequence() };
+            Ok(Found { state, next, length: bytes.len() })
+        }
         Ending::Foreign => Err(JournalError::Newer { path: path.to_owned(), position }),
         Ending::Damaged => Err(JournalError::Damaged { path: path.to_owned(), position }),
     }

@@ -14,7 +14,7 @@ use migration::journal::{
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 use tokio::sync::oneshot;
 
-use super::file::{COMPACT_BYTES, ReplaceFault, Storage};
+use super::file::{COMPACT_BYTES, NextFrame, ReplaceFault, Storage};
 use super::writer::{Request, Writer};
 use super::{JOURNAL_FILE, Journal, JournalError};
 use crate::lock::FolderLock;
@@ -137,6 +137,24 @@ async fn journal_is_compacted_and_says_the_same_afterwards() {
     assert!(std::fs::metadata(folder.path().join(JOURNAL_FILE)).unwrap().len() < 4 << 20);
 }
 
+#[tokio::test]
+async fn journal_that_cannot_be_compacted_goes_on_where_it_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = open(folder.path()).unwrap();
+    journal.commit(vec![added(1)]).await.unwrap();
+    drop(journal);
+    // No new file can be made under a name that a folder has.
+    std::fs::create_dir(folder.path().join("journal.new")).unwrap();
+    for number in 2..5 {
+        let journal = open(folder.path()).unwrap();
+        journal.commit(vec![added(number)]).await.unwrap();
+    }
+    assert_eq!(open(folder.path()).unwrap().read(|state| state.volumes.len()), 4);
+    // A first journal cannot be made either.
+    std::fs::remove_file(folder.path().join(JOURNAL_FILE)).unwrap();
+    assert!(matches!(open(folder.path()), Err(JournalError::Io { operation: "written", .. })));
+}
+
 /// A journal of a snapshot and the given commits, followed by zeroes, with the position of each frame's end.
 fn bytes_of(commits: &[Vec<Record>]) -> (Vec<u8>, Vec<usize>) {
     let mut bytes = HEADER.to_vec();
@@ -252,7 +270,7 @@ impl Storage for Faulty {
         1 << 20
     }
 
-    fn replace(&self, _: &State) -> Result<(Self, usize), ReplaceFault> {
+    fn replace(&self, _: &State) -> Result<(Self, NextFrame), ReplaceFault> {
         Err(ReplaceFault::Kept(io::ErrorKind::StorageFull.into()))
     }
 }
@@ -264,7 +282,8 @@ fn check_faults(commits: u8, faults: &[bool]) -> (Vec<Result<(), CommitFault>>, 
     let storage =
         Faulty { bytes: Rc::new(RefCell::new(bytes)), faults: Rc::new(RefCell::new(faults.to_vec())) };
     let durable = Arc::new(RwLock::new(State::default()));
-    let mut writer = Writer::over(storage.clone(), ends[0], State::default(), Arc::clone(&durable));
+    let next = NextFrame { position: ends[0], sequence: 1 };
+    let mut writer = Writer::over(storage.clone(), next, State::default(), Arc::clone(&durable));
     let answers = (1..=commits).map(|number| {
         let (reply, mut answer) = oneshot::channel();
         writer.write_group(vec![Request { records: vec![added(number)], reply }]);

@@ -8,7 +8,7 @@ use migration::journal::{Entry, Inconsistent, Record, State, encode};
 use migration::{CommitFault, MigrationId, VolumeId};
 use tokio::sync::oneshot;
 
-use super::file::{COMPACT_BYTES, JournalFile, ReplaceFault, Storage, now_unix_ms};
+use super::file::{COMPACT_BYTES, JournalFile, NextFrame, ReplaceFault, Storage, now_unix_ms};
 use crate::fail_point::{self, Step};
 
 /// Commits that become one frame at most.
@@ -23,15 +23,13 @@ pub(super) struct Request {
 /// The journal's file and what it says.
 pub(super) struct Writer<S> {
     storage: S,
-    /// Where the next frame goes.
-    position: usize,
-    /// Number of the next frame.
-    sequence: u64,
+    /// Where the next frame goes, and its number.
+    next: NextFrame,
     /// What is true once the frame that is being built is durable.
     state: State,
     /// What is true durably; read by others.
     durable: Arc<RwLock<State>>,
-    /// Length of a frame that may be at `position` or not, because its write failed, and so did wiping it out.
+    /// Length of a frame that may be at that place or not, because its write failed, and so did wiping it out.
     /// Nothing is written, and nobody is told anything but *unknown*, until it is wiped out.
     doubtful: Option<usize>,
     /// Set when two files may be found after a crash. Both say what is true, as long as nothing more is written.
@@ -41,27 +39,16 @@ pub(super) struct Writer<S> {
 }
 
 impl Writer<JournalFile> {
-    /// A writer behind the snapshot of a new file.
+    /// A writer that goes on where the file ends.
     pub(super) fn new(file: JournalFile, state: State, durable: Arc<RwLock<State>>) -> Self {
-        let position = file.end();
-        Self::over(file, position, state, durable)
+        let next = file.next();
+        Self::over(file, next, state, durable)
     }
 }
 
 impl<S: Storage> Writer<S> {
-    pub(super) fn over(storage: S, position: usize, state: State, durable: Arc<RwLock<State>>) -> Self {
-        // The snapshot is frame 0.
-        let sequence = 1;
-        Self {
-            storage,
-            position,
-            sequence,
-            state,
-            durable,
-            doubtful: None,
-            is_closed: false,
-            compaction_failed: false,
-        }
+    pub(super) fn over(storage: S, next: NextFrame, state: State, durable: Arc<RwLock<State>>) -> Self {
+        Self { storage, next, state, durable, doubtful: None, is_closed: false, compaction_failed: false }
     }
 
     /// Writes what is queued until all senders are gone.
@@ -71,7 +58,7 @@ impl<S: Storage> Writer<S> {
             self.write_group(group);
             // The answers are out; who commits next during a migration is not made to wait for this.
             let is_idle = self.doubtful.is_none() && self.state.unfinished().next().is_none();
-            if self.position > COMPACT_BYTES && is_idle {
+            if self.next.position > COMPACT_BYTES && is_idle {
                 self.compact();
             }
         }
@@ -128,13 +115,13 @@ impl<S: Storage> Writer<S> {
             return Err(CommitFault::NotWritten);
         }
         let frame = self.frame(entry)?;
-        if let Err(error) = self.storage.write_at(self.position, &frame) {
+        if let Err(error) = self.storage.write_at(self.next.position, &frame) {
             tracing::error!(%error, "the journal cannot be written");
             self.wipe(frame.len())?;
             return Err(CommitFault::NotWritten);
         }
-        self.position += frame.len();
-        self.sequence += 1;
+        self.next.position += frame.len();
+        self.next.sequence += 1;
         let mut durable = self.durable.write().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = durable.apply(entry) {
             // It was applied to the same state before it was written.
@@ -143,9 +130,9 @@ impl<S: Storage> Writer<S> {
         Ok(())
     }
 
-    /// Makes certain that there is no frame at `position`; `length` bytes may be there.
+    /// Makes certain that there is no frame at that place; `length` bytes may be there.
     fn wipe(&mut self, length: usize) -> Result<(), CommitFault> {
-        match self.storage.write_at(self.position, &vec![0; length]) {
+        match self.storage.write_at(self.next.position, &vec![0; length]) {
             Ok(()) => {
                 self.doubtful = None;
                 Ok(())
@@ -167,13 +154,13 @@ impl<S: Storage> Writer<S> {
                 CommitFault::NotWritten
             })
         };
-        let frame = encoded(self.sequence)?;
-        if self.position + frame.len() <= self.storage.capacity() {
+        let frame = encoded(self.next.sequence)?;
+        if self.next.position + frame.len() <= self.storage.capacity() {
             return Ok(frame);
         }
         self.compact();
-        if self.position + frame.len() <= self.storage.capacity() && !self.is_closed {
-            return encoded(self.sequence);
+        if self.next.position + frame.len() <= self.storage.capacity() && !self.is_closed {
+            return encoded(self.next.sequence);
         }
         tracing::error!(bytes = frame.len(), "the journal has no room for a commit");
         Err(CommitFault::NotWritten)
@@ -183,9 +170,13 @@ impl<S: Storage> Writer<S> {
     fn compact(&mut self) {
         let state = self.durable.read().unwrap_or_else(PoisonError::into_inner).clone();
         match self.storage.replace(&state) {
-            Ok((storage, position)) => {
-                tracing::debug!(bytes_before = self.position, bytes_after = position, "journal compacted");
-                (self.storage, self.position, self.sequence) = (storage, position, 1);
+            Ok((storage, next)) => {
+                tracing::debug!(
+                    bytes_before = self.next.position,
+                    bytes_after = next.position,
+                    "journal compacted"
+                );
+                (self.storage, self.next) = (storage, next);
                 self.compaction_failed = false;
             }
             Err(ReplaceFault::Kept(error)) => {

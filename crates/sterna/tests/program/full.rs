@@ -1,21 +1,21 @@
-//! Target stores that are full: before the copying, and in the middle of it.
+//! Disks that are full: the target's store before the copying and in the middle of it, and that of the journal.
 //!
-//! A small file system is mounted as the target's store. Where that is not allowed (no root), the tests fail and say
+//! A small file system is mounted for each test. Where that is not allowed (no root), the tests fail and say
 //! why, unless `STERNA_TESTS_WITHOUT_MOUNTS=1` says that they may be left out.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::scene::{Scene, code, stop_and_verify};
 
-/// A small file system in place of store `b`; unmounted when dropped.
-struct SmallStore {
+/// A small file system in a folder of the scene; unmounted when dropped.
+struct SmallDisk {
     folder: PathBuf,
 }
 
-impl SmallStore {
-    fn mount(scene: &Scene, bytes: u64) -> Option<Self> {
-        let folder = scene.path("b");
+impl SmallDisk {
+    fn mount(scene: &Scene, folder: &str, bytes: u64) -> Option<Self> {
+        let folder = scene.path(folder);
         let size = format!("size={bytes}");
         let mounted =
             Command::new("mount").args(["-t", "tmpfs", "-o", &size, "sterna-test"]).arg(&folder).output();
@@ -35,7 +35,7 @@ impl SmallStore {
     }
 }
 
-impl Drop for SmallStore {
+impl Drop for SmallDisk {
     fn drop(&mut self) {
         // Lazily: the daemon of a test that failed may still have files open there.
         let _ = Command::new("umount").arg("-l").arg(&self.folder).status();
@@ -45,7 +45,7 @@ impl Drop for SmallStore {
 #[test]
 fn store_with_too_little_space_is_refused_with_both_numbers() {
     let scene = Scene::new();
-    let Some(_store) = SmallStore::mount(&scene, 4 << 20) else { return };
+    let Some(_store) = SmallDisk::mount(&scene, "b", 4 << 20) else { return };
     let mut scene = scene;
     scene.start(None);
     scene.create_volume();
@@ -68,15 +68,13 @@ fn store_with_too_little_space_is_refused_with_both_numbers() {
 #[test]
 fn store_that_becomes_full_during_the_copy_fails_the_migration_and_not_the_guest() {
     let scene = Scene::new();
-    let Some(_store) = SmallStore::mount(&scene, 64 << 20) else { return };
+    let Some(_store) = SmallDisk::mount(&scene, "b", 64 << 20) else { return };
     let mut scene = scene;
     scene.start(None);
     scene.create_volume();
     let guest = scene.start_guest();
     scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "4MiB/s", "--detach"]);
-    // Fills what is left, down to the last page; the error is what ends it.
-    let mut filler = std::fs::File::create(scene.path("b/filler")).unwrap();
-    std::io::copy(&mut std::io::repeat(1), &mut filler).unwrap_err();
+    fill(&scene.path("b/filler"));
     let watched = scene.run(&["migration", "watch", "m0"]);
     assert_eq!(watched.code, 5, "{watched:?}");
     let (_, migration) = scene.json(&["migration", "show", "m0"]);
@@ -84,8 +82,33 @@ fn store_that_becomes_full_during_the_copy_fails_the_migration_and_not_the_guest
     assert_eq!(migration["guest"], "source");
     assert_eq!((scene.store_of_volume().as_str(), scene.images("b")), ("a", vec!["filler".to_owned()]));
     stop_and_verify(guest);
-    drop(filler);
     // With room it works.
     std::fs::remove_file(scene.path("b/filler")).unwrap();
     scene.succeed(&["migrate", "v", "--to", "b"]);
+}
+
+#[test]
+fn daemon_whose_data_disk_is_full_still_serves_and_moves_its_volumes() {
+    let scene = Scene::new();
+    std::fs::create_dir(scene.path("data")).unwrap();
+    let Some(_disk) = SmallDisk::mount(&scene, "data", 6 << 20) else { return };
+    let mut scene = scene;
+    scene.start(None);
+    scene.create_volume();
+    let guest = scene.start_guest();
+    scene.kill();
+    fill(&scene.path("data/filler"));
+    scene.start(None);
+    scene.succeed(&["migrate", "v", "--to", "b"]);
+    scene.kill();
+    scene.start(None);
+    assert_eq!(scene.store_of_volume(), "b");
+    stop_and_verify(guest);
+}
+
+/// Fills what is left of a disk, down to the last page.
+fn fill(path: &Path) {
+    let mut filler = std::fs::File::create(path).unwrap();
+    // The error is what ends it.
+    std::io::copy(&mut std::io::repeat(1), &mut filler).unwrap_err();
 }

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{self, Content, Guest, GuestOptions};
@@ -219,11 +219,17 @@ impl Scene {
         names
     }
 
-    /// The store that the volume `v` is in.
+    /// The store that the volume `v` is in, once it is served: the last writes of a killed daemon may hold its image.
     pub(crate) fn store_of_volume(&self) -> String {
-        let (code, volume) = self.json(&["volume", "show", "v"]);
-        assert_eq!((code, &volume["state"]), (0, &Value::from("serving")), "{volume}");
-        volume["store"].as_str().unwrap().to_owned()
+        let began = Instant::now();
+        loop {
+            let (code, volume) = self.json(&["volume", "show", "v"]);
+            match volume["state"].as_str() {
+                Some("serving") => return volume["store"].as_str().unwrap().to_owned(),
+                Some("waiting") if began.elapsed() < DEADLINE => {}
+                _ => panic!("the volume is not served ({code}): {volume}"),
+            }
+        }
     }
 }
 
