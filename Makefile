@@ -31,7 +31,7 @@ test: ## Run every test: simulated migrations, a machine in QEMU, then the works
 	cargo test --workspace --no-run
 	cargo run -p simulator -- --seeds $(SEEDS)
 	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) cargo test --workspace --test machine -- --ignored
-	cargo test --workspace
+	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) STERNA_BIN=$(TARGET)/debug/sterna cargo test --workspace
 
 # cargo-deny checks licences and sources by deny.toml. It takes longer to build than all of Sterna, so it is used where
 # it is there, and never installed.

@@ -107,7 +107,7 @@ pub fn at_work<T>(
 fn base(uri: &str, bytes: u64, seed: u32) -> Program {
     Program::of_package("fio", "fio")
         .args(["--name=disk", "--ioengine=nbd", "--thread", "--output-format=json"])
-        .args(["--iodepth=16", "--verify=crc32c", "--verify_async=0"])
+        .args(["--iodepth=16", "--verify=crc32c", "--verify_async=0", "--verify_state_save=0"])
         .arg(format!("--bs={BLOCK_BYTES}"))
         .arg(format!("--uri={uri}"))
         .arg(format!("--size={bytes}"))
