@@ -115,6 +115,31 @@ mod tests {
     }
 
     #[test]
+    fn documentation_lists_every_code_with_its_status() {
+        let page = include_str!("../../../docs/api.md");
+        let source = include_str!("error.rs");
+        let variants = source.split("pub enum ErrorCode {").nth(1).unwrap().split("\n}").next().unwrap();
+        let names = variants
+            .lines()
+            .map(str::trim)
+            .filter(|line| line.ends_with(','))
+            .map(|line| &line[..line.len() - 1]);
+        let names: Vec<&str> = names.filter(|name| *name != "Unknown").collect();
+        assert!(names.len() > 20);
+        for name in names {
+            let snake: String = name
+                .char_indices()
+                .flat_map(|(index, c)| {
+                    (index > 0 && c.is_uppercase()).then_some('_').into_iter().chain([c.to_ascii_lowercase()])
+                })
+                .collect();
+            let code: ErrorCode = serde_json::from_str(&format!("\"{snake}\"")).unwrap();
+            let row = page.lines().find(|line| line.contains(&format!("`{snake}`"))).unwrap_or_default();
+            assert!(row.starts_with(&format!("| {} |", code.http_status())), "{snake}: {row}");
+        }
+    }
+
+    #[test]
     fn codes_are_written_in_snake_case() {
         assert_eq!(serde_json::to_string(&ErrorCode::TargetTooSmall).unwrap(), r#""target_too_small""#);
     }
