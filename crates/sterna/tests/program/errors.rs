@@ -222,7 +222,6 @@ fn talk(scene: &Scene, request: &[u8]) -> (String, String) {
     let mut stream = UnixStream::connect(scene.path("run/api.sock")).unwrap();
     // A daemon that has heard enough may close before everything was sent.
     let _ = stream.write_all(request);
-    let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8_lossy(&answer);
@@ -264,7 +263,9 @@ fn garbage_on_the_api_gets_an_error_and_harms_nobody() {
     let bad_path = b"GET /v1/volumes/%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     assert!(talk(&scene, bad_path).1.contains("invalid_request"));
     for garbage in [&b"\0\xff\x16\x03\x01"[..], b"GET", b"NBDMAGICIHAVEOPT", &[b'A'; 200_000]] {
-        talk(&scene, garbage);
+        let mut stream = UnixStream::connect(scene.path("run/api.sock")).unwrap();
+        let _ = stream.write_all(garbage);
+        drop(stream);
     }
     scene.succeed(&["volume", "list"]);
 }

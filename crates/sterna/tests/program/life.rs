@@ -1,7 +1,8 @@
 //! A daemon's life: it is alone, it waits for ghosts, it drains, and it finds everything again.
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
@@ -90,15 +91,19 @@ fn client_that_waits_for_a_migration_survives_a_restart_and_says_what_became_of_
     let mut scene = Scene::started();
     scene.create_volume();
     let guest = scene.start_guest();
-    let mut command = scene.command(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s", "--json"]);
-    let waiting = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    wait_for_migration(&scene);
+    let mut command = scene.command(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s"]);
+    let mut waiting = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It says so when it knows that the migration has begun.
+    let mut progress = String::new();
+    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut progress).unwrap();
+    assert!(progress.starts_with("m0: copying"), "{progress}");
     scene.kill();
     scene.start(None);
     let output = waiting.wait_with_output().unwrap();
-    let migration: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(5));
-    assert_eq!((&migration["state"], &migration["failure"]), (&"failed".into(), &"daemon-stopped".into()));
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(5), "{stdout}");
+    assert!(stdout.starts_with("m0 failed: the daemon stopped before the handover"), "{stdout}");
+    assert!(stdout.contains("\nv is at a\n"), "{stdout}");
     stop_and_verify(guest);
 }
 
@@ -108,7 +113,7 @@ fn ctrl_c_cancels_a_migration_that_is_waited_for() {
     scene.create_volume();
     let guest = scene.start_guest();
     let mut command = scene.command(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s"]);
-    command.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    command.stderr(Stdio::piped()).stdout(Stdio::piped());
     let waiting = command.spawn().unwrap();
     wait_for_migration(&scene);
     let process = i32::try_from(waiting.id()).unwrap();
@@ -190,6 +195,26 @@ fn watching_prints_every_change_as_a_line_of_json() {
     assert_eq!((&last["state"], &last["fraction"]), (&"moved".into(), &1.0.into()));
     assert!(last["bytes_copied"].as_u64().unwrap() >= 8 << 20, "{last}");
     stop_and_verify(guest);
+}
+
+#[test]
+fn guest_keeps_its_disk_while_it_moves_ten_times() {
+    let scene = Scene::started();
+    scene.create_volume();
+    let guest = scene.start_guest();
+    for generation in 1..=10 {
+        let store = if generation % 2 == 1 { "b" } else { "a" };
+        let (exit, migration) = scene.json(&["migrate", "v", "--to", store]);
+        assert_eq!((exit, &migration["state"]), (0, &"moved".into()), "{migration}");
+        let parts = &migration["switch_over"];
+        let part = |name: &str| parts[name].as_f64().unwrap();
+        let sum: f64 =
+            ["drain_ms", "prepare_ms", "release_ms", "own_ms", "start_ms"].into_iter().map(part).sum();
+        assert!((sum - part("gate_closed_ms")).abs() < 0.01, "{parts}");
+        assert_eq!(scene.json(&["volume", "show", "v"]).1["generation"], generation);
+    }
+    stop_and_verify(guest);
+    assert_eq!((scene.images("a"), scene.images("b")), (vec!["v.img".to_owned()], vec![]));
 }
 
 /// Waits until a migration is under way; asking the daemon takes long enough to be no busy loop.
