@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::tree::{Finding, Tree};
+use crate::tree::{Finding, Tree, in_package};
 
 const DRAWING: &str = "ARCHITECTURE.md";
 /// The heading below which the first code block is the drawing.
@@ -42,11 +42,10 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         };
         let own: BTreeSet<&str> = manifest.all().filter(|name| names.contains(name)).collect();
         let drawn_uses: BTreeSet<&str> = drawn_uses.iter().map(String::as_str).collect();
-        let path = manifest_path(user);
         for used in own.difference(&drawn_uses) {
             let message =
                 format!("the arrow {user} → {used} is not drawn in {DRAWING}: do without it, or draw it");
-            findings.push(Finding::in_file(&path, message));
+            findings.push(Finding::in_file(&manifest.path, message));
         }
         for used in drawn_uses.difference(&own) {
             findings
@@ -56,7 +55,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
             if !drawn[level + 1..].iter().any(|(below, _)| below == used) {
                 let message =
                     format!("the arrow {user} → {used} points upwards: {used} must not be drawn above it");
-                findings.push(Finding::in_file(&path, message));
+                findings.push(Finding::in_file(&manifest.path, message));
             }
         }
     }
@@ -73,7 +72,7 @@ pub(crate) fn check_outside(tree: &Tree) -> Vec<Finding> {
             if !outside.contains(&used.as_str()) {
                 let message =
                     format!("{name} decides and does no I/O: {used} is not among {}", outside.join(", "));
-                findings.push(Finding::in_file(&manifest_path(name), message));
+                findings.push(Finding::in_file(&manifest.path, message));
             }
         }
     }
@@ -82,7 +81,7 @@ pub(crate) fn check_outside(tree: &Tree) -> Vec<Finding> {
         for used in manifest.uses.iter().filter(|used| CONTROL_PLANE_ONLY.contains(&used.as_str())) {
             let message =
                 format!("{used} belongs to the control plane, {name} to the path of a guest's request");
-            findings.push(Finding::in_file(&manifest_path(name), message));
+            findings.push(Finding::in_file(&manifest.path, message));
         }
     }
     findings
@@ -91,6 +90,8 @@ pub(crate) fn check_outside(tree: &Tree) -> Vec<Finding> {
 /// What one crate uses.
 #[derive(Default)]
 struct Manifest {
+    /// Where its manifest is.
+    path: String,
     /// In its library or program, and to build it.
     uses: BTreeSet<String>,
     /// In its tests and benchmarks.
@@ -103,15 +104,12 @@ impl Manifest {
     }
 }
 
-fn manifest_path(name: &str) -> String {
-    format!("crates/{name}/Cargo.toml")
-}
-
 fn manifests(tree: &Tree) -> BTreeMap<String, Manifest> {
     let mut manifests = BTreeMap::new();
     for file in tree.files() {
-        if let ["crates", name, "Cargo.toml"] = file.path.split('/').collect::<Vec<_>>()[..] {
-            manifests.insert(name.to_owned(), read_manifest(&file.text));
+        if let Some((name, "Cargo.toml")) = in_package(&file.path) {
+            manifests
+                .insert(name.to_owned(), Manifest { path: file.path.clone(), ..read_manifest(&file.text) });
         }
     }
     manifests

@@ -47,14 +47,17 @@ fn commands(text: &str) -> Vec<(usize, Vec<String>)> {
     commands
 }
 
-/// Splits a line at pipes, `&&`, `;` and `$(`, and each part at spaces; drops comments, quotes, `sudo` and settings of
-/// variables.
+/// Splits a line at pipes, `&&`, `;` and `$(`, and each part at spaces; drops comments, quotes, redirections, `sudo` and
+/// settings of variables.
 fn split(line: &str) -> Vec<Vec<String>> {
     let line = line.split(" #").next().unwrap();
     let line = if line.starts_with('#') { "" } else { line };
     let parts = line.split(['|', '&', ';', '(', ')']);
+    let is_redirection =
+        |word: &str| word.trim_start_matches(|c: char| c.is_ascii_digit()).starts_with(['<', '>']);
     let words = parts.map(|part| {
-        let words = part.split_whitespace().map(|word| word.trim_matches(['"', '\'', '$']).to_owned());
+        let words = part.split_whitespace().filter(|word| !is_redirection(word));
+        let words = words.map(|word| word.trim_matches(['"', '\'', '$']).to_owned());
         words
             .skip_while(|word| word == "sudo" || (word.contains('=') && !word.starts_with('-')))
             .collect::<Vec<_>>()
@@ -89,8 +92,12 @@ fn check_cargo(tree: &Tree, arguments: &[String]) -> Result<(), String> {
     for pair in arguments.windows(2) {
         let [option, name] = pair else { continue };
         let ending = match option.as_str() {
-            "-p" | "--package" => format!("crates/{name}/Cargo.toml"),
-            "--test" => format!("/tests/{name}.rs"),
+            "-p" | "--package" => format!("{name}/Cargo.toml"),
+            "--test" => {
+                let folder = format!("/tests/{name}/main.rs");
+                let is_folder = tree.files().any(|file| file.path.ends_with(&folder));
+                if is_folder { folder } else { format!("/tests/{name}.rs") }
+            }
             "--bench" => format!("/benches/{name}.rs"),
             "--example" => format!("/examples/{name}.rs"),
             "--features" => {
@@ -152,13 +159,13 @@ mod tests {
     #[test]
     fn commands_that_exist_pass() {
         assert_eq!(findings("make test\nscripts/build && cargo test -p x --test one --features odd"), 0);
-        assert_eq!(findings("sterna volume create web1 \\\n  --size 4GiB --json\nls -l"), 0);
+        assert_eq!(findings("sterna volume create web1 \\\n  --size 4GiB --json 2>log\nls -l"), 0);
     }
 
     #[test]
     fn commands_that_do_not_exist_are_found() {
         assert_eq!(findings("make tea\nscripts/brew\ncargo test -p tea\ncargo test --test tea"), 4);
         assert_eq!(findings("cargo test --features tea\nsterna tea\nsterna volume list --tea"), 3);
-        assert_eq!(findings("true && sterna volume create web1 --size tea"), 1);
+        assert_eq!(findings("true && sterna volume create web1 --size tea 2>log"), 1);
     }
 }

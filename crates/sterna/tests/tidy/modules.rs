@@ -2,25 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use crate::tree::{Finding, RustFile, Tree};
+use crate::tree::{Finding, RustFile, Tree, in_package};
 
 /// Files that cargo, clippy and readers find by themselves.
 const KNOWN_NAMES: [&str; 3] = ["Cargo.toml", "clippy.toml", "README.md"];
 
-/// Finds what is dead below `crates/` and `scripts/`.
+/// Finds what is dead in packages and below `scripts/`.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let alive = alive(tree);
     let mut findings = Vec::new();
     for file in tree.files() {
         let path = file.path.as_str();
         let name = path.rsplit('/').next().unwrap();
-        let is_dead = match path.split('/').next() {
-            Some("crates") if name.ends_with(".rs") => !alive.contains(path),
-            Some("crates") => {
-                !KNOWN_NAMES.contains(&name) && !name.ends_with(".snap") && !is_named(tree, path, name)
+        let is_dead = if in_package(path).is_some() {
+            let is_known = KNOWN_NAMES.contains(&name) || name.ends_with(".snap");
+            if name.ends_with(".rs") {
+                !alive.contains(path)
+            } else {
+                !is_known && !is_named(tree, path, name)
             }
-            Some("scripts") => !is_named(tree, path, name),
-            _ => false,
+        } else {
+            path.starts_with("scripts/") && !is_named(tree, path, name)
         };
         if is_dead {
             findings.push(Finding::in_file(
@@ -50,14 +52,11 @@ fn alive(tree: &Tree) -> BTreeSet<String> {
 
 /// Tells whether cargo makes a target of this file by itself.
 fn is_root(path: &str) -> bool {
-    let parts: Vec<&str> = path.split('/').collect();
-    match parts[..] {
-        ["crates", _, "build.rs"] | ["crates", _, "src", "lib.rs" | "main.rs"] => true,
-        ["crates", _, "src", "bin", file] | ["crates", _, "tests" | "benches" | "examples", file] => {
-            file.ends_with(".rs")
-        }
-        ["crates", _, "src", "bin", _, "main.rs"]
-        | ["crates", _, "tests" | "benches" | "examples", _, "main.rs"] => true,
+    let Some((_, path)) = in_package(path) else { return false };
+    match path.split('/').collect::<Vec<_>>()[..] {
+        ["build.rs"] | ["src", "lib.rs" | "main.rs"] => true,
+        ["src", "bin", file] | ["tests" | "benches" | "examples", file] => file.ends_with(".rs"),
+        ["src", "bin", _, "main.rs"] | ["tests" | "benches" | "examples", _, "main.rs"] => true,
         _ => false,
     }
 }
@@ -137,9 +136,12 @@ mod tests {
             ("crates/x/tests/test.rs", "mod support;"),
             ("crates/x/tests/support/mod.rs", ""),
             ("crates/x/tests/support/lost.rs", ""),
+            ("e2e/src/lib.rs", ""),
+            ("e2e/src/lost.rs", ""),
         ]);
         let dead = ["src/three.rs", "src/dead.rs", "src/dead/deader.rs", "tests/support/lost.rs"];
-        assert_eq!(paths(&check(&tree)), dead.map(|path| format!("crates/x/{path}")));
+        let dead = dead.map(|path| format!("crates/x/{path}"));
+        assert_eq!(paths(&check(&tree)), [&dead[..], &["e2e/src/lost.rs".to_owned()]].concat());
     }
 
     #[test]

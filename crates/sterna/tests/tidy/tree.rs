@@ -108,6 +108,14 @@ impl fmt::Display for Finding {
     }
 }
 
+/// The package that a file belongs to, and its path from there: packages are below `crates/`, but for `e2e`.
+pub(crate) fn in_package(path: &str) -> Option<(&str, &str)> {
+    path.strip_prefix("crates/").unwrap_or(path).split_once('/').filter(|(name, _)| {
+        let is_end_to_end = *name == "e2e" && path.starts_with("e2e/");
+        is_end_to_end || path.starts_with("crates/")
+    })
+}
+
 /// The root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
