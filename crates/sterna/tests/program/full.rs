@@ -3,50 +3,16 @@
 //! A small file system is mounted for each test. Where that is not allowed (no root), the tests fail and say
 //! why, unless `STERNA_TESTS_WITHOUT_MOUNTS=1` says that they may be left out.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use crate::scene::{Scene, code, stop_and_verify};
 
-/// A small file system in a folder of the scene; unmounted when dropped.
-struct SmallDisk {
-    folder: PathBuf,
-}
-
-impl SmallDisk {
-    fn mount(scene: &Scene, folder: &str, bytes: u64) -> Option<Self> {
-        let folder = scene.path(folder);
-        let size = format!("size={bytes}");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "sterna-test"]).arg(&folder).output();
-        let why = match mounted {
-            Ok(output) if output.status.success() => return Some(Self { folder }),
-            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
-            Err(error) => error.to_string(),
-        };
-        let may_be_left_out =
-            std::env::var_os("STERNA_TESTS_WITHOUT_MOUNTS").is_some_and(|value| value == "1");
-        eprintln!("a small file system is needed and cannot be mounted: {why}");
-        assert!(
-            may_be_left_out,
-            "run the tests as root, or set STERNA_TESTS_WITHOUT_MOUNTS=1 to leave this one out"
-        );
-        None
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: the daemon of a test that failed may still have files open there.
-        let _ = Command::new("umount").arg("-l").arg(&self.folder).status();
-    }
-}
-
 #[test]
 fn store_with_too_little_space_is_refused_with_both_numbers() {
-    let scene = Scene::new();
-    let Some(_store) = SmallDisk::mount(&scene, "b", 4 << 20) else { return };
-    let mut scene = scene;
+    let mut scene = Scene::new();
+    if !scene.mount_small_disk("b", 4 << 20) {
+        return;
+    }
     scene.start(None);
     scene.create_volume();
     let guest = scene.start_guest();
@@ -67,9 +33,10 @@ fn store_with_too_little_space_is_refused_with_both_numbers() {
 
 #[test]
 fn store_that_becomes_full_during_the_copy_fails_the_migration_and_not_the_guest() {
-    let scene = Scene::new();
-    let Some(_store) = SmallDisk::mount(&scene, "b", 64 << 20) else { return };
-    let mut scene = scene;
+    let mut scene = Scene::new();
+    if !scene.mount_small_disk("b", 64 << 20) {
+        return;
+    }
     scene.start(None);
     scene.create_volume();
     let guest = scene.start_guest();
@@ -89,10 +56,10 @@ fn store_that_becomes_full_during_the_copy_fails_the_migration_and_not_the_guest
 
 #[test]
 fn daemon_whose_data_disk_is_full_still_serves_and_moves_its_volumes() {
-    let scene = Scene::new();
-    std::fs::create_dir(scene.path("data")).unwrap();
-    let Some(_disk) = SmallDisk::mount(&scene, "data", 6 << 20) else { return };
-    let mut scene = scene;
+    let mut scene = Scene::new();
+    if !scene.mount_small_disk("data", 6 << 20) {
+        return;
+    }
     scene.start(None);
     scene.create_volume();
     let guest = scene.start_guest();

@@ -25,6 +25,8 @@ const FILL_BYTES: u64 = 8 << 20;
 pub(crate) struct Scene {
     folder: tempfile::TempDir,
     daemon: Option<Daemon>,
+    /// Folders in which small file systems are mounted.
+    mounted: Vec<PathBuf>,
 }
 
 struct Daemon {
@@ -50,7 +52,7 @@ impl Scene {
     /// A folder without a daemon.
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let scene = Self { folder, daemon: None };
+        let scene = Self { folder, daemon: None, mounted: Vec::new() };
         for store in ["a", "b"] {
             std::fs::create_dir(scene.path(store)).unwrap();
         }
@@ -81,6 +83,31 @@ impl Scene {
     /// A path in the folder.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// Mounts a small file system in a folder of the scene; false where that is not allowed and may be left out.
+    pub(crate) fn mount_small_disk(&mut self, folder: &str, bytes: u64) -> bool {
+        let folder = self.path(folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let size = format!("size={bytes}");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "sterna-test"]).arg(&folder).output();
+        let why = match mounted {
+            Ok(output) if output.status.success() => {
+                self.mounted.push(folder);
+                return true;
+            }
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        let may_be_left_out =
+            std::env::var_os("STERNA_TESTS_WITHOUT_MOUNTS").is_some_and(|value| value == "1");
+        eprintln!("a small file system is needed and cannot be mounted: {why}");
+        assert!(
+            may_be_left_out,
+            "run the tests as root, or set STERNA_TESTS_WITHOUT_MOUNTS=1 to leave this one out"
+        );
+        false
     }
 
     /// Starts the daemon, with a fail point if one is named, and waits until it is ready or has ended.
@@ -235,13 +262,18 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let Some(daemon) = &mut self.daemon else { return };
-        // It may have ended by itself.
-        let _ = daemon.child.kill();
-        let _ = daemon.child.wait();
-        if std::thread::panicking() {
-            daemon.seen.extend(daemon.log.iter());
-            eprintln!("the daemon's log:\n  {}", daemon.seen.join("\n  "));
+        if let Some(daemon) = &mut self.daemon {
+            // It may have ended by itself.
+            let _ = daemon.child.kill();
+            let _ = daemon.child.wait();
+            if std::thread::panicking() {
+                daemon.seen.extend(daemon.log.iter());
+                eprintln!("the daemon's log:\n  {}", daemon.seen.join("\n  "));
+            }
+        }
+        for folder in &self.mounted {
+            // Lazily: the last writes of a killed daemon may still have files open there.
+            let _ = Command::new("umount").arg("-l").arg(folder).status();
         }
     }
 }
