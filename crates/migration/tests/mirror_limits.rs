@@ -1,5 +1,7 @@
 //! What a mirror puts up with, and for how long.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::time::Duration;
 
 use chronicle::{BlockSize, ByteRange};
