@@ -2,19 +2,19 @@
 //!
 //! ```text
 //!   client:   ─c─c─c─c──c─c───────────c─c─c─c─►      c: a completion
-//!                 ▲      └──── gap ───┘   ▲
-//!   API:      last answer            first answer
-//!             "copying"              "retiring" or "ended"
+//!                  ├ margin ┼ gate closed ┤
+//!                                 └── gap ┘
+//!   API:                                  first answer that says "retiring" or "ended"
 //! ```
-//! The gap is the longest time without a completion that lies, in whole or in part, between those two answers. The same
-//! length of time just before the migration tells what gaps the client has anyway: the machine is shared with it.
+//! The gap is the longest time without a completion that lies, in whole or in part, between the two outer marks. As long
+//! a time just before the migration tells what gaps the client has anyway: the machine is shared with it.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use api::{Client, MigrateVolume, Migration, MigrationState, Phase, SwitchOver, WAIT_MAX_MS, Watch};
 use comfy_table::{CellAlignment, Table, presets};
-use lab::workload::Guest;
+use lab::workload::{Guest, Recorder};
 
 use crate::guest;
 use crate::scene::Scene;
@@ -22,6 +22,9 @@ use crate::wait::until;
 
 /// Requests that the guest does between two migrations: a quarter of a second on a quick machine.
 const REQUESTS_BETWEEN: u64 = 5000;
+
+/// How long before the gate closed a gap may have begun to count as one around the switch-over.
+const MARGIN: Duration = Duration::from_millis(10);
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -67,15 +70,7 @@ pub fn measure(scene: &Scene, settings: Settings) -> anyhow::Result<Rounds> {
         scene.check_place(store)?;
     }
     let recorder = guest::stop_and_verify(guest)?.recorder;
-    let rounds = observed.into_iter().map(|one| {
-        let width = one.switched - one.last_copying;
-        Round {
-            gate: one.gate,
-            client_gap: recorder.longest_stall(one.last_copying, one.switched),
-            gap_before: recorder.longest_stall(one.began - width, one.began),
-            migration: one.migration,
-        }
-    });
+    let rounds = observed.into_iter().map(|one| one.with_gaps(&recorder));
     Ok(Rounds(rounds.collect()))
 }
 
@@ -97,6 +92,24 @@ fn let_it_work(guest: &Guest) -> anyhow::Result<()> {
         let done = guest.between(&first, &guest.mark()).completions;
         Ok((done >= REQUESTS_BETWEEN).then_some(()))
     })
+}
+
+impl Observed {
+    fn with_gaps(self, recorder: &Recorder) -> Round {
+        let Self { gate, began, last_copying, switched, migration } = self;
+        // The guest gets nothing from the last completion of the draining on. A window without that came too late, for
+        // the answer that ends it had to wait: then all that was not surely before the switch-over counts.
+        let nothing = milliseconds(gate.gate_closed_ms - gate.drain_ms);
+        let width = milliseconds(gate.gate_closed_ms) + MARGIN;
+        let narrow = recorder.longest_stall(switched - width, switched);
+        let client_gap =
+            if narrow < nothing { recorder.longest_stall(last_copying, switched) } else { narrow };
+        Round { gate, client_gap, gap_before: recorder.longest_stall(began - width, began), migration }
+    }
+}
+
+fn milliseconds(milliseconds: f64) -> Duration {
+    Duration::from_secs_f64(milliseconds.max(0.0) / 1000.0)
 }
 
 async fn observe(client: &Client, store: &str) -> anyhow::Result<Observed> {
