@@ -148,8 +148,8 @@ pub struct RemainingSeconds {
 pub struct WaitingFor {
     /// What.
     pub reason: String,
-    /// Milliseconds before something else is done.
-    pub remaining_ms: u64,
+    /// Milliseconds before something else is done; none: it waits as long as it takes.
+    pub remaining_ms: Option<u64>,
 }
 
 /// How long the guest was held at the switch-over, in milliseconds. The parts add up to the whole.

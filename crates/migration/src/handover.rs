@@ -170,6 +170,14 @@ impl Handover {
         }
     }
 
+    pub(crate) fn waits_for(&self) -> Option<&'static str> {
+        match &self.state {
+            State::Retiring => Some("the source's images to be dealt with"),
+            State::TakingBack { retry_at: None, .. } => Some("the journal"),
+            _ => None,
+        }
+    }
+
     fn take_back(&self) -> Step {
         match &self.state {
             State::TakingBack { generations, .. } => Step::Commit(vec![Record::HandedBack {

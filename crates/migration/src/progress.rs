@@ -39,6 +39,6 @@ pub struct Progress {
 pub struct Waiting {
     /// What.
     pub reason: &'static str,
-    /// How much longer before something else is done.
-    pub remaining: Duration,
+    /// How much longer before something else is done; `None`: as long as it takes.
+    pub remaining: Option<Duration>,
 }

@@ -220,6 +220,18 @@ impl Source {
         }
     }
 
+    /// What is waited for as long as it takes; `None` while there is a deadline, or nothing to wait for.
+    pub fn waits_for(&self) -> Option<&'static str> {
+        match &self.state {
+            State::Settling { .. } => Some("the source's stores to be flushed"),
+            State::Releasing { retry_at: None, .. }
+            | State::Ending { retry_at: None, .. }
+            | State::Discarding { step: DiscardStep::Aborting { retry_at: None }, .. } => Some("the journal"),
+            State::Released { handover, .. } => handover.waits_for(),
+            _ => None,
+        }
+    }
+
     /// Where the migration stands.
     pub fn phase(&self) -> Phase {
         match &self.state {

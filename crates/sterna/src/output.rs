@@ -204,7 +204,11 @@ pub(crate) fn remaining(migration: &Migration) -> String {
 /// What it waits for, in words.
 pub(crate) fn waiting(migration: &Migration) -> Option<String> {
     let waiting = migration.waiting_for.as_ref()?;
-    Some(format!("{} (at most {} longer)", waiting.reason, duration(waiting.remaining_ms as f64 / 1000.0)))
+    let limit = waiting.remaining_ms.map(|remaining_ms| duration(remaining_ms as f64 / 1000.0));
+    Some(match limit {
+        Some(limit) => format!("{} (at most {limit} longer)", waiting.reason),
+        None => waiting.reason.clone(),
+    })
 }
 
 fn cost(migration: &Migration) -> Vec<(&'static str, String)> {

@@ -54,7 +54,10 @@ fn progress() -> Progress {
         bytes_zero: 3,
         copy_bytes_per_second: 7.0,
         remaining: Some((Duration::from_secs(1), Duration::from_secs(3))),
-        waiting: Some(Waiting { reason: "the requests in flight", remaining: Duration::from_millis(500) }),
+        waiting: Some(Waiting {
+            reason: "the requests in flight",
+            remaining: Some(Duration::from_millis(500)),
+        }),
         suspended: None,
         attempt: 2,
     }
@@ -71,7 +74,7 @@ async fn running_migration_is_shown_as_the_lane_reports_it() {
     assert_eq!((shown.state, shown.phase), (MigrationState::Running, api::Phase::Closing));
     assert_eq!((shown.bytes_copied, shown.bytes_moved, shown.bytes_missing), (100, 120, 131_072));
     let waiting = shown.waiting_for.unwrap();
-    assert_eq!((waiting.reason.as_str(), waiting.remaining_ms), ("the requests in flight", 500));
+    assert_eq!((waiting.reason.as_str(), waiting.remaining_ms), ("the requests in flight", Some(500)));
     assert_eq!(shown.guest, GuestLocation::Source);
 }
 

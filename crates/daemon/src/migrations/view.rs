@@ -72,7 +72,9 @@ fn add_progress(shown: &mut Migration, progress: &Progress, block_size_bytes: u6
     shown.attempt = progress.attempt;
     shown.waiting_for = progress.waiting.map(|waiting| WaitingFor {
         reason: waiting.reason.to_owned(),
-        remaining_ms: u64::try_from(waiting.remaining.as_millis()).unwrap_or(u64::MAX),
+        remaining_ms: waiting
+            .remaining
+            .map(|remaining| u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX)),
     });
     shown.suspended = progress.suspended.map(str::to_owned);
     add_bytes(shown, progress.bytes_copied, progress.bytes_mirrored, progress.bytes_zero);

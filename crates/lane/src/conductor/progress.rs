@@ -30,8 +30,9 @@ impl Conductor {
     pub(super) fn progress(&self, now: Duration) -> Progress {
         let phase = self.phase.get();
         let waiting = |waits: Option<(Duration, &'static str)>| {
-            waits.map(|(at, reason)| Waiting { reason, remaining: at.saturating_sub(now) })
+            waits.map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) })
         };
+        let patiently = |reason| Waiting { reason, remaining: None };
         let mut progress = Progress {
             phase,
             blocks_synchronised: 0,
@@ -42,7 +43,7 @@ impl Conductor {
             bytes_zero: 0,
             copy_bytes_per_second: 0.0,
             remaining: None,
-            waiting: waiting(self.source.poll_timeout()),
+            waiting: waiting(self.source.poll_timeout()).or(self.source.waits_for().map(patiently)),
             suspended: None,
             attempt: self.source.attempt().0,
         };
@@ -53,7 +54,8 @@ impl Conductor {
                 progress.blocks_missing += strategy.blocks_remaining();
                 if !self.is_released {
                     progress.fraction += strategy.fraction() / volumes;
-                    progress.waiting = progress.waiting.or(waiting(strategy.poll_timeout()));
+                    let waits = waiting(strategy.poll_timeout()).or(strategy.waits_for().map(patiently));
+                    progress.waiting = progress.waiting.or(waits);
                     progress.remaining = progress.remaining.max(strategy.remaining());
                 }
                 progress.copy_bytes_per_second += strategy.copy_bytes_per_second();

@@ -97,6 +97,10 @@ impl Chunks {
             .collect()
     }
 
+    pub(super) fn is_any_waiting(&self) -> bool {
+        self.chunks.iter().any(|chunk| chunk.state == ChunkState::Waiting)
+    }
+
     /// Since when the oldest of the chunks that are being copied has been.
     pub(super) fn copying_since(&self) -> Option<Duration> {
         let copying = self.chunks.iter().filter_map(|chunk| match chunk.state {

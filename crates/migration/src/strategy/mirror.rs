@@ -240,11 +240,19 @@ impl Mirror {
         self.bytes_mirrored
     }
 
-    /// Why nothing is mirrored.
+    /// Why mirroring is suspended.
     pub fn suspended(&self) -> Option<&'static str> {
+        self.suspension.map(|suspension| suspension.reason)
+    }
+
+    /// What is waited for as long as it takes: the guest's own disk, which no deadline of a migration binds.
+    pub fn waits_for(&self) -> Option<&'static str> {
         match self.stage {
-            Stage::Surveying => Some("what the source was asked for before the migration has to end first"),
-            Stage::Copying | Stage::Stopped => self.suspension.map(|suspension| suspension.reason),
+            Stage::Surveying => Some("what the source was asked for before the migration to end"),
+            Stage::Copying if self.chunks.is_any_waiting() => {
+                Some("guest writes to blocks that are to be copied")
+            }
+            Stage::Copying | Stage::Stopped => None,
         }
     }
 
