@@ -261,7 +261,7 @@ impl Ticket<'_> {
 
     /// Waits until the strategy says where the write goes.
     pub(crate) fn route(&self) -> impl Future<Output = Route> + '_ {
-        self.state.wait_for(|state| state.route.get())
+        self.state.wait_for(|state| state.route.take())
     }
 
     /// Waits until the guest may be answered.

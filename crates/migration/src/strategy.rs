@@ -50,7 +50,7 @@ pub enum VolumeEvent {
         /// Whether it succeeded; a write that failed may have been applied in part.
         result: Result<(), SourceFault>,
     },
-    /// The target has completed a write that was admitted to both.
+    /// The target has completed a write that was admitted to both, in whole or in part: all of its parts.
     TargetWritten {
         /// Which.
         write: WriteId,
@@ -129,12 +129,15 @@ pub enum VolumeAction {
 }
 
 /// Where a guest's write goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// To the source; the blocks are copied later.
     SourceOnly,
     /// To source and target at once.
     Both,
+    /// To the source in whole, and to the target at once these parts of it, in order and without overlap: the blocks
+    /// that are synchronised. The others are copied later.
+    BothInPart(Vec<ByteRange>),
 }
 
 /// What copying a chunk took.

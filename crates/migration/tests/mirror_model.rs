@@ -23,7 +23,8 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 enum Pending {
     SourceWrite(usize),
-    TargetWrite(usize),
+    /// A part of a write; the last of them answers.
+    TargetWrite(usize, ByteRange),
     ChunkRead(ChunkId, ByteRange),
     ChunkWrite(ChunkId, ByteRange, Vec<u32>),
     Flush(FlushId),
@@ -36,6 +37,8 @@ struct Write {
     admitted: Option<(Duration, Route)>,
     source_answered: Option<Duration>,
     answered: Option<Duration>,
+    parts_left: usize,
+    part_failed: bool,
 }
 
 struct Model {
@@ -97,11 +100,15 @@ impl Model {
             match action {
                 VolumeAction::Admit { write, route } => {
                     let index = write.0 as usize;
-                    self.writes[index].admitted = Some((self.now, route));
+                    self.writes[index].admitted = Some((self.now, route.clone()));
                     self.pending.push(Pending::SourceWrite(index));
-                    if route == Route::Both {
-                        self.pending.push(Pending::TargetWrite(index));
-                    }
+                    let parts = match route {
+                        Route::SourceOnly => Vec::new(),
+                        Route::Both => vec![self.writes[index].range],
+                        Route::BothInPart(parts) => parts,
+                    };
+                    self.writes[index].parts_left = parts.len();
+                    self.pending.extend(parts.into_iter().map(|part| Pending::TargetWrite(index, part)));
                 }
                 VolumeAction::Complete { write } => {
                     let write = &mut self.writes[write.0 as usize];
@@ -129,6 +136,8 @@ impl Model {
             admitted: None,
             source_answered: None,
             answered: None,
+            parts_left: 0,
+            part_failed: false,
         });
         self.event(VolumeEvent::WriteArrived { write: id, range });
     }
@@ -144,12 +153,16 @@ impl Model {
             Pending::SourceWrite(write) => {
                 self.source_writes(write, fails);
             }
-            Pending::TargetWrite(write) => {
-                let range = self.writes[write].range;
+            Pending::TargetWrite(write, range) => {
                 let landed = sectors(self.landed(range, fails));
                 self.target[landed].fill(stamp(write));
-                let result = if fails { Err(TargetFault::Error) } else { Ok(()) };
-                self.event(VolumeEvent::TargetWritten { write: WriteId(write as u64), result });
+                let state = &mut self.writes[write];
+                state.parts_left -= 1;
+                state.part_failed |= fails;
+                if state.parts_left == 0 {
+                    let result = if state.part_failed { Err(TargetFault::Error) } else { Ok(()) };
+                    self.event(VolumeEvent::TargetWritten { write: WriteId(write as u64), result });
+                }
             }
             Pending::ChunkRead(chunk, range) if fails && self.random.below(4) == 0 => {
                 let result = Err(CopyFault::Source(SourceFault));
@@ -218,7 +231,7 @@ impl Model {
 
     fn check(&self) {
         for write in &self.writes {
-            let admitted = write.admitted.map_or(self.now, |(at, _)| at);
+            let admitted = write.admitted.as_ref().map_or(self.now, |(at, _)| *at);
             let held = admitted - write.arrived;
             let waited = match (write.source_answered, write.answered) {
                 (Some(source), answered) => answered.unwrap_or(self.now) - source,

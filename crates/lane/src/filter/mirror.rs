@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   write ──► ask the strategy ──► (held) ──► source ─────────────► answer the guest
-//!                                      └────► target, in a task ──► when both have answered, or patience ends
+//!                                      └────► target (or parts), in a task ──► when both have answered, or patience ends
 //! ```
 //! It decides nothing: [`crate::copy::VolumeCopy`] asks the core. Reads and flushes go to the source, which owns the
 //! volume (design §5.6). Futures of writes are to be run to their end, as [`super::Gate`] says.
@@ -10,6 +10,7 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use futures_util::future::join_all;
 use migration::planted::{Bug, broken};
 use migration::strategy::Route;
 
@@ -41,25 +42,27 @@ impl MirrorFilter {
             return change.apply(source, durability).await;
         }
         let ticket = self.copy.arrive(range);
-        match ticket.route().await {
-            Route::SourceOnly => {
-                let result = change.apply(source, durability).await;
-                ticket.source_written(&result);
-                result
-            }
-            Route::Both => {
-                let (copy, write) = (Rc::clone(&self.copy), ticket.id());
-                let mirrored = change.clone();
-                self.copy.handle().spawn(async move {
-                    let result = mirrored.mirror(copy.target()).await;
-                    copy.target_written(write, &result);
-                });
-                let result = change.apply(source, durability).await;
-                ticket.source_written(&result);
-                ticket.completed().await;
-                result
-            }
+        let mirrored = match ticket.route().await {
+            Route::SourceOnly => Vec::new(),
+            Route::Both => vec![change.clone()],
+            Route::BothInPart(parts) => parts.into_iter().map(|part| change.part(part)).collect(),
+        };
+        let is_mirrored = !mirrored.is_empty();
+        if is_mirrored {
+            let (copy, write) = (Rc::clone(&self.copy), ticket.id());
+            self.copy.handle().spawn(async move {
+                // All of them to their end: what is still under way must not be taken for over.
+                let parts = mirrored.into_iter().map(|part| part.mirror(copy.target()));
+                let result = join_all(parts).await.into_iter().collect();
+                copy.target_written(write, &result);
+            });
         }
+        let result = change.apply(source, durability).await;
+        ticket.source_written(&result);
+        if is_mirrored {
+            ticket.completed().await;
+        }
+        result
     }
 }
 
@@ -68,6 +71,19 @@ impl Change {
         match self {
             Self::Write(offset, data) => ByteRange::new(*offset, data.len() as u64),
             Self::Discard(range) | Self::Zero(range, _) => *range,
+        }
+    }
+
+    /// The change to the bytes of `part`, which lies within its range.
+    fn part(&self, part: ByteRange) -> Self {
+        match self {
+            Self::Write(offset, data) => {
+                // Within the buffer, so both fit.
+                let (start, length) = ((part.offset - offset) as usize, part.length as usize);
+                Self::Write(part.offset, data.slice(start, length))
+            }
+            Self::Discard(_) => Self::Discard(part),
+            Self::Zero(_, mode) => Self::Zero(part, *mode),
         }
     }
 

@@ -23,6 +23,8 @@ pub(super) struct Write {
     /// The blocks that it touches.
     pub(super) blocks: BlockRange,
     pub(super) arrived: Duration,
+    /// Bytes that go to the target by value; 0 while it is held.
+    pub(super) mirrored_bytes: u64,
     pub(super) state: WriteState,
 }
 
@@ -75,12 +77,21 @@ pub(super) struct Writes {
 
 impl Writes {
     pub(super) fn arrive(&mut self, id: WriteId, range: ByteRange, blocks: BlockRange, now: Duration) {
-        self.writes.push(Write { id, range, blocks, arrived: now, state: WriteState::Held });
+        let state = WriteState::Held;
+        self.writes.push(Write { id, range, blocks, arrived: now, mirrored_bytes: 0, state });
         self.held += 1;
     }
 
     pub(super) fn get(&self, id: WriteId) -> Option<&Write> {
         self.writes.iter().find(|write| write.id == id)
+    }
+
+    /// A held write is submitted, with so many of its bytes to the target too.
+    pub(super) fn submit(&mut self, id: WriteId, state: WriteState, mirrored_bytes: u64) {
+        if let Some(write) = self.writes.iter_mut().find(|write| write.id == id) {
+            write.mirrored_bytes = mirrored_bytes;
+        }
+        self.set_state(id, state);
     }
 
     pub(super) fn set_state(&mut self, id: WriteId, state: WriteState) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chronicle::BlockRange;
+use chronicle::{BlockRange, ByteRange};
 
 use super::{Mirror, Stage};
 use crate::planted::{Bug, broken};
@@ -13,50 +13,85 @@ impl Mirror {
     /// Submits a held write if it need not wait.
     pub(super) fn admit(&mut self, now: Duration, id: WriteId) {
         let Some(write) = self.writes.get(id) else { return };
-        let route = self.route(write.blocks);
+        let route = self.route(write.range, write.blocks);
         let patient = now < write.arrived + self.settings.wait_max;
+        let follows = || self.writes.must_follow(id, write.range);
+        let second_pass = || self.stage == Stage::Copying && self.chunks.second_pass_touches(write.blocks);
         let waits = match route {
-            Route::Both => self.writes.must_follow(id, write.range),
-            Route::SourceOnly => {
-                self.stage == Stage::Copying && self.chunks.second_pass_touches(write.blocks)
-            }
+            Route::Both => follows(),
+            Route::BothInPart(_) => follows() || second_pass(),
+            Route::SourceOnly => second_pass(),
         };
-        if !waits {
-            self.submit(now, id, route);
-        } else if !patient {
-            // Its blocks are copied again after everything that is under way there.
+        if !patient {
+            // It has waited enough, and waits for no target. Its blocks are copied again after everything that is
+            // under way there.
             self.submit(now, id, Route::SourceOnly);
+        } else if !waits {
+            self.submit(now, id, route);
         }
     }
 
     pub(super) fn submit(&mut self, now: Duration, id: WriteId, route: Route) {
         let Some(write) = self.writes.get(id) else { return };
-        let (blocks, held_for) = (write.blocks, now.saturating_sub(write.arrived));
-        let state = match route {
-            Route::SourceOnly => {
-                self.becomes_missing(blocks);
-                WriteState::SourceOnly
-            }
-            Route::Both => {
-                let source = SourceSide::UnderWay { target_answered: TargetSide::UnderWay, held_for };
-                WriteState::Mirrored { source, restarts: self.restarts }
-            }
+        let (blocks, range, held_for) = (write.blocks, write.range, now.saturating_sub(write.arrived));
+        let parts = match &route {
+            Route::SourceOnly => &[],
+            Route::Both => std::slice::from_ref(&range),
+            Route::BothInPart(parts) => parts.as_slice(),
         };
-        self.writes.set_state(id, state);
+        let mut rest = blocks;
+        for part in parts {
+            let mirrored = self.covering(*part);
+            self.becomes_missing(BlockRange { end: mirrored.start, ..rest });
+            rest.start = mirrored.end;
+        }
+        self.becomes_missing(rest);
+        let state = if parts.is_empty() {
+            WriteState::SourceOnly
+        } else {
+            let source = SourceSide::UnderWay { target_answered: TargetSide::UnderWay, held_for };
+            WriteState::Mirrored { source, restarts: self.restarts }
+        };
+        self.writes.submit(id, state, parts.iter().map(|part| part.length).sum());
         self.actions.push_back(VolumeAction::Admit { write: id, route });
     }
 
-    pub(super) fn route(&self, blocks: BlockRange) -> Route {
-        let synchronised = self.stage == Stage::Copying
-            && self.suspension.is_none()
-            && blocks.end <= self.cursor
-            && !self.replica.misses_any(blocks)
-            && (!self.chunks.touch(blocks) || broken(Bug::TwoCopiesInFlight))
-            && !self.writes.late_touches(blocks);
-        if synchronised { Route::Both } else { Route::SourceOnly }
+    /// Only synchronised blocks are mirrored by value (design §5.2): each by itself, because a write that carried its
+    /// synchronised blocks back to missing would let large writes undo what the mover does, for ever (design §5.18).
+    fn route(&self, range: ByteRange, blocks: BlockRange) -> Route {
+        if self.stage != Stage::Copying || self.suspension.is_some() {
+            return Route::SourceOnly;
+        }
+        if self.takes_values(blocks) {
+            return Route::Both;
+        }
+        let mut parts: Vec<ByteRange> = Vec::new();
+        for block in blocks.iter() {
+            let block = BlockRange::new(block.0, block.0 + 1);
+            if !self.takes_values(block) {
+                continue;
+            }
+            let part = overlap(self.byte_range(block), range);
+            match parts.last_mut() {
+                Some(last) if last.end() == part.offset => last.length += part.length,
+                _ => parts.push(part),
+            }
+        }
+        if parts.is_empty() { Route::SourceOnly } else { Route::BothInPart(parts) }
     }
 
-    pub(super) fn becomes_missing(&mut self, blocks: BlockRange) {
+    /// Tells whether all of `blocks` are synchronised, and nothing else is on its way to them that could land later.
+    fn takes_values(&self, blocks: BlockRange) -> bool {
+        blocks.end <= self.cursor
+            && !self.replica.misses_any(blocks)
+            && (!self.chunks.touch(blocks) || broken(Bug::TwoCopiesInFlight))
+            && !self.writes.late_touches(blocks)
+    }
+
+    fn becomes_missing(&mut self, blocks: BlockRange) {
+        if blocks.is_empty() {
+            return;
+        }
         let hole_ahead = blocks.start >= self.cursor && !self.replica.misses_any(blocks);
         if hole_ahead && self.stage == Stage::Copying && broken(Bug::HoleAhead) {
             return;
@@ -95,7 +130,7 @@ impl Mirror {
 
     pub(super) fn target_written(&mut self, now: Duration, id: WriteId, result: Result<(), TargetFault>) {
         let Some(write) = self.writes.get(id) else { return };
-        let (blocks, length, state) = (write.blocks, write.range.length, write.state);
+        let (blocks, mirrored_bytes, state) = (write.blocks, write.mirrored_bytes, write.state);
         let submitted_under = match state {
             WriteState::Mirrored { restarts, .. } | WriteState::Late { restarts } => restarts,
             WriteState::Held | WriteState::SourceOnly => return,
@@ -104,7 +139,7 @@ impl Mirror {
         match result {
             Ok(()) => {
                 self.replica.applied(blocks);
-                self.bytes_mirrored += length;
+                self.bytes_mirrored += mirrored_bytes;
                 self.target_faults = 0;
             }
             Err(_) => self.replica.mark_missing(blocks),
@@ -151,4 +186,10 @@ impl Mirror {
             self.suspend("the target has not taken a mirrored write in time", None);
         }
     }
+}
+
+/// The bytes that both ranges have in common, if they have any.
+fn overlap(one: ByteRange, other: ByteRange) -> ByteRange {
+    let start = one.offset.max(other.offset);
+    ByteRange::new(start, one.end().min(other.end()).saturating_sub(start))
 }
