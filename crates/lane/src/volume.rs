@@ -121,9 +121,9 @@ impl Volume {
         drop(self.replace(store));
     }
 
-    /// Lets reads through and sees whether the store answers them.
+    /// Sees whether the store answers, while the gate holds what guests ask for: a store that fails here is given
+    /// back, and no guest may have noticed it (design §5.7, §5.14).
     pub(crate) async fn try_reading(&self, buffer: block::Buffer) -> Result<(), IoError> {
-        self.gate.set_mode(GateMode::ReadsOnly);
         let store = self.store();
         store.read(0, buffer).await.map(drop)
     }

@@ -312,3 +312,20 @@ fn a_target_that_restarts_past_the_commit_point_is_not_copied_to() {
         assert_eq!(scene.source.fault.failed(), 0);
     });
 }
+
+#[test]
+fn a_guest_does_not_notice_a_target_that_fails_its_trial() {
+    play(|scene| async move {
+        scene.fill(64).await;
+        scene.target.delay.hang(Operations::of(&[Operation::Read]));
+        let (baton, outcome) = scene.migrate();
+        while baton.phase() < migration::Phase::Committing {
+            scene.handle.sleep(Duration::ZERO).await;
+        }
+        // It comes while the target is on trial, and is answered by the source, which has the volume back.
+        let read = scene.device().read(0, Buffer::zeroed(4096)).await;
+        assert_eq!(read.map(|buffer| buffer.as_slice()[0]), Ok(1));
+        assert!(matches!(scene.outcome(&outcome).await, Outcome::HandedBack { .. }));
+        assert_eq!(scene.target.delay.hanging(), 0, "a guest's request is still at the target");
+    });
+}

@@ -49,7 +49,7 @@ pub enum TargetEvent {
         /// Whether the records are durable.
         result: Result<(), CommitFault>,
     },
-    /// A volume answers from the target's store; it still lets no write through.
+    /// A volume answers from the target's store; its gate lets nothing through yet.
     Started(VolumeIndex),
     /// A volume does not answer from the target's store.
     StartFailed {
@@ -93,7 +93,7 @@ pub enum TargetAction {
     },
     /// Tell the source.
     Send(ToSource),
-    /// Serve a volume from the target's store, reads only, and see whether it answers.
+    /// Put a volume onto the target's store and see whether that answers, before any guest is let through.
     Start(VolumeIndex),
     /// Let a volume's writes through.
     Open(VolumeIndex),

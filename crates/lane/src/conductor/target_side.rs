@@ -38,7 +38,7 @@ impl Conductor {
         }
     }
 
-    /// Serves a volume from its target store, reads only, and sees whether that answers in time.
+    /// Puts a volume onto its target store, its gate still closed, and sees whether that answers in time.
     pub(super) fn start(&self, index: VolumeIndex) {
         let volume = Rc::clone(self.volume(index));
         if let Some(copy) = self.copies.get(index.as_usize()) {
