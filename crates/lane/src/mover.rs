@@ -1,7 +1,7 @@
 //! Copies one chunk from the source store to the target store, below all filters.
 
 use block::{Buffer, ByteRange, Durability, IoError, ZeroMode};
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use migration::strategy::{Copied, CopyFault, SourceFault, TargetFault};
 
 use crate::copy::{VolumeCopy, target_fault};
@@ -15,11 +15,15 @@ pub(crate) async fn copy_chunk(copy: &VolumeCopy, range: ByteRange) -> Result<Co
     let buffer = copy.buffers().take(length);
     let data = copy.source().read(range.offset, buffer).await.map_err(|_| CopyFault::Source(SourceFault))?;
     let writes = runs(&data).into_iter().map(|run| write_run(copy, range.offset, &data, run));
-    let written = try_join_all(writes).await.map_err(CopyFault::Target)?;
-    Ok(written.into_iter().fold(Copied::default(), |sum, run| Copied {
-        bytes_written: sum.bytes_written + run.bytes_written,
-        bytes_zero: sum.bytes_zero + run.bytes_zero,
-    }))
+    // N.B. all of them to their end, also when one has failed: the chunk is copied again then, and a write of the
+    // first time that was still under way could land on top of that (hard case 4).
+    let mut copied = Copied::default();
+    for run in join_all(writes).await {
+        let run = run.map_err(CopyFault::Target)?;
+        copied.bytes_written += run.bytes_written;
+        copied.bytes_zero += run.bytes_zero;
+    }
+    Ok(copied)
 }
 
 async fn write_run(copy: &VolumeCopy, offset: u64, data: &Buffer, run: Run) -> Result<Copied, TargetFault> {
