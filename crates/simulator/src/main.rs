@@ -1,1 +1,189 @@
-fn main() {}
+//! Runs the product's core, conductor, copyings, filters and volumes in virtual time against disks that lie.
+//!
+//! ```text
+//!   seed ──► scenario: volumes, guests, disks, migrations, faults
+//!                │
+//!   guests ──► align ──► probe ──► volume (gate, tracker, mirror) ──► disks      conductor, core: the product's
+//!                │                                                      │             │
+//!                └──────────────── checkers ◄───────────────────────────┴── journal ◄─┘
+//! ```
+//! The same seed gives the same simulation, event for event. A seed that breaks a rule is printed with the command
+//! that replays it.
+
+mod campaign;
+mod checker;
+mod control;
+mod coverage;
+mod disk;
+mod driver;
+mod faults;
+mod guest;
+mod host;
+mod journal;
+mod probe;
+mod random;
+mod scenario;
+mod simulation;
+#[cfg(test)]
+mod tests;
+mod trace;
+mod world;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::campaign::{Order, Summary, Until};
+use crate::scenario::Options;
+use crate::trace::Audience;
+
+/// Seeds within which a rule that is broken on purpose has to be noticed.
+#[cfg(feature = "planted-bugs")]
+const PLANTED_SEEDS_MAX: u64 = 10_000;
+
+/// Runs migrations in virtual time against disks that fail, reorder, tear and hang, and checks what must hold.
+#[derive(Debug, Parser)]
+#[command(name = "simulator")]
+struct Arguments {
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// Guest requests of each simulation, at least.
+    #[arg(long, default_value_t = 200)]
+    operations: u32,
+    /// Threads; each runs seeds of its own.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Runs this seed only.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Prints what happens; with --seed.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Breaks a rule on purpose (a name, or `all`) and demands that it is noticed within 10,000 seeds, or, with
+    /// --seed, in that one. Needs a build with `--features planted-bugs`.
+    #[arg(long)]
+    planted: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let passed = match (&arguments.planted, arguments.seed) {
+        (Some(planted), seed) => run_planted(&arguments, planted, seed),
+        (None, Some(seed)) => run_one(&arguments, seed),
+        (None, None) => run_many(&arguments),
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+impl Arguments {
+    fn order(&self, count: u64, until: Until) -> Order {
+        Order { first: self.first, count, threads: self.threads, options: self.options(), until }
+    }
+
+    fn options(&self) -> Options {
+        Options { operations: self.operations }
+    }
+}
+
+/// Runs one seed, perhaps with a trace; returns whether all rules were kept.
+fn run_one(arguments: &Arguments, seed: u64) -> bool {
+    let audience = if arguments.trace { Audience::StandardOutput } else { Audience::Nobody };
+    let finding = simulation::simulate(seed, &arguments.options(), audience);
+    println!("seed {seed}: {} guest requests, trace {:016x}", finding.operations, finding.hash);
+    if let Some(violation) = &finding.violation {
+        println!("violation ({}) at {:?}: {}", violation.checker, violation.at, violation.detail);
+    }
+    finding.violation.is_none()
+}
+
+fn run_many(arguments: &Arguments) -> bool {
+    let summary = campaign::run(&arguments.order(arguments.seeds, Until::AllAreRun), || {});
+    print_summary(arguments, &summary);
+    summary.violated == 0
+}
+
+fn print_summary(arguments: &Arguments, summary: &Summary) {
+    println!("{}\n", summary.coverage);
+    let seconds = summary.took.as_secs_f64().max(1e-9);
+    println!(
+        "{} seeds in {seconds:.1} s: {:.0} a second on {} threads",
+        summary.seeds,
+        summary.seeds as f64 / seconds,
+        arguments.threads
+    );
+    println!(
+        "{} guest requests, {} a seed at least",
+        summary.operations,
+        summary.operations_min.map_or_else(|| "none".to_owned(), |fewest| fewest.to_string())
+    );
+    let wanted = coverage::SEEDS_WANTED;
+    for (fault, phase, count) in summary.coverage.below(wanted) {
+        println!("coverage: {} in {phase} struck {count} seeds, {wanted} are wanted", fault.name());
+    }
+    println!("{} violations", summary.violated);
+    for (seed, violation) in &summary.violations {
+        println!("  seed {seed} ({}) at {:?}: {}", violation.checker, violation.at, violation.detail);
+        println!("    {}", replay(arguments, *seed, ""));
+    }
+}
+
+/// The command that shows what happened in a seed.
+fn replay(arguments: &Arguments, seed: u64, more: &str) -> String {
+    let operations = match arguments.operations {
+        200 => String::new(),
+        operations => format!(" --operations {operations}"),
+    };
+    let features = if more.is_empty() { "" } else { " --features planted-bugs" };
+    format!("cargo run -p simulator --release{features} -- --seed {seed} --trace{operations}{more}")
+}
+
+/// Breaks rules on purpose; returns whether each was noticed.
+#[cfg(feature = "planted-bugs")]
+fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
+    use migration::planted::{Bug, plant};
+
+    let chosen: Vec<_> =
+        Bug::ALL.into_iter().filter(|bug| planted == "all" || bug.name() == planted).collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+        println!("no rule is called {planted}: all, {}", names.join(", "));
+        return false;
+    }
+    let mut all_noticed = true;
+    for bug in chosen {
+        if let Some(seed) = seed {
+            plant(Some(bug));
+            all_noticed &= !run_one(arguments, seed);
+            continue;
+        }
+        let summary =
+            campaign::run(&arguments.order(PLANTED_SEEDS_MAX, Until::OneIsFound), || plant(Some(bug)));
+        match summary.violations.first() {
+            Some((seed, violation)) => {
+                let after = seed - arguments.first + 1;
+                println!(
+                    "{}: noticed after {after} seeds ({}): {}",
+                    bug.name(),
+                    violation.checker,
+                    violation.detail
+                );
+                println!("    {}", replay(arguments, *seed, &format!(" --planted {}", bug.name())));
+            }
+            None => {
+                println!("{}: not noticed in {} seeds", bug.name(), summary.seeds);
+                all_noticed = false;
+            }
+        }
+    }
+    all_noticed
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+fn run_planted(_: &Arguments, _: &str, _: Option<u64>) -> bool {
+    println!("this build has no rules that can be broken: build it with --features planted-bugs");
+    false
+}

@@ -1,0 +1,123 @@
+//! Many seeds on a few threads, and what they have shown together.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::coverage::{Coverage, Struck};
+use crate::scenario::Options;
+use crate::simulation::{Finding, simulate};
+use crate::trace::Audience;
+use crate::world::Violation;
+
+/// Violations that are kept; more of them say nothing new.
+const VIOLATIONS_MAX: usize = 100;
+
+/// Which seeds to run.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    /// The first seed.
+    pub(crate) first: u64,
+    /// How many seeds, one after the other.
+    pub(crate) count: u64,
+    pub(crate) threads: usize,
+    pub(crate) options: Options,
+    pub(crate) until: Until,
+}
+
+/// When a campaign ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// When all seeds have been run.
+    AllAreRun,
+    /// When a violation has been found.
+    OneIsFound,
+}
+
+/// What the seeds of a campaign have shown.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    pub(crate) seeds: u64,
+    pub(crate) operations: u64,
+    /// The fewest guest requests that a simulation without a violation had.
+    pub(crate) operations_min: Option<u64>,
+    pub(crate) coverage: Coverage,
+    /// By seed.
+    pub(crate) violations: Vec<(u64, Violation)>,
+    /// Simulations with a violation, also those that were not kept.
+    pub(crate) violated: u64,
+    pub(crate) took: Duration,
+}
+
+/// Runs seeds. `prepare` is called on each thread before its first.
+pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
+    let began = Instant::now();
+    let next = AtomicU64::new(order.first);
+    let end = AtomicU64::new(order.first.saturating_add(order.count));
+    let mut summary = Summary::default();
+    std::thread::scope(|scope| {
+        let work = || {
+            prepare();
+            let mut part = Summary::default();
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= end.load(Ordering::Relaxed) {
+                    return part;
+                }
+                let finding = simulate_caught(seed, &order.options);
+                if finding.violation.is_some() && order.until == Until::OneIsFound {
+                    end.fetch_min(seed, Ordering::Relaxed);
+                }
+                part.add(seed, finding);
+            }
+        };
+        let threads: Vec<_> = (0..order.threads.max(1)).map(|_| scope.spawn(work)).collect();
+        for part in threads.into_iter().filter_map(|thread| thread.join().ok()) {
+            summary.merge(part);
+        }
+    });
+    summary.violations.sort_by_key(|(seed, _)| *seed);
+    summary.violations.truncate(VIOLATIONS_MAX);
+    summary.took = began.elapsed();
+    summary
+}
+
+/// Runs one seed; a panic of what is simulated is a violation like others.
+fn simulate_caught(seed: u64, options: &Options) -> Finding {
+    catch_unwind(AssertUnwindSafe(|| simulate(seed, options, Audience::Nobody))).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        let detail = text.unwrap_or_else(|| "without words".to_owned());
+        let violation = Violation { checker: "panic", at: Duration::ZERO, detail };
+        Finding { violation: Some(violation), operations: 0, struck: Struck::default(), hash: 0 }
+    })
+}
+
+impl Summary {
+    fn add(&mut self, seed: u64, finding: Finding) {
+        self.seeds += 1;
+        self.operations += finding.operations;
+        self.coverage.add(&finding.struck);
+        match finding.violation {
+            Some(violation) => {
+                self.violated += 1;
+                if self.violations.len() < VIOLATIONS_MAX {
+                    self.violations.push((seed, violation));
+                }
+            }
+            None => {
+                let fewest = self.operations_min.unwrap_or(u64::MAX);
+                self.operations_min = Some(fewest.min(finding.operations));
+            }
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.seeds += other.seeds;
+        self.operations += other.operations;
+        self.operations_min = [self.operations_min, other.operations_min].into_iter().flatten().min();
+        self.coverage.merge(&other.coverage);
+        self.violations.extend(other.violations);
+        self.violated += other.violated;
+    }
+}

@@ -1,0 +1,162 @@
+//! At most one store is written by guests: what the journal lets a daemon do with each image.
+//!
+//! While a commit is under way nobody knows what a restart would find; so what is done must be right with and without
+//! it.
+
+use migration::journal::{ImageLocation, Stage, State};
+
+/// What may be done with an image. In order: of two, the lesser one is what may be done for certain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Permission {
+    /// Nothing: it was released, or does not own the volume yet, or nobody knows.
+    Forbidden,
+    /// It is of no use to anybody; what is still being written there does no harm.
+    Worthless,
+    /// It is being copied to: it may be written and flushed, but serves nobody.
+    Target,
+    /// It owns a volume.
+    Owner,
+}
+
+/// A kind of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+    Flush,
+}
+
+impl Permission {
+    /// Tells whether this lets a request be made.
+    pub(crate) fn allows(self, access: Access) -> bool {
+        match self {
+            Self::Forbidden => false,
+            Self::Worthless | Self::Target => access != Access::Read,
+            Self::Owner => true,
+        }
+    }
+}
+
+/// What may be done with the image at `path`, if `state` is what the journal says.
+pub(crate) fn permission(state: &State, path: &str) -> Permission {
+    let is = |image: &ImageLocation| image.path == path;
+    let owns = state.volumes.values().any(|volume| is(&volume.record.image));
+    let mut target_of_failed = false;
+    for migration in state.migrations.values().rev() {
+        let (source, target) = (
+            migration.volumes.iter().any(|moving| is(&moving.source)),
+            migration.volumes.iter().any(|moving| is(&moving.target)),
+        );
+        match &migration.stage {
+            Stage::Copying | Stage::Prepared(_) if target => return Permission::Target,
+            // Past the commit point, and nobody owns the volumes yet.
+            Stage::Released(_) if source || target => return Permission::Forbidden,
+            Stage::Ended(_) if target && !owns => target_of_failed = true,
+            _ => {}
+        }
+    }
+    match (owns, target_of_failed) {
+        (true, _) => Permission::Owner,
+        (false, true) => Permission::Worthless,
+        (false, false) => Permission::Forbidden,
+    }
+}
+
+/// What has become wrong with the volumes' generations from `before` to `after`; `None` if nothing has.
+///
+/// A generation grows by one, and exactly when a volume's image changes.
+pub(crate) fn wrong_generation(before: &State, after: &State) -> Option<String> {
+    after.volumes.iter().find_map(|(id, now)| {
+        let then = before.volumes.get(id)?;
+        let (old, new) = (then.record.generation.0, now.record.generation.0);
+        let moved = then.record.image != now.record.image;
+        let right = if moved { new == old + 1 } else { new == old };
+        (!right).then(|| {
+            let (from, to) = (&then.record.image.path, &now.record.image.path);
+            format!("generation {old} at {from} became {new} at {to}")
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use chronicle::Generation;
+    use migration::journal::{Entry, MigratingVolume, Outcome, Record, VolumeRecord};
+    use migration::{Attempt, MigrationId, VolumeId};
+
+    use super::*;
+
+    const VOLUME: VolumeId = VolumeId([1; 16]);
+    const MIGRATION: MigrationId = MigrationId(0);
+
+    fn image(path: &str) -> ImageLocation {
+        ImageLocation { store: "a".into(), path: path.into() }
+    }
+
+    fn state_after(records: &[Record]) -> State {
+        let mut state = State::default();
+        let volume = VolumeRecord {
+            volume: VOLUME,
+            name: "v".into(),
+            size_bytes: 4096,
+            block_size_bytes: 4096,
+            image: image("/source"),
+            generation: Generation(1),
+        };
+        let moving = MigratingVolume { volume: VOLUME, source: image("/source"), target: image("/target") };
+        let started =
+            Record::MigrationStarted { migration: MIGRATION, volumes: vec![moving], keep_source: false };
+        let mut all = vec![Record::VolumeAdded(volume), started];
+        all.extend_from_slice(records);
+        state.apply(&Entry { at_unix_ms: 0, records: all }).unwrap();
+        state
+    }
+
+    fn permissions(records: &[Record]) -> (Permission, Permission) {
+        let state = state_after(records);
+        (permission(&state, "/source"), permission(&state, "/target"))
+    }
+
+    #[test]
+    fn each_stage_has_one_owner_or_none() {
+        let (migration, attempt) = (MIGRATION, Attempt(1));
+        let generations = vec![(VOLUME, Generation(2))];
+        let prepared = Record::TargetPrepared { migration, attempt };
+        let released = Record::Released { migration, attempt, generations: generations.clone() };
+        let owned = Record::Owned { migration, attempt, generations };
+        let handed_back = Record::HandedBack { migration, generations: vec![(VOLUME, Generation(3))] };
+        let mut records = vec![prepared, released, owned, handed_back];
+        assert_eq!(permissions(&records), (Permission::Owner, Permission::Forbidden));
+        records.pop();
+        assert_eq!(permissions(&records), (Permission::Forbidden, Permission::Owner));
+        records.pop();
+        assert_eq!(permissions(&records), (Permission::Forbidden, Permission::Forbidden));
+        records.pop();
+        assert_eq!(permissions(&records), (Permission::Owner, Permission::Target));
+        let summary = migration::journal::Summary::default();
+        let ended = Record::MigrationEnded { migration, outcome: Outcome::Cancelled, summary };
+        assert_eq!(permissions(&[ended]), (Permission::Owner, Permission::Worthless));
+    }
+
+    #[test]
+    fn a_target_serves_nobody() {
+        assert!(!Permission::Target.allows(Access::Read));
+        assert!(Permission::Target.allows(Access::Write));
+        assert!(!Permission::Forbidden.allows(Access::Flush));
+    }
+
+    #[test]
+    fn a_generation_that_skips_or_stays_is_noticed() {
+        let (migration, attempt) = (MIGRATION, Attempt(1));
+        let prepared = Record::TargetPrepared { migration, attempt };
+        let to = |generation| {
+            let generations = vec![(VOLUME, Generation(generation))];
+            let released = Record::Released { migration, attempt, generations: generations.clone() };
+            state_after(&[prepared.clone(), released, Record::Owned { migration, attempt, generations }])
+        };
+        let before = state_after(&[]);
+        assert_eq!(wrong_generation(&before, &to(2)), None);
+        assert!(wrong_generation(&before, &to(3)).is_some());
+        assert!(wrong_generation(&before, &to(1)).is_some());
+    }
+}

@@ -1,0 +1,106 @@
+//! No guest request fails, or waits too long, because of a migration.
+//!
+//! A request may wait as long as its owner's disk, the journal or the messengers (which are given faults on purpose)
+//! keep it waiting: those times are *excused*. What is left over must stay below what the migration may cost.
+
+use std::time::Duration;
+
+use block::IoError;
+use lane::TimeLimits;
+use rustix::io::Errno;
+
+use crate::disk::FOREIGN_ERRNO;
+
+/// What the simulated disks and the executor add to the limits of a migration at most.
+const SLACK: Duration = Duration::from_millis(100);
+/// Requests shorter than this need not be looked at.
+const NOT_WORTH_A_LOOK: Duration = Duration::from_millis(500);
+
+/// Times during which something other than the migration kept guests waiting.
+#[derive(Debug, Default)]
+pub(crate) struct Excuses {
+    intervals: Vec<(Duration, Duration)>,
+}
+
+impl Excuses {
+    /// From `from` to `to`, waiting is excused.
+    pub(crate) fn add(&mut self, from: Duration, to: Duration) {
+        self.intervals.push((from, to));
+    }
+
+    /// How much of the time from `from` to `to` is not excused.
+    fn unexcused(&self, from: Duration, to: Duration) -> Duration {
+        let clip = |(start, end): &(Duration, Duration)| ((*start).max(from), (*end).min(to));
+        let mut excused: Vec<_> =
+            self.intervals.iter().map(clip).filter(|(start, end)| start < end).collect();
+        excused.sort_unstable();
+        let mut covered_until = from;
+        let mut excused_time = Duration::ZERO;
+        for (start, end) in excused {
+            excused_time += end.saturating_sub(start.max(covered_until));
+            covered_until = covered_until.max(end);
+        }
+        (to - from).saturating_sub(excused_time)
+    }
+}
+
+/// Tells what is wrong with a guest request that took from `from` to `to`; `None` if nothing is.
+pub(crate) fn too_long(
+    excuses: &Excuses,
+    limits: &TimeLimits,
+    from: Duration,
+    to: Duration,
+) -> Option<String> {
+    if to - from < NOT_WORTH_A_LOOK {
+        return None;
+    }
+    let waited = excuses.unexcused(from, to);
+    let allowed = limits.mirror_wait_max + limits.switch_over_max + SLACK;
+    (waited > allowed).then(|| {
+        format!("a guest request of {from:?} took {:?}, {waited:?} of it without an excuse; {allowed:?} are allowed", to - from)
+    })
+}
+
+/// Tells whether a guest may see this error: only its volume's owner may fail.
+pub(crate) fn is_owners_fault(error: &IoError) -> bool {
+    match error {
+        IoError::Os { errno: Errno::NOSPC, .. } => false,
+        IoError::Os { errno, .. } => errno.raw_os_error() < FOREIGN_ERRNO,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn only_what_is_not_excused_counts() {
+        let mut excuses = Excuses::default();
+        excuses.add(SECOND * 2, SECOND * 4);
+        excuses.add(SECOND * 3, SECOND * 5);
+        excuses.add(SECOND * 9, SECOND * 20);
+        assert_eq!(excuses.unexcused(SECOND, SECOND * 10), SECOND * 5);
+    }
+
+    #[test]
+    fn a_guest_that_waits_for_more_than_the_limits_is_noticed() {
+        let limits = TimeLimits::default();
+        let mut excuses = Excuses::default();
+        assert!(too_long(&excuses, &limits, SECOND, SECOND * 2).is_none());
+        assert!(too_long(&excuses, &limits, SECOND, SECOND * 3).is_some());
+        excuses.add(SECOND, SECOND * 2);
+        assert!(too_long(&excuses, &limits, SECOND, SECOND * 3).is_none());
+    }
+
+    #[test]
+    fn a_targets_fault_must_not_reach_a_guest() {
+        let os = |errno| IoError::os("write", Errno::from_raw_os_error(errno));
+        assert!(is_owners_fault(&os(1003)));
+        assert!(!is_owners_fault(&os(2003)));
+        assert!(!is_owners_fault(&IoError::os("write", Errno::NOSPC)));
+        assert!(!is_owners_fault(&IoError::Closed));
+    }
+}

@@ -1,0 +1,92 @@
+//! Progress never runs backwards, and is complete only from the commit point on; a migration that stands still says
+//! what it waits for.
+
+use std::time::Duration;
+
+use migration::{Phase, Progress};
+
+/// How long a migration may show no progress without a reason.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
+
+/// Follows the reports of one migration.
+#[derive(Debug, Default)]
+pub(crate) struct ProgressWatch {
+    fraction: f64,
+    /// Set once a report was made past the commit point.
+    past_commit_point: bool,
+    /// When what is shown changed last, and what that was.
+    changed: Option<(Duration, Phase, u64, u64)>,
+}
+
+impl ProgressWatch {
+    /// Takes a report and says what is wrong with it.
+    pub(crate) fn report(&mut self, now: Duration, progress: &Progress) -> Option<String> {
+        let Progress { phase, fraction, .. } = *progress;
+        let before = std::mem::replace(&mut self.fraction, fraction);
+        self.past_commit_point |= matches!(phase, Phase::Committing | Phase::Retiring | Phase::TakingBack);
+        if fraction < before {
+            return Some(format!("progress fell from {before} to {fraction} in {phase}"));
+        }
+        if fraction >= 1.0 && !self.past_commit_point {
+            return Some(format!("progress is {fraction} in {phase}, before the commit point"));
+        }
+        let shown = (phase, progress.blocks_synchronised, progress.blocks_missing);
+        match self.changed {
+            Some((since, phase, synchronised, missing)) if (phase, synchronised, missing) == shown => {
+                let silent = now.saturating_sub(since) > SILENCE_MAX;
+                if silent && progress.waiting.is_none() && progress.suspended.is_none() {
+                    return Some(format!(
+                        "nothing has changed in {phase} for {:?}, without a reason",
+                        now - since
+                    ));
+                }
+            }
+            _ => self.changed = Some((now, shown.0, shown.1, shown.2)),
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(phase: Phase, fraction: f64) -> Progress {
+        Progress {
+            phase,
+            blocks_synchronised: 0,
+            blocks_missing: 1,
+            fraction,
+            bytes_copied: 0,
+            bytes_mirrored: 0,
+            bytes_zero: 0,
+            copy_bytes_per_second: 0.0,
+            remaining: None,
+            waiting: None,
+            suspended: None,
+            attempt: 0,
+        }
+    }
+
+    #[test]
+    fn progress_that_falls_is_noticed() {
+        let mut watch = ProgressWatch::default();
+        assert_eq!(watch.report(Duration::ZERO, &progress(Phase::Copying, 0.5)), None);
+        assert!(watch.report(Duration::ZERO, &progress(Phase::Copying, 0.4)).is_some());
+    }
+
+    #[test]
+    fn progress_that_is_complete_too_early_is_noticed() {
+        let mut watch = ProgressWatch::default();
+        assert!(watch.report(Duration::ZERO, &progress(Phase::Discarding, 1.0)).is_some());
+        let mut watch = ProgressWatch::default();
+        assert_eq!(watch.report(Duration::ZERO, &progress(Phase::Retiring, 1.0)), None);
+    }
+
+    #[test]
+    fn a_silent_standstill_is_noticed() {
+        let mut watch = ProgressWatch::default();
+        assert_eq!(watch.report(Duration::ZERO, &progress(Phase::Copying, 0.5)), None);
+        assert!(watch.report(Duration::from_secs(9), &progress(Phase::Copying, 0.5)).is_some());
+    }
+}

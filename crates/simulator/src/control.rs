@@ -1,0 +1,186 @@
+//! The control plane that the simulated lanes talk to.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::rc::{Rc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use futures_util::future::select;
+use lane::{Control, ControlFault, LaneFuture, Report};
+use migration::journal::{ImageLocation, Record};
+use migration::recovery::Retirement;
+use migration::{CommitFault, MigrationId, Phase};
+
+use crate::faults::Fault;
+use crate::host::Host;
+use crate::random::Random;
+use crate::world::World;
+
+/// How long dealing with an image takes.
+const FILE_WORK: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(5));
+/// How long a message takes that meets with no fault, at most.
+const MESSAGE: Duration = Duration::from_micros(200);
+/// How long a message takes that does: longer than a try at the handover may.
+const LATE_MESSAGE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(4));
+/// The pause after which whoever hears nothing says it again; it excuses a guest that waits.
+const REPEAT_PAUSE: Duration = Duration::from_millis(250);
+
+/// What the lanes of one daemon talk to.
+pub(crate) struct SimControl {
+    host: Weak<Host>,
+    world: Rc<World>,
+    random: RefCell<Random>,
+    incarnation: u64,
+}
+
+impl SimControl {
+    /// The control plane of the daemon number `incarnation`.
+    pub(crate) fn new(host: Weak<Host>, world: &Rc<World>, random: Random, incarnation: u64) -> Self {
+        Self { host, world: Rc::clone(world), random: RefCell::new(random), incarnation }
+    }
+
+    /// Does something with an image on a helper thread; it fails if `fault` strikes.
+    fn file_work(
+        &self,
+        operation: &'static str,
+        image: ImageLocation,
+        fault: Fault,
+        slow: Fault,
+        work: impl FnOnce(&Host, &str) + 'static,
+    ) -> LaneFuture<Result<(), ControlFault>> {
+        let (sender, receiver) = oneshot::channel();
+        let mut takes = self.random.borrow_mut().duration(FILE_WORK.0, FILE_WORK.1);
+        if self.world.strikes(slow) {
+            self.world.struck(slow);
+            takes *= 100;
+        }
+        if slow == Fault::TargetSlow && self.world.strikes(Fault::TargetHang) {
+            self.world.struck(Fault::TargetHang);
+            takes = Duration::from_secs(5);
+        }
+        let fails = self.world.strikes(fault);
+        // What a killed daemon has begun may still be done, or not.
+        let survives = self.random.borrow_mut().percent(50);
+        let (host, world, incarnation) = (Weak::clone(&self.host), Rc::clone(&self.world), self.incarnation);
+        self.world.clock.after(takes, move || {
+            let Some(host) = host.upgrade() else { return };
+            if !host.is_alive(incarnation) && !survives {
+                return;
+            }
+            let result = if fails {
+                world.struck(fault);
+                host.excuse_image(&image.path);
+                Err(ControlFault { operation, path: image.path, detail: "EIO".to_owned() })
+            } else {
+                work(&host, &image.path);
+                Ok(())
+            };
+            // The lane that asked may be gone.
+            let _ = sender.send(result);
+        });
+        Box::pin(async move {
+            match receiver.await {
+                Ok(result) => result,
+                // The helper thread died with its daemon, and so did whoever waits here.
+                Err(_) => std::future::pending().await,
+            }
+        })
+    }
+
+    /// The way of a message that comes when a phase is entered, or very late.
+    fn journey_until(&self, phase: Phase) -> LaneFuture<()> {
+        let (entered, late) = (self.world.hold_until(phase), self.journey(LATE_MESSAGE.1));
+        let world = Rc::clone(&self.world);
+        Box::pin(async move {
+            select(entered, late).await;
+            world.struck(Fault::MessageMishap);
+        })
+    }
+
+    /// A message's way from one side to the other.
+    fn journey(&self, takes: Duration) -> LaneFuture<()> {
+        let (sender, mut receiver) = oneshot::channel::<()>();
+        self.world.clock.after(takes, move || {
+            // The lane may be gone.
+            let _ = sender.send(());
+        });
+        Box::pin(poll_fn(move |context| match std::pin::Pin::new(&mut receiver).poll(context) {
+            Poll::Ready(_) => Poll::Ready(()),
+            Poll::Pending => Poll::Pending,
+        }))
+    }
+}
+
+impl Control for SimControl {
+    fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
+        match self.host.upgrade() {
+            Some(host) => host.journal.commit(records),
+            None => Box::pin(std::future::ready(Err(CommitFault::Unknown))),
+        }
+    }
+
+    fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
+        self.file_work("retire", image, Fault::SourceError, Fault::SourceSlow, move |host, path| {
+            match retirement {
+                Retirement::Delete => {
+                    host.delete_image(path);
+                }
+                Retirement::Fence => host.fence_image(path),
+            }
+        })
+    }
+
+    fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
+        self.file_work("delete", image, Fault::TargetError, Fault::TargetSlow, |host, path| {
+            host.delete_image(path);
+        })
+    }
+
+    fn report(&self, report: Report) {
+        if let (Report::Progress { progress, .. }, Some(host)) = (report, self.host.upgrade()) {
+            host.progressed(&progress);
+        }
+    }
+
+    fn entered(&self, migration: MigrationId, phase: Phase) {
+        if let Some(host) = self.host.upgrade() {
+            host.entered(migration, phase);
+        }
+    }
+
+    fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
+        let mut random = self.random.borrow_mut();
+        if !self.world.strikes(Fault::MessageMishap) {
+            // On one host there is nothing to carry; between two it takes a moment.
+            let takes = Duration::from_nanos(random.below(MESSAGE.as_nanos() as u64));
+            return random.percent(70).then(|| vec![self.journey(takes)]);
+        }
+        self.world.struck(Fault::MessageMishap);
+        if random.percent(40) {
+            let phase = random.pick(&Phase::ALL);
+            let now = self.world.now();
+            self.world.excuses.borrow_mut().add(now, now + REPEAT_PAUSE);
+            return Some(vec![self.journey_until(phase)]);
+        }
+        let late = |random: &mut Random| random.duration(LATE_MESSAGE.0, LATE_MESSAGE.1);
+        let journeys = match random.below(5) {
+            0 => Vec::new(),
+            1 => vec![late(&mut random), Duration::ZERO],
+            _ => vec![late(&mut random)],
+        };
+        let now = self.world.now();
+        let first = journeys.iter().min().copied().unwrap_or(Duration::MAX).min(REPEAT_PAUSE);
+        self.world.excuses.borrow_mut().add(now, now + first);
+        drop(random);
+        let late = |takes: Duration| {
+            let (journey, world) = (self.journey(takes), Rc::clone(&self.world));
+            Box::pin(async move {
+                journey.await;
+                world.struck(Fault::MessageMishap);
+            }) as LaneFuture<()>
+        };
+        Some(journeys.into_iter().map(late).collect())
+    }
+}

@@ -1,0 +1,561 @@
+//! A disk that reorders, fails, hangs, forgets what was not flushed, and lets a dead daemon's writes land late.
+//!
+//! ```text
+//!   request ──► in flight ──(its latency; or a fault)──► medium: applied, volatile ──flush──► durable
+//!                  │ the daemon is killed: it lands later, or never; the disk stays locked until then
+//!                  │ power is cut: it lands by sectors, or not
+//! ```
+//! One [`SimDisk`] is one image in a store. Requests that are in flight together are applied in the order in which
+//! they end, whatever the order in which they came: the contract of [`BlockDevice`] allows it.
+
+mod medium;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::rc::{Rc, Weak};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use block::device::{check_range, check_write};
+use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use lane::Volume;
+use lane::filter::GateMode;
+use migration::Phase;
+use rustix::io::Errno;
+
+use crate::checker::owner::Permission;
+use crate::faults::Fault;
+use crate::random::Random;
+use crate::world::World;
+
+pub(crate) use medium::{Medium, SECTOR_BYTES};
+
+/// Error number of a disk that fails its owner's requests; its image's number is added.
+const OWNER_ERRNO: i32 = 1000;
+/// Error number of a disk that fails requests which are not its owner's.
+pub(crate) const FOREIGN_ERRNO: i32 = 2000;
+/// Owners' requests that take longer than this excuse a guest that waits.
+const EXCUSED_AFTER: Duration = Duration::from_millis(10);
+/// How late a killed daemon's write may land; 4.5 s were seen (hard case 12).
+const GHOST_DELAY_MAX: Duration = Duration::from_secs(5);
+/// How long a request hangs at most, unless it hangs for ever.
+const HANG_MAX: Duration = Duration::from_secs(8);
+
+/// Faults that strike single requests.
+const DISK_FAULTS: [Fault; 7] = [
+    Fault::SourceSlow,
+    Fault::SourceError,
+    Fault::TargetSlow,
+    Fault::TargetHang,
+    Fault::TargetError,
+    Fault::TargetFull,
+    Fault::HandBack,
+];
+
+/// What a disk is like.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskSettings {
+    /// Size in bytes.
+    pub(crate) size_bytes: u64,
+    /// Bytes of a sector: what is written whole or not at all. 512 or 4096.
+    pub(crate) sector_bytes: u32,
+    /// How long a request takes at least.
+    pub(crate) latency: Duration,
+    /// In how many of a hundred cases a request takes up to thirty times as long.
+    pub(crate) tail_percent: u64,
+}
+
+/// What a disk is to the migration under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It takes no part.
+    Bystander,
+    /// Volumes are copied from it.
+    Source,
+    /// Volumes are copied to it.
+    Target,
+}
+
+/// One image.
+pub(crate) struct SimDisk {
+    me: Weak<Self>,
+    world: Rc<World>,
+    number: u32,
+    settings: DiskSettings,
+    random: RefCell<Random>,
+    medium: RefCell<Medium>,
+    in_flight: RefCell<BTreeMap<u64, Operation>>,
+    next_operation: Cell<u64>,
+    /// Whoever waits for the lock, held as long as requests of a dead daemon are in flight.
+    idle_waiters: RefCell<Vec<Waker>>,
+    role: Cell<Role>,
+    volume: RefCell<Weak<Volume>>,
+    /// What the journal lets a daemon do here; kept by the host.
+    permission: Cell<Permission>,
+}
+
+struct Operation {
+    what: What,
+    began: Duration,
+    /// When it ends; `None`: when somebody lets it go.
+    ends: Option<Duration>,
+    fate: Fate,
+    asked_by: Permission,
+    /// Whom to answer; `None` once nobody wants to know.
+    slot: Option<Rc<Slot>>,
+}
+
+enum What {
+    Read(u64, Buffer),
+    Write {
+        first_sector: usize,
+        tokens: Vec<u64>,
+        durability: Durability,
+    },
+    Zero {
+        range: ByteRange,
+        unmap: ZeroMode,
+        durability: Durability,
+    },
+    /// With how many log entries it found.
+    Flush {
+        entries: u64,
+    },
+    Allocation(ByteRange),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Succeeds,
+    /// It fails, having been applied to the first so many of a hundred parts.
+    Fails {
+        errno: Errno,
+        applied_percent: u64,
+        struck_by: Fault,
+    },
+}
+
+/// Where an operation's result waits for its future.
+#[derive(Default)]
+struct Slot {
+    result: Cell<Option<Result<Answer, IoError>>>,
+    waker: Cell<Option<Waker>>,
+}
+
+enum Answer {
+    Nothing,
+    Buffer(Buffer),
+    Extents(Vec<Extent>),
+}
+
+impl SimDisk {
+    /// An image that reads as zeroes.
+    pub(crate) fn new(world: &Rc<World>, number: u32, settings: DiskSettings, random: Random) -> Rc<Self> {
+        Rc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            world: Rc::clone(world),
+            number,
+            medium: RefCell::new(Medium::new(settings.size_bytes, settings.sector_bytes)),
+            settings,
+            random: RefCell::new(random),
+            in_flight: RefCell::default(),
+            next_operation: Cell::default(),
+            idle_waiters: RefCell::default(),
+            role: Cell::new(Role::Bystander),
+            volume: RefCell::default(),
+            permission: Cell::new(Permission::Forbidden),
+        })
+    }
+
+    /// Looks at, or changes, what is on it, past all requests.
+    pub(crate) fn with_medium<T>(&self, look: impl FnOnce(&mut Medium) -> T) -> T {
+        look(&mut self.medium.borrow_mut())
+    }
+
+    /// What it is to the migration under way.
+    pub(crate) fn set_role(&self, role: Role) {
+        self.role.set(role);
+    }
+
+    /// The volume that a target is to serve.
+    pub(crate) fn set_volume(&self, volume: &Rc<Volume>) {
+        *self.volume.borrow_mut() = Rc::downgrade(volume);
+    }
+
+    /// Tells whether it has been handed a volume and has yet to show that it answers.
+    fn is_on_trial(&self) -> bool {
+        let is_open = |volume: Rc<Volume>| volume.gate().mode() == GateMode::Open;
+        self.role.get() == Role::Target
+            && self.world.phase() == Some(Phase::Committing)
+            && !self.volume.borrow().upgrade().is_some_and(is_open)
+    }
+
+    /// What the journal lets a daemon do here.
+    pub(crate) fn set_permission(&self, permission: Permission) {
+        self.permission.set(permission);
+    }
+
+    /// Resolves when nothing of a dead daemon is in flight any more: when its lock can be had.
+    pub(crate) fn idle(&self) -> impl Future<Output = ()> + use<> {
+        let disk = Weak::upgrade(&self.me);
+        poll_fn(move |context| match &disk {
+            Some(disk) if !disk.in_flight.borrow().is_empty() => {
+                disk.idle_waiters.borrow_mut().push(context.waker().clone());
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        })
+    }
+
+    /// The daemon was killed: what is in flight lands as it would have, or later, or never began.
+    pub(crate) fn daemon_killed(&self) {
+        let mut random = self.random.borrow_mut();
+        let now = self.world.now();
+        self.in_flight.borrow_mut().retain(|_, operation| {
+            operation.slot = None;
+            !random.percent(20)
+        });
+        let mut rescheduled = Vec::new();
+        for (id, operation) in self.in_flight.borrow_mut().iter_mut() {
+            if operation.ends.is_none() || random.percent(40) {
+                let ends = now + random.duration(Duration::from_micros(10), GHOST_DELAY_MAX);
+                operation.ends = Some(ends);
+                rescheduled.push((*id, ends));
+            }
+        }
+        drop(random);
+        for (id, ends) in rescheduled {
+            self.schedule(id, ends);
+        }
+        self.wake_if_idle();
+    }
+
+    /// Power is cut: of what was not durable, and of what was in flight, some sectors are there and some are not.
+    pub(crate) fn power_cut(&self) {
+        let in_flight = std::mem::take(&mut *self.in_flight.borrow_mut());
+        let mut random = self.random.borrow_mut();
+        let mut medium = self.medium.borrow_mut();
+        for operation in in_flight.into_values() {
+            apply(&mut medium, &operation, 100);
+        }
+        medium.power_cut(&mut random);
+        drop((random, medium));
+        self.wake_if_idle();
+    }
+
+    /// It loses its cache and goes on; what is in flight fails, having landed in part.
+    pub(crate) fn restart(&self) {
+        let in_flight = std::mem::take(&mut *self.in_flight.borrow_mut());
+        let (mut random, mut medium) = (self.random.borrow_mut(), self.medium.borrow_mut());
+        let mut slots = Vec::new();
+        for operation in in_flight.into_values() {
+            apply(&mut medium, &operation, 100);
+            slots.extend(operation.slot.map(|slot| (slot, operation.asked_by)));
+        }
+        medium.power_cut(&mut random);
+        drop((random, medium));
+        for (slot, asked_by) in slots {
+            slot.answer(Err(IoError::os("carry out", self.errno(asked_by))));
+        }
+        self.wake_if_idle();
+    }
+
+    /// The window of a fault has opened: what is in flight may be struck.
+    pub(crate) fn afflict(&self, fault: Fault) {
+        let ids: Vec<u64> = self.in_flight.borrow().keys().copied().collect();
+        for id in ids {
+            let mut in_flight = self.in_flight.borrow_mut();
+            let Some(operation) = in_flight.get_mut(&id) else { continue };
+            let applies = self.can_strike(fault, &operation.what, operation.asked_by);
+            if !applies || operation.ends.is_none() || !self.world.strikes(fault) {
+                continue;
+            }
+            let before = operation.ends;
+            self.strike(fault, operation.asked_by, &mut operation.ends, &mut operation.fate);
+            let (after, now) = (operation.ends, self.world.now());
+            drop(in_flight);
+            if let Some(ends) = after.filter(|_| after != before) {
+                self.schedule(id, ends.max(now));
+            }
+        }
+    }
+
+    /// Lets go whatever hangs for ever.
+    pub(crate) fn release_hung(&self) {
+        let now = self.world.now();
+        let hung: Vec<u64> = {
+            let mut in_flight = self.in_flight.borrow_mut();
+            let hung = in_flight.iter_mut().filter(|(_, operation)| operation.ends.is_none());
+            hung.map(|(id, operation)| {
+                operation.ends = Some(now);
+                *id
+            })
+            .collect()
+        };
+        hung.into_iter().for_each(|id| self.schedule(id, now));
+    }
+
+    fn errno(&self, asked_by: Permission) -> Errno {
+        // While it is on trial a target owns its volume, but must not be noticed: it may yet give it back.
+        let is_owners = asked_by == Permission::Owner && !self.is_on_trial();
+        let kind = if is_owners { OWNER_ERRNO } else { FOREIGN_ERRNO };
+        Errno::from_raw_os_error(kind + i32::try_from(self.number).unwrap_or(0))
+    }
+}
+
+// Operations.
+impl SimDisk {
+    fn submit(&self, what: What) -> Rc<Slot> {
+        let permission = self.permission.get();
+        if !permission.allows(what.access()) {
+            let (number, role) = (self.number, self.role.get());
+            self.world.violated("owner", || {
+                format!(
+                    "a {} of image {number} ({role:?}), which the journal makes {permission:?}",
+                    what.name()
+                )
+            });
+        }
+        let slot = Rc::<Slot>::default();
+        let now = self.world.now();
+        let mut ends = Some(now + self.draw_latency(&what));
+        let mut fate = Fate::Succeeds;
+        for fault in DISK_FAULTS {
+            if self.can_strike(fault, &what, permission) && self.world.strikes(fault) {
+                self.strike(fault, permission, &mut ends, &mut fate);
+            }
+        }
+        let operation =
+            Operation { what, began: now, ends, fate, asked_by: permission, slot: Some(Rc::clone(&slot)) };
+        let id = self.next_operation.get();
+        self.next_operation.set(id + 1);
+        self.in_flight.borrow_mut().insert(id, operation);
+        if let Some(ends) = ends {
+            self.schedule(id, ends);
+        }
+        slot
+    }
+
+    fn schedule(&self, id: u64, ends: Duration) {
+        let me = Weak::clone(&self.me);
+        self.world.clock.at(ends, move || {
+            if let Some(disk) = me.upgrade() {
+                disk.finish(id);
+            }
+        });
+    }
+
+    /// How long a request takes that no fault strikes.
+    fn draw_latency(&self, what: &What) -> Duration {
+        let mut random = self.random.borrow_mut();
+        let base = self.settings.latency;
+        let mut latency = base + Duration::from_nanos(random.below(base.as_nanos() as u64));
+        if matches!(what, What::Flush { .. }) {
+            latency *= 4;
+        }
+        if random.percent(self.settings.tail_percent) {
+            latency *= 1 + random.below(30) as u32;
+        }
+        latency
+    }
+
+    /// Tells whether a fault is one of this disk's, and of such a request's.
+    fn can_strike(&self, fault: Fault, what: &What, asked_by: Permission) -> bool {
+        let is_target = self.role.get() == Role::Target;
+        match fault {
+            Fault::SourceError | Fault::SourceSlow => self.role.get() == Role::Source,
+            Fault::TargetError | Fault::TargetHang | Fault::TargetSlow => is_target,
+            Fault::TargetFull => {
+                is_target && asked_by == Permission::Target && matches!(what, What::Write { .. })
+            }
+            Fault::HandBack => self.is_on_trial() && matches!(what, What::Read(..)),
+            _ => false,
+        }
+    }
+
+    /// A fault strikes a request: it ends later (`None`: never), or badly.
+    fn strike(&self, fault: Fault, asked_by: Permission, ends: &mut Option<Duration>, fate: &mut Fate) {
+        let mut random = self.random.borrow_mut();
+        let now = self.world.now();
+        match fault {
+            Fault::SourceSlow | Fault::TargetSlow => {
+                self.world.struck(fault);
+                *ends = ends.map(|ends| now + (ends - now) * (20 + random.below(180) as u32));
+            }
+            Fault::TargetHang => {
+                self.world.struck(fault);
+                // An owner that hangs for ever is nobody's fault but its own.
+                let for_ever = asked_by != Permission::Owner && random.percent(30);
+                let hang = random.duration(Duration::from_millis(100), HANG_MAX);
+                *ends = (!for_ever).then_some(now + hang);
+            }
+            // Counted when it fails.
+            _ => {
+                let errno = if fault == Fault::TargetFull { Errno::NOSPC } else { self.errno(asked_by) };
+                *fate = Fate::Fails { errno, applied_percent: random.below(101), struck_by: fault };
+            }
+        }
+    }
+
+    fn finish(&self, id: u64) {
+        let now = self.world.now();
+        let due = self.in_flight.borrow().get(&id).is_some_and(|operation| operation.ends == Some(now));
+        if !due {
+            return;
+        }
+        let Some(mut operation) = self.in_flight.borrow_mut().remove(&id) else { return };
+        let result = match operation.fate {
+            Fate::Succeeds => {
+                let mut medium = self.medium.borrow_mut();
+                apply(&mut medium, &operation, 100);
+                Ok(answer(&mut medium, &mut operation.what))
+            }
+            Fate::Fails { errno, applied_percent, struck_by } => {
+                self.world.struck(struck_by);
+                apply(&mut self.medium.borrow_mut(), &operation, applied_percent);
+                Err(IoError::os(operation.what.name(), errno))
+            }
+        };
+        let took = now - operation.began;
+        if operation.asked_by == Permission::Owner && took > EXCUSED_AFTER {
+            self.world.excuses.borrow_mut().add(operation.began, now);
+        }
+        self.world.note(operation.what.name(), u64::from(self.number), u64::from(result.is_ok()));
+        if let Some(slot) = operation.slot {
+            slot.answer(result);
+        }
+        self.wake_if_idle();
+    }
+
+    fn wake_if_idle(&self) {
+        if self.in_flight.borrow().is_empty() {
+            let waiters = std::mem::take(&mut *self.idle_waiters.borrow_mut());
+            waiters.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    async fn carry_out(&self, what: What) -> Result<Answer, IoError> {
+        let slot = self.submit(what);
+        poll_fn(move |context| match slot.result.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                slot.waker.set(Some(context.waker().clone()));
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
+
+/// Changes the medium as the operation says, as far as `applied_percent` of it.
+fn apply(medium: &mut Medium, operation: &Operation, applied_percent: u64) {
+    let part = |sectors: usize| sectors * applied_percent as usize / 100;
+    match &operation.what {
+        What::Write { first_sector, tokens, durability } => {
+            medium.write(*first_sector, &tokens[..part(tokens.len())], *durability);
+        }
+        What::Zero { range, unmap, durability } => {
+            let (first, count) = medium::sectors(*range);
+            medium.zero(first, part(count), *unmap, *durability);
+        }
+        What::Flush { entries } if operation.fate == Fate::Succeeds => medium.flush(*entries),
+        What::Flush { .. } | What::Read(..) | What::Allocation(_) => {}
+    }
+}
+
+fn answer(medium: &mut Medium, what: &mut What) -> Answer {
+    match what {
+        What::Read(offset, buffer) => {
+            let mut buffer = std::mem::replace(buffer, Buffer::zeroed(0));
+            medium.read(*offset, &mut buffer);
+            Answer::Buffer(buffer)
+        }
+        What::Allocation(range) => Answer::Extents(medium.allocation(*range)),
+        _ => Answer::Nothing,
+    }
+}
+
+impl What {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Read(..) => "read",
+            Self::Write { .. } => "write",
+            Self::Zero { .. } => "zero",
+            Self::Flush { .. } => "flush",
+            Self::Allocation(_) => "allocation",
+        }
+    }
+
+    fn access(&self) -> crate::checker::owner::Access {
+        use crate::checker::owner::Access;
+        match self {
+            Self::Read(..) | Self::Allocation(_) => Access::Read,
+            Self::Write { .. } | Self::Zero { .. } => Access::Write,
+            Self::Flush { .. } => Access::Flush,
+        }
+    }
+}
+
+impl Slot {
+    fn answer(&self, result: Result<Answer, IoError>) {
+        self.result.set(Some(result));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl BlockDevice for SimDisk {
+    fn geometry(&self) -> Geometry {
+        let DiskSettings { size_bytes, sector_bytes, .. } = self.settings;
+        Geometry { size: size_bytes, alignment: sector_bytes, read_only: false, discards: true }
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            check_range(&self.geometry(), ByteRange::new(offset, buffer.len() as u64))?;
+            match self.carry_out(What::Read(offset, buffer)).await? {
+                Answer::Buffer(buffer) => Ok(buffer),
+                _ => Err(IoError::Unsupported),
+            }
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            check_write(&self.geometry(), ByteRange::new(offset, data.len() as u64))?;
+            let first_sector = (offset / SECTOR_BYTES) as usize;
+            let tokens = medium::tokens(data.as_slice());
+            self.carry_out(What::Write { first_sector, tokens, durability }).await.map(drop)
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let entries = self.medium.borrow().entries();
+            self.carry_out(What::Flush { entries }).await.map(drop)
+        })
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        self.write_zeroes(range, ZeroMode::MayUnmap, Durability::Volatile)
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            check_write(&self.geometry(), range)?;
+            self.carry_out(What::Zero { range, unmap: mode, durability }).await.map(drop)
+        })
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            check_range(&self.geometry(), range)?;
+            match self.carry_out(What::Allocation(range)).await? {
+                Answer::Extents(extents) => Ok(extents),
+                _ => Err(IoError::Unsupported),
+            }
+        })
+    }
+}

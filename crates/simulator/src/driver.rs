@@ -1,0 +1,197 @@
+//! Virtual time: a heap of events that stands in for disks, wires and people, and the executor's driver over it.
+//!
+//! ```text
+//!   executor: tasks of the daemon ──nothing to do──► park ──► clock: next event or deadline, whichever is first
+//!        ▲                                                         │ the event runs; it wakes tasks
+//!        └─────────────────────────────────────────────────────────┘
+//! ```
+//! Events of the same instant run in an order that the seed draws. Nothing waits for real.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::Driver;
+use block::executor::Unpark;
+
+use crate::random::Random;
+
+/// The time of one simulation, and what will happen when.
+pub(crate) struct Clock {
+    now: Cell<Duration>,
+    events: RefCell<BinaryHeap<Reverse<Scheduled>>>,
+    random: RefCell<Random>,
+    sequence: Cell<u64>,
+    /// Events and deadlines that have passed: what a simulation costs.
+    steps: Cell<u64>,
+    /// Set when there is neither an event nor a deadline: nothing will ever happen again.
+    is_dead: Cell<bool>,
+}
+
+struct Scheduled {
+    at: Duration,
+    /// Draws the order among events of one instant.
+    tie: u64,
+    /// Decides between equal ties.
+    sequence: u64,
+    run: Box<dyn FnOnce()>,
+}
+
+impl Clock {
+    /// A clock at zero; `random` orders what happens at the same instant.
+    pub(crate) fn new(random: Random) -> Rc<Self> {
+        Rc::new(Self {
+            now: Cell::default(),
+            events: RefCell::default(),
+            random: RefCell::new(random),
+            sequence: Cell::default(),
+            steps: Cell::default(),
+            is_dead: Cell::default(),
+        })
+    }
+
+    /// The virtual time.
+    pub(crate) fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    /// Runs `event` at `at`, or as soon as possible if that has passed.
+    pub(crate) fn at(&self, at: Duration, event: impl FnOnce() + 'static) {
+        let sequence = self.sequence.get();
+        self.sequence.set(sequence + 1);
+        let tie = self.random.borrow_mut().next();
+        let at = at.max(self.now());
+        self.events.borrow_mut().push(Reverse(Scheduled { at, tie, sequence, run: Box::new(event) }));
+    }
+
+    /// Runs `event` after `delay`.
+    pub(crate) fn after(&self, delay: Duration, event: impl FnOnce() + 'static) {
+        self.at(self.now() + delay, event);
+    }
+
+    /// Events and deadlines that have passed.
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps.get()
+    }
+
+    /// Tells whether nothing will ever happen again.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.is_dead.get()
+    }
+
+    /// Forgets all events; they may hold what holds the clock.
+    pub(crate) fn clear(&self) {
+        let events = std::mem::take(&mut *self.events.borrow_mut());
+        drop(events);
+    }
+
+    fn step(&self, deadline: Option<Duration>) {
+        let next = self.events.borrow().peek().map(|Reverse(event)| event.at);
+        self.steps.set(self.steps.get() + 1);
+        match (next, deadline) {
+            (None, None) => self.is_dead.set(true),
+            (None, Some(deadline)) => self.advance(deadline),
+            (Some(at), Some(deadline)) if deadline < at => self.advance(deadline),
+            (Some(at), _) => {
+                self.advance(at);
+                let event = self.events.borrow_mut().pop();
+                if let Some(Reverse(event)) = event {
+                    (event.run)();
+                }
+            }
+        }
+    }
+
+    fn advance(&self, to: Duration) {
+        self.now.set(self.now().max(to));
+    }
+}
+
+/// What the executor of a simulation parks on.
+pub(crate) struct VirtualDriver(pub(crate) Rc<Clock>);
+
+/// There is no other thread that could wake a simulation.
+struct Nobody;
+
+impl Driver for VirtualDriver {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn park(&mut self, deadline: Option<Duration>) {
+        // A deadline that has passed means that tasks are ready: no time passes before they are polled.
+        if deadline.is_none_or(|deadline| deadline > self.0.now()) {
+            self.0.step(deadline);
+        } else {
+            self.0.steps.set(self.0.steps.get() + 1);
+        }
+    }
+
+    fn unparker(&self) -> Arc<dyn Unpark> {
+        Arc::new(Nobody)
+    }
+}
+
+impl Unpark for Nobody {
+    fn unpark(&self) {}
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.tie, self.sequence).cmp(&(other.at, other.tie, other.sequence))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::Executor;
+
+    use super::*;
+
+    #[test]
+    fn time_jumps_to_the_next_event_or_deadline() {
+        let clock = Clock::new(Random::new(1));
+        let mut executor = Executor::new(VirtualDriver(Rc::clone(&clock)));
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        for seconds in [30, 10] {
+            let (seen, inner) = (Rc::clone(&seen), Rc::clone(&clock));
+            clock.at(Duration::from_secs(seconds), move || seen.borrow_mut().push(inner.now().as_secs()));
+        }
+        let handle = executor.handle();
+        let (sleeps, seen_by_task) = (handle.clone(), Rc::clone(&seen));
+        executor.run(async move {
+            sleeps.sleep(Duration::from_secs(20)).await;
+            seen_by_task.borrow_mut().push(20);
+            sleeps.sleep(Duration::from_secs(20)).await;
+        });
+        assert_eq!(*seen.borrow(), [10, 20, 30]);
+        assert_eq!(clock.now(), Duration::from_secs(40));
+    }
+
+    #[test]
+    fn an_end_of_all_events_is_noticed() {
+        let clock = Clock::new(Random::new(1));
+        let mut executor = Executor::new(VirtualDriver(Rc::clone(&clock)));
+        executor.handle().spawn(std::future::pending());
+        let watched = Rc::clone(&clock);
+        executor.run_until(move || watched.is_dead());
+        assert!(clock.is_dead());
+    }
+}

@@ -1,0 +1,361 @@
+//! A random guest: overlapping writes, reads, flushes, discards, with many requests in flight, through restarts of the
+//! daemon.
+//!
+//! It lives outside the daemon: when the daemon is killed it keeps its requests, and asks for what was not answered
+//! again once it is served again, as QEMU does with `reconnect-delay`. A power cut takes it with it; it begins anew.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use block::{BlockDevice, BufferPool, ByteRange, Durability, Handle, IoError, ZeroMode};
+
+use crate::checker::content::{self, Began, Content, Leaves, Outcome};
+use crate::checker::patience::is_owners_fault;
+use crate::disk::SECTOR_BYTES;
+use crate::random::Random;
+use crate::world::World;
+
+/// What a guest does.
+#[derive(Clone, Debug)]
+pub(crate) struct GuestSettings {
+    /// Size of its disk in bytes.
+    pub(crate) size_bytes: u64,
+    /// Requests in flight.
+    pub(crate) depth: u32,
+    /// Requests after which it has done its work.
+    pub(crate) operations: u32,
+    /// The longest pause between an answer and the next request.
+    pub(crate) pause: Duration,
+    /// What its offsets and lengths are multiples of.
+    pub(crate) grain_bytes: u64,
+    /// In how many of a hundred cases it goes to the few blocks that are hot.
+    pub(crate) hot_percent: u64,
+    /// Where those begin.
+    pub(crate) hot_offset: u64,
+    /// In how many of a hundred cases it changes something.
+    pub(crate) change_percent: u64,
+}
+
+/// One guest and its disk.
+pub(crate) struct Guest {
+    me: Weak<Self>,
+    world: Rc<World>,
+    number: usize,
+    settings: GuestSettings,
+    random: RefCell<Random>,
+    content: RefCell<Content>,
+    requests: RefCell<BTreeMap<u32, Request>>,
+    next_request: Cell<u32>,
+    answered: Cell<u32>,
+    /// The way to its disk; `None` while there is no daemon.
+    connection: RefCell<Option<Connection>>,
+    /// Requests that are to begin; each has its pause behind it.
+    idle_slots: Cell<u32>,
+    mood: Cell<Mood>,
+    buffers: BufferPool,
+}
+
+#[derive(Clone)]
+pub(crate) struct Connection {
+    pub(crate) device: Rc<dyn BlockDevice>,
+    pub(crate) handle: Handle,
+}
+
+/// Whether a guest goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    Busy,
+    /// It asks for nothing more.
+    Quiet,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    what: What,
+    /// For reads and flushes.
+    began: Option<Began>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Read(ByteRange),
+    Write(ByteRange, Durability),
+    Discard(ByteRange),
+    Zero(ByteRange, ZeroMode, Durability),
+    Flush,
+}
+
+impl Guest {
+    /// A guest whose disk holds `initial`; it begins when it is connected.
+    pub(crate) fn new(
+        world: &Rc<World>,
+        number: usize,
+        settings: GuestSettings,
+        random: Random,
+        initial: &[u64],
+        buffers: BufferPool,
+    ) -> Rc<Self> {
+        Rc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            world: Rc::clone(world),
+            number,
+            idle_slots: Cell::new(settings.depth),
+            settings,
+            random: RefCell::new(random),
+            content: RefCell::new(Content::new(initial)),
+            requests: RefCell::default(),
+            next_request: Cell::new(1),
+            answered: Cell::default(),
+            connection: RefCell::default(),
+            mood: Cell::new(Mood::Busy),
+            buffers,
+        })
+    }
+
+    /// The daemon serves its disk (again): what was not answered is asked for again.
+    pub(crate) fn connect(&self, connection: Connection) {
+        *self.connection.borrow_mut() = Some(connection);
+        let unanswered: Vec<_> = self.requests.borrow().keys().copied().collect();
+        unanswered.into_iter().for_each(|id| self.submit(id));
+        for _ in 0..self.idle_slots.replace(0) {
+            self.pause();
+        }
+    }
+
+    /// The daemon is gone.
+    pub(crate) fn disconnect(&self) {
+        *self.connection.borrow_mut() = None;
+    }
+
+    /// Power was cut: nothing of what was not answered is asked for again.
+    pub(crate) fn power_cut(&self) {
+        self.disconnect();
+        let lost = std::mem::take(&mut *self.requests.borrow_mut());
+        self.content.borrow_mut().forget_reads();
+        self.idle_slots.set(self.idle_slots.get() + lost.len() as u32);
+    }
+
+    /// Checks what its disk holds after a restart.
+    pub(crate) fn check(&self, found: &[u64]) {
+        let checked = self.content.borrow().check(found);
+        self.judge(checked.map_err(|wrong| format!("after a restart volume {}: {wrong}", self.number)));
+    }
+
+    /// Checks what its disk holds after a power cut, and goes on from there.
+    pub(crate) fn check_after_power_cut(&self, found: &[u64]) {
+        let checked = self.content.borrow_mut().check_after_power_cut(found);
+        self.judge(checked.map_err(|wrong| format!("after a power cut volume {}: {wrong}", self.number)));
+    }
+
+    /// Asks for nothing more from now on.
+    pub(crate) fn be_quiet(&self) {
+        self.mood.set(Mood::Quiet);
+    }
+
+    /// Tells whether nothing is asked for.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.requests.borrow().is_empty()
+    }
+
+    /// Requests that were answered.
+    pub(crate) fn answered(&self) -> u32 {
+        self.answered.get()
+    }
+
+    /// Tells whether it has done its work.
+    pub(crate) fn has_done_its_work(&self) -> bool {
+        self.answered.get() >= self.settings.operations
+    }
+
+    /// What it waits for, for people.
+    pub(crate) fn waits_for(&self) -> String {
+        format!("volume {}: {:?}", self.number, self.requests.borrow().values().collect::<Vec<_>>())
+    }
+
+    fn judge(&self, result: Result<(), String>) {
+        if let Err(detail) = result {
+            self.world.violated("content", || detail);
+        }
+    }
+}
+
+// Requests.
+impl Guest {
+    /// Waits a while and asks for something.
+    fn pause(&self) {
+        let mut pause = self.random.borrow_mut().duration(Duration::from_micros(1), self.settings.pause);
+        if self.has_done_its_work() {
+            // It goes on while a migration does, but does not make a long story longer.
+            pause *= 200;
+        }
+        let me = Weak::clone(&self.me);
+        self.world.clock.after(pause, move || {
+            if let Some(guest) = me.upgrade() {
+                guest.ask();
+            }
+        });
+    }
+
+    fn ask(&self) {
+        if self.mood.get() == Mood::Quiet {
+            return;
+        }
+        if self.connection.borrow().is_none() {
+            self.idle_slots.set(self.idle_slots.get() + 1);
+            return;
+        }
+        let what = self.draw();
+        let id = self.next_request.get();
+        self.next_request.set(id + 1);
+        let mut content = self.content.borrow_mut();
+        let began = match what {
+            What::Read(_) => Some(content.read_begins()),
+            What::Flush => Some(content.flush_begins()),
+            What::Write(range, _) => {
+                let (first, count) = sectors(range);
+                content.change_begins(id, first, count, Leaves::Stamp);
+                None
+            }
+            What::Discard(range) | What::Zero(range, ..) => {
+                let (first, count) = sectors(range);
+                content.change_begins(id, first, count, Leaves::Zeroes);
+                None
+            }
+        };
+        drop(content);
+        self.requests.borrow_mut().insert(id, Request { what, began });
+        self.submit(id);
+    }
+
+    fn draw(&self) -> What {
+        let settings = &self.settings;
+        let mut random = self.random.borrow_mut();
+        let range = self.draw_range(&mut random);
+        let durability = |random: &mut Random| {
+            if random.percent(10) { Durability::Durable } else { Durability::Volatile }
+        };
+        if !random.percent(settings.change_percent) {
+            return if random.percent(12) { What::Flush } else { What::Read(range) };
+        }
+        match random.below(100) {
+            0..80 => What::Write(range, durability(&mut random)),
+            80..90 => What::Discard(range),
+            _ => {
+                let mode = if random.percent(50) { ZeroMode::MayUnmap } else { ZeroMode::KeepAllocated };
+                What::Zero(range, mode, durability(&mut random))
+            }
+        }
+    }
+
+    fn draw_range(&self, random: &mut Random) -> ByteRange {
+        let GuestSettings { size_bytes, grain_bytes, hot_percent, hot_offset, .. } = self.settings;
+        let grains = size_bytes / grain_bytes;
+        let (first, within) = if random.percent(hot_percent) {
+            (hot_offset / grain_bytes, (64 << 10) / grain_bytes)
+        } else {
+            (0, grains)
+        };
+        let first = (first + random.below(within)).min(grains - 1);
+        let longest = if random.percent(10) { (128 << 10) / grain_bytes } else { (16 << 10) / grain_bytes };
+        let count = (1 + random.below(longest)).min(grains - first);
+        ByteRange::new(first * grain_bytes, count * grain_bytes)
+    }
+
+    fn submit(&self, id: u32) {
+        let Some(Connection { device, handle }) = self.connection.borrow().clone() else { return };
+        let Some(what) = self.requests.borrow().get(&id).map(|request| request.what) else { return };
+        let (me, buffers) = (Weak::clone(&self.me), self.buffers.clone());
+        handle.spawn(async move {
+            let result = carry_out(&device, &buffers, id, what).await;
+            if let Some(guest) = me.upgrade() {
+                guest.answer(id, &result);
+            }
+        });
+    }
+
+    fn answer(&self, id: u32, result: &Result<Vec<u64>, IoError>) {
+        let Some(Request { what, began }) = self.requests.borrow_mut().remove(&id) else { return };
+        self.world.note("answer", u64::from(id), u64::from(result.is_ok()));
+        self.world
+            .say(|| format!("guest {} is answered {what:?}: {:?}", self.number, result.as_ref().map(|_| ())));
+        self.answered.set(self.answered.get() + 1);
+        if let Err(error) = result
+            && !is_owners_fault(error)
+        {
+            self.world.violated("patience", || format!("a guest's {what:?} failed: {error}"));
+        }
+        let mut content = self.content.borrow_mut();
+        let checked = match (what, began, result) {
+            (What::Read(range), Some(began), Ok(tokens)) => {
+                content.read_ends(began, sectors(range).0, tokens.iter().copied())
+            }
+            (What::Read(_), Some(began), Err(_)) => content.read_ends(began, 0, std::iter::empty()),
+            (What::Flush, Some(began), Ok(_)) => {
+                content.flush_succeeds(began);
+                Ok(())
+            }
+            (What::Write(range, durability) | What::Zero(range, _, durability), _, result) => {
+                let (first, count) = sectors(range);
+                content.change_ends(id, first, count, outcome(durability, result));
+                Ok(())
+            }
+            (What::Discard(range), _, result) => {
+                let (first, count) = sectors(range);
+                content.change_ends(id, first, count, outcome(Durability::Volatile, result));
+                Ok(())
+            }
+            _ => Ok(()),
+        };
+        drop(content);
+        self.judge(checked.map_err(|wrong| format!("volume {}: {what:?} read wrong: {wrong}", self.number)));
+        self.pause();
+    }
+}
+
+fn outcome(durability: Durability, result: &Result<Vec<u64>, IoError>) -> Outcome {
+    match (result, durability) {
+        (Err(_), _) => Outcome::Failed,
+        (Ok(_), Durability::Durable) => Outcome::DoneDurably,
+        (Ok(_), Durability::Volatile) => Outcome::Done,
+    }
+}
+
+/// Carries a request out; a read returns tokens.
+async fn carry_out(
+    device: &Rc<dyn BlockDevice>,
+    buffers: &BufferPool,
+    id: u32,
+    what: What,
+) -> Result<Vec<u64>, IoError> {
+    match what {
+        What::Read(range) => {
+            let buffer = device.read(range.offset, buffers.take(range.length as usize)).await?;
+            let sectors = buffer.as_slice().chunks(SECTOR_BYTES as usize);
+            return Ok(sectors
+                .map(|sector| sector.first_chunk().map_or(0, |token| u64::from_le_bytes(*token)))
+                .collect());
+        }
+        What::Write(range, durability) => {
+            let mut buffer = buffers.take(range.length as usize);
+            let first = sectors(range).0;
+            if let Some(bytes) = buffer.as_mut_slice() {
+                bytes.fill(0);
+                for (sector, bytes) in (first..).zip(bytes.chunks_mut(SECTOR_BYTES as usize)) {
+                    bytes[..8].copy_from_slice(&content::token(id, sector).to_le_bytes());
+                }
+            }
+            device.write(range.offset, buffer, durability).await?;
+        }
+        What::Discard(range) => device.discard(range).await?,
+        What::Zero(range, mode, durability) => device.write_zeroes(range, mode, durability).await?,
+        What::Flush => device.flush().await?,
+    }
+    Ok(Vec::new())
+}
+
+/// First sector and number of sectors.
+fn sectors(range: ByteRange) -> (usize, usize) {
+    ((range.offset / SECTOR_BYTES) as usize, (range.length / SECTOR_BYTES) as usize)
+}

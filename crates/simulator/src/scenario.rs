@@ -1,0 +1,229 @@
+//! What a seed means: the volumes, the guests, the disks, the migrations, and the faults planned for them.
+//!
+//! Nothing here knows which rule is broken on purpose, if any.
+
+use std::time::Duration;
+
+use chronicle::BlockSize;
+use lane::TimeLimits;
+use migration::{PacingSettings, Phase};
+
+use crate::disk::DiskSettings;
+use crate::faults::{Fault, Planned};
+use crate::guest::GuestSettings;
+use crate::random::Random;
+
+/// What the command line may change about a scenario.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Guest requests of a simulation, at least, over all its volumes.
+    pub(crate) operations: u32,
+}
+
+/// Everything that is drawn before a simulation begins.
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) volumes: Vec<VolumePlan>,
+    /// Migrations to be made one after the other.
+    pub(crate) migrations: Vec<MigrationPlan>,
+    pub(crate) limits: TimeLimits,
+    pub(crate) faults: Vec<Planned>,
+}
+
+/// One volume and its guest.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumePlan {
+    pub(crate) block_size: BlockSize,
+    pub(crate) disk: DiskSettings,
+    pub(crate) guest: GuestSettings,
+    /// In how many of a hundred cases a grain has content at the beginning.
+    pub(crate) filled_percent: u64,
+}
+
+/// One migration of all volumes.
+#[derive(Clone, Debug)]
+pub(crate) struct MigrationPlan {
+    /// How long after the one before, or after the beginning.
+    pub(crate) pause: Duration,
+    pub(crate) pacing: PacingSettings,
+    pub(crate) keep_source: bool,
+    /// How long its target's disk takes for a request at least.
+    pub(crate) target_latency: Duration,
+    /// When somebody changes the bandwidth limit, and to what.
+    pub(crate) bandwidth_change: Option<(Duration, Option<u64>)>,
+}
+
+impl Scenario {
+    /// The scenario of a seed's stream.
+    pub(crate) fn draw(random: &mut Random, options: &Options) -> Self {
+        let volumes = random.pick(&[1, 1, 1, 2, 2, 3]);
+        let per_guest = options.operations.div_ceil(volumes);
+        let pause = random.pick(&[
+            Duration::from_micros(100),
+            Duration::from_micros(500),
+            Duration::from_millis(2),
+            Duration::from_millis(8),
+        ]);
+        let volumes: Vec<_> = (0..volumes).map(|_| VolumePlan::draw(random, per_guest, pause)).collect();
+        let count = random.pick(&[1, 1, 1, 2, 2, 3, 4]);
+        let migrations: Vec<_> = (0..count).map(|_| MigrationPlan::draw(random, &volumes)).collect();
+        let faults = draw_faults(random);
+        let limits = TimeLimits {
+            mirror_wait_max: Duration::from_secs(1),
+            switch_over_max: Duration::from_millis(500),
+            no_progress_max: random.pick(&[Duration::from_secs(5), Duration::from_secs(20)]),
+        };
+        Self { volumes, migrations, limits, faults }
+    }
+}
+
+impl VolumePlan {
+    fn draw(random: &mut Random, operations: u32, pause: Duration) -> Self {
+        let block_bytes: u64 = random.pick(&[4 << 10, 4 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10]);
+        let blocks = random.pick(&[16, 16, 32, 32, 48, 64, 100, 200]);
+        // Small enough that a simulation spends its time on requests, not on content; often not a whole block.
+        let mut size_bytes = (block_bytes * blocks).min(1 << 20);
+        if random.percent(30) {
+            size_bytes -= 4096 * random.below(block_bytes / 4096);
+        }
+        let latency = random.duration(Duration::from_micros(20), Duration::from_micros(400));
+        let guest = GuestSettings {
+            size_bytes,
+            depth: random.between(1, 17) as u32,
+            operations,
+            pause,
+            grain_bytes: random.pick(&[512, 512, 1024, 4096, 4096]),
+            hot_percent: random.pick(&[0, 30, 60, 90]),
+            hot_offset: random.below(size_bytes / 4096) * 4096,
+            change_percent: random.pick(&[30, 60, 60, 90]),
+        };
+        Self {
+            block_size: BlockSize::new(block_bytes as u32).unwrap_or(BlockSize::DEFAULT),
+            disk: DiskSettings {
+                size_bytes,
+                sector_bytes: random.pick(&[512, 512, 4096]),
+                latency,
+                tail_percent: random.pick(&[0, 2, 10, 30]),
+            },
+            guest,
+            filled_percent: random.pick(&[0, 20, 50, 90, 100]),
+        }
+    }
+}
+
+impl MigrationPlan {
+    fn draw(random: &mut Random, volumes: &[VolumePlan]) -> Self {
+        let largest = volumes.iter().map(|volume| volume.disk.size_bytes).max().unwrap_or(1 << 20);
+        // At such a rate it takes between 20 ms and 2 s.
+        let mut rate = || {
+            let seconds = random.duration(Duration::from_millis(20), Duration::from_secs(2)).as_secs_f64();
+            Some((largest as f64 / seconds) as u64)
+        };
+        let bytes_per_second = rate();
+        let changed = rate();
+        let bytes_per_second = if random.percent(40) { bytes_per_second } else { None };
+        let changed = if random.percent(50) { changed } else { None };
+        Self {
+            pause: random.duration(Duration::from_micros(10), Duration::from_millis(20)),
+            pacing: PacingSettings {
+                depth: random.between(1, 9) as usize,
+                chunk_bytes: random.pick(&[4 << 10, 8 << 10, 32 << 10, 128 << 10, 256 << 10]),
+                bytes_per_second,
+            },
+            keep_source: random.percent(20),
+            target_latency: random.duration(Duration::from_micros(20), Duration::from_millis(2)),
+            bandwidth_change: random
+                .percent(15)
+                .then(|| (random.duration(Duration::from_micros(100), Duration::from_millis(100)), changed)),
+        }
+    }
+}
+
+fn draw_faults(random: &mut Random) -> Vec<Planned> {
+    // One in eight simulations is left alone: what is wrong without faults is best seen without them.
+    let count = random.pick(&[0, 1, 1, 2, 2, 3, 4, 5]);
+    let mut faults = Vec::new();
+    for _ in 0..count {
+        let fault = draw_fault(random);
+        way_there(random, &fault, &mut faults);
+        faults.push(fault);
+    }
+    faults
+}
+
+fn draw_fault(random: &mut Random) -> Planned {
+    let fault = random.pick(&Fault::ALL);
+    let phase = draw_phase(random, fault);
+    let first_entry_commits = !matches!(fault, Fault::JournalError | Fault::JournalSlow);
+    let skip = match phase {
+        // Only a try that was given up commits anything while copying.
+        Phase::Copying if !first_entry_commits => 1,
+        _ => random.pick(&[0, 0, 0, 0, 1, 2]),
+    };
+    // Copying lasts; the other phases are over in no time.
+    let delay = match phase {
+        _ if random.percent(40) => Duration::ZERO,
+        Phase::Copying => random.duration(Duration::from_micros(10), Duration::from_millis(50)),
+        _ => random.duration(Duration::from_micros(1), Duration::from_millis(1)),
+    };
+    Planned {
+        fault,
+        phase,
+        skip,
+        delay,
+        window: random.duration(Duration::from_micros(100), Duration::from_secs(2)),
+        strikes_max: random.pick(&[1, 1, 2, 5, 1000]),
+        percent: random.pick(&[20, 50, 100, 100]),
+    }
+}
+
+/// A phase in which the fault can strike.
+fn draw_phase(random: &mut Random, fault: Fault) -> Phase {
+    loop {
+        let phase = random.pick(&Phase::ALL);
+        if crate::coverage::impossible(fault, phase).is_none() {
+            return phase;
+        }
+    }
+}
+
+/// Adds what leads into phases that a migration without trouble does not see, or not for long enough.
+fn way_there(random: &mut Random, to: &Planned, faults: &mut Vec<Planned>) {
+    let at_once = |fault, phase, strikes_max| Planned {
+        fault,
+        phase,
+        skip: 0,
+        delay: Duration::ZERO,
+        window: Duration::from_secs(2),
+        strikes_max,
+        percent: 100,
+    };
+    let is_journals = matches!(to.fault, Fault::JournalError | Fault::JournalSlow);
+    match to.phase {
+        Phase::TakingBack => {
+            faults.push(at_once(Fault::HandBack, Phase::Committing, 3));
+            if random.percent(50) && !is_journals {
+                faults.push(at_once(Fault::JournalSlow, Phase::TakingBack, 1));
+            }
+        }
+        Phase::Discarding => {
+            let copying = random.duration(Duration::from_micros(10), Duration::from_millis(20));
+            let (fault, phase, delay) = random.pick(&[
+                (Fault::HandBack, Phase::Committing, Duration::ZERO),
+                (Fault::Cancel, Phase::Copying, copying),
+                (Fault::Cancel, Phase::Preparing, Duration::ZERO),
+                (Fault::TargetFull, Phase::Copying, copying),
+            ]);
+            faults.push(Planned { delay, ..at_once(fault, phase, 3) });
+        }
+        // What follows a try that is given up.
+        Phase::Copying if to.skip > 0 || is_journals => {
+            let fault = random.pick(&[Fault::SourceError, Fault::TargetError, Fault::TargetRestart]);
+            faults.push(at_once(fault, Phase::Preparing, 1));
+        }
+        Phase::Releasing if random.percent(30) && !is_journals => {
+            faults.push(at_once(Fault::JournalSlow, Phase::Releasing, 1));
+        }
+        _ => {}
+    }
+}

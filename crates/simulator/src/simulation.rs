@@ -1,0 +1,71 @@
+//! One seed: builds its world, runs it to its end, and says what was found.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Executor;
+
+use crate::coverage::Struck;
+use crate::driver::VirtualDriver;
+use crate::host::Host;
+use crate::random::Random;
+use crate::scenario::{Options, Scenario};
+use crate::trace::{Audience, Trace};
+use crate::world::{Stop, Violation, World};
+
+/// A simulation that has not ended by then never will: all faults pass within seconds.
+const TIME_MAX: Duration = Duration::from_secs(600);
+/// A simulation takes some ten thousand steps; one that takes so many runs in circles.
+const STEPS_MAX: u64 = 3_000_000;
+
+/// What a simulation has shown.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Finding {
+    /// The rule that was broken; `None` if all were kept.
+    pub(crate) violation: Option<Violation>,
+    /// Guest requests that were answered.
+    pub(crate) operations: u64,
+    /// Which faults struck in which phases.
+    pub(crate) struck: Struck,
+    /// What happened, as a number: the same for the same seed.
+    pub(crate) hash: u64,
+}
+
+/// Runs the simulation of `seed`.
+pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Finding {
+    let mut random = Random::new(seed);
+    let world = World::new(&mut random, Trace::new(audience));
+    let scenario = Scenario::draw(&mut random, options);
+    world.say(|| format!("{scenario:#?}"));
+    let mut executor = Executor::new(VirtualDriver(Rc::clone(&world.clock)));
+    let host = Host::new(&world, &mut random, scenario, executor.handle());
+    host.boot();
+    loop {
+        let watched = Rc::clone(&world);
+        executor.run_until(move || {
+            watched.is_stopped()
+                || watched.clock.is_dead()
+                || watched.now() > TIME_MAX
+                || watched.clock.steps() > STEPS_MAX
+        });
+        match world.take_stop() {
+            Some((how @ (Stop::Kill | Stop::PowerCut), phase)) => {
+                executor.drop_tasks();
+                host.crashed(how, phase);
+            }
+            Some((Stop::Finished | Stop::Violated, _)) => break,
+            None => {
+                let why =
+                    if world.clock.is_dead() { "nothing will ever happen again" } else { "it does not end" };
+                world.violated("patience", || format!("{why}: {}", host.unfinished()));
+            }
+        }
+        if world.violation().is_some() {
+            break;
+        }
+    }
+    executor.drop_tasks();
+    world.clock.clear();
+    let struck = world.struck.borrow().clone();
+    Finding { violation: world.violation(), operations: host.operations(), struck, hash: world.trace.hash() }
+}
