@@ -9,6 +9,7 @@
 //! they end, whatever the order in which they came: the contract of [`BlockDevice`] allows it.
 
 mod medium;
+mod operation;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -28,6 +29,8 @@ use crate::checker::owner::Permission;
 use crate::faults::Fault;
 use crate::random::Random;
 use crate::world::World;
+
+use operation::{Answer, Fate, Operation, Slot, What, answer, apply};
 
 pub(crate) use medium::{Medium, SECTOR_BYTES};
 
@@ -93,60 +96,6 @@ pub(crate) struct SimDisk {
     volume: RefCell<Weak<Volume>>,
     /// What the journal lets a daemon do here; kept by the host.
     permission: Cell<Permission>,
-}
-
-struct Operation {
-    what: What,
-    began: Duration,
-    /// When it ends; `None`: when somebody lets it go.
-    ends: Option<Duration>,
-    fate: Fate,
-    asked_by: Permission,
-    /// Whom to answer; `None` once nobody wants to know.
-    slot: Option<Rc<Slot>>,
-}
-
-enum What {
-    Read(u64, Buffer),
-    Write {
-        first_sector: usize,
-        tokens: Vec<u64>,
-        durability: Durability,
-    },
-    Zero {
-        range: ByteRange,
-        unmap: ZeroMode,
-        durability: Durability,
-    },
-    /// With how many log entries it found.
-    Flush {
-        entries: u64,
-    },
-    Allocation(ByteRange),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Succeeds,
-    /// It fails, having been applied to the first so many of a hundred parts.
-    Fails {
-        errno: Errno,
-        applied_percent: u64,
-        struck_by: Fault,
-    },
-}
-
-/// Where an operation's result waits for its future.
-#[derive(Default)]
-struct Slot {
-    result: Cell<Option<Result<Answer, IoError>>>,
-    waker: Cell<Option<Waker>>,
-}
-
-enum Answer {
-    Nothing,
-    Buffer(Buffer),
-    Extents(Vec<Extent>),
 }
 
 impl SimDisk {
@@ -445,64 +394,6 @@ impl SimDisk {
             }
         })
         .await
-    }
-}
-
-/// Changes the medium as the operation says, as far as `applied_percent` of it.
-fn apply(medium: &mut Medium, operation: &Operation, applied_percent: u64) {
-    let part = |sectors: usize| sectors * applied_percent as usize / 100;
-    match &operation.what {
-        What::Write { first_sector, tokens, durability } => {
-            medium.write(*first_sector, &tokens[..part(tokens.len())], *durability);
-        }
-        What::Zero { range, unmap, durability } => {
-            let (first, count) = medium::sectors(*range);
-            medium.zero(first, part(count), *unmap, *durability);
-        }
-        What::Flush { entries } if operation.fate == Fate::Succeeds => medium.flush(*entries),
-        What::Flush { .. } | What::Read(..) | What::Allocation(_) => {}
-    }
-}
-
-fn answer(medium: &mut Medium, what: &mut What) -> Answer {
-    match what {
-        What::Read(offset, buffer) => {
-            let mut buffer = std::mem::replace(buffer, Buffer::zeroed(0));
-            medium.read(*offset, &mut buffer);
-            Answer::Buffer(buffer)
-        }
-        What::Allocation(range) => Answer::Extents(medium.allocation(*range)),
-        _ => Answer::Nothing,
-    }
-}
-
-impl What {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Read(..) => "read",
-            Self::Write { .. } => "write",
-            Self::Zero { .. } => "zero",
-            Self::Flush { .. } => "flush",
-            Self::Allocation(_) => "allocation",
-        }
-    }
-
-    fn access(&self) -> crate::checker::owner::Access {
-        use crate::checker::owner::Access;
-        match self {
-            Self::Read(..) | Self::Allocation(_) => Access::Read,
-            Self::Write { .. } | Self::Zero { .. } => Access::Write,
-            Self::Flush { .. } => Access::Flush,
-        }
-    }
-}
-
-impl Slot {
-    fn answer(&self, result: Result<Answer, IoError>) {
-        self.result.set(Some(result));
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
     }
 }
 

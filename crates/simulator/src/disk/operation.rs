@@ -1,0 +1,124 @@
+//! One request of a disk: what it asks for, how it will end, and what it does to the medium then.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::task::Waker;
+use std::time::Duration;
+
+use block::{Buffer, ByteRange, Durability, Extent, IoError, ZeroMode};
+use rustix::io::Errno;
+
+use super::medium::{Medium, sectors};
+use crate::checker::owner::{Access, Permission};
+use crate::faults::Fault;
+
+pub(super) struct Operation {
+    pub(super) what: What,
+    pub(super) began: Duration,
+    /// When it ends; `None`: when somebody lets it go.
+    pub(super) ends: Option<Duration>,
+    pub(super) fate: Fate,
+    pub(super) asked_by: Permission,
+    /// Whom to answer; `None` once nobody wants to know.
+    pub(super) slot: Option<Rc<Slot>>,
+}
+
+pub(super) enum What {
+    Read(u64, Buffer),
+    Write {
+        first_sector: usize,
+        tokens: Vec<u64>,
+        durability: Durability,
+    },
+    Zero {
+        range: ByteRange,
+        unmap: ZeroMode,
+        durability: Durability,
+    },
+    /// With how many log entries it found.
+    Flush {
+        entries: u64,
+    },
+    Allocation(ByteRange),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Succeeds,
+    /// It fails, having been applied to the first so many of a hundred parts.
+    Fails {
+        errno: Errno,
+        applied_percent: u64,
+        struck_by: Fault,
+    },
+}
+
+/// Where an operation's result waits for its future.
+#[derive(Default)]
+pub(super) struct Slot {
+    pub(super) result: Cell<Option<Result<Answer, IoError>>>,
+    pub(super) waker: Cell<Option<Waker>>,
+}
+
+pub(super) enum Answer {
+    Nothing,
+    Buffer(Buffer),
+    Extents(Vec<Extent>),
+}
+
+/// Changes the medium as the operation says, as far as `applied_percent` of it.
+pub(super) fn apply(medium: &mut Medium, operation: &Operation, applied_percent: u64) {
+    let part = |sectors: usize| sectors * applied_percent as usize / 100;
+    match &operation.what {
+        What::Write { first_sector, tokens, durability } => {
+            medium.write(*first_sector, &tokens[..part(tokens.len())], *durability);
+        }
+        What::Zero { range, unmap, durability } => {
+            let (first, count) = sectors(*range);
+            medium.zero(first, part(count), *unmap, *durability);
+        }
+        What::Flush { entries } if operation.fate == Fate::Succeeds => medium.flush(*entries),
+        What::Flush { .. } | What::Read(..) | What::Allocation(_) => {}
+    }
+}
+
+pub(super) fn answer(medium: &mut Medium, what: &mut What) -> Answer {
+    match what {
+        What::Read(offset, buffer) => {
+            let mut buffer = std::mem::replace(buffer, Buffer::zeroed(0));
+            medium.read(*offset, &mut buffer);
+            Answer::Buffer(buffer)
+        }
+        What::Allocation(range) => Answer::Extents(medium.allocation(*range)),
+        _ => Answer::Nothing,
+    }
+}
+
+impl What {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Read(..) => "read",
+            Self::Write { .. } => "write",
+            Self::Zero { .. } => "zero",
+            Self::Flush { .. } => "flush",
+            Self::Allocation(_) => "allocation",
+        }
+    }
+
+    pub(super) fn access(&self) -> Access {
+        match self {
+            Self::Read(..) | Self::Allocation(_) => Access::Read,
+            Self::Write { .. } | Self::Zero { .. } => Access::Write,
+            Self::Flush { .. } => Access::Flush,
+        }
+    }
+}
+
+impl Slot {
+    pub(super) fn answer(&self, result: Result<Answer, IoError>) {
+        self.result.set(Some(result));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Migrations: targets are made, the product's conductor runs, what it reports is checked.
+
+use std::rc::Rc;
+
+use block::BlockDevice;
+use lane::{Conductor, Plan, PlannedVolume};
+use migration::journal::{ImageLocation, MigratingVolume, Record, State};
+use migration::{MigrationId, Phase};
+
+use super::{Host, Running, Serving};
+use crate::checker::journal::{PhaseWatch, unrecovered};
+use crate::checker::owner::permission;
+use crate::checker::progress::ProgressWatch;
+use crate::disk::{DiskSettings, Role, SimDisk};
+use crate::scenario::MigrationPlan;
+
+/// Names of the stores.
+const STORES: [&str; 3] = ["a", "b", "c"];
+
+impl Host {
+    /// Plans the next migration, or the end.
+    pub(super) fn next_migration(&self) {
+        let Some(plan) = self.scenario.migrations.get(self.migrations_begun.get()) else {
+            self.end_when_done();
+            return;
+        };
+        let incarnation = self.incarnation.get();
+        self.later(plan.pause, move |host| {
+            if host.is_alive(incarnation)
+                && let Some(host) = host.me.upgrade()
+            {
+                let handle = host.handle.clone();
+                handle.spawn(async move { host.migrate().await });
+            }
+        });
+    }
+
+    pub(super) async fn migrate(self: Rc<Self>) {
+        let number = self.migrations_begun.get();
+        self.migrations_begun.set(number + 1);
+        let plan = self.scenario.migrations[number].clone();
+        let state = self.journal.acknowledged();
+        let id = MigrationId(state.next_migration);
+        let moving = self.choose_targets(&state);
+        let (volumes, keep_source) = (moving.clone(), plan.keep_source);
+        let started = Record::MigrationStarted { migration: id, volumes, keep_source };
+        if self.journal.commit(vec![started]).await.is_err() {
+            self.give_up_soon();
+            return;
+        }
+        // Images exist only once the journal knows of them: a restart finds them all.
+        self.make_targets(&moving, &plan);
+        let conductor = {
+            let mut serving = self.serving.borrow_mut();
+            let Some(serving) = serving.as_mut() else { return };
+            let (running, conductor) = self.conduct(id, &plan, &moving, serving);
+            serving.migration = Some(running);
+            conductor
+        };
+        self.world.note("migration", id.0, moving.len() as u64);
+        self.entered(id, Phase::Copying);
+        let outcome = conductor.run().await;
+        self.world.say(|| format!("migration {id} ended: {outcome:?}"));
+        self.world.note("migration ended", id.0, 0);
+        self.migration_ended();
+    }
+
+    pub(super) fn choose_targets(&self, state: &State) -> Vec<MigratingVolume> {
+        let here = state.volumes.values().next().map_or("a", |volume| volume.record.image.store.as_str());
+        let others: Vec<_> = STORES.into_iter().filter(|store| *store != here).collect();
+        let store = self.random.borrow_mut().pick(&others);
+        let volumes = state.volumes.values().enumerate();
+        volumes
+            .map(|(index, volume)| {
+                let number = self.images_made.get();
+                self.images_made.set(number + 1);
+                let path = format!("/{store}/{index}.{number}");
+                let target = ImageLocation { store: store.to_owned(), path };
+                MigratingVolume { volume: volume.record.volume, source: volume.record.image.clone(), target }
+            })
+            .collect()
+    }
+
+    pub(super) fn make_targets(&self, moving: &[MigratingVolume], plan: &MigrationPlan) {
+        let mut random = self.random.borrow_mut();
+        for (volume, moving) in self.scenario.volumes.iter().zip(moving) {
+            let settings = DiskSettings {
+                size_bytes: volume.disk.size_bytes,
+                sector_bytes: random.pick(&[512, 4096]),
+                latency: plan.target_latency,
+                tail_percent: random.pick(&[0, 2, 10, 30]),
+            };
+            let number = self.disks_made.get();
+            self.disks_made.set(number + 1);
+            let disk = SimDisk::new(&self.world, number, settings, random.fork());
+            disk.set_permission(self.journal.look(|state, _| permission(state, &moving.target.path)));
+            self.images.borrow_mut().insert(moving.target.path.clone(), disk);
+        }
+    }
+
+    pub(super) fn conduct(
+        &self,
+        id: MigrationId,
+        plan: &MigrationPlan,
+        moving: &[MigratingVolume],
+        serving: &Serving,
+    ) -> (Running, Conductor) {
+        let images = self.images.borrow();
+        let mut targets = Vec::new();
+        let planned = serving.volumes.iter().zip(moving).filter_map(|(volume, moving)| {
+            let (source, target) = (images.get(&moving.source.path)?, images.get(&moving.target.path)?);
+            source.set_role(Role::Source);
+            target.set_role(Role::Target);
+            target.set_volume(volume);
+            targets.push(Rc::clone(target));
+            Some(PlannedVolume {
+                volume: Rc::clone(volume),
+                target: Rc::clone(target) as Rc<dyn BlockDevice>,
+                source_image: moving.source.clone(),
+                target_image: moving.target.clone(),
+            })
+        });
+        let plan_of_lane = Plan {
+            migration: id,
+            volumes: planned.collect(),
+            keep_source: plan.keep_source,
+            pacing: plan.pacing.clone(),
+            limits: self.scenario.limits,
+        };
+        let control = self.control();
+        let (conductor, baton) =
+            Conductor::new(self.handle.clone(), control, self.buffers.clone(), plan_of_lane);
+        if let Some((delay, rate)) = plan.bandwidth_change {
+            let changed = baton.clone();
+            self.world.clock.after(delay, move || changed.set_bandwidth(rate));
+        }
+        let (phases, progress) = (PhaseWatch::default(), ProgressWatch::default());
+        (Running { baton, targets, phases, progress }, conductor)
+    }
+
+    pub(super) fn migration_ended(&self) {
+        if let Some(serving) = self.serving.borrow_mut().as_mut() {
+            serving.migration = None;
+        }
+        self.world.set_phase(None);
+        for disk in self.images.borrow().values() {
+            disk.set_role(Role::Bystander);
+            disk.release_hung();
+        }
+        let state = self.journal.acknowledged();
+        if self.journal.is_closed() {
+            return;
+        }
+        let images = self.images.borrow().keys().cloned().collect();
+        if let Some(wrong) = unrecovered(&state, &images, &self.excused.borrow()) {
+            self.world.violated("journal", || wrong);
+        }
+        self.next_migration();
+    }
+}
