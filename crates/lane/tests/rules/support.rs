@@ -71,6 +71,11 @@ impl Scene {
         self.volume.device()
     }
 
+    /// Serves the volume from another device.
+    pub(crate) fn replace_source(&mut self, device: Rc<dyn BlockDevice>) {
+        self.volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, device);
+    }
+
     /// Starts a migration at full speed; its outcome is there when it has ended.
     pub(crate) fn migrate(&self) -> (Baton, Rc<RefCell<Option<Outcome>>>) {
         self.migrate_paced(PacingSettings::default())

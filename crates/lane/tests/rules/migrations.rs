@@ -1,16 +1,14 @@
 //! The rules that one host can break, each with what happens when something goes wrong (design §5).
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{GENERATION, LIMITS, SIZE, Scene, block_range, location, play};
 use block::filter::fault::FaultRule;
 use block::filter::{Operation, Operations};
 use block::{Buffer, Durability, IoError};
 use migration::VolumeIndex;
 use migration::journal::{FailureCode, Outcome, Record};
 use rustix::io::Errno;
-use support::{GENERATION, LIMITS, SIZE, Scene, block_range, location, play};
 
 /// Time that the clock may jump beyond a limit before the loop looks: none, but tasks run in turns.
 const SLACK: Duration = Duration::from_millis(5);
