@@ -27,6 +27,17 @@ const LATE_MESSAGE: (Duration, Duration) = (Duration::from_millis(1), Duration::
 /// The pause after which whoever hears nothing says it again; it excuses a guest that waits.
 const REPEAT_PAUSE: Duration = Duration::from_millis(250);
 
+/// How long dealing with an image takes when its store hangs.
+const FILE_HANG: Duration = Duration::from_secs(5);
+
+/// What may strike the work on an image.
+#[derive(Clone, Copy)]
+struct FileFaults {
+    fails: Fault,
+    slow: Fault,
+    hangs: Option<Fault>,
+}
+
 /// What the lanes of one daemon talk to.
 pub(crate) struct SimControl {
     host: Weak<Host>,
@@ -41,36 +52,29 @@ impl SimControl {
         Self { host, world: Rc::clone(world), random: RefCell::new(random), incarnation }
     }
 
-    /// Does something with an image on a helper thread; it fails if `fault` strikes.
+    /// Does something with an image on a helper thread.
     fn file_work(
         &self,
         operation: &'static str,
         image: ImageLocation,
-        fault: Fault,
-        slow: Fault,
+        faults: FileFaults,
         work: impl FnOnce(&Host, &str) + 'static,
     ) -> LaneFuture<Result<(), ControlFault>> {
         let (sender, receiver) = oneshot::channel();
-        let mut takes = self.random.borrow_mut().duration(FILE_WORK.0, FILE_WORK.1);
-        if self.world.strikes(slow) {
-            self.world.struck(slow);
-            takes *= 100;
-        }
-        if slow == Fault::TargetSlow && self.world.strikes(Fault::TargetHang) {
-            self.world.struck(Fault::TargetHang);
-            takes = Duration::from_secs(5);
-        }
-        let fails = self.world.strikes(fault);
+        let (picked_up, mut takes) = {
+            let mut random = self.random.borrow_mut();
+            (random.duration(FILE_WORK.0, FILE_WORK.1), random.duration(FILE_WORK.0, FILE_WORK.1))
+        };
         // What a killed daemon has begun may still be done, or not.
         let survives = self.random.borrow_mut().percent(50);
         let (host, world, incarnation) = (Weak::clone(&self.host), Rc::clone(&self.world), self.incarnation);
-        self.world.clock.after(takes, move || {
+        let finish = move |world: &World, fails: bool| {
             let Some(host) = host.upgrade() else { return };
             if !host.is_alive(incarnation) && !survives {
                 return;
             }
             let result = if fails {
-                world.struck(fault);
+                world.struck(faults.fails);
                 host.excuse_image(&image.path);
                 Err(ControlFault { operation, path: image.path, detail: "EIO".to_owned() })
             } else {
@@ -79,6 +83,19 @@ impl SimControl {
             };
             // The lane that asked may be gone.
             let _ = sender.send(result);
+        };
+        self.world.clock.after(picked_up, move || {
+            if world.strikes(faults.slow) {
+                world.struck(faults.slow);
+                takes *= 100;
+            }
+            if faults.hangs.is_some_and(|hangs| world.strikes(hangs)) {
+                world.struck(Fault::TargetHang);
+                takes = FILE_HANG;
+            }
+            let fails = world.strikes(faults.fails);
+            let clock = Rc::clone(&world.clock);
+            clock.after(takes, move || finish(&world, fails));
         });
         Box::pin(async move {
             match receiver.await {
@@ -122,18 +139,18 @@ impl Control for SimControl {
     }
 
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
-        self.file_work("retire", image, Fault::SourceError, Fault::SourceSlow, move |host, path| {
-            match retirement {
-                Retirement::Delete => {
-                    host.delete_image(path);
-                }
-                Retirement::Fence => host.fence_image(path),
+        let faults = FileFaults { fails: Fault::SourceError, slow: Fault::SourceSlow, hangs: None };
+        self.file_work("retire", image, faults, move |host, path| match retirement {
+            Retirement::Delete => {
+                host.delete_image(path);
             }
+            Retirement::Fence => host.fence_image(path),
         })
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
-        self.file_work("delete", image, Fault::TargetError, Fault::TargetSlow, |host, path| {
+        let (fails, slow, hangs) = (Fault::TargetError, Fault::TargetSlow, Some(Fault::TargetHang));
+        self.file_work("delete", image, FileFaults { fails, slow, hangs }, |host, path| {
             host.delete_image(path);
         })
     }

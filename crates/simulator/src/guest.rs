@@ -187,8 +187,9 @@ impl Guest {
     fn pause(&self) {
         let mut pause = self.random.borrow_mut().duration(Duration::from_micros(1), self.settings.pause);
         if self.has_done_its_work() {
-            // It goes on while a migration does, but does not make a long story longer.
-            pause *= 200;
+            // It goes on while a migration does, ever more slowly: it does not make a long story longer.
+            let beyond = self.answered.get() - self.settings.operations;
+            pause *= 200 * (1 + beyond / 20);
         }
         let me = Weak::clone(&self.me);
         self.world.clock.after(pause, move || {
