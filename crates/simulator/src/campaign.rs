@@ -39,6 +39,8 @@ pub(crate) enum Until {
 pub(crate) struct Summary {
     pub(crate) seeds: u64,
     pub(crate) operations: u64,
+    /// Recoveries during which there was another crash.
+    pub(crate) recoveries_hit: u64,
     /// The fewest guest requests that a simulation without a violation had.
     pub(crate) operations_min: Option<u64>,
     pub(crate) coverage: Coverage,
@@ -89,7 +91,13 @@ fn simulate_caught(seed: u64, options: &Options) -> Finding {
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
         let detail = text.unwrap_or_else(|| "without words".to_owned());
         let violation = Violation { checker: "panic", at: Duration::ZERO, detail };
-        Finding { violation: Some(violation), operations: 0, struck: Struck::default(), hash: 0 }
+        Finding {
+            violation: Some(violation),
+            operations: 0,
+            recoveries_hit: 0,
+            struck: Struck::default(),
+            hash: 0,
+        }
     })
 }
 
@@ -97,6 +105,7 @@ impl Summary {
     fn add(&mut self, seed: u64, finding: Finding) {
         self.seeds += 1;
         self.operations += finding.operations;
+        self.recoveries_hit += finding.recoveries_hit;
         self.coverage.add(&finding.struck);
         match finding.violation {
             Some(violation) => {
@@ -115,6 +124,7 @@ impl Summary {
     fn merge(&mut self, other: Self) {
         self.seeds += other.seeds;
         self.operations += other.operations;
+        self.recoveries_hit += other.recoveries_hit;
         self.operations_min = [self.operations_min, other.operations_min].into_iter().flatten().min();
         self.coverage.merge(&other.coverage);
         self.violations.extend(other.violations);

@@ -36,6 +36,8 @@ use crate::world::{Stop, World};
 
 /// How long after a journal that closed itself, or a recovery that failed, the daemon is restarted at most.
 const RESTART_AFTER: Duration = Duration::from_secs(3);
+/// In how many of a hundred cases a daemon that recovers may be hit again.
+const RECOVERY_CRASH_PERCENT: u64 = 25;
 
 /// The host.
 pub(crate) struct Host {
@@ -62,6 +64,7 @@ pub(crate) struct Host {
     /// Set from a power cut until the guests' contents have been checked.
     power_was_cut: Cell<bool>,
     migrations_begun: Cell<usize>,
+    recoveries_hit: Cell<u64>,
     ending: Cell<Ending>,
 }
 
@@ -153,6 +156,7 @@ impl Host {
                 incarnation: Cell::default(),
                 power_was_cut: Cell::default(),
                 migrations_begun: Cell::default(),
+                recoveries_hit: Cell::default(),
                 ending: Cell::new(Ending::Working),
             }
         })
@@ -192,12 +196,33 @@ impl Host {
             self.power_was_cut.set(true);
         }
         let down = self.random.borrow_mut().duration(Duration::from_micros(10), Duration::from_secs(1));
-        let me = Weak::clone(&self.me);
-        self.world.clock.after(down, move || {
-            if let Some(host) = me.upgrade() {
-                host.boot();
+        self.later(down, |host| {
+            host.boot();
+            host.perhaps_crash_while_recovering();
+        });
+    }
+
+    /// A recovery may be hit as well: every step of it can be repeated.
+    fn perhaps_crash_while_recovering(&self) {
+        let mut random = self.random.borrow_mut();
+        if !random.percent(RECOVERY_CRASH_PERCENT) {
+            return;
+        }
+        let how = random.pick(&[Stop::Kill, Stop::PowerCut]);
+        let delay = random.duration(Duration::from_nanos(100), Duration::from_millis(20));
+        drop(random);
+        let incarnation = self.incarnation.get();
+        self.later(delay, move |host| {
+            if host.is_alive(incarnation) && host.serving.borrow().is_none() {
+                host.recoveries_hit.set(host.recoveries_hit.get() + 1);
+                host.world.stop(how);
             }
         });
+    }
+
+    /// How often a daemon was killed, or lost power, before it served anything.
+    pub(crate) fn recoveries_hit(&self) -> u64 {
+        self.recoveries_hit.get()
     }
 
     /// What is not finished, for people.

@@ -115,11 +115,9 @@ fn print_summary(arguments: &Arguments, summary: &Summary) {
         summary.seeds as f64 / seconds,
         arguments.threads
     );
-    println!(
-        "{} guest requests, {} a seed at least",
-        summary.operations,
-        summary.operations_min.map_or_else(|| "none".to_owned(), |fewest| fewest.to_string())
-    );
+    let fewest = summary.operations_min.map_or_else(|| "none".to_owned(), |fewest| fewest.to_string());
+    println!("{} guest requests, {fewest} a seed at least", summary.operations);
+    println!("{} recoveries were hit by another crash", summary.recoveries_hit);
     let wanted = coverage::SEEDS_WANTED;
     for (fault, phase, count) in summary.coverage.below(wanted) {
         println!("coverage: {} in {phase} struck {count} seeds, {wanted} are wanted", fault.name());

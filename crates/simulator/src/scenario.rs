@@ -86,6 +86,10 @@ impl VolumePlan {
         if random.percent(30) {
             size_bytes -= 4096 * random.below(block_bytes / 4096);
         }
+        if random.percent(15) {
+            // A last piece smaller than what requests are aligned to.
+            size_bytes -= 512 * random.below(8);
+        }
         let latency = random.duration(Duration::from_micros(20), Duration::from_micros(400));
         let guest = GuestSettings {
             size_bytes,

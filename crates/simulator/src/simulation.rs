@@ -25,6 +25,8 @@ pub(crate) struct Finding {
     pub(crate) violation: Option<Violation>,
     /// Guest requests that were answered.
     pub(crate) operations: u64,
+    /// How often a daemon was hit before it served anything.
+    pub(crate) recoveries_hit: u64,
     /// Which faults struck in which phases.
     pub(crate) struck: Struck,
     /// What happened, as a number: the same for the same seed.
@@ -67,5 +69,11 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     executor.drop_tasks();
     world.clock.clear();
     let struck = world.struck.borrow().clone();
-    Finding { violation: world.violation(), operations: host.operations(), struck, hash: world.trace.hash() }
+    Finding {
+        violation: world.violation(),
+        operations: host.operations(),
+        recoveries_hit: host.recoveries_hit(),
+        struck,
+        hash: world.trace.hash(),
+    }
 }
