@@ -42,6 +42,8 @@ pub(crate) const FOREIGN_ERRNO: i32 = 2000;
 const EXCUSED_AFTER: Duration = Duration::from_millis(10);
 /// How late a killed daemon's write may land; 4.5 s were seen (hard case 12).
 const GHOST_DELAY_MAX: Duration = Duration::from_secs(5);
+/// What takes longer than this is not slowed down as well.
+const SLOWED_MAX: Duration = Duration::from_millis(50);
 /// How long a request hangs at most, unless it hangs for ever.
 const HANG_MAX: Duration = Duration::from_secs(8);
 
@@ -134,10 +136,15 @@ impl SimDisk {
 
     /// Tells whether it has been handed a volume and has yet to show that it answers.
     fn is_on_trial(&self) -> bool {
-        let is_open = |volume: Rc<Volume>| volume.gate().mode() == GateMode::Open;
         self.role.get() == Role::Target
             && self.world.phase() == Some(Phase::Committing)
-            && !self.volume.borrow().upgrade().is_some_and(is_open)
+            && !self.serves_guests()
+    }
+
+    /// Tells whether the migration has ended for this target: what guests do goes to it, and to it only.
+    pub(crate) fn serves_guests(&self) -> bool {
+        let is_open = |volume: Rc<Volume>| volume.gate().mode() == GateMode::Open;
+        self.permission.get() == Permission::Owner && self.volume.borrow().upgrade().is_some_and(is_open)
     }
 
     /// What the journal lets a daemon do here.
@@ -330,7 +337,10 @@ impl SimDisk {
         match fault {
             Fault::SourceSlow | Fault::TargetSlow => {
                 self.world.struck(fault);
-                *ends = ends.map(|ends| now + (ends - now) * (20 + random.below(180) as u32));
+                // What hangs is slow enough.
+                if let Some(ends) = ends.as_mut().filter(|ends| **ends - now < SLOWED_MAX) {
+                    *ends = now + (*ends - now) * (20 + random.below(180) as u32);
+                }
             }
             Fault::TargetHang => {
                 self.world.struck(fault);

@@ -70,7 +70,7 @@ impl Host {
         let index = self.random.borrow_mut().index(targets.len());
         let Some(disk) = targets.get(index) else { return };
         // Once guests write to it, it is no target any more, and what they did not flush may be lost.
-        if self.world.phase().is_some_and(|phase| phase >= Phase::Retiring && phase != Phase::Discarding) {
+        if disk.serves_guests() {
             return;
         }
         self.world.struck(Fault::TargetRestart);
