@@ -1,5 +1,7 @@
 //! Image files as the control plane handles them: looked at, copied in, deleted, fenced. Everything here may sleep.
 
+mod shrink;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
@@ -14,6 +16,7 @@ use migration::recovery::Retirement;
 use rustix::fs::{RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
+use self::shrink::Doomed;
 use crate::fail_point::{self, Step};
 
 /// Size of the sectors that guests see: the size of every volume is a multiple of it.
@@ -136,12 +139,18 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 fn delete(path: &Path) -> Result<(), ControlFault> {
     let failed = |error: &io::Error| fault("delete", path, error);
+    let doomed = Doomed::open(path);
     match std::fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            found_gone(path).map_err(|error| failed(&error))
+            return found_gone(path).map_err(|error| failed(&error));
         }
-        result => result.and_then(|()| sync_folder_of(path)).map_err(|error| failed(&error)),
+        result => result.and_then(|()| sync_folder_of(path)).map_err(|error| failed(&error))?,
     }
+    // The name is gone for good; its space comes back without hurry, for a guest may be writing beside it.
+    if let Some(doomed) = doomed {
+        doomed.free();
+    }
+    Ok(())
 }
 
 fn fence(path: &Path, migration: MigrationId) -> Result<(), ControlFault> {

@@ -1,0 +1,133 @@
+//! Gives the space of deleted files back bit by bit.
+//!
+//! A file system that frees a large file at once is busy with that for tens of milliseconds, and holds up whoever
+//! writes to it meanwhile: the guest whose disk has just moved. So a deleted file, which has lost its name already, is
+//! kept open and cut shorter in small steps, with pauses that are longer than the steps.
+//!
+//! ```text
+//!   name gone ──► cut ─ pause ─ cut ─ pause ─ … ─ empty ──► closed
+//! ```
+//! A crash in between is no loss: a file without a name and without users is freed by the kernel.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+
+/// The first cut, in bytes, and the smallest.
+const STEP_BYTES_MIN: u64 = 1 << 20;
+/// The largest cut, in bytes: even of holes, which cost nothing, a step is a call that cannot be interrupted.
+const STEP_BYTES_MAX: u64 = 1 << 40;
+/// A cut is to take this long at most: less than a guest notices.
+const STEP_MAX: Duration = Duration::from_micros(500);
+/// A pause is so many times as long as the cut before it.
+const PAUSE_PER_STEP: u32 = 4;
+
+/// A file that is about to be deleted.
+#[derive(Debug)]
+pub(super) struct Doomed(File);
+
+impl Doomed {
+    /// Opens a file before it is deleted; `None` if it is none that can be shortened: it is freed at once then.
+    pub(super) fn open(path: &Path) -> Option<Self> {
+        // A link would lead to somebody else's file, and opening a device or a pipe can wait for ever.
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty()).ok().map(|file| Self(file.into()))
+    }
+
+    /// Frees the file's space in the background, provided that it has lost its last name.
+    pub(super) fn free(self) {
+        let freeing = std::thread::Builder::new().name("free-space".to_owned()).spawn(move || {
+            if let Err(error) = self.shrink(std::thread::sleep) {
+                tracing::debug!(%error, "the space of a deleted file is freed at once");
+            }
+        });
+        // Without a thread the file was closed, which frees it too.
+        drop(freeing);
+    }
+
+    /// Cuts the file until nothing is left; `pause` is called after each cut but the last.
+    fn shrink(&self, mut pause: impl FnMut(Duration)) -> io::Result<()> {
+        let metadata = self.0.metadata()?;
+        if metadata.nlink() > 0 || !metadata.is_file() {
+            return Ok(());
+        }
+        let (mut length, mut step) = (metadata.len(), STEP_BYTES_MIN);
+        while length > 0 {
+            length = length.saturating_sub(step);
+            let began = Instant::now();
+            self.0.set_len(length)?;
+            let took = began.elapsed();
+            step = next_step(step, took);
+            if length > 0 {
+                pause(took * PAUSE_PER_STEP);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How much to cut next, given how long the last cut took.
+fn next_step(step: u64, took: Duration) -> u64 {
+    let next = if took > STEP_MAX {
+        step / 2
+    } else if took < STEP_MAX / 2 {
+        step * 2
+    } else {
+        step
+    };
+    next.clamp(STEP_BYTES_MIN, STEP_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{Doomed, STEP_BYTES_MAX, STEP_BYTES_MIN, STEP_MAX, next_step};
+
+    #[test]
+    fn deleted_file_is_cut_to_nothing_with_pauses_between_the_cuts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, vec![1; 3 << 20]).unwrap();
+        let doomed = Doomed::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let mut pauses = 0;
+        doomed.shrink(|_| pauses += 1).unwrap();
+        assert_eq!(doomed.0.metadata().unwrap().len(), 0);
+        assert!(pauses >= 1);
+    }
+
+    #[test]
+    fn file_that_has_another_name_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("a"), folder.path().join("b"));
+        std::fs::write(&path, b"abc").unwrap();
+        std::fs::hard_link(&path, &other).unwrap();
+        let doomed = Doomed::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        doomed.shrink(|_| ()).unwrap();
+        assert_eq!(std::fs::read(&other).unwrap(), b"abc");
+    }
+
+    #[test]
+    fn link_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("a"), folder.path().join("b"));
+        std::fs::write(&file, b"abc").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(Doomed::open(&link).is_none());
+    }
+
+    #[test]
+    fn steps_grow_while_they_are_quick_and_shrink_when_they_are_slow() {
+        assert_eq!(next_step(8 << 20, STEP_MAX * 2), 4 << 20);
+        assert_eq!(next_step(8 << 20, STEP_MAX), 8 << 20);
+        assert_eq!(next_step(8 << 20, Duration::ZERO), 16 << 20);
+        assert_eq!(next_step(STEP_BYTES_MIN, STEP_MAX * 2), STEP_BYTES_MIN);
+        assert_eq!(next_step(STEP_BYTES_MAX, Duration::ZERO), STEP_BYTES_MAX);
+    }
+}
