@@ -12,6 +12,9 @@ SHELL := /bin/bash
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 GUEST_IMAGE := $(TARGET)/guest-image
 
+# Simulated migrations: enough for every fault in most phases. 100000 strike each fault in each phase fifty times.
+SEEDS ?= 10000
+
 help: ## Say what there is.
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
@@ -24,10 +27,12 @@ demo: ## Move the disk of a busy virtual machine between two stores, and check e
 # The program under test is the one that the tests' build makes: no second build for a second profile.
 test: export STERNA_BIN := $(TARGET)/debug/sterna
 test: export STERNA_GUEST_IMAGE := $(GUEST_IMAGE)
-test: ## Run every test: the lab's machine in QEMU, then the workspace.
+test: ## Run every test: simulated migrations, planted bugs, a machine in QEMU, then the workspace.
 	scripts/install-packages test
 	scripts/guest-image $(GUEST_IMAGE)
+	cargo run -p simulator --features planted-bugs -- --planted all
 	cargo test --workspace --no-run
+	cargo run -p simulator -- --seeds $(SEEDS)
 	cargo test --workspace --test machine -- --ignored
 	cargo test --workspace
 
