@@ -27,6 +27,9 @@ const LATE_MESSAGE: (Duration, Duration) = (Duration::from_millis(1), Duration::
 /// The pause after which whoever hears nothing says it again; it excuses a guest that waits.
 const REPEAT_PAUSE: Duration = Duration::from_millis(250);
 
+/// The phases in which the two sides talk: a message that is held until one of them is entered again meets the next try.
+const HANDOVER: [Phase; 4] = [Phase::Closing, Phase::Preparing, Phase::Releasing, Phase::Committing];
+
 /// How long dealing with an image takes when its store hangs.
 const FILE_HANG: Duration = Duration::from_secs(5);
 
@@ -175,8 +178,8 @@ impl Control for SimControl {
             return random.percent(70).then(|| vec![self.journey(takes)]);
         }
         self.world.struck(Fault::MessageMishap);
-        if random.percent(40) {
-            let phase = random.pick(&Phase::ALL);
+        if random.percent(60) {
+            let phase = random.pick(&HANDOVER);
             let now = self.world.now();
             self.world.excuses.borrow_mut().add(now, now + REPEAT_PAUSE);
             return Some(vec![self.journey_until(phase)]);
