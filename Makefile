@@ -24,15 +24,16 @@ demo: ## Move the disk of a busy virtual machine between two stores, and check e
 	cargo build --release -p sterna
 	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) $(TARGET)/release/sterna demo --vm
 
-# The program under test is the one that the tests' build makes: no second build for a second profile.
+# Whatever runs here is built once, with the packages, features and profile of the tests; only the planted bugs need a few
+# crates again. `cargo test` comes last, so that its results are what is left on the screen.
 test: export STERNA_BIN := $(TARGET)/debug/sterna
 test: export STERNA_GUEST_IMAGE := $(GUEST_IMAGE)
 test: ## Run every test: simulated migrations, planted bugs, a machine in QEMU, then the workspace.
 	scripts/install-packages test
 	scripts/guest-image $(GUEST_IMAGE)
-	cargo run -p simulator --features planted-bugs -- --planted all
+	cargo run --bin simulator --features simulator/planted-bugs -- --planted all
 	cargo test --workspace --no-run
-	cargo run -p simulator -- --seeds $(SEEDS)
+	cargo run --bin simulator -- --seeds $(SEEDS)
 	cargo test --workspace --test machine -- --ignored
 	cargo test --workspace
 
