@@ -31,4 +31,4 @@ pub use buffer::{Buffer, BufferPool};
 pub use device::{BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode};
 pub use error::IoError;
 pub use executor::{Driver, Executor, Handle};
-pub use store::{Access, FileStore, Image, ImageError, MemoryStore};
+pub use store::{Access, FileStore, Image, ImageError, MemoryStore, Opened};

@@ -4,8 +4,10 @@ pub mod file;
 pub mod image;
 mod lock;
 pub mod memory;
+pub mod opened;
 
 pub use file::FileStore;
 pub use image::{Access, Image, ImageError};
 pub use lock::Holder;
 pub use memory::MemoryStore;
+pub use opened::Opened;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use block::Image;
+use block::{IoError, Opened};
 use futures_channel::{mpsc, oneshot};
 
 use chronicle::{BlockSize, Epoch, Generation};
@@ -61,6 +61,9 @@ pub enum Refused {
         /// Size of the volume in bytes.
         source_bytes: u64,
     },
+    /// The target cannot be used.
+    #[error("the target cannot be opened: {0}")]
+    Target(IoError),
     /// The lane has ended.
     #[error("the volume is no longer served")]
     Ended,
@@ -102,7 +105,7 @@ pub struct LaneHandle {
 pub(crate) enum Command {
     Migrate {
         order: MigrationOrder,
-        target: Image,
+        target: Opened,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Cancel {
@@ -132,7 +135,7 @@ impl LaneHandle {
     ///
     /// # Errors
     /// [`Refused`]; `target` is closed and unchanged then.
-    pub async fn migrate(&self, order: MigrationOrder, target: Image) -> Result<(), Refused> {
+    pub async fn migrate(&self, order: MigrationOrder, target: Opened) -> Result<(), Refused> {
         self.ask(|answer| Command::Migrate { order, target, answer }).await?
     }
 

@@ -4,7 +4,7 @@
 //!   started ──► serving ──stop──► draining: no new requests, those in flight end ──► store flushed ──► ended
 //! ```
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Align;
-use block::{BlockDevice, Executor, FileStore, Handle, Image};
+use block::{BlockDevice, Executor, Handle, IoError, Opened};
 use chronicle::Chronicle;
 use export::nbd;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::select;
-use migration::PacingSettings;
+use migration::{MigrationId, PacingSettings};
 use tracing::{info, warn};
 
 use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TimeLimits};
@@ -40,12 +40,15 @@ pub enum LaneError {
     /// No I/O engine could be had.
     #[error("open an I/O engine")]
     Engine(#[source] EngineError),
+    /// What was opened cannot be made a device.
+    #[error("open the store")]
+    Store(#[source] IoError),
     /// The thread ended before it served anything.
     #[error("start the volume: its thread ended at once")]
     EndedAtOnce,
 }
 
-/// Starts the thread of a volume: it serves `image` on `listener`, a bound and listening stream socket, under the
+/// Starts the thread of a volume: it serves `store` on `listener`, a bound and listening stream socket, under the
 /// volume's name.
 ///
 /// `control` is called on the new thread.
@@ -54,7 +57,7 @@ pub enum LaneError {
 /// [`LaneError`]; nothing is left of the lane then.
 pub fn start(
     settings: LaneSettings,
-    image: Image,
+    store: Opened,
     listener: OwnedFd,
     engine: EngineChoice,
     control: impl FnOnce() -> Rc<dyn Control> + Send + 'static,
@@ -76,10 +79,20 @@ pub fn start(
                 }
             };
             let mut executor = Executor::new(driver);
-            let lane = Lane::new(executor.handle(), engine, settings, image, control());
-            lane.server.serve(Arc::new(listener));
-            let _ = started.send(Ok(()));
-            executor.run(lane.run(received));
+            let (handle, control) = (executor.handle(), control());
+            executor.run(async move {
+                let store = match store.into_device(&handle, &engine).await {
+                    Ok(store) => store,
+                    Err(error) => {
+                        let _ = started.send(Err(LaneError::Store(error)));
+                        return;
+                    }
+                };
+                let lane = Rc::new(Lane::new(handle, engine, settings, store, control));
+                lane.server.serve(Arc::new(listener));
+                let _ = started.send(Ok(()));
+                lane.run(received).await;
+            });
         })
         .map_err(LaneError::Thread)?;
     starting.recv().map_err(|_| LaneError::EndedAtOnce)??;
@@ -102,6 +115,8 @@ struct Lane {
 #[derive(Default)]
 struct CurrentMigration {
     baton: RefCell<Option<Baton>>,
+    /// The migration whose target is being opened; it has no baton yet.
+    opening: Cell<Option<MigrationId>>,
     ended: Signal,
 }
 
@@ -110,10 +125,9 @@ impl Lane {
         handle: Handle,
         engine: Rc<dyn Engine>,
         settings: LaneSettings,
-        image: Image,
+        store: Rc<dyn BlockDevice>,
         control: Rc<dyn Control>,
     ) -> Self {
-        let store: Rc<dyn BlockDevice> = Rc::new(FileStore::new(image, Rc::clone(&engine)));
         let size = store.geometry().size;
         // What was written before this start is not known: every block may have been.
         let chronicle = Chronicle::resume(settings.block_size, size, settings.epochs_used);
@@ -133,13 +147,17 @@ impl Lane {
     }
 
     /// Serves until told to stop, or until nobody is left who could tell.
-    async fn run(self, mut commands: mpsc::UnboundedReceiver<Command>) {
+    async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) {
         info!(volume = %self.settings.name, engine = self.engine.name(), "serving");
         while let Some(command) = commands.next().await {
             // Whoever asked may have gone; then nobody needs the answer.
             match command {
                 Command::Migrate { order, target, answer } => {
-                    let _ = answer.send(self.migrate(&order, target));
+                    let lane = Rc::clone(&self);
+                    // A store that is slow to open keeps no other command waiting.
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.migrate(&order, target).await);
+                    });
                 }
                 Command::Cancel { migration, answer } => {
                     let _ = answer.send(self.with_migration(migration, |baton| {
@@ -164,15 +182,23 @@ impl Lane {
         }
     }
 
-    fn migrate(&self, order: &MigrationOrder, target: Image) -> Result<(), Refused> {
-        if let Some(baton) = &*self.migration.baton.borrow() {
-            return Err(Refused::Migrating(baton.migration()));
+    async fn migrate(&self, order: &MigrationOrder, target: Opened) -> Result<(), Refused> {
+        let under_way = self.migration.baton.borrow().as_ref().map(Baton::migration);
+        if let Some(migration) = under_way.or(self.migration.opening.get()) {
+            return Err(Refused::Migrating(migration));
         }
         let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.size());
         if source_bytes != target_bytes {
             return Err(Refused::SizeDiffers { target_bytes, source_bytes });
         }
-        let target: Rc<dyn BlockDevice> = Rc::new(FileStore::new(target, Rc::clone(&self.engine)));
+        self.migration.opening.set(Some(order.migration));
+        let target = target.into_device(&self.handle, &self.engine).await;
+        self.migration.opening.set(None);
+        self.begin(order, target.map_err(Refused::Target)?);
+        Ok(())
+    }
+
+    fn begin(&self, order: &MigrationOrder, target: Rc<dyn BlockDevice>) {
         let plan = Plan {
             migration: order.migration,
             volumes: vec![PlannedVolume {
@@ -197,12 +223,11 @@ impl Lane {
             current.baton.replace(None);
             current.ended.notify();
         });
-        Ok(())
     }
 
     fn with_migration(
         &self,
-        migration: migration::MigrationId,
+        migration: MigrationId,
         ask: impl FnOnce(&Baton) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
         match &*self.migration.baton.borrow() {

@@ -163,7 +163,7 @@ impl Host {
             keep_source: order.keep_source,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
         };
-        lane.migrate(lane_order, image).await.map_err(|refused| match refused {
+        lane.migrate(lane_order, image.into()).await.map_err(|refused| match refused {
             Refused::Migrating(migration) => {
                 RequestError::AlreadyMigrating { volume: record.name.clone(), migration }
             }

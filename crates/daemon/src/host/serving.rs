@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use block::engine::EngineChoice;
 use block::store::image::Patience;
-use block::store::{Access, Image};
+use block::store::{Access, Image, Opened};
 use chronicle::{BlockSize, Epoch};
 use lane::LaneSettings;
 use migration::VolumeId;
@@ -84,22 +84,22 @@ impl Host {
         }
         let record = self.record_named(name)?;
         let (host, given_up, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
-        let image = blocking(move || host.wait_for_image(&opened, &given_up)).await?;
-        check_size(&record, &image)?;
+        let store = blocking(move || host.wait_for_image(&opened, &given_up)).await?;
+        check_size(&record, &store)?;
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
         let Some(listener) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
         };
-        self.start_lane(&record, image, listener).await
+        self.start_lane(&record, store, listener).await
     }
 
     /// Starts the lane of a volume whose image is open.
     pub(super) async fn start_lane(
         self: &Arc<Self>,
         record: &VolumeRecord,
-        image: Image,
+        store: Opened,
         listener: OwnedFd,
     ) -> Result<Service, RequestError> {
         let block_size =
@@ -124,7 +124,7 @@ impl Host {
         };
         let name = record.name.clone();
         let lane = blocking(move || {
-            let started = lane::start(settings, image, listener, engine, || control.into_control());
+            let started = lane::start(settings, store, listener, engine, || control.into_control());
             started.map_err(|error| unavailable(&name, &error))
         });
         Ok(Service::Serving(lane.await?))
@@ -160,7 +160,7 @@ impl Host {
         &self,
         record: &VolumeRecord,
         attempt: &Arc<AtomicBool>,
-    ) -> Result<Image, RequestError> {
+    ) -> Result<Opened, RequestError> {
         let (name, path) = (&record.name, Path::new(&record.image.path));
         let mut said = None;
         let image = Image::open_waiting(path, Access::ReadWrite, |holder| {
@@ -179,7 +179,7 @@ impl Host {
         if said.is_some() && image.is_ok() {
             tracing::info!(volume = %name, "the image is free");
         }
-        Ok(image?)
+        Ok(image?.into())
     }
 
     async fn given_up(&self, attempt: &Arc<AtomicBool>) {
@@ -194,17 +194,17 @@ impl Host {
 }
 
 /// Checks that an image is as large as its volume: it may have been replaced.
-pub(super) fn check_size(record: &VolumeRecord, image: &Image) -> Result<(), RequestError> {
-    if image.size() == record.size_bytes {
+pub(super) fn check_size(record: &VolumeRecord, store: &Opened) -> Result<(), RequestError> {
+    if store.size() == record.size_bytes {
         return Ok(());
     }
     let detail = format!(
         "it has {} bytes, and the volume {}: is it another file? If it was only resized: truncate -s {} FILE",
-        image.size(),
+        store.size(),
         record.size_bytes,
         record.size_bytes,
     );
-    Err(RequestError::ImageUnsuitable { path: image.path().to_owned(), detail })
+    Err(RequestError::ImageUnsuitable { path: record.image.path.clone().into(), detail })
 }
 
 fn unavailable(volume: &str, error: &dyn std::error::Error) -> RequestError {

@@ -1,0 +1,60 @@
+//! A store of any kind, between its two halves: found and locked on a control thread, which may sleep, then made a
+//! device on the lane's thread, which may not.
+//!
+//! ```text
+//!   Image::open, Image::create, …    control thread: opens, locks, checks; an error of the store's own kind
+//!        │
+//!      Opened                        sent to the lane's thread
+//!        │
+//!   Opened::into_device              lane's thread: a device over the lane's engine
+//! ```
+
+use std::rc::Rc;
+
+use super::file::FileStore;
+use super::image::Image;
+use crate::device::BlockDevice;
+use crate::engine::Engine;
+use crate::error::IoError;
+use crate::executor::Handle;
+
+/// A store that is open and locked, whatever its kind.
+pub enum Opened {
+    /// A raw image file.
+    File(Image),
+}
+
+impl Opened {
+    /// Size in bytes of the device that it becomes.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::File(image) => image.size(),
+        }
+    }
+
+    /// Makes it a device whose requests go through `engine`; tasks that the device needs run on `handle`.
+    ///
+    /// To be called on the thread that both belong to. If the future is dropped, the store is closed.
+    ///
+    /// # Errors
+    /// [`IoError`]: what the store needs before its first request could not be read or reached; it is closed then.
+    #[expect(
+        clippy::unused_async,
+        reason = "kinds whose metadata is read or whose server answers have to wait"
+    )]
+    pub async fn into_device(
+        self,
+        _handle: &Handle,
+        engine: &Rc<dyn Engine>,
+    ) -> Result<Rc<dyn BlockDevice>, IoError> {
+        match self {
+            Self::File(image) => Ok(Rc::new(FileStore::new(image, Rc::clone(engine)))),
+        }
+    }
+}
+
+impl From<Image> for Opened {
+    fn from(image: Image) -> Self {
+        Self::File(image)
+    }
+}
