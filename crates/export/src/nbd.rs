@@ -28,11 +28,11 @@ mod test_device;
 
 pub mod intake;
 pub mod negotiation;
-pub mod protocol;
 pub mod reply;
 pub mod transmission;
 
 pub use error_code::ErrorCode;
 pub use export::{Access, Export, Exports, Offer, ReplyStyle};
 pub use limits::Limits;
+pub use nbd_protocol as protocol;
 pub use server::{ConnectionInfo, ConnectionPhase, Drained, Server};

@@ -3,26 +3,28 @@
 use block::IoError;
 use rustix::io::Errno;
 
+use crate::nbd::protocol::error;
+
 /// An error as the client sees it; the number is what goes over the wire, whatever the system's own numbers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ErrorCode {
     /// EPERM: a write to an export that is read-only.
-    NotPermitted = 1,
+    NotPermitted = error::EPERM,
     /// EIO: the device failed.
-    Io = 5,
+    Io = error::EIO,
     /// ENOMEM: the system has no memory.
-    NoMemory = 12,
+    NoMemory = error::ENOMEM,
     /// EINVAL: unknown command or flag, out of range, misaligned.
-    Invalid = 22,
+    Invalid = error::EINVAL,
     /// ENOSPC: the store is full, or a write lies beyond the end.
-    NoSpace = 28,
+    NoSpace = error::ENOSPC,
     /// EOVERFLOW: too large.
-    Overflow = 75,
+    Overflow = error::EOVERFLOW,
     /// ENOTSUP: the device cannot do this.
-    Unsupported = 95,
+    Unsupported = error::ENOTSUP,
     /// ESHUTDOWN: the device is being closed.
-    Shutdown = 108,
+    Shutdown = error::ESHUTDOWN,
 }
 
 impl ErrorCode {

@@ -1,6 +1,7 @@
 //! The numbers of the NBD protocol, under the names of its specification.
 //!
-//! Only what this server speaks is here. All fields on the wire are big-endian.
+//! Only what Sterna speaks is here, as a server (`export`) and as a client (`block`, `lab`). All fields on the wire are
+//! big-endian. Nothing is encoded, decoded or judged here: each side guards its own door.
 
 /// Opens the server's greeting (`NBDMAGIC`).
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -17,8 +18,12 @@ pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Bytes of the client's flags, its first message.
 pub const CLIENT_FLAGS_LENGTH: usize = 4;
+/// Bytes of the server's greeting.
+pub const GREETING_LENGTH: usize = 18;
 /// Bytes before an option's data.
 pub const OPTION_HEADER_LENGTH: usize = 16;
+/// Bytes before the data of the reply to an option.
+pub const OPTION_REPLY_HEADER_LENGTH: usize = 20;
 /// Bytes of a request without its payload.
 pub const REQUEST_LENGTH: usize = 28;
 /// Bytes of a simple reply without data.
@@ -98,7 +103,8 @@ pub mod option_reply {
     /// One metadata context.
     pub const META_CONTEXT: u32 = 4;
 
-    const ERROR: u32 = 1 << 31;
+    /// Bit that all errors have.
+    pub const ERROR: u32 = 1 << 31;
     /// The option is not known.
     pub const ERR_UNSUP: u32 = ERROR + 1;
     /// The option's data is malformed, or it comes at the wrong time.
@@ -165,8 +171,32 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// Context and extents.
     pub const BLOCK_STATUS: u16 = 5;
+    /// Bit that all errors have.
+    pub const ERROR_BIT: u16 = 1 << 15;
     /// Error and message.
-    pub const ERROR: u16 = (1 << 15) + 1;
+    pub const ERROR: u16 = ERROR_BIT + 1;
+    /// Error, message and the offset at which it occurred.
+    pub const ERROR_OFFSET: u16 = ERROR_BIT + 2;
+}
+
+/// The errors of replies: numbers of their own, which Linux happens to share.
+pub mod error {
+    /// Not permitted.
+    pub const EPERM: u32 = 1;
+    /// The device failed.
+    pub const EIO: u32 = 5;
+    /// No memory.
+    pub const ENOMEM: u32 = 12;
+    /// Not a valid request.
+    pub const EINVAL: u32 = 22;
+    /// No space, or beyond the end.
+    pub const ENOSPC: u32 = 28;
+    /// Too large.
+    pub const EOVERFLOW: u32 = 75;
+    /// Not supported.
+    pub const ENOTSUP: u32 = 95;
+    /// The server is shutting down.
+    pub const ESHUTDOWN: u32 = 108;
 }
 
 /// The metadata context `base:allocation`.
