@@ -3,6 +3,10 @@
 //! Only what Sterna speaks is here, as a server (`export`) and as a client (`block`, `lab`). All fields on the wire are
 //! big-endian. Nothing is encoded, decoded or judged here: each side guards its own door.
 
+pub mod uri;
+
+pub use uri::{NbdUri, Security, Server, UriError};
+
 /// Opens the server's greeting (`NBDMAGIC`).
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Follows it in newstyle, and opens every option (`IHAVEOPT`).

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use nbd_protocol::{NbdUri, Security, Server, UriError};
+
 use super::ClientError;
 
 /// An export on a unix socket.
@@ -33,61 +35,22 @@ impl Address {
 impl FromStr for Address {
     type Err = ClientError;
 
-    /// Parses `nbd+unix:///EXPORT?socket=PATH`, both parts percent-encoded.
+    /// Parses `nbd+unix:///EXPORT?socket=PATH`; this client knows no other addresses.
     fn from_str(text: &str) -> Result<Self, ClientError> {
         let fail = |reason| ClientError::Address { address: text.to_owned(), reason };
-        let rest =
-            text.strip_prefix("nbd+unix://").ok_or_else(|| fail("it does not start with nbd+unix://"))?;
-        let (export, query) = rest.split_once('?').ok_or_else(|| fail("it has no ?socket="))?;
-        let socket = query
-            .split('&')
-            .find_map(|pair| pair.strip_prefix("socket="))
-            .filter(|socket| !socket.is_empty())
-            .ok_or_else(|| fail("it has no ?socket="))?;
-        let export = export.strip_prefix('/').unwrap_or(export);
-        let decode =
-            |part| percent_decode(part).ok_or_else(|| fail("a percent sign is not followed by a UTF-8 byte"));
-        Ok(Self { socket: decode(socket)?.into(), export: decode(export)? })
+        let uri: NbdUri = text.parse().map_err(|error: UriError| fail(error.reason))?;
+        match (uri.server, uri.security) {
+            (Server::Unix(socket), Security::Plain) => Ok(Self { socket, export: uri.export }),
+            (Server::Tcp { .. }, _) => Err(fail("it is not on a unix socket")),
+            (_, Security::Tls) => Err(fail("this client knows no TLS")),
+        }
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let socket = self.socket.to_string_lossy();
-        write!(formatter, "nbd+unix:///{}?socket={}", Encoded(&self.export), Encoded(&socket))
+        NbdUri::unix(&self.socket, &self.export).fmt(formatter)
     }
-}
-
-/// Text that is percent-encoded when it is shown.
-struct Encoded<'a>(&'a str);
-
-impl fmt::Display for Encoded<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in self.0.bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-                    write!(formatter, "{}", char::from(byte))?;
-                }
-                _ => write!(formatter, "%{byte:02X}")?,
-            }
-        }
-        Ok(())
-    }
-}
-
-fn percent_decode(text: &str) -> Option<String> {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte == b'%' {
-            let high = char::from(bytes.next()?).to_digit(16)?;
-            let low = char::from(bytes.next()?).to_digit(16)?;
-            decoded.push(u8::try_from(high * 16 + low).ok()?);
-        } else {
-            decoded.push(byte);
-        }
-    }
-    String::from_utf8(decoded).ok()
 }
 
 #[cfg(test)]
@@ -109,7 +72,7 @@ mod tests {
     #[test]
     fn addresses_that_name_no_socket_are_refused() {
         for text in
-            ["nbd://host/disk", "nbd+unix:///disk", "nbd+unix:///disk?socket=", "nbd+unix:///%f?socket=/s"]
+            ["nbd://host/disk", "nbds+unix:///disk?socket=/s", "nbd+unix:///disk", "nbd+unix:///%f?socket=/s"]
         {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
