@@ -48,7 +48,7 @@ impl LaneControl {
             // The lane may have ended meanwhile.
             let _ = done.send(work());
         });
-        let path = image.path.clone();
+        let path = image.place.name().to_owned();
         Box::pin(async move {
             let stopped =
                 |_| Err(ControlFault { operation, path, detail: "the daemon is stopping".to_owned() });
@@ -66,7 +66,7 @@ impl Control for LaneControl {
         let Some(migration) = self.migration_from(&image) else {
             // The name under which it is kept would not say why.
             let detail = "no migration under way leaves it".to_owned();
-            let fault = ControlFault { operation: "retire", path: image.path, detail };
+            let fault = ControlFault { operation: "retire", path: image.place.name().to_owned(), detail };
             return Box::pin(std::future::ready(Err(fault)));
         };
         let location = image.clone();

@@ -50,25 +50,29 @@ pub(crate) enum CopyError {
     },
 }
 
-/// Deletes a half-made or given-up target image; one that is gone is a success.
+/// Deletes a half-made or given-up target image; one that is gone is a success. A device and a server's export stay:
+/// the journal has fenced them.
 pub(crate) fn discard(image: &ImageLocation) -> Result<(), ControlFault> {
     fail_point::before(Step::Discard);
-    delete(Path::new(&image.path))?;
+    if let Some(path) = image.place.file() {
+        delete(Path::new(path))?;
+    }
     fail_point::after(Step::Discard);
     Ok(())
 }
 
-/// Deals with a source image whose volume has moved away in `migration`; one that is gone is a success.
+/// Deals with a source image whose volume has moved away in `migration`; one that is gone is a success. A device and a
+/// server's export stay: the journal has fenced them.
 pub(crate) fn retire(
     image: &ImageLocation,
     retirement: Retirement,
     migration: MigrationId,
 ) -> Result<(), ControlFault> {
     fail_point::before(Step::Retire);
-    let path = Path::new(&image.path);
-    match retirement {
-        Retirement::Delete => delete(path)?,
-        Retirement::Fence => fence(path, migration)?,
+    match (image.place.file().map(Path::new), retirement) {
+        (Some(path), Retirement::Delete) => delete(path)?,
+        (Some(path), Retirement::Fence) => fence(path, migration)?,
+        (None, _) => {}
     }
     fail_point::after(Step::Retire);
     Ok(())
@@ -238,7 +242,7 @@ mod tests {
     use super::{allocated_bytes, copy_into, discard, fenced_path, other_format, retire};
 
     fn location(path: &Path) -> ImageLocation {
-        ImageLocation { store: "a".into(), path: path.display().to_string() }
+        ImageLocation::raw_file("a", path.display().to_string())
     }
 
     #[test]

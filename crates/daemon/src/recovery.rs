@@ -73,7 +73,8 @@ mod tests {
 
     use chronicle::Generation;
     use migration::journal::{
-        FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Stage, State, VolumeRecord,
+        ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Stage, State,
+        VolumeRecord,
     };
     use migration::{Attempt, MigrationId, VolumeId};
 
@@ -85,7 +86,7 @@ mod tests {
     const ATTEMPT: Attempt = Attempt(1);
 
     fn image(folder: &Path, name: &str) -> ImageLocation {
-        ImageLocation { store: name.into(), path: folder.join(name).display().to_string() }
+        ImageLocation::raw_file(name, folder.join(name).display().to_string())
     }
 
     /// The records of a migration until its ownership is durable.
@@ -99,6 +100,7 @@ mod tests {
             block_size_bytes: 65536,
             image: source.clone(),
             generation: Generation(0),
+            export: ExportSettings::default(),
         };
         let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
         vec![

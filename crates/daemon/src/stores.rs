@@ -189,8 +189,12 @@ impl Store {
     ///
     /// To be called before any volume is served, with the interrupted migrations ended.
     pub(crate) fn settle(&self, state: &State) -> std::io::Result<()> {
-        let known: BTreeSet<&Path> =
-            state.volumes.values().map(|volume| Path::new(&volume.record.image.path)).collect();
+        let known: BTreeSet<&Path> = state
+            .volumes
+            .values()
+            .filter_map(|volume| volume.record.image.place.file())
+            .map(Path::new)
+            .collect();
         for entry in std::fs::read_dir(&self.folder)? {
             let path = entry?.path();
             if let Err(error) = settle_file(&path, &known) {
@@ -249,7 +253,7 @@ mod tests {
 
     use chronicle::Generation;
     use migration::VolumeId;
-    use migration::journal::{Entry, ImageLocation, Record, State, VolumeRecord};
+    use migration::journal::{Entry, ExportSettings, ImageLocation, Record, State, VolumeRecord};
 
     use super::{Stores, new_path, removed_path};
     use crate::error::RequestError;
@@ -259,7 +263,7 @@ mod tests {
     }
 
     fn state_with(path: &Path) -> State {
-        let image = ImageLocation { store: "a".into(), path: path.display().to_string() };
+        let image = ImageLocation::raw_file("a", path.display().to_string());
         let record = VolumeRecord {
             volume: VolumeId([1; 16]),
             name: "v".into(),
@@ -267,6 +271,7 @@ mod tests {
             block_size_bytes: 4096,
             image,
             generation: Generation(0),
+            export: ExportSettings::default(),
         };
         let mut state = State::default();
         state.apply(&Entry { at_unix_ms: 0, records: vec![Record::VolumeAdded(record)] }).unwrap();

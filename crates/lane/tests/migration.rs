@@ -57,7 +57,7 @@ struct Bench {
 
 impl Bench {
     fn location(&self, name: &str) -> ImageLocation {
-        ImageLocation { store: name.to_owned(), path: self.path(name).to_string_lossy().into_owned() }
+        ImageLocation::raw_file(name, self.path(name).to_string_lossy())
     }
 
     fn path(&self, name: &str) -> PathBuf {

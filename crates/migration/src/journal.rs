@@ -11,11 +11,14 @@
 //! number of records is in it: all of them are there after a crash, or none.
 
 mod codec;
+mod image;
 mod record;
 mod state;
+mod version_1;
 
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
+pub use image::{Fence, FencedContent, ImageFormat, ImageLocation, Place};
 pub use record::{
-    Entry, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
+    Entry, ExportAccess, ExportSettings, FailureCode, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };
 pub use state::{Inconsistent, MigrationState, Stage, State, VolumeState};

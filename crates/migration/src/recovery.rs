@@ -29,7 +29,7 @@ pub enum Retirement {
 }
 
 impl Retirement {
-    /// What is to become of `image`: a file that was somebody's before Sterna served it is never deleted.
+    /// What is to become of `image`: one that was somebody's before Sterna served it is never deleted.
     pub fn of(image: &ImageLocation, keep_source: bool) -> Self {
         if keep_source || image.is_adopted() { Self::Fence } else { Self::Delete }
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, Generation};
 use migration::journal::{
-    Entry, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Stage, State, VolumeRecord,
+    Entry, ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Stage, State,
+    VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
 use migration::source::{SourceAction, SourceEvent, SourceSettings};
@@ -341,7 +342,7 @@ impl Model {
 }
 
 fn location(store: &str) -> ImageLocation {
-    ImageLocation { store: store.to_owned(), path: format!("/{store}") }
+    ImageLocation::raw_file(store, format!("/{store}"))
 }
 
 fn volume_record(volume: VolumeId) -> VolumeRecord {
@@ -352,6 +353,7 @@ fn volume_record(volume: VolumeId) -> VolumeRecord {
         block_size_bytes: u32::try_from(BlockSize::DEFAULT.bytes()).unwrap(),
         image: location("source"),
         generation: Generation(4),
+        export: ExportSettings::default(),
     }
 }
 

@@ -78,10 +78,10 @@ impl SimControl {
             }
             let result = if fails {
                 world.struck(faults.fails);
-                host.excuse_image(&image.path);
-                Err(ControlFault { operation, path: image.path, detail: "EIO".to_owned() })
+                host.excuse_image(image.place.name());
+                Err(ControlFault { operation, path: image.place.name().to_owned(), detail: "EIO".to_owned() })
             } else {
-                work(&host, &image.path);
+                work(&host, image.place.name());
                 Ok(())
             };
             // The lane that asked may be gone.

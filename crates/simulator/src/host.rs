@@ -21,7 +21,7 @@ use std::time::Duration;
 use block::{BufferPool, Handle};
 use chronicle::Generation;
 use lane::{Baton, Volume};
-use migration::journal::{ImageLocation, Record, State, VolumeRecord};
+use migration::journal::{ExportSettings, ImageLocation, Record, State, VolumeRecord};
 use migration::{Phase, VolumeId};
 
 use crate::checker::journal::PhaseWatch;
@@ -122,8 +122,9 @@ impl Host {
                 name: format!("v{index}"),
                 size_bytes: plan.disk.size_bytes,
                 block_size_bytes: plan.block_size.into(),
-                image: ImageLocation { store: "a".to_owned(), path: path.clone() },
+                image: ImageLocation::raw_file("a", path.clone()),
                 generation: Generation(1),
+                export: ExportSettings::default(),
             }));
             images.insert(path, disk);
         }

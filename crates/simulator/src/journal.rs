@@ -373,5 +373,8 @@ fn name(record: &Record) -> &'static str {
         Record::Owned { .. } => "owned",
         Record::HandedBack { .. } => "handed back",
         Record::MigrationEnded { .. } => "ended",
+        Record::ResizeBegun { .. } => "resize begun",
+        Record::Resized { .. } => "resized",
+        Record::FenceLifted { .. } => "fence lifted",
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use api::{NewVolume, VolumeSource};
 use block::store::{Access, Image, ImageError};
 use chronicle::{BlockSize, Generation};
-use migration::journal::{ImageLocation, Record, VolumeRecord};
+use migration::journal::{ExportSettings, ImageLocation, Record, VolumeRecord};
 use migration::{CommitFault, VolumeId};
 
 use super::{Host, blocking};
@@ -57,7 +57,7 @@ impl Host {
         let name = order.name.clone();
         let host = Arc::clone(self);
         let staged = blocking(move || host.stage_image(&order, &creation)).await?;
-        let image = ImageLocation { store: staged.store.clone(), path: path_text(&staged.path)? };
+        let image = ImageLocation::raw_file(staged.store.clone(), path_text(&staged.path)?);
         let record = record(&name, staged.size_bytes, image);
         if let Err(fault) = self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await {
             if fault == CommitFault::NotWritten {
@@ -134,7 +134,7 @@ impl Host {
             Ok((path, image.size()))
         })
         .await?;
-        let image = ImageLocation { store: String::new(), path: path_text(&path)? };
+        let image = ImageLocation::raw_file(String::new(), path_text(&path)?);
         let record = record(name, size_bytes, image);
         self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await?;
         claim.created(record.volume);
@@ -234,6 +234,7 @@ fn record(name: &str, size_bytes: u64, image: ImageLocation) -> VolumeRecord {
         block_size_bytes: u32::try_from(BlockSize::DEFAULT.bytes()).unwrap_or(BlockSize::MIN_BYTES),
         image,
         generation: Generation(0),
+        export: ExportSettings::default(),
     }
 }
 

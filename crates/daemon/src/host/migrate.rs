@@ -99,7 +99,7 @@ impl Host {
             if path.symlink_metadata().is_ok() {
                 return Err(RequestError::TargetExists { path });
             }
-            let source = Path::new(&record.image.path);
+            let source = Path::new(record.image.place.name());
             let allocated = images::allocated_bytes(source);
             store.require_space(
                 allocated.map_err(|error| RequestError::storage("examine", source, &error))?,
@@ -108,9 +108,7 @@ impl Host {
             let text =
                 text.ok_or_else(|| RequestError::Invalid(format!("{} is not UTF-8", path.display())))?;
             match images::reserve(&path) {
-                Ok(Some(file)) => {
-                    Ok(Reserved { location: ImageLocation { store: to, path: text }, path, file })
-                }
+                Ok(Some(file)) => Ok(Reserved { location: ImageLocation::raw_file(to, text), path, file }),
                 Ok(None) => Err(RequestError::TargetExists { path }),
                 Err(error) => Err(RequestError::storage("make", &path, &error)),
             }

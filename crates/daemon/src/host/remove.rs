@@ -44,7 +44,7 @@ impl Host {
         claim.removed();
         tracing::info!(volume = %name, "volume removed");
         let image_fate = if keeps_image(&record, how) { ImageFate::Kept } else { ImageFate::Deleted };
-        Ok(RemovedVolume { name, image: record.image.path, image_fate })
+        Ok(RemovedVolume { name, image: record.image.place.name().to_owned(), image_fate })
     }
 
     async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
@@ -62,7 +62,7 @@ impl Host {
         if keeps_image(record, how) {
             return Ok(self.journal.commit(vec![removed]).await?);
         }
-        let path = PathBuf::from(&record.image.path);
+        let path = PathBuf::from(record.image.place.name());
         let aside = path.clone();
         blocking(move || put_aside(&aside)).await?;
         // N.B. Until this is durable a restart puts the image back; from then on it deletes it.

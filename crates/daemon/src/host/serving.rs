@@ -161,7 +161,7 @@ impl Host {
         record: &VolumeRecord,
         attempt: &Arc<AtomicBool>,
     ) -> Result<Opened, RequestError> {
-        let (name, path) = (&record.name, Path::new(&record.image.path));
+        let (name, path) = (&record.name, Path::new(record.image.place.name()));
         let mut said = None;
         let image = Image::open_waiting(path, Access::ReadWrite, |holder| {
             if attempt.load(Ordering::SeqCst) {
@@ -204,7 +204,7 @@ pub(super) fn check_size(record: &VolumeRecord, store: &Opened) -> Result<(), Re
         record.size_bytes,
         record.size_bytes,
     );
-    Err(RequestError::ImageUnsuitable { path: record.image.path.clone().into(), detail })
+    Err(RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail })
 }
 
 fn unavailable(volume: &str, error: &dyn std::error::Error) -> RequestError {

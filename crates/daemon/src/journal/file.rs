@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use migration::journal::{CodecError, Ending, Entry, Frames, HEADER, Record, State, encode};
+use migration::journal::{CodecError, Ending, Entry, Frames, HEADER, Record, State, VERSION, encode};
 use rustix::fs::OFlags;
 
 use super::JournalError;
@@ -69,6 +69,8 @@ pub(super) struct Found {
     next: NextFrame,
     /// Its size in bytes.
     length: usize,
+    /// The version of its encoding.
+    version: u8,
 }
 
 impl JournalFile {
@@ -84,8 +86,13 @@ impl JournalFile {
         Ok(file)
     }
 
-    /// Goes on with the file that is there: for a disk that has no room for a new one.
+    /// Goes on with the file that is there: for a disk that has no room for a new one. One of an older version cannot be
+    /// gone on with: what follows would be read as that version.
     pub(super) fn reopen(path: &Path, found: &Found) -> io::Result<Self> {
+        if found.version != VERSION {
+            let why = "it was written by an older version, and there is no room to write it anew; make room";
+            return Err(io::Error::new(io::ErrorKind::StorageFull, why));
+        }
         let file = OpenOptions::new().write(true).custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
         Ok(Self { file, path: path.to_owned(), capacity: found.length, next: found.next })
     }
@@ -156,7 +163,7 @@ fn fold(path: &Path, bytes: &[u8]) -> Result<Found, JournalError> {
         Ending::Torn if frames.sequence() == 0 => Err(codec(CodecError::NotAJournal)),
         Ending::Torn => {
             let next = NextFrame { position, sequence: frames.sequence() };
-            Ok(Found { state, next, length: bytes.len() })
+            Ok(Found { state, next, length: bytes.len(), version: frames.version() })
         }
         Ending::Foreign => Err(JournalError::Newer { path: path.to_owned(), position }),
         Ending::Damaged => Err(JournalError::Damaged { path: path.to_owned(), position }),

@@ -8,8 +8,8 @@ use std::sync::{Arc, RwLock};
 
 use chronicle::Generation;
 use migration::journal::{
-    Entry, HEADER, HEADER_BYTES, ImageLocation, MigratingVolume, Outcome, Record, State, Summary,
-    VolumeRecord, encode,
+    Entry, ExportSettings, HEADER, HEADER_BYTES, ImageLocation, MigratingVolume, Outcome, Record, State,
+    Summary, VolumeRecord, encode,
 };
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 use tokio::sync::oneshot;
@@ -35,7 +35,7 @@ fn volume(number: u8) -> VolumeId {
 }
 
 fn image(name: &str) -> ImageLocation {
-    ImageLocation { store: "store".into(), path: format!("/store/{name}") }
+    ImageLocation::raw_file("store", format!("/store/{name}"))
 }
 
 fn added(number: u8) -> Record {
@@ -46,6 +46,7 @@ fn added(number: u8) -> Record {
         block_size_bytes: 65536,
         image: image("source"),
         generation: Generation(0),
+        export: ExportSettings::default(),
     })
 }
 
@@ -124,6 +125,7 @@ async fn journal_is_compacted_and_says_the_same_afterwards() {
         block_size_bytes: 4096,
         image: image("wide"),
         generation: Generation(0),
+        export: ExportSettings::default(),
     });
     // More than the room of a file in total, while a migration keeps it from being compacted early.
     journal.commit(vec![migration_of(volume(1), 0).remove(0)]).await.unwrap();

@@ -1,6 +1,6 @@
 //! The journal's thread: queued commits become one frame, and are answered when it is durable.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -200,9 +200,12 @@ fn excerpt(state: &State, records: &[Record]) -> State {
     let mut migrations = BTreeSet::<MigrationId>::new();
     for record in records {
         match record {
-            Record::Snapshot(_) => {}
+            Record::Snapshot(_) | Record::FenceLifted { .. } => {}
             Record::VolumeAdded(record) => volumes.extend([record.volume]),
-            Record::VolumeRemoved { volume } | Record::EpochsReserved { volume, .. } => {
+            Record::VolumeRemoved { volume }
+            | Record::EpochsReserved { volume, .. }
+            | Record::ResizeBegun { volume, .. }
+            | Record::Resized { volume, .. } => {
                 volumes.extend([*volume]);
             }
             Record::MigrationStarted { migration, volumes: moving, .. } => {
@@ -225,6 +228,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         volumes: volumes.iter().filter_map(|id| Some((*id, state.volumes.get(id)?.clone()))).collect(),
         migrations: migrations.into_iter().collect(),
         next_migration: state.next_migration,
+        // No record contradicts a fence.
+        fences: BTreeMap::new(),
     }
 }
 
@@ -239,7 +244,11 @@ fn step_of(record: &Record) -> Option<Step> {
         Record::Owned { .. } => Step::Owned,
         Record::HandedBack { .. } => Step::HandedBack,
         Record::MigrationEnded { .. } => Step::Ended,
-        Record::Snapshot(_) | Record::EpochsReserved { .. } => return None,
+        Record::Snapshot(_)
+        | Record::EpochsReserved { .. }
+        | Record::ResizeBegun { .. }
+        | Record::Resized { .. }
+        | Record::FenceLifted { .. } => return None,
     })
 }
 

@@ -6,7 +6,7 @@ use api::{GuestLocation, MigrationState};
 use chronicle::Generation;
 use lane::Report;
 use migration::journal::{
-    FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
+    ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };
 use migration::{MigrationId, Phase, Progress, VolumeId, Waiting};
 
@@ -26,7 +26,7 @@ struct Scene {
 async fn scene() -> Scene {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::open(folder.path(), FolderLock::acquire(folder.path()).unwrap()).unwrap();
-    let image = |store: &str| ImageLocation { store: store.into(), path: format!("/{store}/v.img") };
+    let image = |store: &str| ImageLocation::raw_file(store, format!("/{store}/v.img"));
     let volume = VolumeRecord {
         volume: VOLUME,
         name: "v".into(),
@@ -34,6 +34,7 @@ async fn scene() -> Scene {
         block_size_bytes: 65536,
         image: image(""),
         generation: Generation(0),
+        export: ExportSettings::default(),
     };
     let volumes = vec![MigratingVolume { volume: VOLUME, source: image(""), target: image("b") }];
     let started = Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: true };

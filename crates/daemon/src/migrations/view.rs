@@ -150,7 +150,7 @@ fn guest_at(stage: &Stage) -> GuestLocation {
 /// How the API shows where an image is.
 pub(crate) fn image_location(image: &journal::ImageLocation) -> ImageLocation {
     let store = (!image.is_adopted()).then(|| image.store.clone());
-    ImageLocation { store, image: image.path.clone() }
+    ImageLocation { store, image: image.place.name().to_owned() }
 }
 
 fn nowhere() -> ImageLocation {

@@ -160,7 +160,7 @@ impl Store {
 }
 
 pub(crate) fn location(name: &str) -> ImageLocation {
-    ImageLocation { store: name.to_owned(), path: format!("/{name}.img") }
+    ImageLocation::raw_file(name, format!("/{name}.img"))
 }
 
 /// The bytes of block `block` of 4 KiB.

@@ -9,9 +9,12 @@
 //! one ends the journal: what lies behind was never acknowledged, or belongs to an earlier use of the space.
 
 use super::record::Entry;
+use super::version_1;
 
 /// Version of the encoding that this program writes.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
+/// The oldest version that is read.
+const OLDEST_VERSION: u8 = 1;
 /// What every journal begins with.
 pub const HEADER: [u8; 8] = [b'S', b'T', b'E', b'R', b'N', b'A', b'J', VERSION];
 /// Length of [`HEADER`].
@@ -30,7 +33,7 @@ pub enum CodecError {
     #[error("this is no journal: it begins with other bytes")]
     NotAJournal,
     /// The journal was written by another version.
-    #[error("the journal has version {found}, this program reads version {VERSION}")]
+    #[error("the journal has version {found}, this program reads versions up to {VERSION}")]
     Version {
         /// What the header says.
         found: u8,
@@ -63,6 +66,7 @@ pub fn encode(sequence: u64, entry: &Entry, bytes: &mut Vec<u8>) -> Result<(), C
 
 /// The whole entries of a journal, in order; ends at the first frame that is not whole.
 pub struct Frames<'a> {
+    version: u8,
     rest: &'a [u8],
     position: usize,
     sequence: u64,
@@ -81,10 +85,15 @@ impl<'a> Frames<'a> {
         if *magic != HEADER[..HEADER_BYTES - 1] {
             return Err(CodecError::NotAJournal);
         }
-        if *version != VERSION {
+        if !(OLDEST_VERSION..=VERSION).contains(version) {
             return Err(CodecError::Version { found: *version });
         }
-        Ok(Self { rest, position: HEADER_BYTES, sequence: 0 })
+        Ok(Self { version: *version, rest, position: HEADER_BYTES, sequence: 0 })
+    }
+
+    /// The version of the encoding. Frames may be appended only if it is [`VERSION`].
+    pub fn version(&self) -> u8 {
+        self.version
     }
 
     /// Where the next frame is to be written: behind the last whole one.
@@ -103,7 +112,7 @@ impl Iterator for Frames<'_> {
 
     fn next(&mut self) -> Option<Entry> {
         let payload = frame(self.rest, |sequence| sequence == self.sequence)?;
-        let entry = postcard::from_bytes(payload).ok()?;
+        let entry = decode(self.version, payload)?;
         let length = FRAME_HEADER_BYTES + payload.len();
         self.rest = &self.rest[length..];
         self.position += length;
@@ -148,6 +157,13 @@ impl Frames<'_> {
         }
         Ending::Torn
     }
+}
+
+fn decode(version: u8, payload: &[u8]) -> Option<Entry> {
+    if version == VERSION {
+        return postcard::from_bytes(payload).ok();
+    }
+    postcard::from_bytes::<version_1::Entry>(payload).ok().map(Into::into)
 }
 
 /// The payload of the frame that `bytes` begin with, if it is whole and has a sequence number that is wanted.

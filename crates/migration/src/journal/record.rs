@@ -1,9 +1,10 @@
-//! The records of the journal. Their encoding is stored: variants and fields are only ever appended, and
-//! [`super::VERSION`] grows when that is not enough.
+//! The records of the journal. Their encoding is stored: variants are only ever appended, and [`super::VERSION`] grows
+//! when that is not enough; a field more is not.
 
 use chronicle::{Epoch, Generation};
 use serde::{Deserialize, Serialize};
 
+use super::image::{ImageLocation, Place};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
 /// One commit: records that become durable together, and when.
@@ -92,6 +93,25 @@ pub enum Record {
         /// What it cost.
         summary: Summary,
     },
+    /// A volume's image is about to grow, or has begun to: after a crash it is brought to this size.
+    ResizeBegun {
+        /// Which.
+        volume: VolumeId,
+        /// Its size in bytes afterwards.
+        size_bytes: u64,
+    },
+    /// A volume has this size, and its image holds as many bytes. Also ends a resize that could not be done.
+    Resized {
+        /// Which.
+        volume: VolumeId,
+        /// Its size in bytes.
+        size_bytes: u64,
+    },
+    /// Somebody said that nobody needs what a fenced place holds.
+    FenceLifted {
+        /// The place.
+        place: Place,
+    },
 }
 
 /// A volume as it was added.
@@ -109,22 +129,33 @@ pub struct VolumeRecord {
     pub image: ImageLocation,
     /// Grows by one at each handover.
     pub generation: Generation,
+    /// How it is offered to clients.
+    pub export: ExportSettings,
 }
 
-/// An image file in a store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageLocation {
-    /// Name of the store in the configuration; empty for an image that is served in place, outside any store.
-    pub store: String,
-    /// Absolute path of the file.
-    pub path: String,
+/// How a volume is offered to its clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportSettings {
+    /// What clients may do.
+    pub access: ExportAccess,
+    /// Address and port, as text, where the volume is served over TCP besides its unix socket; `None`: nowhere.
+    pub listen: Option<String>,
+    /// Mode of its unix socket; `None`: that of the configuration.
+    pub socket_mode: Option<u32>,
+    /// User and group of its unix socket, `user:group`; `None`: those of the configuration.
+    pub socket_owner: Option<String>,
+    /// Connections at a time; `None`: what the configuration says.
+    pub connections_max: Option<u32>,
 }
 
-impl ImageLocation {
-    /// Tells whether the image was somebody's before it was served (`volume add`): such a file is never deleted.
-    pub fn is_adopted(&self) -> bool {
-        self.store.is_empty()
-    }
+/// What the clients of a volume may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExportAccess {
+    /// Read and write.
+    #[default]
+    ReadWrite,
+    /// Read only.
+    ReadOnly,
 }
 
 /// One volume of a migration.
@@ -132,9 +163,9 @@ impl ImageLocation {
 pub struct MigratingVolume {
     /// Which.
     pub volume: VolumeId,
-    /// The image it is copied from.
+    /// The image that it is copied from.
     pub source: ImageLocation,
-    /// The image it is copied to.
+    /// The image that it is copied to.
     pub target: ImageLocation,
 }
 

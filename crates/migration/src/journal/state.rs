@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use chronicle::{Epoch, Generation};
 use serde::{Deserialize, Serialize};
 
+use super::image::{Fence, FencedContent, Place};
 use super::record::{Entry, MigratingVolume, Outcome, Record, Summary, VolumeRecord};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
@@ -20,6 +21,8 @@ pub struct State {
     pub migrations: BTreeMap<MigrationId, MigrationState>,
     /// The identity that the next migration gets.
     pub next_migration: u64,
+    /// Devices and exports that hold what migrations left there.
+    pub fences: BTreeMap<Place, Fence>,
 }
 
 /// A volume that this host serves.
@@ -31,6 +34,8 @@ pub struct VolumeState {
     pub epochs_reserved: Epoch,
     /// When it was added, in milliseconds since 1970.
     pub added_unix_ms: u64,
+    /// The size in bytes that its image was to grow to; `None` while it is not being resized.
+    pub resizing_to: Option<u64>,
 }
 
 /// A migration and how far it has come, durably.
@@ -119,7 +124,9 @@ impl State {
                     record: record.clone(),
                     epochs_reserved: Epoch(0),
                     added_unix_ms: at_unix_ms,
+                    resizing_to: None,
                 };
+                self.fences.remove(&record.image.place);
                 self.volumes.insert(record.volume, volume);
             }
             Record::VolumeRemoved { volume } => {
@@ -183,6 +190,17 @@ impl State {
                 state.ended_unix_ms = Some(at_unix_ms);
                 state.summary = *summary;
             }
+            Record::ResizeBegun { volume, size_bytes } => {
+                self.volume(*volume)?.resizing_to = Some(*size_bytes);
+            }
+            Record::Resized { volume, size_bytes } => {
+                let state = self.volume(*volume)?;
+                state.record.size_bytes = *size_bytes;
+                state.resizing_to = None;
+            }
+            Record::FenceLifted { place } => {
+                self.fences.remove(place);
+            }
         }
         Ok(())
     }
@@ -201,6 +219,8 @@ impl State {
             ended_unix_ms: None,
             summary: Summary::default(),
         };
+        // From here on a half-made copy may be there; what was there before is gone.
+        self.fence(migration, &state, Side::Target, FencedContent::HalfMade);
         self.migrations.insert(migration, state);
         self.next_migration = self.next_migration.max(migration.0 + 1);
         let ended: Vec<_> =
@@ -230,18 +250,39 @@ impl State {
         generations: &[(VolumeId, Generation)],
         side: Side,
     ) -> Result<(), Inconsistent> {
-        let moving = self.migration(migration)?.volumes.clone();
-        for volume in moving {
-            let state = self.volume(volume.volume)?;
-            state.record.image = match side {
+        let state = self.migration(migration)?.clone();
+        let left = if state.keep_source { FencedContent::Kept } else { FencedContent::Left };
+        match side {
+            Side::Target => self.fence(migration, &state, Side::Source, left),
+            Side::Source => self.fence(migration, &state, Side::Target, FencedContent::HalfMade),
+        }
+        for volume in state.volumes {
+            let image = match side {
                 Side::Source => volume.source,
                 Side::Target => volume.target,
             };
+            self.fences.remove(&image.place);
+            let state = self.volume(volume.volume)?;
+            state.record.image = image;
             if let Some((_, generation)) = generations.iter().find(|(id, _)| *id == volume.volume) {
                 state.record.generation = *generation;
             }
         }
         Ok(())
+    }
+
+    /// Fences the places on one side of a migration whose content stays when its volume is not there.
+    fn fence(&mut self, migration: MigrationId, state: &MigrationState, side: Side, content: FencedContent) {
+        for (moving, volume) in state.volumes.iter().zip(&state.names) {
+            let image = match side {
+                Side::Source => &moving.source,
+                Side::Target => &moving.target,
+            };
+            if image.place.outlasts_its_volume() {
+                let fence = Fence { volume: volume.clone(), migration, content };
+                self.fences.insert(image.place.clone(), fence);
+            }
+        }
     }
 
     fn volume(&mut self, volume: VolumeId) -> Result<&mut VolumeState, Inconsistent> {

@@ -25,7 +25,8 @@ pub(crate) fn unrecovered(
     if let Some((id, migration)) = state.unfinished().next() {
         return Some(format!("after recovery migration {id} is {:?}", migration.stage));
     }
-    let owners: BTreeSet<_> = state.volumes.values().map(|volume| volume.record.image.path.clone()).collect();
+    let owners: BTreeSet<_> =
+        state.volumes.values().map(|volume| volume.record.image.place.name().to_owned()).collect();
     if let Some(lost) = owners.difference(images).next() {
         return Some(format!("{lost} owns a volume and is gone"));
     }

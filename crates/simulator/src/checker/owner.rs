@@ -39,7 +39,7 @@ impl Permission {
 
 /// What may be done with the image at `path`, if `state` is what the journal says.
 pub(crate) fn permission(state: &State, path: &str) -> Permission {
-    let is = |image: &ImageLocation| image.path == path;
+    let is = |image: &ImageLocation| image.place.name() == path;
     let owns = state.volumes.values().any(|volume| is(&volume.record.image));
     let mut target_of_failed = false;
     for migration in state.migrations.values().rev() {
@@ -72,7 +72,7 @@ pub(crate) fn wrong_generation(before: &State, after: &State) -> Option<String> 
         let moved = then.record.image != now.record.image;
         let right = if moved { new == old + 1 } else { new == old };
         (!right).then(|| {
-            let (from, to) = (&then.record.image.path, &now.record.image.path);
+            let (from, to) = (then.record.image.place.name(), now.record.image.place.name());
             format!("generation {old} at {from} became {new} at {to}")
         })
     })
@@ -81,7 +81,7 @@ pub(crate) fn wrong_generation(before: &State, after: &State) -> Option<String> 
 #[cfg(test)]
 mod tests {
     use chronicle::Generation;
-    use migration::journal::{Entry, MigratingVolume, Outcome, Record, VolumeRecord};
+    use migration::journal::{Entry, ExportSettings, MigratingVolume, Outcome, Record, VolumeRecord};
     use migration::{Attempt, MigrationId, VolumeId};
 
     use super::*;
@@ -90,7 +90,7 @@ mod tests {
     const MIGRATION: MigrationId = MigrationId(0);
 
     fn image(path: &str) -> ImageLocation {
-        ImageLocation { store: "a".into(), path: path.into() }
+        ImageLocation::raw_file("a", path)
     }
 
     fn state_after(records: &[Record]) -> State {
@@ -102,6 +102,7 @@ mod tests {
             block_size_bytes: 4096,
             image: image("/source"),
             generation: Generation(1),
+            export: ExportSettings::default(),
         };
         let moving = MigratingVolume { volume: VOLUME, source: image("/source"), target: image("/target") };
         let started =

@@ -52,10 +52,11 @@ impl Host {
 
     /// A store whose lock is held still has requests of the dead daemon in flight (hard case 12).
     pub(super) async fn wait_for_locks(&self, state: &State) {
-        let owners = state.volumes.values().map(|volume| &volume.record.image.path);
+        let owners = state.volumes.values().map(|volume| volume.record.image.place.name());
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
-        let paths: BTreeSet<&String> =
-            owners.chain(moving.flat_map(|moving| [&moving.source.path, &moving.target.path])).collect();
+        let paths: BTreeSet<&str> = owners
+            .chain(moving.flat_map(|moving| [moving.source.place.name(), moving.target.place.name()]))
+            .collect();
         for path in paths {
             let disk = self.images.borrow().get(path).cloned();
             if let Some(disk) = disk {
@@ -79,7 +80,7 @@ impl Host {
 
     pub(super) fn owner_of(&self, state: &State, index: usize) -> Option<Rc<SimDisk>> {
         let image = &state.volumes.get(&volume_id(index))?.record.image;
-        self.images.borrow().get(&image.path).cloned()
+        self.images.borrow().get(image.place.name()).cloned()
     }
 
     pub(super) fn serve(&self, state: &State) {

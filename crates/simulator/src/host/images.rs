@@ -39,7 +39,7 @@ impl Host {
             for moving in &migration.volumes {
                 let images = self.images.borrow();
                 let (Some(source), Some(target)) =
-                    (images.get(&moving.source.path), images.get(&moving.target.path))
+                    (images.get(moving.source.place.name()), images.get(moving.target.place.name()))
                 else {
                     self.world.violated("owner", || format!("an image of {id} is gone at the commit point"));
                     continue;

@@ -75,7 +75,7 @@ impl Host {
                 let number = self.images_made.get();
                 self.images_made.set(number + 1);
                 let path = format!("/{store}/{index}.{number}");
-                let target = ImageLocation { store: store.to_owned(), path };
+                let target = ImageLocation::raw_file(store, path);
                 MigratingVolume { volume: volume.record.volume, source: volume.record.image.clone(), target }
             })
             .collect()
@@ -93,8 +93,8 @@ impl Host {
             let number = self.disks_made.get();
             self.disks_made.set(number + 1);
             let disk = SimDisk::new(&self.world, number, settings, random.fork());
-            disk.set_permission(self.journal.look(|state, _| permission(state, &moving.target.path)));
-            self.images.borrow_mut().insert(moving.target.path.clone(), disk);
+            disk.set_permission(self.journal.look(|state, _| permission(state, moving.target.place.name())));
+            self.images.borrow_mut().insert(moving.target.place.name().to_owned(), disk);
         }
     }
 
@@ -108,7 +108,8 @@ impl Host {
         let images = self.images.borrow();
         let mut targets = Vec::new();
         let planned = serving.volumes.iter().zip(moving).filter_map(|(volume, moving)| {
-            let (source, target) = (images.get(&moving.source.path)?, images.get(&moving.target.path)?);
+            let (source, target) =
+                (images.get(moving.source.place.name())?, images.get(moving.target.place.name())?);
             source.set_role(Role::Source);
             target.set_role(Role::Target);
             target.set_volume(volume);

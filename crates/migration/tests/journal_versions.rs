@@ -1,0 +1,95 @@
+//! Journals that were written by earlier versions are read to the last record.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use chronicle::{Epoch, Generation};
+use migration::journal::{
+    Ending, ExportSettings, FailureCode, Frames, ImageFormat, ImageLocation, Outcome, Place, Stage, State,
+    VERSION, encode,
+};
+use migration::{Attempt, MigrationId, VolumeId};
+
+/// A journal as version 1 wrote it: a snapshot with a volume and an ended migration, then every other kind of record.
+const VERSION_1: &str = "\
+    535445524e414a0181000000edb7dc760000000000000000060100011111111111111111111111111111111111111111111111111111\
+    111111111111017680808080048080040161082f612f762e696d67034d05010401111111111111111111111111111111110161082f61\
+    2f762e696d670162082f622f762e696d670101760105020204736c6f77020501050908000002000000000000052a0000001b4e3a8201\
+    000000000000000701012222222222222222222222222222222201778080808004808004000a2f7372762f772e726177032c0000005c\
+    4baedd02000000000000000701040501111111111111111111111111111111110161082f612f762e696d670162082f622f762e696d67\
+    00050000007b05c20c030000000000000007010505011700000024863879040000000000000007010705010111111111111111111111\
+    11111111111104170000004278fb4a05000000000000000701080501011111111111111111111111111111111104160000008fc7d5c5\
+    06000000000000000701090501111111111111111111111111111111110513000000d3d18e4d070000000000000007010a0503026e6f\
+    00000000000000000000002c0000007d84636e08000000000000000701040601111111111111111111111111111111110161082f612f\
+    762e696d670162082f622f762e696d670013000000569cd621090000000000000007010222222222222222222222222222222222";
+
+#[test]
+fn journal_of_version_1_says_what_it_said() {
+    let bytes = bytes(VERSION_1);
+    let (volume, other) = (VolumeId([0x11; 16]), VolumeId([0x22; 16]));
+    let mut frames = Frames::new(&bytes).unwrap();
+    assert_eq!(frames.version(), 1);
+    let mut state = State::default();
+    let mut entries = 0;
+    let mut stages = Vec::new();
+    for entry in frames.by_ref() {
+        state.apply(&entry).unwrap();
+        entries += 1;
+        stages.extend(state.migrations.get(&MigrationId(5)).map(|migration| migration.stage.clone()));
+        if entries == 2 {
+            let adopted = &state.volumes[&other].record;
+            assert_eq!((adopted.name.as_str(), adopted.image.is_adopted()), ("w", true));
+            assert_eq!(adopted.image.place, Place::File("/srv/w.raw".to_owned()));
+        }
+    }
+    assert_eq!((entries, frames.ending()), (10, Ending::Torn));
+    stages.dedup();
+    let attempt = Attempt(1);
+    let back = Outcome::HandedBack { detail: "no".to_owned() };
+    assert_eq!(
+        stages,
+        [
+            Stage::Copying,
+            Stage::Prepared(attempt),
+            Stage::Released(attempt),
+            Stage::Owned(attempt),
+            Stage::HandedBack,
+            Stage::Ended(back),
+        ]
+    );
+    let served = &state.volumes[&volume];
+    assert_eq!(served.record.image, ImageLocation::raw_file("a", "/a/v.img"));
+    assert_eq!(served.record.image.format, ImageFormat::Raw);
+    assert_eq!(served.record.export, ExportSettings::default());
+    assert_eq!((served.record.size_bytes, served.record.block_size_bytes), (1 << 30, 65536));
+    assert_eq!((served.record.generation, served.epochs_reserved), (Generation(5), Epoch(77)));
+    assert_eq!((served.added_unix_ms, served.resizing_to), (5, None));
+    let ended = &state.migrations[&MigrationId(4)];
+    let failed = Outcome::Failed { code: FailureCode::TargetHung, detail: "slow".to_owned() };
+    assert_eq!((&ended.stage, ended.aborted, ended.keep_source), (&Stage::Ended(failed), Attempt(2), true));
+    assert_eq!((ended.summary.total_us, ended.summary.attempts), (9, 2));
+    assert_eq!(ended.volumes[0].target, ImageLocation::raw_file("b", "/b/v.img"));
+    assert_eq!(state.migrations[&MigrationId(6)].stage, Stage::Copying);
+    assert!(!state.volumes.contains_key(&other));
+    assert_eq!(state.next_migration, 7);
+}
+
+#[test]
+fn journal_of_another_version_is_not_gone_on_with() {
+    // An entry of this version means something else, or nothing, in a journal of the one before.
+    let mut bytes = bytes(VERSION_1);
+    let whole = Frames::new(&bytes).unwrap().count() as u64;
+    let record = migration::journal::Record::FenceLifted { place: Place::Device("/dev/x".to_owned()) };
+    let entry = migration::journal::Entry { at_unix_ms: 8, records: vec![record] };
+    encode(whole, &entry, &mut bytes).unwrap();
+    let mut frames = Frames::new(&bytes).unwrap();
+    assert_ne!(frames.version(), VERSION);
+    assert_eq!(frames.by_ref().count() as u64, whole);
+    assert_eq!(frames.ending(), Ending::Foreign);
+    bytes[7] = VERSION + 1;
+    assert!(Frames::new(&bytes).is_err());
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    hex.as_bytes().chunks(2).map(digits).collect()
+}
