@@ -7,7 +7,7 @@ pub mod memory;
 pub mod opened;
 
 pub use file::FileStore;
-pub use image::{Access, Image, ImageError};
+pub use image::{Access, DeviceUser, Image, ImageError, Kind};
 pub use lock::Holder;
 pub use memory::MemoryStore;
 pub use opened::Opened;

@@ -237,8 +237,10 @@ fn code_of_image(error: &ImageError) -> ErrorCode {
     match error {
         ImageError::NotFound { .. } => ErrorCode::ImageNotFound,
         ImageError::Exists { .. } => ErrorCode::TargetExists,
-        ImageError::NotRegular { .. } => ErrorCode::ImageUnsuitable,
-        ImageError::Locked { .. } => ErrorCode::ImageInUse,
+        ImageError::NotRegular { .. }
+        | ImageError::ReadOnlyDevice { .. }
+        | ImageError::SectorTooLarge { .. } => ErrorCode::ImageUnsuitable,
+        ImageError::Locked { .. } | ImageError::DeviceInUse { .. } => ErrorCode::ImageInUse,
         ImageError::TooSmall { .. } | ImageError::TooLarge { .. } => ErrorCode::TargetTooSmall,
         ImageError::NoSpace { .. } => ErrorCode::NoSpace,
         ImageError::NotPermitted { .. } | ImageError::Os { .. } => ErrorCode::StorageFailed,

@@ -1,4 +1,4 @@
-//! A volume in a raw image file.
+//! A volume in a raw image: a file or a block device.
 //!
 //! ```text
 //!   0                                             body end     size
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::image::{Access, Image};
+use super::image::{Access, Image, Kind};
 use crate::buffer::Buffer;
 use crate::device::{
     ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
@@ -32,7 +32,7 @@ const ZERO_PIECE: usize = 256 << 10;
 /// answer about a badly fragmented image (1.5 MiB).
 const EXTENTS_MAX: usize = 65_536;
 
-/// A raw image file as a device.
+/// A raw image as a device.
 pub struct FileStore {
     image: Image,
     engine: Rc<dyn Engine>,
@@ -50,7 +50,7 @@ impl FileStore {
             size: image.size(),
             alignment: ALIGNMENT,
             read_only: image.access() == Access::ReadOnly,
-            discards: image.punches_holes(),
+            discards: image.gives_space_back(),
         };
         Self { image, engine, geometry, punch_hole: Cell::new(true), zero_range: Cell::new(true) }
     }
@@ -116,19 +116,26 @@ impl FileStore {
         if range.length == 0 {
             return Ok(());
         }
-        let made_by_file_system = mode == ZeroMode::MayUnmap
-            && self.allocate(AllocateMode::PunchHole, &self.punch_hole, range).await?
-            || self.allocate(AllocateMode::ZeroRange, &self.zero_range, range).await?;
-        if !made_by_file_system {
-            self.write_zero_pieces(range).await?;
+        let end = range.end().min(self.image.zeroing_end()).max(range.offset);
+        let (body, rest) =
+            (ByteRange::new(range.offset, end - range.offset), ByteRange::new(end, range.end() - end));
+        if body.length > 0 && !self.zero_by_system(body, mode).await? {
+            self.write_zero_pieces(body).await?;
         }
+        self.write_zero_pieces(rest).await?;
         match durability {
             Durability::Volatile => Ok(()),
             Durability::Durable => self.engine.sync(self.image.file()).await,
         }
     }
 
-    /// Lets the file system make zeroes; `false` if it does not know how.
+    /// Lets the file system, or the device, make zeroes; `false` if it does not know how.
+    async fn zero_by_system(&self, range: ByteRange, mode: ZeroMode) -> Result<bool, IoError> {
+        Ok(mode == ZeroMode::MayUnmap
+            && self.allocate(AllocateMode::PunchHole, &self.punch_hole, range).await?
+            || self.allocate(AllocateMode::ZeroRange, &self.zero_range, range).await?)
+    }
+
     async fn allocate(
         &self,
         mode: AllocateMode,
@@ -150,6 +157,9 @@ impl FileStore {
     }
 
     async fn write_zero_pieces(&self, range: ByteRange) -> Result<(), IoError> {
+        if range.length == 0 {
+            return Ok(());
+        }
         let zeroes = Buffer::zeroed(ZERO_PIECE.min(usize::try_from(range.length).unwrap_or(ZERO_PIECE)));
         let mut offset = range.offset;
         while offset < range.end() {
@@ -203,6 +213,12 @@ impl BlockDevice for FileStore {
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
             check_range(&self.geometry, range)?;
+            if self.image.kind() == Kind::Device {
+                // A device does not tell what of it is in use.
+                let mut extents = Vec::new();
+                push_extent(&mut extents, range, ExtentKind::Data);
+                return Ok(extents);
+            }
             let file = Arc::clone(self.image.file());
             run_blocking(&self.engine, move || extents_of(&file, range)).await?
         })

@@ -1,27 +1,39 @@
-//! An image file: found, locked, and asked what it can do, before a lane serves it.
+//! An image, in a file or on a block device: found, locked, and asked what it can do, before a lane serves it.
 //!
 //! ```text
 //!   Image::open / create    on a control thread; may sleep
-//!        │                  open ► lock ► still the file of that name? ► size ► direct I/O? ► holes?
+//!        │                  open ► lock ► still the file of that name? ► probe: size, direct I/O, giving space back
+//!        │                                                                └── file_kind │ device_kind
 //!        ▼
 //!   FileStore::new          on the lane's thread; does not sleep
 //! ```
 //!
+//! What is common to both kinds is here and in `store::file`; what differs is in a module for each. A device is never
+//! made, deleted or renamed: whoever does that to images asks [`Image::kind`] first.
+//!
 //! N.B. the file description that is locked is the one that all I/O goes through: the lock is held until the last
 //! request in flight has landed, also when the process is killed in between.
 
-use std::fs::OpenOptions;
+mod device_kind;
+mod direct;
+mod error;
+mod file_kind;
+
+use std::fs::{File, Metadata, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use self::direct::Demands;
 use super::lock::{self, Holder, Locked};
-use crate::device::ALIGNMENT;
+
+pub use self::device_kind::DeviceUser;
+pub use self::error::ImageError;
 
 /// Who may read an image that Sterna makes: its owner. It is a guest's disk.
 const CREATE_MODE: u32 = 0o600;
@@ -33,7 +45,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// What is done with an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is read; others may read it too.
+    /// It is read; others may read it too, unless it is a block device: those are had by one at a time.
     ReadOnly,
     /// It is written; nobody else may.
     ReadWrite,
@@ -57,84 +69,34 @@ pub enum Caching {
     Buffered,
 }
 
-/// Why an image cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ImageError {
-    /// There is no such file.
-    #[error("{path} does not exist")]
-    NotFound {
-        /// The image.
-        path: PathBuf,
-    },
-    /// There is such a file, and none was expected.
-    #[error("{path} exists already")]
-    Exists {
-        /// The image.
-        path: PathBuf,
-    },
-    /// It is a folder, a device, or something else that is no file.
-    #[error("{path} is not a regular file")]
-    NotRegular {
-        /// The image.
-        path: PathBuf,
-    },
-    /// Somebody else uses it.
-    #[error("{path} is in use by {holder}")]
-    Locked {
-        /// The image.
-        path: PathBuf,
-        /// Who does, as far as the system tells.
-        holder: Holder,
-    },
-    /// It is smaller than what it is to hold.
-    #[error("{path} has {size} bytes and needs {needed}")]
-    TooSmall {
-        /// The image.
-        path: PathBuf,
-        /// Its size in bytes.
-        size: u64,
-        /// The size that is needed, in bytes.
-        needed: u64,
-    },
-    /// No file of this size fits into the file system.
-    #[error("{path}: no file can have {size} bytes here")]
-    TooLarge {
-        /// The image.
-        path: PathBuf,
-        /// The size that was asked for, in bytes.
-        size: u64,
-    },
-    /// The file system, or the owner's quota, is full.
-    #[error("no space for {path}")]
-    NoSpace {
-        /// The image.
-        path: PathBuf,
-    },
-    /// We may not open it.
-    #[error("no permission to use {path}")]
-    NotPermitted {
-        /// The image.
-        path: PathBuf,
-    },
-    /// The system refused something else.
-    #[error("{operation} {path}")]
-    Os {
-        /// What was tried, as a verb.
-        operation: &'static str,
-        /// The image.
-        path: PathBuf,
-        /// What the system answered.
-        source: std::io::Error,
-    },
+/// Where an image's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// In a regular file.
+    File,
+    /// On a block device: a disk, a partition, a logical volume.
+    Device,
 }
 
-/// An image file that is open and locked.
+/// What a kind tells of one image.
+struct Probed {
+    /// Size in bytes.
+    size: u64,
+    /// `None` if all I/O goes through the page cache.
+    direct: Option<Demands>,
+    /// Whether a discard makes room for others.
+    gives_space_back: bool,
+}
+
+/// An image that is open and locked.
 pub struct Image {
     path: PathBuf,
+    kind: Kind,
     file: Arc<OwnedFd>,
     /// A buffered description of the same file for what lies behind the last whole unit of direct I/O; `None` if
     /// there is no such rest.
     tail: Option<Arc<OwnedFd>>,
+    /// Bytes of it that are used: all, unless [`Image::narrowed_to`] said less.
     size: u64,
     access: Access,
     caching: Caching,
@@ -142,7 +104,7 @@ pub struct Image {
     io_alignment: u32,
     /// What addresses of memory must be multiples of, in bytes; 1 if buffered.
     memory_alignment: u32,
-    punches_holes: bool,
+    gives_space_back: bool,
 }
 
 impl Image {
@@ -162,7 +124,7 @@ impl Image {
         })
     }
 
-    fn create_in(path: &Path, file: std::fs::File, size: u64) -> Result<Self, ImageError> {
+    fn create_in(path: &Path, file: File, size: u64) -> Result<Self, ImageError> {
         if size > i64::MAX as u64 {
             return Err(ImageError::TooLarge { path: path.to_owned(), size });
         }
@@ -175,17 +137,21 @@ impl Image {
         })?;
         file.sync_all().map_err(fail("sync"))?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let synced = std::fs::File::open(folder).and_then(|folder| folder.sync_all());
+        let synced = File::open(folder).and_then(|folder| folder.sync_all());
         synced.map_err(fail("sync the folder of"))?;
         Self::lock_and_probe(path, file, Access::ReadWrite)
     }
 
-    /// Opens and locks an image.
+    /// Opens and locks an image: a regular file or a block device.
+    ///
+    /// A device is opened exclusively (`O_EXCL`), which keeps the system from mounting it meanwhile, besides the locks
+    /// that a file gets.
     ///
     /// # Errors
     /// [`ImageError::Locked`] at once if another process, also QEMU, uses it in a way that does not go together;
-    /// [`ImageError::NotFound`], [`ImageError::NotRegular`], [`ImageError::NotPermitted`], or what else the system
-    /// says.
+    /// [`ImageError::DeviceInUse`] if it is mounted or part of another device; [`ImageError::ReadOnlyDevice`],
+    /// [`ImageError::SectorTooLarge`]; [`ImageError::NotFound`], [`ImageError::NotRegular`],
+    /// [`ImageError::NotPermitted`], or what else the system says.
     pub fn open(path: &Path, access: Access) -> Result<Self, ImageError> {
         Self::open_waiting(path, access, |_| Patience::GiveUp)
     }
@@ -217,7 +183,12 @@ impl Image {
         &self.path
     }
 
-    /// Its size in bytes, when it was opened.
+    /// Where its bytes are.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its size in bytes when it was opened, or what it was narrowed to.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -241,6 +212,17 @@ impl Image {
             return Err(ImageError::TooSmall { path: self.path.clone(), size: self.size, needed });
         }
         Ok(())
+    }
+
+    /// Uses its first `size` bytes only: the volume on a device that is larger. What lies behind is never touched.
+    ///
+    /// # Errors
+    /// [`ImageError::TooSmall`], or what the system says if its end must be opened apart. It is closed then.
+    pub fn narrowed_to(mut self, size: u64) -> Result<Self, ImageError> {
+        self.check_holds(size)?;
+        self.size = size;
+        self.tail = self.open_tail_if_needed()?;
+        Ok(self)
     }
 
     /// Goes through the page cache, as on a file system without direct I/O.
@@ -276,31 +258,51 @@ impl Image {
         self.memory_alignment as usize
     }
 
-    pub(super) fn punches_holes(&self) -> bool {
-        self.punches_holes
+    pub(super) fn gives_space_back(&self) -> bool {
+        self.gives_space_back
+    }
+
+    /// Where the part ends that the kernel can zero: a device zeroes whole sectors.
+    pub(super) fn zeroing_end(&self) -> u64 {
+        match self.kind {
+            Kind::File => self.size,
+            Kind::Device => self.body_end(),
+        }
     }
 
     fn try_open(path: &Path, access: Access) -> Result<Self, ImageError> {
-        let mut options = OpenOptions::new();
+        let named = std::fs::metadata(path).map_err(|error| ImageError::of("examine", path, error))?;
+        let is_device = named.file_type().is_block_device();
         // Opening a pipe or a serial line for its type must not wait for a peer.
-        let flags = OFlags::NONBLOCK.bits().cast_signed();
-        options.read(true).write(access == Access::ReadWrite).custom_flags(flags);
+        let mut flags = OFlags::NONBLOCK;
+        if is_device {
+            flags |= OFlags::EXCL;
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(access == Access::ReadWrite).custom_flags(flags.bits().cast_signed());
         let file = match options.open(path) {
             Ok(file) => file,
             Err(error) if error.raw_os_error() == Some(Errno::ISDIR.raw_os_error()) => {
                 return Err(ImageError::NotRegular { path: path.to_owned() });
             }
+            Err(error) if is_device => return Err(device_kind::why_not_opened(path, &named, error)),
             Err(error) => return Err(ImageError::of("open", path, error)),
         };
+        let metadata = file.metadata().map_err(|error| ImageError::of("examine", path, error))?;
+        if metadata.file_type().is_block_device() && !is_device {
+            // It has come into this place since we looked; it is not open exclusively.
+            return Err(ImageError::Locked {
+                path: path.to_owned(),
+                holder: lock::find_holder(path, Locked::ByFlock),
+            });
+        }
         Self::lock_and_probe(path, file, access)
     }
 
-    fn lock_and_probe(path: &Path, file: std::fs::File, access: Access) -> Result<Self, ImageError> {
+    fn lock_and_probe(path: &Path, file: File, access: Access) -> Result<Self, ImageError> {
         let fail = |operation| move |error| ImageError::of(operation, path, error);
         let metadata = file.metadata().map_err(fail("examine"))?;
-        if !metadata.is_file() {
-            return Err(ImageError::NotRegular { path: path.to_owned() });
-        }
+        let kind = kind_of(&metadata).ok_or_else(|| ImageError::NotRegular { path: path.to_owned() })?;
         let file = OwnedFd::from(file);
         let locked = lock::try_lock(&file, access).map_err(|errno| fail("lock")(errno.into()))?;
         if locked != Locked::Yes {
@@ -316,26 +318,37 @@ impl Image {
             let holder = lock::find_holder(path, Locked::ByFlock);
             return Err(ImageError::Locked { path: path.to_owned(), holder });
         }
-        // As it is now that nobody else changes it.
-        let size = rustix::fs::fstat(&file).map_err(|errno| fail("examine")(errno.into()))?.st_size as u64;
         go_blocking(&file).map_err(|errno| fail("set the flags of")(errno.into()))?;
-        let direct = go_direct(&file, path);
-        let (io_alignment, memory_alignment) = direct.unwrap_or((1, 1));
+        // As it is now that nobody else changes it.
+        let Probed { size, direct, gives_space_back } = match kind {
+            Kind::File => file_kind::probe(&file, path, access)?,
+            Kind::Device => device_kind::probe(&file, path, access)?,
+        };
+        let demands = direct.unwrap_or(Demands { io_alignment: 1, memory_alignment: 1 });
         let mut image = Self {
             path: path.to_owned(),
-            punches_holes: access == Access::ReadWrite && punches_holes(&file, size),
+            kind,
             file: Arc::new(file),
             tail: None,
             size,
             access,
             caching: if direct.is_some() { Caching::Direct } else { Caching::Buffered },
-            io_alignment,
-            memory_alignment,
+            io_alignment: demands.io_alignment,
+            memory_alignment: demands.memory_alignment,
+            gives_space_back,
         };
-        if !size.is_multiple_of(u64::from(io_alignment)) {
-            image.tail = Some(Arc::new(image.open_tail()?));
-        }
+        image.tail = image.open_tail_if_needed()?;
         Ok(image)
+    }
+
+    fn open_tail_if_needed(&self) -> Result<Option<Arc<OwnedFd>>, ImageError> {
+        if self.size.is_multiple_of(u64::from(self.io_alignment)) {
+            return Ok(None);
+        }
+        if let Some(tail) = &self.tail {
+            return Ok(Some(Arc::clone(tail)));
+        }
+        Ok(Some(Arc::new(self.open_tail()?)))
     }
 
     /// Opens the same file once more, buffered; locked in a way of its own, for its writes may be the last to land.
@@ -356,16 +369,11 @@ impl Image {
     }
 }
 
-impl ImageError {
-    fn of(operation: &'static str, path: &Path, source: std::io::Error) -> Self {
-        let path = path.to_owned();
-        match source.kind() {
-            std::io::ErrorKind::NotFound => Self::NotFound { path },
-            std::io::ErrorKind::AlreadyExists => Self::Exists { path },
-            std::io::ErrorKind::PermissionDenied => Self::NotPermitted { path },
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Self::NoSpace { path },
-            _ => Self::Os { operation, path, source },
-        }
+fn kind_of(metadata: &Metadata) -> Option<Kind> {
+    match metadata.file_type() {
+        kind if kind.is_file() => Some(Kind::File),
+        kind if kind.is_block_device() => Some(Kind::Device),
+        _ => None,
     }
 }
 
@@ -373,43 +381,4 @@ impl ImageError {
 fn go_blocking(file: &OwnedFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     rustix::fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)
-}
-
-/// Turns direct I/O on if the file system has it; returns what it demands of offsets and of memory, in bytes.
-fn go_direct(file: &OwnedFd, path: &Path) -> Option<(u32, u32)> {
-    let reason = match direct_alignment(file) {
-        Err(reason) => reason,
-        Ok((io, memory)) => {
-            let turned_on = rustix::fs::fcntl_getfl(file)
-                .and_then(|flags| rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT));
-            match turned_on {
-                Ok(()) => return Some((io, memory)),
-                Err(_) => "the file system refuses it",
-            }
-        }
-    };
-    tracing::info!(path = %path.display(), reason, "no direct I/O");
-    None
-}
-
-/// What direct I/O on this file demands of offsets and of memory.
-fn direct_alignment(file: &OwnedFd) -> Result<(u32, u32), &'static str> {
-    let wanted = StatxFlags::DIOALIGN;
-    let told = match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted) {
-        Ok(told) if told.stx_mask & wanted.bits() != 0 => (told.stx_dio_offset_align, told.stx_dio_mem_align),
-        // The kernel or the file system does not say: the strictest that there is.
-        _ => (ALIGNMENT, ALIGNMENT),
-    };
-    match told {
-        (0, _) | (_, 0) => Err("the file system has none"),
-        (io, memory) if io > ALIGNMENT || memory > ALIGNMENT => Err("the file system wants larger blocks"),
-        (io, memory) => Ok((io, memory)),
-    }
-}
-
-/// Asks by making a hole behind the end, where there is nothing to lose.
-fn punches_holes(file: &OwnedFd, size: u64) -> bool {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let alignment = u64::from(ALIGNMENT);
-    rustix::fs::fallocate(file, flags, size.next_multiple_of(alignment), alignment).is_ok()
 }

@@ -18,7 +18,7 @@ use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FileType, FlockOperation};
 use rustix::io::Errno;
 
 use super::image::Access;
@@ -188,11 +188,15 @@ fn holder_by_open_files(stat: &rustix::fs::Stat) -> Option<u32> {
         .filter(|process: &u32| *process != ours);
     others.find(|process| {
         let Ok(files) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return false };
-        files.flatten().any(|file| {
-            rustix::fs::stat(file.path())
-                .is_ok_and(|open| (open.st_dev, open.st_ino) == (stat.st_dev, stat.st_ino))
-        })
+        files.flatten().any(|file| rustix::fs::stat(file.path()).is_ok_and(|open| is_same(&open, stat)))
     })
+}
+
+/// Tells whether two names are of one file, or of one block device, which may have several.
+fn is_same(one: &rustix::fs::Stat, other: &rustix::fs::Stat) -> bool {
+    let is_device = |stat: &rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+        || (is_device(one) && is_device(other) && one.st_rdev == other.st_rdev)
 }
 
 #[cfg(test)]

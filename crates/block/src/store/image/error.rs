@@ -1,0 +1,113 @@
+//! Why an image cannot be used.
+
+use std::path::{Path, PathBuf};
+
+use super::device_kind::DeviceUser;
+use crate::device::ALIGNMENT;
+use crate::store::lock::Holder;
+
+/// Why an image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// There is no such file.
+    #[error("{path} does not exist")]
+    NotFound {
+        /// The image.
+        path: PathBuf,
+    },
+    /// There is such a file, and none was expected.
+    #[error("{path} exists already")]
+    Exists {
+        /// The image.
+        path: PathBuf,
+    },
+    /// It is a folder, a pipe, or something else that holds no bytes at offsets.
+    #[error("{path} is neither a regular file nor a block device")]
+    NotRegular {
+        /// The image.
+        path: PathBuf,
+    },
+    /// Somebody else uses it.
+    #[error("{path} is in use by {holder}")]
+    Locked {
+        /// The image.
+        path: PathBuf,
+        /// Who does, as far as the system tells.
+        holder: Holder,
+    },
+    /// It is a block device that the system itself uses.
+    #[error("{path} {user}: free it first, or name another device")]
+    DeviceInUse {
+        /// The device.
+        path: PathBuf,
+        /// By what.
+        user: DeviceUser,
+    },
+    /// It is a block device that cannot be written.
+    #[error("{path} is a read-only device")]
+    ReadOnlyDevice {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Its sectors are larger than any that a volume is cut into.
+    #[error("{path} has sectors of {sector_bytes} bytes; at most {ALIGNMENT} can be served")]
+    SectorTooLarge {
+        /// The device.
+        path: PathBuf,
+        /// Its logical block size in bytes.
+        sector_bytes: u32,
+    },
+    /// It is smaller than what it is to hold.
+    #[error("{path} has {size} bytes and needs {needed}")]
+    TooSmall {
+        /// The image.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// The size that is needed, in bytes.
+        needed: u64,
+    },
+    /// No file of this size fits into the file system.
+    #[error("{path}: no file can have {size} bytes here")]
+    TooLarge {
+        /// The image.
+        path: PathBuf,
+        /// The size that was asked for, in bytes.
+        size: u64,
+    },
+    /// The file system, or the owner's quota, is full.
+    #[error("no space for {path}")]
+    NoSpace {
+        /// The image.
+        path: PathBuf,
+    },
+    /// We may not open it.
+    #[error("no permission to use {path}")]
+    NotPermitted {
+        /// The image.
+        path: PathBuf,
+    },
+    /// The system refused something else.
+    #[error("{operation} {path}")]
+    Os {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// The image.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+}
+
+impl ImageError {
+    pub(super) fn of(operation: &'static str, path: &Path, source: std::io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            std::io::ErrorKind::NotFound => Self::NotFound { path },
+            std::io::ErrorKind::AlreadyExists => Self::Exists { path },
+            std::io::ErrorKind::PermissionDenied => Self::NotPermitted { path },
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Self::NoSpace { path },
+            _ => Self::Os { operation, path, source },
+        }
+    }
+}
