@@ -28,7 +28,7 @@ const LOG_LINES_SHOWN: usize = 20;
 ///
 /// Dropping it kills the process.
 #[derive(Debug)]
-pub(super) struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
     client: Client,
     log: PathBuf,
@@ -39,7 +39,7 @@ impl Daemon {
     ///
     /// # Errors
     /// If it does not start or answer; the message ends with its log.
-    pub(super) async fn start(program: &Path, folder: &DemoFolder) -> anyhow::Result<Self> {
+    pub(crate) async fn start(program: &Path, folder: &DemoFolder) -> anyhow::Result<Self> {
         let address = Address::unix(folder.api_socket())?;
         let log = File::create(folder.log()).context("make the daemon's log")?;
         let child = Command::new(program)
@@ -69,7 +69,7 @@ impl Daemon {
     ///
     /// # Errors
     /// What the daemon says; the message ends with its log.
-    pub(super) async fn create_volume(
+    pub(crate) async fn create_volume(
         &self,
         name: &str,
         size_bytes: u64,
@@ -77,15 +77,28 @@ impl Daemon {
     ) -> anyhow::Result<Volume> {
         let (size_bytes, store) = (Some(size_bytes), Some(store.to_owned()));
         let source = VolumeSource::Create { size_bytes, store, image: None };
-        let volume = self.client.create_volume(&NewVolume { name: name.to_owned(), source }).await;
-        volume.with_context(|| format!("create volume {name}")).map_err(|error| self.with_log(error))
+        self.new_volume(name, source).await
+    }
+
+    /// Serves a raw image where it is.
+    ///
+    /// # Errors
+    /// What the daemon says; the message ends with its log.
+    pub(crate) async fn add_volume(&self, name: &str, image: &Path) -> anyhow::Result<Volume> {
+        let image = image.to_str().with_context(|| format!("{} is no Unicode", image.display()))?;
+        self.new_volume(name, VolumeSource::Add { image: image.to_owned() }).await
+    }
+
+    /// Number of its process; `None` once it has ended.
+    pub(crate) fn process_id(&self) -> Option<u32> {
+        self.child.id()
     }
 
     /// Moves a volume and waits until that has ended. `progress` hears of every change.
     ///
     /// # Errors
     /// If the volume is not at the target in the end; the message says why and ends with the daemon's log.
-    pub(super) async fn migrate(
+    pub(crate) async fn migrate(
         &self,
         volume: &str,
         store: &str,
@@ -117,7 +130,7 @@ impl Daemon {
     ///
     /// # Errors
     /// What the daemon says.
-    pub(super) async fn volume(&self, name: &str) -> anyhow::Result<Volume> {
+    pub(crate) async fn volume(&self, name: &str) -> anyhow::Result<Volume> {
         self.client.volume(name).await.with_context(|| format!("ask for volume {name}"))
     }
 
@@ -125,7 +138,7 @@ impl Daemon {
     ///
     /// # Errors
     /// If it does not end in time (then it is killed), or ends with an error.
-    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         self.signal(Signal::TERM);
         let ended = match timeout(STOP_DEADLINE, self.child.wait()).await {
             Ok(status) => status.context("wait for the daemon")?,
@@ -141,6 +154,11 @@ impl Daemon {
             return Err(self.with_log(anyhow!("the daemon ended with {ended}")));
         }
         Ok(())
+    }
+
+    async fn new_volume(&self, name: &str, source: VolumeSource) -> anyhow::Result<Volume> {
+        let volume = self.client.create_volume(&NewVolume { name: name.to_owned(), source }).await;
+        volume.with_context(|| format!("create volume {name}")).map_err(|error| self.with_log(error))
     }
 
     async fn wait_until_it_answers(&mut self) -> anyhow::Result<()> {

@@ -12,24 +12,38 @@ const RESERVE_BYTES: u64 = 64 << 20;
 
 /// A temporary folder with two stores.
 #[derive(Debug)]
-pub(super) struct DemoFolder {
+pub(crate) struct DemoFolder {
     folder: TempDir,
 }
 
 impl DemoFolder {
     /// Names of the two stores: where the volume begins, and where it is moved to.
-    pub(super) const STORES: (&'static str, &'static str) = ("first", "second");
+    pub(crate) const STORES: (&'static str, &'static str) = ("first", "second");
 
     /// Makes the folder below `parent`, or below the usual place for large temporary files.
     ///
     /// # Errors
     /// If the file system has not room for two whole copies of the disk; the message says how much is needed where.
-    pub(super) fn create(parent: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
+    pub(crate) fn create(parent: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
         let parent = parent.map_or_else(usual_parent, Path::to_owned);
-        check_free_space(&parent, disk_bytes)?;
+        let needed = disk_bytes.saturating_mul(2).saturating_add(RESERVE_BYTES);
+        check_free_space(
+            &parent,
+            needed,
+            "the demo",
+            &format!("two copies of a {} disk", Bytes(disk_bytes)),
+        )?;
+        Self::create_in(&parent)
+    }
+
+    /// Makes the folder in `parent`, without asking how much room there is.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub(crate) fn create_in(parent: &Path) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("sterna-demo-")
-            .tempdir_in(&parent)
+            .tempdir_in(parent)
             .with_context(|| format!("make a temporary folder in {}", parent.display()))?;
         let folder = Self { folder };
         for path in [folder.source_store(), folder.target_store(), folder.data()] {
@@ -40,37 +54,37 @@ impl DemoFolder {
     }
 
     /// The folder itself.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
     /// The daemon's configuration.
-    pub(super) fn config(&self) -> PathBuf {
+    pub(crate) fn config(&self) -> PathBuf {
         self.path().join("sterna.toml")
     }
 
     /// The daemon's data folder.
-    pub(super) fn data(&self) -> PathBuf {
+    pub(crate) fn data(&self) -> PathBuf {
         self.path().join("data")
     }
 
     /// The socket of the daemon's API.
-    pub(super) fn api_socket(&self) -> PathBuf {
+    pub(crate) fn api_socket(&self) -> PathBuf {
         self.path().join("api.sock")
     }
 
     /// What the daemon prints.
-    pub(super) fn log(&self) -> PathBuf {
+    pub(crate) fn log(&self) -> PathBuf {
         self.path().join("daemon.log")
     }
 
     /// Where the volume begins.
-    pub(super) fn source_store(&self) -> PathBuf {
+    pub(crate) fn source_store(&self) -> PathBuf {
         self.path().join(Self::STORES.0)
     }
 
     /// Where it is moved to.
-    pub(super) fn target_store(&self) -> PathBuf {
+    pub(crate) fn target_store(&self) -> PathBuf {
         self.path().join(Self::STORES.1)
     }
 
@@ -78,7 +92,7 @@ impl DemoFolder {
     ///
     /// # Errors
     /// If something in it cannot be removed. Dropping the folder removes it too, without telling.
-    pub(super) fn remove(self) -> anyhow::Result<()> {
+    pub(crate) fn remove(self) -> anyhow::Result<()> {
         let path = self.path().to_owned();
         self.folder.close().with_context(|| format!("remove {}", path.display()))
     }
@@ -94,7 +108,7 @@ impl DemoFolder {
 }
 
 /// The temporary folder, unless that is memory: then the one that survives a reboot, which is on a disk.
-fn usual_parent() -> PathBuf {
+pub(crate) fn usual_parent() -> PathBuf {
     let usual = std::env::temp_dir();
     let on_disk = Path::new("/var/tmp");
     if is_memory(&usual) && on_disk.is_dir() && !is_memory(on_disk) { on_disk.to_owned() } else { usual }
@@ -107,18 +121,19 @@ fn is_memory(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|file_system| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&file_system.f_type))
 }
 
-fn check_free_space(parent: &Path, disk_bytes: u64) -> anyhow::Result<()> {
-    let needed = disk_bytes.saturating_mul(2).saturating_add(RESERVE_BYTES);
+/// Finds out whether `needed` bytes are free in `parent`. The message says that `who` needs them, and for what.
+///
+/// # Errors
+/// If they are not, with the figures; if the file system does not say.
+pub(crate) fn check_free_space(parent: &Path, needed: u64, who: &str, what: &str) -> anyhow::Result<()> {
     let file_system = rustix::fs::statvfs(parent)
         .with_context(|| format!("find out how much room there is in {}", parent.display()))?;
     let free = file_system.f_bavail.saturating_mul(file_system.f_frsize);
     if free < needed {
         bail!(
-            "the demo needs {} in {} (two copies of a {} disk), but only {} are free: \
-             choose another folder or a smaller disk",
+            "{who} needs {} in {} ({what}), but only {} are free: choose another folder or a smaller disk",
             Bytes(needed),
             parent.display(),
-            Bytes(disk_bytes),
             Bytes(free)
         );
     }

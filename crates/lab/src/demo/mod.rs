@@ -24,20 +24,19 @@ use anyhow::ensure;
 use api::{Migration, Volume};
 use tokio::time::sleep;
 
-use self::daemon::Daemon;
-use self::folder::DemoFolder;
 use self::report::{grouped, milliseconds};
-use self::signals::Signals;
 use crate::nbd_client::StopFlag;
 use crate::vm::{GuestImage, Machine, MachineOptions};
 use crate::workload::GuestOptions;
 
-pub(crate) use self::daemon::with_tail;
+pub(crate) use self::daemon::{Daemon, with_tail};
+pub(crate) use self::folder::{DemoFolder, check_free_space, usual_parent};
 pub(crate) use self::guest::with_progress;
 pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, ThreadGuest};
 pub use self::progress::Progress;
 pub use self::report::{Figures, Report, Wrong};
 pub use self::signals::Interrupted;
+pub(crate) use self::signals::Signals;
 pub use self::sparkline::Timeline;
 
 /// How the demo is run.

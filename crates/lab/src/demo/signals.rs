@@ -15,7 +15,7 @@ pub struct Interrupted {
 
 /// Ctrl-C, SIGTERM and SIGHUP, from the moment on that this is made. None is missed.
 #[derive(Debug)]
-pub(super) struct Signals {
+pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hang_up: Signal,
@@ -23,7 +23,7 @@ pub(super) struct Signals {
 
 impl Signals {
     /// Takes over the signals, for the rest of the process's life.
-    pub(super) fn listen() -> anyhow::Result<Self> {
+    pub(crate) fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("listen for signals");
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
@@ -33,7 +33,7 @@ impl Signals {
     }
 
     /// Does `work`, unless a signal comes first: then drops it and fails with [`Interrupted`].
-    pub(super) async fn unless<T>(
+    pub(crate) async fn unless<T>(
         &mut self,
         work: impl Future<Output = anyhow::Result<T>>,
     ) -> anyhow::Result<T> {
