@@ -52,6 +52,9 @@ lint: ## Check format, clippy's lints, documentation, scripts, licences.
 	  echo "licences and sources are not checked: there is no cargo-deny (cargo install --locked cargo-deny)"; \
 	fi
 
-bench: ## Measure what recording a write and scanning a disk cost.
-	scripts/install-packages build
+# What the figures mean: docs/performance.md. The machine should be idle meanwhile.
+bench: ## Measure what recording a write costs, and Sterna beside the raw disk and QEMU's storage daemon.
+	scripts/install-packages bench
 	cargo bench -p chronicle --bench chronicle
+	cargo build --release -p sterna
+	$(TARGET)/release/sterna bench nbd

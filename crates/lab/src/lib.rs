@@ -1,4 +1,4 @@
-//! Workloads and the demo: guests that know what they wrote.
+//! Workloads, the demo and the benchmarks: guests that know what they wrote, and clocks beside them.
 //!
 //! ```text
 //!   demo ──► a daemon as child process, two stores in a temporary folder, a guest, a report
@@ -8,9 +8,12 @@
 //!     └─ vm ──► a guest that is a machine in QEMU, with a checker inside (`src/bin/guest_disk_check.rs`)
 //! ```
 //!
+//! The benchmarks ([`bench`]) start the daemon as the demo does, and let fio be the guest.
+//!
 //! The tests of other crates use `nbd_client` and `workload` as well: whoever serves a disk can be judged by them. This
 //! crate knows the daemon by its API alone.
 
+pub mod bench;
 pub mod demo;
 pub mod nbd_client;
 pub mod vm;

@@ -1,6 +1,10 @@
 //! The command line.
 
+mod bench;
+
 use std::path::PathBuf;
+
+pub(crate) use self::bench::{BenchCommand, BenchNbdArguments};
 
 use api::Address;
 use clap::{Args, Parser, Subcommand};
@@ -48,6 +52,9 @@ pub(crate) enum Command {
     /// Watch the disk of a busy guest move between two stores of a temporary daemon, and be verified.
     #[command(after_help = DEMO_HELP)]
     Demo(DemoArguments),
+    /// Measure Sterna beside the raw disk, QEMU's storage daemon and off-line copies.
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! The commands, one file for each noun.
 
+mod bench;
 mod demo;
 mod migrate;
 mod migration;
@@ -30,6 +31,9 @@ pub(crate) enum CommandError {
     /// The demo could not be carried out.
     #[error("{0:#}")]
     Demo(anyhow::Error),
+    /// The benchmark could not be carried out.
+    #[error("{0:#}")]
+    Bench(anyhow::Error),
     /// This program's own file cannot be found.
     #[error("the program cannot find itself")]
     Program(#[source] std::io::Error),
@@ -60,6 +64,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         Ok(Client::new(address))
     };
     match arguments.command {
+        Command::Bench(command) => bench::run(command, format).await,
         Command::Demo(order) => demo::run(order, format).await,
         Command::Serve(order) => serve::run(order).await,
         Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,

@@ -53,6 +53,7 @@ impl Exit {
             CommandError::Config(_) => Self::Usage,
             CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Demo(_)
+            | CommandError::Bench(_)
             | CommandError::Program(_)
             | CommandError::Signals(_)
             | CommandError::Unwritten(_)

@@ -55,6 +55,7 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
         CommandError::Config(_) => "invalid_configuration".into(),
         CommandError::Serve(_) => "serve_failed".into(),
         CommandError::Demo(_) => "demo_failed".into(),
+        CommandError::Bench(_) => "bench_failed".into(),
         _ => "client_failed".into(),
     };
     let body = serde_json::json!({ "error": { "code": code, "message": message } });
@@ -261,7 +262,8 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-fn table(header: &[&str], right: &[usize]) -> Table {
+/// A table without lines; the columns `right` hold figures.
+pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     // Lines are not wrapped: who wants to cut them has `cut` and `less -S`.
     table
@@ -282,7 +284,8 @@ fn properties(rows: &[(&str, String)]) -> String {
     rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
 }
 
-fn lines(table: &Table) -> String {
+/// The table as text, without blanks at the ends of lines.
+pub(crate) fn lines(table: &Table) -> String {
     let text = table.to_string();
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }

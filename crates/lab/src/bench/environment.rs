@@ -1,0 +1,91 @@
+//! What was measured on, so that figures can be judged later.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+/// The machine and the programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Environment {
+    /// The processor, as it calls itself.
+    pub processor: String,
+    /// How many CPUs this process may use.
+    pub cpus: usize,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// The file system that the images are on.
+    pub file_system: String,
+    /// Versions of the programs.
+    pub versions: Versions,
+}
+
+/// Versions of the programs that were measured, by name.
+pub type Versions = std::collections::BTreeMap<String, String>;
+
+impl Environment {
+    /// Describes this machine, for images in `folder`.
+    pub(super) fn of(folder: &Path, versions: Versions) -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        Self {
+            processor: processor_in(&read("/proc/cpuinfo")),
+            cpus: std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            file_system: file_system_in(&read("/proc/self/mountinfo"), folder),
+            versions,
+        }
+    }
+
+    /// Two lines for people: the machine, and the programs.
+    pub fn lines(&self) -> [String; 2] {
+        let Self { processor, cpus, kernel, file_system, versions } = self;
+        let versions: Vec<String> =
+            versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        [format!("{processor}, {cpus} CPUs, Linux {kernel}, {file_system}"), versions.join(", ")]
+    }
+}
+
+fn processor_in(cpuinfo: &str) -> String {
+    let line = cpuinfo.lines().find(|line| line.starts_with("model name"));
+    let name = line.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim());
+    name.unwrap_or(std::env::consts::ARCH).to_owned()
+}
+
+/// The type of the file system that is mounted deepest above `folder`.
+fn file_system_in(mountinfo: &str, folder: &Path) -> String {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let mounts = mountinfo.lines().filter_map(|line| {
+        let (place, system) = line.split_once(" - ")?;
+        Some((place.split(' ').nth(4)?, system.split(' ').next()?))
+    });
+    let above = mounts.filter(|(place, _)| folder.starts_with(place));
+    // Of several mounts in one place the last one is seen.
+    let deepest = above.max_by_key(|(place, _)| place.len());
+    deepest.map_or_else(|| "a file system of unknown type".to_owned(), |(_, system)| system.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{file_system_in, processor_in};
+
+    #[test]
+    fn the_deepest_mount_counts() {
+        let mounts = "\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:25 / /tmp rw shared:5 - tmpfs tmpfs rw
+31 30 0:26 / /tmp/disk rw shared:5 master:1 - xfs /dev/vdb rw
+";
+        let file_system = |folder| file_system_in(mounts, Path::new(folder));
+        assert_eq!(file_system("/home/nobody"), "ext4");
+        assert_eq!(file_system("/tmp/disk/there"), "xfs");
+        assert_eq!(file_system("/tmp/diskette"), "tmpfs");
+        assert_eq!(file_system_in("", Path::new("/")), "a file system of unknown type");
+    }
+
+    #[test]
+    fn the_processor_has_some_name() {
+        assert_eq!(processor_in("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n"), "Some CPU @ 3 GHz");
+        assert_eq!(processor_in(""), std::env::consts::ARCH);
+    }
+}

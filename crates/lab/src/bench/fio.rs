@@ -1,0 +1,260 @@
+//! fio: one job, and what it says about it.
+//!
+//! Every contender gets the same job: only the engine differs, and what it is pointed at. The requests are those of a
+//! fixed seed, so that every contender is asked for the same blocks in the same order.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context as _, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+use super::tools::FIO;
+
+/// What a job does to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Which requests.
+    pub pattern: Pattern,
+    /// Bytes of a request.
+    pub block_bytes: u32,
+    /// Requests in flight.
+    pub depth: u32,
+}
+
+/// Which requests a job makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Reads and writes of random blocks.
+    RandomMixed {
+        /// How many of a hundred requests are reads.
+        reads_percent: u32,
+    },
+    /// Reads of random blocks.
+    RandomReads,
+    /// Reads from the beginning to the end, and again.
+    SequentialReads,
+    /// Writes from the beginning to the end, and again.
+    SequentialWrites,
+}
+
+/// What a job is done to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Disk<'a> {
+    /// A file, by io_uring and past the page cache.
+    File(&'a Path),
+    /// An export.
+    Nbd {
+        /// `nbd+unix:///NAME?socket=PATH`.
+        uri: &'a str,
+    },
+}
+
+/// What fio has measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    /// Requests that were completed.
+    pub requests: u64,
+    /// How long it worked, in seconds.
+    pub seconds: f64,
+    /// Requests per second.
+    pub iops: f64,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+    /// Mean time of a request, from its submission to its completion, in microseconds.
+    pub mean_latency_us: f64,
+    /// Time within which 99 % of the requests completed, in microseconds.
+    pub p99_latency_us: f64,
+    /// The longest time of a request, in microseconds.
+    pub max_latency_us: f64,
+    /// CPU time of fio itself, in microseconds per request.
+    pub client_cpu_us_per_request: f64,
+}
+
+impl Job {
+    /// The command that does this job for `seconds` to the first `size_bytes` of a disk. fio works in `folder`.
+    pub(super) fn command(self, disk: Disk<'_>, size_bytes: u64, seconds: u32, folder: &Path) -> Command {
+        let mut command = FIO.command();
+        // A thread rather than a process: then killing fio kills the job.
+        command.current_dir(folder).args(["--name=bench", "--thread"]);
+        match disk {
+            Disk::File(path) => {
+                // A colon would begin another file's name.
+                let path = path.to_string_lossy().replace('\\', "\\\\").replace(':', "\\:");
+                command.args(["--ioengine=io_uring", "--direct=1", &format!("--filename={path}")])
+            }
+            Disk::Nbd { uri } => command.args(["--ioengine=nbd", &format!("--uri={uri}")]),
+        };
+        match self.pattern {
+            Pattern::RandomMixed { reads_percent } => {
+                command.args(["--rw=randrw", &format!("--rwmixread={reads_percent}")])
+            }
+            Pattern::RandomReads => command.arg("--rw=randread"),
+            Pattern::SequentialReads => command.arg("--rw=read"),
+            Pattern::SequentialWrites => command.arg("--rw=write"),
+        };
+        let Self { block_bytes, depth, .. } = self;
+        command
+            .arg(format!("--size={size_bytes}"))
+            .arg(format!("--bs={block_bytes}"))
+            .arg(format!("--iodepth={depth}"))
+            // The map of blocks that were visited costs the client time, and only matters to those who verify.
+            .args(["--norandommap", "--randrepeat=1"])
+            .args(["--time_based", &format!("--runtime={seconds}")])
+            // Reads and writes are one kind of request to whoever serves them.
+            .args(["--unified_rw_reporting=1", "--output-format=json", "--eta=never"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Does this job and returns what was measured.
+    ///
+    /// # Errors
+    /// If fio fails, or a request did; the message holds what fio says.
+    pub(super) async fn run(
+        self,
+        disk: Disk<'_>,
+        size_bytes: u64,
+        seconds: u32,
+        folder: &Path,
+    ) -> anyhow::Result<Measured> {
+        let output = self.command(disk, size_bytes, seconds, folder).output().await;
+        let output = output.map_err(|error| FIO.explain(error))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "fio ended with {}: {}", output.status, said.trim());
+        Measured::parse(&String::from_utf8_lossy(&output.stdout))
+    }
+}
+
+impl Measured {
+    /// Reads what fio prints with `--output-format=json` and `--unified_rw_reporting=1` about one job.
+    ///
+    /// # Errors
+    /// If that has another shape, tells of an error, or of no request.
+    pub(super) fn parse(output: &str) -> anyhow::Result<Self> {
+        // Warnings come before the JSON, on the same stream.
+        let begin = output.find('{').context("fio printed no figures")?;
+        let output: Output = serde_json::from_str(&output[begin..]).context("read the figures of fio")?;
+        let [job] = &output.jobs[..] else { bail!("fio tells of {} jobs, not of one", output.jobs.len()) };
+        ensure!(job.error == 0, "a request of fio failed: {}", std::io::Error::from_raw_os_error(job.error));
+        let Requests { total_ios, io_bytes, runtime, lat_ns, clat_ns } = &job.mixed;
+        ensure!(*total_ios > 0 && *runtime > 0, "fio completed no request");
+        let seconds = *runtime as f64 / 1e3;
+        let requests = *total_ios as f64;
+        // An option of fio could leave them out; then there is nothing to be read from zeroes.
+        let p99_ns = clat_ns.percentile.get("99.000000").context("fio printed no percentiles")?;
+        Ok(Self {
+            requests: *total_ios,
+            seconds,
+            iops: requests / seconds,
+            bytes_per_second: *io_bytes as f64 / seconds,
+            mean_latency_us: lat_ns.mean / 1e3,
+            p99_latency_us: p99_ns / 1e3,
+            max_latency_us: lat_ns.max / 1e3,
+            client_cpu_us_per_request: (job.usr_cpu + job.sys_cpu) / 100.0 * seconds * 1e6 / requests,
+        })
+    }
+}
+
+/// What fio prints, as far as it is used.
+#[derive(Debug, Deserialize)]
+struct Output {
+    jobs: Vec<OutputJob>,
+}
+
+#[derive(Debug, Deserialize)]
+struct OutputJob {
+    /// Number of the first error.
+    error: i32,
+    /// Per cent of the job's time.
+    usr_cpu: f64,
+    /// Per cent of the job's time.
+    sys_cpu: f64,
+    mixed: Requests,
+}
+
+#[derive(Debug, Deserialize)]
+struct Requests {
+    total_ios: u64,
+    io_bytes: u64,
+    /// Milliseconds.
+    runtime: u64,
+    /// From submission to completion.
+    lat_ns: Latency,
+    /// From the end of the submission to completion; it alone comes with percentiles.
+    clat_ns: Latency,
+}
+
+#[derive(Debug, Deserialize)]
+struct Latency {
+    mean: f64,
+    max: f64,
+    #[serde(default)]
+    percentile: std::collections::BTreeMap<String, f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What fio 3.33 printed, cut down to one in ten of its fields.
+    const OUTPUT: &str = r#"fio: some warning
+{"fio version": "fio-3.33", "jobs": [{"jobname": "bench", "error": 0, "elapsed": 3,
+  "mixed": {"io_bytes": 409600000, "bw_bytes": 204800000, "iops": 25000.0, "runtime": 2000, "total_ios": 50000,
+    "slat_ns": {"min": 811, "max": 5000, "mean": 900.5, "stddev": 1.0, "N": 50000},
+    "clat_ns": {"min": 80, "max": 15986589, "mean": 406535.9, "stddev": 1.0, "N": 50000,
+      "percentile": {"50.000000": 238592, "99.000000": 5603328}},
+    "lat_ns": {"min": 1342, "max": 15991487, "mean": 416235.4, "stddev": 1.0, "N": 50000}},
+  "job_runtime": 2000, "usr_cpu": 10.0, "sys_cpu": 40.0, "ctx": 9069}], "disk_util": []}
+"#;
+
+    #[test]
+    fn figures_are_read_from_the_output() {
+        let measured = Measured::parse(OUTPUT).unwrap();
+        let expected = Measured {
+            requests: 50_000,
+            seconds: 2.0,
+            iops: 25_000.0,
+            bytes_per_second: 204_800_000.0,
+            mean_latency_us: 416.2354,
+            p99_latency_us: 5603.328,
+            max_latency_us: 15_991.487,
+            client_cpu_us_per_request: 20.0,
+        };
+        assert_eq!(measured, expected);
+    }
+
+    #[test]
+    fn what_tells_of_a_failure_or_of_nothing_is_refused() {
+        let check = |from: &str, to: &str, words: &str| {
+            let error = format!("{:#}", Measured::parse(&OUTPUT.replace(from, to)).unwrap_err());
+            assert!(error.contains(words), "{error}");
+        };
+        check(r#""error": 0"#, r#""error": 5"#, "Input/output error");
+        check(r#""total_ios": 50000"#, r#""total_ios": 0"#, "no request");
+        check(r#""runtime": 2000,"#, r#""runtime": 0,"#, "no request");
+        check(r#""mixed""#, r#""read""#, "missing field `mixed`");
+        check("99.000000", "98.000000", "percentiles");
+        assert!(Measured::parse("fio: failed").is_err());
+        assert!(Measured::parse(r#"{"jobs": []}"#).unwrap_err().to_string().contains("0 jobs"));
+    }
+
+    #[test]
+    fn contenders_get_the_same_job_but_for_the_engine() {
+        let job = Job { pattern: Pattern::RandomMixed { reads_percent: 70 }, block_bytes: 8192, depth: 16 };
+        let arguments = |disk| {
+            let command = job.command(disk, 1 << 20, 3, Path::new("/"));
+            let arguments =
+                command.as_std().get_args().map(|argument| argument.to_string_lossy().into_owned());
+            arguments.collect::<Vec<_>>()
+        };
+        let raw = arguments(Disk::File(Path::new("/odd:name")));
+        assert_eq!(raw[2..5], ["--ioengine=io_uring", "--direct=1", "--filename=/odd\\:name"]);
+        let served = arguments(Disk::Nbd { uri: "nbd+unix:///e?socket=/s" });
+        assert_eq!(served[2..4], ["--ioengine=nbd", "--uri=nbd+unix:///e?socket=/s"]);
+        assert_eq!(raw[5..], served[4..]);
+        assert!(raw.contains(&"--rwmixread=70".to_owned()) && raw.contains(&"--iodepth=16".to_owned()));
+    }
+}

@@ -1,0 +1,63 @@
+//! Benchmarks: Sterna beside the raw disk, beside `qemu-storage-daemon`, and beside off-line copies.
+//!
+//! ```text
+//!   nbd ────► round ──► workload ──► contender: raw file │ Sterna │ qemu-storage-daemon ──► fio ──► statistics
+//!
+//!   environment   what was measured on        tools     the programs, their versions and packages
+//!   folder        a temporary folder          image     random data, holes, comparing, dropping caches
+//!   server        a server that is measured   process   its CPU time
+//! ```
+//!
+//! Whatever is compared is measured in one run, one after the other, again and again: the machine's moods then meet
+//! everybody alike, and a ratio is taken between neighbours. This module measures and holds figures; the program prints
+//! them. What the figures mean is in `docs/performance.md`.
+
+mod environment;
+mod fio;
+mod folder;
+mod image;
+pub mod nbd;
+mod process;
+mod qmp;
+mod server;
+mod statistics;
+mod tools;
+
+pub use self::environment::{Environment, Versions};
+pub use self::fio::{Job, Measured, Pattern};
+pub use self::statistics::Summary;
+
+use std::future::Future;
+use std::path::PathBuf;
+
+use self::folder::BenchFolder;
+use crate::demo::{Progress, Signals};
+
+/// What all benchmarks are told.
+#[derive(Clone, Debug)]
+pub struct BenchOptions {
+    /// The program whose `serve` is measured: normally the one that runs now.
+    pub program: PathBuf,
+    /// Where the temporary folder is made, on the disk that is measured; `None`: where the demo makes its own.
+    pub parent: Option<PathBuf>,
+    /// Size of an image in bytes.
+    pub size_bytes: u64,
+    /// How often everything is measured.
+    pub rounds: u32,
+}
+
+/// Does `work` in a folder that has gone when this returns; a signal ends it early.
+async fn in_folder<T>(
+    folder: BenchFolder,
+    progress: &mut Progress,
+    work: impl AsyncFnOnce(&BenchFolder, &mut Progress) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut signals = Signals::listen()?;
+    let work: std::pin::Pin<Box<dyn Future<Output = anyhow::Result<T>> + '_>> =
+        Box::pin(work(&folder, progress));
+    let result = signals.unless(work).await;
+    progress.end();
+    let removed = folder.remove();
+    let value = result?;
+    removed.map(|()| value)
+}

@@ -1,0 +1,196 @@
+//! The servers that are measured. Each is started for one measurement, and is alone while it lasts.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use api::Volume;
+use serde_json::json;
+use tokio::process::Child;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::folder::BenchFolder;
+use super::process::cpu_time;
+use super::qmp::Qmp;
+use super::tools::STORAGE_DAEMON;
+use crate::demo::{Daemon, DemoFolder, with_tail};
+
+/// How long a server may take to answer, and to end.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How often it is looked whether it answers.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Name of the volume and of the export.
+const NAME: &str = "bench";
+
+/// A daemon of this program that serves one image, with a store to move it to.
+#[derive(Debug)]
+pub(super) struct Sterna {
+    pub(super) daemon: Daemon,
+    folder: DemoFolder,
+    pub(super) volume: Volume,
+}
+
+impl Sterna {
+    /// Starts a daemon and lets it serve `image`.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub(super) async fn start(program: &Path, folder: &BenchFolder, image: &Path) -> anyhow::Result<Self> {
+        let folder = DemoFolder::create_in(folder.root())?;
+        let daemon = Daemon::start(program, &folder).await?;
+        let volume = daemon.add_volume(NAME, image).await?;
+        Ok(Self { daemon, folder, volume })
+    }
+
+    /// CPU time that it has used.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
+        cpu_time(self.daemon.process_id().context("the daemon has ended")?)
+    }
+
+    /// Ends it in order.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        self.daemon.stop().await?;
+        self.folder.remove()
+    }
+}
+
+/// A `qemu-storage-daemon` that exports its first image, with io_uring and past the page cache.
+#[derive(Debug)]
+pub(super) struct StorageDaemon {
+    child: Child,
+    qmp: Qmp,
+    uri: String,
+    log: PathBuf,
+}
+
+impl StorageDaemon {
+    /// Starts one on images, each with the name of its node; the first is exported.
+    ///
+    /// # Errors
+    /// If it does not start or answer; the message ends with its log.
+    pub(super) async fn start(folder: &BenchFolder, images: &[(&str, &Path)]) -> anyhow::Result<Self> {
+        let (exported, _) = images.first().context("there is nothing to export")?;
+        let (socket, control) = (folder.path("nbd.sock"), folder.path("qmp.sock"));
+        // A socket that is left over would be in the way.
+        for path in [&socket, &control] {
+            let _ = std::fs::remove_file(path);
+        }
+        let log = folder.path("qemu-storage-daemon.log");
+        let mut command = STORAGE_DAEMON.command();
+        let chardev = format!("socket,id=control,path={},server=on,wait=off", escaped(&control));
+        command.args(["--chardev", &chardev, "--monitor", "chardev=control"]);
+        for (name, path) in images {
+            let file = json!({
+                "driver": "file", "node-name": format!("{name}-file"), "filename": path,
+                "aio": "io_uring", "cache": { "direct": true },
+            });
+            let raw = json!({ "driver": "raw", "node-name": name, "file": format!("{name}-file") });
+            command.args(["--blockdev", &file.to_string(), "--blockdev", &raw.to_string()]);
+        }
+        let server = json!({ "addr": { "type": "unix", "path": socket } });
+        let export =
+            json!({ "type": "nbd", "id": "export", "node-name": exported, "writable": true, "name": NAME });
+        command.args(["--nbd-server", &server.to_string(), "--export", &export.to_string()]);
+        command.stderr(File::create(&log).context("make the log of qemu-storage-daemon")?);
+        let mut child = command.spawn().map_err(|error| STORAGE_DAEMON.explain(error))?;
+        match wait_for_monitor(&mut child, &control).await {
+            Ok(qmp) => {
+                let uri = format!("nbd+unix:///{NAME}?socket={}", percent_encoded(&socket));
+                Ok(Self { child, qmp, uri, log })
+            }
+            Err(error) => Err(with_log(error, &log)),
+        }
+    }
+
+    /// What clients connect to.
+    pub(super) fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// CPU time that it has used.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
+        cpu_time(self.child.id().context("qemu-storage-daemon has ended")?)
+    }
+
+    /// Ends it in order.
+    ///
+    /// # Errors
+    /// If it does not end in time, or ends with an error.
+    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+        let asked = self.qmp.execute("quit", json!({})).await;
+        asked.map_err(|error| with_log(error, &self.log))?;
+        match timeout(DEADLINE, self.child.wait()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(with_log(anyhow!("qemu-storage-daemon ended with {status}"), &self.log)),
+            Ok(Err(error)) => Err(error).context("wait for qemu-storage-daemon"),
+            // Dropping it kills it.
+            Err(_) => bail!("qemu-storage-daemon did not end within {} s", DEADLINE.as_secs()),
+        }
+    }
+}
+
+/// It answers as soon as everything on its command line has been carried out.
+async fn wait_for_monitor(child: &mut Child, control: &Path) -> anyhow::Result<Qmp> {
+    let give_up_at = Instant::now() + DEADLINE;
+    loop {
+        if let Some(status) = child.try_wait().context("look after qemu-storage-daemon")? {
+            bail!("qemu-storage-daemon ended at once with {status}");
+        }
+        match timeout(DEADLINE, Qmp::connect(control)).await {
+            Ok(Ok(qmp)) => return Ok(qmp),
+            Ok(Err(_)) if Instant::now() < give_up_at => sleep(PAUSE).await,
+            Ok(Err(error)) => return Err(error).context("qemu-storage-daemon does not answer"),
+            Err(_) => bail!("qemu-storage-daemon does not answer"),
+        }
+    }
+}
+
+fn with_log(error: anyhow::Error, log: &Path) -> anyhow::Error {
+    let text = std::fs::read(log).unwrap_or_default();
+    with_tail(error, "the log of qemu-storage-daemon", &String::from_utf8_lossy(&text))
+}
+
+/// A path in QEMU's `key=value` lists, where a comma is doubled.
+fn escaped(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+/// A path in the query of a URI.
+fn percent_encoded(path: &Path) -> String {
+    use std::fmt::Write as _;
+    use std::os::unix::ffi::OsStrExt as _;
+    let mut text = String::new();
+    for &byte in path.as_os_str().as_bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{escaped, percent_encoded};
+
+    #[test]
+    fn odd_paths_survive_option_lists_and_uris() {
+        let path = Path::new("/odd, folder/a&b");
+        assert_eq!(escaped(path), "/odd,, folder/a&b");
+        assert_eq!(percent_encoded(path), "/odd%2C%20folder/a%26b");
+    }
+}

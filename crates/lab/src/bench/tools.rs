@@ -1,0 +1,115 @@
+//! The programs that a benchmark runs: whether they are there, which version, and what to install if not.
+
+use std::process::Stdio;
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use tokio::process::Command;
+
+/// A program of somebody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tool {
+    /// What is executed.
+    pub(super) program: &'static str,
+    /// The package of Debian that it is in.
+    package: &'static str,
+}
+
+/// The client of all measurements.
+pub(super) const FIO: Tool = Tool { program: "fio", package: "fio" };
+/// The peer: an NBD server that mirrors.
+pub(super) const STORAGE_DAEMON: Tool =
+    Tool { program: "qemu-storage-daemon", package: "qemu-system-common" };
+
+impl Tool {
+    /// A command that dies with the benchmark and hears nothing of the terminal.
+    pub(super) fn command(self) -> Command {
+        let mut command = Command::new(self.program);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // A group of its own: Ctrl-C is for the benchmark, which then ends what it has started.
+            .process_group(0)
+            .kill_on_drop(true);
+        command
+    }
+
+    /// The version that it says it is.
+    ///
+    /// # Errors
+    /// If it is not there; the message says which package to install.
+    pub(super) async fn version(self) -> anyhow::Result<String> {
+        Ok(version_in(&self.output(&["--version"]).await?))
+    }
+
+    /// What it prints.
+    async fn output(self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output = self.command().args(arguments).stdout(Stdio::piped()).output().await;
+        let output = output.map_err(|error| self.explain(error))?;
+        ensure!(
+            output.status.success(),
+            "{} {} ended with {}",
+            self.program,
+            arguments.join(" "),
+            output.status
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Says what to do about a program that does not start.
+    pub(super) fn explain(self, error: std::io::Error) -> anyhow::Error {
+        let Self { program, package } = self;
+        if error.kind() == std::io::ErrorKind::NotFound {
+            return anyhow!(
+                "{program} is needed and not installed: on Debian it is in the package {package} \
+                 (apt-get install {package})"
+            );
+        }
+        anyhow::Error::new(error).context(format!("start {program}"))
+    }
+}
+
+/// Makes sure that fio can talk to NBD servers and to io_uring.
+///
+/// # Errors
+/// If it cannot; the message says what would.
+pub(super) async fn check_fio_engines() -> anyhow::Result<()> {
+    let help = FIO.output(&["--enghelp"]).await.context("ask fio for its engines")?;
+    for engine in ["nbd", "io_uring"] {
+        if !help.lines().any(|line| line.trim() == engine) {
+            bail!(
+                "this fio has no engine {engine}: install a build that has, such as the package fio of Debian 12"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// `fio-3.33` and `qemu-img version 7.2.22 (Debian …)`: the first word that begins with a digit.
+fn version_in(output: &str) -> String {
+    let first = output.lines().next().unwrap_or_default().trim();
+    let words = first.split([' ', '-']);
+    let version = words.into_iter().find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+    version.unwrap_or(first).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Tool, version_in};
+
+    #[test]
+    fn versions_are_found_in_what_programs_say() {
+        assert_eq!(version_in("fio-3.33\n"), "3.33");
+        let qemu = "qemu-storage-daemon version 7.2.22 (Debian 1:7.2+dfsg-7)\nCopyright (c) 2003-2022\n";
+        assert_eq!(version_in(qemu), "7.2.22");
+        assert_eq!(version_in("cp (GNU coreutils) 9.1\n"), "9.1");
+        assert_eq!(version_in("odd"), "odd");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_not_there_is_named_with_its_package() {
+        let tool = Tool { program: "no-such-program", package: "the-package" };
+        let error = tool.version().await.unwrap_err().to_string();
+        assert!(error.contains("no-such-program is needed") && error.contains("apt-get install the-package"));
+    }
+}

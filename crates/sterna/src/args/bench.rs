@@ -1,0 +1,116 @@
+//! The command line of the benchmarks.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValue;
+use clap::{Args, Subcommand, ValueEnum};
+use lab::bench::nbd::Workload;
+
+use crate::units::parse_size;
+
+/// The smallest image: below that, less would be measured than a disk and its cache.
+const SIZE_BYTES_MIN: u64 = 32 << 20;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure what clients get over NBD: beside the raw file and beside qemu-storage-daemon.
+    #[command(after_help = NBD_HELP)]
+    Nbd(BenchNbdArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchNbdArguments {
+    /// How often everything is measured; medians are taken of that.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// How long each measurement lasts.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(crate) seconds: u32,
+    /// Size of the image, a multiple of 1 MiB.
+    #[arg(long, default_value = "2GiB", value_parser = parse_image_size)]
+    pub(crate) size: u64,
+    /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) folder: Option<PathBuf>,
+    /// Measure this alone; may be given several times.
+    #[arg(long, value_name = "WORKLOAD")]
+    pub(crate) only: Vec<BenchWorkload>,
+}
+
+/// A workload on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BenchWorkload(pub(crate) Workload);
+
+impl BenchNbdArguments {
+    /// What is measured: what was asked for in the usual order, or everything.
+    pub(crate) fn workloads(&self) -> Vec<Workload> {
+        let is_wanted =
+            |workload: &Workload| self.only.is_empty() || self.only.contains(&BenchWorkload(*workload));
+        Workload::ALL.into_iter().filter(is_wanted).collect()
+    }
+}
+
+impl ValueEnum for BenchWorkload {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [BenchWorkload; 5] = [
+            BenchWorkload(Workload::Mixed1),
+            BenchWorkload(Workload::Mixed16),
+            BenchWorkload(Workload::Reads16),
+            BenchWorkload(Workload::SequentialReads),
+            BenchWorkload(Workload::SequentialWrites),
+        ];
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.0.name()).help(self.0.title()))
+    }
+}
+
+fn parse_image_size(text: &str) -> Result<u64, String> {
+    let size = parse_size(text).map_err(|error| error.to_string())?;
+    if size < SIZE_BYTES_MIN || !size.is_multiple_of(1 << 20) {
+        return Err(format!("it must be a multiple of 1MiB, and at least {}MiB", SIZE_BYTES_MIN >> 20));
+    }
+    Ok(size)
+}
+
+const NBD_HELP: &str = "\
+Examples:
+  sterna bench nbd
+  sterna bench nbd --only mixed-16 --rounds 3 --folder /srv/fast
+  sterna bench nbd --json > nbd.json
+
+One image is measured raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns, by
+fio. It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common).
+Let the machine be idle meanwhile.";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use lab::bench::nbd::Workload;
+
+    use super::BenchCommand;
+    use crate::args::{Arguments, Command};
+
+    fn workloads(line: &str) -> Vec<Workload> {
+        let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
+        let Command::Bench(BenchCommand::Nbd(order)) = arguments.command else { unreachable!("{line}") };
+        order.workloads()
+    }
+
+    #[test]
+    fn workloads_are_measured_once_and_in_the_usual_order() {
+        assert_eq!(workloads("sterna bench nbd"), Workload::ALL);
+        let two = workloads("sterna bench nbd --only reads-16 --only mixed-1 --only mixed-1");
+        assert_eq!(two, [Workload::Mixed1, Workload::Reads16]);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_refused() {
+        for line in ["--size 1MiB", "--size 4100KiB", "--rounds 0", "--seconds 0", "--only writes"] {
+            let line = format!("sterna bench nbd {line}");
+            assert!(Arguments::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The benchmarks, far too short for figures: their shape, what they say when a program is missing, and that nothing is
+//! left behind. fio and qemu-storage-daemon are needed; their absence fails the tests.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::scene::{Outcome, PROGRAM};
+
+/// A short benchmark below `folder`.
+fn bench(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.arg("bench").args(arguments).args(["--rounds", "1", "--size", "64MiB", "--folder"]).arg(folder);
+    command.env_remove("STERNA_LOG").env_remove("STERNA_HOST").stdin(Stdio::null());
+    command
+}
+
+fn expect_empty(folder: &Path) {
+    let left: Vec<_> = std::fs::read_dir(folder).unwrap().collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+}
+
+/// A figure of which one sample was taken.
+fn expect_figure(figure: &Value) {
+    let median = figure["median"].as_f64().unwrap_or_else(|| panic!("no figure: {figure}"));
+    assert!(median.is_finite(), "{figure}");
+    for other in ["min", "lower_quartile", "upper_quartile", "max"] {
+        assert_eq!(figure[other], figure["median"], "{figure}");
+    }
+    assert_eq!(figure["samples"].as_array().unwrap().len(), 1, "{figure}");
+}
+
+#[test]
+fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["nbd", "--only", "mixed-16", "--only", "sequential-writes", "--seconds", "1", "--json"];
+    let outcome = Outcome::of(bench(folder.path(), &arguments));
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    expect_empty(folder.path());
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    for program in ["sterna", "fio", "qemu-storage-daemon"] {
+        assert!(report["environment"]["versions"][program].is_string(), "{report}");
+    }
+    let workloads = report["workloads"].as_array().unwrap();
+    let names: Vec<_> = workloads.iter().map(|workload| workload["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["mixed-16", "sequential-writes"]);
+    for workload in workloads {
+        expect_figure(&workload["iops_sterna_to_peer"]);
+        let contenders = workload["contenders"].as_array().unwrap();
+        let names: Vec<_> = contenders.iter().map(|contender| contender["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["raw", "sterna", "qemu-storage-daemon"]);
+        for (index, contender) in contenders.iter().enumerate() {
+            for figure in ["iops", "bytes_per_second", "mean_latency_us", "p99_latency_us", "max_latency_us"]
+            {
+                expect_figure(&contender[figure]);
+                assert!(contender[figure]["median"].as_f64() > Some(0.0), "{figure}: {contender}");
+            }
+            for figure in ["server_cpu_us_per_request", "iops_to_raw", "added_us_per_request"] {
+                match index {
+                    0 => assert!(contender[figure].is_null(), "{figure}: {contender}"),
+                    _ => expect_figure(&contender[figure]),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_benchmark_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = bench(folder.path(), &["nbd", "--seconds", "3600", "--only", "mixed-1"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("round 1 of 1")), "it never began");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let said: Vec<String> = lines.collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{said:?}");
+    assert!(said.iter().any(|line| line.contains("everything has been cleaned up")), "{said:?}");
+    expect_empty(folder.path());
+}
+
+#[test]
+fn a_missing_program_is_named_with_its_package() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = bench(folder.path(), &["nbd", "--json"]);
+    command.env("PATH", folder.path());
+    let outcome = Outcome::of(command);
+    let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((outcome.code, &error["error"]["code"]), (1, &"bench_failed".into()), "{outcome:?}");
+    assert!(outcome.stdout.contains("fio is needed and not installed"), "{outcome:?}");
+    assert!(outcome.stdout.contains("apt-get install fio"), "{outcome:?}");
+}
