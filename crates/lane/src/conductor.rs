@@ -32,10 +32,10 @@ use migration::{CommitId, MigrationId, Phase, Source, Target, VolumeIndex};
 use tracing::{info, warn};
 
 use crate::control::{Control, ControlFault, LaneFuture};
-use crate::copy::VolumeCopy;
+use crate::copy::{CopyTarget, VolumeCopy};
 use crate::volume::Volume;
 
-pub use plan::{Plan, PlannedVolume, TimeLimits};
+pub use plan::{Plan, PlannedVolume, TargetContent, TimeLimits};
 
 /// Talks to a conductor that runs on the same thread.
 #[derive(Clone)]
@@ -317,7 +317,11 @@ fn start_copy(
         no_progress_max: plan.limits.no_progress_max,
     };
     let strategy = Mirror::new(settings);
-    let target = Rc::clone(&planned.target);
+    let target = CopyTarget {
+        device: Rc::clone(&planned.target),
+        content: planned.target_content,
+        zeroes: planned.zeroes,
+    };
     let copy = VolumeCopy::new(index, handle.clone(), source, target, buffers.clone(), strategy, notices);
     let in_place = planned.volume.insert_mirror(Rc::clone(&copy));
     let begins = Rc::clone(&copy);

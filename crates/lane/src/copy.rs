@@ -13,13 +13,13 @@ use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use block::{BlockDevice, BufferPool, ByteRange, ExtentKind, Handle, IoError};
+use block::{BlockDevice, BufferPool, ByteRange, ExtentKind, Handle, IoError, ZeroMode};
 use futures_channel::mpsc;
 use futures_util::future::{Either, select};
 use migration::VolumeIndex;
 use migration::strategy::{Mirror, Route, SourceFault, TargetFault, VolumeAction, VolumeEvent, WriteId};
 
-use crate::conductor::Event;
+use crate::conductor::{Event, TargetContent};
 use crate::mover;
 use crate::signal::Signal;
 
@@ -33,7 +33,7 @@ pub struct VolumeCopy {
     volume: VolumeIndex,
     handle: Handle,
     source: Rc<dyn BlockDevice>,
-    target: Rc<dyn BlockDevice>,
+    target: CopyTarget,
     buffers: BufferPool,
     strategy: RefCell<Mirror>,
     next_write: Cell<u64>,
@@ -41,6 +41,16 @@ pub struct VolumeCopy {
     tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
     notices: mpsc::UnboundedSender<Event>,
     timer: Timer,
+}
+
+/// Where a volume is copied to.
+pub(crate) struct CopyTarget {
+    /// The store.
+    pub(crate) device: Rc<dyn BlockDevice>,
+    /// What it holds now.
+    pub(crate) content: TargetContent,
+    /// How zeroes are written to it.
+    pub(crate) zeroes: ZeroMode,
 }
 
 #[derive(Default)]
@@ -73,7 +83,7 @@ impl VolumeCopy {
         volume: VolumeIndex,
         handle: Handle,
         source: Rc<dyn BlockDevice>,
-        target: Rc<dyn BlockDevice>,
+        target: CopyTarget,
         buffers: BufferPool,
         strategy: Mirror,
         notices: mpsc::UnboundedSender<Event>,
@@ -101,6 +111,12 @@ impl VolumeCopy {
     /// written after it was looked at is known by that.
     pub(crate) async fn begin(&self) {
         let size = self.source.geometry().size;
+        if self.target.content == TargetContent::Unknown {
+            // Also what the volume does not have must get there: as zeroes, over what is there now.
+            self.event(VolumeEvent::Allocated(ByteRange::new(0, size)));
+            self.event(VolumeEvent::AllocationKnown);
+            return;
+        }
         let mut offset = 0;
         while offset < size {
             let range = ByteRange::new(offset, SURVEY_BYTES.min(size - offset));
@@ -127,7 +143,12 @@ impl VolumeCopy {
     }
 
     pub(crate) fn target(&self) -> &Rc<dyn BlockDevice> {
-        &self.target
+        &self.target.device
+    }
+
+    /// How zeroes are written to the target.
+    pub(crate) fn zeroes(&self) -> ZeroMode {
+        self.target.zeroes
     }
 
     pub(crate) fn buffers(&self) -> &BufferPool {
@@ -197,7 +218,7 @@ impl VolumeCopy {
                 copy.event(VolumeEvent::ChunkCopied { chunk, result });
             }),
             VolumeAction::FlushTarget { flush } => self.spawn(move |copy| async move {
-                let result = copy.target.flush().await.map_err(|error| target_fault(&error));
+                let result = copy.target().flush().await.map_err(|error| target_fault(&error));
                 copy.event(VolumeEvent::TargetFlushed { flush, result });
             }),
             action => {

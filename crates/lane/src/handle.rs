@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use block::{IoError, Opened};
+use block::{IoError, Opened, ZeroMode};
 use futures_channel::{mpsc, oneshot};
 
 use chronicle::{BlockSize, Epoch, Generation};
 use migration::journal::ImageLocation;
 use migration::{MigrationId, VolumeId};
+
+use crate::conductor::TargetContent;
 
 /// What a lane is to serve.
 #[derive(Clone, Debug)]
@@ -33,12 +35,22 @@ pub struct MigrationOrder {
     pub migration: MigrationId,
     /// Where the volume is.
     pub source: ImageLocation,
-    /// Where the volume goes; the image exists, is empty and as large as the volume.
+    /// Where the volume goes.
     pub target: ImageLocation,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
     /// Bytes a second that the mover may copy; `None`: as fast as it goes.
     pub bandwidth_bytes_per_second: Option<u64>,
+}
+
+/// The store that a volume goes to.
+pub struct MigrationTarget {
+    /// The store: open, and as large as the volume.
+    pub store: Opened,
+    /// What it holds now.
+    pub content: TargetContent,
+    /// How zeroes are written to it: those of a thin target become holes.
+    pub zeroes: ZeroMode,
 }
 
 /// Why a lane did not do what it was asked for.
@@ -104,8 +116,8 @@ pub struct LaneHandle {
 /// What a lane is asked for.
 pub(crate) enum Command {
     Migrate {
-        order: MigrationOrder,
-        target: Opened,
+        order: Box<MigrationOrder>,
+        target: MigrationTarget,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Cancel {
@@ -135,8 +147,8 @@ impl LaneHandle {
     ///
     /// # Errors
     /// [`Refused`]; `target` is closed and unchanged then.
-    pub async fn migrate(&self, order: MigrationOrder, target: Opened) -> Result<(), Refused> {
-        self.ask(|answer| Command::Migrate { order, target, answer }).await?
+    pub async fn migrate(&self, order: MigrationOrder, target: MigrationTarget) -> Result<(), Refused> {
+        self.ask(|answer| Command::Migrate { order: Box::new(order), target, answer }).await?
     }
 
     /// Ends a migration before its commit point. That it has ended is told by a [`crate::Report`].

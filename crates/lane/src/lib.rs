@@ -23,9 +23,9 @@ mod signal;
 mod thread;
 pub mod volume;
 
-pub use conductor::{Baton, Conductor, Plan, PlannedVolume, TimeLimits};
+pub use conductor::{Baton, Conductor, Plan, PlannedVolume, TargetContent, TimeLimits};
 pub use control::{Control, ControlFault, LaneFuture, Report};
-pub use handle::{LaneHandle, LaneSettings, LaneStatus, MigrationOrder, Refused};
+pub use handle::{LaneHandle, LaneSettings, LaneStatus, MigrationOrder, MigrationTarget, Refused};
 pub use thread::{LaneError, start};
 pub use volume::Volume;
 

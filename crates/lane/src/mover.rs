@@ -1,6 +1,6 @@
 //! Copies one chunk from the source store to the target store, below all filters.
 
-use block::{Buffer, ByteRange, Durability, IoError, ZeroMode};
+use block::{Buffer, ByteRange, Durability, IoError};
 use futures_util::future::join_all;
 use migration::strategy::{Copied, CopyFault, SourceFault, TargetFault};
 
@@ -9,7 +9,8 @@ use crate::copy::{VolumeCopy, target_fault};
 /// Zeroes are looked for in pieces of this many bytes: what a thin target would allocate at a time at most.
 const ZERO_GRAIN_BYTES: usize = 64 << 10;
 
-/// Copies `range`; runs of zeroes become holes at the target, so thin stays thin (design §5.5).
+/// Copies `range`; runs of zeroes become holes at the target, so thin stays thin (design §5.5), unless its space is to
+/// stay allocated.
 pub(crate) async fn copy_chunk(copy: &VolumeCopy, range: ByteRange) -> Result<Copied, CopyFault> {
     let Ok(length) = usize::try_from(range.length) else { return Err(CopyFault::Source(SourceFault)) };
     let buffer = copy.buffers().take(length);
@@ -31,7 +32,7 @@ async fn write_run(copy: &VolumeCopy, offset: u64, data: &Buffer, run: Run) -> R
     let fault = |error: IoError| target_fault(&error);
     match run.content {
         Content::Zero => {
-            let zeroed = copy.target().write_zeroes(range, ZeroMode::MayUnmap, Durability::Volatile);
+            let zeroed = copy.target().write_zeroes(range, copy.zeroes(), Durability::Volatile);
             zeroed.await.map_err(fault)?;
             Ok(Copied { bytes_written: 0, bytes_zero: range.length })
         }

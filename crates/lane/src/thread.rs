@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Align;
-use block::{BlockDevice, Executor, Handle, IoError, Opened};
+use block::{BlockDevice, Executor, Handle, IoError, Opened, ZeroMode};
 use chronicle::Chronicle;
 use export::nbd;
 use futures_channel::mpsc;
@@ -21,10 +21,12 @@ use futures_util::future::select;
 use migration::{MigrationId, PacingSettings};
 use tracing::{info, warn};
 
-use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TimeLimits};
+use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetContent, TimeLimits};
 use crate::control::Control;
 use crate::filter::{Counters, Meter};
-use crate::handle::{Command, LaneHandle, LaneSettings, LaneStatus, MigrationOrder, Refused};
+use crate::handle::{
+    Command, LaneHandle, LaneSettings, LaneStatus, MigrationOrder, MigrationTarget, Refused,
+};
 use crate::signal::Signal;
 use crate::volume::Volume;
 
@@ -182,28 +184,37 @@ impl Lane {
         }
     }
 
-    async fn migrate(&self, order: &MigrationOrder, target: Opened) -> Result<(), Refused> {
+    async fn migrate(&self, order: &MigrationOrder, target: MigrationTarget) -> Result<(), Refused> {
         let under_way = self.migration.baton.borrow().as_ref().map(Baton::migration);
         if let Some(migration) = under_way.or(self.migration.opening.get()) {
             return Err(Refused::Migrating(migration));
         }
-        let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.size());
+        let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.store.size());
         if source_bytes != target_bytes {
             return Err(Refused::SizeDiffers { target_bytes, source_bytes });
         }
         self.migration.opening.set(Some(order.migration));
-        let target = target.into_device(&self.handle, &self.engine).await;
+        let store = target.store.into_device(&self.handle, &self.engine).await;
         self.migration.opening.set(None);
-        self.begin(order, target.map_err(Refused::Target)?);
+        let store = store.map_err(Refused::Target)?;
+        self.begin(order, store, target.content, target.zeroes);
         Ok(())
     }
 
-    fn begin(&self, order: &MigrationOrder, target: Rc<dyn BlockDevice>) {
+    fn begin(
+        &self,
+        order: &MigrationOrder,
+        target: Rc<dyn BlockDevice>,
+        target_content: TargetContent,
+        zeroes: ZeroMode,
+    ) {
         let plan = Plan {
             migration: order.migration,
             volumes: vec![PlannedVolume {
                 volume: Rc::clone(&self.volume),
                 target,
+                target_content,
+                zeroes,
                 source_image: order.source.clone(),
                 target_image: order.target.clone(),
             }],

@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::engine::{Engine, EngineChoice};
-use block::{Access, Buffer, Durability, Executor, FileStore, Handle, Image};
+use block::{Access, Buffer, Durability, Executor, FileStore, Handle, Image, ZeroMode};
 use chronicle::{BlockSize, Generation};
-use lane::{Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TimeLimits, Volume};
+use lane::{
+    Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TargetContent, TimeLimits,
+    Volume,
+};
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, PacingSettings, VolumeId};
@@ -71,6 +74,8 @@ impl Bench {
             volumes: vec![PlannedVolume {
                 volume: Rc::clone(&self.volume),
                 target: Rc::new(FileStore::new(target, Rc::clone(&self.engine))),
+                target_content: TargetContent::Zero,
+                zeroes: ZeroMode::MayUnmap,
                 source_image: self.location("source"),
                 target_image: self.location("target"),
             }],

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{MigrateVolume, Migration};
+use block::ZeroMode;
 use block::store::{Access, Image, ImageError};
-use lane::{LaneHandle, MigrationOrder, Refused, Report};
+use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused, Report, TargetContent};
 use migration::journal::{
     FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };
@@ -148,20 +149,22 @@ impl Host {
         lane: &LaneHandle,
         record: &VolumeRecord,
         migration: MigrationId,
-        target: &Reserved,
+        reserved: &Reserved,
         order: &MigrateVolume,
     ) -> Result<(), RequestError> {
-        let (path, size) = (target.path.clone(), record.size_bytes);
-        let file = target.file.try_clone().map_err(|error| RequestError::storage("open", &path, &error))?;
+        let (path, size) = (reserved.path.clone(), record.size_bytes);
+        let file = reserved.file.try_clone().map_err(|error| RequestError::storage("open", &path, &error))?;
         let image = blocking(move || make_target(&file, &path, size)).await?;
+        let target =
+            MigrationTarget { store: image.into(), content: TargetContent::Zero, zeroes: ZeroMode::MayUnmap };
         let lane_order = MigrationOrder {
             migration,
             source: record.image.clone(),
-            target: target.location.clone(),
+            target: reserved.location.clone(),
             keep_source: order.keep_source,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
         };
-        lane.migrate(lane_order, image.into()).await.map_err(|refused| match refused {
+        lane.migrate(lane_order, target).await.map_err(|refused| match refused {
             Refused::Migrating(migration) => {
                 RequestError::AlreadyMigrating { volume: record.name.clone(), migration }
             }

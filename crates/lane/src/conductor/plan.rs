@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::BlockDevice;
+use block::{BlockDevice, ZeroMode};
 use migration::journal::ImageLocation;
 use migration::{MigrationId, PacingSettings};
 
@@ -27,12 +27,25 @@ pub struct Plan {
 pub struct PlannedVolume {
     /// The volume.
     pub volume: Rc<Volume>,
-    /// The store it goes to: as large as the volume, and reading as zeroes.
+    /// The store it goes to: as large as the volume.
     pub target: Rc<dyn BlockDevice>,
+    /// What that store holds now.
+    pub target_content: TargetContent,
+    /// How zeroes are written to it.
+    pub zeroes: ZeroMode,
     /// Where its bytes are now.
     pub source_image: ImageLocation,
     /// Where they will be.
     pub target_image: ImageLocation,
+}
+
+/// What a target store holds before anything is copied to it. Whoever made or opened it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TargetContent {
+    /// It reads as zeroes: nothing is done where the volume has holes.
+    Zero,
+    /// It may hold anything, as a device does that was used before: zeroes are written where the volume has holes.
+    Unknown,
 }
 
 /// How long things may take.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::support::{GENERATION, LIMITS, SIZE, Scene, block_range, location, play};
 use block::filter::fault::FaultRule;
 use block::filter::{Operation, Operations};
-use block::{Buffer, Durability, IoError};
+use block::{BlockDevice as _, Buffer, Durability, IoError};
+use lane::TargetContent;
 use migration::VolumeIndex;
 use migration::journal::{FailureCode, Outcome, Record};
 use rustix::io::Errno;
@@ -101,6 +102,28 @@ fn a_target_that_fails_now_and_then_costs_time_only() {
         assert_eq!(scene.target.fault.failed(), 3);
         assert!(scene.target.content().await == expected);
     });
+}
+
+#[test]
+fn a_target_that_held_something_else_holds_the_volume_and_nothing_else_afterwards() {
+    // What the caller says of the target, and whether the copy is right then: the rule is what makes it right.
+    for (said, is_right) in [(TargetContent::Unknown, true), (TargetContent::Zero, false)] {
+        play(move |mut scene| async move {
+            scene.target_content = said;
+            scene.write(5, 200).await;
+            let dirt = Buffer::copy_of(&vec![0xD1; usize::try_from(SIZE).unwrap_or(0)]);
+            let dirty = scene.target.memory.write(0, dirt, Durability::Volatile).await;
+            dirty.unwrap_or_else(|error| panic!("{error}"));
+            let (_, outcome) = scene.migrate();
+            // Guests write, discard and zero meanwhile, into what is a hole and what is not.
+            scene.write(300, 201).await;
+            let range = block::ByteRange::new(4 * 4096, 4 * 4096);
+            scene.device().discard(range).await.unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(scene.outcome(&outcome).await, moved());
+            let (source, target) = (scene.source.content().await, scene.target.content().await);
+            assert_eq!(source == target, is_right, "with a target that is said to be {said:?}");
+        });
+    }
 }
 
 #[test]

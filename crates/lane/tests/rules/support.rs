@@ -10,10 +10,13 @@ use std::time::Duration;
 
 use block::executor::Unpark;
 use block::filter::{Delay, DelaySwitch, Fault, FaultSwitch};
-use block::{BlockDevice, Buffer, BufferPool, ByteRange, Driver, Durability, Executor, Handle, MemoryStore};
+use block::{
+    BlockDevice, Buffer, BufferPool, ByteRange, Driver, Durability, Executor, Handle, MemoryStore, ZeroMode,
+};
 use chronicle::{BlockSize, Generation};
 use lane::{
-    Baton, Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TimeLimits, Volume,
+    Baton, Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TargetContent,
+    TimeLimits, Volume,
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
@@ -44,6 +47,8 @@ pub(crate) struct Scene {
     pub(crate) control: Rc<Remembering>,
     pub(crate) source: Store,
     pub(crate) target: Store,
+    /// What migrations are told of the target.
+    pub(crate) target_content: TargetContent,
     pub(crate) volume: Rc<Volume>,
 }
 
@@ -62,7 +67,14 @@ pub(crate) fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) ->
     let handle = executor.handle();
     let (source, target) = (Store::new(&handle), Store::new(&handle));
     let volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, Rc::clone(&source.device));
-    let test = test(Scene { handle, control: Rc::default(), source, target, volume });
+    let test = test(Scene {
+        handle,
+        control: Rc::default(),
+        source,
+        target,
+        target_content: TargetContent::Zero,
+        volume,
+    });
     executor.run(test);
 }
 
@@ -97,6 +109,8 @@ impl Scene {
             volumes: vec![PlannedVolume {
                 volume: Rc::clone(&self.volume),
                 target: Rc::clone(&self.target.device),
+                target_content: self.target_content,
+                zeroes: ZeroMode::MayUnmap,
                 source_image: location("source"),
                 target_image: location("target"),
             }],

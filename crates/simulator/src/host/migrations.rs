@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use block::BlockDevice;
-use lane::{Conductor, Plan, PlannedVolume};
+use block::{BlockDevice, ZeroMode};
+use lane::{Conductor, Plan, PlannedVolume, TargetContent};
 use migration::journal::{ImageLocation, MigratingVolume, Record, State};
 use migration::{MigrationId, Phase};
 
@@ -117,6 +117,8 @@ impl Host {
             Some(PlannedVolume {
                 volume: Rc::clone(volume),
                 target: Rc::clone(target) as Rc<dyn BlockDevice>,
+                target_content: TargetContent::Zero,
+                zeroes: ZeroMode::MayUnmap,
                 source_image: moving.source.clone(),
                 target_image: moving.target.clone(),
             })
