@@ -33,7 +33,8 @@ pub const ALIGNMENT: u32 = 4096;
 ///   until that is over, and an image file stays locked until then (design §5.9).
 /// - No call blocks the thread: neither in the method nor in the future.
 pub trait BlockDevice {
-    /// Returns size, alignment and abilities; the same at every call while the device lives.
+    /// Returns size, alignment and abilities; the same at every call while the device lives, but for the size, which
+    /// may grow: whoever checks a range against a size that was asked for earlier asks again before refusing it.
     fn geometry(&self) -> Geometry;
 
     /// Fills the whole of `buffer` from `offset` on and gives it back.
@@ -52,6 +53,15 @@ pub trait BlockDevice {
 
     /// Makes the range read as zeroes.
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()>;
+
+    /// Tells whether `write_zeroes` in this mode costs less than writing as many zero bytes, up to the blocks at its
+    /// two ends.
+    ///
+    /// It is answered at once, so who would have to try says no. It is true for requests that are submitted before
+    /// control goes back to the executor: the store below may change later.
+    fn zeroes_fast(&self, _mode: ZeroMode) -> bool {
+        false
+    }
 
     /// Describes the range as extents, in order, without gaps, covering it exactly.
     ///

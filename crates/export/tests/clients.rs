@@ -24,7 +24,7 @@ fn nbdinfo_lists_and_describes_the_exports() {
             r#""is_read_only": false"#,
             r#""can_cache": true"#,
             r#""can_df": true"#,
-            r#""can_fast_zero": false"#,
+            r#""can_fast_zero": true"#,
             r#""can_flush": true"#,
             r#""can_fua": true"#,
             r#""can_multi_conn": true"#,

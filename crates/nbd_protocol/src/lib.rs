@@ -20,6 +20,11 @@ pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Opens a chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
+/// Opens a request where extended headers were agreed on.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// Opens a chunk of a reply where extended headers were agreed on.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
+
 /// Bytes of the client's flags, its first message.
 pub const CLIENT_FLAGS_LENGTH: usize = 4;
 /// Bytes of the server's greeting.
@@ -30,10 +35,14 @@ pub const OPTION_HEADER_LENGTH: usize = 16;
 pub const OPTION_REPLY_HEADER_LENGTH: usize = 20;
 /// Bytes of a request without its payload.
 pub const REQUEST_LENGTH: usize = 28;
+/// Bytes of an extended request without its payload.
+pub const EXTENDED_REQUEST_LENGTH: usize = 32;
 /// Bytes of a simple reply without data.
 pub const SIMPLE_REPLY_LENGTH: usize = 16;
 /// Bytes of a structured reply chunk before its payload.
 pub const CHUNK_HEADER_LENGTH: usize = 20;
+/// Bytes of an extended reply chunk before its payload.
+pub const EXTENDED_CHUNK_HEADER_LENGTH: usize = 32;
 /// Reserved zeroes at the end of the reply to `EXPORT_NAME`, unless `NO_ZEROES` was agreed on.
 pub const EXPORT_NAME_PADDING: usize = 124;
 
@@ -72,6 +81,10 @@ pub mod transmission_flag {
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
     /// `CACHE` is understood.
     pub const SEND_CACHE: u16 = 1 << 10;
+    /// The `FAST_ZERO` flag is understood.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+    /// `BLOCK_STATUS` takes a payload that names contexts; only with extended headers.
+    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
 /// What a client asks for during negotiation.
@@ -94,6 +107,8 @@ pub mod option {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Chooses an export's metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
+    /// Turns extended headers on.
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// How an option is answered.
@@ -111,12 +126,18 @@ pub mod option_reply {
     pub const ERROR: u32 = 1 << 31;
     /// The option is not known.
     pub const ERR_UNSUP: u32 = ERROR + 1;
+    /// The server does not want to.
+    pub const ERR_POLICY: u32 = ERROR + 2;
     /// The option's data is malformed, or it comes at the wrong time.
     pub const ERR_INVALID: u32 = ERROR + 3;
+    /// Only after TLS has begun.
+    pub const ERR_TLS_REQD: u32 = ERROR + 5;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
     /// The option's data is larger than this server takes.
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
+    /// Extended headers were agreed on, and there is no way back from them.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
 }
 
 /// Facts about an export that `INFO` and `GO` ask for.
@@ -161,6 +182,10 @@ pub mod command_flag {
     pub const DF: u16 = 1 << 2;
     /// One extent only.
     pub const REQ_ONE: u16 = 1 << 3;
+    /// Zeroes only if that is quicker than writing them.
+    pub const FAST_ZERO: u16 = 1 << 4;
+    /// The length is that of a payload, not that of the range; only with extended headers.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Kinds of structured reply chunks.
@@ -175,6 +200,8 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// Context and extents.
     pub const BLOCK_STATUS: u16 = 5;
+    /// Context and extents, with 64 bits for lengths.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// Bit that all errors have.
     pub const ERROR_BIT: u16 = 1 << 15;
     /// Error and message.

@@ -59,6 +59,11 @@ impl BlockDevice for Probe {
         Box::pin(self.measured(self.below.write_zeroes(range, mode, durability)))
     }
 
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.below.zeroes_fast(mode)
+    }
+
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(self.measured(self.below.allocation(range)))
     }

@@ -151,6 +151,11 @@ impl BlockDevice for Align {
         })
     }
 
+    /// As below: of a range that ends within blocks only those are written.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.shared.inner.zeroes_fast(mode)
+    }
+
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         let shared = &self.shared;
         if shared.is_aligned(range) {

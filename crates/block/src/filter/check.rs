@@ -103,6 +103,11 @@ impl BlockDevice for Check {
         })
     }
 
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.inner.zeroes_fast(mode)
+    }
+
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         let expected = self.expected(check_range(&self.geometry, range));
         Box::pin(async move {

@@ -191,6 +191,11 @@ impl BlockDevice for Delay {
         })
     }
 
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.inner.zeroes_fast(mode)
+    }
+
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
             self.hold(Operation::Allocation, 0).await;

@@ -160,6 +160,11 @@ impl BlockDevice for Fault {
         }
     }
 
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.inner.zeroes_fast(mode)
+    }
+
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         match self.verdict(Operation::Allocation, Some(range)) {
             Some((error, _)) => failed(error),

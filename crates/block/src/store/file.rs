@@ -37,10 +37,16 @@ pub struct FileStore {
     image: Image,
     engine: Rc<dyn Engine>,
     geometry: Geometry,
-    /// Cleared when the file system turns out not to know it.
-    punch_hole: Cell<bool>,
-    /// Cleared when the file system turns out not to know it.
-    zero_range: Cell<bool>,
+    punch_hole: Cell<Ability>,
+    zero_range: Cell<Ability>,
+}
+
+/// Whether the file system knows a kind of `fallocate`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ability {
+    Untried,
+    Known,
+    Missing,
 }
 
 impl FileStore {
@@ -52,7 +58,16 @@ impl FileStore {
             read_only: image.access() == Access::ReadOnly,
             discards: image.gives_space_back(),
         };
-        Self { image, engine, geometry, punch_hole: Cell::new(true), zero_range: Cell::new(true) }
+        // A file was tried when it was opened; a device may give space back and still not promise zeroes.
+        let is_tried = image.kind() == Kind::File && image.gives_space_back();
+        let punch_hole = if is_tried { Ability::Known } else { Ability::Untried };
+        Self {
+            image,
+            engine,
+            geometry,
+            punch_hole: Cell::new(punch_hole),
+            zero_range: Cell::new(Ability::Untried),
+        }
     }
 
     /// The image that it serves.
@@ -139,17 +154,20 @@ impl FileStore {
     async fn allocate(
         &self,
         mode: AllocateMode,
-        is_known: &Cell<bool>,
+        ability: &Cell<Ability>,
         range: ByteRange,
     ) -> Result<bool, IoError> {
-        if !is_known.get() {
+        if ability.get() == Ability::Missing {
             return Ok(false);
         }
         match self.engine.allocate(self.image.file(), mode, range).await {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                ability.set(Ability::Known);
+                Ok(true)
+            }
             Err(IoError::Os { errno: Errno::OPNOTSUPP | Errno::NOSYS, .. }) => {
                 tracing::debug!(path = %self.image.path().display(), ?mode, "not known to the file system");
-                is_known.set(false);
+                ability.set(Ability::Missing);
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -208,6 +226,14 @@ impl BlockDevice for FileStore {
 
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
         Box::pin(self.zero(range, mode, durability))
+    }
+
+    /// Only what the system has been seen to do: it tells by doing it. A hole costs no data on either kind of image; a
+    /// device that cannot make zeroes has the kernel write them, which does not show.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        let is_known = |ability: &Cell<Ability>| ability.get() == Ability::Known;
+        let makes_holes = mode == ZeroMode::MayUnmap && is_known(&self.punch_hole);
+        makes_holes || self.image.kind() == Kind::File && is_known(&self.zero_range)
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

@@ -123,6 +123,11 @@ impl BlockDevice for MemoryStore {
         Box::pin(async move { self.zero(range, mode) })
     }
 
+    /// Zeroing moves no data.
+    fn zeroes_fast(&self, _: ZeroMode) -> bool {
+        true
+    }
+
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move { self.extents(range) })
     }

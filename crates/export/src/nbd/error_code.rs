@@ -19,9 +19,9 @@ pub enum ErrorCode {
     Invalid = error::EINVAL,
     /// ENOSPC: the store is full, or a write lies beyond the end.
     NoSpace = error::ENOSPC,
-    /// EOVERFLOW: too large.
+    /// EOVERFLOW: a read too large for one piece; the protocol has it for nothing else.
     Overflow = error::EOVERFLOW,
-    /// ENOTSUP: the device cannot do this.
+    /// ENOTSUP: zeroing would not be fast; the protocol has it for nothing else.
     Unsupported = error::ENOTSUP,
     /// ESHUTDOWN: the device is being closed.
     Shutdown = error::ESHUTDOWN,
@@ -60,7 +60,6 @@ impl From<IoError> for ErrorCode {
                 Errno::PERM | Errno::ACCESS | Errno::ROFS => Self::NotPermitted,
                 Errno::NOMEM => Self::NoMemory,
                 Errno::INVAL => Self::Invalid,
-                Errno::OVERFLOW => Self::Overflow,
                 Errno::OPNOTSUPP => Self::Unsupported,
                 Errno::SHUTDOWN => Self::Shutdown,
                 _ => Self::Io,

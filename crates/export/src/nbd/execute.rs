@@ -5,12 +5,15 @@ use std::rc::Rc;
 use block::{BlockDevice, Buffer, ByteRange, Durability, IoError};
 
 use crate::nbd::error_code::ErrorCode;
+use crate::nbd::export::ReplyStyle;
 use crate::nbd::reply::{Body, Reply, encode_extents};
-use crate::nbd::transmission::{Command, ExtentCount};
+use crate::nbd::transmission::{Command, Effort, ExtentCount};
 
 /// Bytes that a device is asked to describe for one request: a store may have to look at every extent of it, and a
 /// shorter answer than asked for is always allowed. A multiple of every alignment.
 const DESCRIBE_LENGTH_MAX: u64 = 1 << 30;
+/// The same for clients that can be told of more than 4 GiB at a time, and ask in order to see all of a disk.
+const DESCRIBE_LENGTH_EXTENDED_MAX: u64 = 64 << 30;
 /// The same if only the first extent is wanted: most of what lies behind it would be looked up in vain.
 const DESCRIBE_ONE_LENGTH_MAX: u64 = 128 << 20;
 
@@ -20,24 +23,35 @@ const DESCRIBE_ONE_LENGTH_MAX: u64 = 128 << 20;
 /// carried out, as [`BlockDevice`] has it.
 pub(super) async fn execute(
     device: Rc<dyn BlockDevice>,
+    style: ReplyStyle,
     cookie: u64,
     command: Command,
     buffer: Option<Buffer>,
 ) -> Reply {
-    let reserved = command.payload_length();
-    let body = match carry_out(&*device, command, buffer).await {
+    let (offset, reserved) = (command.offset(), command.payload_length());
+    let body = match carry_out(&*device, style, command, buffer).await {
         Ok(body) => body,
         Err(error) => {
             tracing::debug!(?command, %error, "request failed");
-            let code = ErrorCode::from(error);
+            let code = code_of(error, command);
             Body::Failed { code, message: code.message() }
         }
     };
-    Reply { cookie, reserved, body }
+    Reply { cookie, offset, reserved, body }
+}
+
+/// What a client is told of a failure. `ENOTSUP` means to it that zeroes would have to be written, and nothing else.
+fn code_of(error: IoError, command: Command) -> ErrorCode {
+    match (ErrorCode::from(error), command) {
+        (ErrorCode::Unsupported, Command::WriteZeroes(_, _, Effort::Fast, _)) => ErrorCode::Unsupported,
+        (ErrorCode::Unsupported, _) => ErrorCode::Invalid,
+        (code, _) => code,
+    }
 }
 
 async fn carry_out(
     device: &dyn BlockDevice,
+    style: ReplyStyle,
     command: Command,
     buffer: Option<Buffer>,
 ) -> Result<Body, IoError> {
@@ -56,15 +70,21 @@ async fn carry_out(
                 device.flush().await?;
             }
         }
-        Command::WriteZeroes(range, mode, durability) => device.write_zeroes(range, mode, durability).await?,
+        Command::WriteZeroes(range, mode, effort, durability) => {
+            if effort == Effort::Fast && !device.zeroes_fast(mode) {
+                return Err(IoError::Unsupported);
+            }
+            device.write_zeroes(range, mode, durability).await?;
+        }
         Command::Describe(range, count) => {
-            let limit = match count {
-                ExtentCount::One => DESCRIBE_ONE_LENGTH_MAX,
-                ExtentCount::Many => DESCRIBE_LENGTH_MAX,
+            let limit = match (count, style) {
+                (ExtentCount::One, _) => DESCRIBE_ONE_LENGTH_MAX,
+                (ExtentCount::Many, ReplyStyle::Extended) => DESCRIBE_LENGTH_EXTENDED_MAX,
+                (ExtentCount::Many, _) => DESCRIBE_LENGTH_MAX,
             };
             let range = ByteRange::new(range.offset, range.length.min(limit));
             let extents = device.allocation(range).await?;
-            return Ok(Body::Extents(Buffer::copy_of(&encode_extents(range, &extents, count))));
+            return Ok(Body::Extents(Buffer::copy_of(&encode_extents(range, &extents, count, style))));
         }
         // Announced reads gain nothing: stores bypass the page cache. A disconnect is the connection's own affair.
         Command::Cache(_) | Command::Disconnect => {}

@@ -30,20 +30,22 @@ pub enum Access {
 }
 
 impl Export {
-    /// Describes the export to a client for which structured replies are on or off.
+    /// Describes the export to a client that wants its requests answered like this.
     pub fn offer(&self, replies: ReplyStyle) -> Offer {
         let geometry = self.device.geometry();
         Offer::new(&geometry, self.access, replies)
     }
 }
 
-/// How requests are answered.
+/// How requests and replies are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyStyle {
     /// A fixed header, and the data of a read.
     Simple,
     /// Chunks that say what they are, for everything that has a payload.
     Structured,
+    /// The same chunks, under headers with 64 bits for lengths; requests have such headers, too.
+    Extended,
 }
 
 /// What a client is told of an export, and what its requests are judged by.
@@ -59,7 +61,7 @@ pub struct Offer {
     pub block_size_preferred: u32,
     /// The largest read or write, in bytes.
     pub block_size_maximum: u32,
-    /// How requests are answered.
+    /// How requests and replies are laid out.
     pub replies: ReplyStyle,
 }
 
@@ -70,16 +72,17 @@ impl Offer {
     /// Says what is offered of a device. Nothing is advertised that would then be refused.
     pub fn new(geometry: &Geometry, access: Access, replies: ReplyStyle) -> Self {
         use transmission_flag::*;
-        let mut flags = HAS_FLAGS | SEND_FLUSH | CAN_MULTI_CONN | SEND_CACHE;
+        let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;
         if access == Access::ReadOnly || geometry.read_only {
             flags |= READ_ONLY;
         } else {
-            flags |= SEND_FUA | SEND_WRITE_ZEROES;
+            // Whether zeroing is fast is asked of the device at each request: a volume may move to another store.
+            flags |= SEND_WRITE_ZEROES | SEND_FAST_ZERO;
             if geometry.discards {
                 flags |= SEND_TRIM;
             }
         }
-        if replies == ReplyStyle::Structured {
+        if replies != ReplyStyle::Simple {
             flags |= SEND_DF;
         }
         let minimum = geometry.alignment.min(MINIMUM_BLOCK_SIZE_MAX);
@@ -91,6 +94,12 @@ impl Offer {
             block_size_maximum: PAYLOAD_LENGTH_MAX,
             replies,
         }
+    }
+
+    /// The offer to a client that may name contexts in the payload of `BLOCK_STATUS`.
+    #[must_use]
+    pub fn with_status_payload(self) -> Self {
+        Self { flags: self.flags | transmission_flag::BLOCK_STATUS_PAYLOAD, ..self }
     }
 
     /// Tells whether all of `flags` are offered.

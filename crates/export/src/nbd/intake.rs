@@ -3,9 +3,10 @@
 //! ```text
 //!            ┌──────────────────── Taken::Request, Taken::Refused ───────────────────┐
 //!            ▼                                                                       │
-//!   Header (0–27 bytes kept) ─► Admission ─► Payload (filled from read-ahead, ───────┤
-//!            │                      │          or straight from the socket)          │
-//!            │                      └─ Taken::NoRoom: asked again later              │
+//!   Header (0–31 bytes kept) ─► Admission ─► Payload (filled from read-ahead, ───────┤
+//!            │        │      ▲      │          or straight from the socket)          │
+//!            │        │      │      └─ Taken::NoRoom: asked again later              │
+//!            │        └─► Contexts (12 bytes that say what to describe)              │
 //!            └─ refused, with payload ─► Skip ───────────────────────────────────────┘
 //! ```
 //!
@@ -13,8 +14,10 @@
 
 use block::{Buffer, BufferPool};
 
-use crate::nbd::protocol::REQUEST_LENGTH;
-use crate::nbd::transmission::{Command, Refusal, Terms, Violation, decode_request, judge};
+use crate::nbd::transmission::{
+    Command, HEADER_LENGTH_MAX, Refusal, RequestHeader, STATUS_PAYLOAD_LENGTH, Terms, Violation,
+    decode_request, header_length, judge, narrow,
+};
 
 /// Where in the stream of requests a connection is.
 #[derive(Default)]
@@ -24,7 +27,9 @@ pub struct Intake {
 
 enum Stage {
     /// At a request; its first `length` bytes are in `bytes`.
-    Header { bytes: [u8; REQUEST_LENGTH], length: usize },
+    Header { bytes: [u8; HEADER_LENGTH_MAX], length: usize },
+    /// The payload of a request for allocation arrives.
+    Contexts { header: RequestHeader, bytes: [u8; STATUS_PAYLOAD_LENGTH], length: usize },
     /// A good request waits until there is room for it.
     Admission { cookie: u64, command: Command },
     /// A write's payload arrives.
@@ -32,7 +37,7 @@ enum Stage {
     /// As before, and the payload has been lent by [`Intake::lend_payload`].
     Lent { cookie: u64, command: Command, filled: usize, length: usize },
     /// The payload of a refused write is thrown away.
-    Skip { cookie: u64, refusal: Refusal, remaining: usize },
+    Skip { cookie: u64, offset: u64, refusal: Refusal, remaining: usize },
 }
 
 /// What was found in the stream.
@@ -54,6 +59,8 @@ pub enum Taken {
     Refused {
         /// What the reply must bear.
         cookie: u64,
+        /// Offset of the request, which an extended reply must bear.
+        offset: u64,
         /// The error.
         refusal: Refusal,
     },
@@ -77,19 +84,26 @@ impl Intake {
         loop {
             match &mut self.stage {
                 Stage::Header { bytes, length } => {
-                    fill(bytes, length, input);
-                    if *length < REQUEST_LENGTH {
+                    let needed = header_length(terms.offer.replies);
+                    fill(&mut bytes[..needed], length, input);
+                    if *length < needed {
                         return Ok(Taken::NeedBytes);
                     }
-                    let header = decode_request(bytes)?;
-                    let cookie = header.cookie;
-                    self.stage = match judge(&header, terms) {
-                        Ok(command) => Stage::Admission { cookie, command },
-                        Err(refusal) => {
-                            let remaining = header.payload_length() as usize;
-                            Stage::Skip { cookie, refusal, remaining }
-                        }
+                    let header = decode_request(bytes, terms.offer.replies)?;
+                    self.stage = if header.brings_contexts(terms) {
+                        Stage::Contexts { header, bytes: [0; STATUS_PAYLOAD_LENGTH], length: 0 }
+                    } else {
+                        Stage::judged(&header, judge(&header, terms))
                     };
+                }
+                Stage::Contexts { header, bytes, length } => {
+                    fill(bytes, length, input);
+                    if *length < STATUS_PAYLOAD_LENGTH {
+                        return Ok(Taken::NeedBytes);
+                    }
+                    let header = RequestHeader { payload_length: 0, ..*header };
+                    let judged = narrow(&header, *bytes).and_then(|header| judge(&header, terms));
+                    self.stage = Stage::judged(&header, judged);
                 }
                 Stage::Admission { cookie, command } => {
                     let (cookie, command) = (*cookie, *command);
@@ -119,14 +133,14 @@ impl Intake {
                     }
                 }
                 Stage::Lent { .. } => return Ok(Taken::NeedBytes),
-                Stage::Skip { cookie, refusal, remaining } => {
+                Stage::Skip { cookie, offset, refusal, remaining } => {
                     let skipped = input.len().min(*remaining);
                     *input = &input[skipped..];
                     *remaining -= skipped;
                     if *remaining > 0 {
                         return Ok(Taken::NeedBytes);
                     }
-                    let taken = Taken::Refused { cookie: *cookie, refusal: *refusal };
+                    let taken = Taken::Refused { cookie: *cookie, offset: *offset, refusal: *refusal };
                     self.stage = Stage::default();
                     return Ok(taken);
                 }
@@ -171,9 +185,20 @@ pub enum Admission {
     Refused,
 }
 
+impl Stage {
+    /// What comes after a header.
+    fn judged(header: &RequestHeader, judged: Result<Command, Refusal>) -> Self {
+        let RequestHeader { cookie, offset, .. } = *header;
+        match judged {
+            Ok(command) => Self::Admission { cookie, command },
+            Err(refusal) => Self::Skip { cookie, offset, refusal, remaining: header.payload_length as usize },
+        }
+    }
+}
+
 impl Default for Stage {
     fn default() -> Self {
-        Self::Header { bytes: [0; REQUEST_LENGTH], length: 0 }
+        Self::Header { bytes: [0; HEADER_LENGTH_MAX], length: 0 }
     }
 }
 

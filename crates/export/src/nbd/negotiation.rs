@@ -68,6 +68,15 @@ enum Newstyle {
     Fixed,
 }
 
+/// Why an export is described.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Inquiry {
+    /// The client looks around.
+    Info,
+    /// The client uses it.
+    Go,
+}
+
 /// What came of the bytes given to [`Negotiation::advance`].
 pub enum Step {
     /// More bytes are needed.
@@ -128,6 +137,9 @@ pub enum Violation {
     /// `EXPORT_NAME` cannot be answered with an error, so the session must end.
     #[error("the client asked for an export that does not exist, by an option that has no error reply")]
     UnknownExport,
+    /// Extended headers end in `GO`.
+    #[error("the client chose an export by an option that does not go with extended headers")]
+    ExportNameAfterExtendedHeaders,
     /// A client that did not agree to fixed newstyle sent an option that needs it.
     #[error("option {option} without fixed newstyle")]
     NotFixed {
@@ -241,6 +253,9 @@ impl Negotiation {
     ) -> Result<Step, Violation> {
         let request = decode_option(option, data);
         if let Ok(OptionRequest::ExportName(name)) = request {
+            if self.replies == ReplyStyle::Extended {
+                return Err(Violation::ExportNameAfterExtendedHeaders);
+            }
             let agreement = self.agree(exports.find(name).ok_or(Violation::UnknownExport)?);
             encode_export_name_reply(output, &agreement.offer, self.padding);
             return Ok(Step::Agreed(agreement));
@@ -264,15 +279,23 @@ impl Negotiation {
                 }
                 encoder.acknowledge();
             }
-            Ok(OptionRequest::StructuredReply) => {
-                self.replies = ReplyStyle::Structured;
+            Ok(OptionRequest::StructuredReply) => match self.replies {
+                ReplyStyle::Extended => encoder
+                    .reply(option_reply::ERR_EXT_HEADER_REQD, &[b"extended headers were agreed on already"]),
+                ReplyStyle::Simple | ReplyStyle::Structured => {
+                    self.replies = ReplyStyle::Structured;
+                    encoder.acknowledge();
+                }
+            },
+            Ok(OptionRequest::ExtendedHeaders) => {
+                self.replies = ReplyStyle::Extended;
                 encoder.acknowledge();
             }
             Ok(OptionRequest::Info(request)) => {
-                self.describe(&request, exports, &mut encoder);
+                self.describe(&request, exports, Inquiry::Info, &mut encoder);
             }
             Ok(OptionRequest::Go(request)) => {
-                if let Some(export) = self.describe(&request, exports, &mut encoder) {
+                if let Some(export) = self.describe(&request, exports, Inquiry::Go, &mut encoder) {
                     return Ok(Step::Agreed(self.agree(export)));
                 }
             }
@@ -288,12 +311,28 @@ impl Negotiation {
     }
 
     fn agree(&self, export: &Rc<Export>) -> Agreement {
-        let allocation = if self.allocation_of.as_ref() == Some(&export.name) {
+        let allocation = if self.has_context_of(export) {
             AllocationContext::Chosen
         } else {
             AllocationContext::NotChosen
         };
-        Agreement { export: Rc::clone(export), offer: export.offer(self.replies), allocation }
+        Agreement { export: Rc::clone(export), offer: self.offer(export, Inquiry::Go), allocation }
+    }
+
+    fn has_context_of(&self, export: &Export) -> bool {
+        self.allocation_of.as_ref() == Some(&export.name)
+    }
+
+    /// N.B. what `GO` tells is what requests are judged by.
+    fn offer(&self, export: &Export, inquiry: Inquiry) -> Offer {
+        let offer = export.offer(self.replies);
+        // A client that is still looking around may want to know; one that has chosen nothing has nothing to name.
+        let may_name_contexts = inquiry == Inquiry::Info || self.has_context_of(export);
+        if self.replies == ReplyStyle::Extended && may_name_contexts {
+            offer.with_status_payload()
+        } else {
+            offer
+        }
     }
 
     /// Answers `INFO` and `GO`; the export is given back if there is one.
@@ -301,13 +340,14 @@ impl Negotiation {
         &self,
         request: &InfoRequest<'_>,
         exports: &'a Exports,
+        inquiry: Inquiry,
         encoder: &mut Encoder<'_>,
     ) -> Option<&'a Rc<Export>> {
         let Some(export) = exports.find(request.name) else {
             encoder.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
             return None;
         };
-        let offer = export.offer(self.replies);
+        let offer = self.offer(export, inquiry);
         encoder.info_export(&offer);
         if request.wants(info::NAME) {
             encoder.info_text(info::NAME, &export.name);

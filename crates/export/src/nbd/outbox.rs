@@ -107,7 +107,7 @@ mod tests {
     use crate::nbd::transmission::Framing;
 
     fn reply(cookie: u64, body: Body) -> Reply {
-        Reply { cookie, reserved: 10, body }
+        Reply { cookie, offset: 0, reserved: 10, body }
     }
 
     #[test]

@@ -8,7 +8,8 @@ use block::{Buffer, ByteRange, Extent, ExtentKind};
 use crate::nbd::error_code::ErrorCode;
 use crate::nbd::export::ReplyStyle;
 use crate::nbd::protocol::{
-    CHUNK_HEADER_LENGTH, SIMPLE_REPLY_LENGTH, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, allocation, chunk,
+    CHUNK_HEADER_LENGTH, EXTENDED_CHUNK_HEADER_LENGTH, EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_LENGTH,
+    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, allocation, chunk,
 };
 use crate::nbd::transmission::{ExtentCount, Framing};
 
@@ -20,8 +21,8 @@ pub const ZERO_STEP: usize = 64 << 10;
 /// The longest text of an error, in bytes.
 pub const MESSAGE_LENGTH_MAX: usize = 256;
 /// Header bytes that one reply needs at most.
-pub const HEADERS_LENGTH_MAX: usize = CHUNKS_MAX * (CHUNK_HEADER_LENGTH + 12) + MESSAGE_LENGTH_MAX;
-/// Extents in one reply: 64 KiB of them; the client asks again behind the last.
+pub const HEADERS_LENGTH_MAX: usize = CHUNKS_MAX * (EXTENDED_CHUNK_HEADER_LENGTH + 12) + MESSAGE_LENGTH_MAX;
+/// Extents in one reply: 64 or 128 KiB of them; the client asks again behind the last.
 pub const EXTENTS_MAX: usize = 8192;
 
 /// What a request is answered with.
@@ -29,6 +30,8 @@ pub const EXTENTS_MAX: usize = 8192;
 pub struct Reply {
     /// The request's cookie.
     pub cookie: u64,
+    /// The request's offset.
+    pub offset: u64,
     /// Bytes of payload that were reserved for the request.
     pub reserved: usize,
     /// The answer.
@@ -99,34 +102,55 @@ impl<'a> Headers<'a> {
         self.put(&header);
     }
 
-    fn chunk(&mut self, cookie: u64, flags: u16, kind: u16, payload_length: usize) {
-        let mut header = [0; CHUNK_HEADER_LENGTH];
-        header[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+    fn chunk(&mut self, reply: ReplyTo, flags: u16, kind: u16, payload_length: usize) {
+        let ReplyTo { cookie, offset, style } = reply;
+        let mut header = [0; EXTENDED_CHUNK_HEADER_LENGTH];
         header[4..6].copy_from_slice(&flags.to_be_bytes());
         header[6..8].copy_from_slice(&kind.to_be_bytes());
         header[8..16].copy_from_slice(&cookie.to_be_bytes());
-        // At most `PAYLOAD_LENGTH_MAX` and an offset.
-        header[16..].copy_from_slice(&(payload_length as u32).to_be_bytes());
-        self.put(&header);
+        if style == ReplyStyle::Extended {
+            header[..4].copy_from_slice(&EXTENDED_REPLY_MAGIC.to_be_bytes());
+            header[16..24].copy_from_slice(&offset.to_be_bytes());
+            header[24..].copy_from_slice(&(payload_length as u64).to_be_bytes());
+            self.put(&header);
+        } else {
+            header[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+            // At most `PAYLOAD_LENGTH_MAX` and an offset.
+            header[16..20].copy_from_slice(&(payload_length as u32).to_be_bytes());
+            self.put(&header[..CHUNK_HEADER_LENGTH]);
+        }
     }
+}
+
+/// What every header of a reply repeats.
+#[derive(Clone, Copy)]
+struct ReplyTo {
+    cookie: u64,
+    offset: u64,
+    style: ReplyStyle,
 }
 
 /// Encodes one reply: headers to `headers`, which must have room, and what belongs behind them to `segments`.
 pub fn encode_reply(reply: Reply, style: ReplyStyle, headers: &mut Headers<'_>, segments: &mut Vec<Segment>) {
-    let cookie = reply.cookie;
-    let data = match (reply.body, style) {
+    let Reply { cookie, offset, body, .. } = reply;
+    let to = ReplyTo { cookie, offset, style };
+    let data = match (body, style) {
         // Clients take simple replies where there is no payload, and they are shorter.
-        (Body::Done, _) => {
+        (Body::Done, ReplyStyle::Simple | ReplyStyle::Structured) => {
             headers.simple(cookie, 0);
+            None
+        }
+        (Body::Done, ReplyStyle::Extended) => {
+            headers.chunk(to, chunk::DONE, chunk::NONE, 0);
             None
         }
         (Body::Failed { code, .. }, ReplyStyle::Simple) => {
             headers.simple(cookie, code.wire());
             None
         }
-        (Body::Failed { code, message }, ReplyStyle::Structured) => {
+        (Body::Failed { code, message }, ReplyStyle::Structured | ReplyStyle::Extended) => {
             let message = &message.as_bytes()[..message.len().min(MESSAGE_LENGTH_MAX)];
-            headers.chunk(cookie, chunk::DONE, chunk::ERROR, 6 + message.len());
+            headers.chunk(to, chunk::DONE, chunk::ERROR, 6 + message.len());
             headers.put(&code.wire().to_be_bytes());
             headers.put(&(message.len() as u16).to_be_bytes());
             headers.put(message);
@@ -136,11 +160,15 @@ pub fn encode_reply(reply: Reply, style: ReplyStyle, headers: &mut Headers<'_>, 
             headers.simple(cookie, 0);
             Some(data)
         }
-        (Body::Data { offset, data, framing }, ReplyStyle::Structured) => {
-            return encode_chunks(cookie, offset, &data, framing, headers, segments);
+        (Body::Data { offset, data, framing }, ReplyStyle::Structured | ReplyStyle::Extended) => {
+            return encode_chunks(to, offset, &data, framing, headers, segments);
         }
         (Body::Extents(extents), _) => {
-            headers.chunk(cookie, chunk::DONE, chunk::BLOCK_STATUS, extents.len());
+            let kind = match style {
+                ReplyStyle::Extended => chunk::BLOCK_STATUS_EXT,
+                ReplyStyle::Simple | ReplyStyle::Structured => chunk::BLOCK_STATUS,
+            };
+            headers.chunk(to, chunk::DONE, kind, extents.len());
             Some(extents)
         }
     };
@@ -149,7 +177,7 @@ pub fn encode_reply(reply: Reply, style: ReplyStyle, headers: &mut Headers<'_>, 
 
 /// Encodes the data of a read; runs of zeroes travel as a length.
 fn encode_chunks(
-    cookie: u64,
+    to: ReplyTo,
     offset: u64,
     data: &Buffer,
     framing: Framing,
@@ -158,7 +186,7 @@ fn encode_chunks(
 ) {
     let length = data.len();
     if length == 0 {
-        headers.chunk(cookie, chunk::DONE, chunk::NONE, 0);
+        headers.chunk(to, chunk::DONE, chunk::NONE, 0);
         segments.push(Segment { headers_end: headers.filled, data: None });
         return;
     }
@@ -177,12 +205,12 @@ fn encode_chunks(
         let flags = if end == length { chunk::DONE } else { 0 };
         let at = (offset + start as u64).to_be_bytes();
         let data = if zero {
-            headers.chunk(cookie, flags, chunk::OFFSET_HOLE, 12);
+            headers.chunk(to, flags, chunk::OFFSET_HOLE, 12);
             headers.put(&at);
             headers.put(&((end - start) as u32).to_be_bytes());
             None
         } else {
-            headers.chunk(cookie, flags, chunk::OFFSET_DATA, 8 + end - start);
+            headers.chunk(to, flags, chunk::OFFSET_DATA, 8 + end - start);
             headers.put(&at);
             Some(data.slice(start, end - start))
         };
@@ -199,8 +227,13 @@ fn step_is_zero(data: &Buffer, start: usize, step: usize) -> bool {
 /// Encodes what a device says of `range` as the payload of a block status chunk: neighbours that are alike become
 /// one, and the list ends after [`EXTENTS_MAX`].
 ///
-/// `range` is at most 4 GiB − 1 long and not empty.
-pub fn encode_extents(range: ByteRange, extents: &[Extent], count: ExtentCount) -> Vec<u8> {
+/// `range` is not empty, and without extended headers at most 4 GiB − 1 long.
+pub fn encode_extents(
+    range: ByteRange,
+    extents: &[Extent],
+    count: ExtentCount,
+    style: ReplyStyle,
+) -> Vec<u8> {
     let limit = match count {
         ExtentCount::One => 1,
         ExtentCount::Many => EXTENTS_MAX,
@@ -226,11 +259,19 @@ pub fn encode_extents(range: ByteRange, extents: &[Extent], count: ExtentCount) 
         // A device that says nothing: everything may hold data.
         runs.push((range.length, state_of(ExtentKind::Data)));
     }
-    let mut payload = Vec::with_capacity(4 + 8 * runs.len());
+    let mut payload = Vec::with_capacity(8 + 16 * runs.len());
     payload.extend_from_slice(&allocation::ID.to_be_bytes());
+    if style == ReplyStyle::Extended {
+        payload.extend_from_slice(&(runs.len() as u32).to_be_bytes());
+    }
     for (length, state) in runs {
-        payload.extend_from_slice(&(length as u32).to_be_bytes());
-        payload.extend_from_slice(&state.to_be_bytes());
+        if style == ReplyStyle::Extended {
+            payload.extend_from_slice(&length.to_be_bytes());
+            payload.extend_from_slice(&u64::from(state).to_be_bytes());
+        } else {
+            payload.extend_from_slice(&(length as u32).to_be_bytes());
+            payload.extend_from_slice(&state.to_be_bytes());
+        }
     }
     payload
 }

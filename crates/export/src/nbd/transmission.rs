@@ -1,4 +1,4 @@
-//! Decodes requests, without I/O: from 28 bytes to a typed command that may be executed, or to the error it gets.
+//! Decodes requests, without I/O: from 28 or 32 bytes to a typed command that may be executed, or to the error it gets.
 //!
 //! Two kinds of fault are kept apart. A [`Violation`] leaves no way to find the next request in the stream, so the
 //! connection ends. A [`Refusal`] is answered, and the connection lives on.
@@ -10,7 +10,8 @@ use crate::nbd::error_code::ErrorCode;
 use crate::nbd::export::{Offer, ReplyStyle};
 use crate::nbd::negotiation::AllocationContext;
 use crate::nbd::protocol::{
-    PAYLOAD_LENGTH_MAX, REQUEST_LENGTH, REQUEST_MAGIC, command, command_flag, transmission_flag,
+    EXTENDED_REQUEST_LENGTH, EXTENDED_REQUEST_MAGIC, PAYLOAD_LENGTH_MAX, REQUEST_LENGTH, REQUEST_MAGIC,
+    allocation, command, command_flag, transmission_flag,
 };
 
 /// A request as it stands on the wire.
@@ -24,14 +25,32 @@ pub struct RequestHeader {
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Number of bytes.
-    pub length: u32,
+    /// Number of bytes that it is about, or that follow.
+    pub length: u64,
+    /// Bytes that follow the header: at most [`PAYLOAD_LENGTH_MAX`].
+    pub payload_length: u32,
 }
 
 impl RequestHeader {
-    /// Bytes that follow the header: at most [`PAYLOAD_LENGTH_MAX`].
-    pub fn payload_length(&self) -> u32 {
-        if self.command == command::WRITE { self.length } else { 0 }
+    /// Tells whether the payload says which range to describe in which contexts; see [`narrow`].
+    pub fn brings_contexts(&self, terms: &Terms) -> bool {
+        self.command == command::BLOCK_STATUS
+            && self.payload_length as usize == STATUS_PAYLOAD_LENGTH
+            && terms.offer.has(transmission_flag::BLOCK_STATUS_PAYLOAD)
+    }
+}
+
+/// Bytes of a payload of `BLOCK_STATUS` that names one context: the length of the range, and the context's id. There
+/// is one context only, and naming it twice, or none, is an error.
+pub const STATUS_PAYLOAD_LENGTH: usize = 12;
+/// Bytes of the longest header of a request.
+pub const HEADER_LENGTH_MAX: usize = EXTENDED_REQUEST_LENGTH;
+
+/// Bytes of a request's header.
+pub const fn header_length(style: ReplyStyle) -> usize {
+    match style {
+        ReplyStyle::Simple | ReplyStyle::Structured => REQUEST_LENGTH,
+        ReplyStyle::Extended => EXTENDED_REQUEST_LENGTH,
     }
 }
 
@@ -58,7 +77,7 @@ pub enum Command {
     /// Announces reads of the range.
     Cache(ByteRange),
     /// Zeroes the range.
-    WriteZeroes(ByteRange, ZeroMode, Durability),
+    WriteZeroes(ByteRange, ZeroMode, Effort, Durability),
     /// Describes the range; it is not empty.
     Describe(ByteRange, ExtentCount),
     /// Ends the session.
@@ -74,6 +93,28 @@ impl Command {
             _ => 0,
         }
     }
+
+    /// The offset that the request was sent with.
+    pub fn offset(&self) -> u64 {
+        match self {
+            Self::Read(range, _)
+            | Self::Write(range, _)
+            | Self::Discard(range, _)
+            | Self::Cache(range)
+            | Self::WriteZeroes(range, ..)
+            | Self::Describe(range, _) => range.offset,
+            Self::Flush | Self::Disconnect => 0,
+        }
+    }
+}
+
+/// What zeroing may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// As long as it takes.
+    Any,
+    /// Less than writing zeroes would, or it is refused.
+    Fast,
 }
 
 /// Whether the data of a read may come in several chunks.
@@ -113,36 +154,73 @@ pub enum Violation {
         magic: u32,
     },
     /// More payload than is read.
-    #[error("a write brings {length} bytes, more than {PAYLOAD_LENGTH_MAX}")]
+    #[error("a request brings {length} bytes, more than {PAYLOAD_LENGTH_MAX}")]
     PayloadTooLong {
         /// Its length in bytes.
-        length: u32,
+        length: u64,
     },
 }
 
-/// Decodes the header of a request.
+/// Decodes the header of a request: the first [`header_length`] bytes.
 ///
 /// # Errors
 /// [`Violation`], also if a payload is announced that is larger than [`PAYLOAD_LENGTH_MAX`].
-pub fn decode_request(bytes: &[u8; REQUEST_LENGTH]) -> Result<RequestHeader, Violation> {
+pub fn decode_request(
+    bytes: &[u8; HEADER_LENGTH_MAX],
+    style: ReplyStyle,
+) -> Result<RequestHeader, Violation> {
     let [m0, m1, m2, m3, f0, f1, t0, t1, rest @ ..] = bytes;
     let [c0, c1, c2, c3, c4, c5, c6, c7, rest @ ..] = rest;
-    let [o0, o1, o2, o3, o4, o5, o6, o7, l0, l1, l2, l3] = rest;
+    let [o0, o1, o2, o3, o4, o5, o6, o7, l0, l1, l2, l3, l4, l5, l6, l7] = rest;
     let magic = u32::from_be_bytes([*m0, *m1, *m2, *m3]);
-    if magic != REQUEST_MAGIC {
+    let flags = u16::from_be_bytes([*f0, *f1]);
+    let command = u16::from_be_bytes([*t0, *t1]);
+    let (expected, length, has_payload) = match style {
+        ReplyStyle::Simple | ReplyStyle::Structured => {
+            let length = u32::from_be_bytes([*l0, *l1, *l2, *l3]);
+            (REQUEST_MAGIC, u64::from(length), command == command::WRITE)
+        }
+        ReplyStyle::Extended => {
+            let length = u64::from_be_bytes([*l0, *l1, *l2, *l3, *l4, *l5, *l6, *l7]);
+            (EXTENDED_REQUEST_MAGIC, length, flags & command_flag::PAYLOAD_LEN != 0)
+        }
+    };
+    if magic != expected {
         return Err(Violation::RequestMagic { magic });
     }
-    let header = RequestHeader {
-        flags: u16::from_be_bytes([*f0, *f1]),
-        command: u16::from_be_bytes([*t0, *t1]),
+    let payload_length = match u32::try_from(length) {
+        _ if !has_payload => 0,
+        Ok(length) if length <= PAYLOAD_LENGTH_MAX => length,
+        _ => return Err(Violation::PayloadTooLong { length }),
+    };
+    Ok(RequestHeader {
+        flags,
+        command,
         cookie: u64::from_be_bytes([*c0, *c1, *c2, *c3, *c4, *c5, *c6, *c7]),
         offset: u64::from_be_bytes([*o0, *o1, *o2, *o3, *o4, *o5, *o6, *o7]),
-        length: u32::from_be_bytes([*l0, *l1, *l2, *l3]),
-    };
-    match header.payload_length() {
-        length if length > PAYLOAD_LENGTH_MAX => Err(Violation::PayloadTooLong { length }),
-        _ => Ok(header),
+        length,
+        payload_length,
+    })
+}
+
+/// Takes over what the payload of `BLOCK_STATUS` says: the request as it would be without one.
+///
+/// # Errors
+/// A [`Refusal`] if it names a context that was not chosen.
+pub fn narrow(
+    header: &RequestHeader,
+    payload: [u8; STATUS_PAYLOAD_LENGTH],
+) -> Result<RequestHeader, Refusal> {
+    let [l0, l1, l2, l3, l4, l5, l6, l7, i0, i1, i2, i3] = payload;
+    if u32::from_be_bytes([i0, i1, i2, i3]) != allocation::ID {
+        return Err(refuse(ErrorCode::Invalid, "a metadata context that was not chosen"));
     }
+    Ok(RequestHeader {
+        flags: header.flags & !command_flag::PAYLOAD_LEN,
+        length: u64::from_be_bytes([l0, l1, l2, l3, l4, l5, l6, l7]),
+        payload_length: 0,
+        ..*header
+    })
 }
 
 /// Judges a request by what was agreed on with the client.
@@ -150,28 +228,36 @@ pub fn decode_request(bytes: &[u8; REQUEST_LENGTH]) -> Result<RequestHeader, Vio
 /// # Errors
 /// The [`Refusal`] that the client is to be told; its payload, if any, is still in the stream.
 pub fn judge(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> {
-    use command_flag::{DF, FUA, NO_HOLE, REQ_ONE};
-    let RequestHeader { flags, .. } = *header;
+    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE};
+    let RequestHeader { flags, length, .. } = *header;
     let offer = &terms.offer;
-    let range = ByteRange::new(header.offset, u64::from(header.length));
+    let range = ByteRange::new(header.offset, length);
     let durability = if flags & FUA == 0 { Durability::Volatile } else { Durability::Durable };
     match header.command {
         command::READ => {
             let framing = match (flags & DF, offer.replies) {
-                (0, ReplyStyle::Structured) => Framing::Chunks,
+                (0, ReplyStyle::Structured | ReplyStyle::Extended) => Framing::Chunks,
                 _ => Framing::Whole,
             };
             let allowed = if offer.has(transmission_flag::SEND_DF) { DF } else { 0 };
             check_flags(flags, allowed, offer)?;
-            if header.length > offer.block_size_maximum {
-                return Err(refuse(ErrorCode::Invalid, "longer than the maximum block size"));
+            if length > u64::from(offer.block_size_maximum) {
+                let code = if flags & DF == 0 { ErrorCode::Invalid } else { ErrorCode::Overflow };
+                return Err(refuse(code, "longer than the maximum block size"));
             }
             check(range, offer, BeyondEnd::Invalid)?;
             Ok(Command::Read(range, framing))
         }
         command::WRITE => {
             check_writable(offer)?;
-            check_flags(flags, 0, offer)?;
+            let marked = if offer.replies == ReplyStyle::Extended { PAYLOAD_LEN } else { 0 };
+            check_flags(flags, marked, offer)?;
+            if flags & marked != marked {
+                return Err(refuse(
+                    ErrorCode::Invalid,
+                    "a write without the flag that announces its payload",
+                ));
+            }
             check(range, offer, BeyondEnd::NoSpace)?;
             Ok(Command::Write(range, durability))
         }
@@ -199,10 +285,13 @@ pub fn judge(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> 
         }
         command::WRITE_ZEROES => {
             check_writable(offer)?;
-            check_flags(flags, NO_HOLE, offer)?;
+            let allowed =
+                if offer.has(transmission_flag::SEND_FAST_ZERO) { NO_HOLE | FAST_ZERO } else { NO_HOLE };
+            check_flags(flags, allowed, offer)?;
             check(range, offer, BeyondEnd::NoSpace)?;
             let mode = if flags & NO_HOLE == 0 { ZeroMode::MayUnmap } else { ZeroMode::KeepAllocated };
-            Ok(Command::WriteZeroes(range, mode, durability))
+            let effort = if flags & FAST_ZERO == 0 { Effort::Any } else { Effort::Fast };
+            Ok(Command::WriteZeroes(range, mode, effort, durability))
         }
         command::BLOCK_STATUS => {
             if terms.allocation == AllocationContext::NotChosen {

@@ -57,7 +57,6 @@ expect(errno.ENOSPC, h.pwrite, b"x" * 1024, SIZE - 512)
 expect(errno.ENOSPC, h.zero, 1024, SIZE - 512)
 expect(errno.EINVAL, h.trim, 1024, SIZE - 512)
 expect(errno.EINVAL, h.block_status, 1024, SIZE - 512, lambda *_: 0)
-expect(errno.EINVAL, h.zero, 512, 0, flags=nbd.CMD_FLAG_FAST_ZERO)
 expect(errno.EINVAL, h.pwrite, b"x" * 512, 0, flags=nbd.CMD_FLAG_DF)
 
 # Many requests at a time, on several connections to one device.

@@ -23,6 +23,7 @@ pub(crate) struct Probe {
 #[derive(Default)]
 struct State {
     held: bool,
+    zeroes_slowly: bool,
     failing: Option<Errno>,
     waiting: usize,
     waiting_max: usize,
@@ -46,6 +47,15 @@ impl Probe {
     /// From now on reads and writes fail.
     pub(crate) fn fail_with(&self, errno: Errno) {
         self.state().failing = Some(errno);
+    }
+
+    /// From now on zeroing takes as long as writing zeroes.
+    pub(crate) fn zero_slowly(&self) {
+        self.state().zeroes_slowly = true;
+    }
+
+    fn zeroes_fast(&self) -> bool {
+        !self.state().zeroes_slowly
     }
 
     /// Requests that wait.
@@ -138,6 +148,11 @@ impl BlockDevice for TestDevice {
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
         self.probe.record(range, durability);
         self.store.write_zeroes(range, mode, durability)
+    }
+
+    /// As the test wants it.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.probe.zeroes_fast() && self.store.zeroes_fast(mode)
     }
 
     /// Passthrough.

@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use export::nbd::protocol::{
-    OPTION_MAGIC, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, allocation, chunk, option,
-    option_reply,
+    EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, OPTION_MAGIC, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, allocation, chunk, option, option_reply,
 };
 
 use super::{PATIENCE, Running};
@@ -22,13 +22,16 @@ pub(crate) enum RawReply {
     Simple(u32, u64),
     /// Flags, kind, cookie and payload.
     Chunk(u16, u16, u64, Vec<u8>),
+    /// The same under an extended header; the offset is in between.
+    ExtendedChunk(u16, u16, u64, u64, Vec<u8>),
 }
 
 /// How far a new client goes by itself.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     Simple,
     Structured,
+    Extended,
 }
 
 impl RawClient {
@@ -55,8 +58,13 @@ impl RawClient {
         client.stream.write_all(&3_u32.to_be_bytes()).unwrap();
         let mut data = (export.len() as u32).to_be_bytes().to_vec();
         data.extend(export.as_bytes());
-        if let Style::Structured = style {
-            assert_eq!(client.option(option::STRUCTURED_REPLY, &[]), [option_reply::ACK]);
+        let headers = match style {
+            Style::Simple => None,
+            Style::Structured => Some(option::STRUCTURED_REPLY),
+            Style::Extended => Some(option::EXTENDED_HEADERS),
+        };
+        if let Some(headers) = headers {
+            assert_eq!(client.option(headers, &[]), [option_reply::ACK]);
             let mut query = data.clone();
             query.extend(1_u32.to_be_bytes());
             query.extend((allocation::NAME.len() as u32).to_be_bytes());
@@ -109,6 +117,24 @@ impl RawClient {
         self.stream.write_all(&bytes).unwrap();
     }
 
+    /// Sends a request with an extended header, and what is to follow it.
+    pub(crate) fn extended_request(
+        &mut self,
+        command: u16,
+        flags: u16,
+        cookie: u64,
+        offset: u64,
+        length: u64,
+        data: &[u8],
+    ) {
+        let mut bytes = EXTENDED_REQUEST_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(command.to_be_bytes());
+        bytes.extend([cookie, offset, length].map(u64::to_be_bytes).concat());
+        bytes.extend(data);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
     /// Receives a reply without data, or a chunk.
     pub(crate) fn reply(&mut self) -> RawReply {
         let magic = u32::from_be_bytes(self.read());
@@ -123,6 +149,12 @@ impl RawClient {
                 let length = u32::from_be_bytes(self.read());
                 RawReply::Chunk(flags, kind, cookie, self.read_bytes(length as usize))
             }
+            EXTENDED_REPLY_MAGIC => {
+                let (flags, kind) = (u16::from_be_bytes(self.read()), u16::from_be_bytes(self.read()));
+                let (cookie, offset) = (u64::from_be_bytes(self.read()), u64::from_be_bytes(self.read()));
+                let length = u64::from_be_bytes(self.read());
+                RawReply::ExtendedChunk(flags, kind, cookie, offset, self.read_bytes(length as usize))
+            }
             other => panic!("a reply opens with {other:#x}"),
         }
     }
@@ -131,7 +163,11 @@ impl RawClient {
     pub(crate) fn error_of(&mut self, cookie: u64) -> u32 {
         match self.reply() {
             RawReply::Simple(error, of) if of == cookie => error,
-            RawReply::Chunk(chunk::DONE, chunk::ERROR, of, payload) if of == cookie => {
+            RawReply::ExtendedChunk(chunk::DONE, chunk::NONE, of, ..) if of == cookie => 0,
+            RawReply::ExtendedChunk(chunk::DONE, chunk::ERROR, of, _, payload)
+            | RawReply::Chunk(chunk::DONE, chunk::ERROR, of, payload)
+                if of == cookie =>
+            {
                 u32::from_be_bytes(payload[..4].try_into().unwrap())
             }
             other => panic!("expected the reply to {cookie}, got {other:?}"),

@@ -173,6 +173,11 @@ impl BlockDevice for Gate {
         })
     }
 
+    /// As the store that is below at this moment.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.below.borrow().device.zeroes_fast(mode)
+    }
+
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
             let pass = self.enter(Access::Read).await;

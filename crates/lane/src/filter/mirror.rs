@@ -132,6 +132,11 @@ impl BlockDevice for MirrorFilter {
         Box::pin(self.change(Change::Zero(range, mode), durability))
     }
 
+    /// As the slower of both stores: a guest waits for the target, too.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.copy.source().zeroes_fast(mode) && self.copy.target().zeroes_fast(mode)
+    }
+
     /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.copy.source().allocation(range)

@@ -69,6 +69,11 @@ impl BlockDevice for Tracker {
     }
 
     /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.below.zeroes_fast(mode)
+    }
+
+    /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.below.allocation(range)
     }

@@ -33,8 +33,8 @@ fn a_file_system_without_direct_io_serves_as_well() {
 /// A store on a file system that knows no `fallocate` modes.
 fn without_fallocate(image: Image, engine: &Rc<dyn Engine>) -> FileStore {
     let store = FileStore::new(image, Rc::clone(engine));
-    store.punch_hole.set(false);
-    store.zero_range.set(false);
+    store.punch_hole.set(Ability::Missing);
+    store.zero_range.set(Ability::Missing);
     store
 }
 

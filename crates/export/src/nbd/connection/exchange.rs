@@ -52,7 +52,8 @@ pub(super) async fn exchange(
 ) -> Option<Ending> {
     let device = Rc::clone(&agreement.export.device);
     let mut requests = RequestSet::with_capacity(server.limits.requests_in_flight_max);
-    let start = |cookie, command, buffer| execute(Rc::clone(&device), cookie, command, buffer);
+    let style = agreement.offer.replies;
+    let start = |cookie, command, buffer| execute(Rc::clone(&device), style, cookie, command, buffer);
     let mut exchange = Exchange::new(server, member, socket, agreement, first_bytes);
     poll_fn(|context| exchange.poll(context, &mut requests, &start)).await;
     exchange.ending
@@ -256,11 +257,11 @@ impl Exchange {
                     self.requests_in_flight += 1;
                     requests.insert(start(cookie, command, buffer));
                 }
-                Ok(Taken::Refused { cookie, refusal }) => {
+                Ok(Taken::Refused { cookie, offset, refusal }) => {
                     tracing::debug!(?refusal, "refused an NBD request");
                     self.requests_in_flight += 1;
                     let body = Body::Failed { code: refusal.code, message: refusal.reason };
-                    self.outbox.push(Reply { cookie, reserved: 0, body });
+                    self.outbox.push(Reply { cookie, offset, reserved: 0, body });
                 }
                 Err(violation) => break Err(Ending::Violation(violation)),
             }

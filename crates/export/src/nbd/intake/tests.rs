@@ -7,12 +7,17 @@ use super::*;
 use crate::nbd::error_code::ErrorCode;
 use crate::nbd::export::{Access, Offer, ReplyStyle};
 use crate::nbd::negotiation::AllocationContext;
-use crate::nbd::protocol::{PAYLOAD_LENGTH_MAX, REQUEST_MAGIC, command};
+use crate::nbd::protocol::{EXTENDED_REQUEST_MAGIC, PAYLOAD_LENGTH_MAX, REQUEST_MAGIC, command};
+
+fn terms_of(style: ReplyStyle) -> Terms {
+    let geometry = Geometry { size: 1 << 20, alignment: 1, read_only: false, discards: true };
+    let offer = Offer::new(&geometry, Access::ReadWrite, style);
+    let offer = if style == ReplyStyle::Extended { offer.with_status_payload() } else { offer };
+    Terms { offer, allocation: AllocationContext::Chosen }
+}
 
 fn terms() -> Terms {
-    let geometry = Geometry { size: 1 << 20, alignment: 1, read_only: false, discards: true };
-    let offer = Offer::new(&geometry, Access::ReadWrite, ReplyStyle::Structured);
-    Terms { offer, allocation: AllocationContext::Chosen }
+    terms_of(ReplyStyle::Structured)
 }
 
 fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
@@ -37,7 +42,16 @@ enum Found {
 
 /// Feeds `bytes` in pieces of `step`; missing payload of at least `direct_min` is received directly.
 fn read_all(bytes: &[u8], step: usize, direct_min: usize) -> (Vec<Found>, Result<(), Violation>, usize) {
-    let (terms, pool) = (terms(), BufferPool::new());
+    read_all_as(ReplyStyle::Structured, bytes, step, direct_min)
+}
+
+fn read_all_as(
+    style: ReplyStyle,
+    bytes: &[u8],
+    step: usize,
+    direct_min: usize,
+) -> (Vec<Found>, Result<(), Violation>, usize) {
+    let (terms, pool) = (terms_of(style), BufferPool::new());
     let mut intake = Intake::default();
     let mut found = Vec::new();
     let mut reserved_max = 0;
@@ -73,7 +87,9 @@ fn read_all(bytes: &[u8], step: usize, direct_min: usize) -> (Vec<Found>, Result
                     let content = buffer.filter(|_| write).map(|buffer| buffer.as_slice().to_vec());
                     found.push(Found::Request(cookie, command, content.unwrap_or_default()));
                 }
-                Ok(Taken::Refused { cookie, refusal }) => found.push(Found::Refused(cookie, refusal.code)),
+                Ok(Taken::Refused { cookie, refusal, .. }) => {
+                    found.push(Found::Refused(cookie, refusal.code))
+                }
             }
         }
         assert!(input.is_empty(), "all bytes are used before more are asked for");
@@ -103,6 +119,45 @@ fn a_refused_write_is_skipped_and_the_next_request_is_found() {
     ];
     for step in 1..bytes.len() {
         assert_eq!(read_all(&bytes, step, usize::MAX).0, expected);
+    }
+}
+
+fn extended_request(command: u16, flags: u16, cookie: u64, offset: u64, length: u64, data: &[u8]) -> Vec<u8> {
+    let mut bytes = EXTENDED_REQUEST_MAGIC.to_be_bytes().to_vec();
+    bytes.extend(flags.to_be_bytes());
+    bytes.extend(command.to_be_bytes());
+    bytes.extend([cookie, offset, length].map(u64::to_be_bytes).concat());
+    bytes.extend(data);
+    bytes
+}
+
+#[test]
+fn extended_requests_and_their_payloads_are_found_however_they_arrive() {
+    use crate::nbd::protocol::command_flag::PAYLOAD_LEN;
+    let status = |id: u32| [&4096_u64.to_be_bytes()[..], &id.to_be_bytes()].concat();
+    let bytes = [
+        extended_request(command::WRITE, PAYLOAD_LEN, 1, 512, 5, b"hello"),
+        extended_request(command::WRITE, 0, 2, 512, 5, b""),
+        extended_request(command::BLOCK_STATUS, PAYLOAD_LEN, 3, 8192, 12, &status(1)),
+        extended_request(command::BLOCK_STATUS, PAYLOAD_LEN, 4, 8192, 12, &status(2)),
+        extended_request(command::BLOCK_STATUS, PAYLOAD_LEN, 5, 8192, 8, &[0; 8]),
+        extended_request(command::TRIM, PAYLOAD_LEN, 6, 0, 700, &[1; 700]),
+        extended_request(command::TRIM, 0, 7, 0, 1 << 20, b""),
+    ]
+    .concat();
+    use crate::nbd::transmission::ExtentCount;
+    let expected = [
+        Found::Request(1, Command::Write(ByteRange::new(512, 5), Durability::Volatile), b"hello".into()),
+        Found::Refused(2, ErrorCode::Invalid),
+        Found::Request(3, Command::Describe(ByteRange::new(8192, 4096), ExtentCount::Many), vec![]),
+        Found::Refused(4, ErrorCode::Invalid),
+        Found::Refused(5, ErrorCode::Invalid),
+        Found::Refused(6, ErrorCode::Invalid),
+        Found::Request(7, Command::Discard(ByteRange::new(0, 1 << 20), Durability::Volatile), vec![]),
+    ];
+    for step in 1..bytes.len() {
+        let (found, end, _) = read_all_as(ReplyStyle::Extended, &bytes, step, usize::MAX);
+        assert_eq!((&found[..], end), (&expected[..], Ok(())), "{step}");
     }
 }
 
@@ -153,7 +208,9 @@ proptest! {
         head in requests(), bytes in prop::collection::vec(any::<u8>(), 0..200), step in 1_usize..100,
     ) {
         let bytes = [head, bytes].concat();
-        let (_, _, reserved_max) = read_all(&bytes, step, 64);
-        prop_assert!(reserved_max <= PAYLOAD_LENGTH_MAX as usize);
+        for style in [ReplyStyle::Structured, ReplyStyle::Extended] {
+            let (_, _, reserved_max) = read_all_as(style, &bytes, step, 64);
+            prop_assert!(reserved_max <= PAYLOAD_LENGTH_MAX as usize);
+        }
     }
 }

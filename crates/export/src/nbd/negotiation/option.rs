@@ -33,6 +33,8 @@ pub enum OptionRequest<'a> {
     ListMetaContext(MetaContextRequest<'a>),
     /// Choose the contexts that match.
     SetMetaContext(MetaContextRequest<'a>),
+    /// Ask and reply with extended headers.
+    ExtendedHeaders,
     /// Not known to this server.
     Unknown,
 }
@@ -104,6 +106,7 @@ pub fn decode_option(option: u32, data: &[u8]) -> Result<OptionRequest<'_>, Malf
         number::STRUCTURED_REPLY => OptionRequest::StructuredReply,
         number::LIST_META_CONTEXT => OptionRequest::ListMetaContext(decode_meta_context(&mut fields)?),
         number::SET_META_CONTEXT => OptionRequest::SetMetaContext(decode_meta_context(&mut fields)?),
+        number::EXTENDED_HEADERS => OptionRequest::ExtendedHeaders,
         _ => return Ok(OptionRequest::Unknown),
     };
     if fields.0.is_empty() { Ok(request) } else { Err(Malformed) }

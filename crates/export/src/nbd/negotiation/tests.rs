@@ -202,6 +202,43 @@ fn what_is_not_offered_or_malformed_is_refused_and_negotiation_goes_on() {
 }
 
 #[test]
+fn extended_headers_are_agreed_on_for_good() {
+    let chosen = context_data("first", &["base:allocation"]);
+    let outcome = Client::new(FIXED)
+        .option(number::EXTENDED_HEADERS, b"no data allowed")
+        .option(number::EXTENDED_HEADERS, &[])
+        .option(number::STRUCTURED_REPLY, &[])
+        .option(number::SET_META_CONTEXT, &chosen)
+        .option(number::GO, &info_data("first", &[]))
+        .talk();
+    use option_reply::{ACK, ERR_EXT_HEADER_REQD, ERR_INVALID, INFO, META_CONTEXT};
+    assert_eq!(outcome.kinds(), [ERR_INVALID, ACK, ERR_EXT_HEADER_REQD, META_CONTEXT, ACK, INFO, ACK]);
+    let agreement = outcome.agreement();
+    assert_eq!(agreement.offer.replies, ReplyStyle::Extended);
+    assert!(agreement.offer.has(transmission_flag::SEND_DF | transmission_flag::BLOCK_STATUS_PAYLOAD));
+    let outcome =
+        Client::new(FIXED).option(number::EXTENDED_HEADERS, &[]).option(number::EXPORT_NAME, b"first").talk();
+    assert_eq!(outcome.end.err(), Some(Violation::ExportNameAfterExtendedHeaders));
+}
+
+#[test]
+fn naming_contexts_is_offered_to_whom_has_chosen_some_or_looks_around() {
+    let offered = |client: Client| {
+        let outcome = client.talk();
+        let (_, _, fact) = outcome.replies().into_iter().rfind(|(_, kind, _)| *kind == 3).unwrap();
+        u16::from_be_bytes([fact[10], fact[11]]) & transmission_flag::BLOCK_STATUS_PAYLOAD != 0
+    };
+    let extended = || Client::new(FIXED).option(number::EXTENDED_HEADERS, &[]);
+    let chosen = context_data("first", &["base:allocation"]);
+    assert!(offered(extended().option(number::INFO, &info_data("first", &[]))));
+    assert!(!offered(extended().option(number::GO, &info_data("first", &[]))));
+    let chooses = extended().option(number::SET_META_CONTEXT, &chosen);
+    assert!(!offered(chooses.option(number::GO, &info_data("second", &[]))));
+    let structured = Client::new(FIXED).option(number::STRUCTURED_REPLY, &[]);
+    assert!(!offered(structured.option(number::INFO, &info_data("first", &[]))));
+}
+
+#[test]
 fn the_allocation_context_holds_for_the_export_it_was_chosen_for() {
     let check = |chosen_for: &str, queries: &[&str], used: &str, expected| {
         let outcome = Client::new(FIXED)

@@ -23,7 +23,7 @@ fn wire(reply: Reply, style: ReplyStyle) -> Vec<u8> {
 }
 
 fn read_reply(data: Buffer, framing: Framing) -> Reply {
-    Reply { cookie: 0x0102, reserved: 0, body: Body::Data { offset: 4096, data, framing } }
+    Reply { cookie: 0x0102, offset: 0x0304, reserved: 0, body: Body::Data { offset: 4096, data, framing } }
 }
 
 /// Puts the chunks of a read together again; says how many there were and how many bytes travelled as data.
@@ -62,17 +62,17 @@ fn reassemble(mut bytes: &[u8], length: usize) -> (Vec<u8>, usize, usize) {
 
 #[test]
 fn simple_replies_have_error_and_cookie() {
-    let done = Reply { cookie: 0x0a0b, reserved: 0, body: Body::Done };
+    let done = Reply { cookie: 0x0a0b, offset: 0x0304, reserved: 0, body: Body::Done };
     assert_eq!(wire(done, ReplyStyle::Structured), b"\x67\x44\x66\x98\0\0\0\0\0\0\0\0\0\0\x0a\x0b");
     let failed = Body::Failed { code: ErrorCode::NoSpace, message: "full" };
-    let failed = Reply { cookie: 1, reserved: 0, body: failed };
+    let failed = Reply { cookie: 1, offset: 0x0304, reserved: 0, body: failed };
     assert_eq!(wire(failed, ReplyStyle::Simple), b"\x67\x44\x66\x98\0\0\0\x1c\0\0\0\0\0\0\0\x01");
 }
 
 #[test]
 fn a_structured_error_brings_its_message() {
     let failed = Body::Failed { code: ErrorCode::Io, message: "oh" };
-    let bytes = wire(Reply { cookie: 1, reserved: 0, body: failed }, ReplyStyle::Structured);
+    let bytes = wire(Reply { cookie: 1, offset: 0x0304, reserved: 0, body: failed }, ReplyStyle::Structured);
     assert_eq!(bytes[4..8], [0, 1, 0x80, 1]);
     assert_eq!(bytes[16..], *b"\0\0\0\x08\0\0\0\x05\0\x02oh");
 }
@@ -89,6 +89,29 @@ fn zeroes_travel_as_a_length_unless_the_client_wants_one_piece() {
 }
 
 #[test]
+fn every_extended_reply_is_a_chunk_that_repeats_the_offset_of_its_request() {
+    let head = |kind: u16, length: u8| {
+        let mut bytes = b"\x6e\x8a\x27\x8c\0\x01".to_vec();
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(*b"\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\x03\x04\0\0\0\0\0\0\0");
+        bytes.push(length);
+        bytes
+    };
+    let encoded = |body| wire(Reply { cookie: 1, offset: 0x0304, reserved: 0, body }, ReplyStyle::Extended);
+    assert_eq!(encoded(Body::Done), head(chunk::NONE, 0));
+    let failed = Body::Failed { code: ErrorCode::Io, message: "oh" };
+    assert_eq!(encoded(failed), [head(chunk::ERROR, 8), b"\0\0\0\x05\0\x02oh".to_vec()].concat());
+    let data = Body::Data { offset: 0x0304, data: Buffer::copy_of(b"xyz"), framing: Framing::Chunks };
+    let expected = [&head(chunk::OFFSET_DATA, 11)[..], b"\0\0\0\0\0\0\x03\x04xyz"].concat();
+    assert_eq!(encoded(data), expected);
+    let hole = Extent { range: ByteRange::new(0, 1 << 40), kind: ExtentKind::Hole };
+    let extents = encode_extents(hole.range, &[hole], ExtentCount::Many, ReplyStyle::Extended);
+    let expected = b"\0\0\0\x01\0\0\0\x01\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\x03";
+    let expected = [&head(chunk::BLOCK_STATUS_EXT, 24)[..], expected].concat();
+    assert_eq!(encoded(Body::Extents(Buffer::copy_of(&extents))), expected);
+}
+
+#[test]
 fn a_read_of_nothing_is_answered() {
     let bytes = wire(read_reply(Buffer::zeroed(0), Framing::Chunks), ReplyStyle::Structured);
     assert_eq!(reassemble(&bytes, 0).1, 1);
@@ -100,12 +123,12 @@ fn like_neighbours_become_one_extent_and_what_is_outside_is_left_out() {
     use ExtentKind::{Data, Hole, Zero};
     let extents = [extent(0, 200, Data), extent(200, 50, Data), extent(250, 10, Hole), extent(260, 99, Zero)];
     let numbers = |count| -> Vec<u32> {
-        let payload = encode_extents(ByteRange::new(100, 200), &extents, count);
+        let payload = encode_extents(ByteRange::new(100, 200), &extents, count, ReplyStyle::Structured);
         payload.chunks(4).map(|bytes| u32::from_be_bytes(bytes.try_into().unwrap())).collect()
     };
     assert_eq!(numbers(ExtentCount::Many), [allocation::ID, 150, 0, 10, 3, 40, 2]);
     assert_eq!(numbers(ExtentCount::One), [allocation::ID, 150, 0]);
-    let silent = encode_extents(ByteRange::new(0, 512), &[], ExtentCount::Many);
+    let silent = encode_extents(ByteRange::new(0, 512), &[], ExtentCount::Many, ReplyStyle::Structured);
     assert_eq!(silent[4..], [0, 0, 2, 0, 0, 0, 0, 0]);
 }
 
@@ -117,7 +140,8 @@ fn the_number_of_extents_in_a_reply_is_bounded() {
             kind: if index % 2 == 0 { ExtentKind::Data } else { ExtentKind::Hole },
         })
         .collect();
-    let payload = encode_extents(ByteRange::new(0, 20_000 * 512), &extents, ExtentCount::Many);
+    let payload =
+        encode_extents(ByteRange::new(0, 20_000 * 512), &extents, ExtentCount::Many, ReplyStyle::Structured);
     assert_eq!(payload.len(), 4 + 8 * EXTENTS_MAX);
 }
 

@@ -15,12 +15,25 @@ fn writable() -> Terms {
 }
 
 fn header(command: u16, flags: u16, offset: u64, length: u32) -> RequestHeader {
-    RequestHeader { flags, command, cookie: 7, offset, length }
+    let payload_length = if command == command::WRITE { length } else { 0 };
+    RequestHeader { flags, command, cookie: 7, offset, length: u64::from(length), payload_length }
 }
 
-fn encode(header: &RequestHeader) -> [u8; REQUEST_LENGTH] {
-    let mut bytes = [0; REQUEST_LENGTH];
+fn extended(command: u16, flags: u16, offset: u64, length: u64) -> RequestHeader {
+    let payload_length = if flags & command_flag::PAYLOAD_LEN == 0 { 0 } else { length as u32 };
+    RequestHeader { flags, command, cookie: 7, offset, length, payload_length }
+}
+
+fn encode(header: &RequestHeader) -> [u8; HEADER_LENGTH_MAX] {
+    let mut bytes = encode_extended(header);
     bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+    bytes[24..28].copy_from_slice(&(header.length as u32).to_be_bytes());
+    bytes
+}
+
+fn encode_extended(header: &RequestHeader) -> [u8; HEADER_LENGTH_MAX] {
+    let mut bytes = [0; HEADER_LENGTH_MAX];
+    bytes[..4].copy_from_slice(&EXTENDED_REQUEST_MAGIC.to_be_bytes());
     bytes[4..6].copy_from_slice(&header.flags.to_be_bytes());
     bytes[6..8].copy_from_slice(&header.command.to_be_bytes());
     bytes[8..16].copy_from_slice(&header.cookie.to_be_bytes());
@@ -36,7 +49,7 @@ fn check_refused(terms: &Terms, header: RequestHeader, code: ErrorCode) {
 
 #[test]
 fn every_command_is_understood_with_its_flags() {
-    use command_flag::{DF, FUA, NO_HOLE, REQ_ONE};
+    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
     let range = ByteRange::new(512, 1024);
     let check = |command, flags, expected| {
         assert_eq!(judge(&header(command, flags, 512, 1024), &writable()), Ok(expected));
@@ -48,8 +61,14 @@ fn every_command_is_understood_with_its_flags() {
     check(command::TRIM, FUA, Command::Discard(range, Durability::Durable));
     check(command::CACHE, 0, Command::Cache(range));
     let (unmap, keep) = (ZeroMode::MayUnmap, ZeroMode::KeepAllocated);
-    check(command::WRITE_ZEROES, 0, Command::WriteZeroes(range, unmap, Durability::Volatile));
-    check(command::WRITE_ZEROES, NO_HOLE | FUA, Command::WriteZeroes(range, keep, Durability::Durable));
+    check(command::WRITE_ZEROES, 0, Command::WriteZeroes(range, unmap, Effort::Any, Durability::Volatile));
+    check(
+        command::WRITE_ZEROES,
+        NO_HOLE | FUA,
+        Command::WriteZeroes(range, keep, Effort::Any, Durability::Durable),
+    );
+    let fast = Command::WriteZeroes(range, unmap, Effort::Fast, Durability::Volatile);
+    check(command::WRITE_ZEROES, FAST_ZERO, fast);
     check(command::BLOCK_STATUS, 0, Command::Describe(range, ExtentCount::Many));
     check(command::BLOCK_STATUS, REQ_ONE, Command::Describe(range, ExtentCount::One));
     check(command::DISC, 0, Command::Disconnect);
@@ -78,7 +97,11 @@ fn wrong_requests_get_the_error_that_the_protocol_names() {
     check_refused(&terms, header(command::READ, 0, 0, PAYLOAD_LENGTH_MAX + 512), Invalid);
     check_refused(&terms, header(command::FLUSH, 0, 0, 512), Invalid);
     check_refused(&terms, header(command::WRITE, command_flag::DF, 0, 512), Invalid);
-    check_refused(&terms, header(command::WRITE_ZEROES, 1 << 4, 0, 512), Invalid);
+    check_refused(&terms, header(command::WRITE_ZEROES, command_flag::REQ_ONE, 0, 512), Invalid);
+    check_refused(&terms, header(command::WRITE_ZEROES, command_flag::PAYLOAD_LEN, 0, 512), Invalid);
+    check_refused(&terms, header(command::WRITE, command_flag::FAST_ZERO, 0, 512), Invalid);
+    let long = header(command::READ, command_flag::DF, 0, PAYLOAD_LENGTH_MAX + 512);
+    check_refused(&terms, long, ErrorCode::Overflow);
     check_refused(&terms, header(command::READ, command_flag::NO_HOLE, 0, 512), Invalid);
     check_refused(&terms, header(8, 0, 0, 512), Invalid);
     check_refused(&terms, header(u16::MAX, 0, 0, 0), Invalid);
@@ -113,14 +136,76 @@ fn trim_is_refused_where_it_is_not_offered() {
     check_refused(&terms, header(command::TRIM, 0, 0, 512), ErrorCode::Invalid);
 }
 
+fn extended_terms() -> Terms {
+    let geometry = Geometry { size: 1 << 50, alignment: 1, read_only: false, discards: true };
+    let offer = Offer::new(&geometry, Access::ReadWrite, ReplyStyle::Extended).with_status_payload();
+    Terms { offer, allocation: AllocationContext::Chosen }
+}
+
+#[test]
+fn an_extended_request_has_sixty_four_bits_for_its_length() {
+    let terms = extended_terms();
+    let range = ByteRange::new(512, 1 << 45);
+    let judged = |command, flags| judge(&extended(command, flags, range.offset, range.length), &terms);
+    assert_eq!(judged(command::TRIM, 0), Ok(Command::Discard(range, Durability::Volatile)));
+    assert_eq!(judged(command::CACHE, 0), Ok(Command::Cache(range)));
+    assert_eq!(judged(command::BLOCK_STATUS, 0), Ok(Command::Describe(range, ExtentCount::Many)));
+    let zeroes = Command::WriteZeroes(range, ZeroMode::MayUnmap, Effort::Any, Durability::Volatile);
+    assert_eq!(judged(command::WRITE_ZEROES, 0), Ok(zeroes));
+    check_refused(&terms, extended(command::READ, 0, 0, 1 << 33), ErrorCode::Invalid);
+    check_refused(&terms, extended(command::TRIM, 0, 512, u64::MAX - 511), ErrorCode::Invalid);
+}
+
+#[test]
+fn in_an_extended_request_the_flag_alone_says_that_a_payload_follows() {
+    use command_flag::PAYLOAD_LEN;
+    let terms = extended_terms();
+    let write = extended(command::WRITE, PAYLOAD_LEN, 0, 512);
+    assert_eq!(judge(&write, &terms), Ok(Command::Write(ByteRange::new(0, 512), Durability::Volatile)));
+    let unmarked = extended(command::WRITE, 0, 0, 512);
+    assert_eq!(decode_request(&encode_extended(&unmarked), ReplyStyle::Extended), Ok(unmarked));
+    assert_eq!(unmarked.payload_length, 0);
+    check_refused(&terms, unmarked, ErrorCode::Invalid);
+    check_refused(&terms, extended(command::READ, PAYLOAD_LEN, 0, 512), ErrorCode::Invalid);
+    let long = extended(command::READ, PAYLOAD_LEN, 0, 1 << 40);
+    let expected = Violation::PayloadTooLong { length: 1 << 40 };
+    assert_eq!(decode_request(&encode_extended(&long), ReplyStyle::Extended), Err(expected));
+}
+
+#[test]
+fn the_payload_of_a_status_request_says_its_range_and_names_a_chosen_context_once() {
+    let terms = extended_terms();
+    let header = extended(command::BLOCK_STATUS, command_flag::PAYLOAD_LEN, 4096, 12);
+    assert!(header.brings_contexts(&terms));
+    let payload = |length: u64, id: u32| -> [u8; STATUS_PAYLOAD_LENGTH] {
+        [&length.to_be_bytes()[..], &id.to_be_bytes()].concat().try_into().unwrap()
+    };
+    let narrowed = narrow(&header, payload(1 << 40, allocation::ID)).unwrap();
+    let expected = Command::Describe(ByteRange::new(4096, 1 << 40), ExtentCount::Many);
+    assert_eq!(judge(&narrowed, &terms), Ok(expected));
+    assert_eq!(narrow(&header, payload(1, 9)).map_err(|refusal| refusal.code), Err(ErrorCode::Invalid));
+    // No context, and one context twice.
+    for length in [8, 16] {
+        let header = extended(command::BLOCK_STATUS, command_flag::PAYLOAD_LEN, 4096, length);
+        assert!(!header.brings_contexts(&terms));
+        check_refused(&terms, header, ErrorCode::Invalid);
+    }
+}
+
 #[test]
 fn breaches_end_the_connection() {
     let mut bytes = encode(&header(command::READ, 0, 0, 512));
     bytes[0] ^= 1;
-    assert_eq!(decode_request(&bytes), Err(Violation::RequestMagic { magic: REQUEST_MAGIC ^ (1 << 24) }));
+    assert_eq!(
+        decode_request(&bytes, ReplyStyle::Simple),
+        Err(Violation::RequestMagic { magic: REQUEST_MAGIC ^ (1 << 24) })
+    );
     let length = PAYLOAD_LENGTH_MAX + 1;
     let bytes = encode(&header(command::WRITE, 0, 0, length));
-    assert_eq!(decode_request(&bytes), Err(Violation::PayloadTooLong { length }));
+    assert_eq!(
+        decode_request(&bytes, ReplyStyle::Simple),
+        Err(Violation::PayloadTooLong { length: u64::from(length) })
+    );
 }
 
 proptest! {
@@ -128,8 +213,10 @@ proptest! {
     fn what_was_encoded_is_decoded(
         flags: u16, command in 0_u16..10, cookie: u64, offset: u64, length in 0..=PAYLOAD_LENGTH_MAX,
     ) {
-        let header = RequestHeader { flags, command, cookie, offset, length };
-        prop_assert_eq!(decode_request(&encode(&header)), Ok(header));
+        let header = RequestHeader { cookie, ..header(command, flags, offset, length) };
+        prop_assert_eq!(decode_request(&encode(&header), ReplyStyle::Structured), Ok(header));
+        let header = RequestHeader { cookie, ..extended(command, flags, offset, u64::from(length)) };
+        prop_assert_eq!(decode_request(&encode_extended(&header), ReplyStyle::Extended), Ok(header));
     }
 
     #[test]
