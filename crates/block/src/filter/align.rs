@@ -29,8 +29,6 @@ pub struct Align {
 
 struct Shared {
     inner: Rc<dyn BlockDevice>,
-    /// As seen from above: with an alignment of 1.
-    geometry: Geometry,
     /// Alignment of the device below, in bytes.
     alignment: u64,
     buffers: BufferPool,
@@ -43,14 +41,8 @@ impl Align {
     /// A write that changes parts of blocks runs as a task of `handle`: it goes on when its future is dropped,
     /// because half of it may not come to rest on top of what others write to the same blocks afterwards.
     pub fn new(inner: Rc<dyn BlockDevice>, buffers: BufferPool, handle: Handle) -> Self {
-        let below = inner.geometry();
-        let shared = Shared {
-            inner,
-            geometry: Geometry { alignment: 1, ..below },
-            alignment: u64::from(below.alignment),
-            buffers,
-            writes: RangeLock::new(),
-        };
+        let alignment = u64::from(inner.geometry().alignment);
+        let shared = Shared { inner, alignment, buffers, writes: RangeLock::new() };
         Self { shared: Rc::new(shared), handle }
     }
 
@@ -73,7 +65,7 @@ impl Align {
 
 impl BlockDevice for Align {
     fn geometry(&self) -> Geometry {
-        self.shared.geometry
+        self.shared.geometry()
     }
 
     fn read(&self, offset: u64, mut buffer: Buffer) -> IoFuture<'_, Buffer> {
@@ -83,7 +75,7 @@ impl BlockDevice for Align {
             return shared.inner.read(offset, buffer);
         }
         Box::pin(async move {
-            check_range(&shared.geometry, range)?;
+            check_range(&shared.geometry(), range)?;
             if buffer.is_empty() {
                 return Ok(buffer);
             }
@@ -105,7 +97,7 @@ impl BlockDevice for Align {
         }
         let shared = Rc::clone(&self.shared);
         self.run_to_the_end(async move {
-            check_write(&shared.geometry, range)?;
+            check_write(&shared.geometry(), range)?;
             let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
             shared.merge(range, data.as_slice(), durability).await
         })
@@ -126,7 +118,7 @@ impl BlockDevice for Align {
         }
         let shared = Rc::clone(&self.shared);
         self.run_to_the_end(async move {
-            check_write(&shared.geometry, range)?;
+            check_write(&shared.geometry(), range)?;
             let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
             let within = shared.blocks_within(range);
             shared.zero_edges(range, within, Durability::Volatile).await?;
@@ -143,7 +135,7 @@ impl BlockDevice for Align {
         }
         let shared = Rc::clone(&self.shared);
         self.run_to_the_end(async move {
-            check_write(&shared.geometry, range)?;
+            check_write(&shared.geometry(), range)?;
             let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
             let within = shared.blocks_within(range);
             shared.zero_edges(range, within, durability).await?;
@@ -162,7 +154,7 @@ impl BlockDevice for Align {
             return shared.inner.allocation(range);
         }
         Box::pin(async move {
-            check_range(&shared.geometry, range)?;
+            check_range(&shared.geometry(), range)?;
             let mut extents = shared.inner.allocation(shared.blocks_around(range)).await?;
             for extent in &mut extents {
                 let (start, end) =
@@ -176,24 +168,29 @@ impl BlockDevice for Align {
 }
 
 impl Shared {
+    /// As seen from above: with an alignment of 1, and of the size that it has now.
+    fn geometry(&self) -> Geometry {
+        Geometry { alignment: 1, ..self.inner.geometry() }
+    }
+
     /// Tells whether the device below takes the range as it is, or refuses it for other reasons than alignment.
     fn is_aligned(&self, range: ByteRange) -> bool {
         let end = range.end();
-        let ends_well = end.is_multiple_of(self.alignment) || end == self.geometry.size;
+        let ends_well = end.is_multiple_of(self.alignment) || end == self.geometry().size;
         range.offset.is_multiple_of(self.alignment) && ends_well
     }
 
     /// The whole blocks that a range within the device touches.
     fn blocks_around(&self, range: ByteRange) -> ByteRange {
         let start = range.offset - range.offset % self.alignment;
-        let end = range.end().next_multiple_of(self.alignment).min(self.geometry.size);
+        let end = range.end().next_multiple_of(self.alignment).min(self.geometry().size);
         ByteRange::new(start, if range.length == 0 { 0 } else { end - start })
     }
 
     /// The whole blocks that a range within the device covers; of no length if it covers none.
     fn blocks_within(&self, range: ByteRange) -> ByteRange {
-        let start = range.offset.next_multiple_of(self.alignment).min(self.geometry.size);
-        let end = if range.end() == self.geometry.size {
+        let start = range.offset.next_multiple_of(self.alignment).min(self.geometry().size);
+        let end = if range.end() == self.geometry().size {
             range.end()
         } else {
             range.end() - range.end() % self.alignment

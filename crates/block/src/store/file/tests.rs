@@ -72,6 +72,22 @@ fn a_discard_makes_a_hole_and_zeroes_that_are_to_stay_take_space() {
 }
 
 #[test]
+fn zeroing_is_called_fast_only_where_the_file_system_has_been_seen_to_do_it() {
+    run(|engine, _, folder| async move {
+        let create = |name| Image::create(&folder.path().join(name), 1 << 20).unwrap();
+        let store = FileStore::new(create("disk"), Rc::clone(&engine));
+        assert!(store.zeroes_fast(ZeroMode::MayUnmap), "opening it has tried a hole");
+        assert!(!store.zeroes_fast(ZeroMode::KeepAllocated), "not known yet");
+        let range = ByteRange::new(0, 4096);
+        store.write_zeroes(range, ZeroMode::KeepAllocated, Durability::Volatile).await.unwrap();
+        let is_made_by_file_system = store.zero_range.get() == Ability::Known;
+        assert_eq!(store.zeroes_fast(ZeroMode::KeepAllocated), is_made_by_file_system);
+        let slow = without_fallocate(create("slow"), &engine);
+        assert!(!slow.zeroes_fast(ZeroMode::MayUnmap) && !slow.zeroes_fast(ZeroMode::KeepAllocated));
+    });
+}
+
+#[test]
 fn memory_that_direct_io_cannot_use_is_copied() {
     run(|engine, _, folder| async move {
         let store = FileStore::new(Image::create(&folder.path().join("disk"), 1 << 16).unwrap(), engine);
