@@ -12,9 +12,11 @@
 //! Everything that a peer sends passes through the sans-IO decoders, which never panic, check a length against its
 //! limit before they allocate, and are fuzzed. What a connection may hold in memory is bounded by [`Limits`].
 //!
-//! TLS is not offered: `STARTTLS` is refused as the protocol asks.
+//! Below the bytes that move there is TLS, if a listener has it and the client begins it: `stream`. What is supported,
+//! command by command, is in `docs/nbd.md`.
 
 mod budget;
+mod client;
 mod connection;
 mod error_code;
 mod execute;
@@ -23,16 +25,20 @@ mod limits;
 mod outbox;
 mod request_set;
 mod server;
+mod stream;
 #[cfg(test)]
 mod test_device;
+mod tls;
 
 pub mod intake;
 pub mod negotiation;
 pub mod reply;
 pub mod transmission;
 
+pub use client::Client;
 pub use error_code::ErrorCode;
 pub use export::{Access, Export, Exports, Offer, ReplyStyle};
 pub use limits::Limits;
 pub use nbd_protocol as protocol;
 pub use server::{ConnectionInfo, ConnectionPhase, Drained, Server};
+pub use tls::{ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption};

@@ -126,6 +126,45 @@ fn durability_is_passed_on() {
 }
 
 #[test]
+fn a_disk_that_has_grown_is_used_up_to_its_new_end_by_old_and_new_clients() {
+    on_each_engine(|choice| {
+        let server = Running::start(choice, Limits::STANDARD);
+        let mut client = RawClient::connect(&server, "disk", Style::Simple);
+        client.request(command::WRITE, 0, 1, SIZE, 512, &[1; 512]);
+        assert_eq!(client.error_of(1), ENOSPC);
+        server.probe.grow(SIZE + 4096);
+        client.request(command::WRITE, 0, 2, SIZE, 512, &[1; 512]);
+        assert_eq!(client.error_of(2), 0);
+        client.request(command::WRITE, 0, 3, SIZE + 4096, 512, &[1; 512]);
+        assert_eq!(client.error_of(3), ENOSPC);
+        let mut new = RawClient::try_connect(&server).unwrap();
+        new.stream.write_all(&3_u32.to_be_bytes()).unwrap();
+        new.choose_by_name("disk");
+        assert_eq!(new.read_bytes(8), (SIZE + 4096).to_be_bytes());
+    });
+}
+
+#[test]
+fn a_flush_covers_what_other_connections_have_written() {
+    on_each_engine(|choice| {
+        let server = Running::start(choice, Limits::STANDARD);
+        let mut writers = [(); 3].map(|()| RawClient::connect(&server, "disk", Style::Simple));
+        let mut flusher = RawClient::connect(&server, "disk", Style::Structured);
+        for (number, writer) in (0..).zip(&mut writers) {
+            writer.request(command::WRITE, 0, 1, number * 4096, 4096, &[9; 4096]);
+            assert_eq!(writer.error_of(1), 0);
+        }
+        assert_eq!(server.probe.bytes_volatile(), 3 * 4096);
+        flusher.request(command::FLUSH, 0, 1, 0, 0, &[]);
+        assert_eq!(flusher.error_of(1), 0);
+        assert_eq!(server.probe.bytes_volatile(), 0, "all connections use one device");
+        writers[0].request(command::WRITE, command_flag::FUA, 2, 0, 4096, &[9; 4096]);
+        assert_eq!(writers[0].error_of(2), 0);
+        assert_eq!(server.probe.bytes_volatile(), 0);
+    });
+}
+
+#[test]
 fn garbage_ends_its_own_connection_only() {
     on_each_engine(|choice| {
         let server = Running::start(choice, Limits::STANDARD);

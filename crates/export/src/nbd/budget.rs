@@ -1,6 +1,12 @@
 //! How much payload the connections of a server hold, against the limits on it.
+//!
+//! ```text
+//!   a connection's payload:  ├── allowance: its own ──┼── beyond: out of what all have in common ──┤
+//!                                                      who finds too little there waits in line
+//! ```
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::task::Waker;
 
@@ -8,27 +14,74 @@ use crate::nbd::intake::Admission;
 
 /// What all connections hold together.
 pub(super) struct Budget {
+    /// Bytes that are held at most beyond allowances.
     bytes_max: usize,
+    /// Bytes that each share may hold without asking.
+    allowance: usize,
+    /// Bytes held beyond allowances.
     bytes_held: Cell<usize>,
-    /// Connections that were refused; all are woken by the next release, and ask again.
-    waiting: RefCell<Vec<Waker>>,
+    /// Shares that were refused, in the order in which they came; the first one is served first.
+    line: RefCell<VecDeque<Waiting>>,
+    shares_made: Cell<u64>,
+}
+
+struct Waiting {
+    share: u64,
+    waker: Waker,
 }
 
 /// What one connection holds; given back when it is dropped.
 pub(super) struct Share {
     budget: Rc<Budget>,
+    number: u64,
     bytes_max: usize,
     bytes_held: usize,
+    is_in_line: bool,
 }
 
 impl Budget {
-    pub(super) fn new(bytes_max: usize) -> Rc<Self> {
-        Rc::new(Self { bytes_max, bytes_held: Cell::new(0), waiting: RefCell::default() })
+    pub(super) fn new(bytes_max: usize, allowance: usize) -> Rc<Self> {
+        let (bytes_held, shares_made) = (Cell::new(0), Cell::new(0));
+        Rc::new(Self { bytes_max, allowance, bytes_held, line: RefCell::default(), shares_made })
     }
 
     /// A share that is limited by itself, too.
     pub(super) fn share(self: &Rc<Self>, bytes_max: usize) -> Share {
-        Share { budget: Rc::clone(self), bytes_max, bytes_held: 0 }
+        let number = self.shares_made.get();
+        self.shares_made.set(number + 1);
+        Share { budget: Rc::clone(self), number, bytes_max, bytes_held: 0, is_in_line: false }
+    }
+
+    fn beyond_allowance(&self, bytes: usize) -> usize {
+        bytes.saturating_sub(self.allowance)
+    }
+
+    /// Tells whether this many bytes are there for a share, which may be in the line or not.
+    fn has_for(&self, share: u64, bytes: usize) -> bool {
+        let is_first = self.line.borrow().front().is_none_or(|first| first.share == share);
+        let held = self.bytes_held.get();
+        // What is larger than everything goes through alone.
+        is_first && (held == 0 || held.saturating_add(bytes) <= self.bytes_max)
+    }
+
+    fn wait_in_line(&self, share: u64, waker: &Waker) {
+        let mut line = self.line.borrow_mut();
+        match line.iter_mut().find(|waiting| waiting.share == share) {
+            Some(waiting) => waiting.waker.clone_from(waker),
+            None => line.push_back(Waiting { share, waker: waker.clone() }),
+        }
+    }
+
+    fn leave_line(&self, share: u64) {
+        self.line.borrow_mut().retain(|waiting| waiting.share != share);
+        // What was too little for that one may be enough for the next.
+        self.wake_first();
+    }
+
+    fn wake_first(&self) {
+        if let Some(first) = self.line.borrow().front() {
+            first.waker.wake_by_ref();
+        }
     }
 }
 
@@ -38,61 +91,117 @@ impl Share {
     /// If it is the common limit that refuses, `waker` is woken when there is room again; if it is the share's own,
     /// who holds it knows when it releases.
     pub(super) fn reserve(&mut self, bytes: usize, waker: &Waker) -> Admission {
-        let budget = &self.budget;
-        if self.bytes_held > 0 {
-            if self.bytes_held.saturating_add(bytes) > self.bytes_max {
-                return Admission::Refused;
-            }
-            if budget.bytes_held.get().saturating_add(bytes) > budget.bytes_max {
-                let mut waiting = budget.waiting.borrow_mut();
-                if !waiting.iter().any(|waiting| waiting.will_wake(waker)) {
-                    waiting.push(waker.clone());
-                }
-                return Admission::Refused;
-            }
+        let held = self.bytes_held.saturating_add(bytes);
+        if self.bytes_held > 0 && held > self.bytes_max {
+            return Admission::Refused;
         }
-        self.bytes_held += bytes;
-        budget.bytes_held.set(budget.bytes_held.get() + bytes);
+        let budget = &self.budget;
+        let more = budget.beyond_allowance(held) - budget.beyond_allowance(self.bytes_held);
+        if more > 0 {
+            if !budget.has_for(self.number, more) {
+                budget.wait_in_line(self.number, waker);
+                self.is_in_line = true;
+                return Admission::Refused;
+            }
+            budget.bytes_held.set(budget.bytes_held.get() + more);
+        }
+        self.bytes_held = held;
+        if std::mem::take(&mut self.is_in_line) {
+            budget.leave_line(self.number);
+        }
         Admission::Granted
     }
 
     /// Gives back so many of the reserved bytes.
     pub(super) fn release(&mut self, bytes: usize) {
-        let bytes = bytes.min(self.bytes_held);
-        self.bytes_held -= bytes;
         let budget = &self.budget;
-        budget.bytes_held.set(budget.bytes_held.get() - bytes);
-        if bytes > 0 && !budget.waiting.borrow().is_empty() {
-            for waker in budget.waiting.take() {
-                waker.wake();
-            }
+        let left = self.bytes_held.saturating_sub(bytes);
+        let less = budget.beyond_allowance(self.bytes_held) - budget.beyond_allowance(left);
+        self.bytes_held = left;
+        if less > 0 {
+            budget.bytes_held.set(budget.bytes_held.get() - less);
+            budget.wake_first();
         }
+    }
+
+    /// Says that nothing more is reserved: others need not wait behind it.
+    pub(super) fn close(&mut self) {
+        if std::mem::take(&mut self.is_in_line) {
+            self.budget.leave_line(self.number);
+        }
+    }
+
+    /// Tells whether it holds more than its allowance.
+    pub(super) fn is_beyond_allowance(&self) -> bool {
+        self.budget.beyond_allowance(self.bytes_held) > 0
+    }
+
+    /// Tells whether another share waits for room.
+    pub(super) fn keeps_others_waiting(&self) -> bool {
+        self.budget.line.borrow().iter().any(|waiting| waiting.share != self.number)
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         self.release(self.bytes_held);
+        self.close();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Admission::{Granted, Refused};
 
     #[test]
-    fn both_limits_refuse_but_never_a_share_that_holds_nothing() {
-        let budget = Budget::new(100);
+    fn a_share_is_granted_its_allowance_whatever_others_hold() {
+        let budget = Budget::new(100, 10);
         let waker = Waker::noop();
         let mut first = budget.share(60);
-        let mut second = budget.share(60);
-        assert_eq!(first.reserve(50, waker), Admission::Granted);
-        assert_eq!(first.reserve(20, waker), Admission::Refused, "its own limit");
-        assert_eq!(second.reserve(80, waker), Admission::Granted, "it holds nothing");
-        assert_eq!(first.reserve(1, waker), Admission::Refused, "the common limit");
+        let mut second = budget.share(200);
+        assert_eq!(first.reserve(50, waker), Granted);
+        assert_eq!(first.reserve(20, waker), Refused, "its own limit");
+        assert_eq!(second.reserve(70, waker), Granted, "40 and 60 are held in common");
+        assert_eq!(first.reserve(1, waker), Refused, "the common limit");
+        let mut third = budget.share(60);
+        assert_eq!(third.reserve(10, waker), Granted, "its allowance");
+        assert_eq!(third.reserve(1, waker), Refused);
+        assert!(second.keeps_others_waiting());
         drop(second);
-        assert_eq!(first.reserve(1, waker), Admission::Granted);
+        assert_eq!(third.reserve(1, waker), Refused, "the first in the line comes first");
+        assert_eq!(first.reserve(1, waker), Granted);
+        assert_eq!(third.reserve(1, waker), Granted);
         first.release(51);
-        assert_eq!(budget.bytes_held.get(), 0);
+        drop(third);
+        assert_eq!((budget.bytes_held.get(), budget.line.borrow().len()), (0, 0));
+    }
+
+    #[test]
+    fn any_number_of_shares_hold_no_more_than_the_limit_and_their_allowances() {
+        let budget = Budget::new(1000, 10);
+        let mut shares: Vec<_> = (0..1000).map(|_| budget.share(500)).collect();
+        for share in &mut shares {
+            let _ = share.reserve(300, Waker::noop());
+        }
+        let held: usize = shares.iter().map(|share| share.bytes_held).sum();
+        assert!(held <= 1000 + 1000 * 10, "{held}");
+        assert_eq!(shares.iter().filter(|share| share.bytes_held > 0).count(), 3);
+        for share in shares.iter_mut().skip(3) {
+            assert_eq!(share.reserve(10, Waker::noop()), Granted);
+        }
+    }
+
+    #[test]
+    fn what_is_larger_than_the_limit_goes_through_alone() {
+        let budget = Budget::new(100, 10);
+        let (mut large, mut other) = (budget.share(500), budget.share(500));
+        assert_eq!(other.reserve(20, Waker::noop()), Granted);
+        assert_eq!(large.reserve(300, Waker::noop()), Refused);
+        other.release(10);
+        assert_eq!(large.reserve(300, Waker::noop()), Granted);
+        assert_eq!(other.reserve(20, Waker::noop()), Refused);
+        drop(large);
+        assert_eq!(other.reserve(20, Waker::noop()), Granted);
     }
 }

@@ -11,26 +11,44 @@ use std::task::Poll;
 
 use block::{Buffer, IoError};
 
-use crate::nbd::negotiation::{self, Agreement, INPUT_LENGTH_MAX, Negotiation, Step, encode_greeting};
+use crate::nbd::negotiation::{
+    self, Agreement, INPUT_LENGTH_MAX, Negotiation, Step, TlsMode, encode_greeting,
+};
 use crate::nbd::server::{ConnectionPhase, Member, Shared, Stage};
+use crate::nbd::stream::{Stream, TlsFailure};
+use crate::nbd::tls::Encryption;
 
 /// Serves one connection to its end.
-pub(super) async fn run(server: &Rc<Shared>, member: &Rc<Member>, socket: Arc<OwnedFd>) {
-    // Replies go out whole, so there is nothing to wait for. A unix socket has no such option and needs none.
-    let _ = rustix::net::sockopt::set_tcp_nodelay(&*socket, true);
-    match negotiate_in_time(server, member, &socket).await {
-        Ok(Some((agreement, first_bytes))) => {
+pub(super) async fn run(
+    server: &Rc<Shared>,
+    member: &Rc<Member>,
+    socket: &Arc<OwnedFd>,
+    encryption: &Encryption,
+) {
+    let plain = Stream::Plain(Rc::clone(&server.engine), Arc::clone(socket));
+    match negotiate_in_time(server, member, plain, encryption).await {
+        Ok(Some(Negotiated { agreement, stream, first_bytes })) => {
             let name = agreement.export.name.clone();
-            tracing::info!(export = %name, "NBD client connected");
+            tracing::info!(export = %name, encrypted = stream.is_encrypted(), "NBD client connected");
+            member.encrypted.set(stream.is_encrypted());
             *member.phase.borrow_mut() = ConnectionPhase::Serving(name.clone());
-            let ending = exchange::exchange(server, member, &socket, &agreement, &first_bytes).await;
+            let ending = exchange::exchange(server, member, &stream, &agreement, &first_bytes).await;
+            say_goodbye(server, member, &stream).await;
             tracing::info!(export = %name, ?ending, "NBD client disconnected");
         }
         Ok(None) => {}
         Err(failure) => tracing::info!(%failure, "NBD negotiation failed"),
     }
     // Ends what is under way on the socket, so that its memory is freed; the peer may have done so before.
-    let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+    let _ = rustix::net::shutdown(&**socket, rustix::net::Shutdown::Both);
+}
+
+/// What a negotiation has led to.
+struct Negotiated {
+    agreement: Agreement,
+    stream: Stream,
+    /// What the client has sent after it.
+    first_bytes: Vec<u8>,
 }
 
 /// Why a negotiation failed.
@@ -40,6 +58,10 @@ enum NegotiationFailure {
     Broken(IoError),
     #[error("the client broke the protocol: {0}")]
     Violation(negotiation::Violation),
+    #[error("the client sent more than it may before TLS")]
+    EarlyBytes,
+    #[error(transparent)]
+    Tls(#[from] TlsFailure),
     #[error("the client took too long")]
     TimedOut,
 }
@@ -48,9 +70,10 @@ enum NegotiationFailure {
 async fn negotiate_in_time(
     server: &Shared,
     member: &Member,
-    socket: &Arc<OwnedFd>,
-) -> Result<Option<(Agreement, Vec<u8>)>, NegotiationFailure> {
-    let mut negotiating = pin!(negotiate(server, socket));
+    plain: Stream,
+    encryption: &Encryption,
+) -> Result<Option<Negotiated>, NegotiationFailure> {
+    let mut negotiating = pin!(negotiate(server, plain, encryption));
     let mut deadline = pin!(server.handle.sleep(server.limits.negotiation_timeout));
     poll_fn(|context| {
         member.wake_on_stage(context);
@@ -65,20 +88,24 @@ async fn negotiate_in_time(
     .await
 }
 
-/// Negotiates; with the agreement come the bytes that the client has sent after it.
+/// Negotiates, at first on a plain stream.
 async fn negotiate(
     server: &Shared,
-    socket: &Arc<OwnedFd>,
-) -> Result<Option<(Agreement, Vec<u8>)>, NegotiationFailure> {
-    use NegotiationFailure::{Broken, Violation};
-    let engine = &*server.engine;
-    let mut machine = Negotiation::new();
+    mut stream: Stream,
+    encryption: &Encryption,
+) -> Result<Option<Negotiated>, NegotiationFailure> {
+    use NegotiationFailure::{Broken, EarlyBytes, Tls, Violation};
+    let mut machine = Negotiation::with_tls(match encryption {
+        Encryption::Off => TlsMode::Off,
+        Encryption::Offered(_) => TlsMode::Offered,
+        Encryption::Required(_) => TlsMode::Required,
+    });
     let mut input = Vec::new();
     let mut output = Vec::new();
     encode_greeting(&mut output);
     loop {
         if !output.is_empty() {
-            engine.send(socket, vec![Buffer::copy_of(&output)]).await.map_err(Broken)?;
+            stream.send(vec![Buffer::copy_of(&output)]).await.map_err(Broken)?;
             output.clear();
         }
         let (used, step) = machine.advance(&input, &server.exports, &mut output).map_err(Violation)?;
@@ -88,24 +115,56 @@ async fn negotiate(
             Step::NeedBytes => {
                 // What is kept never needs to grow beyond `INPUT_LENGTH_MAX`.
                 let room = INPUT_LENGTH_MAX.saturating_sub(input.len()).max(1);
-                let buffer = engine.buffers().take(room);
-                let (buffer, count) = engine.receive(socket, buffer).await.map_err(Broken)?;
+                let buffer = server.engine.buffers().take(room);
+                let (buffer, count) = stream.receive(buffer).await.map_err(Broken)?;
                 if count == 0 {
                     return Ok(None);
                 }
                 input.extend_from_slice(&buffer.as_slice()[..count]);
             }
+            Step::StartTls => {
+                let (Encryption::Offered(credentials) | Encryption::Required(credentials)) = encryption
+                else {
+                    return Err(Tls(TlsFailure::Begun));
+                };
+                // N.B. bytes that came before the handshake may be anybody's, and must not count as encrypted.
+                if !input.is_empty() {
+                    return Err(EarlyBytes);
+                }
+                stream.send(vec![Buffer::copy_of(&output)]).await.map_err(Broken)?;
+                output.clear();
+                stream = stream.begin_tls(credentials.accept().map_err(TlsFailure::from)?).await?;
+                machine.begin_tls();
+            }
             Step::Agreed(agreement) => {
                 if !output.is_empty() {
-                    engine.send(socket, vec![Buffer::copy_of(&output)]).await.map_err(Broken)?;
+                    stream.send(vec![Buffer::copy_of(&output)]).await.map_err(Broken)?;
                 }
-                return Ok(Some((agreement, input)));
+                return Ok(Some(Negotiated { agreement, stream, first_bytes: input }));
             }
             Step::Aborted => {
                 // The client may have left without waiting for this.
-                let _ = engine.send(socket, vec![Buffer::copy_of(&output)]).await;
+                let _ = stream.send(vec![Buffer::copy_of(&output)]).await;
+                let _ = stream.end().await;
                 return Ok(None);
             }
         }
     }
+}
+
+/// Ends an encrypted stream in order; a client that does not read keeps its place only so long.
+async fn say_goodbye(server: &Shared, member: &Member, stream: &Stream) {
+    if !stream.is_encrypted() {
+        return;
+    }
+    let mut ending = pin!(stream.end());
+    let mut deadline = pin!(server.handle.sleep(server.limits.linger_timeout));
+    poll_fn(|context| {
+        member.wake_on_stage(context);
+        let is_over = server.stage() == Stage::Closed
+            || ending.as_mut().poll(context).is_ready()
+            || deadline.as_mut().poll(context).is_ready();
+        if is_over { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }

@@ -51,7 +51,7 @@ pub enum ReplyStyle {
 /// What a client is told of an export, and what its requests are judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Size in bytes.
+    /// Size in bytes, when the export was described; requests are judged by the size at that time.
     pub size: u64,
     /// Transmission flags.
     pub flags: u16,

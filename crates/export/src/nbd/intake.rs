@@ -148,6 +148,11 @@ impl Intake {
         }
     }
 
+    /// Tells whether a part of a payload for which memory is held has not arrived.
+    pub fn awaits_payload(&self) -> bool {
+        matches!(self.stage, Stage::Payload { .. } | Stage::Lent { .. })
+    }
+
     /// Lends the part of a payload that has not arrived, if it has at least `minimum` bytes, for receiving into.
     ///
     /// It must come back by [`Self::return_payload`].

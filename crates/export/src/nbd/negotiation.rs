@@ -4,6 +4,7 @@
 //!   greeting ─► ClientFlags ─► Options ◄──────┐
 //!                                │  every option is answered, good or bad
 //!                                ├────────────┘      Skip: data too long to look at
+//!                                ├─ STARTTLS ────────► StartTls: begins anew, encrypted
 //!                                ├─ GO, EXPORT_NAME ─► Agreed
 //!                                └─ ABORT ───────────► Aborted
 //! ```
@@ -38,12 +39,26 @@ pub const OPTIONS_MAX: u32 = 10_000;
 /// Negotiates one connection.
 pub struct Negotiation {
     stage: Stage,
+    tls: TlsMode,
     /// How the client wants its requests answered, as far as is known.
     replies: ReplyStyle,
     padding: Padding,
     /// Canonical name of the export for which `base:allocation` was chosen last.
     allocation_of: Option<String>,
     options_seen: u32,
+}
+
+/// What a client can do about TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsMode {
+    /// Nothing: there is none.
+    Off,
+    /// It may begin it.
+    Offered,
+    /// It must begin it before anything else.
+    Required,
+    /// It has begun it.
+    Begun,
 }
 
 /// What is expected from the client next.
@@ -87,6 +102,9 @@ pub enum Step {
     Agreed(Agreement),
     /// The client has taken its leave.
     Aborted,
+    /// What follows is TLS, in which negotiation goes on after [`Negotiation::begin_tls`]. Nothing may have been
+    /// received beyond this message: it would be as if it had been encrypted.
+    StartTls,
 }
 
 /// What was agreed on.
@@ -137,6 +155,9 @@ pub enum Violation {
     /// `EXPORT_NAME` cannot be answered with an error, so the session must end.
     #[error("the client asked for an export that does not exist, by an option that has no error reply")]
     UnknownExport,
+    /// As before, and the server does not say whether there is such an export.
+    #[error("the client chose an export before TLS, by an option that has no error reply")]
+    ExportNameBeforeTls,
     /// Extended headers end in `GO`.
     #[error("the client chose an export by an option that does not go with extended headers")]
     ExportNameAfterExtendedHeaders,
@@ -155,15 +176,28 @@ impl Default for Negotiation {
 }
 
 impl Negotiation {
-    /// Begins: the caller has sent, or is sending, the greeting of [`encode_greeting`].
+    /// Begins without TLS: the caller has sent, or is sending, the greeting of [`encode_greeting`].
     pub fn new() -> Self {
+        Self::with_tls(TlsMode::Off)
+    }
+
+    /// The same where TLS may be had.
+    pub fn with_tls(tls: TlsMode) -> Self {
         Self {
             stage: Stage::ClientFlags,
+            tls,
             replies: ReplyStyle::Simple,
             padding: Padding::Sent,
             allocation_of: None,
             options_seen: 0,
         }
+    }
+
+    /// Goes on in TLS. Whatever was agreed on before is forgotten: somebody else may have said it.
+    pub fn begin_tls(&mut self) {
+        let Self { options_seen, padding, .. } = *self;
+        let stage = Stage::Options { newstyle: Newstyle::Fixed };
+        *self = Self { stage, options_seen, padding, ..Self::with_tls(TlsMode::Begun) };
     }
 
     /// Handles the first message of `input`: says how many bytes it took, and appends the answer to `output`.
@@ -227,7 +261,11 @@ impl Negotiation {
             }
             self.count_option()?;
             let known = decode_option(option, &[]) != Ok(OptionRequest::Unknown);
-            let answer = if known { option_reply::ERR_TOO_BIG } else { option_reply::ERR_UNSUP };
+            let answer = match known {
+                _ if self.tls == TlsMode::Required => option_reply::ERR_TLS_REQD,
+                true => option_reply::ERR_TOO_BIG,
+                false => option_reply::ERR_UNSUP,
+            };
             self.stage = Stage::Skip { newstyle, option, answer, remaining: length };
             return Ok((OPTION_HEADER_LENGTH, Step::Continue));
         }
@@ -252,6 +290,13 @@ impl Negotiation {
         output: &mut Vec<u8>,
     ) -> Result<Step, Violation> {
         let request = decode_option(option, data);
+        if self.tls == TlsMode::Required && !may_come_before_tls(option) {
+            if option == number::EXPORT_NAME {
+                return Err(Violation::ExportNameBeforeTls);
+            }
+            Encoder::new(output, option).reply(option_reply::ERR_TLS_REQD, &[b"TLS comes first"]);
+            return Ok(Step::Continue);
+        }
         if let Ok(OptionRequest::ExportName(name)) = request {
             if self.replies == ReplyStyle::Extended {
                 return Err(Violation::ExportNameAfterExtendedHeaders);
@@ -303,7 +348,15 @@ impl Negotiation {
                 self.list_contexts(&request, exports, &mut encoder);
             }
             Ok(OptionRequest::SetMetaContext(request)) => self.set_contexts(&request, exports, &mut encoder),
-            Ok(OptionRequest::StartTls | OptionRequest::Unknown | OptionRequest::ExportName(_)) => {
+            Ok(OptionRequest::StartTls) => match self.tls {
+                TlsMode::Off => encoder.reply(option_reply::ERR_POLICY, &[b"there is no TLS here"]),
+                TlsMode::Begun => encoder.reply(option_reply::ERR_INVALID, &[b"TLS has begun already"]),
+                TlsMode::Offered | TlsMode::Required => {
+                    encoder.acknowledge();
+                    return Ok(Step::StartTls);
+                }
+            },
+            Ok(OptionRequest::Unknown | OptionRequest::ExportName(_)) => {
                 encoder.reply(option_reply::ERR_UNSUP, &[]);
             }
         }
@@ -397,6 +450,11 @@ impl Negotiation {
         }
         encoder.acknowledge();
     }
+}
+
+/// What a client may say where TLS is required and has not begun.
+const fn may_come_before_tls(option: u32) -> bool {
+    matches!(option, number::STARTTLS | number::ABORT)
 }
 
 #[cfg(test)]

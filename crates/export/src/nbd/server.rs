@@ -20,9 +20,11 @@ use block::{Handle, IoError};
 use slab::Slab;
 
 use crate::nbd::budget::Budget;
+use crate::nbd::client::Client;
 use crate::nbd::connection;
 use crate::nbd::export::Exports;
 use crate::nbd::limits::Limits;
+use crate::nbd::tls::Encryption;
 
 /// Pause after a failed accept: the cause is most often that the process has no descriptors left, and trying again
 /// at once would keep the lane from its guests.
@@ -41,6 +43,10 @@ pub struct Server {
 pub struct ConnectionInfo {
     /// What it is doing.
     pub phase: ConnectionPhase,
+    /// Who is at its other end.
+    pub client: Client,
+    /// Whether an export is used over TLS.
+    pub encrypted: bool,
     /// Requests whose replies have not been sent.
     pub requests_in_flight: usize,
     /// Requests that were answered since the connection was made, or would have been if the client were there.
@@ -72,7 +78,7 @@ impl Server {
             handle,
             engine,
             exports,
-            budget: Budget::new(limits.payload_in_flight_total_max),
+            budget: Budget::new(limits.payload_in_flight_total_max, limits.payload_allowance),
             limits,
             stage: Cell::new(Stage::Serving),
             members: RefCell::default(),
@@ -85,13 +91,18 @@ impl Server {
     ///
     /// May be called for several listeners. Returns at once.
     pub fn serve(&self, listener: Arc<OwnedFd>) {
+        self.serve_encrypted(listener, Encryption::Off);
+    }
+
+    /// The same for a listener whose clients may or must encrypt.
+    pub fn serve_encrypted(&self, listener: Arc<OwnedFd>, encryption: Encryption) {
         let shared = Rc::clone(&self.shared);
-        self.shared.handle.spawn(async move { accept(&shared, &listener).await });
+        self.shared.handle.spawn(async move { accept(&shared, &listener, &encryption).await });
     }
 
     /// Serves one connection that was made elsewhere.
     pub fn serve_connection(&self, socket: OwnedFd) {
-        admit(&self.shared, socket);
+        admit(&self.shared, socket, &Encryption::Off);
     }
 
     /// The connections there are.
@@ -179,6 +190,8 @@ impl Shared {
 /// What others may know of a connection, and how they wake it.
 pub(super) struct Member {
     pub(super) phase: RefCell<ConnectionPhase>,
+    pub(super) encrypted: Cell<bool>,
+    client: Client,
     pub(super) requests_in_flight: Cell<usize>,
     pub(super) requests_answered: Cell<u64>,
     waker: RefCell<Option<Waker>>,
@@ -196,6 +209,8 @@ impl Member {
     fn info(&self) -> ConnectionInfo {
         ConnectionInfo {
             phase: self.phase.borrow().clone(),
+            client: self.client,
+            encrypted: self.encrypted.get(),
             requests_in_flight: self.requests_in_flight.get(),
             requests_answered: self.requests_answered.get(),
         }
@@ -215,7 +230,7 @@ impl Drop for Membership {
     }
 }
 
-async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>) {
+async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>, encryption: &Encryption) {
     let serving_ends = || shared.stage() != Stage::Serving;
     loop {
         let mut accepting = shared.engine.accept(listener);
@@ -228,7 +243,7 @@ async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>) {
         .await;
         match accepted {
             None | Some(Err(IoError::Closed)) => return,
-            Some(Ok(socket)) => admit(shared, socket),
+            Some(Ok(socket)) => admit(shared, socket, encryption),
             Some(Err(error)) => {
                 tracing::warn!(%error, "failed to accept an NBD connection");
                 shared.handle.sleep(ACCEPT_RETRY).await;
@@ -238,14 +253,23 @@ async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>) {
 }
 
 /// Gives a connection a place and a task, or closes it if there is none.
-fn admit(shared: &Rc<Shared>, socket: OwnedFd) {
+fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption) {
+    let client = Client::of(&socket);
     let mut members = shared.members.borrow_mut();
-    if members.len() >= shared.limits.connections_max || shared.stage() != Stage::Serving {
-        tracing::warn!(connections = members.len(), "refused an NBD connection");
+    let has_place = shared.stage() == Stage::Serving
+        && members.len() < shared.limits.connections_max
+        && client.may_have_another(&shared.limits, || {
+            members.iter().filter(|(_, member)| member.client == client).count()
+        });
+    if !has_place {
+        tracing::warn!(%client, connections = members.len(), "refused an NBD connection");
         return;
     }
+    client.prepare(&socket);
     let member = Rc::new(Member {
         phase: RefCell::new(ConnectionPhase::Negotiating),
+        encrypted: Cell::new(false),
+        client,
         requests_in_flight: Cell::new(0),
         requests_answered: Cell::new(0),
         waker: RefCell::new(None),
@@ -253,7 +277,8 @@ fn admit(shared: &Rc<Shared>, socket: OwnedFd) {
     let key = members.insert(Rc::clone(&member));
     let membership = Membership { shared: Rc::clone(shared), key };
     drop(members);
+    let encryption = encryption.clone();
     shared.handle.spawn(async move {
-        connection::run(&membership.shared, &member, Arc::new(socket)).await;
+        connection::run(&membership.shared, &member, &Arc::new(socket), &encryption).await;
     });
 }

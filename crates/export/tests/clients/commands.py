@@ -33,6 +33,8 @@ assert chunks == [(0, 5 << 16, nbd.READ_DATA), (5 << 16, 11 << 16, nbd.READ_HOLE
 # Zeroes and trims of more than any payload.
 h.zero(SIZE - 4096, 4096, flags=nbd.CMD_FLAG_FUA | nbd.CMD_FLAG_NO_HOLE)
 assert h.pread(4096, 4096) == bytearray(4096)
+assert h.can_fast_zero()
+h.zero(SIZE - 4096, 4096, flags=nbd.CMD_FLAG_FAST_ZERO)
 h.pwrite(data, 0, flags=nbd.CMD_FLAG_FUA)
 h.trim(SIZE, 0, flags=nbd.CMD_FLAG_FUA)
 assert h.pread(4096, 0) == bytearray(4096)

@@ -22,6 +22,7 @@ pub(crate) struct Probe {
 
 #[derive(Default)]
 struct State {
+    size: u64,
     held: bool,
     zeroes_slowly: bool,
     failing: Option<Errno>,
@@ -29,6 +30,8 @@ struct State {
     waiting_max: usize,
     wakers: Vec<Waker>,
     writes: Vec<(ByteRange, Durability)>,
+    /// Bytes written since the last flush and not durable by themselves.
+    bytes_volatile: u64,
     flushes: usize,
 }
 
@@ -47,6 +50,11 @@ impl Probe {
     /// From now on reads and writes fail.
     pub(crate) fn fail_with(&self, errno: Errno) {
         self.state().failing = Some(errno);
+    }
+
+    /// From now on the disk has this many bytes: at most twice as many as at first.
+    pub(crate) fn grow(&self, size: u64) {
+        self.state().size = size;
     }
 
     /// From now on zeroing takes as long as writing zeroes.
@@ -73,6 +81,11 @@ impl Probe {
         self.state().writes.clone()
     }
 
+    /// Bytes that a power cut would take.
+    pub(crate) fn bytes_volatile(&self) -> u64 {
+        self.state().bytes_volatile
+    }
+
     pub(crate) fn flushes(&self) -> usize {
         self.state().flushes
     }
@@ -82,7 +95,11 @@ impl Probe {
     }
 
     fn record(&self, range: ByteRange, durability: Durability) {
-        self.state().writes.push((range, durability));
+        let mut state = self.state();
+        state.writes.push((range, durability));
+        if durability == Durability::Volatile {
+            state.bytes_volatile += range.length;
+        }
     }
 
     async fn pass(&self) -> Result<(), IoError> {
@@ -108,15 +125,15 @@ impl Probe {
 impl TestDevice {
     pub(crate) fn new(size: u64) -> (Self, Probe) {
         let probe = Probe::default();
-        let geometry = Geometry { size, alignment: 1, read_only: false, discards: true };
+        probe.grow(size);
+        let geometry = Geometry { size: 2 * size, alignment: 1, read_only: false, discards: true };
         (Self { store: MemoryStore::with_geometry(geometry), probe: probe.clone() }, probe)
     }
 }
 
 impl BlockDevice for TestDevice {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
-        self.store.geometry()
+        Geometry { size: self.probe.state().size, ..self.store.geometry() }
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
@@ -136,7 +153,10 @@ impl BlockDevice for TestDevice {
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        self.probe.state().flushes += 1;
+        let mut state = self.probe.state();
+        state.flushes += 1;
+        state.bytes_volatile = 0;
+        drop(state);
         self.store.flush()
     }
 

@@ -97,6 +97,15 @@ impl RawClient {
         }
     }
 
+    /// Chooses an export by the option that has no reply to fail with.
+    pub(crate) fn choose_by_name(&mut self, export: &str) {
+        let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(option::EXPORT_NAME.to_be_bytes());
+        bytes.extend((export.len() as u32).to_be_bytes());
+        bytes.extend(export.as_bytes());
+        self.stream.write_all(&bytes).unwrap();
+    }
+
     /// Sends a request; for a write with as many bytes as it says.
     pub(crate) fn request(
         &mut self,

@@ -14,15 +14,13 @@
 //! long as the socket takes them.
 
 use std::future::{Future, poll_fn};
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use block::engine::Engine;
 use block::executor::Sleep;
-use block::{Buffer, IoError, IoFuture};
+use block::{BlockDevice, Buffer, IoError, IoFuture};
 
 use crate::nbd::budget::Share;
 use crate::nbd::execute::execute;
@@ -32,6 +30,7 @@ use crate::nbd::outbox::{Outbox, Weight};
 use crate::nbd::reply::{Body, Reply};
 use crate::nbd::request_set::RequestSet;
 use crate::nbd::server::{ConnectionPhase, Member, Shared, Stage};
+use crate::nbd::stream::Stream;
 use crate::nbd::transmission::{Command, Terms, Violation};
 
 /// Bytes received at a time: sixteen requests of 8 KiB with their payload.
@@ -46,7 +45,7 @@ const TURNS_MAX: usize = 16;
 pub(super) async fn exchange(
     server: &Rc<Shared>,
     member: &Rc<Member>,
-    socket: &Arc<OwnedFd>,
+    stream: &Stream,
     agreement: &Agreement,
     first_bytes: &[u8],
 ) -> Option<Ending> {
@@ -54,7 +53,7 @@ pub(super) async fn exchange(
     let mut requests = RequestSet::with_capacity(server.limits.requests_in_flight_max);
     let style = agreement.offer.replies;
     let start = |cookie, command, buffer| execute(Rc::clone(&device), style, cookie, command, buffer);
-    let mut exchange = Exchange::new(server, member, socket, agreement, first_bytes);
+    let mut exchange = Exchange::new(server, member, stream, agreement, first_bytes);
     poll_fn(|context| exchange.poll(context, &mut requests, &start)).await;
     exchange.ending
 }
@@ -72,6 +71,8 @@ pub(super) enum Ending {
     Violation(#[expect(dead_code, reason = "shown in the log")] Violation),
     /// The server shuts down.
     ServerShutdown,
+    /// Others waited too long for the memory that it holds.
+    Stalled,
 }
 
 /// A connection on which an export is being used.
@@ -79,7 +80,9 @@ struct Exchange {
     server: Rc<Shared>,
     member: Rc<Member>,
     engine: Rc<dyn Engine>,
-    socket: Arc<OwnedFd>,
+    stream: Stream,
+    /// Where the size is asked for again before requests are judged: it may have grown.
+    device: Rc<dyn BlockDevice>,
     terms: Terms,
     intake: Intake,
     read_ahead: ReadAhead,
@@ -95,6 +98,8 @@ struct Exchange {
     outlet: Outlet,
     /// Runs from when only sending is left.
     linger: Option<Pin<Box<Sleep>>>,
+    /// Runs while more than the allowance is held and it is the client's turn; begins anew with each thing it does.
+    stall: Option<Pin<Box<Sleep>>>,
 }
 
 /// Whether replies can be sent.
@@ -138,7 +143,7 @@ impl Exchange {
     fn new(
         server: &Rc<Shared>,
         member: &Rc<Member>,
-        socket: &Arc<OwnedFd>,
+        stream: &Stream,
         agreement: &Agreement,
         first_bytes: &[u8],
     ) -> Self {
@@ -147,7 +152,8 @@ impl Exchange {
             server: Rc::clone(server),
             member: Rc::clone(member),
             engine: Rc::clone(&server.engine),
-            socket: Arc::clone(socket),
+            stream: stream.clone(),
+            device: Rc::clone(&agreement.export.device),
             terms: Terms { offer: agreement.offer, allocation: agreement.allocation },
             intake: Intake::default(),
             read_ahead: ReadAhead { buffer, start: 0, end: first_bytes.len() },
@@ -159,6 +165,7 @@ impl Exchange {
             ending: None,
             outlet: Outlet::Open,
             linger: None,
+            stall: None,
         }
     }
 
@@ -184,6 +191,9 @@ impl Exchange {
                 break;
             }
             if (received, sent) == (Progress::None, Progress::None) {
+                if self.is_stalled(context) == Progress::Made {
+                    continue;
+                }
                 break;
             }
             if turn == TURNS_MAX {
@@ -240,6 +250,7 @@ impl Exchange {
         requests: &mut RequestSet<F>,
         start: &impl Fn(u64, Command, Option<Buffer>) -> F,
     ) -> Progress {
+        self.terms.offer.size = self.device.geometry().size;
         // Taken out for as long as its bytes are borrowed.
         let buffer = self.read_ahead.buffer.take();
         let bytes = buffer.as_ref().map_or(&[][..], |buffer| &buffer.as_slice()[..self.read_ahead.end]);
@@ -255,6 +266,7 @@ impl Exchange {
                 Ok(Taken::Request { command: Command::Disconnect, .. }) => break Err(Ending::Disconnected),
                 Ok(Taken::Request { cookie, command, buffer }) => {
                     self.requests_in_flight += 1;
+                    self.stall = None;
                     requests.insert(start(cookie, command, buffer));
                 }
                 Ok(Taken::Refused { cookie, offset, refusal }) => {
@@ -276,12 +288,12 @@ impl Exchange {
 
     fn start_receive(&mut self) -> Receiving {
         if let Some(rest) = self.intake.lend_payload(DIRECT_RECEIVE_MIN) {
-            return Receiving { future: self.engine.receive(&self.socket, rest), into: ReceiveInto::Payload };
+            return Receiving { future: self.stream.receive(rest), into: ReceiveInto::Payload };
         }
         let used = self.read_ahead.buffer.take();
         let buffer = used.filter(|buffer| buffer.len() == READ_AHEAD);
         let buffer = buffer.unwrap_or_else(|| self.engine.buffers().take(READ_AHEAD));
-        Receiving { future: self.engine.receive(&self.socket, buffer), into: ReceiveInto::ReadAhead }
+        Receiving { future: self.stream.receive(buffer), into: ReceiveInto::ReadAhead }
     }
 
     /// Collects the replies of requests that have ended.
@@ -310,13 +322,14 @@ impl Exchange {
                 return progress;
             }
             let Some(batch) = self.outbox.next_batch(self.engine.buffers()) else { return progress };
-            self.sending = Some((self.engine.send(&self.socket, batch.pieces), batch.weight));
+            self.sending = Some((self.stream.send(batch.pieces), batch.weight));
         }
     }
 
     /// Gives back what answered requests have held.
     fn settle(&mut self, weight: Weight) {
         self.requests_in_flight -= weight.replies;
+        self.stall = None;
         self.share.release(weight.reserved);
         let answered = &self.member.requests_answered;
         answered.set(answered.get() + weight.replies as u64);
@@ -328,6 +341,7 @@ impl Exchange {
             return;
         }
         self.ending = Some(ending);
+        self.share.close();
         self.receiving = None;
         self.read_ahead = ReadAhead::default();
         self.intake = Intake::default();
@@ -337,6 +351,32 @@ impl Exchange {
                 other => other,
             }
         });
+    }
+
+    /// Cuts a client off that does nothing for too long with memory for which others wait.
+    fn is_stalled(&mut self, context: &mut Context<'_>) -> Progress {
+        let is_clients_turn = self.sending.is_some() || self.intake.awaits_payload();
+        if !is_clients_turn || !self.share.is_beyond_allowance() {
+            self.stall = None;
+            return Progress::None;
+        }
+        let (handle, limit) = (&self.server.handle, self.server.limits.stall_timeout);
+        loop {
+            let stall = self.stall.get_or_insert_with(|| Box::pin(handle.sleep(limit)));
+            if stall.as_mut().poll(context).is_pending() {
+                return Progress::None;
+            }
+            self.stall = None;
+            if self.share.keeps_others_waiting() {
+                break;
+            }
+        }
+        self.outlet = Outlet::Broken;
+        self.end_intake(Ending::Stalled);
+        if let Some((_, weight)) = self.sending.take() {
+            self.settle(weight);
+        }
+        Progress::Made
     }
 
     /// Tells whether no reply is left to send; waits for a client that does not read only so long.

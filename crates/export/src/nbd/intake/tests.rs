@@ -88,7 +88,7 @@ fn read_all_as(
                     found.push(Found::Request(cookie, command, content.unwrap_or_default()));
                 }
                 Ok(Taken::Refused { cookie, refusal, .. }) => {
-                    found.push(Found::Refused(cookie, refusal.code))
+                    found.push(Found::Refused(cookie, refusal.code));
                 }
             }
         }

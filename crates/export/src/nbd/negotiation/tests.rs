@@ -30,6 +30,10 @@ impl Client {
     fn talk(self) -> Outcome {
         negotiate(&self.bytes, self.bytes.len().max(1))
     }
+
+    fn talk_where(self, tls: TlsMode) -> Outcome {
+        negotiate_where(tls, &self.bytes, self.bytes.len())
+    }
 }
 
 /// What came of a negotiation.
@@ -69,8 +73,13 @@ fn exports() -> Exports {
 
 /// Feeds `bytes`, at most `step` at a time, as a connection would.
 fn negotiate(bytes: &[u8], step: usize) -> Outcome {
+    negotiate_where(TlsMode::Off, bytes, step)
+}
+
+/// The same where TLS may be had; what follows its beginning counts as encrypted.
+fn negotiate_where(tls: TlsMode, bytes: &[u8], step: usize) -> Outcome {
     let exports = exports();
-    let mut machine = Negotiation::new();
+    let mut machine = Negotiation::with_tls(tls);
     let mut outcome = Outcome { replies: Vec::new(), end: Ok(None), kept_max: 0 };
     let mut input = Vec::new();
     let mut arriving = bytes.chunks(step);
@@ -93,6 +102,7 @@ fn negotiate(bytes: &[u8], step: usize) -> Outcome {
                         outcome.end = Ok(Some(agreement));
                         return outcome;
                     }
+                    Step::StartTls => machine.begin_tls(),
                     Step::Aborted => return outcome,
                 }
             }
@@ -185,9 +195,9 @@ fn what_is_not_offered_or_malformed_is_refused_and_negotiation_goes_on() {
         .option(number::SET_META_CONTEXT, &context_data("first", &["base:allocation"]))
         .option(number::INFO, &info_data("first", &[]))
         .talk();
-    use option_reply::{ACK, ERR_INVALID, ERR_TOO_BIG, ERR_UNSUP, INFO};
+    use option_reply::{ACK, ERR_INVALID, ERR_POLICY, ERR_TOO_BIG, ERR_UNSUP, INFO};
     let expected = [
-        ERR_UNSUP,
+        ERR_POLICY,
         ERR_UNSUP,
         ERR_UNSUP,
         ERR_TOO_BIG,
@@ -199,6 +209,57 @@ fn what_is_not_offered_or_malformed_is_refused_and_negotiation_goes_on() {
     ];
     assert_eq!(outcome.kinds(), expected);
     assert!(outcome.end.unwrap().is_none());
+}
+
+#[test]
+fn where_tls_is_required_everything_else_waits_for_it() {
+    use option_reply::{ACK, ERR_TLS_REQD, INFO};
+    let long = vec![0; OPTION_LENGTH_MAX as usize + 1];
+    let outcome = Client::new(FIXED)
+        .option(number::LIST, &[])
+        .option(number::INFO, &info_data("first", &[]))
+        .option(number::GO, &info_data("no such export", &[]))
+        .option(number::STRUCTURED_REPLY, &[])
+        .option(number::EXTENDED_HEADERS, &[])
+        .option(77, b"whatever")
+        .option(77, &long)
+        .option(number::GO, b"garbage")
+        .option(number::STARTTLS, &[])
+        .option(number::GO, &info_data("first", &[]))
+        .talk_where(TlsMode::Required);
+    assert_eq!(outcome.kinds(), [&[ERR_TLS_REQD; 8][..], &[ACK, INFO, ACK]].concat());
+    assert_eq!(outcome.agreement().offer.replies, ReplyStyle::Simple);
+    let outcome = Client::new(FIXED).option(number::EXPORT_NAME, b"first").talk_where(TlsMode::Required);
+    assert_eq!(outcome.end.err(), Some(Violation::ExportNameBeforeTls));
+    let outcome = Client::new(FIXED).option(number::ABORT, &[]).talk_where(TlsMode::Required);
+    assert_eq!(outcome.kinds(), [ACK]);
+    let outcome = Client::new(0).option(number::STARTTLS, &[]).talk_where(TlsMode::Required);
+    assert_eq!(outcome.end.err(), Some(Violation::NotFixed { option: number::STARTTLS }));
+}
+
+#[test]
+fn where_tls_is_offered_what_was_agreed_on_before_it_is_forgotten() {
+    use option_reply::{ACK, ERR_INVALID, INFO, META_CONTEXT, SERVER};
+    let chosen = context_data("first", &["base:allocation"]);
+    let outcome = Client::new(FIXED)
+        .option(number::LIST, &[])
+        .option(number::STRUCTURED_REPLY, &[])
+        .option(number::SET_META_CONTEXT, &chosen)
+        .option(number::STARTTLS, b"no data allowed")
+        .option(number::STARTTLS, &[])
+        .option(number::STARTTLS, &[])
+        .option(number::SET_META_CONTEXT, &chosen)
+        .option(number::GO, &info_data("first", &[]))
+        .talk_where(TlsMode::Offered);
+    let before = [SERVER, SERVER, ACK, ACK, META_CONTEXT, ACK, ERR_INVALID, ACK];
+    let after = [ERR_INVALID, ERR_INVALID, INFO, ACK];
+    assert_eq!(outcome.kinds(), [&before[..], &after].concat());
+    let agreement = outcome.agreement();
+    assert_eq!(agreement.offer.replies, ReplyStyle::Simple);
+    assert_eq!(agreement.allocation, AllocationContext::NotChosen);
+    // Who does not want it goes on without.
+    let outcome = Client::new(FIXED).option(number::EXPORT_NAME, b"second").talk_where(TlsMode::Offered);
+    assert_eq!(outcome.agreement().export.name, "second");
 }
 
 #[test]
@@ -344,6 +405,21 @@ proptest! {
         let pieces = negotiate(&bytes, step);
         prop_assert_eq!(whole.replies, pieces.replies);
         prop_assert_eq!(whole.end.is_ok(), pieces.end.is_ok());
+    }
+
+    #[test]
+    fn nothing_gets_an_export_where_tls_is_required_and_has_not_begun(bytes in hostile()) {
+        let mut machine = Negotiation::with_tls(TlsMode::Required);
+        let (exports, mut input, mut output) = (exports(), &bytes[..], Vec::new());
+        while let Ok((used, step)) = machine.advance(input, &exports, &mut output) {
+            input = &input[used..];
+            match step {
+                Step::Continue => {}
+                Step::Agreed(_) => prop_assert!(false, "an agreement"),
+                Step::NeedBytes | Step::Aborted | Step::StartTls => break,
+            }
+        }
+        prop_assert!(!output.windows(8).any(|bytes| bytes == b"the disk"), "nothing is told either");
     }
 
     #[test]
