@@ -11,6 +11,7 @@
 
 mod clock;
 mod helpers;
+mod pieces;
 pub mod ring;
 pub mod threads;
 mod wakeup;

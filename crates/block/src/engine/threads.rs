@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SocketFlags};
 
 use self::readiness::{Direction, Poller, Ready};
 use super::helpers::Helpers;
+use super::pieces::{send_now, unsent};
 use super::wakeup::Wakeup;
 use super::{AllocateMode, Engine, EngineError, SEND_PIECES_MAX, clock};
 use crate::buffer::{Buffer, BufferPool};
@@ -230,8 +231,7 @@ impl Engine for ThreadsEngine {
                 if rest.is_empty() {
                     return Ok(());
                 }
-                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                sent += rustix::net::sendmsg(socket, &rest, &mut SendAncillaryBuffer::default(), flags)?;
+                sent += send_now(socket, &rest)?;
             }
         })
     }
@@ -239,19 +239,6 @@ impl Engine for ThreadsEngine {
     fn run_blocking(&self, work: Box<dyn FnOnce() + Send>) -> IoFuture<'static, ()> {
         self.helpers.run(work)
     }
-}
-
-/// What of `pieces` lies after the first `sent` bytes.
-fn unsent(pieces: &[Buffer], mut sent: usize) -> Vec<IoSlice<'_>> {
-    let mut rest = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        let unsent = piece.as_slice().get(sent..).unwrap_or_default();
-        sent = sent.saturating_sub(piece.len());
-        if !unsent.is_empty() {
-            rest.push(IoSlice::new(unsent));
-        }
-    }
-    rest
 }
 
 fn set_nonblocking(socket: &OwnedFd) -> Result<(), Errno> {

@@ -1,4 +1,4 @@
-//! Replies that wait to be sent, and how they are gathered: all that are there go out in one send.
+//! Replies that wait to be sent, and how they are gathered: a few go out in one send.
 
 use std::collections::VecDeque;
 
@@ -10,6 +10,9 @@ use crate::nbd::reply::{CHUNKS_MAX, Headers, Reply, Segment, encode_reply};
 
 /// Bytes of headers in one batch: two hundred replies.
 const HEADERS_LENGTH: usize = 8192;
+/// Replies in one send. A client that gets many at once deals with all of them before it asks for more, and meanwhile
+/// the disk has nothing to do; a send of its own for each would cost more than that gains.
+const REPLIES_MAX: usize = 4;
 /// Segments from which on no further reply is added to a batch: each may be two pieces, one more reply may bring
 /// [`CHUNKS_MAX`] segments.
 const SEGMENTS_MAX: usize = SEND_PIECES_MAX / 2 - CHUNKS_MAX;
@@ -68,7 +71,7 @@ impl Outbox {
         let mut weight = Weight::default();
         // It is the only handle to its memory, so there always is a slice.
         let mut encoded = Headers::new(headers.as_mut_slice().unwrap_or_default());
-        while self.segments.len() < SEGMENTS_MAX && encoded.has_room() {
+        while weight.replies < REPLIES_MAX && self.segments.len() < SEGMENTS_MAX && encoded.has_room() {
             let Some(reply) = self.queue.pop_front() else { break };
             weight.replies += 1;
             weight.reserved += reply.reserved;
@@ -126,6 +129,22 @@ mod tests {
         assert_eq!(lengths, [32, 512, 32]);
         assert_eq!(batch.pieces[1].as_ptr(), address);
         assert_eq!((batch.weight.replies, batch.weight.reserved), (4, 40));
+    }
+
+    #[test]
+    fn a_batch_has_few_replies_and_keeps_their_order() {
+        let pool = BufferPool::new();
+        let mut outbox = Outbox::new(ReplyStyle::Simple);
+        let replies_in = REPLIES_MAX as u64 * 2 + 1;
+        (0..replies_in).for_each(|cookie| outbox.push(reply(cookie, Body::Done)));
+        let mut cookies = Vec::new();
+        while let Some(batch) = outbox.next_batch(&pool) {
+            assert!(batch.weight.replies <= REPLIES_MAX);
+            for reply in batch.pieces.iter().flat_map(|piece| piece.as_slice().chunks_exact(16)) {
+                cookies.push(u64::from_be_bytes(reply[8..].try_into().unwrap()));
+            }
+        }
+        assert_eq!(cookies, (0..replies_in).collect::<Vec<_>>());
     }
 
     #[test]

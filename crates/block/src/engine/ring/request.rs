@@ -128,9 +128,10 @@ impl Request {
         Self::new(file, Kind::Receive { buffer })
     }
 
-    pub(super) fn send(file: Arc<OwnedFd>, pieces: Vec<Buffer>) -> Self {
+    /// Sends what of `pieces` lies after the first `sent` bytes.
+    pub(super) fn send_rest(file: Arc<OwnedFd>, pieces: Vec<Buffer>, sent: usize) -> Self {
         let length = pieces.iter().map(Buffer::len).sum();
-        Self::new(file, Kind::Send { pieces, length, message: None })
+        Self { done: sent, ..Self::new(file, Kind::Send { pieces, length, message: None }) }
     }
 
     /// The read that is always armed on the eventfd by which other threads end a wait.

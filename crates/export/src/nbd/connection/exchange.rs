@@ -301,7 +301,7 @@ impl Exchange {
         requests.poll(context, |reply| self.outbox.push(reply));
     }
 
-    /// Sends what is there, all at once, as soon as the send before it has ended.
+    /// Sends what is there, a few replies at a time, each as soon as the send before it has ended.
     fn send(&mut self, context: &mut Context<'_>) -> Progress {
         let mut progress = Progress::None;
         loop {
