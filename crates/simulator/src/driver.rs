@@ -25,8 +25,10 @@ pub(crate) struct Clock {
     events: RefCell<BinaryHeap<Reverse<Scheduled>>>,
     random: RefCell<Random>,
     sequence: Cell<u64>,
-    /// Events and deadlines that have passed: what a simulation costs.
+    /// Turns of the executor: what a simulation costs.
     steps: Cell<u64>,
+    /// What `steps` was when time last passed.
+    steps_before_now: Cell<u64>,
     /// Set when there is neither an event nor a deadline: nothing will ever happen again.
     is_dead: Cell<bool>,
 }
@@ -49,6 +51,7 @@ impl Clock {
             random: RefCell::new(random),
             sequence: Cell::default(),
             steps: Cell::default(),
+            steps_before_now: Cell::default(),
             is_dead: Cell::default(),
         })
     }
@@ -72,9 +75,14 @@ impl Clock {
         self.at(self.now() + delay, event);
     }
 
-    /// Events and deadlines that have passed.
+    /// Turns of the executor so far.
     pub(crate) fn steps(&self) -> u64 {
         self.steps.get()
+    }
+
+    /// Turns that have been made at this instant.
+    pub(crate) fn steps_at_this_instant(&self) -> u64 {
+        self.steps.get() - self.steps_before_now.get()
     }
 
     /// Tells whether nothing will ever happen again.
@@ -106,7 +114,10 @@ impl Clock {
     }
 
     fn advance(&self, to: Duration) {
-        self.now.set(self.now().max(to));
+        if to > self.now() {
+            self.now.set(to);
+            self.steps_before_now.set(self.steps.get());
+        }
     }
 }
 

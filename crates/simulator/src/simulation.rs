@@ -6,7 +6,7 @@ use std::time::Duration;
 use block::Executor;
 
 use crate::coverage::Struck;
-use crate::driver::VirtualDriver;
+use crate::driver::{Clock, VirtualDriver};
 use crate::host::Host;
 use crate::random::Random;
 use crate::scenario::{Options, Scenario};
@@ -17,6 +17,8 @@ use crate::world::{Stop, Violation, World};
 const TIME_MAX: Duration = Duration::from_secs(600);
 /// A simulation takes some ten thousand steps; one that takes so many runs in circles.
 const STEPS_MAX: u64 = 3_000_000;
+/// So many turns of the executor at one instant are a task that wakes itself for ever.
+const STEPS_AT_AN_INSTANT_MAX: u64 = 20_000;
 
 /// What a simulation has shown.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,12 +46,7 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     host.boot();
     loop {
         let watched = Rc::clone(&world);
-        executor.run_until(move || {
-            watched.is_stopped()
-                || watched.clock.is_dead()
-                || watched.now() > TIME_MAX
-                || watched.clock.steps() > STEPS_MAX
-        });
+        executor.run_until(move || watched.is_stopped() || why_stuck(&watched.clock).is_some());
         match world.take_stop() {
             Some((how @ (Stop::Kill | Stop::PowerCut), phase)) => {
                 executor.drop_tasks();
@@ -57,8 +54,7 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
             }
             Some((Stop::Finished | Stop::Violated, _)) => break,
             None => {
-                let why =
-                    if world.clock.is_dead() { "nothing will ever happen again" } else { "it does not end" };
+                let why = why_stuck(&world.clock).unwrap_or("it stopped by itself");
                 world.violated("patience", || format!("{why}: {}", host.unfinished()));
             }
         }
@@ -75,5 +71,18 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
         recoveries_hit: host.recoveries_hit(),
         struck,
         hash: world.trace.hash(),
+    }
+}
+
+/// Why a simulation will never end; `None` while it may.
+fn why_stuck(clock: &Clock) -> Option<&'static str> {
+    if clock.is_dead() {
+        Some("nothing will ever happen again")
+    } else if clock.steps_at_this_instant() > STEPS_AT_AN_INSTANT_MAX {
+        Some("it runs in circles")
+    } else if clock.now() > TIME_MAX || clock.steps() > STEPS_MAX {
+        Some("it does not end")
+    } else {
+        None
     }
 }
