@@ -12,7 +12,7 @@ SHELL := /bin/bash
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 GUEST_IMAGE := $(TARGET)/guest-image
 
-# Simulated migrations: enough for every fault in most phases. 100000 strike each fault in each phase fifty times.
+# Simulated migrations. Each fault must strike each phase in which it can: in 50 of 100000 seeds, in 5 of 10000.
 SEEDS ?= 10000
 
 help: ## Say what there is.

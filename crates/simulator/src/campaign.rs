@@ -4,7 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use migration::Phase;
+
 use crate::coverage::{Coverage, Struck};
+use crate::faults::Fault;
 use crate::scenario::Options;
 use crate::simulation::{Finding, simulate};
 use crate::trace::Audience;
@@ -46,6 +49,8 @@ pub(crate) struct Summary {
     pub(crate) coverage: Coverage,
     /// By seed.
     pub(crate) violations: Vec<(u64, Violation)>,
+    /// Cells of the table that are said to be impossible, by the seed that reached them.
+    pub(crate) contradictions: Vec<(u64, Fault, Phase)>,
     /// Simulations with a violation, also those that were not kept.
     pub(crate) violated: u64,
     pub(crate) took: Duration,
@@ -79,6 +84,7 @@ pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
         }
     });
     summary.violations.sort_by_key(|(seed, _)| *seed);
+    summary.contradictions.sort_unstable_by_key(|(seed, ..)| *seed);
     summary.violations.truncate(VIOLATIONS_MAX);
     summary.took = began.elapsed();
     summary
@@ -107,6 +113,8 @@ impl Summary {
         self.operations += finding.operations;
         self.recoveries_hit += finding.recoveries_hit;
         self.coverage.add(&finding.struck);
+        let contradictions = finding.struck.contradictions();
+        self.contradictions.extend(contradictions.into_iter().map(|(fault, phase)| (seed, fault, phase)));
         match finding.violation {
             Some(violation) => {
                 self.violated += 1;
@@ -127,6 +135,7 @@ impl Summary {
         self.recoveries_hit += other.recoveries_hit;
         self.operations_min = [self.operations_min, other.operations_min].into_iter().flatten().min();
         self.coverage.merge(&other.coverage);
+        self.contradictions.extend(other.contradictions);
         self.violations.extend(other.violations);
         self.violated += other.violated;
     }

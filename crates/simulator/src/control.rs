@@ -71,13 +71,14 @@ impl SimControl {
         // What a killed daemon has begun may still be done, or not.
         let survives = self.random.borrow_mut().percent(50);
         let (host, world, incarnation) = (Weak::clone(&self.host), Rc::clone(&self.world), self.incarnation);
+        let era = self.world.era();
         let finish = move |world: &World, fails: bool| {
             let Some(host) = host.upgrade() else { return };
             if !host.is_alive(incarnation) && !survives {
                 return;
             }
             let result = if fails {
-                world.struck(faults.fails);
+                world.struck_late(faults.fails, era);
                 host.excuse_image(image.place.name());
                 Err(ControlFault { operation, path: image.place.name().to_owned(), detail: "EIO".to_owned() })
             } else {
@@ -89,11 +90,11 @@ impl SimControl {
         };
         self.world.clock.after(picked_up, move || {
             if world.strikes(faults.slow) {
-                world.struck(faults.slow);
+                world.struck_late(faults.slow, era);
                 takes *= 100;
             }
             if faults.hangs.is_some_and(|hangs| world.strikes(hangs)) {
-                world.struck(Fault::TargetHang);
+                world.struck_late(Fault::TargetHang, era);
                 takes = FILE_HANG;
             }
             let fails = world.strikes(faults.fails);
@@ -109,13 +110,23 @@ impl SimControl {
         })
     }
 
+    /// The phase until which a message is held.
+    fn hold_until(&self, random: &mut Random) -> Phase {
+        match self.world.phase() {
+            // What a try that is given up had said meets the next one where it would fit best.
+            Some(phase) if random.percent(40) => phase,
+            _ if random.percent(75) => random.pick(&HANDOVER),
+            _ => random.pick(&Phase::ALL),
+        }
+    }
+
     /// The way of a message that comes when a phase is entered, or very late.
     fn journey_until(&self, phase: Phase) -> LaneFuture<()> {
         let (entered, late) = (self.world.hold_until(phase), self.journey(LATE_MESSAGE.1));
-        let world = Rc::clone(&self.world);
+        let (world, era) = (Rc::clone(&self.world), self.world.era());
         Box::pin(async move {
             select(entered, late).await;
-            world.struck(Fault::MessageMishap);
+            world.struck_late(Fault::MessageMishap, era);
         })
     }
 
@@ -179,7 +190,7 @@ impl Control for SimControl {
         }
         self.world.struck(Fault::MessageMishap);
         if random.percent(60) {
-            let phase = random.pick(&HANDOVER);
+            let phase = self.hold_until(&mut random);
             let now = self.world.now();
             self.world.excuses.borrow_mut().add(now, now + REPEAT_PAUSE);
             return Some(vec![self.journey_until(phase)]);
@@ -195,10 +206,10 @@ impl Control for SimControl {
         self.world.excuses.borrow_mut().add(now, now + first);
         drop(random);
         let late = |takes: Duration| {
-            let (journey, world) = (self.journey(takes), Rc::clone(&self.world));
+            let (journey, world, era) = (self.journey(takes), Rc::clone(&self.world), self.world.era());
             Box::pin(async move {
                 journey.await;
-                world.struck(Fault::MessageMishap);
+                world.struck_late(Fault::MessageMishap, era);
             }) as LaneFuture<()>
         };
         Some(journeys.into_iter().map(late).collect())

@@ -1,4 +1,7 @@
 //! Which faults have really struck in which phases, and which cannot.
+//!
+//! A cell of the table is either possible, and then enough seeds must reach it, or impossible for a reason that is
+//! written down, and then none may: a reason that no longer holds is as much a failure as a cell that is missed.
 
 use migration::Phase;
 
@@ -14,13 +17,35 @@ pub(crate) struct Coverage([[u64; PHASES]; FAULTS]);
 
 const PHASES: usize = Phase::ALL.len();
 const FAULTS: usize = Fault::ALL.len();
-/// What each possible cell is to reach in 100,000 seeds.
-pub(crate) const SEEDS_WANTED: u64 = 50;
+/// What each possible cell is to reach in [`SEEDS_OF_WANTED`] seeds: rare enough a way to go wrong is seen then.
+const SEEDS_WANTED: u64 = 50;
+/// The seeds of a full run; of fewer seeds, proportionally less is wanted.
+const SEEDS_OF_WANTED: u64 = 100_000;
+
+/// A cell of the table and how many seeds have reached it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cell {
+    pub(crate) fault: Fault,
+    pub(crate) phase: Phase,
+    pub(crate) seeds: u64,
+}
+
+/// How many of `seeds` seeds are to reach each possible cell.
+pub(crate) fn wanted(seeds: u64) -> u64 {
+    SEEDS_WANTED * seeds / SEEDS_OF_WANTED
+}
 
 impl Struck {
     /// A fault has struck in a phase.
     pub(crate) fn add(&mut self, fault: Fault, phase: Phase) {
         self.0[row(fault)][phase as usize] = true;
+    }
+
+    /// The cells that were reached and are said to be impossible.
+    pub(crate) fn contradictions(&self) -> Vec<(Fault, Phase)> {
+        cells()
+            .filter(|cell| self.0[row(cell.0)][cell.1 as usize] && impossible(cell.0, cell.1).is_some())
+            .collect()
     }
 }
 
@@ -44,11 +69,18 @@ impl Coverage {
     }
 
     /// The possible cells that fewer than `wanted` seeds have reached.
-    pub(crate) fn below(&self, wanted: u64) -> Vec<(Fault, Phase, u64)> {
-        let cells = Fault::ALL.into_iter().flat_map(|fault| Phase::ALL.map(|phase| (fault, phase)));
-        let possible = cells.filter(|(fault, phase)| impossible(*fault, *phase).is_none());
-        let counted = possible.map(|(fault, phase)| (fault, phase, self.0[row(fault)][phase as usize]));
-        counted.filter(|(_, _, count)| *count < wanted).collect()
+    pub(crate) fn below(&self, wanted: u64) -> Vec<Cell> {
+        self.possible().filter(|cell| cell.seeds < wanted).collect()
+    }
+
+    /// The fewest seeds that have reached a possible cell.
+    pub(crate) fn fewest(&self) -> u64 {
+        self.possible().map(|cell| cell.seeds).min().unwrap_or(0)
+    }
+
+    fn possible(&self) -> impl Iterator<Item = Cell> {
+        let possible = cells().filter(|(fault, phase)| impossible(*fault, *phase).is_none());
+        possible.map(|(fault, phase)| Cell { fault, phase, seeds: self.0[row(fault)][phase as usize] })
     }
 }
 
@@ -64,7 +96,8 @@ impl std::fmt::Display for Coverage {
             for phase in Phase::ALL {
                 let count = self.0[row(fault)][phase as usize];
                 match impossible(fault, phase) {
-                    Some(reason) if count == 0 => {
+                    Some(_) if count > 0 => write!(f, "{:>12}", format!("{count}!"))?,
+                    Some(reason) => {
                         let known = reasons.iter().position(|known| *known == reason);
                         let index = known.unwrap_or_else(|| {
                             reasons.push(reason);
@@ -72,7 +105,7 @@ impl std::fmt::Display for Coverage {
                         });
                         write!(f, "{:>12}", format!("-{}", index + 1))?;
                     }
-                    _ => write!(f, "{count:>12}")?,
+                    None => write!(f, "{count:>12}")?,
                 }
             }
         }
@@ -83,35 +116,84 @@ impl std::fmt::Display for Coverage {
     }
 }
 
+/// All cells of the table, row by row.
+fn cells() -> impl Iterator<Item = (Fault, Phase)> {
+    Fault::ALL.into_iter().flat_map(|fault| Phase::ALL.map(|phase| (fault, phase)))
+}
+
 fn row(fault: Fault) -> usize {
     Fault::ALL.iter().position(|known| *known == fault).unwrap_or(0)
 }
 
 /// Why a fault cannot strike in a phase; `None` if it can.
 pub(crate) fn impossible(fault: Fault, phase: Phase) -> Option<&'static str> {
-    use Phase::{
-        Closing, Committing, Copying, Discarding, Ended, Preparing, Releasing, Retiring, TakingBack,
-    };
+    use Phase::{Closing, Committing, Discarding, Ended, Releasing, Retiring, TakingBack};
     match (fault, phase) {
         (Fault::Kill | Fault::PowerCut | Fault::Cancel, _) => None,
         (_, Ended) => Some("it is over at the instant at which it begins"),
         (Fault::SourceError | Fault::SourceSlow, Releasing | Committing | TakingBack) => {
             Some("nothing is asked of the source: the gates are closed, or it owns nothing")
         }
-        (Fault::TargetError | Fault::TargetHang | Fault::TargetSlow, Releasing | TakingBack) => {
-            Some("nothing is asked of the target")
+        (Fault::TargetError | Fault::TargetHang | Fault::TargetSlow, Releasing) => {
+            Some("nothing is asked of the target between its promise and the commit")
         }
-        (Fault::TargetFull, Preparing | Releasing | Committing | TakingBack | Discarding) => {
-            Some("nothing is written to the target, or the copying has been stopped")
+        (Fault::TargetFull, Releasing | Committing | TakingBack) => {
+            Some("nothing is written to the target: all is synchronised, and the gates are closed")
         }
         (Fault::TargetFull | Fault::TargetRestart, Retiring) => {
             Some("the target is the owner: its faults are no longer the migration's")
         }
-        (Fault::TargetRestart, TakingBack | Discarding) => Some("the target has nothing to lose any more"),
-        (Fault::HandBack, phase) if phase != Committing => Some("the trial is made while committing"),
-        (Fault::JournalError | Fault::JournalSlow, Closing) => Some("nothing is committed"),
-        (_, Copying | Closing | Preparing | Releasing | Committing | Retiring | TakingBack | Discarding) => {
-            None
+        // The trials of several volumes end one after the other: the first that fails begins the way back.
+        (Fault::HandBack, phase) if !matches!(phase, Committing | TakingBack | Discarding) => {
+            Some("trials are made once the volumes have been handed over, and not given back")
         }
+        (Fault::JournalError | Fault::JournalSlow, Closing) => Some("nothing is committed"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn struck(cells: &[(Fault, Phase)]) -> Struck {
+        let mut struck = Struck::default();
+        cells.iter().for_each(|(fault, phase)| struck.add(*fault, *phase));
+        struck
+    }
+
+    fn reached(seeds: u64, cells: &[(Fault, Phase)]) -> Coverage {
+        let struck = struck(cells);
+        let mut coverage = Coverage::default();
+        (0..seeds).for_each(|_| coverage.add(&struck));
+        coverage
+    }
+
+    fn possible() -> Vec<(Fault, Phase)> {
+        cells().filter(|(fault, phase)| impossible(*fault, *phase).is_none()).collect()
+    }
+
+    #[test]
+    fn a_possible_cell_that_too_few_seeds_reach_is_found() {
+        let mut cells = possible();
+        assert_eq!(reached(5, &cells).below(5), []);
+        let left_out = cells.remove(7);
+        let found = reached(5, &cells).below(5);
+        assert_eq!(found, [Cell { fault: left_out.0, phase: left_out.1, seeds: 0 }]);
+        assert_eq!(reached(5, &cells).fewest(), 0);
+    }
+
+    #[test]
+    fn an_impossible_cell_that_is_reached_is_found() {
+        assert_eq!(struck(&possible()).contradictions(), []);
+        let wrong = [(Fault::JournalError, Phase::Closing)];
+        assert_eq!(struck(&wrong).contradictions(), wrong);
+        let table = reached(3, &wrong).to_string();
+        assert!(table.contains("3!"), "{table}");
+    }
+
+    #[test]
+    fn fewer_seeds_are_to_reach_proportionally_less() {
+        assert_eq!([300, 10_000, 100_000, 200_000].map(wanted), [0, 5, 50, 100]);
     }
 }

@@ -134,10 +134,11 @@ impl SimDisk {
         *self.volume.borrow_mut() = Rc::downgrade(volume);
     }
 
-    /// Tells whether it has been handed a volume and has yet to show that it answers.
+    /// Tells whether it has been handed a volume and has yet to show that it answers; or had, and it no longer matters.
     fn is_on_trial(&self) -> bool {
+        let trials = [Phase::Committing, Phase::TakingBack, Phase::Discarding];
         self.role.get() == Role::Target
-            && self.world.phase() == Some(Phase::Committing)
+            && self.world.phase().is_some_and(|phase| trials.contains(&phase))
             && !self.serves_guests()
     }
 
@@ -282,8 +283,9 @@ impl SimDisk {
                 self.strike(fault, permission, &mut ends, &mut fate);
             }
         }
+        let (era, slot_of_it) = (self.world.era(), Some(Rc::clone(&slot)));
         let operation =
-            Operation { what, began: now, ends, fate, asked_by: permission, slot: Some(Rc::clone(&slot)) };
+            Operation { what, began: now, era, ends, fate, asked_by: permission, slot: slot_of_it };
         let id = self.next_operation.get();
         self.next_operation.set(id + 1);
         self.in_flight.borrow_mut().insert(id, operation);
@@ -371,7 +373,7 @@ impl SimDisk {
                 Ok(answer(&mut medium, &mut operation.what))
             }
             Fate::Fails { errno, applied_percent, struck_by } => {
-                self.world.struck(struck_by);
+                self.world.struck_late(struck_by, operation.era);
                 apply(&mut self.medium.borrow_mut(), &operation, applied_percent);
                 Err(IoError::os(operation.what.name(), errno))
             }

@@ -36,6 +36,8 @@ use crate::world::{Stop, World};
 
 /// How long after a journal that closed itself, or a recovery that failed, the daemon is restarted at most.
 const RESTART_AFTER: Duration = Duration::from_secs(3);
+/// In how many of a hundred cases what holds only zeroes is allocated all the same, so that they must be found.
+const ALLOCATED_ZEROES_PERCENT: u64 = 40;
 /// In how many of a hundred cases a daemon that recovers may be hit again.
 const RECOVERY_CRASH_PERCENT: u64 = 25;
 
@@ -280,9 +282,11 @@ fn prefill(disk: &SimDisk, filled_percent: u64, random: &mut Random) {
         let stretch = random.pick(&[8, 8, 128, 256]);
         let sectors = medium.current().len();
         for start in (0..sectors).step_by(stretch) {
+            let end = (start + stretch).min(sectors);
             if random.percent(filled_percent) {
-                let end = (start + stretch).min(sectors);
                 (start..end).for_each(|sector| medium.prefill(sector, sector as u64 | 1 << 63));
+            } else if random.percent(ALLOCATED_ZEROES_PERCENT) {
+                (start..end).for_each(|sector| medium.prefill(sector, 0));
             }
         }
     });

@@ -103,7 +103,29 @@ fn run_one(arguments: &Arguments, seed: u64) -> bool {
 fn run_many(arguments: &Arguments) -> bool {
     let summary = campaign::run(&arguments.order(arguments.seeds, Until::AllAreRun), || {});
     print_summary(arguments, &summary);
-    summary.violated == 0
+    let is_covered = print_gaps(arguments, &summary);
+    summary.violated == 0 && is_covered
+}
+
+/// Says which cells of the table are not what they should be; returns whether all are.
+fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
+    let wanted = coverage::wanted(summary.seeds);
+    let below = summary.coverage.below(wanted);
+    for cell in &below {
+        let (fault, phase) = (cell.fault.name(), cell.phase);
+        println!("coverage: {fault} in {phase} struck {} seeds, {wanted} are wanted", cell.seeds);
+    }
+    for (seed, fault, phase) in &summary.contradictions {
+        println!("coverage: {} in {phase} is said to be impossible, and struck seed {seed}", fault.name());
+        println!("    {}", replay(arguments, *seed, ""));
+    }
+    if below.is_empty() {
+        let fewest = summary.coverage.fewest();
+        println!(
+            "each fault struck each phase in which it can in {fewest} seeds at least; {wanted} are wanted"
+        );
+    }
+    below.is_empty() && summary.contradictions.is_empty()
 }
 
 fn print_summary(arguments: &Arguments, summary: &Summary) {
@@ -118,10 +140,6 @@ fn print_summary(arguments: &Arguments, summary: &Summary) {
     let fewest = summary.operations_min.map_or_else(|| "none".to_owned(), |fewest| fewest.to_string());
     println!("{} guest requests, {fewest} a seed at least", summary.operations);
     println!("{} recoveries were hit by another crash", summary.recoveries_hit);
-    let wanted = coverage::SEEDS_WANTED;
-    for (fault, phase, count) in summary.coverage.below(wanted) {
-        println!("coverage: {} in {phase} struck {count} seeds, {wanted} are wanted", fault.name());
-    }
     println!("{} violations", summary.violated);
     for (seed, violation) in &summary.violations {
         println!("  seed {seed} ({}) at {:?}: {}", violation.checker, violation.at, violation.detail);

@@ -151,6 +151,13 @@ fn draw_faults(random: &mut Random) -> Vec<Planned> {
         let fault = draw_fault(random);
         way_there(random, &fault, &mut faults);
         faults.push(fault);
+        if random.percent(25) {
+            // Two at once: one request fails while another hangs.
+            let other = Planned { fault: random.pick(&Fault::ALL), percent: 50, ..fault };
+            if crate::coverage::impossible(other.fault, other.phase).is_none() {
+                faults.push(other);
+            }
+        }
     }
     faults
 }
@@ -162,12 +169,18 @@ fn draw_fault(random: &mut Random) -> Planned {
     let skip = match phase {
         // Only a try that was given up commits anything while copying.
         Phase::Copying if !first_entry_commits => 1,
+        // A migration gets there once.
+        Phase::TakingBack => 0,
         _ => random.pick(&[0, 0, 0, 0, 1, 2]),
     };
     // Copying lasts; the other phases are over in no time.
     let delay = match phase {
         _ if random.percent(40) => Duration::ZERO,
         Phase::Copying => random.duration(Duration::from_micros(10), Duration::from_millis(50)),
+        // The target answers when it has flushed.
+        Phase::Preparing if fault == Fault::MessageMishap => {
+            random.duration(Duration::from_micros(50), Duration::from_millis(20))
+        }
         _ => random.duration(Duration::from_micros(1), Duration::from_millis(1)),
     };
     Planned {
@@ -205,7 +218,14 @@ fn way_there(random: &mut Random, to: &Planned, faults: &mut Vec<Planned>) {
     let is_journals = matches!(to.fault, Fault::JournalError | Fault::JournalSlow);
     match to.phase {
         Phase::TakingBack => {
-            faults.push(at_once(Fault::HandBack, Phase::Committing, 3));
+            // Where one trial fails, others may still be under way: they meet what comes then.
+            let strikes_others =
+                matches!(to.fault, Fault::TargetError | Fault::TargetHang | Fault::TargetSlow);
+            let failing = if strikes_others { 1 } else { random.pick(&[1, 3]) };
+            faults.push(at_once(Fault::HandBack, Phase::Committing, failing));
+            if strikes_others {
+                faults.push(at_once(Fault::TargetSlow, Phase::Committing, 3));
+            }
             if random.percent(50) && !is_journals {
                 faults.push(at_once(Fault::JournalSlow, Phase::TakingBack, 1));
             }
@@ -224,6 +244,14 @@ fn way_there(random: &mut Random, to: &Planned, faults: &mut Vec<Planned>) {
         Phase::Copying if to.skip > 0 || is_journals => {
             let fault = random.pick(&[Fault::SourceError, Fault::TargetError, Fault::TargetRestart]);
             faults.push(at_once(fault, Phase::Preparing, 1));
+        }
+        // Only what a restarted target has lost is copied while a try is under way.
+        Phase::Preparing if to.fault == Fault::TargetFull => {
+            faults.push(at_once(Fault::TargetRestart, Phase::Preparing, 1));
+        }
+        // What is said before arrives then.
+        Phase::Retiring if to.fault == Fault::MessageMishap => {
+            faults.push(at_once(Fault::MessageMishap, Phase::Committing, 5));
         }
         Phase::Releasing if random.percent(30) && !is_journals => {
             faults.push(at_once(Fault::JournalSlow, Phase::Releasing, 1));

@@ -14,6 +14,7 @@ fn three_hundred_seeds_break_no_rule() {
     assert_eq!(summary.seeds, 300);
     assert!(summary.violations.is_empty(), "{:#?}", summary.violations);
     assert!(summary.operations_min >= Some(200), "{:?}", summary.operations_min);
+    assert_eq!(summary.contradictions, []);
 }
 
 #[test]

@@ -23,6 +23,9 @@ pub(crate) struct World {
     pub(crate) struck: RefCell<Struck>,
     /// The phase of the migration under way; `None` between migrations and while the daemon is down.
     phase: Cell<Option<Phase>>,
+    /// Grows with each end of a try at the handover, of a migration and of a daemon: nobody waits any more for what was
+    /// asked for in another era.
+    era: Cell<u64>,
     /// Why to stop, and the phase in which that was asked for.
     stop: Cell<Option<(Stop, Option<Phase>)>>,
     violation: RefCell<Option<Violation>>,
@@ -64,6 +67,7 @@ impl World {
             excuses: RefCell::default(),
             struck: RefCell::default(),
             phase: Cell::default(),
+            era: Cell::default(),
             stop: Cell::default(),
             violation: RefCell::default(),
             held: RefCell::default(),
@@ -125,7 +129,11 @@ impl World {
 
     /// Takes note of the phase; `None` when no migration is under way any more.
     pub(crate) fn set_phase(&self, phase: Option<Phase>) {
-        self.phase.set(phase);
+        let before = self.phase.replace(phase);
+        let is_given_up = before.is_some() && phase == Some(Phase::Copying);
+        if is_given_up || phase.is_none() {
+            self.era.set(self.era.get() + 1);
+        }
         let mut held = self.held.borrow_mut();
         let (released, kept) =
             std::mem::take(&mut *held).into_iter().partition(|(until, _)| Some(*until) == phase);
@@ -143,6 +151,17 @@ impl World {
     /// A fault has really struck something, in the phase of now.
     pub(crate) fn struck(&self, fault: Fault) {
         self.struck_in(fault, self.phase());
+    }
+
+    /// The era of now: from the end of one try at the handover, migration or daemon to the next.
+    pub(crate) fn era(&self) -> u64 {
+        self.era.get()
+    }
+
+    /// A fault has really struck something that was begun in `era`; if that is over, no phase is said to have met it.
+    pub(crate) fn struck_late(&self, fault: Fault, era: u64) {
+        let phase = self.phase().filter(|_| era == self.era());
+        self.struck_in(fault, phase);
     }
 
     /// A fault has really struck something.

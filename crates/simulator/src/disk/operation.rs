@@ -15,6 +15,8 @@ use crate::faults::Fault;
 pub(super) struct Operation {
     pub(super) what: What,
     pub(super) began: Duration,
+    /// The era in which it was asked for.
+    pub(super) era: u64,
     /// When it ends; `None`: when somebody lets it go.
     pub(super) ends: Option<Duration>,
     pub(super) fate: Fate,

@@ -4,6 +4,7 @@ use migration::journal::Stage;
 
 use super::Host;
 use crate::checker::owner::{Permission, permission, wrong_generation};
+use crate::disk::Role;
 use crate::journal::SimJournal;
 
 impl Host {
@@ -69,7 +70,9 @@ impl Host {
     pub(crate) fn delete_image(&self, path: &str) -> bool {
         self.check_deletion(path);
         self.world.note("delete", 0, 0);
-        self.images.borrow_mut().remove(path).is_some()
+        let image = self.images.borrow_mut().remove(path);
+        // What a stopped copying still asks of it is of no concern to the next migration.
+        image.inspect(|image| image.set_role(Role::Bystander)).is_some()
     }
 
     /// Keeps an image under another name.
