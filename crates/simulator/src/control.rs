@@ -126,7 +126,7 @@ impl SimControl {
         let (world, era) = (Rc::clone(&self.world), self.world.era());
         Box::pin(async move {
             select(entered, late).await;
-            world.struck_late(Fault::MessageMishap, era);
+            world.struck_message(era);
         })
     }
 
@@ -209,7 +209,7 @@ impl Control for SimControl {
             let (journey, world, era) = (self.journey(takes), Rc::clone(&self.world), self.world.era());
             Box::pin(async move {
                 journey.await;
-                world.struck_late(Fault::MessageMishap, era);
+                world.struck_message(era);
             }) as LaneFuture<()>
         };
         Some(journeys.into_iter().map(late).collect())

@@ -23,14 +23,21 @@ pub(crate) struct World {
     pub(crate) struck: RefCell<Struck>,
     /// The phase of the migration under way; `None` between migrations and while the daemon is down.
     phase: Cell<Option<Phase>>,
-    /// Grows with each end of a try at the handover, of a migration and of a daemon: nobody waits any more for what was
-    /// asked for in another era.
-    era: Cell<u64>,
+    era: Cell<Era>,
     /// Why to stop, and the phase in which that was asked for.
     stop: Cell<Option<(Stop, Option<Phase>)>>,
     violation: RefCell<Option<Violation>>,
     /// Messages that are held until a phase is entered.
     held: RefCell<Vec<(Phase, oneshot::Sender<()>)>>,
+}
+
+/// When something was asked for: nobody waits any more for what was asked for in another era.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Era {
+    /// Grows with each end of a migration, and of a daemon.
+    migration: u64,
+    /// Grows with each try at the handover that is given up.
+    attempt: u64,
 }
 
 /// Why the executor is to stop for a moment, or for good.
@@ -131,9 +138,10 @@ impl World {
     pub(crate) fn set_phase(&self, phase: Option<Phase>) {
         let before = self.phase.replace(phase);
         let is_given_up = before.is_some() && phase == Some(Phase::Copying);
-        if is_given_up || phase.is_none() {
-            self.era.set(self.era.get() + 1);
-        }
+        let mut era = self.era.get();
+        era.migration += u64::from(phase.is_none());
+        era.attempt += u64::from(is_given_up);
+        self.era.set(era);
         let mut held = self.held.borrow_mut();
         let (released, kept) =
             std::mem::take(&mut *held).into_iter().partition(|(until, _)| Some(*until) == phase);
@@ -154,14 +162,20 @@ impl World {
     }
 
     /// The era of now: from the end of one try at the handover, migration or daemon to the next.
-    pub(crate) fn era(&self) -> u64 {
+    pub(crate) fn era(&self) -> Era {
         self.era.get()
     }
 
-    /// A fault has really struck something that was begun in `era`; if that is over, no phase is said to have met it.
-    pub(crate) fn struck_late(&self, fault: Fault, era: u64) {
+    /// A fault has really struck work that was asked for in `era`; if that is over, no phase is said to have met it.
+    pub(crate) fn struck_late(&self, fault: Fault, era: Era) {
         let phase = self.phase().filter(|_| era == self.era());
         self.struck_in(fault, phase);
+    }
+
+    /// A message that was sent in `era` arrives with trouble: at the same migration, perhaps in a later try of it.
+    pub(crate) fn struck_message(&self, era: Era) {
+        let phase = self.phase().filter(|_| era.migration == self.era().migration);
+        self.struck_in(Fault::MessageMishap, phase);
     }
 
     /// A fault has really struck something.

@@ -11,12 +11,13 @@ use rustix::io::Errno;
 use super::medium::{Medium, sectors};
 use crate::checker::owner::{Access, Permission};
 use crate::faults::Fault;
+use crate::world::Era;
 
 pub(super) struct Operation {
     pub(super) what: What,
     pub(super) began: Duration,
     /// The era in which it was asked for.
-    pub(super) era: u64,
+    pub(super) era: Era,
     /// When it ends; `None`: when somebody lets it go.
     pub(super) ends: Option<Duration>,
     pub(super) fate: Fate,
