@@ -127,7 +127,10 @@ impl Source {
     /// Takes what happened. What does not fit the phase changes nothing: it is late, or repeated.
     pub fn handle_event(&mut self, now: Duration, event: SourceEvent) {
         match event {
-            SourceEvent::Synchronised(volume) => self.set_synchronised(volume, Synchronised::Yes),
+            SourceEvent::Synchronised(volume) => {
+                self.set_synchronised(volume, Synchronised::Yes);
+                self.rest(now);
+            }
             SourceEvent::Behind(volume) => self.set_synchronised(volume, Synchronised::No),
             SourceEvent::VolumeFailed { code, detail } => {
                 self.end_before_release(Outcome::Failed { code, detail });
@@ -198,7 +201,7 @@ impl Source {
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Copying { not_before } => {
-                self.all_synchronised().then_some((*not_before, "the pause after a try that was given up"))
+                self.all_synchronised().then_some((*not_before, "a pause before the next try at the handover"))
             }
             State::Closing { began, .. } => {
                 Some((*began + self.settings.switch_over_max, "the guest requests in flight to end"))

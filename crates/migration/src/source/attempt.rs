@@ -16,6 +16,9 @@ use crate::target::FlushResult;
 const ATTEMPTS_MAX: u32 = 10;
 /// Pause after a try that was given up.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
+/// Pause between the end of the copying and a try: what the copying held up at the disks goes through first, so that
+/// guests do not wait for that and for the closed gate in one.
+const REST: Duration = Duration::from_millis(10);
 
 impl Source {
     pub(super) fn set_synchronised(&mut self, volume: VolumeIndex, now_is: Synchronised) {
@@ -30,6 +33,13 @@ impl Source {
 
     pub(super) fn volumes(&self) -> impl Iterator<Item = VolumeIndex> + use<> {
         VolumeIndex::all(self.settings.volumes.len())
+    }
+
+    /// Puts the next try off a little once everything is copied.
+    pub(super) fn rest(&mut self, now: Duration) {
+        if let State::Copying { not_before } = &mut self.state {
+            *not_before = (*not_before).max(now + REST);
+        }
     }
 
     pub(super) fn try_handover(&mut self, now: Duration) {
@@ -184,4 +194,30 @@ impl Source {
 pub(super) enum Synchronised {
     Yes,
     No,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::MigrationId;
+    use crate::source::{SourceEvent, SourceSettings};
+
+    #[test]
+    fn a_try_begins_a_little_after_the_copying_has_ended() {
+        let volume = VolumeIndex::all(1).next().unwrap();
+        let settings = SourceSettings {
+            migration: MigrationId(1),
+            volumes: vec![(VolumeId([1; 16]), Generation(0))],
+            switch_over_max: Duration::from_secs(1),
+        };
+        let copied = Duration::from_secs(5);
+        let mut source = Source::new(Duration::ZERO, settings);
+        source.handle_event(copied, SourceEvent::Synchronised(volume));
+        assert_eq!(source.poll_action(), None, "the disks rest");
+        let (at, _) = source.poll_timeout().unwrap();
+        assert_eq!(at, copied + REST);
+        source.handle_timeout(at);
+        let attempt = source.attempt();
+        assert_eq!(source.poll_action(), Some(SourceAction::Flush { volume, attempt }));
+    }
 }
