@@ -1,13 +1,11 @@
 //! Real clients, told apart by nothing but what they do: libnbd's tools and Python binding, QEMU's, fio's.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on has failed")]
-
 mod support;
 
-use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use export::nbd::Limits;
+use support::clients::{run, run_python, text, write_sparse_image};
 use support::{Running, SIZE, on_each_engine};
 
 #[test]
@@ -121,7 +119,7 @@ fn qemu_io_reads_writes_zeroes_discards_and_flushes() {
 fn libnbd_finds_every_command_and_error_as_the_protocol_has_it() {
     on_each_engine(|choice| {
         let server = Running::start(choice, Limits::STANDARD);
-        run_python(&server, include_str!("clients/commands.py"));
+        run_python(&server.socket_uri_in_python(), include_str!("clients/commands.py"));
     });
 }
 
@@ -129,7 +127,7 @@ fn libnbd_finds_every_command_and_error_as_the_protocol_has_it() {
 fn libnbd_negotiates_option_by_option() {
     on_each_engine(|choice| {
         let server = Running::start(choice, Limits::STANDARD);
-        run_python(&server, include_str!("clients/options.py"));
+        run_python(&server.socket_uri_in_python(), include_str!("clients/options.py"));
     });
 }
 
@@ -146,48 +144,4 @@ fn fio_finds_what_it_wrote() {
         let mixed = ["--rw=randrw", "--rwmixread=70", "--bssplit=512/30:8k/40:256k/30", "--io_size=64m"];
         run("fio", "fio", &[&common[..], &mixed].concat());
     });
-}
-
-/// Runs a client, which must succeed, and returns what it printed.
-#[track_caller]
-fn run(program: &str, package: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    let output =
-        output.unwrap_or_else(|error| panic!("run {program}: {error}; install the package {package}"));
-    check(program, &output)
-}
-
-/// Runs a script with `nbd` imported, and `uri(NAME)` telling where an export is.
-#[track_caller]
-fn run_python(server: &Running, script: &str) {
-    // The binding belongs to the system's own interpreter, whatever else is on the path.
-    let python = "/usr/bin/python3";
-    let prelude = format!(
-        "try:\n    import nbd\nexcept ImportError:\n    raise SystemExit('install the package python3-libnbd')\n\
-         def uri(name):\n    return 'nbd+unix:///' + name + '?socket={}'\n",
-        server.socket().display()
-    );
-    run(python, "python3", &["-c", &format!("{prelude}{script}")]);
-}
-
-#[track_caller]
-fn check(program: &str, output: &Output) -> String {
-    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{program} failed with {}:\n{out}\n{error}", output.status);
-    out.into_owned()
-}
-
-/// An image of the size of the disk: data at the start, in the middle and at the end.
-fn write_sparse_image(path: &Path) {
-    use std::os::unix::fs::FileExt;
-    let file = std::fs::File::create(path).unwrap();
-    file.set_len(SIZE).unwrap();
-    let data: Vec<u8> = (0..3_u32 << 20).map(|index| (index.wrapping_mul(40_503) >> 8) as u8).collect();
-    for offset in [0, SIZE / 2 + 4096, SIZE - data.len() as u64] {
-        file.write_all_at(&data, offset).unwrap();
-    }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }

@@ -2,12 +2,13 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use block::{ByteRange, Durability};
 use export::nbd::protocol::{PAYLOAD_LENGTH_MAX, REQUEST_MAGIC, chunk, command, command_flag};
-use export::nbd::{ConnectionPhase, Limits};
+use export::nbd::{Client, ConnectionInfo, ConnectionPhase, Limits};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use rustix::io::Errno;
@@ -275,7 +276,7 @@ fn requests_beyond_the_limits_wait_in_the_socket_and_all_are_answered() {
             assert_eq!(cookies, (0..100).collect::<Vec<_>>());
             assert_eq!(server.probe.waiting_max(), 8);
             sender.join().unwrap();
-            let answered = |info: &[export::nbd::ConnectionInfo]| info[0].requests_answered == 100;
+            let answered = |info: &[ConnectionInfo]| info[0].requests_answered == 100;
             server.wait_for("the count of answers", answered);
         }
     });
@@ -395,5 +396,66 @@ fn a_client_that_never_reads_its_replies_does_not_keep_its_place() {
         client.request(command::READ, 0, 1, 0, PAYLOAD_LENGTH_MAX, &[]);
         client.request(command::DISC, 0, 2, 0, 0, &[]);
         server.wait_for("the connection to be given up", <[_]>::is_empty);
+    });
+}
+
+#[test]
+fn a_host_gets_so_many_places_over_tcp_and_no_more() {
+    on_each_engine(|choice| {
+        let limits = Limits { connections_per_host_max: 2, ..Limits::STANDARD };
+        let server = Running::start(choice, limits);
+        let connect = || {
+            let mut stream = TcpStream::connect(server.address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut greeting = [0; 18];
+            stream.read_exact(&mut greeting).map(|()| stream)
+        };
+        let first = connect().unwrap();
+        let _second = connect().unwrap();
+        assert!(connect().is_err());
+        let host = |info: &ConnectionInfo| info.client == Client::Host(server.address.ip());
+        assert_eq!(server.connections().iter().filter(|info| host(info)).count(), 2);
+        assert!(RawClient::try_connect(&server).is_some(), "a process of this host is let in");
+        drop(first);
+        server.wait_for("a place", |connections| connections.iter().filter(|info| host(info)).count() < 2);
+        assert!(connect().is_ok());
+    });
+}
+
+#[test]
+fn announced_writes_hold_no_more_memory_than_the_limit_and_stalled_ones_give_way() {
+    on_each_engine(|choice| {
+        let (allowance, total) = (64 << 10, 8 << 20);
+        let limits = Limits {
+            connections_max: 100,
+            payload_allowance: allowance,
+            payload_in_flight_total_max: total,
+            stall_timeout: Duration::from_millis(30),
+            ..Limits::STANDARD
+        };
+        let server = Running::start(choice, limits);
+        let _hoarders: Vec<_> = (0..12)
+            .map(|_| {
+                let mut client = RawClient::connect(&server, "disk", Style::Simple);
+                client.request(command::WRITE, 0, 1, 0, 4 << 20, &[1; 100]);
+                client
+            })
+            .collect();
+        let held = |connections: &[ConnectionInfo]| -> usize {
+            connections.iter().map(|info| info.payload_in_flight).sum()
+        };
+        let mut guest = RawClient::connect(&server, "disk", Style::Simple);
+        for cookie in 0..20 {
+            assert!(held(&server.connections()) <= total + 13 * allowance);
+            guest.request(command::WRITE, 0, cookie, 0, 32 << 10, &vec![2; 32 << 10]);
+            assert_eq!(guest.error_of(cookie), 0, "an allowance is there whatever others do");
+        }
+        // Two at a time hold all there is, do nothing with it, and are cut off for those behind them. The last two keep
+        // nobody waiting.
+        server.wait_for("the stalled to be cut off", |connections| connections.len() == 3);
+        let large = vec![3; 4 << 20];
+        guest.request(command::WRITE, 0, 100, 0, 4 << 20, &large);
+        assert_eq!(guest.error_of(100), 0, "one of the last two, or both, gave way to the guest");
+        server.wait_for("it to leave", |connections| connections.len() < 3);
     });
 }

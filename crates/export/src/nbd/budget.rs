@@ -124,6 +124,11 @@ impl Share {
         }
     }
 
+    /// Bytes that are reserved.
+    pub(super) fn bytes_held(&self) -> usize {
+        self.bytes_held
+    }
+
     /// Says that nothing more is reserved: others need not wait behind it.
     pub(super) fn close(&mut self) {
         if std::mem::take(&mut self.is_in_line) {

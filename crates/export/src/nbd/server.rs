@@ -49,6 +49,8 @@ pub struct ConnectionInfo {
     pub encrypted: bool,
     /// Requests whose replies have not been sent.
     pub requests_in_flight: usize,
+    /// Bytes of memory reserved for what they read and write.
+    pub payload_in_flight: usize,
     /// Requests that were answered since the connection was made, or would have been if the client were there.
     pub requests_answered: u64,
 }
@@ -193,6 +195,7 @@ pub(super) struct Member {
     pub(super) encrypted: Cell<bool>,
     client: Client,
     pub(super) requests_in_flight: Cell<usize>,
+    pub(super) payload_in_flight: Cell<usize>,
     pub(super) requests_answered: Cell<u64>,
     waker: RefCell<Option<Waker>>,
 }
@@ -212,6 +215,7 @@ impl Member {
             client: self.client,
             encrypted: self.encrypted.get(),
             requests_in_flight: self.requests_in_flight.get(),
+            payload_in_flight: self.payload_in_flight.get(),
             requests_answered: self.requests_answered.get(),
         }
     }
@@ -271,6 +275,7 @@ fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption) {
         encrypted: Cell::new(false),
         client,
         requests_in_flight: Cell::new(0),
+        payload_in_flight: Cell::new(0),
         requests_answered: Cell::new(0),
         waker: RefCell::new(None),
     });

@@ -8,9 +8,12 @@
     reason = "a test that cannot go on has failed"
 )]
 
+pub(crate) mod authority;
+pub(crate) mod clients;
 pub(crate) mod device;
 pub(crate) mod raw_client;
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -21,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use block::engine::EngineChoice;
 use block::{BlockDevice, Executor};
-use export::nbd::{Access, ConnectionInfo, Drained, Export, Exports, Limits, Server};
+use export::nbd::{Access, ConnectionInfo, Drained, Encryption, Export, Exports, Limits, Server};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 
@@ -45,6 +48,8 @@ pub(crate) fn on_each_engine(test: impl Fn(EngineChoice)) {
 /// A running server with the exports `disk` (the default) and `frozen`, which is read-only; both are one device.
 pub(crate) struct Running {
     directory: tempfile::TempDir,
+    /// Where it listens besides its unix socket, over the loopback interface.
+    pub(crate) address: SocketAddr,
     /// What happens to the device.
     pub(crate) probe: Probe,
     questions: mpsc::UnboundedSender<Question>,
@@ -59,13 +64,21 @@ enum Question {
 
 impl Running {
     pub(crate) fn start(choice: EngineChoice, limits: Limits) -> Self {
+        Self::start_encrypted(choice, limits, Encryption::Off)
+    }
+
+    /// The same with encryption for those who come over TCP.
+    pub(crate) fn start_encrypted(choice: EngineChoice, limits: Limits, encryption: Encryption) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
+        let local = UnixListener::bind(directory.path().join("socket")).unwrap();
+        let remote = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = remote.local_addr().unwrap();
+        let listeners = vec![(local.into(), Encryption::Off), (remote.into(), encryption)];
         let (questions, asked) = mpsc::unbounded();
         let (ready, started) = thread_channel::channel();
-        let thread = std::thread::spawn(move || serve(choice, limits, listener, asked, &ready));
+        let thread = std::thread::spawn(move || serve(choice, limits, listeners, asked, &ready));
         let probe = started.recv().expect("the server starts");
-        Self { directory, probe, questions, thread: Some(thread) }
+        Self { directory, address, probe, questions, thread: Some(thread) }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -75,6 +88,11 @@ impl Running {
     /// What a client connects to.
     pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
+    }
+
+    /// The same as a Python expression about `name`.
+    pub(crate) fn socket_uri_in_python(&self) -> String {
+        format!("'nbd+unix:///' + name + '?socket={}'", self.socket().display())
     }
 
     /// A place for files, gone with the server.
@@ -118,7 +136,7 @@ impl Drop for Running {
 fn serve(
     choice: EngineChoice,
     limits: Limits,
-    listener: UnixListener,
+    listeners: Vec<(OwnedFd, Encryption)>,
     mut asked: mpsc::UnboundedReceiver<Question>,
     ready: &thread_channel::Sender<Probe>,
 ) {
@@ -135,7 +153,9 @@ fn serve(
     let exports = Exports::new([export("disk", Access::ReadWrite), export("frozen", Access::ReadOnly)]);
     let handle = executor.handle();
     let server = Server::new(handle.clone(), engine, exports, limits);
-    server.serve(Arc::new(OwnedFd::from(listener)));
+    for (listener, encryption) in listeners {
+        server.serve_encrypted(Arc::new(listener), encryption);
+    }
     ready.send(probe).unwrap();
     executor.run(async move {
         while let Some(question) = asked.next().await {

@@ -202,6 +202,7 @@ impl Exchange {
             }
         }
         self.member.requests_in_flight.set(self.requests_in_flight);
+        self.member.payload_in_flight.set(self.share.bytes_held());
         if over { Poll::Ready(()) } else { Poll::Pending }
     }
 
