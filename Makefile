@@ -53,8 +53,9 @@ lint: ## Check format, clippy's lints, documentation, scripts, licences.
 	fi
 
 # What the figures mean: docs/performance.md. The machine should be idle meanwhile.
-bench: ## Measure what recording a write costs, and Sterna beside the raw disk and QEMU's storage daemon.
+bench: ## Measure what recording a write costs, Sterna beside the raw disk and QEMU, migrations beside copies.
 	scripts/install-packages bench
 	cargo bench -p chronicle --bench chronicle
 	cargo build --release -p sterna
 	$(TARGET)/release/sterna bench nbd
+	$(TARGET)/release/sterna bench mirror

@@ -134,11 +134,7 @@ impl Measured {
     /// # Errors
     /// If that has another shape, tells of an error, or of no request.
     pub(super) fn parse(output: &str) -> anyhow::Result<Self> {
-        // Warnings come before the JSON, on the same stream.
-        let begin = output.find('{').context("fio printed no figures")?;
-        let output: Output = serde_json::from_str(&output[begin..]).context("read the figures of fio")?;
-        let [job] = &output.jobs[..] else { bail!("fio tells of {} jobs, not of one", output.jobs.len()) };
-        ensure!(job.error == 0, "a request of fio failed: {}", std::io::Error::from_raw_os_error(job.error));
+        let job = only_job(output)?;
         let Requests { total_ios, io_bytes, runtime, lat_ns, clat_ns } = &job.mixed;
         ensure!(*total_ios > 0 && *runtime > 0, "fio completed no request");
         let seconds = *runtime as f64 / 1e3;
@@ -156,6 +152,28 @@ impl Measured {
             client_cpu_us_per_request: (job.usr_cpu + job.sys_cpu) / 100.0 * seconds * 1e6 / requests,
         })
     }
+}
+
+/// Makes sure that no request has failed, by what fio prints.
+///
+/// # Errors
+/// If one has, or there was none.
+pub(super) fn check_output(output: &str) -> anyhow::Result<()> {
+    let job = only_job(output)?;
+    ensure!(job.mixed.total_ios > 0, "fio completed no request");
+    Ok(())
+}
+
+fn only_job(output: &str) -> anyhow::Result<OutputJob> {
+    // Warnings come before the JSON, on the same stream.
+    let begin = output.find('{').context("fio printed no figures")?;
+    let output: Output = serde_json::from_str(&output[begin..]).context("read the figures of fio")?;
+    let jobs = output.jobs.len();
+    let Ok([job]) = <[OutputJob; 1]>::try_from(output.jobs) else {
+        bail!("fio tells of {jobs} jobs, not of one")
+    };
+    ensure!(job.error == 0, "a request of fio failed: {}", std::io::Error::from_raw_os_error(job.error));
+    Ok(job)
 }
 
 /// What fio prints, as far as it is used.
@@ -236,6 +254,8 @@ mod tests {
         check(r#""total_ios": 50000"#, r#""total_ios": 0"#, "no request");
         check(r#""runtime": 2000,"#, r#""runtime": 0,"#, "no request");
         check(r#""mixed""#, r#""read""#, "missing field `mixed`");
+        let failed = check_output(&OUTPUT.replace(r#""error": 0"#, r#""error": 5"#)).unwrap_err().to_string();
+        assert!(failed.contains("Input/output error") && check_output(OUTPUT).is_ok(), "{failed}");
         check("99.000000", "98.000000", "percentiles");
         assert!(Measured::parse("fio: failed").is_err());
         assert!(Measured::parse(r#"{"jobs": []}"#).unwrap_err().to_string().contains("0 jobs"));

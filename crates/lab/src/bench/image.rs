@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use crate::demo::Progress;
 use crate::workload::random::Random;
@@ -20,6 +20,8 @@ const PIECE_BYTES: u64 = 4 << 20;
 pub(super) enum Holes {
     /// Every block has been written.
     None,
+    /// A quarter: the end of every piece.
+    Quarter,
 }
 
 impl Holes {
@@ -27,7 +29,13 @@ impl Holes {
     fn data_bytes(self) -> u64 {
         match self {
             Self::None => PIECE_BYTES,
+            Self::Quarter => PIECE_BYTES / 4 * 3,
         }
+    }
+
+    /// Bytes of data in an image of `size_bytes`.
+    pub(super) fn data_bytes_of(self, size_bytes: u64) -> u64 {
+        size_bytes / PIECE_BYTES * self.data_bytes() + (size_bytes % PIECE_BYTES).min(self.data_bytes())
     }
 }
 
@@ -99,11 +107,120 @@ pub(super) async fn drop_caches(images: &[&Path]) -> anyhow::Result<Forgotten> {
     .await?
 }
 
+/// Blocks of an image, numbered from its beginning.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Blocks(Vec<bool>);
+
+impl Blocks {
+    /// Bytes of a block: what a file system allocates, and no request is smaller.
+    const BYTES: u64 = 4096;
+
+    /// Adds the blocks that a range of bytes touches.
+    pub(super) fn add(&mut self, begin: u64, length: u64) {
+        let blocks = (begin / Self::BYTES) as usize..(begin + length).div_ceil(Self::BYTES) as usize;
+        if self.0.len() < blocks.end {
+            self.0.resize(blocks.end, false);
+        }
+        self.0[blocks].fill(true);
+    }
+
+    fn contains(&self, offset: u64) -> bool {
+        self.0.get((offset / Self::BYTES) as usize).is_some_and(|&is_there| is_there)
+    }
+}
+
+/// What a comparison of two images has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Compared {
+    /// Bytes that were compared.
+    pub(super) bytes: u64,
+    /// Where the first block is that differs.
+    pub(super) first_difference: Option<u64>,
+}
+
+/// Compares two images, but for the blocks in `except`.
+///
+/// # Errors
+/// If one cannot be read, or they differ in size.
+pub(super) async fn compare(first: &Path, second: &Path, except: Blocks) -> anyhow::Result<Compared> {
+    let open = |path: &Path| File::open(path).with_context(|| format!("open {}", path.display()));
+    let (first, second) = (open(first)?, open(second)?);
+    tokio::task::spawn_blocking(move || compare_files(&first, &second, &except)).await?
+}
+
+fn compare_files(first: &File, second: &File, except: &Blocks) -> anyhow::Result<Compared> {
+    let size = first.metadata()?.len();
+    let other_size = second.metadata()?.len();
+    ensure!(size == other_size, "the images differ in size: {size} and {other_size} bytes");
+    let mut compared = Compared { bytes: 0, first_difference: None };
+    let mut buffers = [vec![0; PIECE_BYTES as usize], vec![0; PIECE_BYTES as usize]];
+    for begin in (0..size).step_by(PIECE_BYTES as usize) {
+        let length = PIECE_BYTES.min(size - begin) as usize;
+        let [ours, theirs] = &mut buffers;
+        first.read_exact_at(&mut ours[..length], begin)?;
+        second.read_exact_at(&mut theirs[..length], begin)?;
+        let pairs = ours[..length].chunks(Blocks::BYTES as usize).zip(theirs.chunks(Blocks::BYTES as usize));
+        for (index, (ours, theirs)) in pairs.enumerate() {
+            let offset = begin + index as u64 * Blocks::BYTES;
+            if except.contains(offset) {
+                continue;
+            }
+            compared.bytes += ours.len() as u64;
+            if ours != &theirs[..ours.len()] && compared.first_difference.is_none() {
+                compared.first_difference = Some(offset);
+            }
+        }
+    }
+    Ok(compared)
+}
+
+/// Bytes that an image takes on its file system.
+///
+/// # Errors
+/// If it cannot be looked at.
+pub(super) fn allocated_bytes(path: &Path) -> anyhow::Result<u64> {
+    /// What `stat` counts in, whatever the file system's own blocks are.
+    const STAT_BLOCK_BYTES: u64 = 512;
+    let metadata = std::fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
+    Ok(metadata.blocks() * STAT_BLOCK_BYTES)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::*;
+
+    #[tokio::test]
+    async fn an_image_with_holes_takes_less_than_its_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        fill(&path, 4 * PIECE_BYTES, Holes::Quarter, &mut Progress::silent()).await.unwrap();
+        assert_eq!(Holes::Quarter.data_bytes_of(4 * PIECE_BYTES), 3 * PIECE_BYTES);
+        assert_eq!(Holes::Quarter.data_bytes_of(PIECE_BYTES + 4096), PIECE_BYTES / 4 * 3 + 4096);
+        let allocated = allocated_bytes(&path).unwrap();
+        assert!((3 * PIECE_BYTES..4 * PIECE_BYTES).contains(&allocated), "{allocated}");
+    }
+
+    #[tokio::test]
+    async fn the_first_difference_is_found_unless_it_is_excepted() {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+        let size = PIECE_BYTES + 10_000;
+        fill(&first, size, Holes::None, &mut Progress::silent()).await.unwrap();
+        std::fs::copy(&first, &second).unwrap();
+        let equal = Compared { bytes: size, first_difference: None };
+        assert_eq!(compare(&first, &second, Blocks::default()).await.unwrap(), equal);
+        let file = File::options().write(true).open(&second).unwrap();
+        let offset = PIECE_BYTES + 8192;
+        file.write_all_at(b"different", offset + 100).unwrap();
+        let found = compare(&first, &second, Blocks::default()).await.unwrap();
+        assert_eq!(found.first_difference, Some(offset));
+        let mut except = Blocks::default();
+        except.add(offset + 1, 1);
+        let found = compare(&first, &second, except).await.unwrap();
+        assert_eq!(found, Compared { bytes: PIECE_BYTES + 8192, first_difference: None });
+        file.set_len(size - 1).unwrap();
+        assert!(compare(&first, &second, Blocks::default()).await.is_err());
+    }
 
     #[tokio::test]
     async fn a_full_image_has_data_everywhere() {

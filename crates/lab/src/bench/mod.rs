@@ -1,7 +1,8 @@
 //! Benchmarks: Sterna beside the raw disk, beside `qemu-storage-daemon`, and beside off-line copies.
 //!
 //! ```text
-//!   nbd ────► round ──► workload ──► contender: raw file │ Sterna │ qemu-storage-daemon ──► fio ──► statistics
+//!   nbd ─────► round ──► workload ──► raw file │ Sterna │ qemu-storage-daemon ──► fio ──► statistics
+//!   mirror ──► round ──► idle, load ──► Sterna │ cp │ qemu-img │ qemu-storage-daemon ──► compare ──► statistics
 //!
 //!   environment   what was measured on        tools     the programs, their versions and packages
 //!   folder        a temporary folder          image     random data, holes, comparing, dropping caches
@@ -16,6 +17,7 @@ mod environment;
 mod fio;
 mod folder;
 mod image;
+pub mod mirror;
 pub mod nbd;
 mod process;
 mod qmp;

@@ -1,5 +1,6 @@
-//! A client of QEMU's machine protocol: commands one after the other, events skipped.
+//! A client of QEMU's machine protocol: commands one after the other, and events, which are kept until somebody asks.
 
+use std::collections::VecDeque;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -9,11 +10,15 @@ use tokio::net::UnixStream;
 
 /// No answer that is of use here is longer.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
+/// Events that nobody asks for are forgotten beyond this number, the oldest first.
+const EVENTS_MAX: usize = 1000;
 
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Qmp {
     stream: BufReader<UnixStream>,
+    /// What has happened, and was not asked for.
+    events: VecDeque<Value>,
 }
 
 impl Qmp {
@@ -22,7 +27,8 @@ impl Qmp {
     /// # Errors
     /// If nobody listens there, or it is no monitor.
     pub(super) async fn connect(socket: &Path) -> anyhow::Result<Self> {
-        let mut qmp = Self { stream: BufReader::new(UnixStream::connect(socket).await?) };
+        let mut qmp =
+            Self { stream: BufReader::new(UnixStream::connect(socket).await?), events: VecDeque::new() };
         let greeting = qmp.read().await?;
         if greeting.get("QMP").is_none() {
             bail!("the monitor does not greet as QEMU does: {greeting}");
@@ -48,6 +54,26 @@ impl Qmp {
             if let Some(value) = answer.get_mut("return") {
                 return Ok(value.take());
             }
+            if self.events.len() == EVENTS_MAX {
+                self.events.pop_front();
+            }
+            self.events.push_back(answer);
+        }
+    }
+
+    /// Waits for the next event of a name and returns its data. Events of other names are dropped.
+    ///
+    /// # Errors
+    /// That the monitor has gone.
+    pub(super) async fn next_event(&mut self, name: &str) -> anyhow::Result<Value> {
+        loop {
+            let mut message = match self.events.pop_front() {
+                Some(event) => event,
+                None => self.read().await.with_context(|| format!("wait for QEMU's event {name}"))?,
+            };
+            if message["event"] == name {
+                return Ok(message["data"].take());
+            }
         }
     }
 
@@ -70,25 +96,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
-        let answer = async {
+        tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(lines.as_bytes()).await.unwrap();
-            // What the client sends must be read, or the end of the connection is a reset.
-            let mut heard = Vec::new();
             stream.shutdown().await.unwrap();
-            let _ = stream.read_to_end(&mut heard).await;
-        };
-        let command = async {
-            let mut qmp = Qmp::connect(&path).await?;
-            qmp.execute("query-jobs", json!({})).await?;
-            Ok(qmp)
-        };
-        tokio::join!(command, answer).0
+            // What the client sends must be read, or the end of the connection is a reset.
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        });
+        let mut qmp = Qmp::connect(&path).await?;
+        qmp.execute("query-jobs", json!({})).await?;
+        Ok(qmp)
     }
 
     #[tokio::test]
-    async fn events_are_skipped_and_errors_are_told() {
-        connect("{\"QMP\": {}}\n{\"return\": {}}\n{\"event\": \"X\"}\n{\"return\": []}\n").await.unwrap();
+    async fn events_are_kept_and_errors_are_told() {
+        let lines = "{\"QMP\": {}}\n{\"return\": {}}\n{\"event\": \"X\"}\n{\"event\": \"Y\", \"data\": 1}\n{\"return\": []}\n{\"event\": \"Y\", \"data\": 2}\n";
+        let mut qmp = connect(lines).await.unwrap();
+        assert_eq!(
+            (qmp.next_event("Y").await.unwrap(), qmp.next_event("Y").await.unwrap()),
+            (1.into(), 2.into())
+        );
+        assert!(qmp.next_event("Y").await.is_err());
         let error = connect("{\"QMP\": {}}\n{\"return\": {}}\n{\"error\": {\"desc\": \"no\"}}\n").await;
         assert!(error.unwrap_err().to_string().contains("query-jobs failed: no"));
     }

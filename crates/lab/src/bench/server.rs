@@ -27,7 +27,7 @@ const NAME: &str = "bench";
 #[derive(Debug)]
 pub(super) struct Sterna {
     pub(super) daemon: Daemon,
-    folder: DemoFolder,
+    pub(super) folder: DemoFolder,
     pub(super) volume: Volume,
 }
 
@@ -58,6 +58,25 @@ impl Sterna {
     pub(super) async fn stop(self) -> anyhow::Result<()> {
         self.daemon.stop().await?;
         self.folder.remove()
+    }
+}
+
+/// What QEMU's mirror does with a write of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyMode {
+    /// It is noted, and copied later.
+    Background,
+    /// It goes to both images before it is answered.
+    WriteBlocking,
+}
+
+impl CopyMode {
+    /// QEMU's word.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Background => "background",
+            Self::WriteBlocking => "write-blocking",
+        }
     }
 }
 
@@ -120,6 +139,46 @@ impl StorageDaemon {
     /// If it has ended.
     pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
         cpu_time(self.child.id().context("qemu-storage-daemon has ended")?)
+    }
+
+    /// Mirrors the exported image to the image whose node is `target`; the export then uses that. `switching` hears
+    /// when everything has been copied and the change of images begins.
+    ///
+    /// # Errors
+    /// If the job fails.
+    pub(super) async fn mirror(
+        &mut self,
+        exported: &str,
+        target: &str,
+        mode: CopyMode,
+        switching: impl FnOnce(),
+    ) -> anyhow::Result<()> {
+        let mut switching = Some(switching);
+        let order = json!({
+            "job-id": "mirror", "device": exported, "target": target, "sync": "full", "copy-mode": mode.name(),
+            // Otherwise a job that fails is gone before it can be asked why.
+            "auto-dismiss": false,
+        });
+        self.qmp.execute("blockdev-mirror", order).await?;
+        loop {
+            let change = self.qmp.next_event("JOB_STATUS_CHANGE").await?;
+            match change["status"].as_str() {
+                Some("ready") => {
+                    if let Some(switching) = switching.take() {
+                        switching();
+                        self.qmp.execute("job-complete", json!({ "id": "mirror" })).await?;
+                    }
+                }
+                Some("concluded") => break,
+                _ => {}
+            }
+        }
+        let jobs = self.qmp.execute("query-jobs", json!({})).await?;
+        self.qmp.execute("job-dismiss", json!({ "id": "mirror" })).await?;
+        match jobs[0]["error"].as_str() {
+            Some(error) => bail!("the mirror of qemu-storage-daemon failed: {error}"),
+            None => Ok(()),
+        }
     }
 
     /// Ends it in order.

@@ -1,5 +1,6 @@
 //! The programs that a benchmark runs: whether they are there, which version, and what to install if not.
 
+use std::ffi::OsStr;
 use std::process::Stdio;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -19,6 +20,11 @@ pub(super) const FIO: Tool = Tool { program: "fio", package: "fio" };
 /// The peer: an NBD server that mirrors.
 pub(super) const STORAGE_DAEMON: Tool =
     Tool { program: "qemu-storage-daemon", package: "qemu-system-common" };
+
+/// The best that an off-line copy does.
+pub(super) const QEMU_IMG: Tool = Tool { program: "qemu-img", package: "qemu-utils" };
+/// What everybody has for an off-line copy.
+pub(super) const CP: Tool = Tool { program: "cp", package: "coreutils" };
 
 impl Tool {
     /// A command that dies with the benchmark and hears nothing of the terminal.
@@ -40,6 +46,18 @@ impl Tool {
     /// If it is not there; the message says which package to install.
     pub(super) async fn version(self) -> anyhow::Result<String> {
         Ok(version_in(&self.output(&["--version"]).await?))
+    }
+
+    /// Executes it to its end.
+    ///
+    /// # Errors
+    /// If it does not start, or fails; the message holds what it says.
+    pub(super) async fn run(self, arguments: &[&OsStr]) -> anyhow::Result<()> {
+        let output = self.command().args(arguments).stderr(Stdio::piped()).output().await;
+        let output = output.map_err(|error| self.explain(error))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{} ended with {}: {}", self.program, output.status, said.trim());
+        Ok(())
     }
 
     /// What it prints.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValue;
 use clap::{Args, Subcommand, ValueEnum};
+use lab::bench::mirror::Part;
 use lab::bench::nbd::Workload;
 
 use crate::units::parse_size;
@@ -16,6 +17,9 @@ pub(crate) enum BenchCommand {
     /// Measure what clients get over NBD: beside the raw file and beside qemu-storage-daemon.
     #[command(after_help = NBD_HELP)]
     Nbd(BenchNbdArguments),
+    /// Measure migrations, idle and under load: beside off-line copies and QEMU's mirror.
+    #[command(after_help = MIRROR_HELP)]
+    Mirror(BenchMirrorArguments),
 }
 
 #[derive(Debug, Args)]
@@ -35,6 +39,48 @@ pub(crate) struct BenchNbdArguments {
     /// Measure this alone; may be given several times.
     #[arg(long, value_name = "WORKLOAD")]
     pub(crate) only: Vec<BenchWorkload>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchMirrorArguments {
+    /// How often everything is measured; medians are taken of that.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// How long the guest works before and after each migration under load.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(crate) seconds: u32,
+    /// Size of the image, a multiple of 1 MiB.
+    #[arg(long, default_value = "2GiB", value_parser = parse_image_size)]
+    pub(crate) size: u64,
+    /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) folder: Option<PathBuf>,
+    /// Measure this alone.
+    #[arg(long, value_name = "PART")]
+    pub(crate) only: Option<BenchPart>,
+    /// Requests a second that the guest makes under load; by default as many as it can.
+    #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u32).range(10..))]
+    pub(crate) guest_iops: Option<u32>,
+}
+
+/// A half of `bench mirror` on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchPart {
+    /// Copies of an image that nobody uses.
+    Idle,
+    /// Migrations under a guest.
+    Load,
+}
+
+impl BenchMirrorArguments {
+    /// What is measured: what was asked for, or everything.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        match self.only {
+            Some(BenchPart::Idle) => vec![Part::Idle],
+            Some(BenchPart::Load) => vec![Part::Load],
+            None => Part::ALL.to_vec(),
+        }
+    }
 }
 
 /// A workload on the command line.
@@ -83,6 +129,18 @@ Examples:
 
 One image is measured raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns, by
 fio. It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common).
+Let the machine be idle meanwhile.";
+
+const MIRROR_HELP: &str = "\
+Examples:
+  sterna bench mirror
+  sterna bench mirror --only load --rounds 3 --folder /srv/fast
+  sterna bench mirror --only load --guest-iops 5000 --json > mirror.json
+
+Idle: an image with a quarter of holes is migrated by a temporary daemon of this program, copied by cp and qemu-img, and
+mirrored by qemu-storage-daemon in both modes, in turns. Load: the same of Sterna and qemu-storage-daemon while fio works
+on the image. Every copy is compared with its source. It needs no root (but drops only the images' own cache then) and
+leaves nothing behind; it needs fio, qemu-img and qemu-storage-daemon (Debian: fio, qemu-utils, qemu-system-common).
 Let the machine be idle meanwhile.";
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! `sterna bench`: runs a benchmark, and prints what it has measured.
 
+mod mirror;
 mod nbd;
+mod show;
 
 use lab::bench::BenchOptions;
 use lab::demo::{Interrupted, Progress};
@@ -13,6 +15,7 @@ use crate::output::Format;
 pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, CommandError> {
     let result = match command {
         BenchCommand::Nbd(order) => nbd::run(order, format).await,
+        BenchCommand::Mirror(order) => mirror::run(order, format).await,
     };
     match result {
         Err(CommandError::Bench(error)) => match error.downcast::<Interrupted>() {

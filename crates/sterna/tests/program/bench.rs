@@ -69,6 +69,46 @@ fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn bench_mirror_compares_every_copy_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let outcome = Outcome::of(bench(folder.path(), &["mirror", "--seconds", "1", "--json"]));
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    expect_empty(folder.path());
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let names = |contenders: &Value| -> Vec<String> {
+        let contenders = contenders.as_array().unwrap().iter();
+        contenders.map(|contender| contender["name"].as_str().unwrap().to_owned()).collect()
+    };
+
+    let idle = &report["idle"];
+    let mirrors = ["qemu mirror, background", "qemu mirror, write-blocking"];
+    assert_eq!(names(&idle["contenders"]), [&["sterna", "cp", "qemu-img convert"], &mirrors[..]].concat());
+    expect_figure(&idle["sterna_to_best_copy"]);
+    expect_figure(&idle["sterna_to_best_mirror"]);
+    let data = idle["data_bytes"].as_f64().unwrap();
+    assert_eq!(data, f64::from(48 << 20));
+    for contender in idle["contenders"].as_array().unwrap() {
+        expect_figure(&contender["seconds"]);
+        assert!(contender["allocated_bytes"]["median"].as_f64() >= Some(data), "{contender}");
+    }
+    // Holes are holes on the other side as well.
+    assert!(idle["contenders"][0]["allocated_bytes"]["median"].as_f64() < Some(data * 1.1), "{idle}");
+
+    let load = &report["load"];
+    assert_eq!(names(&load["contenders"]), [&["sterna"], &mirrors[..]].concat());
+    expect_figure(&load["seconds_times_lost_less_best_mirror"]);
+    for contender in load["contenders"].as_array().unwrap() {
+        for figure in ["seconds", "iops_before", "iops_after", "worst_latency_ms", "compared_bytes"] {
+            expect_figure(&contender[figure]);
+            assert!(contender[figure]["median"].as_f64() > Some(0.0), "{figure}: {contender}");
+        }
+        let moments = contender["moments"][0].as_array().unwrap();
+        assert!(moments.first().unwrap()["seconds"].as_f64() < Some(0.0), "{moments:?}");
+        assert!(moments.last().unwrap()["seconds"].as_f64() > Some(0.0), "{moments:?}");
+    }
+}
+
+#[test]
 fn an_interrupted_benchmark_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = bench(folder.path(), &["nbd", "--seconds", "3600", "--only", "mixed-1"]);

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use lab::bench::Summary;
 use lab::bench::nbd::{self, ContenderFigures, NbdOptions, NbdReport, WorkloadFigures};
 
+use super::show::{figure_and_spread, mebibytes, median, microseconds, ratio, thousands};
 use crate::args::BenchNbdArguments;
 use crate::commands::CommandError;
 use crate::output::{self, Format};
@@ -61,7 +61,6 @@ fn table(workload: &WorkloadFigures) -> String {
 }
 
 fn ratios(workload: &WorkloadFigures) -> String {
-    let ratio = |summary: &Summary| format!("{:.2} ({:.2}–{:.2})", summary.median, summary.min, summary.max);
     let mut parts = vec![format!("{} × its throughput", ratio(&workload.iops_sterna_to_peer))];
     parts.extend(
         workload.added_sterna_to_peer.as_ref().map(|added| format!("{} × its added time", ratio(added))),
@@ -70,28 +69,10 @@ fn ratios(workload: &WorkloadFigures) -> String {
     format!("sterna beside qemu-storage-daemon: {}\n", parts.join(", "))
 }
 
-fn figure_and_spread(summary: &Summary, show: impl Fn(f64) -> String) -> (String, String) {
-    (show(summary.median), format!("{}–{}", show(summary.min), show(summary.max)))
-}
-
-fn median(summary: Option<&Summary>, show: impl Fn(f64) -> String) -> String {
-    summary.map_or_else(|| "-".to_owned(), |summary| show(summary.median))
-}
-
-fn microseconds(value: f64) -> String {
-    if value.abs() < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
-}
-
-fn mebibytes(bytes: f64) -> String {
-    format!("{:.0}", bytes / f64::from(1 << 20))
-}
-
-fn thousands(value: f64) -> String {
-    if value < 10_000.0 { format!("{value:.0}") } else { format!("{:.1}k", value / 1e3) }
-}
-
 #[cfg(test)]
 mod tests {
+    use lab::bench::Summary;
+
     use super::*;
 
     fn summary(samples: &[f64]) -> Summary {

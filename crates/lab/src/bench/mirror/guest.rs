@@ -1,0 +1,288 @@
+//! The guest of `bench mirror`: fio, with a log of every request.
+//!
+//! ```text
+//!   fio's log: completion (ms since 1970), latency (ns), direction, bytes, offset
+//!        │
+//!        ├─ window(before), window(during), window(after) ──► IOPS, latencies
+//!        ├─ moments()                                      ──► what is plotted
+//!        └─ written_since(switch)                          ──► what source and target may differ in
+//! ```
+//!
+//! A log of every request, rather than averages: the worst latency is then a request's and not a window's, and it is
+//! known which blocks the guest wrote after the switch.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use tokio::process::Child;
+use tokio::time::timeout;
+
+use super::{BenchFolder, Blocks};
+use crate::bench::fio::{Disk, Job, Pattern, check_output};
+use crate::bench::tools::FIO;
+
+/// The load: a busy database.
+const JOB: Job = Job { pattern: Pattern::RandomMixed { reads_percent: 70 }, block_bytes: 8 << 10, depth: 16 };
+/// fio ends by itself after this time, if nobody ends it before.
+const SECONDS_MAX: u32 = 3600;
+/// How long fio may take to write its log down.
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
+/// Width of a point in plots.
+const MOMENT_MS: u64 = 100;
+
+/// fio at work.
+#[derive(Debug)]
+pub(super) struct Guest {
+    child: Child,
+    log: PathBuf,
+}
+
+/// One request, as it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Request {
+    /// When it completed, in milliseconds since 1970.
+    completed_ms: u64,
+    latency_ns: u64,
+    direction: Direction,
+    bytes: u64,
+    offset: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Read,
+    Write,
+}
+
+/// Everything that a guest has done, in the order of completion.
+#[derive(Debug)]
+pub(super) struct Requests(Vec<Request>);
+
+/// What a guest felt in a span of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Felt {
+    /// Requests completed per second.
+    pub(super) iops: f64,
+    /// The longest time of a request that was under way, in milliseconds.
+    pub(super) worst_latency_ms: f64,
+    /// Time within which 99 % of these requests completed, in milliseconds.
+    pub(super) p99_latency_ms: f64,
+}
+
+/// A tenth of a second of the guest's life.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Moment {
+    /// Its beginning in seconds; the migration begins at 0.
+    pub seconds: f64,
+    /// Requests completed per second.
+    pub iops: f64,
+    /// The longest latency of a request that completed in it, in milliseconds.
+    pub worst_latency_ms: f64,
+}
+
+impl Guest {
+    /// Lets fio work on an export.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(super) fn start(
+        uri: &str,
+        size_bytes: u64,
+        iops: Option<u32>,
+        folder: &BenchFolder,
+    ) -> anyhow::Result<Self> {
+        let mut command = JOB.command(Disk::Nbd { uri }, size_bytes, SECONDS_MAX, folder.root());
+        command.arg(format!("--write_lat_log={}", folder.path("guest").display()));
+        // The parts of a latency would be logs of the same length.
+        command.args(["--log_offset=1", "--log_unix_epoch=1", "--disable_slat=1", "--disable_clat=1"]);
+        if let (Some(iops), Pattern::RandomMixed { reads_percent }) = (iops, JOB.pattern) {
+            let reads = (u64::from(iops) * u64::from(reads_percent) / 100).max(1);
+            command.arg(format!("--rate_iops={reads},{}", u64::from(iops).saturating_sub(reads).max(1)));
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(|error| FIO.explain(error))?;
+        Ok(Self { child, log: folder.path("guest_lat.1.log") })
+    }
+
+    /// Ends fio, and returns what it has done.
+    ///
+    /// # Errors
+    /// If a request has failed, or fio has ended before.
+    pub(super) async fn stop(mut self) -> anyhow::Result<Requests> {
+        if let Some(status) = self.child.try_wait().context("look after fio")? {
+            let output = self.child.wait_with_output().await.context("wait for fio")?;
+            bail!("fio ended early with {status}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        kill_process(pid.context("fio has ended early")?, Signal::INT).context("ask fio to end")?;
+        let output = timeout(STOP_DEADLINE, self.child.wait_with_output()).await;
+        let output = output.context("fio does not end")?.context("wait for fio")?;
+        // The exit code tells of the signal alone.
+        check_output(&String::from_utf8_lossy(&output.stdout))?;
+        let log = self.log;
+        tokio::task::spawn_blocking(move || Requests::read(&log)).await?
+    }
+}
+
+impl Requests {
+    fn read(log: &Path) -> anyhow::Result<Self> {
+        let context = || format!("read fio's log {}", log.display());
+        let text = std::fs::read_to_string(log).with_context(context)?;
+        std::fs::remove_file(log).with_context(context)?;
+        Self::parse(&text).with_context(context)
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let lines = text.lines().filter(|line| !line.is_empty());
+        let requests = lines.map(|line| Request::parse(line).with_context(|| format!("the line \"{line}\"")));
+        let mut requests = requests.collect::<anyhow::Result<Vec<_>>>()?;
+        requests.sort_by_key(|request| request.completed_ms);
+        Ok(Self(requests))
+    }
+
+    /// What the guest felt in a span of milliseconds since 1970. Latencies are those of all requests that were under way
+    /// in it, also if they ended later.
+    ///
+    /// # Errors
+    /// If no request was.
+    pub(super) fn felt(&self, span: Range<u64>) -> anyhow::Result<Felt> {
+        let completed = self.completed_in(span.clone()).len();
+        let under_way = self.0.iter().filter(|request| {
+            request.completed_ms >= span.start && request.submitted_ms() < span.end.max(span.start + 1)
+        });
+        let mut latencies: Vec<u64> = under_way.map(|request| request.latency_ns).collect();
+        latencies.sort_unstable();
+        let worst = latencies.last().context("the guest did nothing: measure for longer")?;
+        let p99 = latencies[(latencies.len() - 1) * 99 / 100];
+        let seconds = (span.end - span.start).max(1) as f64 / 1e3;
+        Ok(Felt {
+            iops: completed as f64 / seconds,
+            worst_latency_ms: *worst as f64 / 1e6,
+            p99_latency_ms: p99 as f64 / 1e6,
+        })
+    }
+
+    /// The guest's life in a span of milliseconds since 1970, relative to `zero`.
+    pub(super) fn moments(&self, span: Range<u64>, zero: u64) -> Vec<Moment> {
+        let begins = (span.start..span.end).step_by(MOMENT_MS as usize);
+        let whole = begins.filter(|begin| begin + MOMENT_MS <= span.end);
+        whole
+            .map(|begin| {
+                let completed = self.completed_in(begin..begin + MOMENT_MS);
+                let worst = completed.iter().map(|request| request.latency_ns).max().unwrap_or(0);
+                Moment {
+                    seconds: (begin as f64 - zero as f64) / 1e3,
+                    iops: completed.len() as f64 * 1e3 / MOMENT_MS as f64,
+                    worst_latency_ms: worst as f64 / 1e6,
+                }
+            })
+            .collect()
+    }
+
+    /// Blocks that were written by requests that ended at `since_ms` or later.
+    pub(super) fn written_since(&self, since_ms: u64) -> Blocks {
+        let mut blocks = Blocks::default();
+        for request in self.completed_in(since_ms..u64::MAX) {
+            if request.direction == Direction::Write {
+                blocks.add(request.offset, request.bytes);
+            }
+        }
+        blocks
+    }
+
+    fn completed_in(&self, span: Range<u64>) -> &[Request] {
+        let place = |ms| self.0.partition_point(|request| request.completed_ms < ms);
+        &self.0[place(span.start)..place(span.end).max(place(span.start))]
+    }
+}
+
+impl Request {
+    /// Reads a line: `completed, latency, direction, bytes, offset, priority`.
+    fn parse(line: &str) -> anyhow::Result<Self> {
+        let mut fields = line.split(',').map(str::trim);
+        let mut number = || -> anyhow::Result<u64> { Ok(fields.next().context("it is too short")?.parse()?) };
+        let (completed_ms, latency_ns) = (number()?, number()?);
+        let direction = match number()? {
+            0 => Direction::Read,
+            1 => Direction::Write,
+            other => bail!("{other} is no direction"),
+        };
+        Ok(Self { completed_ms, latency_ns, direction, bytes: number()?, offset: number()? })
+    }
+
+    fn submitted_ms(&self) -> u64 {
+        self.completed_ms.saturating_sub(self.latency_ns / 1_000_000)
+    }
+}
+
+/// Milliseconds since 1970, as fio's log has them.
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What fio 3.33 wrote.
+    const LOG: &str = "\
+1000, 2000000, 0, 8192, 4046848, 0
+1050, 1000000, 1, 8192, 8192, 0
+1100, 500000, 0, 8192, 0, 0
+1900, 750000000, 1, 8192, 16384, 0
+1999, 100000, 0, 8192, 0, 0
+";
+
+    #[test]
+    fn a_window_counts_what_completes_and_feels_what_is_under_way() {
+        let requests = Requests::parse(LOG).unwrap();
+        let felt = requests.felt(1000..1200).unwrap();
+        // Three completed in 0.2 s; the one that took 750 ms was submitted within.
+        assert_eq!((felt.iops, felt.worst_latency_ms, felt.p99_latency_ms), (15.0, 750.0, 2.0));
+        assert_eq!(requests.felt(1950..2000).unwrap().worst_latency_ms, 0.1);
+        assert!(requests.felt(3000..4000).is_err());
+    }
+
+    #[test]
+    fn moments_are_whole_tenths_around_the_beginning() {
+        let requests = Requests::parse(LOG).unwrap();
+        let moments = requests.moments(1000..1250, 1100);
+        let expected = [
+            Moment { seconds: -0.1, iops: 20.0, worst_latency_ms: 2.0 },
+            Moment { seconds: 0.0, iops: 10.0, worst_latency_ms: 0.5 },
+        ];
+        assert_eq!(moments, expected);
+    }
+
+    #[tokio::test]
+    async fn what_was_written_late_is_excepted() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["first", "second"].map(|name| folder.path().join(name));
+        let mut bytes = vec![0; 32768];
+        std::fs::write(&paths[0], &bytes).unwrap();
+        bytes[20000] = 1;
+        std::fs::write(&paths[1], &bytes).unwrap();
+        let requests = Requests::parse(LOG).unwrap();
+        let compared = async |since| {
+            crate::bench::image::compare(&paths[0], &paths[1], requests.written_since(since)).await.unwrap()
+        };
+        let late = compared(1900).await;
+        assert_eq!((late.bytes, late.first_difference), (32768 - 8192, None));
+        assert_eq!(compared(1901).await.first_difference, Some(16384));
+        assert_eq!(compared(1000).await.bytes, 32768 - 16384);
+    }
+
+    #[test]
+    fn lines_of_another_shape_are_refused() {
+        for line in ["1000, 5", "1000, 5, 2, 8192, 0, 0", "a, 5, 0, 8192, 0"] {
+            assert!(Requests::parse(line).is_err(), "{line}");
+        }
+        assert!(Requests::parse("").unwrap().0.is_empty());
+    }
+}

@@ -1,0 +1,150 @@
+//! Migrations under a guest that does what it can.
+//!
+//! Afterwards source and target are compared, but for the blocks that the guest has written since the switch: those are
+//! on the target alone. That the guest itself reads what it has written is tested elsewhere, by guests that know.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use api::Phase;
+use tokio::time::sleep;
+
+use super::figures::{LoadReport, LoadSample};
+use super::guest::{Guest, Requests, now_ms};
+use super::{
+    BenchFolder, Contender, Holes, MirrorOptions, Part, Progress, Stage, Sterna, StorageDaemon, cpu_seconds,
+    drop_caches, show_turn,
+};
+use crate::demo::DemoFolder;
+
+/// How long fio may take to begin, besides the time that is measured before the migration.
+const WARM_UP: Duration = Duration::from_millis(1500);
+/// How much earlier than seen a switch may have begun: a change is told of a little later, and clocks are rounded.
+const SWITCH_SLACK_MS: u64 = 250;
+
+/// When a migration did what, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+struct Course {
+    begun_ms: u64,
+    /// Until then every write went to the source too.
+    switched_ms: u64,
+    ended_ms: u64,
+    server_cpu_seconds: f64,
+}
+
+/// Migrates round after round.
+pub(super) async fn measure(
+    options: &MirrorOptions,
+    folder: &BenchFolder,
+    progress: &mut Progress,
+) -> anyhow::Result<LoadReport> {
+    let stage = Stage::set(options, folder, Holes::None, progress).await?;
+    let rounds = options.bench.rounds;
+    let contenders = Contender::LOAD;
+    let mut samples: [Vec<LoadSample>; 3] = Default::default();
+    for round in 0..rounds as usize {
+        for place in 0..contenders.len() {
+            let index = (place + round) % contenders.len();
+            let contender = contenders[index];
+            show_turn(progress, Part::Load, (round, rounds), contenders.len(), place);
+            progress.note(contender.name());
+            let sample = measure_one(&stage, contender).await;
+            samples[index].push(sample.with_context(|| contender.name())?);
+        }
+    }
+    LoadReport::of(options.guest_iops, &samples).context("a measurement has no figures")
+}
+
+async fn measure_one(stage: &Stage<'_>, contender: Contender) -> anyhow::Result<LoadSample> {
+    match contender.copy_mode() {
+        None => {
+            let server = Sterna::start(&stage.options.bench.program, stage.folder, &stage.source).await?;
+            drop_caches(&[&stage.source]).await?;
+            let uri = server.volume.uri.clone();
+            let (requests, (course, target)) = under_guest(stage, &uri, migrate(&server)).await?;
+            let sample = sample(stage, &requests, course)?;
+            let except = requests.written_since(course.switched_ms);
+            let finished = stage.finish_sterna(server, target.as_ref(), except).await?;
+            Ok(LoadSample { compared_bytes: finished.compared_bytes, ..sample })
+        }
+        Some(mode) => {
+            stage.make_target()?;
+            let images = [("source", stage.source.as_path()), ("target", stage.target.as_path())];
+            let mut server = StorageDaemon::start(stage.folder, &images).await?;
+            drop_caches(&[&stage.source, &stage.target]).await?;
+            let uri = server.uri().to_owned();
+            let mirror = async {
+                let cpu = server.cpu_time()?;
+                let (begun_ms, mut switched_ms) = (now_ms(), None);
+                server.mirror("source", "target", mode, || switched_ms = Some(now_ms())).await?;
+                let ended_ms = now_ms();
+                let switched_ms = switched_ms.context("the mirror ended before it was ready")?;
+                let server_cpu_seconds = cpu_seconds(cpu, server.cpu_time()?);
+                let switched_ms = switched_ms.saturating_sub(SWITCH_SLACK_MS);
+                Ok(Course { begun_ms, switched_ms, ended_ms, server_cpu_seconds })
+            };
+            let (requests, course) = under_guest(stage, &uri, mirror).await?;
+            let sample = sample(stage, &requests, course)?;
+            let except = requests.written_since(course.switched_ms);
+            let finished = stage.finish_storage_daemon(server, except).await?;
+            Ok(LoadSample { compared_bytes: finished.compared_bytes, ..sample })
+        }
+    }
+}
+
+/// Migrates the volume, and says where it is then.
+async fn migrate(server: &Sterna) -> anyhow::Result<(Course, String)> {
+    let cpu = server.cpu_time()?;
+    let begun_ms = now_ms();
+    let mut copying_ms = begun_ms;
+    let seen = |migration: &api::Migration| {
+        if migration.phase == Phase::Copying {
+            copying_ms = now_ms();
+        }
+    };
+    let migration = server.daemon.migrate(&server.volume.name, DemoFolder::STORES.1, seen).await?;
+    let ended_ms = now_ms();
+    let server_cpu_seconds = cpu_seconds(cpu, server.cpu_time()?);
+    let switched_ms = copying_ms.saturating_sub(SWITCH_SLACK_MS);
+    Ok((Course { begun_ms, switched_ms, ended_ms, server_cpu_seconds }, migration.target.image))
+}
+
+/// Lets a guest work before, during and after `migration`.
+async fn under_guest<T>(
+    stage: &Stage<'_>,
+    uri: &str,
+    migration: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<(Requests, T)> {
+    let MirrorOptions { bench, seconds, guest_iops, .. } = stage.options;
+    let margin = Duration::from_secs((*seconds).into());
+    let guest = Guest::start(uri, bench.size_bytes, *guest_iops, stage.folder)?;
+    sleep(WARM_UP + margin).await;
+    let migrated = migration.await?;
+    sleep(margin).await;
+    Ok((guest.stop().await?, migrated))
+}
+
+fn sample(stage: &Stage<'_>, requests: &Requests, course: Course) -> anyhow::Result<LoadSample> {
+    let margin_ms = u64::from(stage.options.seconds) * 1000;
+    let Course { begun_ms, ended_ms, server_cpu_seconds, .. } = course;
+    let before = requests.felt(begun_ms - margin_ms..begun_ms).context("before the migration")?;
+    let during = requests.felt(begun_ms..ended_ms).context("during the migration")?;
+    let after = requests.felt(ended_ms..ended_ms + margin_ms).context("after the migration")?;
+    ensure!(before.iops > 0.0, "the guest did nothing before the migration: measure for longer");
+    let seconds = ended_ms.saturating_sub(begun_ms) as f64 / 1e3;
+    let lost = 1.0 - during.iops / before.iops;
+    Ok(LoadSample {
+        seconds,
+        iops_before: before.iops,
+        iops_during: during.iops,
+        iops_after: after.iops,
+        iops_lost: lost,
+        seconds_times_lost: seconds * lost,
+        worst_latency_ms: during.worst_latency_ms,
+        p99_latency_ms: during.p99_latency_ms,
+        worst_latency_before_ms: before.worst_latency_ms,
+        server_cpu_seconds,
+        compared_bytes: 0,
+        moments: requests.moments(begun_ms - margin_ms..ended_ms + margin_ms, begun_ms),
+    })
+}
