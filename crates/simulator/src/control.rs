@@ -113,6 +113,8 @@ impl SimControl {
     /// The phase until which a message is held.
     fn hold_until(&self, random: &mut Random) -> Phase {
         match self.world.phase() {
+            // What is said again leads there first.
+            Some(Phase::Committing) if random.percent(30) => Phase::Retiring,
             // What a try that is given up had said meets the next one where it would fit best.
             Some(phase) if random.percent(40) => phase,
             _ if random.percent(75) => random.pick(&HANDOVER),
