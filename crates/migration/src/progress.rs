@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::phase::Phase;
+use crate::strategy::Tally;
 
 /// How far a migration is, at one instant.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +33,8 @@ pub struct Progress {
     pub suspended: Option<&'static str>,
     /// Number of the current try at the handover, 0 before the first.
     pub attempt: u32,
+    /// What the strategies have decided so far.
+    pub tally: Tally,
 }
 
 /// Something that is waited for.

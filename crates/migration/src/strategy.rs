@@ -8,11 +8,13 @@ mod chunks;
 mod meter;
 mod mirror;
 mod replica;
+mod tally;
 mod writes;
 
 use chronicle::ByteRange;
 
 pub use mirror::{Mirror, MirrorSettings};
+pub use tally::Tally;
 
 use crate::journal::FailureCode;
 

@@ -8,6 +8,7 @@ use lane::Report;
 use migration::journal::{
     ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };
+use migration::strategy::Tally;
 use migration::{MigrationId, Phase, Progress, VolumeId, Waiting};
 
 use super::{Migrations, parse_id};
@@ -61,6 +62,7 @@ fn progress() -> Progress {
         }),
         suspended: None,
         attempt: 2,
+        tally: Tally::default(),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use migration::source::Costs;
+use migration::strategy::Tally;
 use migration::{Progress, Waiting};
 
 use super::Conductor;
@@ -12,12 +13,14 @@ use crate::control::Report;
 impl Conductor {
     pub(super) fn costs(&self) -> Costs {
         let strategies = self.copies.iter();
-        let costs = strategies
-            .map(|copy| copy.with_strategy(|strategy| (strategy.copied(), strategy.bytes_mirrored())));
-        costs.fold(self.costs, |sum, (copied, bytes_mirrored)| Costs {
+        let costs = strategies.map(|copy| {
+            copy.with_strategy(|strategy| (strategy.copied(), strategy.bytes_mirrored(), strategy.tally()))
+        });
+        costs.fold(self.costs, |sum, (copied, bytes_mirrored, tally)| Costs {
             bytes_copied: sum.bytes_copied + copied.bytes_written,
             bytes_mirrored: sum.bytes_mirrored + bytes_mirrored,
             bytes_zero: sum.bytes_zero + copied.bytes_zero,
+            tally: sum.tally.and(tally),
         })
     }
 
@@ -46,6 +49,7 @@ impl Conductor {
             waiting: waiting(self.source.poll_timeout()).or(self.source.waits_for().map(patiently)),
             suspended: None,
             attempt: self.source.attempt().0,
+            tally: Tally::default(),
         };
         let volumes = self.copies.len().max(1) as f64;
         for copy in &self.copies {
@@ -66,6 +70,7 @@ impl Conductor {
         progress.bytes_copied = costs.bytes_copied;
         progress.bytes_mirrored = costs.bytes_mirrored;
         progress.bytes_zero = costs.bytes_zero;
+        progress.tally = costs.tally;
         progress
     }
 }

@@ -9,6 +9,7 @@ use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, Outcome, Record, Summary};
 use crate::message::{ToSource, ToTarget};
 use crate::phase::Phase;
+use crate::strategy::Tally;
 use crate::target::FlushResult;
 
 /// What a source is told at its beginning.
@@ -124,4 +125,6 @@ pub struct Costs {
     pub bytes_mirrored: u64,
     /// Bytes that were zero.
     pub bytes_zero: u64,
+    /// What the strategies have decided.
+    pub tally: Tally,
 }

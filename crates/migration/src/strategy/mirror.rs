@@ -24,6 +24,7 @@ use chronicle::{BlockIndex, BlockSize};
 use super::chunks::Chunks;
 use super::meter::Meter;
 use super::replica::ReplicaBlocks;
+use super::tally::Tally;
 use super::writes::{SourceSide, WriteState, Writes};
 use super::{Copied, Route, VolumeAction, VolumeEvent};
 use crate::pacing::{Pacing, PacingSettings};
@@ -75,6 +76,7 @@ pub struct Mirror {
     meter: Meter,
     copied: Copied,
     bytes_mirrored: u64,
+    tally: Tally,
     actions: VecDeque<VolumeAction>,
 }
 
@@ -130,6 +132,7 @@ impl Mirror {
             meter: Meter::default(),
             copied: Copied::default(),
             bytes_mirrored: 0,
+            tally: Tally::default(),
             actions: VecDeque::new(),
         }
     }
@@ -238,6 +241,11 @@ impl Mirror {
     /// Bytes of guest writes that the target took by value.
     pub fn bytes_mirrored(&self) -> u64 {
         self.bytes_mirrored
+    }
+
+    /// What it has decided so far.
+    pub fn tally(&self) -> Tally {
+        self.tally
     }
 
     /// Why mirroring is suspended.

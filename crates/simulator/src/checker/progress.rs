@@ -65,6 +65,7 @@ mod tests {
             waiting: None,
             suspended: None,
             attempt: 0,
+            tally: migration::strategy::Tally::default(),
         }
     }
 

@@ -121,6 +121,8 @@ impl Mirror {
             Ok(copied) => {
                 self.copied.bytes_written += copied.bytes_written;
                 self.copied.bytes_zero += copied.bytes_zero;
+                self.tally.chunks_copied += 1;
+                self.tally.chunks_copied_again += u64::from(chunk.pass == Pass::Second);
                 self.source_faults = 0;
                 self.bulk = Bulk::Applied;
                 self.replica.applied(chunk.blocks);
@@ -151,6 +153,7 @@ impl Mirror {
         if much || last {
             let flush = FlushId(self.next_flush);
             self.next_flush += 1;
+            self.tally.target_flushes += 1;
             self.replica.begin_flush(flush, now);
             if last {
                 self.bulk = Bulk::Flushing;

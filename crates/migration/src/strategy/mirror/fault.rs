@@ -39,6 +39,7 @@ impl Mirror {
     }
 
     pub(super) fn target_failed(&mut self, now: Duration, fault: TargetFault) {
+        self.tally.target_faults += 1;
         if self.stage != Stage::Copying {
             return;
         }
@@ -57,6 +58,7 @@ impl Mirror {
     }
 
     pub(super) fn source_failed(&mut self, now: Duration, blocks: BlockRange) {
+        self.tally.source_faults += 1;
         if self.stage != Stage::Copying || self.suspension.is_some() {
             return;
         }
@@ -72,6 +74,7 @@ impl Mirror {
 
     pub(super) fn suspend(&mut self, reason: &'static str, until: Option<Duration>) {
         if self.suspension.is_none() && self.stage == Stage::Copying {
+            self.tally.suspensions += 1;
             self.actions.push_back(VolumeAction::Suspended { reason });
         }
         self.suspension = Some(Suspension { reason, until });

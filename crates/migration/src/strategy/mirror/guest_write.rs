@@ -34,11 +34,13 @@ impl Mirror {
     pub(super) fn submit(&mut self, now: Duration, id: WriteId, route: Route) {
         let Some(write) = self.writes.get(id) else { return };
         let (blocks, range, held_for) = (write.blocks, write.range, now.saturating_sub(write.arrived));
-        let parts = match &route {
-            Route::SourceOnly => &[],
-            Route::Both => std::slice::from_ref(&range),
-            Route::BothInPart(parts) => parts.as_slice(),
+        self.tally.note_held(held_for);
+        let (parts, count) = match &route {
+            Route::SourceOnly => (&[][..], &mut self.tally.writes_source_only),
+            Route::Both => (std::slice::from_ref(&range), &mut self.tally.writes_mirrored),
+            Route::BothInPart(parts) => (parts.as_slice(), &mut self.tally.writes_in_part),
         };
+        *count += 1;
         let mut rest = blocks;
         for part in parts {
             let mirrored = self.covering(*part);
@@ -164,6 +166,7 @@ impl Mirror {
     pub(super) fn answer_late(&mut self, id: WriteId) {
         let Some(write) = self.writes.get(id) else { return };
         let WriteState::Mirrored { restarts, .. } = write.state else { return };
+        self.tally.writes_answered_late += 1;
         self.replica.mark_missing(write.blocks);
         self.writes.set_state(id, WriteState::Late { restarts });
         self.actions.push_back(VolumeAction::Complete { write: id });
