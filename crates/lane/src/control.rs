@@ -8,7 +8,10 @@ use std::pin::Pin;
 
 use migration::journal::{ImageLocation, Outcome, Record, Summary};
 use migration::recovery::Retirement;
+use migration::strategy::Tally;
 use migration::{CommitFault, MigrationId, Phase, Progress};
+
+use crate::pulse::Window;
 
 /// A future that stays on the lane's thread.
 pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -65,7 +68,20 @@ pub enum Report {
         /// How far.
         progress: Progress,
     },
-    /// It has ended. This is the last report about it.
+    /// What was recorded since the last time, for its history: the first time what was before it began, the last
+    /// times what came after its end.
+    Recorded {
+        /// Which.
+        migration: MigrationId,
+        /// What.
+        recorded: Recorded,
+    },
+    /// Nothing more will be recorded. This is the last report about it.
+    RecordingEnded {
+        /// Which.
+        migration: MigrationId,
+    },
+    /// It has ended. Nothing but recordings is reported of it any more.
     Ended {
         /// Which.
         migration: MigrationId,
@@ -74,4 +90,34 @@ pub enum Report {
         /// What it cost; the same as in the journal.
         summary: Summary,
     },
+}
+
+/// A piece of a migration's history.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// In order, without gaps.
+    pub samples: Vec<Sample>,
+    /// Phases that were entered, and when, in microseconds since the migration began.
+    pub phases: Vec<(i64, Phase)>,
+    /// What the strategies have decided since it began.
+    pub tally: Tally,
+}
+
+/// One stretch of a migration's history.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// When it began, in microseconds since the migration began; negative before.
+    pub began_us: i64,
+    /// What the volume's guests did in it.
+    pub guest: Window,
+    /// Bytes that the mover wrote to the target in it.
+    pub bytes_copied: u64,
+    /// Bytes of guest writes that the target took in it.
+    pub bytes_mirrored: u64,
+    /// Bytes that were found to be zero in it.
+    pub bytes_zero: u64,
+    /// What the migration was waiting for at its end.
+    pub waits_for: Option<&'static str>,
+    /// Why mirroring was suspended at its end; `None` if it was not.
+    pub suspended: Option<&'static str>,
 }

@@ -6,6 +6,7 @@ mod mirror;
 mod tracker;
 
 pub use gate::{Gate, GateMode};
-pub use meter::{Counters, Meter};
+pub use meter::Counters;
+pub(crate) use meter::Meter;
 pub use mirror::MirrorFilter;
 pub use tracker::Tracker;

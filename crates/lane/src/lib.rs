@@ -18,16 +18,27 @@ pub mod control;
 pub mod copy;
 pub mod filter;
 mod handle;
+mod latency;
 mod mover;
+mod pulse;
+mod recorder;
 mod signal;
 mod thread;
 pub mod volume;
 
 pub use conductor::{Baton, Conductor, Plan, PlannedVolume, TargetContent, TimeLimits};
-pub use control::{Control, ControlFault, LaneFuture, Report};
+pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
 pub use handle::{LaneHandle, LaneSettings, LaneStatus, MigrationOrder, MigrationTarget, Refused};
+pub use latency::Latencies;
+pub use pulse::Window;
 pub use thread::{LaneError, start};
 pub use volume::Volume;
 
 /// Time between two reports of progress.
 pub const REPORT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);
+/// Time between two samples of a migration's recording.
+pub const SAMPLE_INTERVAL: std::time::Duration = REPORT_INTERVAL;
+/// How much of the time before a migration is recorded with it: enough for a rate to compare with.
+pub const RECORDED_BEFORE: std::time::Duration = std::time::Duration::from_secs(3);
+/// How much of the time after a migration is recorded with it.
+pub const RECORDED_AFTER: std::time::Duration = std::time::Duration::from_secs(3);

@@ -27,6 +27,8 @@ use crate::filter::{Counters, Meter};
 use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, MigrationOrder, MigrationTarget, Refused,
 };
+use crate::pulse::Pulse;
+use crate::recorder::Recorder;
 use crate::signal::Signal;
 use crate::volume::Volume;
 
@@ -109,6 +111,7 @@ struct Lane {
     settings: LaneSettings,
     volume: Rc<Volume>,
     counters: Rc<Counters>,
+    pulse: Rc<Pulse>,
     server: nbd::Server,
     migration: Rc<CurrentMigration>,
 }
@@ -119,6 +122,8 @@ struct CurrentMigration {
     baton: RefCell<Option<Baton>>,
     /// The migration whose target is being opened; it has no baton yet.
     opening: Cell<Option<MigrationId>>,
+    /// Records it, or goes on to record the last one for a while.
+    recorder: RefCell<Option<Rc<Recorder>>>,
     ended: Signal,
 }
 
@@ -136,7 +141,8 @@ impl Lane {
         let volume = Volume::with_chronicle(settings.volume, chronicle, settings.generation, store);
         let counters = Rc::<Counters>::default();
         let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
-        let device = Meter::new(Rc::new(aligned), Rc::clone(&counters));
+        let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
+        let device = Meter::new(Rc::new(aligned), Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
         let export = nbd::Export {
             name: settings.name.clone(),
             description: format!("Sterna volume {}", settings.name),
@@ -145,7 +151,8 @@ impl Lane {
         };
         let exports = nbd::Exports::new([export]);
         let server = nbd::Server::new(handle.clone(), Rc::clone(&engine), exports, nbd::Limits::STANDARD);
-        Self { handle, engine, control, settings, volume, counters, server, migration: Rc::default() }
+        let migration = Rc::default();
+        Self { handle, engine, control, settings, volume, counters, pulse, server, migration }
     }
 
     /// Serves until told to stop, or until nobody is left who could tell.
@@ -226,13 +233,21 @@ impl Lane {
             limits: TimeLimits { mirror_wait_max: self.settings.mirror_wait_max, ..TimeLimits::default() },
         };
         let buffers = self.engine.buffers().clone();
-        let (conductor, baton) = Conductor::new(self.handle.clone(), Rc::clone(&self.control), buffers, plan);
+        if let Some(recorder) = self.migration.recorder.take() {
+            recorder.end();
+        }
+        let control = Rc::clone(&self.control);
+        let recorder = Recorder::begin(control, self.handle.clone(), &self.pulse, order.migration);
+        self.migration.recorder.replace(Some(Rc::clone(&recorder)));
+        let control = Rc::clone(&recorder) as Rc<dyn Control>;
+        let (conductor, baton) = Conductor::new(self.handle.clone(), control, buffers, plan);
         self.migration.baton.replace(Some(baton));
         let current = Rc::clone(&self.migration);
         self.handle.spawn(async move {
             conductor.run().await;
             current.baton.replace(None);
             current.ended.notify();
+            recorder.record_after().await;
         });
     }
 

@@ -1,9 +1,16 @@
-//! Counts what guests ask for, at the very top of a volume's stack.
+//! Counts what guests ask for, and how long it takes, at the very top of a volume's stack.
+//!
+//! Times are those at which the executor's turns began: the clock is not read for a request, and what a turn itself
+//! takes is left out.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use block::{
+    BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode,
+};
+
+use crate::pulse::Pulse;
 
 /// What guests have asked for since the lane began.
 #[derive(Debug, Default)]
@@ -25,15 +32,22 @@ pub struct Counters {
 }
 
 /// The meter of one volume.
-pub struct Meter {
+pub(crate) struct Meter {
     below: Rc<dyn BlockDevice>,
     counters: Rc<Counters>,
+    pulse: Rc<Pulse>,
+    handle: Handle,
 }
 
 impl Meter {
     /// Makes a meter above `below`.
-    pub fn new(below: Rc<dyn BlockDevice>, counters: Rc<Counters>) -> Self {
-        Self { below, counters }
+    pub(crate) fn new(
+        below: Rc<dyn BlockDevice>,
+        counters: Rc<Counters>,
+        pulse: Rc<Pulse>,
+        handle: Handle,
+    ) -> Self {
+        Self { below, counters, pulse, handle }
     }
 
     async fn counted<T>(
@@ -44,8 +58,11 @@ impl Meter {
     ) -> Result<T, IoError> {
         let counters = &self.counters;
         counters.in_flight.set(counters.in_flight.get() + 1);
+        let arrived = self.handle.now();
         let result = request.await;
         counters.in_flight.set(counters.in_flight.get() - 1);
+        // Before it is counted: a window that is over does not hold it.
+        self.pulse.note(arrived, self.handle.now());
         kind.set(kind.get() + 1);
         match (&result, bytes) {
             (Ok(_), Some((sum, bytes))) => sum.set(sum.get() + bytes),

@@ -1,0 +1,132 @@
+//! How long requests took, counted in logarithmic buckets: a few instructions for each request, and percentiles later.
+//!
+//! ```text
+//!   0 … 7 µs: one bucket each      8 … 15, 16 … 31, 32 … 63, … µs: eight buckets each, 12.5 % wide
+//! ```
+
+use std::cell::Cell;
+use std::time::Duration;
+
+/// Buckets for each doubling, as a power of two: a percentile is at most an eighth too high.
+const BUCKETS_LOG: u32 = 3;
+/// Number of buckets; the last ones hold what took 67 seconds and more, which no disk takes.
+const BUCKETS: usize = (24 << BUCKETS_LOG) as usize;
+
+/// Latencies that were counted, in the order of their buckets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Latencies {
+    /// Bucket, and how many fell into it; no bucket twice, none without any.
+    counts: Vec<(u8, u64)>,
+    longest: Duration,
+}
+
+impl Latencies {
+    /// How many were counted.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().map(|(_, count)| count).sum()
+    }
+
+    /// The longest; `None` if nothing was counted.
+    pub fn longest(&self) -> Option<Duration> {
+        (!self.counts.is_empty()).then_some(self.longest)
+    }
+
+    /// What `permille` of a thousand did not exceed, by at most an eighth too high; `None` if nothing was counted.
+    pub fn quantile(&self, permille: u16) -> Option<Duration> {
+        let wanted = (self.count() * u64::from(permille)).div_ceil(1000).max(1);
+        let mut seen = 0;
+        let found = self.counts.iter().find(|(_, count)| {
+            seen += count;
+            seen >= wanted
+        });
+        found.map(|(bucket, _)| Duration::from_micros(last_of(*bucket)).min(self.longest))
+    }
+
+    /// Adds what another one has counted.
+    pub fn merge(&mut self, other: &Self) {
+        for (bucket, count) in &other.counts {
+            match self.counts.binary_search_by_key(bucket, |(bucket, _)| *bucket) {
+                Ok(index) => self.counts[index].1 += count,
+                Err(index) => self.counts.insert(index, (*bucket, *count)),
+            }
+        }
+        self.longest = self.longest.max(other.longest);
+    }
+}
+
+/// Counts latencies until they are taken.
+pub(crate) struct Buckets {
+    counts: [Cell<u32>; BUCKETS],
+    longest: Cell<Duration>,
+}
+
+impl Buckets {
+    /// Counts one.
+    pub(crate) fn add(&self, latency: Duration) {
+        let micros = latency.as_secs() * 1_000_000 + u64::from(latency.subsec_micros());
+        let count = &self.counts[usize::from(bucket_of(micros))];
+        count.set(count.get().saturating_add(1));
+        if latency > self.longest.get() {
+            self.longest.set(latency);
+        }
+    }
+
+    /// Takes what has been counted and begins anew.
+    pub(crate) fn take(&self) -> Latencies {
+        let counts = (0..).zip(&self.counts).filter(|(_, count)| count.get() > 0);
+        let counts = counts.map(|(bucket, count)| (bucket, u64::from(count.replace(0)))).collect();
+        Latencies { counts, longest: self.longest.replace(Duration::ZERO) }
+    }
+}
+
+impl Default for Buckets {
+    fn default() -> Self {
+        Self { counts: std::array::from_fn(|_| Cell::new(0)), longest: Cell::default() }
+    }
+}
+
+fn bucket_of(micros: u64) -> u8 {
+    let doublings = micros.checked_ilog2().unwrap_or(0).saturating_sub(BUCKETS_LOG);
+    // Below 8 µs `doublings` is 0 and the bucket is the number itself.
+    let bucket = (u64::from(doublings) << BUCKETS_LOG) + (micros >> doublings);
+    u8::try_from(bucket.min(BUCKETS as u64 - 1)).unwrap_or(u8::MAX)
+}
+
+/// The longest that falls into a bucket, in microseconds.
+fn last_of(bucket: u8) -> u64 {
+    let doublings = (bucket >> BUCKETS_LOG).saturating_sub(1);
+    let first = u64::from(bucket) - (u64::from(doublings) << BUCKETS_LOG);
+    ((first + 1) << doublings) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_latency_falls_into_the_bucket_that_ends_at_or_after_it_and_at_most_an_eighth_later() {
+        let mut before = 0;
+        for micros in (0..5000).chain((5000..60_000_000).step_by(7919)) {
+            let bucket = bucket_of(micros);
+            let last = last_of(bucket);
+            assert!(bucket >= before && last >= micros && last <= micros + micros / 8, "{micros}: {last}");
+            before = bucket;
+        }
+        assert!(usize::from(bucket_of(u64::MAX)) == BUCKETS - 1);
+    }
+
+    #[test]
+    fn percentiles_of_what_was_taken_and_merged() {
+        let buckets = Buckets::default();
+        assert_eq!((buckets.take().quantile(500), buckets.take().longest()), (None, None));
+        (0..990).for_each(|_| buckets.add(Duration::from_micros(100)));
+        let mut all = buckets.take();
+        (0..10).for_each(|_| buckets.add(Duration::from_millis(20)));
+        all.merge(&buckets.take());
+        assert_eq!((all.count(), all.longest()), (1000, Some(Duration::from_millis(20))));
+        let median = all.quantile(500).unwrap().as_micros();
+        assert!((100..=112).contains(&median), "{median}");
+        assert_eq!(all.quantile(990), all.quantile(500));
+        assert_eq!(all.quantile(991), Some(Duration::from_millis(20)));
+    }
+}

@@ -1,0 +1,190 @@
+//! Records a migration for its report: what guests felt before, while and after it ran, and what it did meanwhile.
+//!
+//! ```text
+//!   conductor ──► Recorder (a Control) ──► Control of the daemon
+//!                    │ at each report of progress: one sample         ▲
+//!                    └───────────────── Report::Recorded ─────────────┘
+//! ```
+//! It stands between the conductor and the control plane, so that neither the conductor nor the simulator knows of it,
+//! and adds what the volume's meter saw. While the gates are closed it only notes the time.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Handle;
+use migration::journal::{ImageLocation, Record};
+use migration::recovery::Retirement;
+use migration::{CommitFault, MigrationId, Phase, Progress};
+
+use crate::control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
+use crate::pulse::{Pulse, Window};
+use crate::{RECORDED_AFTER, SAMPLE_INTERVAL};
+
+/// Entries into phases for which room is made beforehand: those of one try at the handover.
+const PHASES_USUAL: usize = 16;
+
+/// The recorder of one migration.
+pub(crate) struct Recorder {
+    below: Rc<dyn Control>,
+    handle: Handle,
+    pulse: Rc<Pulse>,
+    migration: MigrationId,
+    began: Duration,
+    sampled_at: Cell<Duration>,
+    /// Phases entered since the last sample, and when.
+    phases: RefCell<Vec<(Duration, Phase)>>,
+    /// The latest report.
+    progress: RefCell<Option<Progress>>,
+    /// Bytes copied, mirrored and found to be zero up to the last sample.
+    bytes: Cell<[u64; 3]>,
+    ended: Cell<bool>,
+}
+
+impl Recorder {
+    /// Begins to record, with the last few seconds.
+    pub(crate) fn begin(
+        below: Rc<dyn Control>,
+        handle: Handle,
+        pulse: &Rc<Pulse>,
+        migration: MigrationId,
+    ) -> Rc<Self> {
+        let began = handle.now();
+        let recorder = Self {
+            below,
+            handle,
+            migration,
+            began,
+            sampled_at: Cell::new(began),
+            phases: RefCell::new(Vec::with_capacity(PHASES_USUAL)),
+            progress: RefCell::default(),
+            bytes: Cell::default(),
+            ended: Cell::default(),
+            pulse: Rc::clone(pulse),
+        };
+        let before = pulse.begin_taking(began).into_iter().map(|window| recorder.quiet(window)).collect();
+        recorder.tell(before);
+        Rc::new(recorder)
+    }
+
+    /// Goes on for a few seconds after the migration has ended, unless the recording is ended before.
+    pub(crate) async fn record_after(&self) {
+        let until = self.handle.now() + RECORDED_AFTER;
+        while !self.ended.get() && self.handle.now() < until {
+            self.handle.sleep(SAMPLE_INTERVAL).await;
+            if !self.ended.get() {
+                self.sample();
+            }
+        }
+        self.end();
+    }
+
+    /// Ends the recording; nothing happens if it has ended.
+    pub(crate) fn end(&self) {
+        if !self.ended.replace(true) {
+            self.pulse.end_taking();
+            self.below.report(Report::RecordingEnded { migration: self.migration });
+        }
+    }
+
+    fn sample(&self) {
+        let now = self.handle.now();
+        self.sampled_at.set(now);
+        let window = self.pulse.take(now);
+        if window.length.is_zero() {
+            // The last sample was taken at this instant; there may be a phase to tell of.
+            self.tell(Vec::new());
+            return;
+        }
+        let mut sample = self.quiet(window);
+        if let Some(progress) = &*self.progress.borrow() {
+            let [copied, mirrored, zero] =
+                self.bytes.replace([progress.bytes_copied, progress.bytes_mirrored, progress.bytes_zero]);
+            sample.bytes_copied = progress.bytes_copied.saturating_sub(copied);
+            sample.bytes_mirrored = progress.bytes_mirrored.saturating_sub(mirrored);
+            sample.bytes_zero = progress.bytes_zero.saturating_sub(zero);
+            if progress.phase != Phase::Ended {
+                sample.waits_for = progress.waiting.map(|waiting| waiting.reason);
+                sample.suspended = progress.suspended;
+            }
+        }
+        self.tell(vec![sample]);
+    }
+
+    /// A sample of a time in which nothing was copied.
+    fn quiet(&self, window: Window) -> Sample {
+        Sample {
+            began_us: self.since_began(window.began),
+            guest: window,
+            bytes_copied: 0,
+            bytes_mirrored: 0,
+            bytes_zero: 0,
+            waits_for: None,
+            suspended: None,
+        }
+    }
+
+    fn tell(&self, samples: Vec<Sample>) {
+        let phases = self.phases.take();
+        let phases = phases.into_iter().map(|(at, phase)| (self.since_began(at), phase)).collect();
+        let tally = self.progress.borrow().as_ref().map(|progress| progress.tally).unwrap_or_default();
+        let recorded = Recorded { samples, phases, tally };
+        self.below.report(Report::Recorded { migration: self.migration, recorded });
+    }
+
+    fn since_began(&self, at: Duration) -> i64 {
+        let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
+        micros(at).saturating_sub(micros(self.began))
+    }
+}
+
+impl Drop for Recorder {
+    /// A lane that ends takes its recorders with it.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Control for Recorder {
+    /// Passthrough.
+    fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
+        self.below.commit(records)
+    }
+
+    /// Passthrough.
+    fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
+        self.below.retire(image, retirement)
+    }
+
+    /// Passthrough.
+    fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
+        self.below.discard(image)
+    }
+
+    fn report(&self, report: Report) {
+        match &report {
+            Report::Progress { progress, .. } => {
+                self.progress.replace(Some(progress.clone()));
+                // A change of phase reports at once; a sample that is too short says little.
+                if self.handle.now().saturating_sub(self.sampled_at.get()) >= SAMPLE_INTERVAL / 2 {
+                    self.sample();
+                }
+            }
+            // Before the end is told: who hears of it may ask for the history at once.
+            Report::Ended { .. } => self.sample(),
+            Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
+        }
+        self.below.report(report);
+    }
+
+    /// N.B. the gates may be closed: the phase is told with the next sample.
+    fn entered(&self, migration: MigrationId, phase: Phase) {
+        self.phases.borrow_mut().push((self.handle.now(), phase));
+        self.below.entered(migration, phase);
+    }
+
+    /// Passthrough.
+    fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
+        self.below.carry()
+    }
+}
