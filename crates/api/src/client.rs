@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::{
-    Address, ErrorBody, ErrorCode, ErrorDetail, Host, MigrateVolume, Migration, NewVolume,
+    Address, ErrorBody, ErrorCode, ErrorDetail, Host, MigrateVolume, Migration, MigrationHistory, NewVolume,
     RESPONSE_BYTES_MAX, RemoveVolume, RemovedVolume, Store, Volume, Watch,
 };
 
@@ -152,6 +152,14 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::NotMigrating`], [`ErrorCode::TooLate`].
     pub async fn cancel_migration(&self, id: &str) -> Result<Migration, ClientError> {
         self.send(Method::POST, &format!("/v1/migrations/{}/cancel", Segment(id)), None::<&()>).await
+    }
+
+    /// Describes one migration with what was recorded of it.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::MigrationNotFound`].
+    pub async fn migration_history(&self, id: &str) -> Result<MigrationHistory, ClientError> {
+        self.get(&format!("/v1/migrations/{}/history", Segment(id))).await
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

@@ -13,6 +13,7 @@
 //!   GET    /v1/migrations               [Migration]
 //!   GET    /v1/migrations/{id}          Watch          -> Migration
 //!   POST   /v1/migrations/{id}/cancel   Migration
+//!   GET    /v1/migrations/{id}/history  MigrationHistory
 //! ```
 //!
 //! The path carries the version. Within a version fields and codes are only added: readers ignore fields that they do
@@ -21,6 +22,7 @@
 mod address;
 mod client;
 mod error;
+mod history;
 mod host;
 mod migration;
 mod volume;
@@ -28,6 +30,9 @@ mod volume;
 pub use address::{Address, AddressError};
 pub use client::{Client, ClientError};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
+pub use history::{
+    Decisions, GuestFigures, HistorySample, MigrationHistory, PhaseEntered, Recording, Suspension, Waited,
+};
 pub use host::{Host, Store};
 pub use migration::{
     GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, Phase, RemainingSeconds,

@@ -9,6 +9,7 @@ use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId};
 use tokio::sync::oneshot;
 
+use crate::history::Histories;
 use crate::images;
 use crate::journal::Journal;
 use crate::migrations::Migrations;
@@ -17,6 +18,7 @@ use crate::migrations::Migrations;
 pub(crate) struct LaneControl {
     pub(crate) journal: Journal,
     pub(crate) migrations: Arc<Migrations>,
+    pub(crate) histories: Arc<Histories>,
     /// Whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -79,6 +81,16 @@ impl Control for LaneControl {
     }
 
     fn report(&self, report: Report) {
-        self.migrations.report(report);
+        match report {
+            Report::Recorded { migration, recorded } => {
+                self.histories.record(migration, recorded, &self.runtime);
+            }
+            Report::RecordingEnded { migration } => self.histories.recording_ended(migration, &self.runtime),
+            Report::Ended { migration, .. } => {
+                self.histories.migration_ended(migration, &self.runtime);
+                self.migrations.report(report);
+            }
+            Report::Progress { .. } => self.migrations.report(report),
+        }
     }
 }

@@ -23,6 +23,7 @@ use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::config::Config;
 use crate::error::RequestError;
+use crate::history::Histories;
 use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::Migrations;
 use crate::recovery;
@@ -42,6 +43,7 @@ pub(crate) struct Host {
     pub(crate) stores: Stores,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) migrations: Arc<Migrations>,
+    pub(crate) histories: Arc<Histories>,
     pub(crate) sockets: SocketFolder,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
@@ -57,6 +59,7 @@ impl Host {
     /// Puts the parts together. Nothing is served yet.
     pub(crate) fn new(config: Config, journal: Journal, stores: Stores, sockets: SocketFolder) -> Arc<Self> {
         Arc::new(Self {
+            histories: Arc::new(Histories::new(&config.data_dir)),
             config,
             journal,
             stores,

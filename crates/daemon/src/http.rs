@@ -38,6 +38,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .route("/v1/migrations", get(list_migrations))
         .route("/v1/migrations/{id}", get(show_migration))
         .route("/v1/migrations/{id}/cancel", post(cancel_migration))
+        .route("/v1/migrations/{id}/history", get(show_history))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         .with_state(host)
@@ -113,6 +114,10 @@ async fn show_migration(
 
 async fn cancel_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
     host.operate(Arc::clone(&host).cancel_migration(id)).await.map(Json)
+}
+
+async fn show_history(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::MigrationHistory> {
+    Arc::clone(&host).migration_history(parse_id(&id)?).await.map(Json)
 }
 
 async fn no_route(method: Method, uri: Uri) -> RequestError {

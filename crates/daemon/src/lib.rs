@@ -18,6 +18,7 @@ mod control;
 mod error;
 pub mod fail_point;
 pub mod folders;
+mod history;
 mod host;
 mod http;
 mod images;

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::error::RequestError;
 use crate::journal::Journal;
 
-pub(crate) use view::image_location;
+pub(crate) use view::{image_location, phase as api_phase};
 
 /// Migrations since this daemon began.
 #[derive(Debug, Default)]
@@ -58,7 +58,10 @@ impl Migrations {
 
     /// Takes a report; called on lane threads.
     pub(crate) fn report(&self, report: Report) {
-        let (Report::Progress { migration, .. } | Report::Ended { migration, .. }) = report;
+        let (Report::Progress { migration, .. } | Report::Ended { migration, .. }) = report else {
+            // Recordings are for the histories.
+            return;
+        };
         let live = self.lock();
         let Some(tracked) = live.get(&migration) else {
             tracing::error!(%migration, "a report about an unknown migration");
@@ -69,6 +72,7 @@ impl Migrations {
             match report {
                 Report::Progress { progress, .. } => live.progress = Some(progress),
                 Report::Ended { outcome, summary, .. } => live.ended = Some((outcome, summary)),
+                Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
             }
         });
     }

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::{MigrateVolume, Migration};
+use api::{MigrateVolume, Migration, MigrationHistory};
 use block::ZeroMode;
 use block::store::{Access, Image, ImageError};
 use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused, Report, TargetContent};
@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::fail_point::{self, Step};
+use crate::history::Facts;
 use crate::images;
 use crate::migrations::parse_id;
 
@@ -52,12 +53,40 @@ impl Host {
         let target = self.reserve_target(&record, order.to.clone()).await?;
         let migration = self.record_start(&record, &target, &order).await?;
         self.migrations.track(migration, volume, u64::from(record.block_size_bytes));
+        self.begin_history(migration, &record, &order);
         if let Err(error) = self.hand_to_lane(&lane, &record, migration, &target, &order).await {
             self.end_unbegun(migration, target.location, &error).await;
             return Err(error);
         }
         tracing::info!(volume = %name, %migration, target = %order.to, "migration begun");
         self.migrations.get(&self.journal, migration)
+    }
+
+    /// A migration with what was recorded of it.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`].
+    pub(crate) async fn migration_history(
+        self: Arc<Self>,
+        migration: MigrationId,
+    ) -> Result<MigrationHistory, RequestError> {
+        blocking(move || {
+            let shown = self.migrations.get(&self.journal, migration)?;
+            let recording = self.histories.get(migration, shown.started_unix_ms);
+            Ok(MigrationHistory { migration: shown, recording })
+        })
+        .await
+    }
+
+    fn begin_history(&self, migration: MigrationId, record: &VolumeRecord, order: &MigrateVolume) {
+        let started = self.journal.read(|state| Some(state.migrations.get(&migration)?.started_unix_ms));
+        let facts = Facts {
+            started_unix_ms: started.unwrap_or_default(),
+            size_bytes: record.size_bytes,
+            bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+            mirror_wait_max: self.config.limits.mirror_wait_max,
+        };
+        self.histories.begin(migration, facts);
     }
 
     /// Asks for a migration to be cancelled.
@@ -193,6 +222,7 @@ impl Host {
             tracing::warn!(%migration, %fault, "that the migration has ended is left to the next start");
         }
         self.migrations.report(Report::Ended { migration, outcome, summary });
+        self.histories.forget(migration);
     }
 }
 

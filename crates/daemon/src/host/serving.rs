@@ -120,6 +120,7 @@ impl Host {
         let control = LaneControl {
             journal: self.journal.clone(),
             migrations: Arc::clone(&self.migrations),
+            histories: Arc::clone(&self.histories),
             runtime: tokio::runtime::Handle::current(),
         };
         let name = record.name.clone();

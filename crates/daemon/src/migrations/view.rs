@@ -157,7 +157,8 @@ fn nowhere() -> ImageLocation {
     ImageLocation { store: None, image: String::new() }
 }
 
-fn phase(phase: Phase) -> api::Phase {
+/// How the API names a phase.
+pub(crate) fn phase(phase: Phase) -> api::Phase {
     match phase {
         Phase::Copying => api::Phase::Copying,
         Phase::Closing => api::Phase::Closing,

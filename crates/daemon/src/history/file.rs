@@ -1,0 +1,92 @@
+//! Histories as files: one a migration, `m7.json`, the latest few of them.
+//!
+//! A file is replaced as a whole, so that a reader never sees half of one; it is not flushed, for its loss harms nobody.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use migration::MigrationId;
+use serde::{Deserialize, Serialize};
+
+/// Files kept: with those of the largest size some 20 MB.
+const FILES_MAX: usize = 100;
+/// Largest file that is read, in bytes: many times the largest that is written.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+/// What is stored has this form; a file of any other is ignored.
+const FORMAT: u32 = 1;
+
+/// The folder that holds the files.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+}
+
+/// What a file holds. The recording is that of the API, whose fields are only added.
+#[derive(Serialize, Deserialize)]
+struct Stored<R> {
+    format: u32,
+    /// When the migration began: a new journal gives the same identities to other migrations.
+    started_unix_ms: u64,
+    recording: R,
+}
+
+impl Folder {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Writes a migration's file and deletes those that are too many; failures are logged.
+    pub(super) fn write(&self, migration: MigrationId, started_unix_ms: u64, recording: &api::Recording) {
+        let stored = Stored { format: FORMAT, started_unix_ms, recording };
+        let written = serde_json::to_vec(&stored).map_err(io::Error::from).and_then(|bytes| {
+            fs::create_dir_all(&self.path)?;
+            let (path, new) = (self.file(migration), self.path.join(format!("{migration}.new")));
+            fs::write(&new, bytes)?;
+            fs::rename(&new, path)?;
+            self.prune()
+        });
+        if let Err(error) = written {
+            tracing::warn!(%migration, folder = %self.path.display(), %error, "a history cannot be kept");
+        }
+    }
+
+    /// Reads a migration's file; `None` if there is none, or none that can be read.
+    pub(super) fn read(&self, migration: MigrationId, started_unix_ms: u64) -> Option<api::Recording> {
+        let path = self.file(migration);
+        match read_file(&path) {
+            Ok(stored) if stored.format == FORMAT && stored.started_unix_ms == started_unix_ms => {
+                Some(stored.recording)
+            }
+            Ok(_) => None,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(path = %path.display(), %error, "a history cannot be read");
+                }
+                None
+            }
+        }
+    }
+
+    fn file(&self, migration: MigrationId) -> PathBuf {
+        self.path.join(format!("{migration}.json"))
+    }
+
+    fn prune(&self) -> io::Result<()> {
+        let mut kept = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix('m')?.strip_suffix(".json"));
+            kept.extend(number.and_then(|number| number.parse::<u64>().ok()));
+        }
+        kept.sort_unstable();
+        let too_many = kept.len().saturating_sub(FILES_MAX);
+        kept.iter().take(too_many).try_for_each(|number| fs::remove_file(self.file(MigrationId(*number))))
+    }
+}
+
+fn read_file(path: &Path) -> io::Result<Stored<api::Recording>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes)?)
+}
