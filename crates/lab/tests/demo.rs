@@ -40,6 +40,7 @@ async fn a_good_migration_is_verified_and_reported() {
     assert!(report.figures.iops_before > 0.0 && report.figures.iops_after > 0.0, "{report}");
     assert!(report.figures.longest_stall_ms > 0.0 && report.requests > 0);
     assert_eq!(report.gate_closed_ms, Some(0.5));
+    assert!(report.history.as_ref().is_some_and(|history| history.migration.bytes_moved == 1234));
     assert!(report.to_string().contains("4 KiB, 70/30 random, 4 outstanding"), "{report}");
 }
 

@@ -164,6 +164,9 @@ pub(crate) struct DemoArguments {
     /// The folder that holds the machine's kernel and initramfs; by default the one that `make demo` fills.
     #[arg(long, value_name = "DIR", requires = "vm")]
     pub(crate) image: Option<PathBuf>,
+    /// Write the migration's report, an HTML page, to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
     /// Where the temporary folder is made; by default where temporary files are.
     #[arg(long, value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
@@ -180,9 +183,21 @@ pub(crate) enum MigrationCommand {
     /// Follow a migration to its end. The exit code says how it ended.
     #[command(after_help = WATCH_HELP)]
     Watch(MigrationArguments),
+    /// Write a migration's report: one HTML page with its course, its cost to the guest, and what was decided.
+    #[command(after_help = REPORT_HELP)]
+    Report(ReportArguments),
     /// Cancel a migration: the volume stays at the source, the half-made target is deleted.
     #[command(after_help = "Example:\n  sterna migration cancel m7")]
     Cancel(MigrationArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArguments {
+    /// Identity of the migration, for example m7.
+    pub(crate) id: String,
+    /// The file to write, - for standard output; by default the identity with the ending .html.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -262,9 +277,18 @@ const DEMO_HELP: &str = "\
 Examples:
   sterna demo
   sterna demo --json
+  sterna demo --report demo.html
   sterna demo --vm
 
 It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU.";
+
+const REPORT_HELP: &str = "\
+Examples:
+  sterna migration report m7
+  sterna migration report m7 --output /tmp/web1.html
+
+The page needs nothing besides itself. It can be made while the migration is under way, and long after: the daemon keeps
+what it recorded of the latest 100 migrations.";
 
 const WATCH_HELP: &str = "\
 Example:

@@ -4,6 +4,7 @@ mod bench;
 mod demo;
 mod migrate;
 mod migration;
+mod report;
 mod serve;
 mod store;
 mod volume;
@@ -43,6 +44,16 @@ pub(crate) enum CommandError {
     /// The result could not be printed.
     #[error("standard output cannot be written")]
     Unwritten(#[from] std::io::Error),
+    /// The report could not be written.
+    #[error(
+        "the report cannot be written to {path}; choose another file with --output, or - for standard output"
+    )]
+    Report {
+        /// To which file.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
     /// A path of the command line cannot be made absolute.
     #[error("the path {path} cannot be followed")]
     Path {

@@ -57,6 +57,7 @@ impl Exit {
             | CommandError::Program(_)
             | CommandError::Signals(_)
             | CommandError::Unwritten(_)
+            | CommandError::Report { .. }
             | CommandError::Path { .. } => Self::Unexpected,
         }
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use api::{
-    Address, Client, MigrateVolume, Migration, MigrationState, NewVolume, Volume, VolumeSource, Watch,
+    Address, Client, MigrateVolume, Migration, MigrationHistory, MigrationState, NewVolume, Volume,
+    VolumeSource, Watch,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
@@ -132,6 +133,12 @@ impl Daemon {
     /// What the daemon says.
     pub(crate) async fn volume(&self, name: &str) -> anyhow::Result<Volume> {
         self.client.volume(name).await.with_context(|| format!("ask for volume {name}"))
+    }
+
+    /// What was recorded of a migration; `None` if the daemon says nothing of it.
+    pub(super) async fn history(&self, migration: &str) -> Option<MigrationHistory> {
+        let history = self.client.migration_history(migration).await;
+        history.inspect_err(|error| tracing::debug!(%error, "there is no history")).ok()
     }
 
     /// Asks the daemon to end, and waits for it.

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use api::{Migration, Volume};
+use api::{Migration, MigrationHistory, Volume};
 use tokio::time::sleep;
 
 use self::report::{grouped, milliseconds};
@@ -145,6 +145,7 @@ struct Moved<S> {
     after: Felt,
     whole: Felt,
     timeline: Timeline,
+    history: Option<MigrationHistory>,
 }
 
 impl Stage<'_> {
@@ -188,6 +189,7 @@ impl Stage<'_> {
             reconnects: moved.stopped.reconnects(),
             timeline: moved.timeline,
             wrong,
+            history: moved.history,
         }
     }
 }
@@ -221,9 +223,10 @@ async fn move_under<G: DemoGuest>(
         let rates = [(&before, &during), (&during, &after), (&after, &end)];
         let rates = rates.map(|(first, last)| guest.rates(first, last));
         let timeline = Timeline::of(&rates[0], &rates[1], &rates[2]);
-        anyhow::Ok((migration, felt.map(|(first, last)| guest.between(first, last)), timeline))
+        let history = daemon.history(&migration.id).await;
+        anyhow::Ok((migration, felt.map(|(first, last)| guest.between(first, last)), timeline, history))
     };
-    let (migration, [before, during, after, whole], timeline) = tokio::select! {
+    let (migration, [before, during, after, whole], timeline, history) = tokio::select! {
         measured = measured => measured?,
         failure = guest.failure() => return Err(failure),
     };
@@ -234,7 +237,8 @@ async fn move_under<G: DemoGuest>(
         "the volume says that it is in store {:?}",
         volume.store
     );
-    Ok(Moved { stopped, guest: description, migration, volume, before, during, after, whole, timeline })
+    let guest = description;
+    Ok(Moved { stopped, guest, migration, volume, before, during, after, whole, timeline, history })
 }
 
 /// What the guest feels at this moment of the migration, shown while it goes on.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use api::MigrationHistory;
 use serde::Serialize;
 
 use super::sparkline::Timeline;
@@ -27,6 +28,8 @@ pub struct Report {
     pub timeline: Timeline,
     /// What was wrong: all of it is counted, the first few are told.
     pub wrong: Wrong,
+    /// What the daemon recorded of the migration; `None` if it gave nothing.
+    pub history: Option<MigrationHistory>,
 }
 
 /// The figures of the demo. Names and number of the fields are a contract with those who read the JSON.
@@ -191,6 +194,7 @@ mod tests {
             reconnects: 0,
             timeline: Timeline::of(&[52.0; 5], &[39.0; 5], &[52.0; 5]),
             wrong: Wrong::default(),
+            history: None,
         }
     }
 

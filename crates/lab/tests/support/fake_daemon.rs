@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use api::{
-    GuestLocation, ImageLocation, Migration, MigrationState, NewVolume, Phase, SwitchOver, Volume,
-    VolumeSource, VolumeState,
+    GuestLocation, ImageLocation, Migration, MigrationHistory, MigrationState, NewVolume, Phase, SwitchOver,
+    Volume, VolumeSource, VolumeState,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -124,6 +124,10 @@ impl FakeDaemon {
             "GET /v1/migrations/m1" => {
                 let state = if self.behaviour == Behaviour::Fails { MigrationState::Failed } else { MigrationState::Moved };
                 serde_json::to_vec(&migration(state)).unwrap()
+            }
+            "GET /v1/migrations/m1/history" => {
+                let migration = migration(MigrationState::Moved);
+                serde_json::to_vec(&MigrationHistory { migration, recording: None }).unwrap()
             }
             other => unreachable!("the demo asks for {other}"),
         }

@@ -4,6 +4,7 @@ use lab::demo::{self, DemoOptions, Interrupted, Progress};
 
 use crate::args::{DemoArguments, Guest};
 use crate::commands::CommandError;
+use crate::commands::report::write as write_report;
 use crate::exit::Exit;
 use crate::output::Format;
 
@@ -30,6 +31,12 @@ pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit
             Err(error) => return Err(CommandError::Demo(error)),
         },
     };
+    if let Some(path) = &arguments.report {
+        let history = report.history.as_ref();
+        let missing =
+            || anyhow::anyhow!("the daemon gave no history of the migration, so there is no report");
+        write_report(path, history.ok_or_else(missing).map_err(CommandError::Demo)?)?;
+    }
     match format {
         Format::Text => print!("{report}"),
         Format::Json => println!("{}", report.json().map_err(|error| CommandError::Unwritten(error.into()))?),

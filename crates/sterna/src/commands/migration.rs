@@ -3,7 +3,7 @@
 use api::{Client, Watch};
 
 use crate::args::MigrationCommand;
-use crate::commands::CommandError;
+use crate::commands::{CommandError, report};
 use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::progress::{Display, follow};
@@ -19,6 +19,7 @@ pub(super) async fn run(
             let shown = client.migration(&migration.id, Watch::default()).await?;
             output::print(format, &shown, output::migration)?;
         }
+        MigrationCommand::Report(order) => return report::run(client, order, format).await,
         MigrationCommand::Watch(migration) => return watch(client, &migration.id, format).await,
         MigrationCommand::Cancel(migration) => {
             let shown = client.cancel_migration(&migration.id).await?;

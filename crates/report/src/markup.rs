@@ -1,0 +1,38 @@
+//! Texts of others in a page: they must not become a part of it.
+
+/// A text as the content of an element or of a quoted attribute.
+pub(crate) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            // What browsers take for a change of the writing direction, or do not show, is shown as what it is.
+            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\0' => {
+                escaped.push('\u{fffd}');
+            }
+            _ => escaped.push(character),
+        }
+    }
+    escaped
+}
+
+/// JSON as the content of a script element, which ends at the first `</script`, wherever that stands.
+pub(crate) fn in_script(json: &serde_json::Value) -> String {
+    json.to_string().replace('<', "\\u003c")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{escape, in_script};
+
+    #[test]
+    fn nothing_of_a_text_becomes_markup() {
+        assert_eq!(escape("<b a='1' c=\"2\">&"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;");
+        assert_eq!(escape("web\u{202e}1"), "web\u{fffd}1");
+        assert_eq!(in_script(&serde_json::json!(["</script>"])), r#"["\u003c/script>"]"#);
+    }
+}

@@ -1,0 +1,97 @@
+//! The report of a migration, made by the daemon's record and looked at in a browser.
+
+use std::path::Path;
+
+use anyhow::ensure;
+use e2e::{Program, Scene, guest, play, until};
+
+const DISK_BYTES: u64 = 128 << 20;
+
+#[test]
+fn a_report_renders_in_a_browser_and_survives_restarts() {
+    play(|scene| {
+        scene.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&scene.export()?, DISK_BYTES / 2)?;
+        let moved = scene.migrate("b")?;
+        guest::stop_and_verify(guest)?;
+        let parts = ["moved from a to b", "What the guest felt", "The switch-over", "to both stores"];
+        for kill in [false, true] {
+            let page = render(scene, &moved.id)?;
+            ensure!(samples(&page) > 0, "no samples are shown: {page}");
+            for part in parts {
+                ensure!(page.contains(part), "\"{part}\" is missing: {page}");
+            }
+            if kill {
+                scene.kill()?;
+            } else {
+                scene.stop()?;
+            }
+            scene.start()?;
+        }
+        // What is lost is missing in the report, and nowhere else.
+        std::fs::remove_dir_all(scene.path("data/history"))?;
+        let page = render(scene, &moved.id)?;
+        ensure!(page.contains("was not recorded") && page.contains("The switch-over"), "{page}");
+        scene.migrate("a")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn migrations_under_way_and_cancelled_ones_have_reports() {
+    play(|scene| {
+        scene.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&scene.export()?, DISK_BYTES / 2)?;
+        let id = scene.begin_to_migrate("b", Some("4MiB/s"))?.id;
+        until("something was recorded", || {
+            let history: api::MigrationHistory = history(scene, &id)?;
+            let recorded = history.recording.is_some_and(|recording| recording.during.is_some());
+            Ok(recorded.then_some(()))
+        })?;
+        let page = render(scene, &id)?;
+        ensure!(page.contains("is moving from a to b") && samples(&page) > 0, "{page}");
+        scene.sterna(["migration", "cancel", &id])?.success()?;
+        scene.wait_for_migration(&id)?;
+        let page = render(scene, &id)?;
+        ensure!(page.contains("was cancelled") && page.contains("at most 4.0 MiB/s"), "{page}");
+        guest::stop_and_verify(guest)?;
+        Ok(())
+    });
+}
+
+/// What the API says of a migration's history.
+fn history(scene: &Scene, id: &str) -> anyhow::Result<api::MigrationHistory> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(api::Client::new(scene.address()?).migration_history(id))?)
+}
+
+/// Makes a report and opens it in a browser; returns the page as it stands after its scripts have run.
+fn render(scene: &Scene, id: &str) -> anyhow::Result<String> {
+    let file = scene.path("report.html");
+    let order = ["migration", "report", id, "--output"].map(std::ffi::OsStr::new);
+    scene.sterna(order.into_iter().chain([file.as_os_str()]))?.success()?;
+    let printed = scene.sterna(["migration", "report", id, "--output", "-"])?.success()?;
+    ensure!(printed.starts_with("<!DOCTYPE html>"), "{printed}");
+    browse(&file, &scene.path("browser"))
+}
+
+fn browse(page: &Path, profile: &Path) -> anyhow::Result<String> {
+    let browser = Program::of_package("chromium", "chromium")
+        // Its sandbox needs more than a test has; the page is our own.
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        .args(["--enable-logging=stderr", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg(format!("file://{}", page.display()))
+        .run()?;
+    browser.expect(0)?;
+    // What scripts throw, and what the page's policy forbids, is told there.
+    ensure!(!browser.stderr.contains("CONSOLE"), "{}", browser.stderr);
+    ensure!(browser.stdout.contains("<h1>"), "{browser:?}");
+    Ok(browser.stdout)
+}
+
+/// How many samples the page's script has found.
+fn samples(page: &str) -> usize {
+    let number = page.split("data-samples=\"").nth(1).and_then(|rest| rest.split('"').next()?.parse().ok());
+    number.unwrap_or(0)
+}
