@@ -186,9 +186,14 @@ impl<D: Driver> Executor<D> {
 
 impl<D> Drop for Executor<D> {
     fn drop(&mut self) {
-        // Tasks hold handles to the executor that holds them.
-        let tasks: Vec<_> = self.handle.inner.tasks.borrow_mut().drain().collect();
-        drop(tasks);
+        // Tasks hold handles to the executor that holds them, and so do those that their destructors spawn.
+        loop {
+            let tasks: Vec<_> = self.handle.inner.tasks.borrow_mut().drain().collect();
+            if tasks.is_empty() {
+                return;
+            }
+            drop(tasks);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   filter::{align, fault, delay}    layers that any stack may have; `check` asserts the contract between two
 //!        │   every layer is a `BlockDevice`
-//!   store::{file, memory}            where the bytes are
+//!   store::{file, qcow2, memory}     where the bytes are
 //!        │
 //!   engine::{ring, threads}          how they get there: io_uring, or threads where io_uring is refused
 //!        │
@@ -11,7 +11,8 @@
 //! ```
 //!
 //! [`device`] is the contract, [`conformance`] the suite that whoever keeps it passes. [`range_lock`] keeps apart
-//! requests that must not overlap. All `unsafe` code is in `engine::ring` and in `store::lock`.
+//! requests that must not overlap. All `unsafe` code is in `engine::ring`, in `store::lock` and
+//! in `store::qcow2::storage`.
 //!
 //! This crate knows nothing of migrations. The filters that take part in one (gate, tracker, mirror) are in the
 //! `lane` crate. The simulator brings devices and a driver of its own and runs everything above them unchanged.

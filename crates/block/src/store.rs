@@ -5,9 +5,11 @@ pub mod image;
 mod lock;
 pub mod memory;
 pub mod opened;
+pub mod qcow2;
 
 pub use file::FileStore;
 pub use image::{Access, DeviceUser, Image, ImageError, Kind};
 pub use lock::Holder;
 pub use memory::MemoryStore;
 pub use opened::Opened;
+pub use qcow2::{Qcow2Error, Qcow2Image, Qcow2Options, Qcow2Store};

@@ -11,12 +11,16 @@ use block::device::Geometry;
 use block::engine::{self, Engine, EngineChoice};
 use block::filter::check::Requests;
 use block::filter::{Align, Check, Delay, Fault, Operations};
+use block::store::qcow2::{Qcow2Image, Qcow2Options, Qcow2Store};
 use block::{Access, BlockDevice, Executor, FileStore, Handle, Image, MemoryStore};
 
 /// On the disk that has the build.
 const ON_DISK: &str = env!("CARGO_TARGET_TMPDIR");
 /// In memory.
 const ON_TMPFS: &str = "/dev/shm";
+
+/// More than the suite has cases for one size.
+const CASES: usize = 16;
 
 /// Runs the suite on devices that `make` makes of a size, with the engine and executor that it is given.
 fn check(
@@ -72,6 +76,58 @@ fn file_store_over_io_uring_on_tmpfs() {
 #[test]
 fn file_store_over_threads_on_tmpfs() {
     check_files(EngineChoice::Threads, ON_TMPFS);
+}
+
+/// qcow2 counts in sectors, so its odd sizes are whole ones.
+fn check_qcow2(choice: EngineChoice, folder: &str, cluster_size: u64) {
+    if !Path::new(folder).is_dir() {
+        eprintln!("{folder} does not exist: not tested");
+        return;
+    }
+    let Ok((driver, engine)) = engine::open(choice) else {
+        eprintln!("{choice:?} is refused here: qcow2 is not tested");
+        return;
+    };
+    let folder = tempfile::tempdir_in(folder).unwrap();
+    let mut executor = Executor::new(driver);
+    let handle = executor.handle();
+    let name = format!("qcow2 with clusters of {cluster_size} on {}", engine.name());
+    executor.run(async move {
+        // The suite makes its devices at once, and opening an image takes a while: so they are made before.
+        for size in [4096, 256 << 10, (256 << 10) + 512, (96 << 10) + 512, 3584] {
+            let mut devices = Vec::new();
+            for index in 0..CASES {
+                let path = folder.path().join(format!("{size}-{index}"));
+                let options = Qcow2Options { cluster_size, backing: None };
+                let image = Qcow2Image::create(&path, size, &options).unwrap();
+                std::fs::remove_file(path).unwrap();
+                devices.push(Rc::new(Qcow2Store::open(image, &handle, &engine).await.unwrap()));
+            }
+            let make = move |_| devices.pop().unwrap() as Rc<dyn BlockDevice>;
+            Suite::new(&name, handle.clone(), make).sizes(&[size]).run().await;
+        }
+    });
+}
+
+#[test]
+fn qcow2_over_io_uring_on_disk() {
+    check_qcow2(EngineChoice::Ring, ON_DISK, 64 << 10);
+    check_qcow2(EngineChoice::Ring, ON_DISK, 512);
+}
+
+#[test]
+fn qcow2_over_threads_on_disk() {
+    check_qcow2(EngineChoice::Threads, ON_DISK, 64 << 10);
+}
+
+#[test]
+fn qcow2_over_io_uring_on_tmpfs() {
+    check_qcow2(EngineChoice::Ring, ON_TMPFS, 4096);
+}
+
+#[test]
+fn qcow2_over_threads_on_tmpfs() {
+    check_qcow2(EngineChoice::Threads, ON_TMPFS, 64 << 10);
 }
 
 #[test]

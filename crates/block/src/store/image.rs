@@ -270,6 +270,26 @@ impl Image {
         }
     }
 
+    /// What offsets and lengths on `file` must be multiples of, in bytes.
+    pub(super) fn io_alignment(&self) -> u32 {
+        self.io_alignment
+    }
+
+    /// Goes through the page cache from here on: for formats whose units are smaller than those of direct I/O.
+    pub(super) fn go_buffered(&mut self) -> std::io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(&self.file)?;
+        rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT)?;
+        (self.caching, self.io_alignment, self.memory_alignment) = (Caching::Buffered, 1, 1);
+        self.tail = None;
+        Ok(())
+    }
+
+    /// Takes note that the file was made `size` bytes long, a multiple of what direct I/O demands, by who uses all of it.
+    pub(super) fn forget_tail(&mut self, size: u64) {
+        self.size = size;
+        self.tail = None;
+    }
+
     fn try_open(path: &Path, access: Access) -> Result<Self, ImageError> {
         let named = std::fs::metadata(path).map_err(|error| ImageError::of("examine", path, error))?;
         let is_device = named.file_type().is_block_device();

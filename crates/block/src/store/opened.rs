@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use super::file::FileStore;
 use super::image::Image;
+use super::qcow2::{Qcow2Image, Qcow2Store};
 use crate::device::BlockDevice;
 use crate::engine::Engine;
 use crate::error::IoError;
@@ -22,6 +23,8 @@ use crate::executor::Handle;
 pub enum Opened {
     /// A raw image file.
     File(Image),
+    /// A qcow2 image, with the images that it stands on.
+    Qcow2(Qcow2Image),
 }
 
 impl Opened {
@@ -29,6 +32,7 @@ impl Opened {
     pub fn size(&self) -> u64 {
         match self {
             Self::File(image) => image.size(),
+            Self::Qcow2(image) => image.size(),
         }
     }
 
@@ -38,17 +42,14 @@ impl Opened {
     ///
     /// # Errors
     /// [`IoError`]: what the store needs before its first request could not be read or reached; it is closed then.
-    #[expect(
-        clippy::unused_async,
-        reason = "kinds whose metadata is read or whose server answers have to wait"
-    )]
     pub async fn into_device(
         self,
-        _handle: &Handle,
+        handle: &Handle,
         engine: &Rc<dyn Engine>,
     ) -> Result<Rc<dyn BlockDevice>, IoError> {
         match self {
             Self::File(image) => Ok(Rc::new(FileStore::new(image, Rc::clone(engine)))),
+            Self::Qcow2(image) => Ok(Rc::new(Qcow2Store::open(image, handle, engine).await?)),
         }
     }
 }
@@ -56,5 +57,11 @@ impl Opened {
 impl From<Image> for Opened {
     fn from(image: Image) -> Self {
         Self::File(image)
+    }
+}
+
+impl From<Qcow2Image> for Opened {
+    fn from(image: Qcow2Image) -> Self {
+        Self::Qcow2(image)
     }
 }

@@ -100,7 +100,7 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    pub(super) fn of(operation: &'static str, path: &Path, source: std::io::Error) -> Self {
+    pub(in crate::store) fn of(operation: &'static str, path: &Path, source: std::io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
             std::io::ErrorKind::NotFound => Self::NotFound { path },

@@ -1,0 +1,225 @@
+//! What changes the tables of an image: writes to clusters that are not its own yet, discards, zeroes.
+//!
+//! ```text
+//!   write:    own cluster? ─────────────────────────────► write
+//!             zero so far, or written whole ────────────► prepare ─► write ─► commit
+//!             a part of what lies below, is shared or
+//!             compressed: read the cluster, merge, whole ► prepare ─► write ─► commit
+//!   discard:  give the space in the file back ─► clear the entries      only whole clusters; the edges are written
+//! ```
+//!
+//! Every request here is a task of its own that holds an exclusive claim on whole clusters.
+//!
+//! N.B. one cluster is prepared at a time. imago may place a new refcount block into a cluster that was freed before
+//! only if several are asked for at once, and then writes it in an order that a crash would expose.
+
+use futures_util::lock::MutexGuard;
+use rustix::io::Errno;
+
+use super::header::bytes_per_l2;
+use super::mapping::{Piece, Place, to_ours};
+use super::storage::{discard_to_backing, discard_to_zero};
+use super::store::Shared;
+use crate::buffer::Buffer;
+use crate::device::{ByteRange, Durability};
+use crate::error::IoError;
+use crate::range_lock::Claim;
+
+/// Requests that may change second-level tables at a time. Those of one table wait for each other anyway; a request
+/// keeps its table in memory until it ends, and imago fails when all of the 128 that it keeps are in use.
+pub(super) const SLOTS: usize = 16;
+
+/// Zeroes written at a time where only writing makes them: as the raw store does.
+const ZERO_PIECE: u64 = 256 << 10;
+
+impl Shared {
+    /// Writes where some clusters may have to be allocated.
+    pub(super) async fn write_allocating(&self, range: ByteRange, data: &Buffer) -> Result<(), IoError> {
+        let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
+        self.write_claimed(range, data).await
+    }
+
+    /// Makes a range zero and gives its clusters back.
+    pub(super) async fn unmap(&self, range: ByteRange) -> Result<(), IoError> {
+        let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
+        let mut position = range.offset;
+        while position < range.end() {
+            let piece = self.tables.piece(ByteRange::new(position, range.end() - position)).await?;
+            if matches!(piece.place, Place::Zero) {
+                position = piece.range.end();
+                continue;
+            }
+            // Pieces of images below may begin and end within a cluster of the top.
+            let touched = self.clusters_around(piece.range);
+            let (start, end) = (touched.offset.max(range.offset), touched.end().min(range.end()));
+            let whole = self.clusters_within(ByteRange::new(start, end - start));
+            self.write_zeroes_claimed(ByteRange::new(start, whole.offset - start)).await?;
+            self.discard_clusters(&piece, whole).await?;
+            self.write_zeroes_claimed(ByteRange::new(whole.end(), end - whole.end())).await?;
+            position = end;
+        }
+        Ok(())
+    }
+
+    /// Makes a range zero and has it allocated afterwards.
+    pub(super) async fn zero_allocated(&self, range: ByteRange) -> Result<(), IoError> {
+        let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
+        let mut position = range.offset;
+        while position < range.end() {
+            let piece = self.tables.piece(ByteRange::new(position, range.end() - position)).await?;
+            let end = self.end_of_part(&piece, range);
+            let is_made = match piece.place {
+                Place::Own { offset } => self.tables.top().zero_allocated(offset, end - position).await?,
+                _ => false,
+            };
+            if !is_made {
+                self.write_zeroes_claimed(ByteRange::new(position, end - position)).await?;
+            }
+            position = end;
+        }
+        Ok(())
+    }
+
+    async fn write_zeroes_claimed(&self, range: ByteRange) -> Result<(), IoError> {
+        let zeroes = Buffer::zeroed(range.length.min(ZERO_PIECE) as usize);
+        let mut position = range.offset;
+        while position < range.end() {
+            let length = ZERO_PIECE.min(range.end() - position);
+            let piece = zeroes.slice(0, length as usize);
+            self.write_claimed(ByteRange::new(position, length), &piece).await?;
+            position += length;
+        }
+        Ok(())
+    }
+
+    async fn write_claimed(&self, range: ByteRange, data: &Buffer) -> Result<(), IoError> {
+        let mut position = range.offset;
+        while position < range.end() {
+            let piece = self.tables.piece(ByteRange::new(position, range.end() - position)).await?;
+            let end = self.end_of_part(&piece, range);
+            let part = data.slice((position - range.offset) as usize, (end - position) as usize);
+            match piece.place {
+                Place::Own { offset } => self.tables.top().write(offset, part, Durability::Volatile).await?,
+                _ => self.write_new_cluster(position, part).await?,
+            }
+            position = end;
+        }
+        Ok(())
+    }
+
+    /// How far a request for `range` goes on at a time: over what is ours, or to the end of a cluster that is not,
+    /// whatever lies below the rest of that.
+    fn end_of_part(&self, piece: &Piece, range: ByteRange) -> u64 {
+        match piece.place {
+            Place::Own { .. } => piece.range.end(),
+            _ => self.cluster_at(piece.range.offset).end().min(range.end()),
+        }
+    }
+
+    /// Writes a part of a cluster that is not ours yet, into one that is allocated for it.
+    async fn write_new_cluster(&self, position: u64, data: Buffer) -> Result<(), IoError> {
+        let cluster = self.cluster_at(position);
+        let (position, data) = match data.len() as u64 == cluster.length {
+            true => (position, data),
+            false => self.merged(cluster, position, data).await?,
+        };
+        let _slot = self.slot(cluster.offset).await;
+        self.is_dirty.set(true);
+        let access = self.tables.access();
+        let length = data.len() as u64;
+        let prepared = access.prepare_data_mapping(position, length, true).await;
+        let prepared = prepared.map_err(|error| to_ours("allocate", &error))?;
+        if prepared.length() < length {
+            return Err(IoError::os("allocate", Errno::IO));
+        }
+        self.tables.top().write(prepared.offset(), data, Durability::Volatile).await?;
+        let committed = access.commit_data_mapping(prepared).await;
+        // A flush that began meanwhile has not seen it.
+        self.is_dirty.set(true);
+        committed.map_err(|error| to_ours("allocate", &error))
+    }
+
+    /// The whole of a cluster, with `data` in its place; `data` alone if the cluster was zero.
+    async fn merged(
+        &self,
+        cluster: ByteRange,
+        position: u64,
+        data: Buffer,
+    ) -> Result<(u64, Buffer), IoError> {
+        let pieces = self.tables.pieces(cluster).await?;
+        if pieces.iter().all(|piece| matches!(piece.place, Place::Zero)) {
+            return Ok((position, data));
+        }
+        let buffer = self.engine.buffers().take(cluster.length as usize);
+        let mut whole = self.read_pieces(&pieces, cluster.offset, buffer).await?;
+        let target = whole.as_mut_slice().ok_or(IoError::os("write", Errno::INVAL))?;
+        let from = (position - cluster.offset) as usize;
+        target[from..from + data.len()].copy_from_slice(data.as_slice());
+        Ok((cluster.offset, whole))
+    }
+
+    /// Makes whole clusters of a piece zero, and frees what they had.
+    async fn discard_clusters(&self, piece: &Piece, clusters: ByteRange) -> Result<(), IoError> {
+        if clusters.length == 0 {
+            return Ok(());
+        }
+        if let Place::Own { offset } = piece.place {
+            // While they are still ours: afterwards they may be somebody else's at once.
+            let skipped = clusters.offset - piece.range.offset;
+            self.tables.top().give_back(offset + skipped, clusters.length).await;
+        }
+        let access = self.tables.access();
+        let mut position = clusters.offset;
+        while position < clusters.end() {
+            let slot = self.slot(position).await;
+            self.is_dirty.set(true);
+            let rest = ByteRange::new(position, clusters.end() - position);
+            let mut done = discard_to_zero(access, rest).await;
+            if done == Err(IoError::os("discard", Errno::OPNOTSUPP)) && !self.has_backing {
+                // Version 2 knows no clusters of zeroes, but what is not allocated is zero as well.
+                done = discard_to_backing(access, rest).await;
+            }
+            self.is_dirty.set(true);
+            match done {
+                Ok(end) if end > position => position = end,
+                Ok(_) | Err(IoError::Os { errno: Errno::OPNOTSUPP, .. }) => {
+                    drop(slot);
+                    return self.write_zeroes_claimed(rest).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the turn to change the second-level table that describes a byte of the disk.
+    async fn slot(&self, position: u64) -> MutexGuard<'_, ()> {
+        let table = position / bytes_per_l2(self.cluster_size.trailing_zeros());
+        self.slots[(table % SLOTS as u64) as usize].lock().await
+    }
+
+    /// The cluster that a byte of the disk is in, as far as the disk reaches.
+    fn cluster_at(&self, position: u64) -> ByteRange {
+        let start = position - position % self.cluster_size;
+        ByteRange::new(start, self.cluster_size.min(self.geometry.size - start))
+    }
+
+    /// The clusters that a range touches.
+    fn clusters_around(&self, range: ByteRange) -> ByteRange {
+        let start = range.offset - range.offset % self.cluster_size;
+        ByteRange::new(start, range.end().next_multiple_of(self.cluster_size) - start)
+    }
+
+    /// The clusters that a range covers, as far as the disk reaches; an empty range at its start if there are none.
+    fn clusters_within(&self, range: ByteRange) -> ByteRange {
+        let start = range.offset.next_multiple_of(self.cluster_size);
+        let end = match range.end() == self.geometry.size {
+            true => range.end(),
+            false => range.end() - range.end() % self.cluster_size,
+        };
+        match start < end {
+            true => ByteRange::new(start, end - start),
+            false => ByteRange::new(range.offset, 0),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Describes a disk by its chain: what is allocated in any image, what is known to be zero.
+
+use std::rc::Rc;
+
+use super::file::LaneFile;
+use super::mapping::{Place, Tables};
+use crate::device::{ALIGNMENT, ByteRange, Extent, ExtentKind, push_extent};
+use crate::error::IoError;
+
+/// Extents described one by one; what lies behind is told as data, which is always allowed. Bounds the memory of an
+/// answer about a badly fragmented image (1.5 MiB).
+const EXTENTS_MAX: usize = 65_536;
+
+/// Describes a range within the disk.
+///
+/// What no image of the chain has is a hole; so is what the file system has not allocated of a raw base.
+pub(super) async fn of_range(tables: &Rc<Tables>, range: ByteRange) -> Result<Vec<Extent>, IoError> {
+    let mut extents = Vec::new();
+    let mut position = range.offset;
+    while position < range.end() {
+        let rest = ByteRange::new(position, range.end() - position);
+        if extents.len() >= EXTENTS_MAX {
+            push_extent(&mut extents, rest, ExtentKind::Data);
+            break;
+        }
+        let piece = tables.piece(rest).await?;
+        position = piece.range.end();
+        match piece.place {
+            Place::Zero => push_extent(&mut extents, piece.range, ExtentKind::Hole),
+            Place::Own { .. } | Place::Packed => push_extent(&mut extents, piece.range, ExtentKind::Data),
+            Place::Shared { file, offset } => push_file(&mut extents, piece.range, &file, offset).await?,
+        }
+    }
+    Ok(extents)
+}
+
+/// Describes what is in a file from `offset` on.
+async fn push_file(
+    extents: &mut Vec<Extent>,
+    range: ByteRange,
+    file: &LaneFile,
+    offset: u64,
+) -> Result<(), IoError> {
+    let unit = u64::from(ALIGNMENT);
+    let start = offset - offset % unit;
+    let end = (offset + range.length).next_multiple_of(unit).min(file.end());
+    let Some(told) = file.holes(ByteRange::new(start, end.saturating_sub(start))) else {
+        push_extent(extents, range, ExtentKind::Data);
+        return Ok(());
+    };
+    for extent in told.await? {
+        let from = extent.range.offset.max(offset);
+        let to = extent.range.end().min(offset + range.length);
+        let part = ByteRange::new(from - offset + range.offset, to.saturating_sub(from));
+        push_extent(extents, part, extent.kind);
+    }
+    Ok(())
+}

@@ -1,0 +1,306 @@
+//! One file of a chain on the lane's thread: I/O through the lane's engine, and the order in which it becomes durable.
+//!
+//! ```text
+//!   data of guests ──────────────► write ───────────────────────────────┐
+//!   imago's tables ─► write_table ─► barrier: sync, if anything was ────►├─► engine
+//!                        │           written since the last one         │
+//!                        └─ first-level table? first all other tables ──┘
+//! ```
+//!
+//! imago writes tables in an order that keeps the image whole when the process is killed, with one exception, and
+//! does not sync between them. Both are mended here, where all its writes pass:
+//!
+//! - A table is written only after everything that had been written before is durable. So refcounts are on the disk
+//!   before what they count, and data before the entry that points to them, also after a power cut.
+//! - Before an entry of the first-level table is written, all cached tables are: otherwise a new second-level table
+//!   would be in use before its refcount is written.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::{Rc, Weak};
+
+use futures_util::lock::Mutex;
+use rustix::io::Errno;
+
+use super::mapping::Tables;
+use crate::buffer::Buffer;
+use crate::device::{ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, IoFuture};
+use crate::engine::{AllocateMode, Engine};
+use crate::error::IoError;
+use crate::store::file::FileStore;
+use crate::store::image::Image;
+
+/// A file that a lane has open.
+pub(super) struct LaneFile {
+    kind: Kind,
+    engine: Rc<dyn Engine>,
+}
+
+enum Kind {
+    /// Below the top, or a top that is not written: it does not change.
+    Fixed(FileStore),
+    /// A raw one, of which holes tell what it is.
+    Raw(FileStore),
+    /// The top of a chain that is written.
+    Growing(Growing),
+}
+
+/// A file that is written, and becomes longer by it.
+struct Growing {
+    image: Image,
+    /// Where it ends: what lies behind reads as zeroes. A multiple of what direct I/O demands.
+    end: Cell<u64>,
+    /// Changes that have completed.
+    completed: Cell<u64>,
+    /// The first so many of them are durable.
+    durable: Cell<u64>,
+    /// Held by who syncs, so that those who wait for the same need not.
+    syncing: Mutex<()>,
+    /// Where the first-level table is.
+    l1: Range<u64>,
+    /// The tables that are written before it; dead until the image is open.
+    tables: RefCell<Weak<Tables>>,
+    /// Cleared when the file system turns out not to know it.
+    punches_holes: Cell<bool>,
+}
+
+impl LaneFile {
+    /// A file that nobody writes.
+    pub(super) fn fixed(image: Image, engine: &Rc<dyn Engine>) -> Self {
+        Self { kind: Kind::Fixed(FileStore::new(image, Rc::clone(engine))), engine: Rc::clone(engine) }
+    }
+
+    /// A raw image, which nobody writes.
+    pub(super) fn raw(image: Image, engine: &Rc<dyn Engine>) -> Self {
+        Self { kind: Kind::Raw(FileStore::new(image, Rc::clone(engine))), engine: Rc::clone(engine) }
+    }
+
+    /// The file of an image that is written, whose first-level table is at `l1`.
+    pub(super) fn growing(image: Image, l1: Range<u64>, engine: &Rc<dyn Engine>) -> Self {
+        let growing = Growing {
+            end: Cell::new(image.size()),
+            completed: Cell::new(0),
+            durable: Cell::new(0),
+            syncing: Mutex::new(()),
+            l1,
+            tables: RefCell::default(),
+            punches_holes: Cell::new(image.gives_space_back()),
+            image,
+        };
+        Self { kind: Kind::Growing(growing), engine: Rc::clone(engine) }
+    }
+
+    /// Says whose tables are to be written before the first-level table is.
+    pub(super) fn set_tables(&self, tables: &Rc<Tables>) {
+        if let Kind::Growing(growing) = &self.kind {
+            *growing.tables.borrow_mut() = Rc::downgrade(tables);
+        }
+    }
+
+    /// The image behind it.
+    pub(super) fn image(&self) -> &Image {
+        match &self.kind {
+            Kind::Fixed(store) | Kind::Raw(store) => store.image(),
+            Kind::Growing(growing) => &growing.image,
+        }
+    }
+
+    /// Where it ends, in bytes.
+    pub(super) fn end(&self) -> u64 {
+        match &self.kind {
+            Kind::Fixed(store) | Kind::Raw(store) => store.image().size(),
+            Kind::Growing(growing) => growing.end.get(),
+        }
+    }
+
+    /// What offsets and lengths of writes must be multiples of, in bytes.
+    pub(super) fn alignment(&self) -> u32 {
+        match &self.kind {
+            Kind::Fixed(_) | Kind::Raw(_) => 1,
+            Kind::Growing(growing) => growing.image.io_alignment(),
+        }
+    }
+
+    /// Fills `buffer` from any offset on; what lies beyond the end of the file is zero.
+    pub(super) async fn read(&self, offset: u64, mut buffer: Buffer) -> Result<Buffer, IoError> {
+        let length = buffer.len();
+        let available = self.end().saturating_sub(offset).min(length as u64);
+        // `end` is at least this, so it does not overflow.
+        let unit = self.read_alignment();
+        let is_whole = available == length as u64
+            && offset.is_multiple_of(unit)
+            && (available.is_multiple_of(unit) || offset + available == self.end());
+        if is_whole && buffer.is_aligned_to(self.image().memory_alignment()) {
+            return self.read_whole(offset, buffer).await;
+        }
+        if available == 0 {
+            buffer.fill_from(&vec![0; length]);
+            return Ok(buffer);
+        }
+        let start = offset - offset % unit;
+        let stop = (offset + available).next_multiple_of(unit).min(self.end());
+        let around = self.engine.buffers().take((stop - start) as usize);
+        let around = self.read_whole(start, around).await?;
+        let target = buffer.as_mut_slice().ok_or(IoError::os("read", Errno::INVAL))?;
+        let (there, beyond) = target.split_at_mut(available as usize);
+        let skipped = (offset - start) as usize;
+        there.copy_from_slice(&around.as_slice()[skipped..skipped + there.len()]);
+        beyond.fill(0);
+        Ok(buffer)
+    }
+
+    /// Writes a guest's data; a rest that direct I/O cannot write is filled up with zeroes.
+    ///
+    /// `offset` is a multiple of the alignment.
+    pub(super) async fn write(
+        &self,
+        offset: u64,
+        mut data: Buffer,
+        durability: Durability,
+    ) -> Result<(), IoError> {
+        let growing = self.written()?;
+        let whole = data.len().next_multiple_of(growing.image.io_alignment() as usize);
+        if whole != data.len() || !data.is_aligned_to(growing.image.memory_alignment()) {
+            let mut copy = self.engine.buffers().take(whole);
+            // Fresh from the pool, so nobody else has it.
+            if let Some(target) = copy.as_mut_slice() {
+                let (there, rest) = target.split_at_mut(data.len());
+                there.copy_from_slice(data.as_slice());
+                rest.fill(0);
+            }
+            data = copy;
+        }
+        self.engine.write_at(growing.image.file(), offset, data, durability).await?;
+        growing.changed(offset + whole as u64);
+        Ok(())
+    }
+
+    /// Writes a part of a table, after everything that must be durable before.
+    pub(super) async fn write_table(&self, offset: u64, data: Buffer) -> Result<(), IoError> {
+        let growing = self.written()?;
+        if growing.l1.contains(&offset) {
+            let tables = growing.tables.borrow().upgrade();
+            if let Some(tables) = tables {
+                tables.write_cached().await?;
+            }
+        }
+        self.barrier().await?;
+        self.write(offset, data, Durability::Volatile).await
+    }
+
+    /// Makes a range zero that no guest reads yet; `false` if only writing zeroes can do it.
+    pub(super) async fn zero(&self, offset: u64, length: u64) -> Result<bool, IoError> {
+        let growing = self.written()?;
+        let length = growing.end.get().saturating_sub(offset).min(length);
+        if length == 0 {
+            return Ok(true);
+        }
+        let range = ByteRange::new(offset, length);
+        match self.engine.allocate(growing.image.file(), AllocateMode::PunchHole, range).await {
+            Ok(()) => {
+                growing.changed(0);
+                Ok(true)
+            }
+            Err(IoError::Os { errno: Errno::OPNOTSUPP | Errno::NOSYS, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a range zero and keeps its space; `false` if only writing zeroes can do it.
+    pub(super) async fn zero_allocated(&self, offset: u64, length: u64) -> Result<bool, IoError> {
+        let growing = self.written()?;
+        let range = ByteRange::new(offset, length);
+        match self.engine.allocate(growing.image.file(), AllocateMode::ZeroRange, range).await {
+            Ok(()) => {
+                growing.changed(0);
+                Ok(true)
+            }
+            Err(IoError::Os { errno: Errno::OPNOTSUPP | Errno::NOSYS, .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the space of a range back that nobody will read as it was; what cannot be given back stays.
+    pub(super) async fn give_back(&self, offset: u64, length: u64) {
+        let Kind::Growing(growing) = &self.kind else { return };
+        let length = growing.end.get().saturating_sub(offset).min(length);
+        if length == 0 || !growing.punches_holes.get() {
+            return;
+        }
+        let range = ByteRange::new(offset, length);
+        if let Err(error) = self.engine.allocate(growing.image.file(), AllocateMode::PunchHole, range).await {
+            tracing::debug!(path = %growing.image.path().display(), %error, "space is not given back");
+            growing.punches_holes.set(false);
+        }
+    }
+
+    /// Makes everything durable that had completed when this was called.
+    pub(super) async fn sync(&self) -> Result<(), IoError> {
+        let Kind::Growing(growing) = &self.kind else { return Ok(()) };
+        let completed = growing.completed.get();
+        self.engine.sync(growing.image.file()).await?;
+        growing.durable.set(growing.durable.get().max(completed));
+        Ok(())
+    }
+
+    /// Data and holes of a range, if they tell more than the tables do.
+    pub(super) fn holes(&self, range: ByteRange) -> Option<IoFuture<'_, Vec<Extent>>> {
+        match &self.kind {
+            Kind::Raw(store) => Some(store.allocation(range)),
+            Kind::Fixed(_) | Kind::Growing(_) => None,
+        }
+    }
+
+    /// As [`LaneFile::sync`], if there is anything that is not durable; many who wait are served by one sync.
+    async fn barrier(&self) -> Result<(), IoError> {
+        let growing = self.written()?;
+        let completed = growing.completed.get();
+        if growing.durable.get() >= completed {
+            return Ok(());
+        }
+        let _turn = growing.syncing.lock().await;
+        if growing.durable.get() >= completed {
+            return Ok(());
+        }
+        self.sync().await
+    }
+
+    /// What offsets of reads must be multiples of, in bytes.
+    fn read_alignment(&self) -> u64 {
+        match &self.kind {
+            Kind::Fixed(_) | Kind::Raw(_) => ALIGNMENT.into(),
+            Kind::Growing(growing) => growing.image.io_alignment().into(),
+        }
+    }
+
+    /// Reads what can be read by one call, which lies within the file.
+    fn read_whole(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        match &self.kind {
+            Kind::Fixed(store) | Kind::Raw(store) => store.read(offset, buffer),
+            Kind::Growing(growing) => self.engine.read_at(growing.image.file(), offset, buffer),
+        }
+    }
+
+    fn written(&self) -> Result<&Growing, IoError> {
+        match &self.kind {
+            Kind::Fixed(_) | Kind::Raw(_) => Err(IoError::ReadOnly),
+            Kind::Growing(growing) => Ok(growing),
+        }
+    }
+}
+
+impl Growing {
+    /// Takes note of a change that has completed and reached up to `end`.
+    fn changed(&self, end: u64) {
+        self.completed.set(self.completed.get() + 1);
+        self.end.set(self.end.get().max(end));
+    }
+}
+
+impl Drop for LaneFile {
+    fn drop(&mut self) {
+        if let Kind::Growing(growing) = &self.kind {
+            self.engine.release(growing.image.file());
+        }
+    }
+}

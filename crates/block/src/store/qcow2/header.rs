@@ -1,0 +1,379 @@
+//! The header of a qcow2 image: read from bytes that anybody may have written, and checked before anything is made
+//! of it.
+//!
+//! ```text
+//!   0        72            104         header length      backing name's offset        end of the first cluster
+//!   ├── v2 ───┼── v3 only ──┼── unknown ──┼── extensions ──────┼── backing name ─────────────┤
+//! ```
+//!
+//! Nothing here does I/O. What is refused is what the driver below us does not know, what it would damage, and what
+//! would make it ask for memory without bounds.
+
+/// Bytes of the largest header: a cluster of 2 MiB holds it, but names and extensions need far less.
+pub(super) const HEADER_MAX: usize = 64 << 10;
+
+/// `QFI\xfb`.
+pub(super) const MAGIC: [u8; 4] = [0x51, 0x46, 0x49, 0xfb];
+/// Bytes of a version 2 header.
+const V2_LENGTH: usize = 72;
+/// Bytes of a version 3 header without what later versions may append.
+pub(super) const V3_LENGTH: usize = 104;
+
+/// Cluster sizes as powers of two: the format's minimum, and the largest that QEMU opens.
+pub(super) const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
+/// Largest first-level table that QEMU opens, in bytes; it is held in memory whole.
+pub(super) const L1_BYTES_MAX: u64 = 32 << 20;
+/// Largest refcount table that QEMU opens, in bytes; it is held in memory whole.
+const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
+/// Longest name of a backing file, by the format.
+pub(super) const BACKING_NAME_MAX: usize = 1023;
+/// QEMU counts disks in sectors; what an image has beyond the last whole one nobody can see.
+pub(super) const SECTOR: u64 = 512;
+/// Widest refcounts, as a power of two of bits.
+const REFCOUNT_ORDER_MAX: u32 = 6;
+
+/// Header extension with the backing file's format.
+pub(super) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
+/// Header extension that says where persistent dirty bitmaps are.
+const EXTENSION_BITMAPS: u32 = 0x2385_2875;
+
+/// Why a header is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// It does not begin as one.
+    #[error("it is no qcow2 image")]
+    NotQcow2,
+    /// The file ends within it.
+    #[error("the file ends within the header")]
+    Truncated,
+    /// It is of a version that nobody knows here.
+    #[error("it is of version {version}; 2 and 3 are known")]
+    Version {
+        /// Which one it says.
+        version: u32,
+    },
+    /// It needs a feature that is not supported.
+    #[error("it uses {feature}; {advice}")]
+    Unsupported {
+        /// Which one.
+        feature: &'static str,
+        /// What the user can do.
+        advice: &'static str,
+    },
+    /// A field cannot be true.
+    #[error("its {field} is {value}, which cannot be")]
+    Field {
+        /// Which one.
+        field: &'static str,
+        /// What it says.
+        value: u64,
+    },
+    /// A table lies outside of the file.
+    #[error("its {table} lies beyond the end of the file")]
+    Outside {
+        /// Which one.
+        table: &'static str,
+    },
+    /// A table is larger than any image needs.
+    #[error("its {table} has {bytes} bytes, and {bytes_max} is the most")]
+    TooLarge {
+        /// Which one.
+        table: &'static str,
+        /// What it says.
+        bytes: u64,
+        /// The most that is accepted.
+        bytes_max: u64,
+    },
+    /// The first refcount block is missing: the header's own cluster would be given away.
+    #[error("its refcount table counts not even the header; run `qemu-img check -r all` on it first")]
+    Uncounted,
+    /// The name of the backing file cannot be read.
+    #[error("the name of its backing file is damaged")]
+    BackingName,
+}
+
+/// What an image says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Header {
+    /// 2 or 3.
+    pub(super) version: u32,
+    /// Cluster size as a power of two.
+    pub(super) cluster_bits: u32,
+    /// Size of the disk in bytes, in whole sectors.
+    pub(super) size: u64,
+    /// The first-level table.
+    pub(super) l1: Table,
+    /// The refcount table.
+    pub(super) refcounts: Table,
+    /// Internal snapshots.
+    pub(super) snapshots: u32,
+    /// Whether persistent dirty bitmaps are in it, and true.
+    pub(super) has_bitmaps: bool,
+    /// The backing file; `None`: what is not allocated is zero.
+    pub(super) backing: Option<BackingName>,
+}
+
+/// Where a table is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Table {
+    /// First byte in the file.
+    pub(super) offset: u64,
+    /// Entries of eight bytes.
+    pub(super) entries: u64,
+}
+
+/// What a header says of the backing file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct BackingName {
+    /// As written: relative to the image's folder, or absolute.
+    pub(super) name: String,
+    /// `raw`, `qcow2` or another; `None` if the image does not tell.
+    pub(super) format: Option<String>,
+}
+
+impl Table {
+    /// Bytes that it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.entries * 8
+    }
+}
+
+impl Header {
+    /// Reads a header from the first bytes of a file of `file_length` bytes: at most [`HEADER_MAX`], all if it is
+    /// shorter.
+    ///
+    /// # Errors
+    /// [`HeaderError`].
+    pub(super) fn parse(bytes: &[u8], file_length: u64) -> Result<Self, HeaderError> {
+        let fields = Fields { bytes };
+        if bytes.get(..4) != Some(&MAGIC) {
+            return Err(HeaderError::NotQcow2);
+        }
+        let version = fields.u32(4)?;
+        if !matches!(version, 2 | 3) {
+            return Err(HeaderError::Version { version });
+        }
+        let cluster_bits = fields.u32(20)?;
+        if !CLUSTER_BITS.contains(&cluster_bits) {
+            return Err(field("cluster size as a power of two", cluster_bits.into()));
+        }
+        check_encryption(fields.u32(32)?)?;
+        // All of a header lies in the first cluster.
+        let fields = Fields { bytes: bytes.get(..1 << cluster_bits).unwrap_or(bytes) };
+        let header_length = match version {
+            2 => V2_LENGTH,
+            _ => check_version_3(&fields, cluster_bits)?,
+        };
+        let extensions = Extensions::read(&fields, header_length)?;
+        let header = Self {
+            version,
+            cluster_bits,
+            size: fields.u64(24)? / SECTOR * SECTOR,
+            l1: Table { offset: fields.u64(40)?, entries: fields.u32(36)?.into() },
+            refcounts: Table {
+                offset: fields.u64(48)?,
+                entries: u64::from(fields.u32(56)?) << (cluster_bits - 3),
+            },
+            snapshots: fields.u32(60)?,
+            has_bitmaps: extensions.has_bitmaps && version == 3 && fields.u64(88)? & 1 != 0,
+            backing: backing_name(&fields, cluster_bits, extensions.backing_format)?,
+        };
+        header.check_tables(file_length)?;
+        Ok(header)
+    }
+
+    /// Bytes of a cluster.
+    pub(super) fn cluster_size(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    fn check_tables(&self, file_length: u64) -> Result<(), HeaderError> {
+        if self.size > i64::MAX as u64 {
+            return Err(field("size", self.size));
+        }
+        if self.l1.entries < l1_entries_for(self.size, self.cluster_bits) {
+            return Err(field("number of first-level entries", self.l1.entries));
+        }
+        let end_of_clusters = file_length.div_ceil(self.cluster_size()).saturating_mul(self.cluster_size());
+        let tables = [
+            ("first-level table", self.l1, L1_BYTES_MAX),
+            ("refcount table", self.refcounts, REFCOUNT_TABLE_BYTES_MAX),
+        ];
+        for (table, place, bytes_max) in tables {
+            if place.bytes() > bytes_max {
+                return Err(HeaderError::TooLarge { table, bytes: place.bytes(), bytes_max });
+            }
+            if !place.offset.is_multiple_of(self.cluster_size()) {
+                return Err(field(table, place.offset));
+            }
+            let end = place.offset.checked_add(place.bytes());
+            if end.is_none_or(|end| end > end_of_clusters) {
+                return Err(HeaderError::Outside { table });
+            }
+        }
+        if self.refcounts.offset == 0 || self.refcounts.entries == 0 {
+            return Err(field("refcount table", self.refcounts.offset));
+        }
+        if self.l1.offset == 0 && self.l1.entries > 0 {
+            return Err(field("first-level table", 0));
+        }
+        Ok(())
+    }
+}
+
+/// First-level entries that a disk of `size` bytes needs.
+pub(super) fn l1_entries_for(size: u64, cluster_bits: u32) -> u64 {
+    size.div_ceil(bytes_per_l2(cluster_bits))
+}
+
+/// Bytes of the disk that one second-level table describes.
+pub(super) fn bytes_per_l2(cluster_bits: u32) -> u64 {
+    1 << (2 * cluster_bits - 3)
+}
+
+/// Checks the entries of a table as they are in the file: each is 0 or points to a whole cluster within it.
+///
+/// `cluster_end` is the end of the file, rounded up to whole clusters.
+///
+/// # Errors
+/// [`HeaderError::Field`] or [`HeaderError::Outside`].
+pub(super) fn check_entries(
+    table: &'static str,
+    entries: &[u8],
+    cluster_bits: u32,
+    cluster_end: u64,
+) -> Result<(), HeaderError> {
+    /// The bits of an entry that are an offset; 0 to 8 and 56 to 63 are flags or reserved.
+    const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+    for entry in entries.chunks_exact(8) {
+        // The chunks have eight bytes.
+        let offset = u64::from_be_bytes(entry.try_into().unwrap_or_default()) & OFFSET;
+        if !offset.is_multiple_of(1 << cluster_bits) {
+            return Err(field(table, offset));
+        }
+        if offset >= cluster_end {
+            return Err(HeaderError::Outside { table });
+        }
+    }
+    Ok(())
+}
+
+fn field(field: &'static str, value: u64) -> HeaderError {
+    HeaderError::Field { field, value }
+}
+
+fn check_encryption(method: u32) -> Result<(), HeaderError> {
+    if method == 0 {
+        return Ok(());
+    }
+    let advice = "decrypt it with `qemu-img convert` first";
+    Err(HeaderError::Unsupported { feature: "encryption", advice })
+}
+
+/// Checks what only version 3 has; returns the header's length.
+fn check_version_3(fields: &Fields<'_>, cluster_bits: u32) -> Result<usize, HeaderError> {
+    check_features(fields.u64(72)?)?;
+    let order = fields.u32(96)?;
+    if order > REFCOUNT_ORDER_MAX {
+        return Err(field("refcount width as a power of two", order.into()));
+    }
+    let length = fields.u32(100)?;
+    let is_possible = length as usize >= V3_LENGTH && u64::from(length) <= 1 << cluster_bits;
+    if !is_possible || !length.is_multiple_of(8) {
+        return Err(field("header length", length.into()));
+    }
+    Ok(length as usize)
+}
+
+/// Checks the features without which an image must not be opened.
+fn check_features(features: u64) -> Result<(), HeaderError> {
+    const CONVERT: &str = "copy it with `qemu-img convert -O qcow2` first";
+    const KNOWN: [(u64, &str, &str); 5] = [
+        (1 << 0, "refcounts that were not brought up to date", "run `qemu-img check -r all` on it first"),
+        (1 << 1, "a mark that says it is corrupt", "run `qemu-img check -r all` on it first"),
+        (1 << 2, "an external data file", CONVERT),
+        (1 << 3, "a compression other than zlib", CONVERT),
+        (1 << 4, "extended L2 entries", CONVERT),
+    ];
+    for (bit, feature, advice) in KNOWN {
+        if features & bit != 0 {
+            return Err(HeaderError::Unsupported { feature, advice });
+        }
+    }
+    match features {
+        0 => Ok(()),
+        _ => Err(HeaderError::Unsupported { feature: "a feature that is not known", advice: CONVERT }),
+    }
+}
+
+fn backing_name(
+    fields: &Fields<'_>,
+    cluster_bits: u32,
+    format: Option<String>,
+) -> Result<Option<BackingName>, HeaderError> {
+    let (offset, length) = (fields.u64(8)?, fields.u32(16)? as usize);
+    if offset == 0 || length == 0 {
+        return Ok(None);
+    }
+    if length > BACKING_NAME_MAX || offset > 1 << cluster_bits {
+        return Err(HeaderError::BackingName);
+    }
+    let start = usize::try_from(offset).map_err(|_| HeaderError::BackingName)?;
+    let name = fields.bytes.get(start..start + length).ok_or(HeaderError::BackingName)?;
+    let name = std::str::from_utf8(name).map_err(|_| HeaderError::BackingName)?;
+    if name.contains('\0') {
+        return Err(HeaderError::BackingName);
+    }
+    Ok(Some(BackingName { name: name.to_owned(), format }))
+}
+
+/// What matters of the header's extensions.
+#[derive(Default)]
+struct Extensions {
+    backing_format: Option<String>,
+    has_bitmaps: bool,
+}
+
+impl Extensions {
+    /// Reads them; each has a type, a length and as many bytes, padded to eight.
+    fn read(fields: &Fields<'_>, start: usize) -> Result<Self, HeaderError> {
+        let mut found = Self::default();
+        let mut position = start;
+        // Version 2 headers of old programs end here, with nothing behind.
+        while fields.bytes.len() >= position + 8 {
+            let (kind, length) = (fields.u32(position)?, fields.u32(position + 4)? as usize);
+            if kind == 0 {
+                break;
+            }
+            let from = position + 8;
+            let data = from.checked_add(length).and_then(|end| fields.bytes.get(from..end));
+            let data = data.ok_or(field("header extension's length", length as u64))?;
+            match kind {
+                EXTENSION_BACKING_FORMAT => {
+                    let format = std::str::from_utf8(data).map_err(|_| HeaderError::BackingName)?;
+                    found.backing_format = Some(format.to_owned());
+                }
+                EXTENSION_BITMAPS => found.has_bitmaps = true,
+                _ => {}
+            }
+            position = from + length.next_multiple_of(8);
+        }
+        Ok(found)
+    }
+}
+
+/// Big-endian numbers in bytes that may be too few.
+struct Fields<'a> {
+    bytes: &'a [u8],
+}
+
+impl Fields<'_> {
+    fn u32(&self, offset: usize) -> Result<u32, HeaderError> {
+        let bytes = self.bytes.get(offset..offset + 4).ok_or(HeaderError::Truncated)?;
+        Ok(bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte)))
+    }
+
+    fn u64(&self, offset: usize) -> Result<u64, HeaderError> {
+        Ok(u64::from(self.u32(offset)?) << 32 | u64::from(self.u32(offset + 4)?))
+    }
+}

@@ -1,0 +1,201 @@
+//! Where the bytes of a disk are: imago's tables of a chain, asked for ranges.
+
+use std::io;
+use std::rc::Rc;
+
+use imago::qcow2::Qcow2;
+use imago::raw::Raw;
+use imago::{FormatAccess, Mapping};
+use rustix::io::Errno;
+
+use super::file::LaneFile;
+use super::image::{Layer, Qcow2Image};
+use super::storage::LaneStorage;
+use crate::buffer::Buffer;
+use crate::device::ByteRange;
+use crate::engine::Engine;
+use crate::error::IoError;
+use crate::store::image::Access;
+
+/// The tables of a chain.
+pub(super) struct Tables {
+    access: FormatAccess<LaneStorage>,
+    top: Rc<LaneFile>,
+}
+
+/// A part of a disk that is all in one place.
+pub(super) struct Piece {
+    /// What of the disk it is.
+    pub(super) range: ByteRange,
+    pub(super) place: Place,
+}
+
+/// Where a piece is.
+#[derive(Clone)]
+pub(super) enum Place {
+    /// In the top's file, in a cluster that nothing else refers to: it may be written.
+    Own {
+        /// First byte in the file.
+        offset: u64,
+    },
+    /// In a file that may only be read from there.
+    Shared {
+        /// Which one.
+        file: Rc<LaneFile>,
+        /// First byte in the file.
+        offset: u64,
+    },
+    /// Nowhere: it is zero.
+    Zero,
+    /// In a compressed cluster.
+    Packed,
+}
+
+impl Tables {
+    /// Opens a chain on the lane's thread.
+    ///
+    /// # Errors
+    /// What the tables' first reads fail with; EINVAL if imago refuses what was checked before.
+    pub(super) async fn open(image: Qcow2Image, engine: &Rc<dyn Engine>) -> Result<Rc<Self>, IoError> {
+        let mut below = None;
+        for layer in image.backing.into_iter().rev() {
+            below = Some(open_layer(layer, below, engine).await.map_err(|error| to_ours("open", &error))?);
+        }
+        let is_written = image.top.access() == Access::ReadWrite;
+        let (header, path) = (image.header, image.top.path().to_owned());
+        let top = Rc::new(if is_written {
+            let l1 = header.l1.offset
+                ..header.l1.offset + header.l1.bytes().next_multiple_of(1 << header.cluster_bits);
+            LaneFile::growing(image.top, l1, engine)
+        } else {
+            LaneFile::fixed(image.top, engine)
+        });
+        let storage = LaneStorage::new(Rc::clone(&top), Rc::clone(engine));
+        let access = open_qcow2(storage, is_written, below).await.map_err(|error| {
+            tracing::warn!(path = %path.display(), %error, "the image cannot be opened");
+            to_ours("open", &error)
+        })?;
+        let tables = Rc::new(Self { access, top: Rc::clone(&top) });
+        top.set_tables(&tables);
+        Ok(tables)
+    }
+
+    /// The top's file.
+    pub(super) fn top(&self) -> &Rc<LaneFile> {
+        &self.top
+    }
+
+    /// imago's access to the chain.
+    pub(super) fn access(&self) -> &FormatAccess<LaneStorage> {
+        &self.access
+    }
+
+    /// Where the pieces of a range within the disk are, in order.
+    ///
+    /// It waits only for tables that are not in memory.
+    pub(super) async fn pieces(&self, range: ByteRange) -> Result<Vec<Piece>, IoError> {
+        let mut pieces: Vec<Piece> = Vec::with_capacity(1);
+        let mut position = range.offset;
+        while position < range.end() {
+            let piece = self.piece(ByteRange::new(position, range.end() - position)).await?;
+            position = piece.range.end();
+            match pieces.last_mut() {
+                Some(last) if last.goes_on_with(&piece) => last.range.length += piece.range.length,
+                _ => pieces.push(piece),
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Where the first piece of a range within the disk is.
+    pub(super) async fn piece(&self, range: ByteRange) -> Result<Piece, IoError> {
+        let mapped = self.access.get_mapping(range.offset, range.length).await;
+        let (mapping, length) = mapped.map_err(|error| to_ours("look up", &error))?;
+        if length == 0 {
+            // The disk ends where its header says, and so does the range at the latest.
+            return Err(IoError::os("look up", Errno::IO));
+        }
+        let range = ByteRange::new(range.offset, length.min(range.length));
+        let place = match mapping {
+            Mapping::Raw { storage, offset, writable, .. } => {
+                let file = storage.file()?;
+                match Rc::ptr_eq(&file, &self.top) && writable {
+                    true => Place::Own { offset },
+                    false => Place::Shared { file, offset },
+                }
+            }
+            Mapping::Special { .. } => Place::Packed,
+            // Beyond the end of an image below it is zero.
+            Mapping::Zero { .. } | Mapping::Eof { .. } => Place::Zero,
+            _ => return Err(IoError::Unsupported),
+        };
+        Ok(Piece { range, place })
+    }
+
+    /// Reads a range by imago: for what is compressed.
+    pub(super) async fn unpack(&self, range: ByteRange, mut buffer: Buffer) -> Result<Buffer, IoError> {
+        let target = buffer.as_mut_slice().ok_or(IoError::os("read", Errno::INVAL))?;
+        let read = self.access.read(target, range.offset).await;
+        read.map_err(|error| to_ours("read", &error))?;
+        Ok(buffer)
+    }
+
+    /// Writes all tables that were changed in memory.
+    pub(super) async fn write_cached(&self) -> Result<(), IoError> {
+        self.access.flush().await.map_err(|error| to_ours("write tables", &error))
+    }
+}
+
+impl Piece {
+    /// Tells whether `next` lies behind it on the disk and in the file.
+    fn goes_on_with(&self, next: &Self) -> bool {
+        let length = self.range.length;
+        match (&self.place, &next.place) {
+            (Place::Own { offset }, Place::Own { offset: next }) => offset + length == *next,
+            (Place::Shared { file, offset }, Place::Shared { file: next_file, offset: next }) => {
+                Rc::ptr_eq(file, next_file) && offset + length == *next
+            }
+            (Place::Zero, Place::Zero) | (Place::Packed, Place::Packed) => true,
+            _ => false,
+        }
+    }
+}
+
+/// An error of imago's as one of ours; what has no code of the system is a damaged image, told as EIO.
+pub(super) fn to_ours(operation: &'static str, error: &io::Error) -> IoError {
+    let by_kind = match error.kind() {
+        io::ErrorKind::StorageFull => Errno::NOSPC,
+        io::ErrorKind::QuotaExceeded => Errno::DQUOT,
+        io::ErrorKind::FileTooLarge => Errno::FBIG,
+        io::ErrorKind::Unsupported => Errno::OPNOTSUPP,
+        _ => Errno::IO,
+    };
+    IoError::os(operation, Errno::from_io_error(error).unwrap_or(by_kind))
+}
+
+async fn open_layer(
+    layer: Layer,
+    below: Option<FormatAccess<LaneStorage>>,
+    engine: &Rc<dyn Engine>,
+) -> io::Result<FormatAccess<LaneStorage>> {
+    let file = match layer.header {
+        Some(_) => LaneFile::fixed(layer.image, engine),
+        None => LaneFile::raw(layer.image, engine),
+    };
+    let storage = LaneStorage::new(Rc::new(file), Rc::clone(engine));
+    match layer.header {
+        Some(_) => open_qcow2(storage, false, below).await,
+        None => Ok(FormatAccess::new(Raw::open_image(storage, false).await?)),
+    }
+}
+
+async fn open_qcow2(
+    storage: LaneStorage,
+    is_written: bool,
+    below: Option<FormatAccess<LaneStorage>>,
+) -> io::Result<FormatAccess<LaneStorage>> {
+    let mut qcow2 = Qcow2::<LaneStorage>::open_image(storage, is_written).await?;
+    qcow2.set_data_file(None);
+    qcow2.set_backing(below);
+    Ok(FormatAccess::new(qcow2))
+}

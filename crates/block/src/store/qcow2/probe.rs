@@ -1,0 +1,98 @@
+//! Tells the format of an image by its first bytes.
+//!
+//! N.B. a guest that owns a raw image can write any header into it. A format that was told once is kept with the
+//! volume; it is not guessed again.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
+
+use super::header::MAGIC;
+use crate::store::image::ImageError;
+
+/// What an image is, by its first bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The bytes of the disk, one after the other; what nothing else is.
+    Raw,
+    /// QEMU's qcow2.
+    Qcow2,
+    /// Another known format, which cannot be served; by the name that `qemu-img` has for it.
+    Other(String),
+}
+
+/// Formats that are told from raw disks, by what they begin with.
+const BEGINNINGS: [(&[u8], &str); 6] = [
+    (b"KDMV", "vmdk"),
+    (b"# Disk DescriptorFile", "vmdk"),
+    (b"vhdxfile", "vhdx"),
+    (b"conectix", "vpc"),
+    (b"QED\0", "qed"),
+    (b"LUKS\xba\xbe", "luks"),
+];
+/// Where `vdi` has its mark, behind a line of text.
+const VDI_MARK: (usize, &[u8]) = (64, b"\x7f\x10\xda\xbe");
+/// The other format that begins as qcow2 does.
+const QCOW1_VERSION: &[u8] = &[0, 0, 0, 1];
+/// Bytes that are looked at.
+const PROBED: usize = 512;
+
+/// Tells the format of the image at `path`; whatever begins as nothing known is raw.
+///
+/// It may sleep, and locks nothing.
+///
+/// # Errors
+/// What the system says if it cannot be read.
+pub fn probe_format(path: &Path) -> Result<Format, ImageError> {
+    let kind = std::fs::metadata(path).map_err(|error| ImageError::of("examine", path, error))?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        // To read from a pipe could wait for ever; whoever opens it as an image says what it is.
+        return Ok(Format::Raw);
+    }
+    let file = File::open(path).map_err(|error| ImageError::of("open", path, error))?;
+    let mut bytes = [0; PROBED];
+    let count = file.read_at(&mut bytes, 0).map_err(|error| ImageError::of("read", path, error))?;
+    Ok(format_of(bytes.get(..count).unwrap_or_default()))
+}
+
+fn format_of(bytes: &[u8]) -> Format {
+    if bytes.starts_with(&MAGIC) {
+        return match bytes.get(4..8) {
+            Some(version) if version == QCOW1_VERSION => Format::Other("qcow".to_owned()),
+            _ => Format::Qcow2,
+        };
+    }
+    let (place, mark) = VDI_MARK;
+    if bytes.get(place..).is_some_and(|rest| rest.starts_with(mark)) {
+        return Format::Other("vdi".to_owned());
+    }
+    let known = BEGINNINGS.iter().find(|(beginning, _)| bytes.starts_with(beginning));
+    known.map_or(Format::Raw, |(_, name)| Format::Other((*name).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_told_by_how_they_begin() {
+        let check = |bytes: &[u8], expected: &str| {
+            let told = match format_of(bytes) {
+                Format::Raw => "raw".to_owned(),
+                Format::Qcow2 => "qcow2".to_owned(),
+                Format::Other(name) => name,
+            };
+            assert_eq!(told, expected, "{bytes:?}");
+        };
+        check(b"", "raw");
+        check(&[0; 512], "raw");
+        check(b"QFI", "raw");
+        check(b"QFI\xfb\0\0\0\x03", "qcow2");
+        check(b"QFI\xfb\0\0\0\x01", "qcow");
+        check(b"LUKS\xba\xbe\0\x01", "luks");
+        check(b"vhdxfile", "vhdx");
+        let mut vdi = [b' '; 80];
+        vdi[64..68].copy_from_slice(VDI_MARK.1);
+        check(&vdi, "vdi");
+    }
+}

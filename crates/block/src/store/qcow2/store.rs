@@ -1,0 +1,293 @@
+//! A volume in a qcow2 image, on the lane's thread.
+//!
+//! ```text
+//!   request ─► claim ─► tables in memory, and all in place? ─yes─► engine, straight into or out of the file
+//!                 │                              └─no─► a task of its own:
+//!                 │                                     load tables │ allocate, write, commit │ discard
+//!                 └─ shared for reads and for writes in place; exclusive, by whole clusters, for the rest
+//! ```
+//!
+//! imago keeps the tables; the data of guests go past it. What it needs from us is that nothing is on its way to or
+//! from a cluster that is given back: the claims see to that.
+//!
+//! N.B. whoever drops a store that was written flushes it before; what tables hold in memory is lost otherwise, as it
+//! is when the process is killed.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+
+use futures_util::FutureExt;
+use futures_util::future::try_join_all;
+use futures_util::lock::Mutex;
+use rustix::io::Errno;
+
+use super::allocate::SLOTS;
+use super::extents;
+use super::finish::{Finish, as_task, finish};
+use super::image::Qcow2Image;
+use super::mapping::{Piece, Place, Tables};
+use crate::buffer::Buffer;
+use crate::device::{
+    ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode, check_range,
+    check_write,
+};
+use crate::engine::Engine;
+use crate::error::IoError;
+use crate::executor::Handle;
+use crate::range_lock::{Claim, RangeLock};
+use crate::store::image::Access;
+
+/// A qcow2 image as a device.
+pub struct Qcow2Store {
+    shared: Rc<Shared>,
+    handle: Handle,
+}
+
+/// What the tasks of a store share.
+pub(super) struct Shared {
+    pub(super) tables: Rc<Tables>,
+    pub(super) engine: Rc<dyn Engine>,
+    pub(super) geometry: Geometry,
+    /// Bytes of a cluster.
+    pub(super) cluster_size: u64,
+    pub(super) has_backing: bool,
+    pub(super) claims: RangeLock,
+    /// Each held by who allocates or discards in some of the second-level tables.
+    pub(super) slots: [Mutex<()>; SLOTS],
+    /// Whether tables in memory are newer than those in the file, or will be when what is under way has ended.
+    pub(super) is_dirty: Cell<bool>,
+    /// Held by who writes the tables for a flush.
+    flushing: Mutex<()>,
+    /// Number of the last such round that has begun.
+    rounds_begun: Cell<u64>,
+    /// Number of the last one that has ended well.
+    round_ended: Cell<u64>,
+}
+
+impl Qcow2Store {
+    /// Serves `image` through `engine`, with tasks of `handle`.
+    ///
+    /// # Errors
+    /// What reading the tables of the chain fails with.
+    pub async fn open(image: Qcow2Image, handle: &Handle, engine: &Rc<dyn Engine>) -> Result<Self, IoError> {
+        let is_written = image.access() == Access::ReadWrite;
+        let geometry = Geometry {
+            size: image.size(),
+            alignment: ALIGNMENT,
+            read_only: !is_written,
+            discards: is_written,
+        };
+        let (cluster_size, has_backing) = (image.cluster_size(), image.has_backing());
+        let tables = Tables::open(image, engine).await?;
+        let shared = Shared {
+            tables,
+            engine: Rc::clone(engine),
+            geometry,
+            cluster_size,
+            has_backing,
+            claims: RangeLock::new(),
+            slots: Default::default(),
+            is_dirty: Cell::new(false),
+            flushing: Mutex::new(()),
+            rounds_begun: Cell::new(0),
+            round_ended: Cell::new(0),
+        };
+        Ok(Self { shared: Rc::new(shared), handle: handle.clone() })
+    }
+
+    fn finish<T: 'static>(&self, request: impl Future<Output = T> + 'static) -> Finish<T> {
+        finish(&self.handle, request)
+    }
+}
+
+impl BlockDevice for Qcow2Store {
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let range = ByteRange::new(offset, buffer.len() as u64);
+        Box::pin(async move {
+            let shared = &self.shared;
+            check_range(&shared.geometry, range)?;
+            let claimed = shared.claims.claim(range, Claim::Shared).await;
+            if let Some(pieces) = shared.tables.pieces(range).now_or_never()
+                && let pieces = pieces?
+                && !pieces.iter().any(|piece| matches!(piece.place, Place::Packed))
+            {
+                return shared.read_pieces(&pieces, offset, buffer).await;
+            }
+            let shared = Rc::clone(shared);
+            as_task(&self.handle, async move {
+                let _claimed = claimed;
+                let pieces = shared.tables.pieces(range).await?;
+                shared.read_pieces(&pieces, offset, buffer).await
+            })
+            .await
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        let range = ByteRange::new(offset, data.len() as u64);
+        let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
+        Box::pin(self.finish(async move {
+            check_write(&shared.geometry, range)?;
+            if range.length == 0 {
+                return Ok(());
+            }
+            let claimed = shared.claims.claim(range, Claim::Shared).await;
+            if let Some(pieces) = shared.tables.pieces(range).now_or_never()
+                && let pieces = pieces?
+                && pieces.iter().all(|piece| matches!(piece.place, Place::Own { .. }))
+            {
+                return shared.write_in_place(&pieces, offset, &data, durability).await;
+            }
+            drop(claimed);
+            let writer = Rc::clone(&shared);
+            as_task(&handle, async move { writer.write_allocating(range, &data).await }).await?;
+            shared.flush_if(durability).await
+        }))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        let shared = Rc::clone(&self.shared);
+        Box::pin(self.finish(async move { shared.flush().await }))
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        self.write_zeroes(range, ZeroMode::MayUnmap, Durability::Volatile)
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
+        Box::pin(self.finish(async move {
+            check_write(&shared.geometry, range)?;
+            if range.length == 0 {
+                return Ok(());
+            }
+            let writer = Rc::clone(&shared);
+            as_task(&handle, async move {
+                match mode {
+                    ZeroMode::MayUnmap => writer.unmap(range).await,
+                    ZeroMode::KeepAllocated => writer.zero_allocated(range).await,
+                }
+            })
+            .await?;
+            shared.flush_if(durability).await
+        }))
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            check_range(&self.shared.geometry, range)?;
+            let shared = Rc::clone(&self.shared);
+            as_task(&self.handle, async move { extents::of_range(&shared.tables, range).await }).await
+        })
+    }
+}
+
+impl Shared {
+    /// Fills `buffer`, which is what the disk has from `start` on, with pieces that cover it.
+    pub(super) async fn read_pieces(
+        &self,
+        pieces: &[Piece],
+        start: u64,
+        mut buffer: Buffer,
+    ) -> Result<Buffer, IoError> {
+        if let [piece] = pieces {
+            return self.read_piece(piece, buffer).await;
+        }
+        let parts = pieces.iter().filter(|piece| !matches!(piece.place, Place::Zero)).map(|piece| async {
+            let part = self.engine.buffers().take(piece.range.length as usize);
+            Ok((piece.range.offset, self.read_piece(piece, part).await?))
+        });
+        let parts = try_join_all(parts).await?;
+        let target = buffer.as_mut_slice().ok_or(IoError::os("read", Errno::INVAL))?;
+        for piece in pieces.iter().filter(|piece| matches!(piece.place, Place::Zero)) {
+            let from = (piece.range.offset - start) as usize;
+            target[from..from + piece.range.length as usize].fill(0);
+        }
+        for (offset, part) in parts {
+            let from = (offset - start) as usize;
+            target[from..from + part.len()].copy_from_slice(part.as_slice());
+        }
+        Ok(buffer)
+    }
+
+    /// Fills `buffer`, which is as long as the piece.
+    async fn read_piece(&self, piece: &Piece, mut buffer: Buffer) -> Result<Buffer, IoError> {
+        match &piece.place {
+            Place::Own { offset } => self.tables.top().read(*offset, buffer).await,
+            Place::Shared { file, offset } => file.read(*offset, buffer).await,
+            Place::Packed => self.tables.unpack(piece.range, buffer).await,
+            Place::Zero => {
+                buffer.as_mut_slice().ok_or(IoError::os("read", Errno::INVAL))?.fill(0);
+                Ok(buffer)
+            }
+        }
+    }
+
+    /// Writes what is all in place. The caller holds a claim on it.
+    async fn write_in_place(
+        &self,
+        pieces: &[Piece],
+        start: u64,
+        data: &Buffer,
+        durability: Durability,
+    ) -> Result<(), IoError> {
+        // What is durable is of no use while the entry that leads there is not.
+        let (each, after) = match self.tables_are_durable() {
+            true => (durability, Durability::Volatile),
+            false => (Durability::Volatile, durability),
+        };
+        let writes = pieces.iter().filter_map(|piece| {
+            let Place::Own { offset } = piece.place else { return None };
+            let part = data.slice((piece.range.offset - start) as usize, piece.range.length as usize);
+            Some(self.tables.top().write(offset, part, each))
+        });
+        try_join_all(writes).await?;
+        self.flush_if(after).await
+    }
+
+    async fn flush_if(&self, durability: Durability) -> Result<(), IoError> {
+        match durability {
+            Durability::Volatile => Ok(()),
+            Durability::Durable => self.flush().await,
+        }
+    }
+
+    /// Makes everything durable that had completed when this was called: first data, then the tables in their order
+    /// ([`super::file`]), then a sync.
+    async fn flush(&self) -> Result<(), IoError> {
+        if self.tables_are_durable() {
+            return self.tables.top().sync().await;
+        }
+        let begun = self.rounds_begun.get();
+        let _turn = self.flushing.lock().await;
+        if self.round_ended.get() > begun {
+            // Somebody else's round began after this was called.
+            return Ok(());
+        }
+        let round = begun.max(self.rounds_begun.get()) + 1;
+        self.rounds_begun.set(round);
+        // Before the tables are looked at: what changes them meanwhile sets it again.
+        self.is_dirty.set(false);
+        let written = async {
+            self.tables.write_cached().await?;
+            self.tables.top().sync().await
+        };
+        match written.await {
+            Ok(()) => self.round_ended.set(round),
+            Err(error) => {
+                self.is_dirty.set(true);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn tables_are_durable(&self) -> bool {
+        !self.is_dirty.get() && self.flushing.try_lock().is_some()
+    }
+}

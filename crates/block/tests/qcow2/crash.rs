@@ -1,0 +1,219 @@
+//! A process that writes an image is killed at any moment: the image is whole, and what was flushed is there.
+//!
+//! The child makes the same requests at every run of a seed, so that the parent knows them without being told. It
+//! says which flushes were acknowledged.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+
+use block::engine::EngineChoice;
+use block::store::qcow2::{Qcow2Image, Qcow2Store};
+use block::{Access, BlockDevice, Buffer, ByteRange, Durability};
+use futures_util::future::join_all;
+
+use crate::tools::{
+    Lane, Random, alone, check_clean, check_whole, folder, on_engine, path_in, read, run, text,
+};
+
+const SIZE: u64 = 48 << 20;
+const BLOCK: u64 = 4096;
+/// Batches between two flushes.
+const FLUSH_EVERY: u64 = 3;
+/// Batches that the child may be ahead of the last flush that it told.
+const AHEAD_MAX: u64 = 4 * FLUSH_EVERY;
+
+const IMAGE_VARIABLE: &str = "STERNA_TEST_QCOW2";
+const SEED_VARIABLE: &str = "STERNA_TEST_SEED";
+
+/// A request of the child: blocks, and what they hold afterwards in every byte; 0 stands for a discard.
+struct Step {
+    first: u64,
+    count: u64,
+    fill: u8,
+}
+
+impl Step {
+    fn range(&self) -> ByteRange {
+        ByteRange::new(self.first * BLOCK, self.count * BLOCK)
+    }
+}
+
+/// The requests of a batch, which do not overlap.
+fn batch(seed: u64, number: u64) -> Vec<Step> {
+    let mut random = Random::new(seed * 1_000_003 + number);
+    let mut steps: Vec<Step> = Vec::new();
+    for _ in 0..12 {
+        let longest = if random.below(6) == 0 { 40 } else { 4 };
+        let step = Step {
+            first: random.below(SIZE / BLOCK - 40),
+            count: 1 + random.below(longest),
+            fill: if random.below(4) == 0 { 0 } else { (number % 250) as u8 + 1 },
+        };
+        let is_apart =
+            |other: &Step| other.first + other.count <= step.first || step.first + step.count <= other.first;
+        if steps.iter().all(is_apart) {
+            steps.push(step);
+        }
+    }
+    steps
+}
+
+/// In the child: writes until it is killed. In the suite, where no image is named, it does nothing.
+#[test]
+fn writes_until_it_is_killed() {
+    let (Ok(path), Ok(seed)) = (std::env::var(IMAGE_VARIABLE), std::env::var(SEED_VARIABLE)) else { return };
+    let seed = seed.parse().unwrap();
+    let work = move |lane: Lane| {
+        let path = path.clone();
+        async move {
+            let device = Rc::new(lane.open(Path::new(&path), Access::ReadWrite).await);
+            for number in 1.. {
+                run_batch(&device, seed, number).await;
+                if number % FLUSH_EVERY == 0 {
+                    flush_beside(&lane, &device, number);
+                }
+            }
+        }
+    };
+    if !on_engine(EngineChoice::Ring, &work) {
+        on_engine(EngineChoice::Threads, &work);
+    }
+}
+
+async fn run_batch(device: &Rc<Qcow2Store>, seed: u64, number: u64) {
+    let requests = batch(seed, number).into_iter().map(|step| {
+        let range = step.range();
+        match step.fill {
+            0 => device.discard(range),
+            fill => {
+                let data = Buffer::copy_of(&vec![fill; range.length as usize]);
+                device.write(range.offset, data, Durability::Volatile)
+            }
+        }
+    });
+    assert!(join_all(requests.collect::<Vec<_>>()).await.iter().all(Result::is_ok));
+}
+
+/// Flushes while the next batches are under way, and says when it is acknowledged.
+fn flush_beside(lane: &Lane, device: &Rc<Qcow2Store>, number: u64) {
+    let device = Rc::clone(device);
+    lane.handle.spawn(async move {
+        device.flush().await.unwrap();
+        println!("\nflushed {number}");
+    });
+}
+
+fn spawn_writer(path: &Path, seed: u64) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "crash::writes_until_it_is_killed", "--nocapture"]);
+    command.env(IMAGE_VARIABLE, path).env(SEED_VARIABLE, seed.to_string());
+    command.stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// Lets a writer work until it has told some flushes, kills it, and returns the last flush that it told.
+fn kill_after(mut writer: Child, flushes: u64) -> u64 {
+    let mut last = 0;
+    let mut told = 0;
+    for line in BufReader::new(writer.stdout.take().unwrap()).lines() {
+        let Some(number) =
+            line.unwrap().strip_prefix("flushed ").map(|number| number.parse::<u64>().unwrap())
+        else {
+            continue;
+        };
+        last = last.max(number);
+        told += 1;
+        if told == flushes {
+            writer.kill().unwrap();
+        }
+    }
+    writer.wait().unwrap();
+    last
+}
+
+/// Checks each sector: it is as the last flushed request left it, or as a later one did.
+fn check_content(before: &[u8], found: &[u8], seed: u64, flushed: u64) {
+    let blocks = (SIZE / BLOCK) as usize;
+    let mut allowed: Vec<Vec<u8>> =
+        (0..blocks).map(|block| before[block * BLOCK as usize..][..BLOCK as usize].to_vec()).collect();
+    for number in 1..=flushed + AHEAD_MAX {
+        for step in batch(seed, number) {
+            for block in step.first..step.first + step.count {
+                let allowed = &mut allowed[block as usize];
+                if number <= flushed {
+                    allowed.clear();
+                }
+                allowed.push(step.fill);
+            }
+        }
+    }
+    for (block, allowed) in allowed.iter().enumerate() {
+        let bytes = &found[block * BLOCK as usize..][..BLOCK as usize];
+        // What is not flushed may be there in part, by sectors.
+        for sector in bytes.chunks(512) {
+            let is_one = sector.iter().all(|byte| *byte == sector[0]) && allowed.contains(&sector[0]);
+            let scene =
+                format!("seed {seed}, flushed {flushed}, block {block}: {} of {allowed:?}", sector[0]);
+            assert!(is_one, "{scene}");
+        }
+    }
+}
+
+async fn content(lane: &Lane, path: &Path) -> Vec<u8> {
+    let device = lane.open(path, Access::ReadOnly).await;
+    let mut bytes = Vec::new();
+    for offset in (0..SIZE).step_by(1 << 20) {
+        bytes.extend(read(&device, offset, 1 << 20).await);
+    }
+    bytes
+}
+
+/// Kills writers of one image again and again.
+fn check_kills(cluster_size: u64, rounds: u64) {
+    let folder = folder();
+    let path = path_in(&folder, "disk.qcow2");
+    drop(Qcow2Image::create(&path, SIZE, &alone(cluster_size)).unwrap());
+    let mut lost = 0;
+    let mut before = vec![0; SIZE as usize];
+    for seed in 1..=rounds {
+        let flushed = kill_after(spawn_writer(&path, seed), 1 + seed * 7 % 11);
+        assert!(flushed > 0, "the writer has not worked");
+        // Its last writes may still be on their way; the lock tells.
+        let waiting =
+            Qcow2Image::open_waiting(&path, Access::ReadWrite, |_| block::store::image::Patience::Wait);
+        drop(waiting.unwrap());
+        lost = check_whole(&path);
+        let (path, expected) = (path.clone(), Rc::new(before.clone()));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        on_engine(EngineChoice::Threads, move |lane| {
+            let (path, expected, sender) = (path.clone(), Rc::clone(&expected), sender.clone());
+            async move {
+                let found = content(&lane, &path).await;
+                check_content(&expected, &found, seed, flushed);
+                sender.send(found).unwrap();
+            }
+        });
+        before = receiver.recv().unwrap();
+    }
+    eprintln!("clusters of {cluster_size}: {lost} are lost after {rounds} kills, and found again");
+    if lost > 0 {
+        run("qemu-img", &["check", "-q", "-f", "qcow2", "-r", "leaks", text(&path)]);
+    }
+    check_clean(&path);
+}
+
+#[test]
+fn a_killed_writer_leaves_the_usual_clusters_whole() {
+    check_kills(64 << 10, 6);
+}
+
+#[test]
+fn a_killed_writer_leaves_small_clusters_whole() {
+    check_kills(4096, 6);
+}
+
+#[test]
+fn a_killed_writer_leaves_the_smallest_clusters_whole() {
+    check_kills(512, 3);
+}

@@ -1,0 +1,14 @@
+//! qcow2 images, judged by QEMU's own tools: what Sterna writes, `qemu-img` finds clean and equal to a raw model.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot prepare its scene, or whose tool finds a fault, has failed"
+)]
+
+mod chains;
+mod content;
+mod crash;
+mod full;
+mod hostile;
+mod tools;
