@@ -137,6 +137,8 @@ const RULES: &[Rule] = &[
     rule("a named context was chosen", &[Extended], STATUS, PAYLOAD_LEN, (0, 12), Error(EINVAL)),
     // Extended headers.
     rule("only what has one brings a payload", &[Extended], READ, PAYLOAD_LEN, (0, 512), Error(EINVAL)),
+    rule("a write says that it brings a payload", &[Extended], WRITE, PAYLOAD_LEN, (0, 512), Success),
+    rule("a write is one also if it does not say so", &[Extended], WRITE, 0, (0, 512), Success),
     rule("a flush brings no payload", &[Extended], FLUSH, PAYLOAD_LEN, (0, 512), Error(EINVAL)),
     rule("an unexpected payload is bounded", &[Extended], TRIM, PAYLOAD_LEN, (0, LONG), Closed),
     rule("lengths have 64 bits", &[Extended], TRIM, 0, (512, u64::MAX - 511), Error(EINVAL)),
@@ -173,7 +175,6 @@ fn send(client: &mut RawClient, rule: &Rule, style: Style) {
     // What is too long is announced only: the server has closed before it could all be sent.
     let payload = vec![0x55; if brings_payload && length < LONG { length as usize } else { 0 }];
     if style == Extended {
-        let flags = if brings_payload { flags | PAYLOAD_LEN } else { flags };
         client.extended_request(command, flags, 7, offset, length, &payload);
     } else {
         client.request(command, flags, 7, offset, u32::try_from(length).unwrap(), &payload);

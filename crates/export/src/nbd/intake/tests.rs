@@ -137,7 +137,7 @@ fn extended_requests_and_their_payloads_are_found_however_they_arrive() {
     let status = |id: u32| [&4096_u64.to_be_bytes()[..], &id.to_be_bytes()].concat();
     let bytes = [
         extended_request(command::WRITE, PAYLOAD_LEN, 1, 512, 5, b"hello"),
-        extended_request(command::WRITE, 0, 2, 512, 5, b""),
+        extended_request(command::WRITE, 0, 2, 512, 5, b"world"),
         extended_request(command::BLOCK_STATUS, PAYLOAD_LEN, 3, 8192, 12, &status(1)),
         extended_request(command::BLOCK_STATUS, PAYLOAD_LEN, 4, 8192, 12, &status(2)),
         extended_request(command::BLOCK_STATUS, PAYLOAD_LEN, 5, 8192, 8, &[0; 8]),
@@ -148,7 +148,7 @@ fn extended_requests_and_their_payloads_are_found_however_they_arrive() {
     use crate::nbd::transmission::ExtentCount;
     let expected = [
         Found::Request(1, Command::Write(ByteRange::new(512, 5), Durability::Volatile), b"hello".into()),
-        Found::Refused(2, ErrorCode::Invalid),
+        Found::Request(2, Command::Write(ByteRange::new(512, 5), Durability::Volatile), b"world".into()),
         Found::Request(3, Command::Describe(ByteRange::new(8192, 4096), ExtentCount::Many), vec![]),
         Found::Refused(4, ErrorCode::Invalid),
         Found::Refused(5, ErrorCode::Invalid),

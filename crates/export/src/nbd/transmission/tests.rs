@@ -20,7 +20,8 @@ fn header(command: u16, flags: u16, offset: u64, length: u32) -> RequestHeader {
 }
 
 fn extended(command: u16, flags: u16, offset: u64, length: u64) -> RequestHeader {
-    let payload_length = if flags & command_flag::PAYLOAD_LEN == 0 { 0 } else { length as u32 };
+    let brings_payload = command == command::WRITE || flags & command_flag::PAYLOAD_LEN != 0;
+    let payload_length = if brings_payload { length as u32 } else { 0 };
     RequestHeader { flags, command, cookie: 7, offset, length, payload_length }
 }
 
@@ -157,15 +158,15 @@ fn an_extended_request_has_sixty_four_bits_for_its_length() {
 }
 
 #[test]
-fn in_an_extended_request_the_flag_alone_says_that_a_payload_follows() {
+fn in_an_extended_request_a_flag_says_that_a_payload_follows_and_writes_bring_one_without_it() {
     use command_flag::PAYLOAD_LEN;
     let terms = extended_terms();
     let write = extended(command::WRITE, PAYLOAD_LEN, 0, 512);
     assert_eq!(judge(&write, &terms), Ok(Command::Write(ByteRange::new(0, 512), Durability::Volatile)));
     let unmarked = extended(command::WRITE, 0, 0, 512);
     assert_eq!(decode_request(&encode_extended(&unmarked), ReplyStyle::Extended), Ok(unmarked));
-    assert_eq!(unmarked.payload_length, 0);
-    check_refused(&terms, unmarked, ErrorCode::Invalid);
+    assert_eq!(unmarked.payload_length, 512);
+    assert_eq!(judge(&unmarked, &terms), judge(&write, &terms));
     check_refused(&terms, extended(command::READ, PAYLOAD_LEN, 0, 512), ErrorCode::Invalid);
     let long = extended(command::READ, PAYLOAD_LEN, 0, 1 << 40);
     let expected = Violation::PayloadTooLong { length: 1 << 40 };
