@@ -27,6 +27,8 @@ pub(super) struct Budget {
 
 struct Waiting {
     share: u64,
+    /// What it needs beyond its allowance.
+    bytes: usize,
     waker: Waker,
 }
 
@@ -59,16 +61,23 @@ impl Budget {
     /// Tells whether this many bytes are there for a share, which may be in the line or not.
     fn has_for(&self, share: u64, bytes: usize) -> bool {
         let is_first = self.line.borrow().front().is_none_or(|first| first.share == share);
-        let held = self.bytes_held.get();
-        // What is larger than everything goes through alone.
-        is_first && (held == 0 || held.saturating_add(bytes) <= self.bytes_max)
+        is_first && self.has(bytes)
     }
 
-    fn wait_in_line(&self, share: u64, waker: &Waker) {
+    fn has(&self, bytes: usize) -> bool {
+        let held = self.bytes_held.get();
+        // What is larger than everything goes through alone.
+        held == 0 || held.saturating_add(bytes) <= self.bytes_max
+    }
+
+    fn wait_in_line(&self, share: u64, bytes: usize, waker: &Waker) {
         let mut line = self.line.borrow_mut();
         match line.iter_mut().find(|waiting| waiting.share == share) {
-            Some(waiting) => waiting.waker.clone_from(waker),
-            None => line.push_back(Waiting { share, waker: waker.clone() }),
+            Some(waiting) => {
+                waiting.bytes = bytes;
+                waiting.waker.clone_from(waker);
+            }
+            None => line.push_back(Waiting { share, bytes, waker: waker.clone() }),
         }
     }
 
@@ -99,7 +108,7 @@ impl Share {
         let more = budget.beyond_allowance(held) - budget.beyond_allowance(self.bytes_held);
         if more > 0 {
             if !budget.has_for(self.number, more) {
-                budget.wait_in_line(self.number, waker);
+                budget.wait_in_line(self.number, more, waker);
                 self.is_in_line = true;
                 return Admission::Refused;
             }
@@ -141,9 +150,11 @@ impl Share {
         self.budget.beyond_allowance(self.bytes_held) > 0
     }
 
-    /// Tells whether another share waits for room.
+    /// Tells whether another share waits for room, and there is none.
     pub(super) fn keeps_others_waiting(&self) -> bool {
-        self.budget.line.borrow().iter().any(|waiting| waiting.share != self.number)
+        let line = self.budget.line.borrow();
+        let is_short = line.front().is_some_and(|first| !self.budget.has(first.bytes));
+        is_short && line.iter().any(|waiting| waiting.share != self.number)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use block::{BlockDevice, Buffer, ByteRange, Durability, IoError};
+use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, IoError};
 
 use crate::nbd::error_code::ErrorCode;
 use crate::nbd::export::ReplyStyle;
@@ -14,8 +14,9 @@ use crate::nbd::transmission::{Command, Effort, ExtentCount};
 const DESCRIBE_LENGTH_MAX: u64 = 1 << 30;
 /// The same for clients that can be told of more than 4 GiB at a time, and ask in order to see all of a disk.
 const DESCRIBE_LENGTH_EXTENDED_MAX: u64 = 64 << 30;
-/// The same if only the first extent is wanted: most of what lies behind it would be looked up in vain.
-const DESCRIBE_ONE_LENGTH_MAX: u64 = 128 << 20;
+/// The same at first if only the first extent is wanted: most of what lies behind it would be looked up in vain. As
+/// long as everything is alike, twice as much is looked at next.
+const DESCRIBE_ONE_LENGTH: u64 = 128 << 20;
 
 /// Carries out `command` and says what the client is to be told.
 ///
@@ -77,17 +78,74 @@ async fn carry_out(
             device.write_zeroes(range, mode, durability).await?;
         }
         Command::Describe(range, count) => {
-            let limit = match (count, style) {
-                (ExtentCount::One, _) => DESCRIBE_ONE_LENGTH_MAX,
-                (ExtentCount::Many, ReplyStyle::Extended) => DESCRIBE_LENGTH_EXTENDED_MAX,
-                (ExtentCount::Many, _) => DESCRIBE_LENGTH_MAX,
+            let limit = match style {
+                ReplyStyle::Extended => DESCRIBE_LENGTH_EXTENDED_MAX,
+                ReplyStyle::Simple | ReplyStyle::Structured => DESCRIBE_LENGTH_MAX,
             };
             let range = ByteRange::new(range.offset, range.length.min(limit));
-            let extents = device.allocation(range).await?;
+            let (range, extents) = match count {
+                ExtentCount::Many => (range, device.allocation(range).await?),
+                ExtentCount::One => describe_one(device, range).await?,
+            };
             return Ok(Body::Extents(Buffer::copy_of(&encode_extents(range, &extents, count, style))));
         }
         // Announced reads gain nothing: stores bypass the page cache. A disconnect is the connection's own affair.
         Command::Cache(_) | Command::Disconnect => {}
     }
     Ok(Body::Done)
+}
+
+/// Describes a range only as far as it takes to know its first extent; says how far that was.
+async fn describe_one(
+    device: &dyn BlockDevice,
+    range: ByteRange,
+) -> Result<(ByteRange, Vec<Extent>), IoError> {
+    let mut described = ByteRange::new(range.offset, 0);
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut length = DESCRIBE_ONE_LENGTH;
+    loop {
+        let next = ByteRange::new(described.end(), length.min(range.end() - described.end()));
+        extents.extend(device.allocation(next).await?);
+        described.length += next.length;
+        let first = extents.first().map(|extent| extent.kind);
+        let is_over = extents.iter().any(|extent| Some(extent.kind) != first);
+        if is_over || described == range {
+            return Ok((described, extents));
+        }
+        length *= 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::MemoryStore;
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// The lengths of the extents that a client is told of, after a write at 20 GiB.
+    fn told(style: ReplyStyle, count: ExtentCount) -> Vec<u64> {
+        let store = Rc::new(MemoryStore::new(100 * GIB));
+        let written = store.write(20 * GIB, Buffer::copy_of(&[1; 4096]), Durability::Volatile);
+        assert_eq!(written.now_or_never(), Some(Ok(())));
+        let command = Command::Describe(ByteRange::new(0, 90 * GIB), count);
+        let reply = execute(store, style, 1, command, None).now_or_never().expect("memory does not wait");
+        let Body::Extents(payload) = reply.body else { panic!("{:?}", reply.body) };
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        match style {
+            ReplyStyle::Extended => payload.as_slice()[8..].chunks(16).map(|run| number(&run[..8])).collect(),
+            _ => payload.as_slice()[4..].chunks(8).map(|run| number(&run[..4])).collect(),
+        }
+    }
+
+    #[test]
+    fn the_first_extent_is_described_as_far_as_it_goes_or_the_reply_can_tell() {
+        use ExtentCount::{Many, One};
+        assert_eq!(told(ReplyStyle::Extended, One), [20 * GIB]);
+        assert_eq!(told(ReplyStyle::Extended, Many), [20 * GIB, 4096, 44 * GIB - 4096]);
+        assert_eq!(told(ReplyStyle::Structured, One), [GIB]);
+        assert_eq!(told(ReplyStyle::Structured, Many), [GIB]);
+    }
 }

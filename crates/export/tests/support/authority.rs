@@ -48,7 +48,8 @@ impl Authority {
         let names = ["localhost", "127.0.0.1"].map(String::from);
         let mut parameters = CertificateParams::new(names).unwrap();
         parameters.distinguished_name.push(DnType::CommonName, name);
-        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        // QEMU wants the second as well.
+        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         parameters.extended_key_usages = vec![purpose];
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
         std::fs::write(self.path().join(format!("{name}-cert.pem")), certificate.pem()).unwrap();
