@@ -108,6 +108,16 @@ impl Buffer {
         self.length = self.length.min(length);
     }
 
+    /// Where the window starts in its memory, in bytes.
+    pub fn window_start(&self) -> usize {
+        self.start
+    }
+
+    /// Bytes of memory that this handle keeps from being freed.
+    pub fn memory_length(&self) -> usize {
+        self.memory.pages.len() * PAGE
+    }
+
     /// Moves the window to `length` bytes from byte `start` of the memory on, wherever it was before.
     ///
     /// So one handle can be lent out for a part of its memory, and be made whole again.

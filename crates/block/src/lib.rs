@@ -3,7 +3,7 @@
 //! ```text
 //!   filter::{align, fault, delay}    layers that any stack may have; `check` asserts the contract between two
 //!        │   every layer is a `BlockDevice`
-//!   store::{file, qcow2, memory}     where the bytes are
+//!   store::{file, qcow2, remote, …}  where the bytes are: files and devices, images, NBD servers, memory
 //!        │
 //!   engine::{ring, threads}          how they get there: io_uring, or threads where io_uring is refused
 //!        │
@@ -26,10 +26,13 @@ pub mod executor;
 pub mod filter;
 mod random;
 pub mod range_lock;
+pub mod signal;
 pub mod store;
 
 pub use buffer::{Buffer, BufferPool};
 pub use device::{BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode};
 pub use error::IoError;
 pub use executor::{Driver, Executor, Handle};
-pub use store::{Access, FileStore, Image, ImageError, MemoryStore, Opened};
+pub use store::{
+    Access, FileStore, Image, ImageError, MemoryStore, Opened, RemoteError, RemoteImage, RemoteStore,
+};

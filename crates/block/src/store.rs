@@ -6,6 +6,7 @@ mod lock;
 pub mod memory;
 pub mod opened;
 pub mod qcow2;
+pub mod remote;
 
 pub use file::FileStore;
 pub use image::{Access, DeviceUser, Image, ImageError, Kind};
@@ -13,3 +14,4 @@ pub use lock::Holder;
 pub use memory::MemoryStore;
 pub use opened::Opened;
 pub use qcow2::{Qcow2Error, Qcow2Image, Qcow2Options, Qcow2Store};
+pub use remote::{RemoteError, RemoteImage, RemoteOptions, RemoteStore};

@@ -22,9 +22,10 @@ mod latency;
 mod mover;
 mod pulse;
 mod recorder;
-mod signal;
 mod thread;
 pub mod volume;
+
+use block::signal;
 
 pub use conductor::{Baton, Conductor, Plan, PlannedVolume, TargetContent, TimeLimits};
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use super::file::FileStore;
 use super::image::Image;
 use super::qcow2::{Qcow2Image, Qcow2Store};
+use super::remote::{RemoteImage, RemoteStore};
 use crate::device::BlockDevice;
 use crate::engine::Engine;
 use crate::error::IoError;
@@ -21,10 +22,12 @@ use crate::executor::Handle;
 
 /// A store that is open and locked, whatever its kind.
 pub enum Opened {
-    /// A raw image file.
+    /// A raw image, in a file or on a block device.
     File(Image),
     /// A qcow2 image, with the images that it stands on.
     Qcow2(Qcow2Image),
+    /// An export of an NBD server.
+    Remote(RemoteImage),
 }
 
 impl Opened {
@@ -33,6 +36,7 @@ impl Opened {
         match self {
             Self::File(image) => image.size(),
             Self::Qcow2(image) => image.size(),
+            Self::Remote(image) => image.size(),
         }
     }
 
@@ -50,6 +54,7 @@ impl Opened {
         match self {
             Self::File(image) => Ok(Rc::new(FileStore::new(image, Rc::clone(engine)))),
             Self::Qcow2(image) => Ok(Rc::new(Qcow2Store::open(image, handle, engine).await?)),
+            Self::Remote(image) => Ok(Rc::new(RemoteStore::new(image, Rc::clone(engine), handle.clone()))),
         }
     }
 }
@@ -63,5 +68,11 @@ impl From<Image> for Opened {
 impl From<Qcow2Image> for Opened {
     fn from(image: Qcow2Image) -> Self {
         Self::Qcow2(image)
+    }
+}
+
+impl From<RemoteImage> for Opened {
+    fn from(image: RemoteImage) -> Self {
+        Self::Remote(image)
     }
 }

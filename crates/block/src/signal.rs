@@ -6,20 +6,20 @@ use std::task::{Poll, Waker};
 
 /// Wakes whoever waits for something to have changed. Waiters go on in the order they came.
 #[derive(Default)]
-pub(crate) struct Signal {
+pub struct Signal {
     waiters: RefCell<Vec<Waker>>,
 }
 
 impl Signal {
     /// Makes every waiter look again.
-    pub(crate) fn notify(&self) {
+    pub fn notify(&self) {
         // Taken out first: a waker may run code that waits again.
         let waiters = std::mem::take(&mut *self.waiters.borrow_mut());
         waiters.into_iter().for_each(Waker::wake);
     }
 
     /// Waits until `look` finds something; it looks at once and after each [`Signal::notify`].
-    pub(crate) fn wait_for<T>(&self, mut look: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
+    pub fn wait_for<T>(&self, mut look: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
         poll_fn(move |context| match look() {
             Some(found) => Poll::Ready(found),
             None => {

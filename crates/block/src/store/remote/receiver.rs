@@ -1,0 +1,176 @@
+//! Takes replies as they arrive, in pieces of any length, and completes the requests that they answer. Sans-IO.
+//!
+//! ```text
+//!   Head ──► simple, chunk without data ──────────────────────────────┐
+//!    ▲ └───► Payload { data of a read │ extents │ words for people } ─┤
+//!    └──────────────────── more chunks follow, or the request is done ┘
+//! ```
+//!
+//! Nothing is allocated by what a server says: data goes where the request has room for it, and only there.
+
+use super::in_flight::{Completed, InFlight};
+use super::reply::{Body, Head, Violation, decode_head};
+use crate::buffer::Buffer;
+
+/// Data from which on it is received where it belongs, instead of being copied there, in bytes.
+const DIRECT_LENGTH_MIN: usize = 32 << 10;
+
+/// Where in the stream of replies we are.
+pub(super) struct Receiver {
+    state: State,
+    /// Whether replies come in chunks.
+    structured: bool,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Head,
+    Payload { cookie: u64, sink: Sink, left: usize, is_last: bool },
+}
+
+/// What becomes of a payload.
+#[derive(Clone, Copy)]
+enum Sink {
+    /// It is data, and goes to this place of what was asked for.
+    Data { position: usize },
+    /// It is a part of extents.
+    Extents,
+    /// It is for people, who are not here.
+    Nobody,
+}
+
+/// A part of a read's memory that is to be received into.
+pub(super) struct Loan {
+    /// Its window is the part.
+    pub(super) buffer: Buffer,
+    cookie: u64,
+    /// The window that the whole has.
+    whole: (usize, usize),
+}
+
+impl Receiver {
+    pub(super) fn new(structured: bool) -> Self {
+        Self { state: State::Head, structured }
+    }
+
+    /// Takes what can be taken of `bytes`, which is all but the start of a head, and returns how much that was.
+    ///
+    /// # Errors
+    /// [`Violation`]: the connection is of no use any more.
+    pub(super) fn take(
+        &mut self,
+        bytes: &[u8],
+        in_flight: &mut InFlight,
+        completed: &mut Vec<Completed>,
+    ) -> Result<usize, Violation> {
+        let mut taken = 0;
+        loop {
+            match self.state {
+                State::Head => {
+                    let Some((head, length)) = decode_head(&bytes[taken..])? else { return Ok(taken) };
+                    taken += length;
+                    self.state = self.enter(&head, in_flight)?;
+                }
+                State::Payload { cookie, left: 0, is_last, .. } => {
+                    if is_last {
+                        completed.push(in_flight.finish(cookie)?);
+                    }
+                    self.state = State::Head;
+                }
+                State::Payload { cookie, sink, left, is_last } => {
+                    let arrived = &bytes[taken..];
+                    let arrived = &arrived[..arrived.len().min(left)];
+                    if arrived.is_empty() {
+                        return Ok(taken);
+                    }
+                    match sink {
+                        Sink::Data { position } => {
+                            in_flight.data(cookie, position, arrived.len())?.copy_from_slice(arrived);
+                        }
+                        Sink::Extents => in_flight.extents(cookie, arrived)?,
+                        Sink::Nobody => {}
+                    }
+                    taken += arrived.len();
+                    let sink = sink.behind(arrived.len());
+                    self.state = State::Payload { cookie, sink, left: left - arrived.len(), is_last };
+                }
+            }
+        }
+    }
+
+    /// Lends out the memory that the next bytes of the stream belong to, if they are many.
+    pub(super) fn lend(&self, in_flight: &mut InFlight) -> Option<Loan> {
+        match self.state {
+            State::Payload { cookie, sink: Sink::Data { position }, left, .. }
+                if left >= DIRECT_LENGTH_MIN =>
+            {
+                let mut buffer = in_flight.lend(cookie)?;
+                let whole = (buffer.window_start(), buffer.len());
+                buffer.move_window(whole.0 + position, left);
+                Some(Loan { buffer, cookie, whole })
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes back what was lent, and notes that its first `length` bytes have arrived.
+    pub(super) fn give_back(&mut self, mut loan: Loan, length: usize, in_flight: &mut InFlight) {
+        loan.buffer.move_window(loan.whole.0, loan.whole.1);
+        in_flight.give_back(loan.cookie, loan.buffer);
+        if let State::Payload { cookie, sink, left, is_last } = self.state {
+            self.state = State::Payload { cookie, sink: sink.behind(length), left: left - length, is_last };
+        }
+    }
+
+    fn enter(&self, head: &Head, in_flight: &mut InFlight) -> Result<State, Violation> {
+        let Head { cookie, body, is_last } = *head;
+        if !self.structured && !matches!(body, Body::Simple { .. }) {
+            return Err("a chunk comes though none were agreed on");
+        }
+        let (sink, left) = match body {
+            Body::Simple { error: 0 } => {
+                let length = in_flight.announce_all(cookie)?;
+                if self.structured && length > 0 {
+                    return Err("a read is answered by a simple reply though chunks were agreed on");
+                }
+                (Sink::Data { position: 0 }, length)
+            }
+            Body::Simple { error } => {
+                in_flight.fail(cookie, error)?;
+                (Sink::Nobody, 0)
+            }
+            Body::None => (Sink::Nobody, 0),
+            Body::Data { offset, length } => {
+                let position = in_flight.announce(cookie, offset, length)?;
+                (Sink::Data { position }, length as usize)
+            }
+            Body::Hole { offset, length } => {
+                let position = in_flight.announce(cookie, offset, length)?;
+                in_flight.data(cookie, position, length as usize)?.fill(0);
+                (Sink::Nobody, 0)
+            }
+            Body::Extents { context, length } => {
+                in_flight.announce_extents(cookie, context)?;
+                (Sink::Extents, length as usize)
+            }
+            Body::Error { error, rest } => {
+                in_flight.fail(cookie, error)?;
+                (Sink::Nobody, rest as usize)
+            }
+        };
+        Ok(State::Payload { cookie, sink, left, is_last })
+    }
+}
+
+impl Sink {
+    /// For what comes after `length` bytes.
+    fn behind(self, length: usize) -> Self {
+        match self {
+            Self::Data { position } => Self::Data { position: position + length },
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

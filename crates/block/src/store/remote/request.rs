@@ -1,0 +1,151 @@
+//! What is asked of a server, and how that looks on the wire.
+
+use nbd_protocol::{REQUEST_LENGTH, REQUEST_MAGIC, command, command_flag, error, transmission_flag};
+use rustix::io::Errno;
+
+use super::terms::Terms;
+use crate::buffer::Buffer;
+use crate::device::{ByteRange, Durability, ZeroMode};
+use crate::error::IoError;
+
+/// Most zeroes that are sent at a time to a server that cannot make them itself, in bytes.
+pub(super) const ZERO_PAYLOAD_MAX: u32 = 256 << 10;
+/// Longest range that a server is asked to zero at a time, in bytes: also one that has to write zeroes for it answers
+/// well before any deadline.
+const ZERO_LENGTH_MAX: u32 = 64 << 20;
+/// Longest range that a server is asked to describe at a time, in bytes. Larger ones are asked for in parts.
+pub(super) const DESCRIBE_LENGTH_MAX: u32 = 1 << 30;
+
+/// One request. It is short enough for one command.
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    /// Reads a range; at most [`Terms::payload_max`] bytes.
+    Read(ByteRange),
+    /// Describes the allocation of a range; at most [`DESCRIBE_LENGTH_MAX`] bytes.
+    Describe(ByteRange),
+    /// Makes durable what was answered.
+    Flush,
+    /// Changes the content.
+    Change(Change, Durability),
+}
+
+/// A change of the content, which can be made again. It is short enough for one command.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    /// Bytes.
+    Write {
+        /// Where they go.
+        offset: u64,
+        /// What they are; at most [`Terms::payload_max`].
+        data: Buffer,
+    },
+    /// Zeroes; at most [`zero_length_max`] of them.
+    Zeroes(ByteRange, ZeroMode),
+}
+
+/// Longest range that can be zeroed with one command.
+pub(super) fn zero_length_max(terms: &Terms) -> u64 {
+    let by_payload = ZERO_PAYLOAD_MAX.min(terms.payload_max);
+    u64::from(if terms.has(transmission_flag::SEND_WRITE_ZEROES) { ZERO_LENGTH_MAX } else { by_payload })
+}
+
+impl Change {
+    /// What it touches.
+    pub(super) fn range(&self) -> ByteRange {
+        match self {
+            Self::Write { offset, data } => ByteRange::new(*offset, data.len() as u64),
+            Self::Zeroes(range, _) => *range,
+        }
+    }
+
+    /// Bytes of memory that it keeps.
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            Self::Write { data, .. } => data.memory_length(),
+            Self::Zeroes(..) => 0,
+        }
+    }
+}
+
+impl Request {
+    /// A verb for errors.
+    pub(super) fn operation(&self) -> &'static str {
+        match self {
+            Self::Read(_) => "read",
+            Self::Describe(_) => "describe",
+            Self::Flush => "flush",
+            Self::Change(Change::Write { .. }, _) => "write",
+            Self::Change(Change::Zeroes(..), _) => "zero",
+        }
+    }
+
+    /// The command and what follows it; `zeroes` are at least [`ZERO_PAYLOAD_MAX`] zero bytes.
+    pub(super) fn encode(&self, terms: &Terms, zeroes: &Buffer) -> (Header, Option<Buffer>) {
+        let has_fua = terms.has(transmission_flag::SEND_FUA);
+        let (command, mut flags, range, payload) = match self {
+            Self::Read(range) => (command::READ, 0, *range, None),
+            Self::Describe(range) => (command::BLOCK_STATUS, 0, *range, None),
+            Self::Flush => (command::FLUSH, 0, ByteRange::new(0, 0), None),
+            Self::Change(change @ Change::Write { data, .. }, _) => {
+                (command::WRITE, 0, change.range(), Some(data.clone()))
+            }
+            Self::Change(Change::Zeroes(range, mode), _)
+                if terms.has(transmission_flag::SEND_WRITE_ZEROES) =>
+            {
+                let flags = match mode {
+                    ZeroMode::MayUnmap => 0,
+                    ZeroMode::KeepAllocated => command_flag::NO_HOLE,
+                };
+                (command::WRITE_ZEROES, flags, *range, None)
+            }
+            Self::Change(Change::Zeroes(range, _), _) => {
+                (command::WRITE, 0, *range, Some(zeroes.slice(0, range.length as usize)))
+            }
+        };
+        if matches!(self, Self::Change(_, Durability::Durable)) && has_fua {
+            flags |= command_flag::FUA;
+        }
+        // Every request was cut to less than 4 GiB.
+        (Header { command, flags, offset: range.offset, length: range.length as u32 }, payload)
+    }
+
+    /// What an error of the server is for those who asked.
+    pub(super) fn failure(&self, code: u32) -> IoError {
+        let errno = match code {
+            error::EPERM => Errno::PERM,
+            error::ENOMEM => Errno::NOMEM,
+            error::EINVAL => Errno::INVAL,
+            error::ENOSPC => Errno::NOSPC,
+            error::EOVERFLOW => Errno::OVERFLOW,
+            error::ENOTSUP => Errno::OPNOTSUPP,
+            error::ESHUTDOWN => Errno::SHUTDOWN,
+            _ => Errno::IO,
+        };
+        IoError::os(self.operation(), errno)
+    }
+}
+
+/// The fields of a command, but for its cookie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    command: u16,
+    flags: u16,
+    offset: u64,
+    length: u32,
+}
+
+impl Header {
+    /// Ends the session.
+    pub(super) const DISCONNECT: Self = Self { command: command::DISC, flags: 0, offset: 0, length: 0 };
+
+    pub(super) fn encode(&self, cookie: u64) -> [u8; REQUEST_LENGTH] {
+        let mut bytes = [0; REQUEST_LENGTH];
+        bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
+        bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..].copy_from_slice(&self.length.to_be_bytes());
+        bytes
+    }
+}

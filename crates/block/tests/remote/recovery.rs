@@ -1,0 +1,271 @@
+//! Servers that are killed, hang, come back as something else, or lie.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::store::remote::{NbdUri, RemoteOptions};
+use block::{Access, BlockDevice, Buffer, ByteRange, Durability, IoError, RemoteImage, ZeroMode};
+use futures_util::future::{join, join_all};
+use rustix::io::Errno;
+
+use crate::server::{OPTIONS, Server, on_both, store};
+
+const BLOCK: usize = 4096;
+
+/// A deadline that tests wait for.
+const IMPATIENT: RemoteOptions = RemoteOptions { answer_deadline: Duration::from_millis(300), ..OPTIONS };
+
+fn filled(byte: u8) -> Buffer {
+    Buffer::copy_of(&[byte; BLOCK])
+}
+
+fn timed_out(result: &Result<impl Sized, IoError>) -> bool {
+    matches!(result, Err(IoError::Os { errno: Errno::TIMEDOUT, .. }))
+}
+
+#[test]
+fn a_server_that_is_killed_again_and_again_loses_nothing_that_was_answered() {
+    on_both(|engine, handle| async move {
+        const BLOCKS: u64 = 256;
+        // It keeps its tables of contents in memory until it is flushed: what it has answered dies with it.
+        let mut server = Server::qemu_nbd("qcow2", 64 << 20, &["--shared=8", "--cache=writeback"]);
+        let store = store(server.connect(), &engine, &handle);
+        let offset = |block: u64| block * (256 << 10);
+        for round in 1..=4_u8 {
+            let writes = async {
+                for part in 0..8 {
+                    let blocks = part * BLOCKS / 8..(part + 1) * BLOCKS / 8;
+                    let writes =
+                        blocks.map(|block| store.write(offset(block), filled(round), Durability::Volatile));
+                    assert!(join_all(writes).await.iter().all(Result::is_ok));
+                }
+            };
+            let kill = async {
+                // Somewhere among them, each time elsewhere.
+                handle.sleep(Duration::from_millis(u64::from(round) * 3)).await;
+                server.kill();
+                server.restart();
+            };
+            join(writes, kill).await;
+            // And once with nothing in flight.
+            server.kill();
+            server.restart();
+            for block in 0..BLOCKS {
+                let read = store.read(offset(block), Buffer::zeroed(BLOCK)).await.unwrap();
+                assert!(read.as_slice() == [round; BLOCK], "round {round}, block {block}");
+            }
+            if round == 2 {
+                store.flush().await.unwrap();
+            }
+        }
+        store.flush().await.unwrap();
+        server.kill();
+        server.restart();
+        let read = store.read(offset(1), Buffer::zeroed(BLOCK)).await.unwrap();
+        assert_eq!(read.as_slice(), [4; BLOCK], "flushed is flushed");
+    });
+}
+
+#[test]
+fn what_is_written_again_undoes_nothing_that_came_later() {
+    on_both(|engine, handle| async move {
+        let mut server = Server::qemu_nbd("qcow2", 8 << 20, &[]);
+        let store = store(server.connect(), &engine, &handle);
+        let range = ByteRange::new(0, BLOCK as u64);
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        store.write(0, filled(2), Durability::Durable).await.unwrap();
+        store.write(1 << 20, filled(3), Durability::Volatile).await.unwrap();
+        let zeroed = ByteRange::new(1 << 20, BLOCK as u64);
+        store.write_zeroes(zeroed, ZeroMode::MayUnmap, Durability::Durable).await.unwrap();
+        server.kill();
+        server.restart();
+        let read = store.read(range.offset, Buffer::zeroed(BLOCK)).await.unwrap();
+        assert_eq!(read.as_slice(), [2; BLOCK], "the durable write is the last");
+        assert!(store.read(1 << 20, Buffer::zeroed(BLOCK)).await.unwrap().is_zero());
+    });
+}
+
+#[test]
+fn requests_to_a_server_that_hangs_fail_in_time_and_then_they_work_again() {
+    on_both(|engine, handle| async move {
+        let server = Server::nbdkit(&["memory", "1M"]);
+        let store = store(server.connect_with(IMPATIENT), &engine, &handle);
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        server.hang();
+        let before = handle.now();
+        let (written, read) =
+            join(store.write(0, filled(2), Durability::Volatile), store.read(0, Buffer::zeroed(BLOCK))).await;
+        assert!(timed_out(&written) && timed_out(&read) && timed_out(&store.flush().await));
+        assert!(handle.now() - before < Duration::from_secs(10));
+        // The old write may still be on its way: the new one waits for it.
+        let last = store.write(0, filled(3), Durability::Volatile);
+        let go_on = async { server.go_on() };
+        assert_eq!(join(last, go_on).await.0, Ok(()));
+        for _ in 0..20 {
+            let read = store.read(0, Buffer::zeroed(BLOCK)).await.unwrap();
+            assert_eq!(read.as_slice(), [3; BLOCK]);
+        }
+    });
+}
+
+#[test]
+fn a_write_that_was_given_up_and_lands_late_lands_before_those_that_came_after_it() {
+    on_both(|engine, handle| async move {
+        // Its first write takes a second, whatever comes after it.
+        let server = Server::nbdkit(&[
+            "eval",
+            "thread_model=echo parallel",
+            "get_size=truncate -s 64K {folder}/data; echo 65536",
+            "pread=dd if={folder}/data iflag=skip_bytes,count_bytes skip=$4 count=$3 status=none",
+            "pwrite=mkdir {folder}/first 2>/dev/null && sleep 1; \
+             dd of={folder}/data oflag=seek_bytes seek=$4 conv=notrunc status=none",
+            "flush=true",
+        ]);
+        let store = store(server.connect_with(IMPATIENT), &engine, &handle);
+        assert!(timed_out(&store.write(0, filled(1), Durability::Volatile).await));
+        let elsewhere = store.write(BLOCK as u64, filled(2), Durability::Volatile).await;
+        assert!(elsewhere.is_ok(), "only its own range waits for it: {elsewhere:?}");
+        while timed_out(&store.write(0, filled(3), Durability::Volatile).await) {}
+        let read = store.read(0, Buffer::zeroed(BLOCK)).await.unwrap();
+        assert_eq!(read.as_slice(), [3; BLOCK]);
+        handle.sleep(Duration::from_millis(1200)).await;
+        let read = store.read(0, Buffer::zeroed(BLOCK)).await.unwrap();
+        assert_eq!(read.as_slice(), [3; BLOCK], "the first write has landed late");
+    });
+}
+
+#[test]
+fn while_there_is_no_server_requests_fail_in_time_and_then_they_work_again() {
+    on_both(|engine, handle| async move {
+        let mut server = Server::nbdkit(&["memory", "1M"]);
+        let store = store(server.connect_with(IMPATIENT), &engine, &handle);
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        server.kill();
+        assert!(timed_out(&store.read(0, Buffer::zeroed(BLOCK)).await));
+        assert!(timed_out(&store.write(0, filled(2), Durability::Durable).await));
+        assert!(timed_out(&store.flush().await));
+        server.restart();
+        // It may still be waiting for its next try.
+        let mut read = store.read(0, Buffer::zeroed(BLOCK)).await;
+        while timed_out(&read) {
+            read = store.read(0, Buffer::zeroed(BLOCK)).await;
+        }
+        assert_eq!(read.unwrap().as_slice(), [1; BLOCK], "what was given up was not sent");
+    });
+}
+
+#[test]
+fn a_server_that_comes_back_as_something_else_is_not_used() {
+    on_both(|engine, handle| async move {
+        let mut server = Server::nbdkit(&["memory", "1M"]);
+        let store = store(server.connect_with(IMPATIENT), &engine, &handle);
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        server.kill();
+        server.change_argument("1M", "2M");
+        server.restart();
+        assert!(timed_out(&store.read(0, Buffer::zeroed(BLOCK)).await));
+        assert!(timed_out(&store.write(0, filled(1), Durability::Volatile).await));
+        server.kill();
+        server.change_argument("2M", "1M");
+        server.restart();
+        let mut read = store.read(0, Buffer::zeroed(BLOCK)).await;
+        while timed_out(&read) {
+            read = store.read(0, Buffer::zeroed(BLOCK)).await;
+        }
+        assert_eq!(read.unwrap().as_slice(), [1; BLOCK]);
+    });
+}
+
+#[test]
+fn a_guest_that_never_flushes_does_not_fill_our_memory() {
+    on_both(|engine, handle| async move {
+        let server = Server::nbdkit(&["--filter=log", "memory", "16M", "logfile={folder}/log"]);
+        let store = store(server.connect(), &engine, &handle);
+        let data = Buffer::copy_of(&vec![1; 1 << 20]);
+        for round in 0..10 {
+            let writes = (0..16).map(|part| store.write(part << 20, data.clone(), Durability::Volatile));
+            assert!(join_all(writes).await.iter().all(Result::is_ok), "round {round}");
+        }
+        let log = std::fs::read_to_string(server.path().join("log")).unwrap();
+        let flushes = log.lines().filter(|line| line.contains("Flush") && !line.contains("return")).count();
+        assert!((1..=6).contains(&flushes), "{flushes} flushes for 160 MiB");
+    });
+}
+
+/// A server that negotiates well, and then sends whatever comes to its mind.
+fn lie(listener: &UnixListener, seed: u64) {
+    let mut state = seed;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 33
+    };
+    while let Ok((mut stream, _)) = listener.accept() {
+        let number = |value: u32| value.to_be_bytes();
+        let reply = |option: u32, kind: u32, data: &[u8]| {
+            let magic = 0x0003_e889_0455_65a9_u64.to_be_bytes();
+            [&magic[..], &number(option), &number(kind), &number(data.len() as u32), data].concat()
+        };
+        let export = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &0x016d_u16.to_be_bytes()].concat();
+        let context = [&number(1)[..], b"base:allocation"].concat();
+        let says = [
+            b"NBDMAGICIHAVEOPT\x00\x03".to_vec(),
+            reply(8, 1, &[]),
+            reply(10, 4, &context),
+            reply(10, 1, &[]),
+            reply(7, 3, &export),
+            reply(7, 1, &[]),
+        ];
+        if stream.write_all(&says.concat()).is_err() {
+            continue;
+        }
+        let mut heard = [0; 4096];
+        // What it is asked before a request: flags, and three options.
+        let _ = stream.read(&mut heard);
+        for _ in 0..random() % 20 {
+            let mut bytes: Vec<u8> = (0..random() % 100).map(|_| random() as u8).collect();
+            if random() % 4 != 0 {
+                let magic: u32 = if random() % 2 == 0 { 0x6744_6698 } else { 0x668e_33ef };
+                let (flags, kind) = (random() as u16 & 1, [0_u16, 1, 2, 5, 0x8001, 6][random() as usize % 6]);
+                let cookie = (random() % 3) << 32 | (random() % 3);
+                let header =
+                    [&number(magic)[..], &flags.to_be_bytes(), &kind.to_be_bytes(), &cookie.to_be_bytes()];
+                bytes = [header.concat(), number(random() as u32 % 64).to_vec(), bytes].concat();
+            }
+            if stream.write_all(&bytes).is_err() {
+                break;
+            }
+        }
+        let _ = stream.read(&mut heard);
+    }
+}
+
+#[test]
+fn whatever_a_server_sends_requests_fail_in_time_and_nothing_panics() {
+    on_both(|engine, handle| async move {
+        for seed in 0..6 {
+            let folder = tempfile::tempdir().unwrap();
+            let socket = folder.path().join("socket");
+            let listener = UnixListener::bind(&socket).unwrap();
+            // It ends with the process of the test: nobody stops a liar.
+            std::thread::spawn(move || lie(&listener, seed));
+            let uri = NbdUri::unix(&socket, "");
+            let image = RemoteImage::connect_with(&uri, Access::ReadWrite, IMPATIENT).unwrap();
+            let store = store(image, &engine, &handle);
+            let requests = (0..8_u64).map(|number| {
+                let store = Rc::clone(&store);
+                let offset = number * BLOCK as u64;
+                async move {
+                    let range = ByteRange::new(offset, BLOCK as u64);
+                    let _ = store.read(offset, Buffer::zeroed(BLOCK)).await;
+                    let _ = store.write(offset, filled(1), Durability::Durable).await;
+                    let _ = store.allocation(range).await;
+                    let _ = store.discard(range).await;
+                    let _ = store.flush().await;
+                }
+            });
+            join_all(requests).await;
+        }
+    });
+}
