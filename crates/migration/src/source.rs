@@ -200,9 +200,9 @@ impl Source {
     /// When `handle_timeout` is to be called, at the latest, and what is waited for.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
-            State::Copying { not_before } => {
-                self.all_synchronised().then_some((*not_before, "a pause before the next try at the handover"))
-            }
+            State::Copying { not_before } => self
+                .all_synchronised()
+                .then_some((*not_before, "a pause before the next try at the handover")),
             State::Closing { began, .. } => {
                 Some((*began + self.settings.switch_over_max, "the guest requests in flight to end"))
             }

@@ -21,6 +21,7 @@
 
 mod entry;
 mod files;
+mod polling;
 mod queue;
 mod request;
 

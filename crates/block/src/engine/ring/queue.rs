@@ -19,8 +19,10 @@ use rustix::io::Errno;
 use slab::Slab;
 
 use super::files::FileTable;
+use super::polling::Polling;
 use super::request::{Outcome, Request, Step};
 use crate::buffer::BufferPool;
+use crate::engine::clock;
 use crate::error::IoError;
 
 /// Marks completions that nobody waits for: those of cancellations.
@@ -44,6 +46,7 @@ pub(super) struct Queue {
     buffers: BufferPool,
     /// Scratch space for completions.
     completions: Vec<(u64, i32)>,
+    polling: Polling,
     closed: bool,
     /// The last failure of `io_uring_enter` that was logged.
     complained: Option<i32>,
@@ -81,6 +84,13 @@ pub(super) enum Wait {
     AtMost(Duration),
 }
 
+/// What a look for completions has found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Something,
+    Nothing,
+}
+
 impl Queue {
     pub(super) fn new(ring: IoUring, buffers: BufferPool) -> Self {
         let files = FileTable::new(&ring.submitter());
@@ -92,6 +102,7 @@ impl Queue {
             files,
             buffers,
             completions: Vec::new(),
+            polling: Polling::default(),
             closed: false,
             complained: None,
         }
@@ -154,6 +165,7 @@ impl Queue {
         self.submit_backlog();
         self.files.sweep(&self.ring.submitter());
         let wait = if self.ring.completion().is_empty() && self.backlog.is_empty() { wait } else { Wait::No };
+        let wait = if wait == Wait::No || self.look(wait) == Found::Nothing { wait } else { Wait::No };
         let result = match wait {
             Wait::No => self.submit_without_waiting(),
             Wait::Forever => self.ring.submit_and_wait(1).map(drop),
@@ -164,6 +176,30 @@ impl Queue {
         };
         self.judge(result);
         self.collect(wakers);
+    }
+
+    /// Submits what is queued and looks for completions for a moment, if that is likely to save a sleep.
+    fn look(&mut self, wait: Wait) -> Found {
+        let look = match wait {
+            Wait::AtMost(limit) => self.polling.look().min(limit),
+            Wait::No | Wait::Forever => self.polling.look(),
+        };
+        if look.is_zero() {
+            return Found::Nothing;
+        }
+        let result = self.submit_without_waiting();
+        self.judge(result);
+        let until = clock::now() + look;
+        loop {
+            // The kernel does its part only when it is entered; it says so when there is any.
+            if self.ring.submission().taskrun() || !self.ring.completion().is_empty() {
+                return Found::Something;
+            }
+            if clock::now() >= until {
+                return Found::Nothing;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// Releases the ring's hold on a file.
@@ -304,6 +340,7 @@ impl Queue {
     fn collect(&mut self, wakers: &mut Vec<Waker>) {
         let mut completions = std::mem::take(&mut self.completions);
         completions.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        self.polling.note(clock::now(), u32::try_from(completions.len()).unwrap_or(u32::MAX));
         for (user_data, result) in completions.drain(..) {
             if user_data != NOBODY {
                 self.complete(user_data, result, wakers);
