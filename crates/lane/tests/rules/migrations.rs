@@ -324,9 +324,7 @@ fn a_target_that_restarts_past_the_commit_point_is_not_copied_to() {
     play(|scene| async move {
         scene.fill(1024).await;
         let (baton, outcome) = scene.migrate();
-        while baton.phase() < migration::Phase::Committing {
-            scene.handle.sleep(Duration::ZERO).await;
-        }
+        scene.reach(&baton, migration::Phase::Committing).await;
         scene.source.fault.add(FaultRule::always(Operations::ALL, eio("anything")));
         baton.target_restarted(VolumeIndex(0));
         assert_eq!(scene.outcome(&outcome).await, moved());
@@ -340,9 +338,7 @@ fn a_guest_does_not_notice_a_target_that_fails_its_trial() {
         scene.fill(64).await;
         scene.target.delay.hang(Operations::of(&[Operation::Read]));
         let (baton, outcome) = scene.migrate();
-        while baton.phase() < migration::Phase::Committing {
-            scene.handle.sleep(Duration::ZERO).await;
-        }
+        scene.reach(&baton, migration::Phase::Committing).await;
         // It comes while the target is on trial, and is answered by the source, which has the volume back.
         let read = scene.device().read(0, Buffer::zeroed(4096)).await;
         assert_eq!(read.map(|buffer| buffer.as_slice()[0]), Ok(1));

@@ -20,7 +20,7 @@ use lane::{
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
-use migration::{CommitFault, MigrationId, PacingSettings, Progress, VolumeId};
+use migration::{CommitFault, MigrationId, PacingSettings, Phase, Progress, VolumeId};
 
 /// Size of the volume in bytes.
 pub(crate) const SIZE: u64 = 8 << 20;
@@ -131,6 +131,21 @@ impl Scene {
         loop {
             if let Some(outcome) = outcome.borrow_mut().take() {
                 return outcome;
+            }
+            self.handle.sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Waits until a migration has come to a phase, or past it.
+    pub(crate) async fn reach(&self, baton: &Baton, phase: Phase) {
+        // Most phases begin and end at one instant of this clock: it moves only when all is done that can be.
+        const LOOKS: u32 = 1000;
+        loop {
+            for _ in 0..LOOKS {
+                if baton.phase() >= phase {
+                    return;
+                }
+                self.handle.sleep(Duration::ZERO).await;
             }
             self.handle.sleep(Duration::from_millis(1)).await;
         }
