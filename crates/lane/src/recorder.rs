@@ -188,3 +188,6 @@ impl Control for Recorder {
         self.below.carry()
     }
 }
+
+#[cfg(test)]
+mod tests;
