@@ -112,25 +112,26 @@ fn requests_to_a_server_that_hangs_fail_in_time_and_then_they_work_again() {
 
 #[test]
 fn a_write_that_was_given_up_and_lands_late_lands_before_those_that_came_after_it() {
-    on_both(|engine, handle| async move {
-        // Its first write takes a second, whatever comes after it.
+    let patient = RemoteOptions { answer_deadline: Duration::from_millis(1500), ..OPTIONS };
+    on_both(move |engine, handle| async move {
+        // Its first write takes three seconds, whatever comes after it; the others start a program or two.
         let server = Server::nbdkit(&[
             "eval",
             "thread_model=echo parallel",
             "get_size=truncate -s 64K {folder}/data; echo 65536",
             "pread=dd if={folder}/data iflag=skip_bytes,count_bytes skip=$4 count=$3 status=none",
-            "pwrite=mkdir {folder}/first 2>/dev/null && sleep 1; \
+            "pwrite=mkdir {folder}/first 2>/dev/null && sleep 3; \
              dd of={folder}/data oflag=seek_bytes seek=$4 conv=notrunc status=none",
             "flush=true",
         ]);
-        let store = store(server.connect_with(IMPATIENT), &engine, &handle);
+        let store = store(server.connect_with(patient), &engine, &handle);
         assert!(timed_out(&store.write(0, filled(1), Durability::Volatile).await));
         let elsewhere = store.write(BLOCK as u64, filled(2), Durability::Volatile).await;
         assert!(elsewhere.is_ok(), "only its own range waits for it: {elsewhere:?}");
         while timed_out(&store.write(0, filled(3), Durability::Volatile).await) {}
         let read = store.read(0, Buffer::zeroed(BLOCK)).await.unwrap();
         assert_eq!(read.as_slice(), [3; BLOCK]);
-        handle.sleep(Duration::from_millis(1200)).await;
+        handle.sleep(Duration::from_secs(2)).await;
         let read = store.read(0, Buffer::zeroed(BLOCK)).await.unwrap();
         assert_eq!(read.as_slice(), [3; BLOCK], "the first write has landed late");
     });
@@ -220,9 +221,11 @@ fn lie(listener: &UnixListener, seed: u64) {
         if stream.write_all(&says.concat()).is_err() {
             continue;
         }
-        let mut heard = [0; 4096];
-        // What it is asked before a request: flags, and three options.
-        let _ = stream.read(&mut heard);
+        // Everything that comes before requests: flags, and three options of 16, 43 and 24 bytes.
+        let mut heard = [0; 4 + 16 + 43 + 24];
+        if stream.read_exact(&mut heard).is_err() {
+            continue;
+        }
         for _ in 0..random() % 20 {
             let mut bytes: Vec<u8> = (0..random() % 100).map(|_| random() as u8).collect();
             if random() % 4 != 0 {
@@ -243,15 +246,16 @@ fn lie(listener: &UnixListener, seed: u64) {
 
 #[test]
 fn whatever_a_server_sends_requests_fail_in_time_and_nothing_panics() {
-    on_both(|engine, handle| async move {
-        for seed in 0..6 {
+    let hasty = RemoteOptions { answer_deadline: Duration::from_millis(50), ..OPTIONS };
+    on_both(move |engine, handle| async move {
+        for seed in 0..4 {
             let folder = tempfile::tempdir().unwrap();
             let socket = folder.path().join("socket");
             let listener = UnixListener::bind(&socket).unwrap();
             // It ends with the process of the test: nobody stops a liar.
             std::thread::spawn(move || lie(&listener, seed));
             let uri = NbdUri::unix(&socket, "");
-            let image = RemoteImage::connect_with(&uri, Access::ReadWrite, IMPATIENT).unwrap();
+            let image = RemoteImage::connect_with(&uri, Access::ReadWrite, hasty).unwrap();
             let store = store(image, &engine, &handle);
             let requests = (0..8_u64).map(|number| {
                 let store = Rc::clone(&store);
