@@ -1,4 +1,4 @@
-//! The NBD server: fixed newstyle negotiation, simple and structured replies, many requests in flight.
+//! The NBD server: fixed newstyle negotiation, simple, structured and extended replies, many requests in flight.
 //!
 //! ```text
 //!   Server            accepts, counts, shuts down

@@ -140,7 +140,7 @@ fn a_disk_that_has_grown_is_used_up_to_its_new_end_by_old_and_new_clients() {
         assert_eq!(client.error_of(3), ENOSPC);
         let mut new = RawClient::try_connect(&server).unwrap();
         new.stream.write_all(&3_u32.to_be_bytes()).unwrap();
-        new.choose_by_name("disk");
+        new.choose_by_name("disk").unwrap();
         assert_eq!(new.read_bytes(8), (SIZE + 4096).to_be_bytes());
     });
 }
@@ -457,5 +457,43 @@ fn announced_writes_hold_no_more_memory_than_the_limit_and_stalled_ones_give_way
         guest.request(command::WRITE, 0, 100, 0, 4 << 20, &large);
         assert_eq!(guest.error_of(100), 0, "one of the last two, or both, gave way to the guest");
         server.wait_for("it to leave", |connections| connections.len() < 3);
+    });
+}
+
+#[test]
+fn an_idle_client_stays_when_the_time_to_negotiate_is_over() {
+    on_each_engine(|choice| {
+        let limits = Limits { negotiation_timeout: Duration::from_millis(30), ..Limits::STANDARD };
+        let server = Running::start(choice, limits);
+        // On a busy machine it may be too late itself.
+        let Some(mut idle) = (0..20).find_map(|_| RawClient::connect_in_time(&server, "disk")) else {
+            panic!("no client negotiates within 30 ms")
+        };
+        // The end of one that came later shows that the time is over.
+        let mut silent = RawClient::try_connect(&server).unwrap();
+        assert!(silent.is_closed());
+        idle.request(command::FLUSH, 0, 1, 0, 0, &[]);
+        assert_eq!(idle.error_of(1), 0);
+    });
+}
+
+#[test]
+fn a_flood_of_connections_does_not_touch_those_that_have_a_place() {
+    on_each_engine(|choice| {
+        let limits = Limits { connections_max: 4, ..Limits::STANDARD };
+        let server = Running::start(choice, limits);
+        let mut guest = RawClient::connect(&server, "disk", Style::Simple);
+        let mut flood = Vec::new();
+        for round in 0..300 {
+            flood.push(std::os::unix::net::UnixStream::connect(server.socket()).unwrap());
+            if round % 100 == 0 {
+                guest.request(command::WRITE, 0, round, 0, 4096, &[1; 4096]);
+                assert_eq!(guest.error_of(round), 0);
+            }
+        }
+        assert!(server.connections().len() <= 4);
+        drop(flood);
+        server.wait_for("the flood to be over", |connections| connections.len() == 1);
+        let _next = RawClient::connect(&server, "disk", Style::Simple);
     });
 }

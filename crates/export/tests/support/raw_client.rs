@@ -52,6 +52,16 @@ impl RawClient {
         Some(client)
     }
 
+    /// Connects and chooses an export by its name; `None` if the server has closed the connection meanwhile.
+    pub(crate) fn connect_in_time(server: &Running, export: &str) -> Option<Self> {
+        let mut client = Self::try_connect(server)?;
+        client.stream.write_all(&3_u32.to_be_bytes()).ok()?;
+        client.choose_by_name(export)?;
+        let mut reply = [0; 10];
+        client.stream.read_exact(&mut reply).ok()?;
+        Some(client)
+    }
+
     /// Connects and chooses an export.
     pub(crate) fn connect(server: &Running, export: &str, style: Style) -> Self {
         let mut client = Self::try_connect(server).expect("a greeting");
@@ -98,12 +108,12 @@ impl RawClient {
     }
 
     /// Chooses an export by the option that has no reply to fail with.
-    pub(crate) fn choose_by_name(&mut self, export: &str) {
+    pub(crate) fn choose_by_name(&mut self, export: &str) -> Option<()> {
         let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
         bytes.extend(option::EXPORT_NAME.to_be_bytes());
         bytes.extend((export.len() as u32).to_be_bytes());
         bytes.extend(export.as_bytes());
-        self.stream.write_all(&bytes).unwrap();
+        self.stream.write_all(&bytes).ok()
     }
 
     /// Sends a request; for a write with as many bytes as it says.

@@ -191,7 +191,7 @@ impl Exchange {
                 break;
             }
             if (received, sent) == (Progress::None, Progress::None) {
-                if self.is_stalled(context) == Progress::Made {
+                if self.cut_off_if_stalled(context) == Progress::Made {
                     continue;
                 }
                 break;
@@ -355,7 +355,7 @@ impl Exchange {
     }
 
     /// Cuts a client off that does nothing for too long with memory for which others wait.
-    fn is_stalled(&mut self, context: &mut Context<'_>) -> Progress {
+    fn cut_off_if_stalled(&mut self, context: &mut Context<'_>) -> Progress {
         let is_clients_turn = self.sending.is_some() || self.intake.awaits_payload();
         if !is_clients_turn || !self.share.is_beyond_allowance() {
             self.stall = None;
