@@ -17,6 +17,9 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Questions without an answer after which the client is gone.
 const KEEPALIVE_COUNT: u32 = 6;
 
+/// Groups of 16 bits of an IPv6 address that name its network.
+const NETWORK_SEGMENTS: usize = 4;
+
 /// Who is at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
@@ -33,6 +36,16 @@ impl Client {
             // One host is one client, whichever way it wrote its address.
             Some(Ok(address)) => Self::Host(address.ip().to_canonical()),
             _ => Self::Local,
+        }
+    }
+
+    /// Tells whether two addresses count as one client: with IPv6 a host has as many as it likes in its network.
+    pub(super) fn counts_as(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Host(IpAddr::V6(one)), Self::Host(IpAddr::V6(other))) => {
+                one.segments()[..NETWORK_SEGMENTS] == other.segments()[..NETWORK_SEGMENTS]
+            }
+            _ => self == other,
         }
     }
 
@@ -66,5 +79,32 @@ impl fmt::Display for Client {
             Self::Local => formatter.write_str("a process of this host"),
             Self::Host(address) => address.fmt(formatter),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(address: &str) -> Client {
+        Client::Host(address.parse().unwrap())
+    }
+
+    #[test]
+    fn a_host_is_one_client_by_its_address_or_its_network() {
+        assert!(host("192.0.2.1").counts_as(host("192.0.2.1")));
+        assert!(!host("192.0.2.1").counts_as(host("192.0.2.2")));
+        assert!(host("2001:db8:1:2::3").counts_as(host("2001:db8:1:2:ffff::4")));
+        assert!(!host("2001:db8:1:2::3").counts_as(host("2001:db8:1:3::3")));
+        assert!(!host("192.0.2.1").counts_as(Client::Local));
+        assert!(Client::Local.counts_as(Client::Local));
+    }
+
+    #[test]
+    fn processes_of_this_host_share_the_common_limit_only() {
+        let limits = Limits { connections_per_host_max: 2, ..Limits::STANDARD };
+        assert!(host("192.0.2.1").may_have_another(&limits, || 1));
+        assert!(!host("192.0.2.1").may_have_another(&limits, || 2));
+        assert!(Client::Local.may_have_another(&limits, || 60));
     }
 }

@@ -263,7 +263,7 @@ fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption) {
     let has_place = shared.stage() == Stage::Serving
         && members.len() < shared.limits.connections_max
         && client.may_have_another(&shared.limits, || {
-            members.iter().filter(|(_, member)| member.client == client).count()
+            members.iter().filter(|(_, member)| member.client.counts_as(client)).count()
         });
     if !has_place {
         tracing::warn!(%client, connections = members.len(), "refused an NBD connection");
