@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench
+.PHONY: help demo test lint bench openapi
 
 # Cargo runs tests in the folder of their crate, so paths given to them are absolute.
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -53,6 +53,10 @@ lint: ## Check format, clippy's lints, documentation, scripts, licences.
 	fi
 
 # What the figures mean: docs/performance.md. The machine should be idle meanwhile.
+openapi: ## Write docs/openapi.json anew, after a change of the HTTP API.
+	cargo run --quiet -p daemon --example openapi >$(TARGET)/openapi.json
+	mv $(TARGET)/openapi.json docs/openapi.json
+
 bench: ## Measure what recording a write costs, Sterna beside the raw disk and QEMU, migrations beside copies.
 	scripts/install-packages bench
 	cargo bench -p chronicle --bench chronicle

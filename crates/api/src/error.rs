@@ -1,16 +1,17 @@
 //! What an answer says that is no success: a closed code for programs, a sentence for people.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Body of every answer that is no success.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
     /// The error.
     pub error: ErrorDetail,
 }
 
 /// One error.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorDetail {
     /// The cause, for programs.
     pub code: ErrorCode,
@@ -19,7 +20,7 @@ pub struct ErrorDetail {
 }
 
 /// Causes of errors. Within a version of the API codes are only added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
     /// No volume has this name.

@@ -1,11 +1,12 @@
 //! The history of a migration: what a report shows.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::{Migration, Phase};
 
 /// A migration and what was recorded of it. All times are in milliseconds since it began, negative before that.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationHistory {
     /// The migration as it stands.
     pub migration: Migration,
@@ -14,7 +15,7 @@ pub struct MigrationHistory {
 }
 
 /// What was recorded of a migration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Recording {
     /// Size of the volume in bytes.
     pub size_bytes: u64,
@@ -45,7 +46,7 @@ pub struct Recording {
 }
 
 /// One stretch of time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HistorySample {
     /// When it began.
     pub at_ms: f64,
@@ -78,7 +79,7 @@ pub struct HistorySample {
 }
 
 /// What guests did in a longer time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GuestFigures {
     /// How long it was, in seconds.
     pub seconds: f64,
@@ -97,7 +98,7 @@ pub struct GuestFigures {
 }
 
 /// That a phase was entered.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PhaseEntered {
     /// When.
     pub at_ms: f64,
@@ -106,7 +107,7 @@ pub struct PhaseEntered {
 }
 
 /// A time in which guest writes did not go to the target, as far as the samples show.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Suspension {
     /// When it was seen first.
     pub at_ms: f64,
@@ -117,7 +118,7 @@ pub struct Suspension {
 }
 
 /// What a migration waited for while it stood still, as far as the samples show.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Waited {
     /// What.
     pub reason: String,
@@ -126,7 +127,7 @@ pub struct Waited {
 }
 
 /// What was decided, counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Decisions {
     /// Guest writes that went to both stores in whole.
     pub writes_mirrored: u64,

@@ -1,9 +1,10 @@
 //! The daemon and its stores.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// The daemon that answers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Host {
     /// Its version.
     pub version: String,
@@ -24,7 +25,7 @@ pub struct Host {
 }
 
 /// A folder that holds images.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Store {
     /// Name in the configuration.
     pub name: String,

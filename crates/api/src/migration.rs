@@ -1,9 +1,10 @@
 //! Migrations: how they are begun, and how far they are.
 
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 /// Moves a volume to another store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateVolume {
     /// Name of the target store.
@@ -17,18 +18,19 @@ pub struct MigrateVolume {
 }
 
 /// Asks for a migration as soon as it has changed; sent as the query of a GET.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct Watch {
     /// The [`Migration::change`] that the client has seen; the answer waits for a later one.
     #[serde(default)]
     pub after: Option<u64>,
-    /// Milliseconds to wait at most; 0: answer at once. At most [`crate::WAIT_MAX_MS`] are waited.
+    /// Milliseconds to wait at most; 0: answer at once. At most 30,000 ([`crate::WAIT_MAX_MS`]) are waited.
     #[serde(default)]
     pub wait_ms: u64,
 }
 
 /// A migration, under way or ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Migration {
     /// Its identity, for example `m7`.
     pub id: String,
@@ -86,7 +88,7 @@ pub struct Migration {
 }
 
 /// An image file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageLocation {
     /// Name of the store; `None` for an image that is served in place.
     pub store: Option<String>,
@@ -95,7 +97,7 @@ pub struct ImageLocation {
 }
 
 /// How a migration stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationState {
     /// It is under way.
@@ -111,7 +113,7 @@ pub enum MigrationState {
 }
 
 /// What a migration is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Blocks are copied and writes mirrored; the guest works.
@@ -135,7 +137,7 @@ pub enum Phase {
 }
 
 /// When the copying is expected to end, counted from now.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RemainingSeconds {
     /// At the earliest.
     pub earliest: f64,
@@ -144,7 +146,7 @@ pub struct RemainingSeconds {
 }
 
 /// Something that is waited for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitingFor {
     /// What.
     pub reason: String,
@@ -153,7 +155,7 @@ pub struct WaitingFor {
 }
 
 /// How long the guest was held at the switch-over, in milliseconds. The parts add up to the whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SwitchOver {
     /// From the first request that was held to the opening of the gate.
     pub gate_closed_ms: f64,
@@ -170,7 +172,7 @@ pub struct SwitchOver {
 }
 
 /// Where the guest runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GuestLocation {
     /// On the source's image.

@@ -1,9 +1,10 @@
 //! Volumes: what they are, how they are made and removed.
 
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 /// A volume of the host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
     /// Its name, and that of its export.
     pub name: String,
@@ -40,7 +41,7 @@ pub struct Volume {
 }
 
 /// Whether a volume is being served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VolumeState {
     /// Its image is being made.
@@ -56,7 +57,7 @@ pub enum VolumeState {
 }
 
 /// How far a volume's creation has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeCreation {
     /// Bytes of the given image that have been looked at, holes included.
     pub bytes_done: u64,
@@ -65,7 +66,7 @@ pub struct VolumeCreation {
 }
 
 /// What a volume's guest has done since the daemon began to serve it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeStatistics {
     /// Name of the I/O engine: `io_uring` or `threads`.
     pub engine: String,
@@ -88,7 +89,7 @@ pub struct VolumeStatistics {
 }
 
 /// Makes a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewVolume {
     /// Its name: 1 to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
     pub name: String,
@@ -97,7 +98,7 @@ pub struct NewVolume {
 }
 
 /// Where a new volume's bytes come from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum VolumeSource {
     /// A new image in a store; removing the volume deletes it.
@@ -120,7 +121,8 @@ pub enum VolumeSource {
 }
 
 /// Removes a volume; sent as the query of a DELETE.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct RemoveVolume {
     /// Also when clients are connected; they are cut off.
     #[serde(default)]
@@ -131,7 +133,7 @@ pub struct RemoveVolume {
 }
 
 /// What has become of a removed volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RemovedVolume {
     /// Its name.
     pub name: String,
@@ -142,7 +144,7 @@ pub struct RemovedVolume {
 }
 
 /// What was done with the image of a removed volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageFate {
     /// It is gone.

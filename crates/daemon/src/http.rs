@@ -1,6 +1,7 @@
 //! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here.
 
 mod listener;
+mod openapi;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +12,20 @@ use axum::extract::{FromRequestParts, Path, Query, Request, State};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::get;
 use axum::{Json, Router};
 use http_body_util::BodyExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::error::RequestError;
 use crate::host::Host;
 use crate::migrations::parse_id;
 
 pub(crate) use listener::BoundedListener;
+pub use openapi::document as openapi_document;
 
 /// Bytes of a body that is too large that are read all the same: a client that still writes when the connection ends
 /// does not see the answer.
@@ -29,39 +33,57 @@ const DISCARDED_BYTES_MAX: usize = 4 << 20;
 
 /// All that the API answers.
 pub(crate) fn router(host: Arc<Host>) -> Router {
-    Router::new()
-        .route("/v1/host", get(show_host))
-        .route("/v1/stores", get(list_stores))
-        .route("/v1/volumes", get(list_volumes).post(create_volume))
-        .route("/v1/volumes/{name}", get(show_volume).delete(remove_volume))
-        .route("/v1/volumes/{name}/migrate", post(migrate))
-        .route("/v1/migrations", get(list_migrations))
-        .route("/v1/migrations/{id}", get(show_migration))
-        .route("/v1/migrations/{id}/cancel", post(cancel_migration))
-        .route("/v1/migrations/{id}/history", get(show_history))
+    Router::from(routes())
+        .route("/v1/openapi.json", get(openapi::show))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         .with_state(host)
 }
 
+/// The operations, with what the document says of them.
+fn routes() -> OpenApiRouter<Arc<Host>> {
+    OpenApiRouter::new()
+        .routes(routes!(show_host))
+        .routes(routes!(list_stores))
+        .routes(routes!(list_volumes, create_volume))
+        .routes(routes!(show_volume, remove_volume))
+        .routes(routes!(migrate))
+        .routes(routes!(list_migrations))
+        .routes(routes!(show_migration))
+        .routes(routes!(cancel_migration))
+        .routes(routes!(show_history))
+}
+
 type Answer<T> = Result<Json<T>, RequestError>;
 
+/// Describes the daemon.
+#[utoipa::path(get, path = "/v1/host", responses((status = 200, description = "The daemon", body = api::Host)))]
 async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
     Json(host.describe())
 }
 
+/// Lists the stores, by name.
+#[utoipa::path(get, path = "/v1/stores", responses((status = 200, description = "The stores", body = [api::Store])))]
 async fn list_stores(State(host): State<Arc<Host>>) -> Json<Vec<api::Store>> {
     Json(host.describe_stores().await)
 }
 
+/// Lists the volumes, by name.
+#[utoipa::path(get, path = "/v1/volumes", responses((status = 200, description = "The volumes", body = [api::Volume])))]
 async fn list_volumes(State(host): State<Arc<Host>>) -> Json<Vec<api::Volume>> {
     Json(host.describe_volumes().await)
 }
 
+/// Describes one volume.
+#[utoipa::path(get, path = "/v1/volumes/{name}", params(("name" = String, Path, description = "Name of the volume")),
+    responses((status = 200, description = "The volume", body = api::Volume)))]
 async fn show_volume(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Volume> {
     host.describe_volume(&name).await.map(Json)
 }
 
+/// Makes a volume; answers when it is being served, which takes as long as copying the image takes.
+#[utoipa::path(post, path = "/v1/volumes", request_body = api::NewVolume,
+    responses((status = 201, description = "The volume, once it is served", body = api::Volume)))]
 async fn create_volume(
     State(host): State<Arc<Host>>,
     request: Request,
@@ -71,6 +93,10 @@ async fn create_volume(
     Ok((StatusCode::CREATED, Json(volume)))
 }
 
+/// Stops serving a volume; answers when it is no longer served.
+#[utoipa::path(delete, path = "/v1/volumes/{name}",
+    params(("name" = String, Path, description = "Name of the volume"), api::RemoveVolume),
+    responses((status = 200, description = "What has become of it", body = api::RemovedVolume)))]
 async fn remove_volume(
     State(host): State<Arc<Host>>,
     Segment(name): Segment,
@@ -80,6 +106,10 @@ async fn remove_volume(
     host.operate(Arc::clone(&host).remove_volume(name, how)).await.map(Json)
 }
 
+/// Begins to move a volume to another store; answers when that has begun.
+#[utoipa::path(post, path = "/v1/volumes/{name}/migrate", params(("name" = String, Path, description = "Name of the volume")),
+    request_body = api::MigrateVolume,
+    responses((status = 202, description = "The migration, once it has begun", body = api::Migration)))]
 async fn migrate(
     State(host): State<Arc<Host>>,
     Segment(name): Segment,
@@ -90,10 +120,16 @@ async fn migrate(
     Ok((StatusCode::ACCEPTED, Json(migration)))
 }
 
+/// Lists the migrations under way and those that are remembered, oldest first.
+#[utoipa::path(get, path = "/v1/migrations", responses((status = 200, description = "The migrations", body = [api::Migration])))]
 async fn list_migrations(State(host): State<Arc<Host>>) -> Json<Vec<api::Migration>> {
     Json(host.migrations.list(&host.journal))
 }
 
+/// Describes one migration; with `wait_ms`, as soon as it has changed.
+#[utoipa::path(get, path = "/v1/migrations/{id}",
+    params(("id" = String, Path, description = "Identity of the migration, for example m7"), Watch),
+    responses((status = 200, description = "The migration", body = api::Migration)))]
 async fn show_migration(
     State(host): State<Arc<Host>>,
     Segment(id): Segment,
@@ -112,10 +148,18 @@ async fn show_migration(
     }
 }
 
+/// Asks for a migration to be cancelled; answers when that is under way, not when it has ended.
+#[utoipa::path(post, path = "/v1/migrations/{id}/cancel",
+    params(("id" = String, Path, description = "Identity of the migration, for example m7")),
+    responses((status = 200, description = "The migration", body = api::Migration)))]
 async fn cancel_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
     host.operate(Arc::clone(&host).cancel_migration(id)).await.map(Json)
 }
 
+/// Describes one migration with what was recorded of it.
+#[utoipa::path(get, path = "/v1/migrations/{id}/history",
+    params(("id" = String, Path, description = "Identity of the migration, for example m7")),
+    responses((status = 200, description = "The migration and its recording", body = api::MigrationHistory)))]
 async fn show_history(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::MigrationHistory> {
     Arc::clone(&host).migration_history(parse_id(&id)?).await.map(Json)
 }

@@ -34,6 +34,7 @@ mod volumes;
 
 pub use config::{Config, ConfigError, EngineSetting};
 pub use folders::Folders;
+pub use http::openapi_document;
 pub use journal::{JOURNAL_FILE, JournalError};
 pub use lock::LockError;
 pub use serve::{Daemon, ServeError, serve};
