@@ -35,6 +35,14 @@ pub(crate) enum CommandError {
     /// The benchmark could not be carried out.
     #[error("{0:#}")]
     Bench(anyhow::Error),
+    /// The page of a benchmark could not be written.
+    #[error("the page {path} cannot be written")]
+    Page {
+        /// Which.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
     /// This program's own file cannot be found.
     #[error("the program cannot find itself")]
     Program(#[source] std::io::Error),

@@ -54,6 +54,7 @@ impl Exit {
             CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Demo(_)
             | CommandError::Bench(_)
+            | CommandError::Page { .. }
             | CommandError::Program(_)
             | CommandError::Signals(_)
             | CommandError::Unwritten(_)

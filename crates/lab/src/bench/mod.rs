@@ -6,27 +6,32 @@
 //!
 //!   environment   what was measured on        tools     the programs, their versions and packages
 //!   folder        a temporary folder          image     random data, holes, comparing, dropping caches
-//!   server        a server that is measured   process   its CPU time
+//!   server, qmp   a server that is measured   process   its CPU time
+//!   show          figures as text             page, chart   figures as a page of HTML
 //! ```
 //!
 //! Whatever is compared is measured in one run, one after the other, again and again: the machine's moods then meet
-//! everybody alike, and a ratio is taken between neighbours. This module measures and holds figures; the program prints
-//! them. What the figures mean is in `docs/performance.md`.
+//! everybody alike, and a ratio is taken between neighbours. This module measures, and makes tables and pages; the program
+//! prints and writes them. What the figures mean is in `docs/performance.md`.
 
+mod chart;
 mod environment;
 mod fio;
 mod folder;
 mod image;
 pub mod mirror;
 pub mod nbd;
+mod page;
 mod process;
 mod qmp;
 mod server;
+mod show;
 mod statistics;
 mod tools;
 
 pub use self::environment::{Environment, Versions};
 pub use self::fio::{Job, Measured, Pattern};
+pub use self::show::Table;
 pub use self::statistics::Summary;
 
 use std::future::Future;

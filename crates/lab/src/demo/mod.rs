@@ -34,6 +34,7 @@ pub(crate) use self::folder::{DemoFolder, check_free_space, usual_parent};
 pub(crate) use self::guest::with_progress;
 pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, ThreadGuest};
 pub use self::progress::Progress;
+pub(crate) use self::report::Bytes;
 pub use self::report::{Figures, Report, Wrong};
 pub use self::signals::Interrupted;
 pub(crate) use self::signals::Signals;

@@ -36,6 +36,9 @@ pub(crate) struct BenchNbdArguments {
     /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
     #[arg(long, value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
+    /// Also write a page with plots to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Measure this alone; may be given several times.
     #[arg(long, value_name = "WORKLOAD")]
     pub(crate) only: Vec<BenchWorkload>,
@@ -55,6 +58,9 @@ pub(crate) struct BenchMirrorArguments {
     /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
     #[arg(long, value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
+    /// Also write a page with plots to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Measure this alone.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Option<BenchPart>,
@@ -125,7 +131,7 @@ const NBD_HELP: &str = "\
 Examples:
   sterna bench nbd
   sterna bench nbd --only mixed-16 --rounds 3 --folder /srv/fast
-  sterna bench nbd --json > nbd.json
+  sterna bench nbd --html nbd.html --json > nbd.json
 
 One image is measured raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns, by
 fio. It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common).
@@ -134,6 +140,7 @@ Let the machine be idle meanwhile.";
 const MIRROR_HELP: &str = "\
 Examples:
   sterna bench mirror
+  sterna bench mirror --html mirror.html
   sterna bench mirror --only load --rounds 3 --folder /srv/fast
   sterna bench mirror --only load --guest-iops 5000 --json > mirror.json
 

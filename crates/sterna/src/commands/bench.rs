@@ -1,21 +1,23 @@
-//! `sterna bench`: runs a benchmark, and prints what it has measured.
+//! `sterna bench`: runs a benchmark, prints what it has measured, and writes its page.
 
-mod mirror;
-mod nbd;
-mod show;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
-use lab::bench::BenchOptions;
+use lab::bench::mirror::{self, MirrorOptions, MirrorReport};
+use lab::bench::nbd::{self, NbdOptions, NbdReport};
+use lab::bench::{BenchOptions, Environment, Table};
 use lab::demo::{Interrupted, Progress};
 
-use crate::args::BenchCommand;
+use crate::args::{BenchCommand, BenchMirrorArguments, BenchNbdArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
-use crate::output::Format;
+use crate::output::{self, Format};
+use crate::units::bytes;
 
 pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, CommandError> {
     let result = match command {
-        BenchCommand::Nbd(order) => nbd::run(order, format).await,
-        BenchCommand::Mirror(order) => mirror::run(order, format).await,
+        BenchCommand::Nbd(order) => run_nbd(order, format).await,
+        BenchCommand::Mirror(order) => run_mirror(order, format).await,
     };
     match result {
         Err(CommandError::Bench(error)) => match error.downcast::<Interrupted>() {
@@ -29,6 +31,26 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
     }
 }
 
+async fn run_nbd(order: BenchNbdArguments, format: Format) -> Result<(), CommandError> {
+    let workloads = order.workloads();
+    check_page(order.html.as_deref())?;
+    let bench = options(order.folder, order.size, order.rounds)?;
+    let options = NbdOptions { bench, seconds: order.seconds, workloads };
+    let report = nbd::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
+    output::print(format, &report, nbd_text)?;
+    write_page(order.html.as_deref(), || report.page())
+}
+
+async fn run_mirror(order: BenchMirrorArguments, format: Format) -> Result<(), CommandError> {
+    let (parts, seconds, guest_iops) = (order.parts(), order.seconds, order.guest_iops);
+    check_page(order.html.as_deref())?;
+    let bench = options(order.folder, order.size, order.rounds)?;
+    let options = MirrorOptions { bench, parts, seconds, guest_iops };
+    let report = mirror::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
+    output::print(format, &report, mirror_text)?;
+    write_page(order.html.as_deref(), || report.page())
+}
+
 fn progress(format: Format) -> Progress {
     match format {
         Format::Text => Progress::on_stderr(),
@@ -36,11 +58,65 @@ fn progress(format: Format) -> Progress {
     }
 }
 
-fn options(
-    folder: Option<std::path::PathBuf>,
-    size_bytes: u64,
-    rounds: u32,
-) -> Result<BenchOptions, CommandError> {
+fn options(folder: Option<PathBuf>, size_bytes: u64, rounds: u32) -> Result<BenchOptions, CommandError> {
     let program = std::env::current_exe().map_err(CommandError::Program)?;
     Ok(BenchOptions { program, parent: folder, size_bytes, rounds })
 }
+
+/// A page that cannot be written should be known before minutes of measuring, not after.
+fn check_page(path: Option<&Path>) -> Result<(), CommandError> {
+    let Some(path) = path else { return Ok(()) };
+    let failed = |source| CommandError::Page { path: path.to_owned(), source };
+    let existed = path.exists();
+    std::fs::File::options().append(true).create(true).open(path).map_err(failed)?;
+    if existed { Ok(()) } else { std::fs::remove_file(path).map_err(failed) }
+}
+
+fn write_page(path: Option<&Path>, page: impl FnOnce() -> String) -> Result<(), CommandError> {
+    let Some(path) = path else { return Ok(()) };
+    let written = std::fs::write(path, page());
+    written.map_err(|source| CommandError::Page { path: path.to_owned(), source })
+}
+
+fn nbd_text(report: &NbdReport) -> String {
+    let NbdReport { environment, size_bytes, rounds, seconds, workloads } = report;
+    let mut text = heading(environment, *size_bytes, &format!("{rounds} rounds of {seconds} s each"));
+    for workload in workloads {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{}\n{}", workload.title, lines(&workload.table()));
+    }
+    text
+}
+
+fn mirror_text(report: &MirrorReport) -> String {
+    let MirrorReport { environment, size_bytes, rounds, idle, load } = report;
+    let mut text = heading(environment, *size_bytes, &format!("{rounds} rounds"));
+    if let Some(idle) = idle {
+        let data = bytes(idle.data_bytes);
+        let table = lines(&idle.table());
+        let _ = write!(text, "\nNobody uses the image; {data} of it are data, the rest holes\n{table}");
+    }
+    if let Some(load) = load {
+        let _ = write!(text, "\nUnder a guest: {}\n{}", load.guest(), lines(&load.table()));
+    }
+    text + "every copy was compared with its source\n"
+}
+
+fn heading(environment: &Environment, size_bytes: u64, rounds: &str) -> String {
+    let [machine, programs] = environment.lines();
+    let size = bytes(size_bytes);
+    format!("{machine}\n{programs}\nAn image of {size}, {rounds}: medians, and from the least to the most.\n")
+}
+
+/// A table of figures as text.
+fn lines(table: &Table) -> String {
+    let figures: Vec<usize> = (1..table.header.len()).collect();
+    let mut text = output::table(&table.header, &figures);
+    for row in &table.rows {
+        text.add_row(row);
+    }
+    format!("{}{}\n", output::lines(&text), table.conclusion)
+}
+
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,13 @@ fn expect_empty(folder: &Path) {
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
+/// A folder of its own, and a file in it.
+fn page() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html").to_str().unwrap().to_owned();
+    (folder, page)
+}
+
 /// A figure of which one sample was taken.
 fn expect_figure(figure: &Value) {
     let median = figure["median"].as_f64().unwrap_or_else(|| panic!("no figure: {figure}"));
@@ -36,9 +43,13 @@ fn expect_figure(figure: &Value) {
 #[test]
 fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
+    let (pages, page) = page();
     let arguments = ["nbd", "--only", "mixed-16", "--only", "sequential-writes", "--seconds", "1", "--json"];
-    let outcome = Outcome::of(bench(folder.path(), &arguments));
+    let outcome = Outcome::of(bench(folder.path(), &[&arguments[..], &["--html", &page]].concat()));
     assert_eq!(outcome.code, 0, "{outcome:?}");
+    // Three charts for each workload.
+    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 6);
+    drop(pages);
     expect_empty(folder.path());
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
     for program in ["sterna", "fio", "qemu-storage-daemon"] {
@@ -71,8 +82,12 @@ fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
 #[test]
 fn bench_mirror_compares_every_copy_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
-    let outcome = Outcome::of(bench(folder.path(), &["mirror", "--seconds", "1", "--json"]));
+    let (pages, page) = page();
+    let outcome = Outcome::of(bench(folder.path(), &["mirror", "--seconds", "1", "--json", "--html", &page]));
     assert_eq!(outcome.code, 0, "{outcome:?}");
+    // One of copies, three of migrations, and one for each of those who migrated.
+    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 7);
+    drop(pages);
     expect_empty(folder.path());
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let names = |contenders: &Value| -> Vec<String> {
@@ -120,6 +135,14 @@ fn an_interrupted_benchmark_leaves_nothing_behind() {
     assert_eq!(child.wait().unwrap().code(), Some(130), "{said:?}");
     assert!(said.iter().any(|line| line.contains("everything has been cleaned up")), "{said:?}");
     expect_empty(folder.path());
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let outcome = Outcome::of(bench(folder.path(), &["nbd", "--html", "/no/such/folder/page.html"]));
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (1, ""), "{outcome:?}");
+    assert!(outcome.stderr.contains("the page /no/such/folder/page.html cannot be written"), "{outcome:?}");
 }
 
 #[test]

@@ -121,16 +121,6 @@ pub(super) struct LoadSample {
     pub(super) moments: Vec<Moment>,
 }
 
-impl MirrorReport {
-    /// The report as JSON.
-    ///
-    /// # Errors
-    /// None that can happen with numbers that were measured.
-    pub fn json(&self) -> serde_json::Result<String> {
-        serde_json::to_string_pretty(self)
-    }
-}
-
 impl IdleReport {
     /// Sums up the samples of [`Contender::IDLE`]; `None` if there are none.
     pub(super) fn of(data_bytes: u64, samples: &[Vec<IdleSample>; 5]) -> Option<Self> {

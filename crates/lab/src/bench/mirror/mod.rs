@@ -12,6 +12,8 @@ mod figures;
 mod guest;
 mod idle;
 mod load;
+mod page;
+mod table;
 
 use std::path::Path;
 use std::time::Duration;

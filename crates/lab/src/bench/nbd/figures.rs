@@ -69,16 +69,6 @@ pub struct ContenderFigures {
     pub added_mean_latency_us: Option<Summary>,
 }
 
-impl NbdReport {
-    /// The report as JSON.
-    ///
-    /// # Errors
-    /// None that can happen with numbers that were measured.
-    pub fn json(&self) -> serde_json::Result<String> {
-        serde_json::to_string_pretty(self)
-    }
-}
-
 impl WorkloadFigures {
     /// Sums the samples up; `None` if there are none.
     pub(super) fn of(workload: Workload, samples: &[Vec<Sample>; 3]) -> Option<Self> {

@@ -8,6 +8,8 @@
 //! ```
 
 mod figures;
+mod page;
+mod table;
 
 use std::path::Path;
 use std::time::Duration;
