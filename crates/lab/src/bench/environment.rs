@@ -4,6 +4,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::image::{Forgotten, drop_caches};
+
 /// The machine and the programs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Environment {
@@ -15,6 +17,8 @@ pub struct Environment {
     pub kernel: String,
     /// The file system that the images are on.
     pub file_system: String,
+    /// What of the page cache was dropped before each measurement: `all`, or the pages of the `images` without root.
+    pub dropped_caches: &'static str,
     /// Versions of the programs.
     pub versions: Versions,
 }
@@ -24,20 +28,28 @@ pub type Versions = std::collections::BTreeMap<String, String>;
 
 impl Environment {
     /// Describes this machine, for images in `folder`.
-    pub(super) fn of(folder: &Path, versions: Versions) -> Self {
+    ///
+    /// # Errors
+    /// If the page cache cannot be asked to forget.
+    pub(super) async fn of(folder: &Path, versions: Versions) -> anyhow::Result<Self> {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-        Self {
+        let dropped_caches = match drop_caches(&[]).await? {
+            Forgotten::All => "all",
+            Forgotten::Images => "images",
+        };
+        Ok(Self {
             processor: processor_in(&read("/proc/cpuinfo")),
             cpus: std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             file_system: file_system_in(&read("/proc/self/mountinfo"), folder),
+            dropped_caches,
             versions,
-        }
+        })
     }
 
     /// Two lines for people: the machine, and the programs.
     pub fn lines(&self) -> [String; 2] {
-        let Self { processor, cpus, kernel, file_system, versions } = self;
+        let Self { processor, cpus, kernel, file_system, versions, .. } = self;
         let versions: Vec<String> =
             versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
         [format!("{processor}, {cpus} CPUs, Linux {kernel}, {file_system}"), versions.join(", ")]

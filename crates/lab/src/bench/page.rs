@@ -74,6 +74,7 @@ mod tests {
             cpus: 2,
             kernel: "6".to_owned(),
             file_system: "ext4".to_owned(),
+            dropped_caches: "all",
             versions: [("fio".to_owned(), "\"3\"".to_owned())].into(),
         };
         let table = Table {

@@ -48,7 +48,15 @@ impl Sterna {
     /// # Errors
     /// If it has ended.
     pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
-        cpu_time(self.daemon.process_id().context("the daemon has ended")?)
+        cpu_time(self.process_id()?)
+    }
+
+    /// Number of its process.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub(super) fn process_id(&self) -> anyhow::Result<u32> {
+        self.daemon.process_id().context("the daemon has ended")
     }
 
     /// Ends it in order.
@@ -138,7 +146,15 @@ impl StorageDaemon {
     /// # Errors
     /// If it has ended.
     pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
-        cpu_time(self.child.id().context("qemu-storage-daemon has ended")?)
+        cpu_time(self.process_id()?)
+    }
+
+    /// Number of its process.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub(super) fn process_id(&self) -> anyhow::Result<u32> {
+        self.child.id().context("qemu-storage-daemon has ended")
     }
 
     /// Mirrors the exported image to the image whose node is `target`; the export then uses that. `switching` hears

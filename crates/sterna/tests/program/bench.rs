@@ -55,6 +55,10 @@ fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
     for program in ["sterna", "fio", "qemu-storage-daemon"] {
         assert!(report["environment"]["versions"][program].is_string(), "{report}");
     }
+    assert!(
+        ["all", "images"].contains(&report["environment"]["dropped_caches"].as_str().unwrap()),
+        "{report}"
+    );
     let workloads = report["workloads"].as_array().unwrap();
     let names: Vec<_> = workloads.iter().map(|workload| workload["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["mixed-16", "sequential-writes"]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::Phase;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::figures::{LoadReport, LoadSample};
 use super::guest::{Guest, Requests, now_ms};
@@ -15,10 +15,15 @@ use super::{
     BenchFolder, Contender, Holes, MirrorOptions, Part, Progress, Stage, Sterna, StorageDaemon, cpu_seconds,
     drop_caches, show_turn,
 };
+use crate::bench::process::bytes_read;
 use crate::demo::DemoFolder;
 
-/// How long fio may take to begin, besides the time that is measured before the migration.
-const WARM_UP: Duration = Duration::from_millis(1500);
+/// How long fio may take to begin.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+/// How often it is looked whether it has.
+const START_PAUSE: Duration = Duration::from_millis(20);
+/// What a server has had read once its guest works, in bytes: more than it needs to look at an image.
+const START_BYTES: u64 = 256 << 10;
 /// How much earlier than seen a switch may have begun: a change is told of a little later, and clocks are rounded.
 const SWITCH_SLACK_MS: u64 = 250;
 
@@ -60,8 +65,8 @@ async fn measure_one(stage: &Stage<'_>, contender: Contender) -> anyhow::Result<
         None => {
             let server = Sterna::start(&stage.options.bench.program, stage.folder, &stage.source).await?;
             drop_caches(&[&stage.source]).await?;
-            let uri = server.volume.uri.clone();
-            let (requests, (course, target)) = under_guest(stage, &uri, migrate(&server)).await?;
+            let (uri, process) = (server.volume.uri.clone(), server.process_id()?);
+            let (requests, (course, target)) = under_guest(stage, &uri, process, migrate(&server)).await?;
             let sample = sample(stage, &requests, course)?;
             let except = requests.written_since(course.switched_ms);
             let finished = stage.finish_sterna(server, target.as_ref(), except).await?;
@@ -72,7 +77,7 @@ async fn measure_one(stage: &Stage<'_>, contender: Contender) -> anyhow::Result<
             let images = [("source", stage.source.as_path()), ("target", stage.target.as_path())];
             let mut server = StorageDaemon::start(stage.folder, &images).await?;
             drop_caches(&[&stage.source, &stage.target]).await?;
-            let uri = server.uri().to_owned();
+            let (uri, process) = (server.uri().to_owned(), server.process_id()?);
             let mirror = async {
                 let cpu = server.cpu_time()?;
                 let (begun_ms, mut switched_ms) = (now_ms(), None);
@@ -83,7 +88,7 @@ async fn measure_one(stage: &Stage<'_>, contender: Contender) -> anyhow::Result<
                 let switched_ms = switched_ms.saturating_sub(SWITCH_SLACK_MS);
                 Ok(Course { begun_ms, switched_ms, ended_ms, server_cpu_seconds })
             };
-            let (requests, course) = under_guest(stage, &uri, mirror).await?;
+            let (requests, course) = under_guest(stage, &uri, process, mirror).await?;
             let sample = sample(stage, &requests, course)?;
             let except = requests.written_since(course.switched_ms);
             let finished = stage.finish_storage_daemon(server, except).await?;
@@ -109,19 +114,32 @@ async fn migrate(server: &Sterna) -> anyhow::Result<(Course, String)> {
     Ok((Course { begun_ms, switched_ms, ended_ms, server_cpu_seconds }, migration.target.image))
 }
 
-/// Lets a guest work before, during and after `migration`.
+/// Lets a guest work before, during and after `migration`. `process` is the server's.
 async fn under_guest<T>(
     stage: &Stage<'_>,
     uri: &str,
+    process: u32,
     migration: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<(Requests, T)> {
     let MirrorOptions { bench, seconds, guest_iops, .. } = stage.options;
     let margin = Duration::from_secs((*seconds).into());
     let guest = Guest::start(uri, bench.size_bytes, *guest_iops, stage.folder)?;
-    sleep(WARM_UP + margin).await;
+    wait_for_guest(process).await?;
+    sleep(margin).await;
     let migrated = migration.await?;
     sleep(margin).await;
     Ok((guest.stop().await?, migrated))
+}
+
+/// fio says nothing before its end, but the server of a guest that works reads.
+async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
+    let idle = bytes_read(server)?;
+    let give_up_at = Instant::now() + START_DEADLINE;
+    while bytes_read(server)?.saturating_sub(idle) < START_BYTES {
+        ensure!(Instant::now() < give_up_at, "fio has not begun within {} s", START_DEADLINE.as_secs());
+        sleep(START_PAUSE).await;
+    }
+    Ok(())
 }
 
 fn sample(stage: &Stage<'_>, requests: &Requests, course: Course) -> anyhow::Result<LoadSample> {

@@ -121,7 +121,7 @@ pub async fn run(options: &MirrorOptions, progress: &mut Progress) -> anyhow::Re
     check_fio_engines().await?;
     let bench = &options.bench;
     let folder = BenchFolder::create(bench.parent.as_deref(), 2, bench.size_bytes)?;
-    let environment = Environment::of(folder.root(), versions);
+    let environment = Environment::of(folder.root(), versions).await?;
     in_folder(folder, progress, async |folder, progress| {
         let (mut idle, mut load) = (None, None);
         if options.parts.contains(&Part::Idle) {

@@ -145,7 +145,7 @@ pub async fn run(options: &NbdOptions, progress: &mut Progress) -> anyhow::Resul
     check_fio_engines().await?;
     let bench = &options.bench;
     let folder = BenchFolder::create(bench.parent.as_deref(), 1, bench.size_bytes)?;
-    let environment = Environment::of(folder.root(), versions);
+    let environment = Environment::of(folder.root(), versions).await?;
     in_folder(folder, progress, async |folder, progress| {
         let image = folder.path("disk.img");
         progress.begin("filling the image");
