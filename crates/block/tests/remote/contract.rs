@@ -55,6 +55,11 @@ fn qemu_nbd_qcow2_with_several_connections() {
     check("qemu-nbd qcow2", &[(256 << 10) + 512], |size| Server::qemu_nbd("qcow2", size, &["--shared=8"]));
 }
 
+#[test]
+fn qemu_storage_daemon() {
+    check("qemu-storage-daemon", &[256 << 10], Server::qemu_storage_daemon);
+}
+
 /// Servers that can less than they usually do: the same contract by other means.
 #[test]
 fn servers_that_can_less_keep_the_contract() {

@@ -164,12 +164,12 @@ fn a_server_that_comes_back_as_something_else_is_not_used() {
         let store = store(server.connect_with(IMPATIENT), &engine, &handle);
         store.write(0, filled(1), Durability::Volatile).await.unwrap();
         server.kill();
-        server.change_argument("1M", "2M");
+        server.change_argument("1M", "512K");
         server.restart();
         assert!(timed_out(&store.read(0, Buffer::zeroed(BLOCK)).await));
         assert!(timed_out(&store.write(0, filled(1), Durability::Volatile).await));
         server.kill();
-        server.change_argument("2M", "1M");
+        server.change_argument("512K", "1M");
         server.restart();
         let mut read = store.read(0, Buffer::zeroed(BLOCK)).await;
         while timed_out(&read) {

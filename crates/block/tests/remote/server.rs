@@ -47,6 +47,21 @@ impl Server {
         Self::start_in(folder, &[&command, arguments, &["{folder}/disk"]].concat())
     }
 
+    /// Starts `qemu-storage-daemon` for a file that is made first.
+    pub(crate) fn qemu_storage_daemon(size: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::File::create(folder.path().join("disk")).unwrap().set_len(size).unwrap();
+        let uri = NbdUri::unix(folder.path().join("socket"), "disk");
+        let command = [
+            "qemu-storage-daemon",
+            "--blockdev=file,node-name=file,filename={folder}/disk,discard=unmap,cache.direct=on,aio=threads",
+            "--blockdev=raw,node-name=disk,file=file,discard=unmap",
+            "--nbd-server=addr.type=unix,addr.path={folder}/socket",
+            "--export=nbd,id=export,node-name=disk,name=disk,writable=on",
+        ];
+        Self::spawn(folder, uri, &command)
+    }
+
     /// Starts any server that listens at `{folder}/socket`.
     pub(crate) fn start(command: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), command)
@@ -133,14 +148,15 @@ impl Server {
     fn wait_until_it_listens(&self) {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
-            match RemoteImage::connect(&self.uri(), Access::ReadOnly) {
-                Err(error @ RemoteError::Unreachable { .. }) => {
-                    assert!(Instant::now() < deadline, "{:?}: {error:?}", self.command);
-                    // The other process tells in no other way that it is ready.
-                    std::thread::sleep(Duration::from_millis(5));
-                }
+            let error = match RemoteImage::connect(&self.uri(), Access::ReadOnly) {
+                Err(error @ RemoteError::Unreachable { .. }) => error,
+                // A server that listens may not have all its exports yet.
+                Err(error @ RemoteError::Refused { .. }) if !self.uri.export.is_empty() => error,
                 _ => return,
-            }
+            };
+            assert!(Instant::now() < deadline, "{:?}: {error:?}", self.command);
+            // The other process tells in no other way that it is ready.
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }

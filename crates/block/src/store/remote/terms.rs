@@ -105,8 +105,9 @@ impl Terms {
 
     /// Checks that a store which was made by these terms can go on by `other` ones; says what has changed if not.
     pub(super) fn check_kept_by(&self, other: &Self) -> Result<(), &'static str> {
-        if other.size != self.size {
-            return Err("its size has changed");
+        // It may have grown: what lies behind the volume is not touched.
+        if other.size < self.size {
+            return Err("it has become smaller");
         }
         if other.flags & self.flags != self.flags {
             return Err("the server knows fewer commands");
@@ -180,7 +181,8 @@ mod tests {
         let kept_by = |offer| terms.check_kept_by(&judge(&offer).unwrap());
         assert_eq!(kept_by(offer()), Ok(()));
         assert_eq!(kept_by(Offer { structured: false, allocation: None, ..offer() }), Ok(()));
-        assert!(kept_by(Offer { size: 2 << 20, ..offer() }).is_err());
+        assert_eq!(kept_by(Offer { size: 2 << 20, ..offer() }), Ok(()));
+        assert!(kept_by(Offer { size: 1 << 19, ..offer() }).is_err());
         let without_zeroes = offer().flags & !transmission_flag::SEND_WRITE_ZEROES;
         assert!(kept_by(Offer { flags: without_zeroes, ..offer() }).is_err());
         let short = BlockSizes { minimum: 512, preferred: 4096, maximum: 65536 };
