@@ -11,4 +11,5 @@ mod content;
 mod crash;
 mod full;
 mod hostile;
+mod power;
 mod tools;

@@ -5,13 +5,15 @@
 //!             zero so far, or written whole ────────────► prepare ─► write ─► commit
 //!             a part of what lies below, is shared or
 //!             compressed: read the cluster, merge, whole ► prepare ─► write ─► commit
-//!   discard:  give the space in the file back ─► clear the entries      only whole clusters; the edges are written
+//!   discard:  give the space in the file back ─► mark as zero           only whole clusters; the edges are written
 //! ```
 //!
 //! Every request here is a task of its own that holds an exclusive claim on whole clusters.
 //!
 //! N.B. one cluster is prepared at a time. imago may place a new refcount block into a cluster that was freed before
 //! only if several are asked for at once, and then writes it in an order that a crash would expose.
+
+use std::rc::Rc;
 
 use futures_util::lock::MutexGuard;
 use rustix::io::Errno;
@@ -100,7 +102,7 @@ impl Shared {
             let part = data.slice((position - range.offset) as usize, (end - position) as usize);
             match piece.place {
                 Place::Own { offset } => self.tables.top().write(offset, part, Durability::Volatile).await?,
-                _ => self.write_new_cluster(position, part).await?,
+                place => self.write_new_cluster(position, part, &place).await?,
             }
             position = end;
         }
@@ -116,8 +118,8 @@ impl Shared {
         }
     }
 
-    /// Writes a part of a cluster that is not ours yet, into one that is allocated for it.
-    async fn write_new_cluster(&self, position: u64, data: Buffer) -> Result<(), IoError> {
+    /// Writes a part of a cluster that is at `place` so far, into one that is allocated for it.
+    async fn write_new_cluster(&self, position: u64, data: Buffer, place: &Place) -> Result<(), IoError> {
         let cluster = self.cluster_at(position);
         let (position, data) = match data.len() as u64 == cluster.length {
             true => (position, data),
@@ -127,13 +129,18 @@ impl Shared {
         self.is_dirty.set(true);
         let access = self.tables.access();
         let length = data.len() as u64;
+        let mut has_freed = self.has_freed.lock().await;
+        self.settle_freed(&mut has_freed).await?;
         let prepared = access.prepare_data_mapping(position, length, true).await;
+        drop(has_freed);
         let prepared = prepared.map_err(|error| to_ours("allocate", &error))?;
         if prepared.length() < length {
             return Err(IoError::os("allocate", Errno::IO));
         }
         self.tables.top().write(prepared.offset(), data, Durability::Volatile).await?;
+        let mut has_freed = self.has_freed.lock().await;
         let committed = access.commit_data_mapping(prepared).await;
+        *has_freed |= self.frees(place);
         // A flush that began meanwhile has not seen it.
         self.is_dirty.set(true);
         committed.map_err(|error| to_ours("allocate", &error))
@@ -158,36 +165,79 @@ impl Shared {
         Ok((cluster.offset, whole))
     }
 
-    /// Makes whole clusters of a piece zero, and frees what they had.
+    /// Makes whole clusters of a piece zero.
+    ///
+    /// Those that are ours give their space back to the file system, and are kept for what is written there next: no
+    /// refcount changes, and nobody else's data can come to be where the tables in the file still point. Where that
+    /// cannot be done they are freed.
     async fn discard_clusters(&self, piece: &Piece, clusters: ByteRange) -> Result<(), IoError> {
-        if clusters.length == 0 {
-            return Ok(());
+        let mut is_kept = false;
+        if let Place::Own { offset } = piece.place
+            && self.has_zero_flags
+        {
+            let place = offset + clusters.offset - piece.range.offset;
+            is_kept = self.tables.top().give_back(place, clusters.length).await;
         }
-        if let Place::Own { offset } = piece.place {
-            // While they are still ours: afterwards they may be somebody else's at once.
-            let skipped = clusters.offset - piece.range.offset;
-            self.tables.top().give_back(offset + skipped, clusters.length).await;
-        }
-        let access = self.tables.access();
         let mut position = clusters.offset;
         while position < clusters.end() {
-            let slot = self.slot(position).await;
-            self.is_dirty.set(true);
             let rest = ByteRange::new(position, clusters.end() - position);
-            let mut done = discard_to_zero(access, rest).await;
-            if done == Err(IoError::os("discard", Errno::OPNOTSUPP)) && !self.has_backing {
-                // Version 2 knows no clusters of zeroes, but what is not allocated is zero as well.
-                done = discard_to_backing(access, rest).await;
-            }
-            self.is_dirty.set(true);
+            let done = match is_kept {
+                true => self.keep_as_zero(rest).await,
+                false => self.free(rest, &piece.place).await,
+            };
             match done {
                 Ok(end) if end > position => position = end,
                 Ok(_) | Err(IoError::Os { errno: Errno::OPNOTSUPP, .. }) => {
-                    drop(slot);
                     return self.write_zeroes_claimed(rest).await;
                 }
                 Err(error) => return Err(error),
             }
+        }
+        Ok(())
+    }
+
+    /// Marks clusters as zero, and keeps what they have; returns up to where.
+    async fn keep_as_zero(&self, clusters: ByteRange) -> Result<u64, IoError> {
+        let _slot = self.slot(clusters.offset).await;
+        self.is_dirty.set(true);
+        let done = self.tables.keep_as_zero(clusters).await;
+        self.is_dirty.set(true);
+        done
+    }
+
+    /// Makes clusters zero, and frees what they have; returns up to where.
+    async fn free(&self, clusters: ByteRange, place: &Place) -> Result<u64, IoError> {
+        let _slot = self.slot(clusters.offset).await;
+        let mut has_freed = self.has_freed.lock().await;
+        self.is_dirty.set(true);
+        let access = self.tables.access();
+        let mut done = discard_to_zero(access, clusters).await;
+        if !self.has_zero_flags && !self.has_backing {
+            // What is not allocated is zero as well.
+            done = discard_to_backing(access, clusters).await;
+        }
+        *has_freed |= self.frees(place);
+        self.is_dirty.set(true);
+        done
+    }
+
+    /// Tells whether a cluster of the top is free when what is at `place` is replaced.
+    fn frees(&self, place: &Place) -> bool {
+        match place {
+            Place::Own { .. } | Place::Packed => true,
+            Place::Shared { file, .. } => Rc::ptr_eq(file, self.tables.top()),
+            Place::Zero => false,
+        }
+    }
+
+    /// Before a cluster is allocated: what was freed is not in use any more, in the file as well as in memory.
+    ///
+    /// N.B. otherwise, after a power cut, entries that were not cleared in time would lead to the data that came next.
+    async fn settle_freed(&self, has_freed: &mut bool) -> Result<(), IoError> {
+        if *has_freed {
+            self.tables.write_cached().await?;
+            self.tables.top().sync().await?;
+            *has_freed = false;
         }
         Ok(())
     }

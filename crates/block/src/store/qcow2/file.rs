@@ -14,6 +14,8 @@
 //!   before what they count, and data before the entry that points to them, also after a power cut.
 //! - Before an entry of the first-level table is written, all cached tables are: otherwise a new second-level table
 //!   would be in use before its refcount is written.
+//! - After the header or the first-level table is written, it is made durable at once: the table that it pointed to
+//!   before may be given to a guest's data next.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -22,6 +24,7 @@ use std::rc::{Rc, Weak};
 use futures_util::lock::Mutex;
 use rustix::io::Errno;
 
+use super::header::V3_LENGTH;
 use super::mapping::Tables;
 use crate::buffer::Buffer;
 use crate::device::{ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, IoFuture};
@@ -29,6 +32,9 @@ use crate::engine::{AllocateMode, Engine};
 use crate::error::IoError;
 use crate::store::file::FileStore;
 use crate::store::image::Image;
+
+/// Writes that begin below this many bytes are of the header.
+const HEADER_LENGTH: u64 = V3_LENGTH as u64;
 
 /// A file that a lane has open.
 pub(super) struct LaneFile {
@@ -60,8 +66,8 @@ struct Growing {
     l1: Range<u64>,
     /// The tables that are written before it; dead until the image is open.
     tables: RefCell<Weak<Tables>>,
-    /// Cleared when the file system turns out not to know it.
-    punches_holes: Cell<bool>,
+    /// Cleared when the file system turns out not to take space back.
+    gives_back: Cell<bool>,
 }
 
 impl LaneFile {
@@ -84,7 +90,7 @@ impl LaneFile {
             syncing: Mutex::new(()),
             l1,
             tables: RefCell::default(),
-            punches_holes: Cell::new(image.gives_space_back()),
+            gives_back: Cell::new(image.gives_space_back()),
             image,
         };
         Self { kind: Kind::Growing(growing), engine: Rc::clone(engine) }
@@ -178,14 +184,19 @@ impl LaneFile {
     /// Writes a part of a table, after everything that must be durable before.
     pub(super) async fn write_table(&self, offset: u64, data: Buffer) -> Result<(), IoError> {
         let growing = self.written()?;
-        if growing.l1.contains(&offset) {
+        let is_l1 = growing.l1.contains(&offset);
+        if is_l1 {
             let tables = growing.tables.borrow().upgrade();
             if let Some(tables) = tables {
                 tables.write_cached().await?;
             }
         }
         self.barrier().await?;
-        self.write(offset, data, Durability::Volatile).await
+        self.write(offset, data, Durability::Volatile).await?;
+        match is_l1 || offset < HEADER_LENGTH {
+            true => self.barrier().await,
+            false => Ok(()),
+        }
     }
 
     /// Makes a range zero that no guest reads yet; `false` if only writing zeroes can do it.
@@ -220,17 +231,19 @@ impl LaneFile {
         }
     }
 
-    /// Gives the space of a range back that nobody will read as it was; what cannot be given back stays.
-    pub(super) async fn give_back(&self, offset: u64, length: u64) {
-        let Kind::Growing(growing) = &self.kind else { return };
-        let length = growing.end.get().saturating_sub(offset).min(length);
-        if length == 0 || !growing.punches_holes.get() {
-            return;
+    /// Makes a range zero by giving its space back to the file system; `false` if that cannot be done.
+    pub(super) async fn give_back(&self, offset: u64, length: u64) -> bool {
+        let Kind::Growing(growing) = &self.kind else { return false };
+        if !growing.gives_back.get() {
+            return false;
         }
-        let range = ByteRange::new(offset, length);
-        if let Err(error) = self.engine.allocate(growing.image.file(), AllocateMode::PunchHole, range).await {
-            tracing::debug!(path = %growing.image.path().display(), %error, "space is not given back");
-            growing.punches_holes.set(false);
+        match self.zero(offset, length).await {
+            Ok(true) => true,
+            done => {
+                tracing::debug!(path = %growing.image.path().display(), ?done, "space is not given back");
+                growing.gives_back.set(false);
+                false
+            }
         }
     }
 

@@ -140,6 +140,13 @@ impl Tables {
         Ok(buffer)
     }
 
+    /// Marks whole clusters as zero, and keeps what is allocated for them; returns up to where.
+    pub(super) async fn keep_as_zero(&self, range: ByteRange) -> Result<u64, IoError> {
+        let done = self.access.inner().ensure_zero_mapping(range.offset, range.length).await;
+        let (start, length) = done.map_err(|error| to_ours("discard", &error))?;
+        Ok(if start == range.offset { start + length } else { range.offset })
+    }
+
     /// Writes all tables that were changed in memory.
     pub(super) async fn write_cached(&self) -> Result<(), IoError> {
         self.access.flush().await.map_err(|error| to_ours("write tables", &error))

@@ -52,9 +52,14 @@ pub(super) struct Shared {
     /// Bytes of a cluster.
     pub(super) cluster_size: u64,
     pub(super) has_backing: bool,
+    /// Whether an entry can say that a cluster is zero: from version 3 on.
+    pub(super) has_zero_flags: bool,
     pub(super) claims: RangeLock,
     /// Each held by who allocates or discards in some of the second-level tables.
     pub(super) slots: [Mutex<()>; SLOTS],
+    /// Held by who allocates or frees clusters; whether some were freed that the tables in the file may still refer to.
+    /// Taken after a slot.
+    pub(super) has_freed: Mutex<bool>,
     /// Whether tables in memory are newer than those in the file, or will be when what is under way has ended.
     pub(super) is_dirty: Cell<bool>,
     /// Held by who writes the tables for a flush.
@@ -79,6 +84,7 @@ impl Qcow2Store {
             discards: is_written,
         };
         let (cluster_size, has_backing) = (image.cluster_size(), image.has_backing());
+        let has_zero_flags = image.header.version >= 3;
         let tables = Tables::open(image, engine).await?;
         let shared = Shared {
             tables,
@@ -86,8 +92,10 @@ impl Qcow2Store {
             geometry,
             cluster_size,
             has_backing,
+            has_zero_flags,
             claims: RangeLock::new(),
             slots: Default::default(),
+            has_freed: Mutex::new(false),
             is_dirty: Cell::new(false),
             flushing: Mutex::new(()),
             rounds_begun: Cell::new(0),
