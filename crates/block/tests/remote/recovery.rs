@@ -1,8 +1,10 @@
 //! Servers that are killed, hang, come back as something else, or lie.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use block::store::remote::{NbdUri, RemoteOptions};
@@ -195,6 +197,30 @@ fn a_guest_that_never_flushes_does_not_fill_our_memory() {
     });
 }
 
+/// Negotiates with whoever comes next, well. `None`: that one went away.
+fn negotiate(listener: &UnixListener) -> Option<UnixStream> {
+    let (mut stream, _) = listener.accept().unwrap();
+    let number = |value: u32| value.to_be_bytes();
+    let reply = |option: u32, kind: u32, data: &[u8]| {
+        let magic = 0x0003_e889_0455_65a9_u64.to_be_bytes();
+        [&magic[..], &number(option), &number(kind), &number(data.len() as u32), data].concat()
+    };
+    let export = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &0x016d_u16.to_be_bytes()].concat();
+    let context = [&number(1)[..], b"base:allocation"].concat();
+    let says = [
+        b"NBDMAGICIHAVEOPT\x00\x03".to_vec(),
+        reply(8, 1, &[]),
+        reply(10, 4, &context),
+        reply(10, 1, &[]),
+        reply(7, 3, &export),
+        reply(7, 1, &[]),
+    ];
+    stream.write_all(&says.concat()).ok()?;
+    // Everything that comes before requests: flags, and three options of 16, 43 and 24 bytes.
+    stream.read_exact(&mut [0; 4 + 16 + 43 + 24]).ok()?;
+    Some(stream)
+}
+
 /// A server that negotiates well, and then sends whatever comes to its mind.
 fn lie(listener: &UnixListener, seed: u64) {
     let mut state = seed;
@@ -202,45 +228,28 @@ fn lie(listener: &UnixListener, seed: u64) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state >> 33
     };
-    while let Ok((mut stream, _)) = listener.accept() {
-        let number = |value: u32| value.to_be_bytes();
-        let reply = |option: u32, kind: u32, data: &[u8]| {
-            let magic = 0x0003_e889_0455_65a9_u64.to_be_bytes();
-            [&magic[..], &number(option), &number(kind), &number(data.len() as u32), data].concat()
-        };
-        let export = [&[0, 0][..], &(1_u64 << 20).to_be_bytes(), &0x016d_u16.to_be_bytes()].concat();
-        let context = [&number(1)[..], b"base:allocation"].concat();
-        let says = [
-            b"NBDMAGICIHAVEOPT\x00\x03".to_vec(),
-            reply(8, 1, &[]),
-            reply(10, 4, &context),
-            reply(10, 1, &[]),
-            reply(7, 3, &export),
-            reply(7, 1, &[]),
-        ];
-        if stream.write_all(&says.concat()).is_err() {
-            continue;
-        }
-        // Everything that comes before requests: flags, and three options of 16, 43 and 24 bytes.
-        let mut heard = [0; 4 + 16 + 43 + 24];
-        if stream.read_exact(&mut heard).is_err() {
-            continue;
-        }
+    loop {
+        let Some(mut stream) = negotiate(listener) else { continue };
         for _ in 0..random() % 20 {
             let mut bytes: Vec<u8> = (0..random() % 100).map(|_| random() as u8).collect();
             if random() % 4 != 0 {
                 let magic: u32 = if random() % 2 == 0 { 0x6744_6698 } else { 0x668e_33ef };
                 let (flags, kind) = (random() as u16 & 1, [0_u16, 1, 2, 5, 0x8001, 6][random() as usize % 6]);
                 let cookie = (random() % 3) << 32 | (random() % 3);
-                let header =
-                    [&number(magic)[..], &flags.to_be_bytes(), &kind.to_be_bytes(), &cookie.to_be_bytes()];
-                bytes = [header.concat(), number(random() as u32 % 64).to_vec(), bytes].concat();
+                let header = [
+                    &magic.to_be_bytes()[..],
+                    &flags.to_be_bytes(),
+                    &kind.to_be_bytes(),
+                    &cookie.to_be_bytes(),
+                ];
+                let length = random() as u32 % 64;
+                bytes = [header.concat(), length.to_be_bytes().to_vec(), bytes].concat();
             }
             if stream.write_all(&bytes).is_err() {
                 break;
             }
         }
-        let _ = stream.read(&mut heard);
+        let _ = stream.read(&mut [0; 4096]);
     }
 }
 
@@ -271,5 +280,31 @@ fn whatever_a_server_sends_requests_fail_in_time_and_nothing_panics() {
             });
             join_all(requests).await;
         }
+    });
+}
+
+#[test]
+fn a_server_that_hangs_up_at_every_request_is_not_dialled_without_end() {
+    let options = RemoteOptions { answer_deadline: Duration::from_secs(2), connections_max: 1, ..OPTIONS };
+    on_both(move |engine, handle| async move {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let dialled = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&dialled);
+        // It ends with the process of the test.
+        std::thread::spawn(move || {
+            loop {
+                count.fetch_add(1, Ordering::Relaxed);
+                let _ = negotiate(&listener).map(|mut stream| stream.read(&mut [0; 28]));
+            }
+        });
+        let image =
+            RemoteImage::connect_with(&NbdUri::unix(&socket, ""), Access::ReadWrite, options).unwrap();
+        let store = store(image, &engine, &handle);
+        assert!(timed_out(&store.read(0, Buffer::zeroed(BLOCK)).await));
+        // 0, 20, 40, 80, 160, 320, 640 and 1,000 ms later, and once at first.
+        let dialled = dialled.load(Ordering::Relaxed);
+        assert!((3..=12).contains(&dialled), "dialled {dialled} times in two seconds");
     });
 }

@@ -31,11 +31,13 @@ use crate::executor::Handle;
 use crate::range_lock::{Claim, RangeLock};
 use crate::signal::Signal;
 
-/// Time before a server that was just lost is dialled for the second time, doubled with each further try: a server that
-/// is restarted is back at once.
+/// Time before a server is dialled for the second time, doubled with each further try. The first is at once: a server
+/// that is restarted is soon back.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Longest time between two tries: so long may a server be back before its guests notice.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A session that has lived for so long has not failed at once: its server is dialled again without a pause.
+const GOOD_SESSION: Duration = Duration::from_secs(5);
 /// Changes that are written again at the same time.
 const REPEATS_IN_FLIGHT_MAX: usize = 64;
 /// How long after a flush of our own that failed the next is tried.
@@ -53,6 +55,10 @@ pub(super) struct Link {
     zeroes: Buffer,
     state: RefCell<State>,
     ledger: RefCell<Ledger>,
+    /// When the session was begun, or was taken up again.
+    connected_at: Cell<Duration>,
+    /// How long to wait before dialling again.
+    pause: Cell<Duration>,
     /// Whether the task is there that flushes when the ledger fills up.
     relieving: Cell<bool>,
     /// A connection, an answer, room in the ledger, or the end.
@@ -90,6 +96,8 @@ impl Link {
             zeroes: Buffer::zeroed(ZERO_PAYLOAD_MAX as usize),
             state: RefCell::new(State::Broken),
             ledger: RefCell::default(),
+            connected_at: Cell::new(handle.now()),
+            pause: Cell::new(Duration::ZERO),
             relieving: Cell::new(false),
             changed: Signal::default(),
         });
@@ -181,6 +189,9 @@ impl Link {
         *state = State::Broken;
         drop(state);
         tracing::warn!(uri = %self.dialer.uri, reason, "lost the connection to a remote store; dialling again");
+        if self.handle.now().saturating_sub(self.connected_at.get()) >= GOOD_SESSION {
+            self.pause.set(Duration::ZERO);
+        }
         let own = Weak::clone(&self.own);
         self.handle.spawn(reconnect(own, others));
     }
@@ -227,6 +238,7 @@ impl Link {
         // N.B. from here on requests that were in flight are sent again: the server has all that came before them.
         let is_whole = connections.iter().all(|connection| connection.load().is_some());
         self.state.replace(State::Connected(connections));
+        self.connected_at.set(self.handle.now());
         if !is_whole {
             // One was lost before anybody could be told.
             self.connection_lost("the server closed it");
@@ -295,8 +307,12 @@ async fn reconnect(own: Weak<Link>, others: Vec<Rc<Connection>>) {
         }
         Rc::clone(&connection).close(&handle);
     }
-    let mut pause = PAUSE_MIN;
     loop {
+        let Some(link) = own.upgrade().filter(|link| !link.is_closed()) else { return };
+        let pause = link.pause.get();
+        link.pause.set((pause * 2).clamp(PAUSE_MIN, PAUSE_MAX));
+        drop(link);
+        handle.sleep(pause).await;
         let Some(link) = own.upgrade().filter(|link| !link.is_closed()) else { return };
         let dialer = link.dialer.clone();
         let dialled = match run_blocking(&link.engine, move || dialer.dial()).await {
@@ -315,9 +331,6 @@ async fn reconnect(own: Weak<Link>, others: Vec<Rc<Connection>>) {
             Err(error) => error.to_string(),
         };
         tracing::debug!(uri = %link.dialer.uri, %failure, "cannot connect to a remote store again");
-        drop(link);
-        handle.sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 
