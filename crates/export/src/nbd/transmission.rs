@@ -40,6 +40,10 @@ impl RequestHeader {
     }
 }
 
+/// Bytes reserved for a request for allocation: whoever writes every other block of a disk makes its store answer with
+/// 65,536 extents of 24 bytes, of which 128 KiB are sent.
+const DESCRIBE_MEMORY: usize = 2 << 20;
+
 /// Bytes of a payload of `BLOCK_STATUS` that names one context: the length of the range, and the context's id. There
 /// is one context only, and naming it twice, or none, is an error.
 pub const STATUS_PAYLOAD_LENGTH: usize = 12;
@@ -90,6 +94,7 @@ impl Command {
         match self {
             // Bounded by `PAYLOAD_LENGTH_MAX`.
             Self::Read(range, _) | Self::Write(range, _) => range.length as usize,
+            Self::Describe(..) => DESCRIBE_MEMORY,
             _ => 0,
         }
     }

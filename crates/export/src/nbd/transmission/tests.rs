@@ -129,6 +129,16 @@ fn trim_and_zeroes_may_be_larger_than_any_payload() {
 }
 
 #[test]
+fn what_a_request_holds_in_memory_is_reserved_for_it() {
+    let terms = writable();
+    let held = |command, length| judge(&header(command, 0, 0, length), &terms).unwrap().payload_length();
+    assert_eq!(held(command::READ, 8192), 8192);
+    assert_eq!(held(command::WRITE, 8192), 8192);
+    assert_eq!(held(command::TRIM, 1 << 20), 0);
+    assert!(held(command::BLOCK_STATUS, 512) >= 65_536 * size_of::<block::Extent>() + 16 * 8192);
+}
+
+#[test]
 fn trim_is_refused_where_it_is_not_offered() {
     let geometry = Geometry { size: 1 << 20, alignment: 1, read_only: false, discards: false };
     let offer = Offer::new(&geometry, Access::ReadWrite, ReplyStyle::Simple);
