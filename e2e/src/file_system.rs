@@ -1,8 +1,9 @@
-//! Small file systems that tests mount as stores. They need root.
+//! Small file systems that tests mount, as stores or on a volume. They need root.
 //!
 //! ```text
 //!   plain:    ext4 ─ loop device ─ file
 //!   faulty:   ext4 ─ loop device ─ nbdfuse ─ nbdkit (memory; fails or hangs when told to)
+//!   export:   ext4 ─ loop device ─ nbdfuse ─ a volume of the daemon under test
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -13,14 +14,18 @@ use rustix::process::Signal;
 use crate::program::{Program, Running};
 use crate::wait::until;
 
+/// It has no journal: an error concerns the request that meets it, and not the whole file system from then on.
+const WITHOUT_JOURNAL: &[&str] = &["-O", "^has_journal"];
+
 /// A mounted file system.
 ///
 /// Dropping it unmounts it, and removes what it was made of.
 #[derive(Debug)]
 pub struct FileSystem {
-    folder: PathBuf,
-    /// Unmounted after the file system, and before what serves the disk ends.
-    _device: LoopDevice,
+    /// Where it is mounted; `None` once it is not.
+    folder: Option<PathBuf>,
+    /// Detached after the file system is unmounted, and before what serves the disk ends.
+    device: LoopDevice,
     _disk: Option<Served>,
 }
 
@@ -42,35 +47,64 @@ impl FileSystem {
         let image = folder.with_extension("ext4");
         std::fs::File::create_new(&image)?.set_len(bytes).context("set the size of an image")?;
         let device = LoopDevice::attach(&image)?;
-        Self::mount(folder, device, None)
+        Self::mount(folder, device, None, WITHOUT_JOURNAL)
+    }
+
+    /// Mounts an empty ext4 of so many bytes over a folder, on an NBD export.
+    ///
+    /// # Errors
+    /// If this is not root, or a program is missing.
+    pub fn on_export(folder: &Path, uri: &str, bytes: u64) -> anyhow::Result<Self> {
+        ensure_root()?;
+        let file = folder.with_extension("disk");
+        let nbdfuse = Program::of_package("nbdfuse", "libnbd-bin").arg(&file).arg(uri);
+        let served = Served::start(nbdfuse, file, bytes, None)?;
+        let device = LoopDevice::attach(&served.file)?;
+        Self::mount(folder, device, Some(served), &[])
+    }
+
+    /// Unmounts it and checks that it is whole.
+    ///
+    /// # Errors
+    /// What the checker found.
+    pub fn unmount_and_check(mut self) -> anyhow::Result<()> {
+        let folder = self.folder.take().context("it is mounted")?;
+        Program::of_package("umount", "mount").arg(folder).succeed()?;
+        let check = Program::of_package("e2fsck", "e2fsprogs").args(["-f", "-n"]);
+        check.arg(&self.device.path).succeed().map(drop)
     }
 
     /// Mounts an empty ext4 of so many bytes over a folder, on a disk with faults at command.
-    ///
-    /// It has no journal: an error concerns the request that meets it, and not the whole file system from then on.
     ///
     /// # Errors
     /// If this is not root, or a program is missing.
     pub fn on_faulty_disk(folder: &Path, bytes: u64) -> anyhow::Result<(Self, Faults)> {
         ensure_root()?;
-        let (served, faults) = Served::start(folder, bytes)?;
+        let (served, faults) = Served::with_faults(folder, bytes)?;
         let device = LoopDevice::attach(&served.file)?;
-        Ok((Self::mount(folder, device, Some(served))?, faults))
+        Ok((Self::mount(folder, device, Some(served), WITHOUT_JOURNAL)?, faults))
     }
 
-    fn mount(folder: &Path, device: LoopDevice, disk: Option<Served>) -> anyhow::Result<Self> {
+    fn mount(
+        folder: &Path,
+        device: LoopDevice,
+        disk: Option<Served>,
+        features: &[&str],
+    ) -> anyhow::Result<Self> {
         // No reserved blocks: what is free is free for root and others alike.
         let make = Program::of_package("mkfs.ext4", "e2fsprogs");
-        make.args(["-q", "-F", "-m", "0", "-O", "^has_journal"]).arg(&device.path).succeed()?;
+        make.args(["-q", "-F", "-m", "0"]).args(features).arg(&device.path).succeed()?;
         let mount = Program::of_package("mount", "mount").args(["-o", "errors=continue"]);
         mount.arg(&device.path).arg(folder).succeed()?;
-        Ok(Self { folder: folder.to_owned(), _device: device, _disk: disk })
+        Ok(Self { folder: Some(folder.to_owned()), device, _disk: disk })
     }
 }
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        unmount(&self.folder);
+        if let Some(folder) = &self.folder {
+            unmount(folder);
+        }
     }
 }
 
@@ -134,16 +168,18 @@ impl Drop for Hung<'_> {
     }
 }
 
-/// A file whose content nbdkit keeps in memory.
+/// What an NBD server serves, as a file.
 #[derive(Debug)]
 struct Served {
     file: PathBuf,
     _nbdfuse: Running,
-    _nbdkit: Running,
+    /// The server, if it is one of our own.
+    _nbdkit: Option<Running>,
 }
 
 impl Served {
-    fn start(folder: &Path, bytes: u64) -> anyhow::Result<(Self, Faults)> {
+    /// Shows what nbdkit keeps in memory.
+    fn with_faults(folder: &Path, bytes: u64) -> anyhow::Result<(Self, Faults)> {
         let beside = |extension: &str| folder.with_extension(extension);
         let (socket, file) = (beside("nbd"), beside("disk"));
         let (fail_reads, fail_writes) = (beside("fail-reads"), beside("fail-writes"));
@@ -162,14 +198,19 @@ impl Served {
             ensure!(nbdkit.is_running()?, "nbdkit has ended");
             Ok(socket.exists().then_some(()))
         })?;
-        std::fs::File::create_new(&file).context("make a file to mount over")?;
         let nbdfuse = Program::of_package("nbdfuse", "libnbd-bin").arg(&file).arg("--unix").arg(&socket);
+        Ok((Self::start(nbdfuse, file, bytes, Some(nbdkit))?, faults))
+    }
+
+    /// Starts nbdfuse, and waits until the file is there.
+    fn start(nbdfuse: Program, file: PathBuf, bytes: u64, nbdkit: Option<Running>) -> anyhow::Result<Self> {
+        std::fs::File::create_new(&file).context("make a file to mount over")?;
         let mut nbdfuse = nbdfuse.start()?;
         until("nbdfuse shows the disk as a file", || {
             ensure!(nbdfuse.is_running()?, "nbdfuse has ended");
             Ok((std::fs::metadata(&file)?.len() == bytes).then_some(()))
         })?;
-        Ok((Self { file, _nbdfuse: nbdfuse, _nbdkit: nbdkit }, faults))
+        Ok(Self { file, _nbdfuse: nbdfuse, _nbdkit: nbdkit })
     }
 }
 

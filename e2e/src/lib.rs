@@ -20,5 +20,5 @@ pub mod switch_over;
 mod wait;
 
 pub use self::program::{Outcome, Program};
-pub use self::scene::{Scene, play, play_unstarted};
+pub use self::scene::{Scene, play, play_unstarted, play_with_mounts};
 pub use self::wait::{DEADLINE, until};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use api::{GuestLocation, Migration, MigrationState};
 use e2e::file_system::{Faults, FileSystem};
-use e2e::{Scene, fio, guest, play_unstarted, until};
+use e2e::{Scene, fio, guest, play_with_mounts, until};
 use lab::nbd_client::{Client, ClientError, ClientOptions, Operation};
 
 const DISK_BYTES: u64 = 32 << 20;
@@ -17,14 +17,6 @@ const STORE_BYTES: u64 = 96 << 20;
 const MIRROR_WAIT_MAX: Duration = Duration::from_secs(1);
 /// What a busy machine may add to it.
 const SLACK: Duration = Duration::from_secs(2);
-
-fn play_with_mounts(test: impl FnOnce(&mut Scene) -> anyhow::Result<()>) {
-    if std::env::var_os("STERNA_TESTS_WITHOUT_MOUNTS").is_some_and(|value| value == "1") {
-        eprintln!("left out, as STERNA_TESTS_WITHOUT_MOUNTS says");
-        return;
-    }
-    play_unstarted(test);
-}
 
 /// Puts a store on a disk with faults and starts the daemon.
 fn start_with_faulty(scene: &mut Scene, store: &str) -> anyhow::Result<Faults> {

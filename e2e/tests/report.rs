@@ -59,6 +59,25 @@ fn migrations_under_way_and_cancelled_ones_have_reports() {
     });
 }
 
+#[test]
+fn a_report_of_nothing_or_to_nowhere_is_refused_with_a_reason() {
+    play(|scene| {
+        let unknown = scene.sterna(["migration", "report", "m7"])?;
+        unknown.expect(3)?;
+        scene.create_volume(1 << 20)?;
+        let moved = scene.migrate("b")?;
+        let nowhere = scene.path("no/such/folder/report.html");
+        let order = ["migration", "report", &moved.id, "--output"].map(std::ffi::OsStr::new);
+        let refused = scene.sterna(order.into_iter().chain([nowhere.as_os_str()]))?;
+        refused.expect(1)?;
+        ensure!(refused.stderr.contains("choose another file with --output"), "{refused:?}");
+        let written: serde_json::Value =
+            scene.ask(&["migration", "report", &moved.id, "--output", "/dev/null"])?;
+        ensure!(written["migration"] == moved.id.as_str() && written["report"] == "/dev/null", "{written}");
+        Ok(())
+    });
+}
+
 /// What the API says of a migration's history.
 fn history(scene: &Scene, id: &str) -> anyhow::Result<api::MigrationHistory> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

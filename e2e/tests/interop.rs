@@ -1,0 +1,152 @@
+//! Programs of others on a volume: each while it rests, while it moves, and after it has moved.
+//!
+//! What they do with byte ranges, copies and comparisons is in `clients.rs`, fio in `fio.rs`, whole machines in
+//! `virtual_machine.rs`.
+
+use anyhow::{Context as _, ensure};
+use api::MigrationState;
+use e2e::file_system::FileSystem;
+use e2e::{Program, Scene, play, play_with_mounts};
+use serde_json::Value;
+
+const DISK_BYTES: u64 = 48 << 20;
+/// Copied at this rate, what [`fill`] writes takes longer than anything that is done meanwhile.
+const SLOWLY: &str = "8MiB/s";
+
+#[test]
+fn qemu_io_reads_what_it_wrote_zeroed_and_discarded() {
+    at_rest_and_moving(|uri, round| {
+        let pattern = format!("0x{:02x}", 0x31 + round);
+        let commands = [
+            format!("write -P {pattern} 0 1M"),
+            format!("read -P {pattern} 0 1M"),
+            "write -z 64k 128k".to_owned(),
+            "read -P 0 64k 128k".to_owned(),
+            "discard 512k 64k".to_owned(),
+            "read -P 0 512k 64k".to_owned(),
+            // Neither its beginning nor its end is at a block of the disk.
+            format!("write -P {pattern} 2097151 4099"),
+            format!("read -P {pattern} 2097151 4099"),
+            format!("aio_write -P {pattern} 4M 256k"),
+            format!("aio_write -P {pattern} 5M 256k"),
+            "aio_flush".to_owned(),
+            format!("read -P {pattern} 4M 256k"),
+            format!("read -P {pattern} 192k 320k"),
+            "flush".to_owned(),
+        ];
+        let said = qemu_io("raw", uri, &commands)?;
+        ensure!(!said.contains("failed") && said.contains("wrote 1048576/1048576 bytes"), "{said}");
+        // A pattern that is not there is noticed, or all of this would prove nothing.
+        ensure!(qemu_io("raw", uri, &["read -P 0xee 0 4k".to_owned()]).is_err());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_qcow2_image_within_a_volume_stays_clean() {
+    at_rest_and_moving(|uri, round| {
+        if round == 0 {
+            qemu_img(&["create", "-q", "-f", "qcow2", uri, "32M"])?;
+        }
+        let pattern = 0x41 + round;
+        let commands: Vec<String> = (0..16)
+            .flat_map(|index| {
+                let offset = index * (2 << 20) + round * 65536;
+                [format!("write -P {pattern} {offset} 96k"), format!("read -P {pattern} {offset} 96k")]
+            })
+            .collect();
+        qemu_io("qcow2", uri, &commands)?;
+        qemu_img(&["check", "-f", "qcow2", uri])?;
+        Ok(())
+    });
+}
+
+#[test]
+fn qemu_img_maps_data_and_holes_where_they_are() {
+    at_rest_and_moving(|uri, _| {
+        let map = qemu_img(&["map", "--output=json", "-f", "raw", uri])?;
+        let map: Value = serde_json::from_str(&map).context("the map")?;
+        let mut end = 0;
+        for extent in map.as_array().context("a map is a list")? {
+            ensure!(extent["start"].as_u64() == Some(end), "a gap at {end}: {map}");
+            let length = extent["length"].as_u64().context("a length")?;
+            let is_zero = extent["zero"] == true;
+            ensure!(is_zero || end < FILLED_BYTES, "data at {end}, where nothing was written: {map}");
+            ensure!(!is_zero || end >= FILLED_BYTES, "zeroes at {end}, where data was written: {map}");
+            end += length;
+        }
+        ensure!(end == DISK_BYTES, "{map}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_file_system_over_nbdfuse_is_whole_after_moves() {
+    play_with_mounts(|scene| {
+        scene.start()?;
+        let uri = scene.create_volume(DISK_BYTES)?.uri;
+        let folder = scene.path("mounted");
+        std::fs::create_dir(&folder)?;
+        let file_system = FileSystem::on_export(&folder, &uri, DISK_BYTES)?;
+        let mut expected = Vec::new();
+        for (round, store) in [None, Some("b"), Some("a")].into_iter().enumerate() {
+            let name = folder.join(format!("file-{round}"));
+            let content: Vec<u8> =
+                (0..2_u32 << 20).map(|byte| (byte / 7 + round as u32 * 31) as u8).collect();
+            if let Some(store) = store {
+                let begun = scene.begin_to_migrate(store, Some(SLOWLY))?;
+                std::fs::write(&name, &content)?;
+                std::fs::File::open(&name)?.sync_all()?;
+                let ended = scene.wait_for_migration(&begun.id)?;
+                ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+                scene.check_place(store)?;
+            } else {
+                std::fs::write(&name, &content)?;
+            }
+            expected.push((name, content));
+            for (name, content) in &expected {
+                ensure!(std::fs::read(name)? == *content, "{} has changed", name.display());
+            }
+        }
+        file_system.unmount_and_check()
+    });
+}
+
+/// Bytes at the beginning of the disk that [`fill`] writes.
+const FILLED_BYTES: u64 = 24 << 20;
+
+/// Does something with a volume of which a part is filled: while it rests, while it moves, and after it has moved.
+fn at_rest_and_moving(work: impl Fn(&str, u64) -> anyhow::Result<()>) {
+    play(|scene| {
+        let uri = scene.create_volume(DISK_BYTES)?.uri;
+        fill(&uri)?;
+        work(&uri, 0).context("at rest")?;
+        moving(scene, "b", || work(&uri, 1).context("while it moves"))?;
+        work(&uri, 2).context("after it has moved")?;
+        moving(scene, "a", || work(&uri, 3).context("on its way back"))
+    });
+}
+
+fn moving(scene: &Scene, store: &str, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let begun = scene.begin_to_migrate(store, Some(SLOWLY))?;
+    work()?;
+    let state = scene.migration(&begun.id)?.state;
+    ensure!(state == MigrationState::Running, "{} was too short to prove anything: {state:?}", begun.id);
+    let ended = scene.wait_for_migration(&begun.id)?;
+    ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+    scene.check_place(store)
+}
+
+fn fill(uri: &str) -> anyhow::Result<()> {
+    qemu_io("raw", uri, &[format!("write -P 0x5a 0 {FILLED_BYTES}"), "flush".to_owned()]).map(drop)
+}
+
+/// Runs commands of qemu-io; one that fails, or finds another pattern than it was told, is an error.
+fn qemu_io(format: &str, uri: &str, commands: &[String]) -> anyhow::Result<String> {
+    let program = Program::of_package("qemu-io", "qemu-utils").args(["-f", format]);
+    program.args(commands.iter().flat_map(|command| ["-c", command])).arg(uri).succeed()
+}
+
+fn qemu_img(arguments: &[&str]) -> anyhow::Result<String> {
+    Program::of_package("qemu-img", "qemu-utils").args(arguments).succeed()
+}
