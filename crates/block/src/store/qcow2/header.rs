@@ -377,3 +377,56 @@ impl Fields<'_> {
         Ok(u64::from(self.u32(offset)?) << 32 | u64::from(self.u32(offset + 4)?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::store::qcow2::create::{BackingFile, CLUSTER_SIZE, Qcow2Options, write_new};
+    use crate::store::qcow2::probe::Format;
+
+    /// The first bytes of a new image, and its length.
+    fn new_image() -> (Vec<u8>, u64) {
+        let backing = Some(BackingFile { path: "below/base.raw".to_owned(), format: Format::Raw });
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let options = Qcow2Options { cluster_size: CLUSTER_SIZE, backing };
+        let length = write_new(file.as_file(), 1 << 30, &options).unwrap();
+        let mut bytes = std::fs::read(file.path()).unwrap();
+        bytes.truncate(HEADER_MAX);
+        (bytes, length)
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let (bytes, length) = new_image();
+        let header = Header::parse(&bytes, length).unwrap();
+        assert_eq!((header.version, header.cluster_size(), header.size), (3, CLUSTER_SIZE, 1 << 30));
+        assert_eq!(header.l1.entries, 2);
+        let backing = header.backing.unwrap();
+        assert_eq!((backing.name.as_str(), backing.format.as_deref()), ("below/base.raw", Some("raw")));
+        let end = backing.name.len() + bytes.windows(5).position(|part| part == b"below").unwrap();
+        for cut in 0..end {
+            assert!(Header::parse(&bytes[..cut], length).is_err(), "{cut} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_bytes_are_the_tables_are_within_their_limits(
+            changes in prop::collection::vec((0_usize..256, any::<u8>()), 0..8),
+            length in prop_oneof![Just(1_u64 << 18), any::<u64>()],
+        ) {
+            let (mut bytes, _) = new_image();
+            for (place, value) in changes {
+                bytes[place] = value;
+            }
+            if let Ok(header) = Header::parse(&bytes, length) {
+                prop_assert!(header.l1.bytes() <= L1_BYTES_MAX);
+                prop_assert!(header.refcounts.bytes() <= REFCOUNT_TABLE_BYTES_MAX);
+                prop_assert!(header.l1.offset + header.l1.bytes() <= length.next_multiple_of(header.cluster_size()));
+                prop_assert!(header.size / bytes_per_l2(header.cluster_bits) <= header.l1.entries);
+            }
+        }
+    }
+}
