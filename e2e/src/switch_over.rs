@@ -113,7 +113,7 @@ fn milliseconds(milliseconds: f64) -> Duration {
 }
 
 async fn observe(client: &Client, store: &str) -> anyhow::Result<Observed> {
-    let order = MigrateVolume { to: store.to_owned(), bandwidth_bytes_per_second: None, keep_source: false };
+    let order = MigrateVolume::to(store);
     let began = Instant::now();
     let mut migration = client.migrate("v", &order).await?;
     let (mut last_copying, mut switched) = (began, None);

@@ -103,6 +103,14 @@ impl Client {
         self.get(&format!("/v1/volumes/{}", Segment(name))).await
     }
 
+    /// Says that nobody needs what a migration left in a store that holds one volume.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StoreNotFound`].
+    pub async fn release_store(&self, name: &str) -> Result<Store, ClientError> {
+        self.send(Method::POST, &format!("/v1/stores/{}/release", Segment(name)), None::<&()>).await
+    }
+
     /// Makes a volume; answers when it is being served, which takes as long as copying the image takes.
     ///
     /// # Errors

@@ -41,6 +41,10 @@ pub enum ErrorCode {
     TargetTooSmall,
     /// The volume is in the store that it was to be moved to.
     SameStore,
+    /// The store holds one volume, and has one.
+    StoreOccupied,
+    /// The place holds what a migration left there.
+    PlaceFenced,
     /// The store has less free space than the volume has allocated.
     NoSpace,
     /// The volume is being migrated.
@@ -93,7 +97,9 @@ impl ErrorCode {
             | Self::TooLate
             | Self::VolumeInUse
             | Self::VolumeBusy
-            | Self::ImageInUse => 409,
+            | Self::ImageInUse
+            | Self::StoreOccupied
+            | Self::PlaceFenced => 409,
             Self::ImageUnsuitable | Self::TargetTooSmall => 422,
             Self::InvalidRequest => 400,
             Self::RequestTooLarge => 413,

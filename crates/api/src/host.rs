@@ -24,19 +24,51 @@ pub struct Host {
     pub migrations_running: usize,
 }
 
-/// A folder that holds images.
+/// A place that holds images.
+///
+/// A folder holds any number of them; a device, and the export of another NBD server, one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Store {
     /// Name in the configuration.
     pub name: String,
-    /// Absolute path of the folder.
+    /// What it is.
+    #[serde(default)]
+    pub kind: StoreKind,
+    /// Absolute path of the folder or device, or the URI of the export.
     pub path: String,
-    /// Size of the file system in bytes; 0 while the store has a problem.
+    /// Size of the file system or device in bytes; 0 while the store has a problem, and of an export.
     pub bytes_total: u64,
-    /// Bytes of the file system that the daemon may still use; 0 while the store has a problem.
+    /// Bytes that volumes may still use; 0 while the store has a problem, and of an export.
     pub bytes_free: u64,
     /// Number of volumes whose image is here.
     pub volumes: usize,
+    /// What keeps a device or an export from taking a volume; `None`: nothing, or it is a folder.
+    #[serde(default)]
+    pub occupied: Option<String>,
     /// Why the store cannot be used; `None` if it can.
     pub problem: Option<String>,
+}
+
+/// What a store is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreKind {
+    /// A folder.
+    #[default]
+    Folder,
+    /// A block device.
+    Device,
+    /// The export of another NBD server.
+    Nbd,
+}
+
+impl StoreKind {
+    /// The word of the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Folder => "folder",
+            Self::Device => "device",
+            Self::Nbd => "nbd",
+        }
+    }
 }

@@ -5,6 +5,7 @@
 //!
 //!   GET    /v1/host                     Host
 //!   GET    /v1/stores                   [Store]
+//!   POST   /v1/stores/{name}/release    Store
 //!   GET    /v1/volumes                  [Volume]
 //!   POST   /v1/volumes                  NewVolume      -> Volume
 //!   GET    /v1/volumes/{name}           Volume
@@ -33,14 +34,14 @@ pub use error::{ErrorBody, ErrorCode, ErrorDetail};
 pub use history::{
     Decisions, GuestFigures, HistorySample, MigrationHistory, PhaseEntered, Recording, Suspension, Waited,
 };
-pub use host::{Host, Store};
+pub use host::{Host, Store, StoreKind};
 pub use migration::{
-    GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, Phase, RemainingSeconds,
-    SwitchOver, WaitingFor, Watch,
+    Allocation, GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, Phase,
+    RemainingSeconds, SwitchOver, WaitingFor, Watch,
 };
 pub use volume::{
-    ImageFate, NewVolume, RemoveVolume, RemovedVolume, Volume, VolumeCreation, VolumeSource, VolumeState,
-    VolumeStatistics,
+    ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, RemoveVolume, RemovedVolume, Volume,
+    VolumeCreation, VolumeSource, VolumeState, VolumeStatistics,
 };
 
 /// Largest body of a request, in bytes: every request fits many times over.

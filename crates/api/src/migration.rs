@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::volume::{ImageFormat, ImageKind};
+
 /// Moves a volume to another store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -15,6 +17,23 @@ pub struct MigrateVolume {
     /// Keeps the source's image afterwards, under another name.
     #[serde(default)]
     pub keep_source: bool,
+    /// Format of the new image; `None`: that of the store, or that of the image that is moved.
+    #[serde(default)]
+    pub format: Option<ImageFormat>,
+    /// How much of its space the new image takes at once.
+    #[serde(default)]
+    pub allocation: Allocation,
+}
+
+/// How much of its space a new image takes at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allocation {
+    /// None: it grows as it is written.
+    #[default]
+    Thin,
+    /// All of it, before the migration begins; it is refused if there is not enough.
+    Thick,
 }
 
 /// Asks for a migration as soon as it has changed; sent as the query of a GET.
@@ -87,13 +106,19 @@ pub struct Migration {
     pub change: u64,
 }
 
-/// An image file.
+/// An image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageLocation {
     /// Name of the store; `None` for an image that is served in place.
     pub store: Option<String>,
-    /// Absolute path of the file.
+    /// Absolute path of the file or device, or the URI of the export.
     pub image: String,
+    /// What it is.
+    #[serde(default)]
+    pub kind: ImageKind,
+    /// How the volume's bytes lie in it.
+    #[serde(default)]
+    pub format: ImageFormat,
 }
 
 /// How a migration stands.
@@ -181,6 +206,19 @@ pub enum GuestLocation {
     Target,
     /// The journal could not be written at the commit point: a restart of the daemon will tell.
     Unknown,
+}
+
+impl MigrateVolume {
+    /// Moves a volume to a store, with nothing special asked for.
+    pub fn to(store: impl Into<String>) -> Self {
+        Self {
+            to: store.into(),
+            bandwidth_bytes_per_second: None,
+            keep_source: false,
+            format: None,
+            allocation: Allocation::Thin,
+        }
+    }
 }
 
 impl MigrationState {

@@ -18,8 +18,14 @@ pub struct Volume {
     pub block_size_bytes: u32,
     /// The store that holds its image; `None` for an image that is served in place.
     pub store: Option<String>,
-    /// Absolute path of its image.
+    /// Absolute path of its image, or the URI of the export that holds it.
     pub image: String,
+    /// What its image is.
+    pub kind: ImageKind,
+    /// How its bytes lie in its image.
+    pub format: ImageFormat,
+    /// Whether clients may only read.
+    pub read_only: bool,
     /// How often it has changed hands, counted from 0.
     pub generation: u64,
     /// What NBD clients connect to.
@@ -38,6 +44,42 @@ pub struct Volume {
     pub added_unix_ms: u64,
     /// What its guest does; `None` while it is not being served.
     pub statistics: Option<VolumeStatistics>,
+}
+
+/// What an image is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageKind {
+    /// A file.
+    #[default]
+    File,
+    /// A block device.
+    Device,
+    /// The export of another NBD server.
+    Nbd,
+}
+
+/// How the bytes of a volume lie in its image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageFormat {
+    /// One after the other.
+    #[default]
+    Raw,
+    /// In clusters, as QEMU's qcow2.
+    Qcow2,
+}
+
+/// How a volume is offered to its clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExportSettings {
+    /// Clients may only read.
+    pub read_only: bool,
+    /// Mode of its unix socket in octal, for example `0660`; `None`: that of the configuration.
+    pub socket_mode: Option<String>,
+    /// Owner of its unix socket, `USER:GROUP`; `None`: that of the configuration.
+    pub socket_owner: Option<String>,
 }
 
 /// Whether a volume is being served.
@@ -95,13 +137,16 @@ pub struct NewVolume {
     pub name: String,
     /// Where its bytes come from.
     pub source: VolumeSource,
+    /// How it is offered to its clients.
+    #[serde(default)]
+    pub export: ExportSettings,
 }
 
 /// Where a new volume's bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum VolumeSource {
-    /// A new image in a store; removing the volume deletes it.
+    /// A new image in a store. Removing the volume deletes it; what is on a device or a server stays there.
     Create {
         /// Size in bytes, a multiple of 4,096; `None`: that of `image`, rounded up.
         #[serde(default)]
@@ -109,15 +154,59 @@ pub enum VolumeSource {
         /// The store; `None`: the only one there is.
         #[serde(default)]
         store: Option<String>,
-        /// Absolute path of a raw image that is copied in; `None`: the volume reads as zeroes.
+        /// Absolute path of an image that is copied in, in any format; `None`: the volume reads as zeroes.
         #[serde(default)]
         image: Option<String>,
+        /// Format of the new image; `None`: that of the store, or raw.
+        #[serde(default)]
+        format: Option<ImageFormat>,
     },
-    /// A raw image that is served where it is; removing the volume leaves it.
+    /// An image that is served where it is; removing the volume leaves it. One of `image`, `device` and `nbd` is given.
     Add {
-        /// Absolute path of the image.
-        image: String,
+        /// Absolute path of a file.
+        #[serde(default)]
+        image: Option<String>,
+        /// Absolute path of a block device.
+        #[serde(default)]
+        device: Option<String>,
+        /// URI of the export of another NBD server.
+        #[serde(default)]
+        nbd: Option<String>,
+        /// Its format; `None`: what its first bytes say, once and for all.
+        #[serde(default)]
+        format: Option<ImageFormat>,
+        /// Also from a device or an export that holds what a migration left there.
+        #[serde(default)]
+        fenced: bool,
     },
+}
+
+impl VolumeSource {
+    /// A file that is served where it is, in the format that it begins with.
+    pub fn file(path: impl Into<String>) -> Self {
+        Self::Add { image: Some(path.into()), device: None, nbd: None, format: None, fenced: false }
+    }
+}
+
+impl ImageKind {
+    /// The word of the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Device => "device",
+            Self::Nbd => "nbd",
+        }
+    }
+}
+
+impl ImageFormat {
+    /// The word of the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
 }
 
 /// Removes a volume; sent as the query of a DELETE.
@@ -137,7 +226,7 @@ pub struct RemoveVolume {
 pub struct RemovedVolume {
     /// Its name.
     pub name: String,
-    /// Absolute path of its image.
+    /// Absolute path of its image, or the URI of the export that holds it.
     pub image: String,
     /// What was done with the image.
     pub image_fate: ImageFate,

@@ -5,8 +5,13 @@
 //! api = "unix:/run/sterna/sterna.sock"      # the volumes' sockets are in `volumes/` beside it
 //! engine = "auto"                           # or "io_uring", "threads"
 //!
+//! [api_socket]                              # who may use the API; [volume_sockets]: who may connect to volumes
+//! mode = "0660"
+//! owner = "root:sterna"
+//!
 //! [stores.fast]                             # none: one store `default`, in `images/` of the data folder
-//! path = "/srv/fast"
+//! path = "/srv/fast"                        # or device = "/dev/vg/lv", or nbd = "nbd://host/export"
+//! format = "raw"                            # of new images in a folder; or "qcow2"
 //!
 //! [limits]
 //! mirror_wait_max_ms = 1000                 # longest that a migration may hold a guest's write
@@ -16,6 +21,8 @@
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
 
 mod keys;
+mod sockets;
+mod stores;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,14 +31,16 @@ use std::time::Duration;
 use api::{Address, AddressError};
 use serde::Deserialize;
 
+use self::sockets::FileSocket;
+use self::stores::FileStore;
 pub use keys::UnknownKey;
+pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
+pub use stores::{StoreConfig, StoreFault};
 
 use crate::folders::Folders;
 
 /// Name of the store that there is when none is configured.
 pub const DEFAULT_STORE: &str = "default";
-/// Folder of [`DEFAULT_STORE`] in the data folder.
-const DEFAULT_STORE_FOLDER: &str = "images";
 /// Folder of the volumes' sockets beside the API's.
 const VOLUME_SOCKETS_FOLDER: &str = "volumes";
 /// Largest configuration file in bytes: thousands of stores fit, a disk image given by mistake does not.
@@ -52,8 +61,12 @@ pub struct Config {
     pub volume_sockets_dir: PathBuf,
     /// The I/O engine of lanes.
     pub engine: EngineSetting,
-    /// Folders of the stores by name; absolute. At least one.
-    pub stores: BTreeMap<String, PathBuf>,
+    /// Who may use the API.
+    pub api_socket: SocketAccess,
+    /// Who may connect to volumes that nothing else is said about.
+    pub volume_sockets: SocketAccess,
+    /// The stores by name. At least one.
+    pub stores: BTreeMap<String, StoreConfig>,
     /// Limits.
     pub limits: Limits,
 }
@@ -160,17 +173,25 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: crate::names::InvalidName,
     },
-    /// Two stores have one folder.
-    #[error("{path}: the stores \"{first}\" and \"{second}\" have the same path {folder}")]
-    SameFolder {
+    /// A store is none.
+    #[error("{path}: stores.{name}: {fault}")]
+    Store {
         /// Which file.
         path: PathBuf,
-        /// One store.
-        first: String,
-        /// The other.
-        second: String,
-        /// Their folder.
-        folder: PathBuf,
+        /// Name of the store.
+        name: String,
+        /// What is wrong with it.
+        fault: StoreFault,
+    },
+    /// A socket cannot be given to whom it is to be given.
+    #[error("{path}: {table}: {fault}")]
+    Socket {
+        /// Which file.
+        path: PathBuf,
+        /// The table.
+        table: &'static str,
+        /// What is wrong with it.
+        fault: SocketFault,
     },
     /// The API's address cannot be used.
     #[error("the API cannot be served there")]
@@ -220,7 +241,9 @@ impl Config {
         };
         let volume_sockets_dir =
             api.path().parent().unwrap_or_else(|| Path::new("/")).join(VOLUME_SOCKETS_FOLDER);
-        let stores = stores(path, file.stores, &data_dir)?;
+        let stores = stores::check(path, file.stores, &data_dir)?;
+        let api_socket = file.api_socket.check(path, "api_socket")?;
+        let volume_sockets = file.volume_sockets.check(path, "volume_sockets")?;
         let limits = Limits {
             mirror_wait_max: milliseconds(
                 path,
@@ -235,7 +258,16 @@ impl Config {
                 &STOP_WAIT_MS,
             )?,
         };
-        Ok(Self { data_dir, api, volume_sockets_dir, engine: file.engine, stores, limits })
+        Ok(Self {
+            data_dir,
+            api,
+            volume_sockets_dir,
+            engine: file.engine,
+            api_socket,
+            volume_sockets,
+            stores,
+            limits,
+        })
     }
 }
 
@@ -257,13 +289,10 @@ struct File {
     data_dir: Option<PathBuf>,
     api: Option<String>,
     engine: EngineSetting,
+    api_socket: FileSocket,
+    volume_sockets: FileSocket,
     stores: BTreeMap<String, FileStore>,
     limits: FileLimits,
-}
-
-#[derive(Debug, Deserialize)]
-struct FileStore {
-    path: PathBuf,
 }
 
 #[derive(Debug, Deserialize)]
@@ -300,30 +329,6 @@ fn read(path: &Path) -> Result<String, ConfigError> {
         return Err(ConfigError::TooLarge { path: path.to_owned(), bytes });
     }
     std::fs::read_to_string(path).map_err(failed)
-}
-
-fn stores(
-    path: &Path,
-    configured: BTreeMap<String, FileStore>,
-    data_dir: &Path,
-) -> Result<BTreeMap<String, PathBuf>, ConfigError> {
-    if configured.is_empty() {
-        return Ok(BTreeMap::from([(DEFAULT_STORE.to_owned(), data_dir.join(DEFAULT_STORE_FOLDER))]));
-    }
-    let mut stores = BTreeMap::<String, PathBuf>::new();
-    for (name, store) in configured {
-        if let Err(reason) = crate::names::check(&name) {
-            return Err(ConfigError::StoreName { path: path.to_owned(), name, reason });
-        }
-        let folder = require_absolute(path, &format!("stores.{name}.path"), store.path)?;
-        // Two spellings of one folder are found when the stores are locked.
-        if let Some((first, _)) = stores.iter().find(|(_, other)| **other == folder) {
-            let (first, path) = (first.clone(), path.to_owned());
-            return Err(ConfigError::SameFolder { path, first, second: name, folder });
-        }
-        stores.insert(name, folder);
-    }
-    Ok(stores)
 }
 
 fn require_absolute(path: &Path, key: &str, value: PathBuf) -> Result<PathBuf, ConfigError> {

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use api::ErrorCode;
 use block::store::ImageError;
+use migration::journal::{Fence, FencedContent, Place};
 use migration::{CommitFault, MigrationId};
 
+use crate::copying::FillError;
 use crate::images::CopyError;
 use crate::names::InvalidName;
-use crate::stores::StoreProblem;
+use crate::stores::{Occupant, StoreProblem};
 
 /// Why a request was not carried out.
 ///
@@ -68,6 +70,33 @@ pub(crate) enum RequestError {
         /// Why.
         problem: StoreProblem,
     },
+    /// A store that holds one volume has one.
+    #[error("store \"{name}\" takes one volume, and {occupant}{}", if_kept(.name, .occupant))]
+    StoreOccupied {
+        /// Which store.
+        name: String,
+        /// What it has.
+        occupant: Occupant,
+    },
+    /// A place is another volume's.
+    #[error("{place} is the volume \"{volume}\" already; see: sterna volume show {volume}")]
+    PlaceTaken {
+        /// Where.
+        place: Place,
+        /// Whose it is.
+        volume: String,
+    },
+    /// A place holds what a migration left there.
+    #[error("{place} holds {}; to serve that all the same: --fenced", fenced(.fence))]
+    Fenced {
+        /// Where.
+        place: Place,
+        /// What is there.
+        fence: Fence,
+    },
+    /// A new volume could not be filled.
+    #[error(transparent)]
+    Fill(#[from] FillError),
     /// A file is where the image would be.
     #[error("{path} exists already; move it away, or delete it if nobody needs it")]
     TargetExists {
@@ -205,7 +234,12 @@ impl RequestError {
             Self::VolumeUnavailable { .. } => ErrorCode::VolumeUnavailable,
             Self::Image(error) => code_of_image(error),
             Self::ImageUnsuitable { .. } => ErrorCode::ImageUnsuitable,
+            Self::StoreOccupied { .. } => ErrorCode::StoreOccupied,
+            Self::PlaceTaken { .. } => ErrorCode::ImageInUse,
+            Self::Fenced { .. } => ErrorCode::PlaceFenced,
             Self::Copy(CopyError::Io { .. }) => ErrorCode::StorageFailed,
+            Self::Fill(FillError::Target(error)) if error.is_no_space() => ErrorCode::NoSpace,
+            Self::Fill(_) => ErrorCode::StorageFailed,
             Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::Journal(_) => ErrorCode::JournalFailed,
             Self::Internal(_) => ErrorCode::Internal,
@@ -231,6 +265,27 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+fn if_kept(store: &str, occupant: &Occupant) -> String {
+    match occupant {
+        Occupant::Kept { .. } => format!("; if nobody needs that: sterna store release {store}"),
+        _ => String::new(),
+    }
+}
+
+/// What a fenced place holds.
+pub(crate) fn fenced(fence: &Fence) -> String {
+    let Fence { volume, migration, content } = fence;
+    match content {
+        FencedContent::Left => {
+            format!("the old copy of the volume \"{volume}\", which {migration} moved away")
+        }
+        FencedContent::Kept => format!("what {migration} kept of the volume \"{volume}\""),
+        FencedContent::HalfMade => {
+            format!("a part of the volume \"{volume}\", which {migration} did not move")
+        }
+    }
 }
 
 fn code_of_image(error: &ImageError) -> ErrorCode {

@@ -11,7 +11,10 @@
 
 mod create;
 mod describe;
+mod export;
+mod given;
 mod migrate;
+mod release;
 mod remove;
 mod serving;
 

@@ -45,6 +45,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
         .routes(routes!(show_host))
         .routes(routes!(list_stores))
+        .routes(routes!(release_store))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(show_volume, remove_volume))
         .routes(routes!(migrate))
@@ -66,6 +67,16 @@ async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
 #[utoipa::path(get, path = "/v1/stores", responses((status = 200, description = "The stores", body = [api::Store])))]
 async fn list_stores(State(host): State<Arc<Host>>) -> Json<Vec<api::Store>> {
     Json(host.describe_stores().await)
+}
+
+/// Gives up what a migration left in a store that holds one volume.
+#[utoipa::path(
+    post, path = "/v1/stores/{name}/release",
+    params(("name" = String, Path, description = "Name of the store")),
+    responses((status = 200, description = "The store", body = api::Store))
+)]
+async fn release_store(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Store> {
+    host.operate(Arc::clone(&host).release_store(name)).await.map(Json)
 }
 
 /// Lists the volumes, by name.

@@ -100,6 +100,10 @@ pub(crate) fn reserve(path: &Path) -> io::Result<Option<File>> {
 
 /// The format of an image that is not raw, by its first bytes.
 pub(crate) fn other_format(path: &Path) -> io::Result<Option<&'static str>> {
+    // Opening a pipe would wait for whoever writes into it.
+    if !std::fs::metadata(path)?.is_file() {
+        return Ok(None);
+    }
     let mut start = Vec::new();
     File::open(path)?.take(8).read_to_end(&mut start)?;
     Ok(OTHER_FORMATS.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, name)| *name))

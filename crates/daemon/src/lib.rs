@@ -15,6 +15,7 @@
 
 pub mod config;
 mod control;
+mod copying;
 mod error;
 pub mod fail_point;
 pub mod folders;
@@ -26,13 +27,14 @@ mod journal;
 mod lock;
 mod migrations;
 pub mod names;
+mod opening;
 mod recovery;
 mod serve;
 mod sockets;
 mod stores;
 mod volumes;
 
-pub use config::{Config, ConfigError, EngineSetting};
+pub use config::{Config, ConfigError, EngineSetting, StoreConfig};
 pub use folders::Folders;
 pub use http::openapi_document;
 pub use journal::{JOURNAL_FILE, JournalError};

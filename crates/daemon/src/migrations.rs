@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::error::RequestError;
 use crate::journal::Journal;
 
-pub(crate) use view::{image_location, phase as api_phase};
+pub(crate) use view::{image_format, image_location, phase as api_phase};
 
 /// Migrations since this daemon began.
 #[derive(Debug, Default)]

@@ -18,7 +18,7 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::config::{Config, DEFAULT_STORE};
+use crate::config::{Config, DEFAULT_STORE, StoreConfig};
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::host::Host;
 use crate::http::{self, BoundedListener};
@@ -118,7 +118,7 @@ impl Daemon {
         let journal = Journal::open(&config.data_dir, lock)?;
         let stores = open_stores(&config)?;
         let sockets = SocketFolder::open(&config.volume_sockets_dir)?;
-        let listener = listen(sockets.bind_api(&api)?)?;
+        let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
         recovery::run(&journal).await.map_err(ServeError::Recovery)?;
         settle(&stores, &journal.read(State::clone));
         let host = Host::new(config, journal, stores, sockets);
@@ -169,8 +169,11 @@ fn make_folder(path: &Path) -> Result<(), ServeError> {
 
 fn open_stores(config: &Config) -> Result<Stores, ServeError> {
     // The store that nobody configured is made; one that was configured may be a disk that is not mounted.
-    if let Some(folder) =
-        config.stores.get(DEFAULT_STORE).filter(|folder| folder.starts_with(&config.data_dir))
+    if let Some(folder) = config
+        .stores
+        .get(DEFAULT_STORE)
+        .and_then(StoreConfig::folder)
+        .filter(|folder| folder.starts_with(&config.data_dir))
     {
         make_folder(folder)?;
     }

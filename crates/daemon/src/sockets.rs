@@ -10,12 +10,13 @@ use std::sync::{Mutex, PoisonError};
 
 use api::{Address, AddressError};
 
+use crate::config::SocketAccess;
 use crate::lock::{FolderLock, LockError};
 
-/// Who may connect: the user that runs the daemon. A volume is a disk; the API moves disks.
-const SOCKET_MODE: u32 = 0o600;
-/// Who may look into the folders of sockets.
+/// Who may look into the folders of sockets: the user that runs the daemon.
 const FOLDER_MODE: u32 = 0o700;
+/// And if others may connect to some of them: everybody passes through, and each socket says who may connect.
+const SHARED_FOLDER_MODE: u32 = 0o711;
 /// Name under which a socket is made; shorter than any volume's, so that it fits wherever they do.
 const UNFINISHED: &str = ".bind";
 
@@ -23,6 +24,8 @@ const UNFINISHED: &str = ".bind";
 #[derive(Debug)]
 pub(crate) struct SocketFolder {
     folder: PathBuf,
+    /// Whether the folder above it is ours as well.
+    made_parent: bool,
     /// Held while a socket is made: they all begin under one name.
     binding: Mutex<()>,
     _lock: FolderLock,
@@ -51,6 +54,18 @@ pub enum SocketError {
     /// Another daemon has its sockets there.
     #[error("the folder of the sockets cannot be used")]
     Locked(#[from] LockError),
+    /// The socket cannot be given to somebody else.
+    #[error(
+        "{path} cannot be given to {owner}: a daemon that is not root can give sockets to its own groups only"
+    )]
+    Owner {
+        /// The socket.
+        path: PathBuf,
+        /// To whom.
+        owner: String,
+        /// What the system answered.
+        source: io::Error,
+    },
     /// The system refused something.
     #[error("cannot {operation} {path}")]
     Io {
@@ -70,6 +85,7 @@ impl SocketFolder {
     /// [`SocketError`].
     pub(crate) fn open(folder: &Path) -> Result<Self, SocketError> {
         let failed = |source| SocketError::Io { operation: "make", path: folder.to_owned(), source };
+        let made_parent = folder.parent().is_some_and(|parent| !parent.exists());
         DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(failed)?;
         // A folder below one that another user owns can be exchanged for another at any time.
         for folder in [Some(folder), folder.parent()].into_iter().flatten() {
@@ -79,7 +95,9 @@ impl SocketFolder {
             }
         }
         let lock = FolderLock::acquire(folder)?;
-        Ok(Self { folder: folder.to_owned(), binding: Mutex::new(()), _lock: lock })
+        // It may be there from a time when its sockets were shared.
+        std::fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE)).map_err(failed)?;
+        Ok(Self { folder: folder.to_owned(), made_parent, binding: Mutex::new(()), _lock: lock })
     }
 
     /// Where a volume's socket is.
@@ -104,22 +122,22 @@ impl SocketFolder {
     ///
     /// # Errors
     /// [`SocketError`].
-    pub(crate) fn bind_volume(&self, volume: &str) -> Result<OwnedFd, SocketError> {
-        self.bind(&self.volume_socket(volume))
+    pub(crate) fn bind_volume(&self, volume: &str, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
+        self.bind(&self.volume_socket(volume), access)
     }
 
     /// Listens at `path`, which is in the folder above this one. A socket that nobody listens to is replaced.
     ///
     /// # Errors
     /// [`SocketError`].
-    pub(crate) fn bind_api(&self, path: &Path) -> Result<OwnedFd, SocketError> {
+    pub(crate) fn bind_api(&self, path: &Path, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
         if UnixStream::connect(path).is_ok() {
             return Err(SocketError::Taken(path.to_owned()));
         }
-        self.bind(path)
+        self.bind(path, access)
     }
 
-    fn bind(&self, path: &Path) -> Result<OwnedFd, SocketError> {
+    fn bind(&self, path: &Path, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
         Address::unix(path)?;
         check_replaceable(path)?;
         let _binding = self.binding.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,9 +145,33 @@ impl SocketFolder {
         let failed = |source| SocketError::Io { operation: "make the socket", path: path.to_owned(), source };
         remove(&unfinished).map_err(failed)?;
         let listener = UnixListener::bind(&unfinished).map_err(failed)?;
-        std::fs::set_permissions(&unfinished, Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+        if let Some(owner) = &access.owner {
+            let refused =
+                |source| SocketError::Owner { path: path.to_owned(), owner: owner.to_string(), source };
+            std::os::unix::fs::chown(&unfinished, owner.user, owner.group).map_err(refused)?;
+        }
+        // After the owner: nobody may connect in between who may not afterwards.
+        let mode = Permissions::from_mode(access.mode.bits());
+        std::fs::set_permissions(&unfinished, mode).map_err(failed)?;
+        if access.mode.is_shared() {
+            self.let_others_through().map_err(failed)?;
+        }
         std::fs::rename(&unfinished, path).map_err(failed)?;
         Ok(listener.into())
+    }
+
+    /// Lets other users reach sockets that are shared with them. A folder above that is not ours is left as it is.
+    fn let_others_through(&self) -> io::Result<()> {
+        std::fs::set_permissions(&self.folder, Permissions::from_mode(SHARED_FOLDER_MODE))?;
+        let Some(parent) = self.folder.parent() else { return Ok(()) };
+        if self.made_parent {
+            return std::fs::set_permissions(parent, Permissions::from_mode(SHARED_FOLDER_MODE));
+        }
+        if std::fs::metadata(parent)?.mode() & 0o011 == 0 {
+            let folder = parent.display();
+            tracing::warn!(%folder, "other users cannot reach the sockets that are shared with them: chmod go+x it");
+        }
+        Ok(())
     }
 }
 
@@ -166,31 +208,49 @@ fn check_replaceable(path: &Path) -> Result<(), SocketError> {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixStream;
+    use std::path::Path;
 
     use super::{SocketError, SocketFolder, volume_uri};
+    use crate::config::SocketAccess;
 
     #[test]
     fn socket_is_private_and_replaces_a_dead_one_only() {
+        let private = SocketAccess::default();
         let parent = tempfile::tempdir().unwrap();
         let folder = SocketFolder::open(&parent.path().join("run/volumes")).unwrap();
         let path = parent.path().join("run/api.sock");
-        let listener = folder.bind_api(&path).unwrap();
+        let listener = folder.bind_api(&path, &private).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         UnixStream::connect(&path).unwrap();
-        assert!(matches!(folder.bind_api(&path), Err(SocketError::Taken(_))));
+        assert!(matches!(folder.bind_api(&path, &private), Err(SocketError::Taken(_))));
         drop(listener);
-        let _listener = folder.bind_api(&path).unwrap();
+        let _listener = folder.bind_api(&path, &private).unwrap();
         UnixStream::connect(&path).unwrap();
 
         // In its own folder there is nobody else.
-        let _ghost = folder.bind_volume("a").unwrap();
-        let _listener = folder.bind_volume("a").unwrap();
+        let _ghost = folder.bind_volume("a", &private).unwrap();
+        let _listener = folder.bind_volume("a", &private).unwrap();
         UnixStream::connect(folder.volume_socket("a")).unwrap();
 
         let file = parent.path().join("run/file");
         std::fs::write(&file, b"precious").unwrap();
-        assert!(matches!(folder.bind_api(&file), Err(SocketError::NotASocket(_))));
+        assert!(matches!(folder.bind_api(&file, &private), Err(SocketError::NotASocket(_))));
         assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn socket_that_is_shared_is_reached_by_those_it_is_shared_with() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run/volumes");
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let folder = SocketFolder::open(&path).unwrap();
+        assert_eq!(mode(&path), 0o700);
+        let group = rustix::process::getegid().as_raw();
+        let access =
+            SocketAccess { mode: "0660".parse().unwrap(), owner: Some(format!(":{group}").parse().unwrap()) };
+        let _listener = folder.bind_volume("a", &access).unwrap();
+        assert_eq!((mode(&path), mode(&folder.volume_socket("a"))), (0o711, 0o660));
+        assert_eq!(mode(&parent.path().join("run")), 0o711);
     }
 
     #[test]
@@ -212,7 +272,7 @@ mod tests {
 
     #[test]
     fn uri_escapes_what_a_query_cannot_hold() {
-        let uri = volume_uri("a.b", std::path::Path::new("/run/my disks&co/a.b.sock"));
+        let uri = volume_uri("a.b", Path::new("/run/my disks&co/a.b.sock"));
         assert_eq!(uri, "nbd+unix:///a.b?socket=/run/my%20disks%26co/a.b.sock");
     }
 }

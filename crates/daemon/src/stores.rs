@@ -1,29 +1,23 @@
-//! Stores: folders that hold images, each used by one daemon at a time.
+//! Stores: where volumes can be. A folder holds any number of images, a block device or another server's export one
+//! volume at a time.
 //!
-//! ```text
-//!   NAME.img                  the image of volume NAME, or the target of a migration of it
-//!   NAME.img.sterna-new       an image that is being made: NAME.img once the journal knows the volume
-//!   NAME.img.sterna-removed   an image that is being deleted: NAME.img again if the journal still knows the volume
-//!   NAME.img.moved-mN         the source's image that migration mN left, kept
-//! ```
+//! What is in a device or an export is not known beforehand, and stays when a volume has left: whoever takes one for a
+//! target must write zeroes where the volume has holes.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod folder;
+
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use migration::journal::State;
+use migration::journal::{FencedContent, ImageFormat, ImageLocation, Place, State};
 
+use crate::config::StoreConfig;
 use crate::error::RequestError;
-use crate::images::{self, rename_without_replacing, with_suffix};
-use crate::lock::{FolderLock, LockError};
-use crate::names;
+use crate::lock::LockError;
 
-/// Suffix of images.
-const IMAGE_SUFFIX: &str = ".img";
-/// Added to the name of an image that is being made.
-const NEW_SUFFIX: &str = ".sterna-new";
-/// Added to the name of an image that is being deleted.
-const REMOVED_SUFFIX: &str = ".sterna-removed";
+pub(crate) use folder::{Folder, new_path, removed_path};
 
 /// All stores of the host.
 #[derive(Debug)]
@@ -31,13 +25,34 @@ pub(crate) struct Stores {
     by_name: BTreeMap<String, Store>,
 }
 
-/// One folder of images.
+/// One store.
 #[derive(Debug)]
 pub(crate) struct Store {
     name: String,
-    folder: PathBuf,
-    /// The lock on the folder; `None` while the store cannot be used.
-    lock: Mutex<Option<FolderLock>>,
+    kind: StoreKind,
+    /// Set while an operation takes a store that holds one volume.
+    is_claimed: Arc<AtomicBool>,
+}
+
+/// The right to take a store for a volume; there is one at a time for a store that holds one.
+#[derive(Debug)]
+pub(crate) struct StoreClaim {
+    /// `None` for a folder: any number of volumes fit.
+    claimed: Option<Arc<AtomicBool>>,
+}
+
+/// What a store is.
+#[derive(Debug)]
+pub(crate) enum StoreKind {
+    /// A folder of images.
+    Folder {
+        /// The folder.
+        folder: Folder,
+        /// Format of new images, if the configuration says one.
+        format: Option<ImageFormat>,
+    },
+    /// A block device, or the export of another NBD server.
+    Single(Place),
 }
 
 /// Why a store cannot be used.
@@ -46,20 +61,26 @@ pub(crate) enum StoreProblem {
     /// The folder is not there.
     #[error("{0} does not exist; create it, or mount its disk")]
     Missing(PathBuf),
+    /// The device is not there.
+    #[error("the device {0} does not exist; activate it, or correct the configuration")]
+    MissingDevice(PathBuf),
+    /// What was to be a device is none.
+    #[error("{0} is no block device; a folder or a file in it belongs into a store with path = …")]
+    NoDevice(PathBuf),
     /// The folder cannot be locked.
     #[error(transparent)]
     Locked(#[from] LockError),
-    /// The file system cannot be asked for its space.
-    #[error("{folder} cannot be examined: {source}")]
+    /// The file system or the device cannot be asked for its space.
+    #[error("{path} cannot be examined: {source}")]
     Unreadable {
-        /// The folder.
-        folder: PathBuf,
+        /// The folder or device.
+        path: PathBuf,
         /// What the system answered.
         source: std::io::Error,
     },
 }
 
-/// Space of a file system, in bytes.
+/// Space of a store, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Space {
     /// All of it.
@@ -68,12 +89,39 @@ pub(crate) struct Space {
     pub free: u64,
 }
 
+/// What a store that holds one volume holds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Occupant {
+    /// A volume.
+    #[error("it holds the volume \"{0}\"; move or remove that first")]
+    Volume(String),
+    /// An operation that fills it.
+    #[error("another operation is taking it; see: sterna volume list")]
+    Operation,
+    /// A volume that is on its way there.
+    #[error("the migration {0} is filling it")]
+    Migration(migration::MigrationId),
+    /// The old copy of a volume, which somebody wanted to keep.
+    #[error("it holds what migration {migration} kept of the volume \"{volume}\"")]
+    Kept {
+        /// Name of the volume.
+        volume: String,
+        /// The migration that left it there.
+        migration: migration::MigrationId,
+    },
+}
+
 impl Stores {
-    /// The stores of a configuration. A folder that is not there is no error: its disk may be mounted later.
-    pub(crate) fn new(folders: &BTreeMap<String, PathBuf>) -> Self {
-        let stores = folders.iter().map(|(name, folder)| {
-            let store = Store { name: name.clone(), folder: folder.clone(), lock: Mutex::new(None) };
-            (name.clone(), store)
+    /// The stores of a configuration. One that is not there is no error: its disk may be mounted later.
+    pub(crate) fn new(configured: &BTreeMap<String, StoreConfig>) -> Self {
+        let stores = configured.iter().map(|(name, config)| {
+            let kind = match config {
+                StoreConfig::Folder { path, format } => {
+                    StoreKind::Folder { folder: Folder::new(path.clone()), format: *format }
+                }
+                StoreConfig::Device { .. } | StoreConfig::Nbd { .. } => StoreKind::Single(config.place()),
+            };
+            (name.clone(), Store { name: name.clone(), kind, is_claimed: Arc::default() })
         });
         Self { by_name: stores.collect() }
     }
@@ -105,6 +153,12 @@ impl Stores {
         }
     }
 
+    /// Name of the store that is this device or export.
+    pub(crate) fn of_place(&self, place: &Place) -> Option<&str> {
+        let is_it = |store: &&Store| matches!(&store.kind, StoreKind::Single(single) if single == place);
+        self.iter().find(is_it).map(Store::name)
+    }
+
     fn not_chosen(&self) -> RequestError {
         RequestError::StoreNotChosen { known: self.known() }
     }
@@ -120,32 +174,51 @@ impl Store {
         &self.name
     }
 
-    /// Its folder.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
+    /// What it is.
+    pub(crate) fn kind(&self) -> &StoreKind {
+        &self.kind
     }
 
-    /// Where the image of a volume is.
-    pub(crate) fn image_path(&self, volume: &str) -> PathBuf {
-        self.folder.join(format!("{volume}{IMAGE_SUFFIX}"))
+    /// Where the image of a volume would be; `format`: what the user asks for, `otherwise`: if nobody says.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`]: there can be none of this format, or its path is not UTF-8.
+    pub(crate) fn image_of(
+        &self,
+        volume: &str,
+        format: Option<ImageFormat>,
+        otherwise: ImageFormat,
+    ) -> Result<ImageLocation, RequestError> {
+        let store = self.name.clone();
+        match &self.kind {
+            StoreKind::Folder { folder, format: configured } => {
+                let format = format.or(*configured).unwrap_or(otherwise);
+                let path = folder.image_path(volume, format);
+                Ok(ImageLocation { store, place: Place::File(path_text(&path)?), format })
+            }
+            StoreKind::Single(place) => match format.unwrap_or(ImageFormat::Raw) {
+                ImageFormat::Raw => {
+                    Ok(ImageLocation { store, place: place.clone(), format: ImageFormat::Raw })
+                }
+                ImageFormat::Qcow2 => Err(RequestError::Invalid(format!(
+                    "store \"{store}\" is no folder: what is there is always raw; leave --format out"
+                ))),
+            },
+        }
     }
 
-    /// Checks that the folder is there, and that it is used by this daemon alone; may sleep.
+    /// Checks that it is there, and that a folder is used by this daemon alone; may sleep.
+    ///
+    /// Whether a server answers is seen when its export is opened.
     ///
     /// # Errors
     /// [`StoreProblem`].
     pub(crate) fn check(&self) -> Result<(), StoreProblem> {
-        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another file system may have been mounted over the folder that was locked.
-        if lock.as_ref().is_some_and(|lock| lock.is_of(&self.folder)) {
-            return Ok(());
+        match &self.kind {
+            StoreKind::Folder { folder, .. } => folder.check(),
+            StoreKind::Single(Place::Device(path)) => check_device(Path::new(path)),
+            StoreKind::Single(_) => Ok(()),
         }
-        *lock = None;
-        if !self.folder.is_dir() {
-            return Err(StoreProblem::Missing(self.folder.clone()));
-        }
-        *lock = Some(FolderLock::acquire(&self.folder)?);
-        Ok(())
     }
 
     /// As [`Store::check`], and names the store in the error.
@@ -156,27 +229,32 @@ impl Store {
         self.check().map_err(|problem| RequestError::StoreUnusable { name: self.name.clone(), problem })
     }
 
-    /// Space of its file system; may sleep.
+    /// Its space; may sleep. `None`: it does not say.
     ///
     /// # Errors
     /// [`StoreProblem`].
-    pub(crate) fn space(&self) -> Result<Space, StoreProblem> {
-        self.check()?;
-        let unreadable = |errno: rustix::io::Errno| StoreProblem::Unreadable {
-            folder: self.folder.clone(),
-            source: errno.into(),
-        };
-        let told = rustix::fs::statvfs(&self.folder).map_err(unreadable)?;
-        let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
-        Ok(Space { total: bytes(told.f_blocks), free: bytes(told.f_bavail) })
+    pub(crate) fn space(&self) -> Result<Option<Space>, StoreProblem> {
+        match &self.kind {
+            StoreKind::Folder { folder, .. } => folder.space().map(Some),
+            StoreKind::Single(Place::Device(path)) => {
+                let path = Path::new(path);
+                check_device(path)?;
+                let size = device_bytes(path);
+                let size =
+                    size.map_err(|source| StoreProblem::Unreadable { path: path.to_owned(), source })?;
+                Ok(Some(Space { total: size, free: size }))
+            }
+            StoreKind::Single(_) => Ok(None),
+        }
     }
 
-    /// Checks that so many bytes are free.
+    /// Checks that so many bytes are free, in a folder.
     ///
     /// # Errors
     /// [`RequestError::NoSpace`], [`RequestError::StoreUnusable`].
     pub(crate) fn require_space(&self, needed: u64) -> Result<(), RequestError> {
-        let space = self.space();
+        let StoreKind::Folder { folder, .. } = &self.kind else { return Ok(()) };
+        let space = folder.space();
         let space =
             space.map_err(|problem| RequestError::StoreUnusable { name: self.name.clone(), problem })?;
         if space.free < needed {
@@ -185,165 +263,91 @@ impl Store {
         Ok(())
     }
 
-    /// Brings the folder in line with the journal, after a daemon that was killed.
+    /// What keeps a store that holds one volume from taking another; never anything in a folder.
+    pub(crate) fn occupant(&self, state: &State) -> Option<Occupant> {
+        let StoreKind::Single(place) = &self.kind else { return None };
+        let is_here = |image: &ImageLocation| image.store == self.name || image.place == *place;
+        let volume = state.volumes.values().find(|volume| is_here(&volume.record.image));
+        if let Some(volume) = volume {
+            return Some(Occupant::Volume(volume.record.name.clone()));
+        }
+        let filling = state
+            .unfinished()
+            .find(|(_, migration)| migration.volumes.iter().any(|moving| is_here(&moving.target)));
+        if let Some((migration, _)) = filling {
+            return Some(Occupant::Migration(migration));
+        }
+        let fence = state.fences.get(place).filter(|fence| fence.content == FencedContent::Kept)?;
+        Some(Occupant::Kept { volume: fence.volume.clone(), migration: fence.migration })
+    }
+
+    /// Takes it for another volume, until the journal knows of that.
+    ///
+    /// # Errors
+    /// [`RequestError::StoreOccupied`].
+    pub(crate) fn claim(&self, state: &State) -> Result<StoreClaim, RequestError> {
+        if matches!(self.kind, StoreKind::Folder { .. }) {
+            return Ok(StoreClaim { claimed: None });
+        }
+        let occupied = |occupant| RequestError::StoreOccupied { name: self.name.clone(), occupant };
+        if self.is_claimed.swap(true, Ordering::SeqCst) {
+            return Err(occupied(Occupant::Operation));
+        }
+        let claim = StoreClaim { claimed: Some(Arc::clone(&self.is_claimed)) };
+        match self.occupant(state) {
+            None => Ok(claim),
+            Some(occupant) => Err(occupied(occupant)),
+        }
+    }
+
+    /// Brings a folder in line with the journal, after a daemon that was killed.
     ///
     /// To be called before any volume is served, with the interrupted migrations ended.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
     pub(crate) fn settle(&self, state: &State) -> std::io::Result<()> {
-        let known: BTreeSet<&Path> = state
-            .volumes
-            .values()
-            .filter_map(|volume| volume.record.image.place.file())
-            .map(Path::new)
-            .collect();
-        for entry in std::fs::read_dir(&self.folder)? {
-            let path = entry?.path();
-            if let Err(error) = settle_file(&path, &known) {
-                tracing::warn!(store = %self.name, path = %path.display(), %error, "a left-over file stays");
-            }
+        match &self.kind {
+            StoreKind::Folder { folder, .. } => folder.settle(&self.name, state),
+            StoreKind::Single(_) => Ok(()),
         }
-        Ok(())
     }
 }
 
-/// Name of an image while it is being made.
-pub(crate) fn new_path(image: &Path) -> PathBuf {
-    with_suffix(image, NEW_SUFFIX)
-}
-
-/// Name of an image while it is being deleted.
-pub(crate) fn removed_path(image: &Path) -> PathBuf {
-    with_suffix(image, REMOVED_SUFFIX)
-}
-
-fn settle_file(path: &Path, known: &BTreeSet<&Path>) -> std::io::Result<()> {
-    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
-    let staged = name.strip_suffix(NEW_SUFFIX).or_else(|| name.strip_suffix(REMOVED_SUFFIX));
-    let image = staged.unwrap_or(name);
-    let is_image = image.strip_suffix(IMAGE_SUFFIX).is_some_and(|volume| names::check(volume).is_ok());
-    if !is_image {
-        return Ok(());
+impl Drop for StoreClaim {
+    fn drop(&mut self) {
+        if let Some(claimed) = &self.claimed {
+            claimed.store(false, Ordering::SeqCst);
+        }
     }
-    let image = path.with_file_name(image);
-    match (staged, known.contains(image.as_path())) {
-        // The journal knows the volume: it was made, or its removal was not recorded.
-        (Some(_), true) => {
-            tracing::info!(image = %image.display(), "an interrupted change of an image is completed");
-            rename_without_replacing(path, &image)
+}
+
+/// The journal and the API hold paths as text.
+///
+/// # Errors
+/// [`RequestError::Invalid`].
+pub(crate) fn path_text(path: &Path) -> Result<String, RequestError> {
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| RequestError::Invalid(format!("the path {} is not UTF-8", path.display())))
+}
+
+fn check_device(path: &Path) -> Result<(), StoreProblem> {
+    use std::os::unix::fs::FileTypeExt as _;
+    match std::fs::metadata(path) {
+        Ok(found) if found.file_type().is_block_device() => Ok(()),
+        Ok(_) => Err(StoreProblem::NoDevice(path.to_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(StoreProblem::MissingDevice(path.to_owned()))
         }
-        (Some(_), false) => {
-            tracing::info!(path = %path.display(), "a left-over of an interrupted change is deleted");
-            std::fs::remove_file(path)
-        }
-        // The target of a migration that did not get as far as the journal. It is empty: nothing is lost.
-        (None, false)
-            if std::fs::symlink_metadata(path)?.is_file() && std::fs::metadata(path)?.len() == 0 =>
-        {
-            tracing::info!(path = %path.display(), "an empty image that belongs to no volume is deleted");
-            std::fs::remove_file(path)
-        }
-        (None, _) => Ok(()),
-    }?;
-    images::sync_folder_of(path)
+        Err(source) => Err(StoreProblem::Unreadable { path: path.to_owned(), source }),
+    }
+}
+
+/// Size of a block device in bytes.
+fn device_bytes(path: &Path) -> std::io::Result<u64> {
+    use std::io::Seek as _;
+    std::fs::File::open(path)?.seek(std::io::SeekFrom::End(0))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-    use std::path::Path;
-
-    use chronicle::Generation;
-    use migration::VolumeId;
-    use migration::journal::{Entry, ExportSettings, ImageLocation, Record, State, VolumeRecord};
-
-    use super::{Stores, new_path, removed_path};
-    use crate::error::RequestError;
-
-    fn stores(folder: &Path) -> Stores {
-        Stores::new(&BTreeMap::from([("a".to_owned(), folder.to_owned())]))
-    }
-
-    fn state_with(path: &Path) -> State {
-        let image = ImageLocation::raw_file("a", path.display().to_string());
-        let record = VolumeRecord {
-            volume: VolumeId([1; 16]),
-            name: "v".into(),
-            size_bytes: 3,
-            block_size_bytes: 4096,
-            image,
-            generation: Generation(0),
-            export: ExportSettings::default(),
-        };
-        let mut state = State::default();
-        state.apply(&Entry { at_unix_ms: 0, records: vec![Record::VolumeAdded(record)] }).unwrap();
-        state
-    }
-
-    #[test]
-    fn interrupted_changes_are_completed_or_undone_as_the_journal_says() {
-        let folder = tempfile::tempdir().unwrap();
-        let stores = stores(folder.path());
-        let store = stores.get("a").unwrap();
-        let image = store.image_path("v");
-        for staged in [new_path(&image), removed_path(&image)] {
-            std::fs::write(&staged, b"abc").unwrap();
-            store.settle(&state_with(&image)).unwrap();
-            assert_eq!((staged.exists(), std::fs::read(&image).unwrap()), (false, b"abc".to_vec()));
-            std::fs::rename(&image, &staged).unwrap();
-            store.settle(&State::default()).unwrap();
-            assert_eq!((staged.exists(), image.exists()), (false, false));
-        }
-    }
-
-    #[test]
-    fn files_of_others_are_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let stores = stores(folder.path());
-        let store = stores.get("a").unwrap();
-        let kept = ["other.img", "notes.txt", "v.img.moved-m1", ".x.img.sterna-new", "sterna-new", "v.qcow2"];
-        for name in kept {
-            std::fs::write(folder.path().join(name), b"abc").unwrap();
-        }
-        std::fs::write(folder.path().join("empty.txt"), b"").unwrap();
-        std::fs::write(folder.path().join("reserved.img"), b"").unwrap();
-        store.settle(&State::default()).unwrap();
-        for name in kept.into_iter().chain(["empty.txt"]) {
-            assert!(folder.path().join(name).exists(), "{name}");
-        }
-        assert!(!folder.path().join("reserved.img").exists());
-    }
-
-    #[test]
-    fn store_without_a_folder_has_a_problem_until_the_folder_is_there() {
-        let parent = tempfile::tempdir().unwrap();
-        let folder = parent.path().join("later");
-        let stores = stores(&folder);
-        let store = stores.get("a").unwrap();
-        let error = store.require().unwrap_err();
-        assert!(
-            error.message().ends_with("does not exist; create it, or mount its disk"),
-            "{}",
-            error.message()
-        );
-        std::fs::create_dir(&folder).unwrap();
-        store.require().unwrap();
-        let space = store.space().unwrap();
-        assert!(space.free > 0 && space.free <= space.total);
-        assert!(matches!(store.require_space(u64::MAX), Err(RequestError::NoSpace { .. })));
-        // Another daemon cannot have it at the same time.
-        assert!(matches!(
-            super::Store { name: "b".into(), folder, lock: None.into() }.require(),
-            Err(RequestError::StoreUnusable { .. })
-        ));
-    }
-
-    #[test]
-    fn only_store_need_not_be_named() {
-        let one = stores(Path::new("/a"));
-        assert_eq!(one.choose(None).unwrap().name(), "a");
-        assert!(matches!(one.choose(Some("b")), Err(RequestError::StoreNotFound { .. })));
-        let two =
-            Stores::new(&BTreeMap::from([("a".to_owned(), "/a".into()), ("b".to_owned(), "/b".into())]));
-        let error = two.choose(None).unwrap_err();
-        assert_eq!(error.message(), "say in which store: --store with one of a, b");
-    }
-}
+mod tests;

@@ -64,7 +64,7 @@ pub(crate) enum Service {
 #[derive(Debug, Default)]
 pub(crate) struct Creation {
     /// Bytes that have been looked at.
-    pub bytes_done: AtomicU64,
+    pub bytes_done: Arc<AtomicU64>,
     /// Bytes to look at.
     pub bytes_total: AtomicU64,
 }

@@ -11,6 +11,8 @@ use migration::{MigrationId, VolumeId};
 
 use crate::conductor::TargetContent;
 
+pub use export::nbd::Access;
+
 /// What a lane is to serve.
 #[derive(Clone, Debug)]
 pub struct LaneSettings {
@@ -26,6 +28,8 @@ pub struct LaneSettings {
     pub epochs_used: Epoch,
     /// How long a guest's write may be held because of a migration (design §5.7).
     pub mirror_wait_max: Duration,
+    /// What clients may do.
+    pub access: Access,
 }
 
 /// A migration of one volume between two stores of this host.

@@ -147,7 +147,7 @@ impl Lane {
             name: settings.name.clone(),
             description: format!("Sterna volume {}", settings.name),
             device: Rc::new(device),
-            access: nbd::Access::ReadWrite,
+            access: settings.access,
         };
         let exports = nbd::Exports::new([export]);
         let server = nbd::Server::new(handle.clone(), Rc::clone(&engine), exports, nbd::Limits::STANDARD);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub(crate) use self::bench::{BenchCommand, BenchMirrorArguments, BenchNbdArguments};
 
 use api::Address;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit;
 use crate::output::Format;
@@ -75,15 +75,21 @@ pub(crate) enum StoreCommand {
     /// List the stores with their free space.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna store list --json")]
     List,
+    /// Give up what a migration left on a device or an NBD server, so that it can take another volume.
+    #[command(after_help = "Example:\n  sterna store release lv")]
+    Release {
+        /// Name of the store.
+        name: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
-    /// Make a volume: empty, or a copy of a raw image.
+    /// Make a volume: empty, or a copy of an image.
     #[command(after_help = CREATE_HELP)]
     Create(CreateArguments),
-    /// Serve a raw image where it is. `volume remove` leaves the image.
-    #[command(after_help = "Example:\n  sterna volume add web1 --image /var/lib/libvirt/images/web1.raw")]
+    /// Serve an image where it is: a file, a block device, or what an NBD server serves. `volume remove` leaves it.
+    #[command(after_help = ADD_HELP)]
     Add(AddArguments),
     /// List the volumes.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna volume list")]
@@ -112,18 +118,68 @@ pub(crate) struct CreateArguments {
     /// The store that holds the image; it may be left out if there is only one.
     #[arg(long)]
     pub(crate) store: Option<String>,
-    /// A raw image that is copied in; its holes stay holes.
+    /// An image that is copied in, raw or qcow2; its holes stay holes.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
+    /// Format of the new image; by default that of the store, or raw.
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<ImageFormat>,
+    #[command(flatten)]
+    pub(crate) export: ExportArguments,
+}
+
+/// The format of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImageFormat {
+    /// The bytes of the disk, one after the other.
+    Raw,
+    /// QEMU's format of clusters and tables.
+    Qcow2,
+}
+
+/// How a volume is offered to its clients.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// Clients may only read.
+    #[arg(long)]
+    read_only: bool,
+    /// Mode of the volume's socket; by default that of the configuration.
+    #[arg(long, value_name = "OCTAL")]
+    socket_mode: Option<String>,
+    /// Owner of the volume's socket; by default that of the configuration.
+    #[arg(long, value_name = "USER:GROUP")]
+    socket_owner: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct AddArguments {
     /// Name of the volume: letters, digits, '.', '_' and '-'.
     pub(crate) name: String,
-    /// The raw image to serve.
+    #[command(flatten)]
+    pub(crate) place: PlaceArguments,
+    /// Format of a file; by default what it begins with tells, once and for all.
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<ImageFormat>,
+    /// Also if a migration left there what is an old copy of a volume, or a part of one.
+    #[arg(long)]
+    pub(crate) fenced: bool,
+    #[command(flatten)]
+    pub(crate) export: ExportArguments,
+}
+
+/// Where an image is that is to be served there.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct PlaceArguments {
+    /// The file to serve.
     #[arg(long, value_name = "FILE")]
-    pub(crate) image: PathBuf,
+    pub(crate) image: Option<PathBuf>,
+    /// The block device to serve.
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<PathBuf>,
+    /// The export of another NBD server to serve.
+    #[arg(long, value_name = "URI")]
+    pub(crate) nbd: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -151,6 +207,15 @@ pub(crate) struct MigrateArguments {
     /// Keep the source's image, renamed so that nothing starts from it by mistake.
     #[arg(long)]
     pub(crate) keep_source: bool,
+    /// Format of the new image; by default that of the store, or that of the image that is moved.
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<ImageFormat>,
+    /// Let the new image grow as it is written; this is the default.
+    #[arg(long, conflicts_with = "thick")]
+    thin: bool,
+    /// Take all of the new image's space before anything is copied; without room for it, nothing is begun.
+    #[arg(long)]
+    pub(crate) thick: bool,
     /// Return as soon as the migration has begun.
     #[arg(long)]
     pub(crate) detach: bool,
@@ -215,6 +280,21 @@ pub(crate) enum Guest {
     Machine,
 }
 
+impl From<ImageFormat> for api::ImageFormat {
+    fn from(format: ImageFormat) -> Self {
+        match format {
+            ImageFormat::Raw => Self::Raw,
+            ImageFormat::Qcow2 => Self::Qcow2,
+        }
+    }
+}
+
+impl From<ExportArguments> for api::ExportSettings {
+    fn from(given: ExportArguments) -> Self {
+        Self { read_only: given.read_only, socket_mode: given.socket_mode, socket_owner: given.socket_owner }
+    }
+}
+
 impl DemoArguments {
     /// Who works on the disk.
     pub(crate) fn guest(&self) -> Guest {
@@ -240,8 +320,16 @@ Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml
   data_dir = \"/var/lib/sterna\"
   api = \"unix:/run/sterna/sterna.sock\"
   engine = \"auto\"                  # or \"io_uring\", \"threads\"
-  [stores.fast]
+  [volume_sockets]                 # who may connect to volumes; [api_socket]: who may use the API
+  mode = \"0660\"
+  owner = \"root:kvm\"
+  [stores.fast]                    # a folder; new images there are raw, or
   path = \"/srv/fast\"
+  format = \"qcow2\"
+  [stores.lv]                      # a block device: one volume at a time
+  device = \"/dev/vg/lv\"
+  [stores.far]                     # what another NBD server serves: likewise
+  nbd = \"nbd://host/export\"
   [limits]
   mirror_wait_max_ms = 1000        # longest that a migration may hold a guest's write
   stop_wait_max_ms = 10000         # longest that a stopping daemon waits for a volume's requests
@@ -252,7 +340,17 @@ ended with the volume at its source. A second signal stops at once; the next sta
 const CREATE_HELP: &str = "\
 Examples:
   sterna volume create scratch --size 4GiB
-  sterna volume create web1 --store fast --image debian-12.raw --size 20GiB";
+  sterna volume create web1 --store fast --image debian-12.qcow2 --size 20GiB
+  sterna volume create web2 --store fast --size 20GiB --format qcow2 --socket-owner :kvm --socket-mode 0660";
+
+const ADD_HELP: &str = "\
+Examples:
+  sterna volume add web1 --image /var/lib/libvirt/images/web1.qcow2
+  sterna volume add web2 --device /dev/vg/web2
+  sterna volume add web3 --nbd nbd://storage.example/web3 --read-only
+
+The format of a file is told by its first bytes, once. A raw image that begins as another format's is refused, because a
+guest could have written that: say --format raw if it is one.";
 
 const SHOW_HELP: &str = "\
 Examples:
@@ -268,6 +366,7 @@ const MIGRATE_HELP: &str = "\
 Examples:
   sterna migrate web1 --to fast
   sterna migrate web1 --to slow --bandwidth 200MiB/s --keep-source
+  sterna migrate web1 --to fast --format raw --thick
   sterna migrate web1 --to fast --detach --json
 
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and

@@ -100,6 +100,8 @@ impl Exit {
             | ErrorCode::VolumeBusy
             | ErrorCode::VolumeUnavailable
             | ErrorCode::ImageInUse
+            | ErrorCode::StoreOccupied
+            | ErrorCode::PlaceFenced
             | ErrorCode::ImageUnsuitable
             | ErrorCode::ShuttingDown => Self::Refused,
             ErrorCode::RouteNotFound

@@ -64,17 +64,19 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
 
 /// The stores as a table.
 pub(crate) fn stores(stores: &Vec<Store>) -> String {
-    let mut table = table(&["STORE", "FREE", "SIZE", "VOLUMES", "PATH"], &[1, 2, 3]);
+    let mut table = table(&["STORE", "KIND", "FREE", "SIZE", "VOLUMES", "WHERE"], &[2, 3, 4]);
     for store in stores {
         let (free, total) = match &store.problem {
-            None => (bytes(store.bytes_free), bytes(store.bytes_total)),
-            Some(_) => ("-".to_owned(), "-".to_owned()),
+            // An export says how large it is when it is opened.
+            None if store.bytes_total > 0 => (bytes(store.bytes_free), bytes(store.bytes_total)),
+            _ => (dash(), dash()),
         };
-        let path = match &store.problem {
+        let path = match store.problem.as_ref().or(store.occupied.as_ref()) {
             None => store.path.clone(),
-            Some(problem) => format!("{} ({problem})", store.path),
+            Some(why) => format!("{} ({why})", store.path),
         };
-        table.add_row([store.name.clone(), free, total, store.volumes.to_string(), path]);
+        let kind = store.kind.name().to_owned();
+        table.add_row([store.name.clone(), kind, free, total, store.volumes.to_string(), path]);
     }
     lines(&table)
 }
@@ -108,7 +110,7 @@ pub(crate) fn volume(volume: &Volume) -> String {
         ("size", format!("{} ({} bytes)", bytes(volume.size_bytes), volume.size_bytes)),
         ("used", volume.allocated_bytes.map_or_else(dash, bytes)),
         ("store", volume.store.clone().unwrap_or_else(|| "none: the image is served in place".to_owned())),
-        ("image", volume.image.clone()),
+        ("image", image(volume)),
         ("state", volume_state(volume.state).to_owned()),
     ];
     rows.extend(volume.message.clone().map(|message| ("why", message)));
@@ -234,6 +236,11 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
         rows.push(("guest held", held));
     }
     rows
+}
+
+fn image(volume: &Volume) -> String {
+    let access = if volume.read_only { ", read only" } else { "" };
+    format!("{} ({}, {}{access})", volume.image, volume.kind.name(), volume.format.name())
 }
 
 fn place(location: &api::ImageLocation) -> String {

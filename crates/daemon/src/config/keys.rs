@@ -37,11 +37,15 @@ enum Table {
     Named(&'static Table),
 }
 
+const SOCKET: Table = Table::Keys(&["mode", "owner"], &[]);
+
 const ROOT: Table = Table::Keys(
-    &["api", "data_dir", "engine", "limits", "stores"],
+    &["api", "api_socket", "data_dir", "engine", "limits", "stores", "volume_sockets"],
     &[
+        ("api_socket", SOCKET),
         ("limits", Table::Keys(&["mirror_wait_max_ms", "stop_wait_max_ms"], &[])),
-        ("stores", Table::Named(&Table::Keys(&["path"], &[]))),
+        ("stores", Table::Named(&Table::Keys(&["device", "format", "nbd", "path"], &[]))),
+        ("volume_sockets", SOCKET),
     ],
 );
 

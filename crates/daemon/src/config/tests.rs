@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Config, ConfigError, EngineSetting, Overrides};
+use super::{Config, ConfigError, EngineSetting, Overrides, SocketAccess, StoreConfig};
 use crate::folders::Folders;
 
 fn folders() -> Folders {
@@ -28,7 +28,9 @@ fn refusal(text: &str) -> String {
 #[test]
 fn without_a_file_there_is_one_store_under_the_data_folder() {
     let config = Config::load(&Overrides::default(), &folders()).unwrap();
-    assert_eq!(config.stores.into_iter().collect::<Vec<_>>(), [("default".into(), "/data/images".into())]);
+    let store = StoreConfig::Folder { path: "/data/images".into(), format: None };
+    assert_eq!(config.stores.into_iter().collect::<Vec<_>>(), [("default".into(), store)]);
+    assert_eq!(config.api_socket, SocketAccess::default());
     assert_eq!(config.api.to_string(), "unix:/run/s/sterna.sock");
     assert_eq!(config.volume_sockets_dir, PathBuf::from("/run/s/volumes"));
     assert_eq!(config.engine, EngineSetting::Auto);
@@ -71,11 +73,12 @@ fn unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
         ),
         (
             "[stores.a]\npath='/a'\ncolour = 1",
-            "sterna.toml: line 3: unknown key \"stores.a.colour\"; valid here: path",
+            "sterna.toml: line 3: unknown key \"stores.a.colour\"; valid here: device, format, nbd, path",
         ),
         (
             "zzz = 1\n[stores.a]\npth = '/a'",
-            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, data_dir, engine, limits, stores",
+            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, data_dir, engine, limits, stores, \
+             volume_sockets",
         ),
     ];
     for (text, expected) in cases {
@@ -90,10 +93,21 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
         ("[stores.a]\npath = 'a'", "stores.a.path = \"a\" must be an absolute path"),
         ("[limits]\nmirror_wait_max_ms = 5", "limits.mirror_wait_max_ms = 5 must be between 10 and 30000"),
         ("[stores.'../a']\npath = '/a'", "\"../a\" cannot be the name of a store: only letters"),
-        ("[stores.a]\npath = '/a'\n[stores.b]\npath = '/a'", "\"a\" and \"b\" have the same path /a"),
+        (
+            "[stores.a]\npath = '/a'\n[stores.b]\npath = '/a'",
+            "stores.b: it is at the same place as the store \"a\": /a",
+        ),
+        ("[stores.a]\ndevice = 'sda'", "stores.a.device = \"sda\" must be an absolute path"),
+        ("[stores.a]\npath = '/a'\ndevice = '/dev/a'", "stores.a: it has both path and device"),
+        ("[stores.a]\nnbd = 'nbd://a/b'\ndevice = '/dev/a'", "stores.a: it has both device and nbd"),
+        ("[stores.a]\ndevice = '/dev/a'\nformat = 'qcow2'", "stores.a: format is for folders"),
+        ("[stores.a]\npath = '/a'\nformat = 'vmdk'", "unknown variant `vmdk`"),
+        ("[stores.a]\nnbd = 'http://a/b'", "stores.a: \"http://a/b\" is no address of an NBD export"),
+        ("[api_socket]\nmode = '0777'", "api_socket: \"0777\" is no mode of a socket"),
+        ("[volume_sockets]\nowner = 'no-such-user'", "volume_sockets: there is no user \"no-such-user\""),
         ("api = 'tcp:1'", "the API cannot be served there"),
         ("engine = 'fast'", "unknown variant `fast`"),
-        ("[stores.a]", "missing field `path`"),
+        ("[stores.a]", "stores.a: it is nowhere; say one of: path"),
         ("stores = 3", "invalid type"),
         ("data_dir = ", "line 1"),
     ];
@@ -124,5 +138,7 @@ fn example_of_the_documentation_is_valid_and_has_the_defaults() {
     let documented = load(example).unwrap();
     let default = load("").unwrap();
     assert_eq!((documented.engine, documented.limits), (default.engine, default.limits));
-    assert_eq!(documented.stores.len(), 2);
+    assert_eq!(documented.stores.len(), 4);
+    assert_eq!(documented.api_socket, default.api_socket);
+    assert_eq!(documented.volume_sockets, default.volume_sockets);
 }

@@ -1,4 +1,4 @@
-//! Making volumes: a new image in a store, or a file that is served where it is.
+//! Making volumes: a new image in a store, or one that is served where it is.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use api::{NewVolume, VolumeSource};
-use block::store::{Access, Image, ImageError};
+use block::store::{Access, ImageError};
 use chronicle::{BlockSize, Generation};
-use migration::journal::{ExportSettings, ImageLocation, Record, VolumeRecord};
+use lane::TargetContent;
+use migration::journal::{
+    ExportAccess, ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord,
+};
 use migration::{CommitFault, VolumeId};
 
+use super::export::export_settings;
+use super::given::{self, GivenImage};
 use super::{Host, blocking};
+use crate::copying;
 use crate::error::{RequestError, with_causes};
 use crate::fail_point::{self, Step};
 use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES};
+use crate::migrations::image_format;
 use crate::names;
-use crate::stores::new_path;
+use crate::opening::{self, at_once};
+use crate::stores::{StoreClaim, new_path, path_text};
 use crate::volumes::{Claim, Creation, Service};
 
 impl Host {
@@ -28,17 +36,24 @@ impl Host {
         self: Arc<Self>,
         order: NewVolume,
     ) -> Result<api::Volume, RequestError> {
-        let NewVolume { name, source } = order;
+        let NewVolume { name, source, export } = order;
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
+        let export = export_settings(&export)?;
         let (claim, creation) = self.volumes.claim_new(&name)?;
         match source {
-            VolumeSource::Create { size_bytes, store, image } => {
+            VolumeSource::Create { size_bytes, store, image, format } => {
                 let image = image.map(absolute).transpose()?;
-                let order = NewImage { name: name.clone(), size_bytes, store, image };
+                let format = format.map(image_format);
+                let order = NewImage { name: name.clone(), size_bytes, store, image, format, export };
                 self.create_image(&claim, order, creation).await?;
             }
-            VolumeSource::Add { image } => self.adopt_image(&claim, &name, absolute(image)?).await?,
+            VolumeSource::Add { image, device, nbd, format, fenced } => {
+                let place = given_place(image, device, nbd)?;
+                let order = AdoptedImage { place, format: format.map(image_format), export };
+                let fences = if fenced { Fences::Pass } else { Fences::Hold };
+                self.adopt_image(&claim, &name, order, fences).await?;
+            }
         }
         tracing::info!(volume = %name, "volume made");
         self.serve_in_background(&name);
@@ -54,91 +69,124 @@ impl Host {
         order: NewImage,
         creation: Arc<Creation>,
     ) -> Result<(), RequestError> {
-        let name = order.name.clone();
+        let (name, export) = (order.name.clone(), order.export.clone());
         let host = Arc::clone(self);
         let staged = blocking(move || host.stage_image(&order, &creation)).await?;
-        let image = ImageLocation::raw_file(staged.store.clone(), path_text(&staged.path)?);
-        let record = record(&name, staged.size_bytes, image);
+        let record = record(&name, staged.size_bytes, staged.image.clone(), export);
+        let file = staged.image.place.file().map(PathBuf::from);
+        let new = file.as_deref().map(new_path);
         if let Err(fault) = self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await {
-            if fault == CommitFault::NotWritten {
-                let _ = std::fs::remove_file(new_path(&staged.path));
+            if let (CommitFault::NotWritten, Some(new)) = (fault, &new) {
+                let _ = std::fs::remove_file(new);
             }
             return Err(fault.into());
         }
         // N.B. From here on a restart finds the volume, and puts the image in its place by itself.
-        let path = staged.path.clone();
-        let placed = blocking(move || {
-            images::rename_without_replacing(&new_path(&path), &path)
-                .map_err(|error| RequestError::storage("make", &path, &error))
-        });
-        if let Err(error) = placed.await {
-            self.journal.commit(vec![Record::VolumeRemoved { volume: record.volume }]).await?;
-            let _ = std::fs::remove_file(new_path(&staged.path));
-            return Err(error);
+        if let (Some(file), Some(new)) = (file, new) {
+            let staged = new.clone();
+            let placed = blocking(move || {
+                images::rename_without_replacing(&staged, &file)
+                    .map_err(|error| RequestError::storage("make", &file, &error))
+            });
+            if let Err(error) = placed.await {
+                self.journal.commit(vec![Record::VolumeRemoved { volume: record.volume }]).await?;
+                let _ = std::fs::remove_file(&new);
+                return Err(error);
+            }
         }
         claim.created(record.volume);
         Ok(())
     }
 
-    /// Makes the image under its unfinished name; sleeps.
-    fn stage_image(&self, order: &NewImage, creation: &Creation) -> Result<Staged, RequestError> {
+    /// Makes the image, a file under its unfinished name; sleeps.
+    fn stage_image(&self, order: &NewImage, creation: &Arc<Creation>) -> Result<Staged, RequestError> {
         let store = self.stores.choose(order.store.as_deref())?;
         store.require()?;
+        let image = store.image_of(&order.name, order.format, ImageFormat::Raw)?;
+        let claim = self.journal.read(|state| store.claim(state))?;
         let given = order.image.as_deref().map(GivenImage::open).transpose()?;
         let size_bytes = size_of(order.size_bytes, given.as_ref())?;
-        let path = store.image_path(&order.name);
-        if path.symlink_metadata().is_ok() {
-            return Err(RequestError::TargetExists { path });
-        }
         if let Some(given) = &given {
             store.require_space(given.allocated_bytes)?;
             creation.bytes_total.store(given.size_bytes, Ordering::Relaxed);
         }
-        let new = new_path(&path);
+        let staged = |image| Staged { image, size_bytes, _claim: claim };
+        let Some(path) = image.place.file().map(Path::new) else {
+            // What is there says nothing of who needs it: the configuration does.
+            let target = opening::open_whole(&image, Access::ReadWrite, at_once)?;
+            let target = opening::narrow(target, &image.place, size_bytes)?;
+            let source = given.map(|given| given.opened);
+            copying::fill(source, target, TargetContent::Unknown, &creation.bytes_done)?;
+            return Ok(staged(image));
+        };
+        if path.symlink_metadata().is_ok() {
+            return Err(RequestError::TargetExists { path: path.to_owned() });
+        }
+        let new = new_path(path);
         // The name is claimed and the store is ours: what is there is the left-over of an attempt that failed.
         let _ = std::fs::remove_file(&new);
         fail_point::before(Step::CreateImage);
-        // The lock on the new image is kept while it is filled, and taken again by the lane.
-        let _made = Image::create(&new, size_bytes)?;
-        if let Some(given) = &given {
-            images::copy_into(&given.path, &new, &creation.bytes_done).inspect_err(|_| {
-                let _ = std::fs::remove_file(&new);
-            })?;
-        }
+        stage_file(&new, image.format, size_bytes, given, creation).inspect_err(|_| {
+            let _ = std::fs::remove_file(&new);
+        })?;
         fail_point::after(Step::CreateImage);
-        Ok(Staged { store: store.name().to_owned(), path, size_bytes })
+        Ok(staged(image))
     }
 
     async fn adopt_image(
         self: &Arc<Self>,
         claim: &Claim,
         name: &str,
-        path: PathBuf,
+        order: AdoptedImage,
+        fences: Fences,
     ) -> Result<(), RequestError> {
-        let (path, size_bytes) = blocking(move || {
-            // One file has many spellings; the journal has the one that does not change.
-            let path = path.canonicalize().map_err(|error| match error.kind() {
-                std::io::ErrorKind::NotFound => ImageError::NotFound { path: path.clone() }.into(),
-                _ => RequestError::storage("follow", &path, &error),
-            })?;
-            // The lock is tried here, so that a file that is in use is refused, and taken again by the lane.
-            let image = Image::open(&path, Access::ReadWrite)?;
-            check_raw(&path)?;
-            if image.size() == 0 || !image.size().is_multiple_of(SECTOR_BYTES) {
-                let detail = format!(
-                    "its size of {} bytes is no multiple of {SECTOR_BYTES}; grow it with: truncate -s %{SECTOR_BYTES} FILE",
-                    image.size(),
-                );
-                return Err(RequestError::ImageUnsuitable { path, detail });
-            }
-            Ok((path, image.size()))
+        let AdoptedImage { place, format, export } = order;
+        let access = match export.access {
+            ExportAccess::ReadWrite => Access::ReadWrite,
+            ExportAccess::ReadOnly => Access::ReadOnly,
+        };
+        let image = blocking(move || {
+            let place = one_spelling(place)?;
+            let format = given::format_of(&place, format)?;
+            Ok(ImageLocation { store: String::new(), place, format })
         })
         .await?;
-        let image = ImageLocation::raw_file(String::new(), path_text(&path)?);
-        let record = record(name, size_bytes, image);
+        self.check_free(&image.place, fences)?;
+        let opened = image.clone();
+        let size_bytes = blocking(move || {
+            // The lock is tried here, so that an image that is in use is refused, and taken again by the lane.
+            let store = opening::open_whole(&opened, access, at_once)?;
+            check_size(&opened, store.size())?;
+            Ok(store.size())
+        })
+        .await?;
+        let record = record(name, size_bytes, image, export);
         self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await?;
         claim.created(record.volume);
         Ok(())
+    }
+
+    /// Checks that a place holds no volume of ours, and nothing that a migration left there.
+    fn check_free(&self, place: &Place, fences: Fences) -> Result<(), RequestError> {
+        let store = self.stores.of_place(place);
+        if let Some(store) = store {
+            let detail = format!("it is the store \"{store}\"; make a volume there: sterna volume create");
+            return Err(RequestError::ImageUnsuitable { path: place.name().into(), detail });
+        }
+        self.journal.read(|state| {
+            let is_here = |image: &ImageLocation| image.place == *place;
+            let volume = state.volumes.values().find(|volume| is_here(&volume.record.image));
+            if let Some(volume) = volume {
+                let volume = volume.record.name.clone();
+                return Err(RequestError::PlaceTaken { place: place.clone(), volume });
+            }
+            match state.fences.get(place) {
+                Some(fence) if fences == Fences::Hold => {
+                    Err(RequestError::Fenced { place: place.clone(), fence: fence.clone() })
+                }
+                _ => Ok(()),
+            }
+        })
     }
 
     /// Waits until a new volume is served, or cannot be.
@@ -163,33 +211,53 @@ struct NewImage {
     name: String,
     size_bytes: Option<u64>,
     store: Option<String>,
-    /// A raw image to copy; absolute.
+    /// An image to copy; absolute.
     image: Option<PathBuf>,
+    /// `None`: that of the store.
+    format: Option<ImageFormat>,
+    export: ExportSettings,
 }
 
-/// An image that was made and is not yet in its place.
+/// What image is to be served where it is.
+struct AdoptedImage {
+    place: Place,
+    /// `None`: what it begins with tells.
+    format: Option<ImageFormat>,
+    export: ExportSettings,
+}
+
+/// Whether fences are heeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fences {
+    Hold,
+    Pass,
+}
+
+/// An image that was made; a file is not yet in its place.
 struct Staged {
-    store: String,
-    /// Where it will be.
-    path: PathBuf,
+    image: ImageLocation,
     size_bytes: u64,
+    _claim: StoreClaim,
 }
 
-/// An image that is to be copied: locked against writers while it is.
-struct GivenImage {
-    path: PathBuf,
+/// Makes a file under its unfinished name, and fills it.
+fn stage_file(
+    new: &Path,
+    format: ImageFormat,
     size_bytes: u64,
-    allocated_bytes: u64,
-    _locked: Image,
-}
-
-impl GivenImage {
-    fn open(path: &Path) -> Result<Self, RequestError> {
-        let locked = Image::open(path, Access::ReadOnly)?;
-        check_raw(path)?;
-        let allocated = images::allocated_bytes(path);
-        let allocated_bytes = allocated.map_err(|error| RequestError::storage("examine", path, &error))?;
-        Ok(Self { path: path.to_owned(), size_bytes: locked.size(), allocated_bytes, _locked: locked })
+    given: Option<GivenImage>,
+    creation: &Arc<Creation>,
+) -> Result<(), RequestError> {
+    // The lock on the new image is kept while it is filled, and taken again by the lane.
+    let made = opening::create_file(new, format, size_bytes)?;
+    match given {
+        None => Ok(()),
+        Some(given) if (given.format, format) == (ImageFormat::Raw, ImageFormat::Raw) => {
+            Ok(images::copy_into(&given.path, new, &creation.bytes_done)?)
+        }
+        Some(given) => {
+            Ok(copying::fill(Some(given.opened), made, TargetContent::Zero, &creation.bytes_done)?)
+        }
     }
 }
 
@@ -216,16 +284,52 @@ fn size_of(asked: Option<u64>, given: Option<&GivenImage>) -> Result<u64, Reques
     }
 }
 
-fn check_raw(path: &Path) -> Result<(), RequestError> {
-    let format = images::other_format(path).map_err(|error| RequestError::storage("read", path, &error))?;
-    let Some(format) = format else { return Ok(()) };
-    let detail = format!(
-        "it is a {format} image, and only raw ones can be served; convert it: qemu-img convert -O raw FILE NEW"
-    );
-    Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail })
+/// Where an image is that was given in one of three ways.
+fn given_place(
+    image: Option<String>,
+    device: Option<String>,
+    nbd: Option<String>,
+) -> Result<Place, RequestError> {
+    match (image, device, nbd) {
+        (Some(path), None, None) => Ok(Place::File(path_text(&absolute(path)?)?)),
+        (None, Some(path), None) => Ok(Place::Device(path_text(&absolute(path)?)?)),
+        (None, None, Some(uri)) => {
+            let uri: nbd_protocol::NbdUri = uri
+                .parse()
+                .map_err(|error: nbd_protocol::UriError| RequestError::Invalid(error.to_string()))?;
+            Ok(Place::Nbd(uri.to_string()))
+        }
+        _ => Err(RequestError::Invalid(
+            "give one of: a file (image), a block device (device), an NBD server's export (nbd)".to_owned(),
+        )),
+    }
 }
 
-fn record(name: &str, size_bytes: u64, image: ImageLocation) -> VolumeRecord {
+/// One file has many spellings; the journal has the one that does not change. Of a device that is the name that people
+/// gave it: its number is another one after the next start.
+fn one_spelling(place: Place) -> Result<Place, RequestError> {
+    let Place::File(path) = place else { return Ok(place) };
+    let path = PathBuf::from(path);
+    let found = path.canonicalize().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => ImageError::NotFound { path: path.clone() }.into(),
+        _ => RequestError::storage("follow", &path, &error),
+    })?;
+    Ok(Place::File(path_text(&found)?))
+}
+
+fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), RequestError> {
+    if size_bytes != 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
+        return Ok(());
+    }
+    let advice = match image.place {
+        Place::File(_) => format!("; grow it with: truncate -s %{SECTOR_BYTES} FILE"),
+        Place::Device(_) | Place::Nbd(_) => String::new(),
+    };
+    let detail = format!("its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}{advice}");
+    Err(RequestError::ImageUnsuitable { path: image.place.name().into(), detail })
+}
+
+fn record(name: &str, size_bytes: u64, image: ImageLocation, export: ExportSettings) -> VolumeRecord {
     VolumeRecord {
         volume: new_identity(),
         name: name.to_owned(),
@@ -234,7 +338,7 @@ fn record(name: &str, size_bytes: u64, image: ImageLocation) -> VolumeRecord {
         block_size_bytes: u32::try_from(BlockSize::DEFAULT.bytes()).unwrap_or(BlockSize::MIN_BYTES),
         image,
         generation: Generation(0),
-        export: ExportSettings::default(),
+        export,
     }
 }
 
@@ -256,10 +360,4 @@ fn absolute(path: String) -> Result<PathBuf, RequestError> {
         return Ok(path);
     }
     Err(RequestError::Invalid(format!("the path {} of the image must be absolute", path.display())))
-}
-
-/// The journal and the API hold paths as text.
-fn path_text(path: &Path) -> Result<String, RequestError> {
-    let text = path.to_str().map(str::to_owned);
-    text.ok_or_else(|| RequestError::Invalid(format!("the path {} is not UTF-8", path.display())))
 }

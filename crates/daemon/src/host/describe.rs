@@ -1,6 +1,6 @@
 //! What people see of the host, its stores and its volumes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use api::{VolumeCreation, VolumeState, VolumeStatistics};
 use lane::LaneStatus;
 use migration::VolumeId;
-use migration::journal::VolumeState as Recorded;
+use migration::journal::{ExportAccess, Place, VolumeState as Recorded};
 use tokio::sync::Semaphore;
 
 use super::Host;
@@ -16,6 +16,7 @@ use crate::error::RequestError;
 use crate::images;
 use crate::migrations::image_location;
 use crate::sockets::volume_uri;
+use crate::stores::{Store, StoreKind};
 use crate::volumes::Service;
 
 /// How long a lane or a store may take to answer before its part of a description is left out: somebody who looks
@@ -64,7 +65,7 @@ impl Host {
         Ok(self.describe_one(name, volume, service).await)
     }
 
-    async fn describe_store(self: &Arc<Self>, name: String) -> api::Store {
+    pub(super) async fn describe_store(self: &Arc<Self>, name: String) -> api::Store {
         let volumes = self
             .journal
             .read(|state| state.volumes.values().filter(|volume| volume.record.image.store == name).count());
@@ -73,15 +74,26 @@ impl Host {
         let space = answer(&self.looks, move || {
             host.stores.get(&asked).map(|store| store.space().map_err(|error| error.to_string()))
         });
-        let path =
-            self.stores.get(&name).map(|store| store.folder().display().to_string()).unwrap_or_default();
+        let found = self.stores.get(&name).ok();
+        let (kind, path) = found.map(store_kind).unwrap_or_default();
+        let occupant = found.and_then(|store| self.journal.read(|state| store.occupant(state)));
         let space = match space.await {
             Some(Ok(space)) => space,
             Some(Err(error)) => Err(error.message()),
             None => Err("its disk does not answer".to_owned()),
         };
-        let (bytes_total, bytes_free) = space.as_ref().map_or((0, 0), |space| (space.total, space.free));
-        api::Store { name, path, bytes_total, bytes_free, volumes, problem: space.err() }
+        let told = space.as_ref().ok().copied().flatten();
+        let (bytes_total, bytes_free) = told.map_or((0, 0), |space| (space.total, space.free));
+        api::Store {
+            name,
+            kind,
+            path,
+            bytes_total,
+            bytes_free: if occupant.is_some() { 0 } else { bytes_free },
+            volumes,
+            occupied: occupant.map(|occupant| occupant.to_string()),
+            problem: space.err(),
+        }
     }
 
     async fn describe_one(&self, name: String, volume: Option<VolumeId>, service: Service) -> api::Volume {
@@ -97,6 +109,9 @@ impl Host {
             block_size_bytes: 0,
             store: None,
             image: String::new(),
+            kind: api::ImageKind::File,
+            format: api::ImageFormat::Raw,
+            read_only: false,
             generation: 0,
             state: VolumeState::Creating,
             message: None,
@@ -107,18 +122,29 @@ impl Host {
         };
         if let Some(recorded) = recorded {
             add_recorded(&mut shown, &recorded);
-            let path = shown.image.clone();
-            shown.allocated_bytes =
-                answer(&self.looks, move || images::allocated_bytes(Path::new(&path)).ok()).await.flatten();
+            if let Some(path) = recorded.record.image.place.file().map(PathBuf::from) {
+                let allocated = answer(&self.looks, move || images::allocated_bytes(&path).ok());
+                shown.allocated_bytes = allocated.await.flatten();
+            }
         }
         add_service(&mut shown, service).await;
         shown
     }
 }
 
+fn store_kind(store: &Store) -> (api::StoreKind, String) {
+    match store.kind() {
+        StoreKind::Folder { folder, .. } => (api::StoreKind::Folder, folder.path().display().to_string()),
+        StoreKind::Single(Place::Nbd(uri)) => (api::StoreKind::Nbd, uri.clone()),
+        StoreKind::Single(place) => (api::StoreKind::Device, place.to_string()),
+    }
+}
+
 fn add_recorded(shown: &mut api::Volume, recorded: &Recorded) {
     let image = image_location(&recorded.record.image);
     (shown.store, shown.image) = (image.store, image.image);
+    (shown.kind, shown.format) = (image.kind, image.format);
+    shown.read_only = recorded.record.export.access == ExportAccess::ReadOnly;
     shown.size_bytes = recorded.record.size_bytes;
     shown.block_size_bytes = recorded.record.block_size_bytes;
     shown.generation = recorded.record.generation.0;

@@ -4,28 +4,26 @@
 //!   checks ──► target reserved (empty) ──► started, durably ──► target as large as the volume ──► lane
 //! ```
 //! A crash leaves an empty file that no journal knows, or a migration that recovery ends: never somebody else's file
-//! that is taken for a half-made target.
+//! that is taken for a half-made target. A device or an export is fenced by *started*, before anything is written there.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{MigrateVolume, Migration, MigrationHistory};
-use block::ZeroMode;
-use block::store::{Access, Image, ImageError};
-use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused, Report, TargetContent};
+use lane::{LaneHandle, MigrationOrder, Refused, Report};
 use migration::journal::{
-    FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
+    FailureCode, ImageLocation, MigratingVolume, Outcome, Place, Record, Summary, VolumeRecord,
 };
 use migration::{CommitFault, MigrationId};
-use rustix::io::Errno;
 
 use super::{Host, blocking};
 use crate::error::RequestError;
-use crate::fail_point::{self, Step};
 use crate::history::Facts;
 use crate::images;
-use crate::migrations::parse_id;
+use crate::migrations::{image_format, parse_id};
+use crate::opening::{self, Allocation};
+use crate::stores::StoreClaim;
 
 impl Host {
     /// Begins to move a volume to another store.
@@ -50,7 +48,7 @@ impl Host {
         }
         self.stores.get(&order.to)?;
         let lane = self.volumes.lane(&name).await?;
-        let target = self.reserve_target(&record, order.to.clone()).await?;
+        let target = self.reserve_target(&record, &order).await?;
         let migration = self.record_start(&record, &target, &order).await?;
         self.migrations.track(migration, volume, u64::from(record.block_size_bytes));
         self.begin_history(migration, &record, &order);
@@ -115,30 +113,36 @@ impl Host {
         }
     }
 
-    /// Checks the target and makes its file, empty: from here on the name is ours.
+    /// Checks the target and takes it: its file is made, empty, or its device or export claimed.
     async fn reserve_target(
         self: &Arc<Self>,
         record: &VolumeRecord,
-        to: String,
+        order: &MigrateVolume,
     ) -> Result<Reserved, RequestError> {
-        let (host, record) = (Arc::clone(self), record.clone());
+        let (host, record, order) = (Arc::clone(self), record.clone(), order.clone());
         blocking(move || {
-            let store = host.stores.get(&to)?;
+            let store = host.stores.get(&order.to)?;
             store.require()?;
-            let path = store.image_path(&record.name);
+            let location =
+                store.image_of(&record.name, order.format.map(image_format), record.image.format)?;
+            let claim = host.journal.read(|state| store.claim(state))?;
+            let allocation = allocation(&order, &location.place)?;
+            let Some(path) = location.place.file().map(PathBuf::from) else {
+                // The size is seen when it is opened, before anything is copied.
+                return Ok(Reserved { location, allocation, file: None, _claim: claim });
+            };
             if path.symlink_metadata().is_ok() {
                 return Err(RequestError::TargetExists { path });
             }
-            let source = Path::new(record.image.place.name());
-            let allocated = images::allocated_bytes(source);
-            store.require_space(
-                allocated.map_err(|error| RequestError::storage("examine", source, &error))?,
-            )?;
-            let text = path.to_str().map(str::to_owned);
-            let text =
-                text.ok_or_else(|| RequestError::Invalid(format!("{} is not UTF-8", path.display())))?;
+            let needed = match allocation {
+                Allocation::Thick => record.size_bytes,
+                Allocation::Thin => allocated_bytes(&record)?,
+            };
+            store.require_space(needed)?;
             match images::reserve(&path) {
-                Ok(Some(file)) => Ok(Reserved { location: ImageLocation::raw_file(to, text), path, file }),
+                Ok(Some(file)) => {
+                    Ok(Reserved { location, allocation, file: Some((path, file)), _claim: claim })
+                }
                 Ok(None) => Err(RequestError::TargetExists { path }),
                 Err(error) => Err(RequestError::storage("make", &path, &error)),
             }
@@ -165,8 +169,8 @@ impl Host {
         let result = self.journal.commit(vec![started]).await;
         drop(starting);
         if let Err(fault) = result {
-            if fault == CommitFault::NotWritten {
-                let _ = std::fs::remove_file(&target.path);
+            if let (CommitFault::NotWritten, Some((path, _))) = (fault, &target.file) {
+                let _ = std::fs::remove_file(path);
             }
             return Err(fault.into());
         }
@@ -181,11 +185,14 @@ impl Host {
         reserved: &Reserved,
         order: &MigrateVolume,
     ) -> Result<(), RequestError> {
-        let (path, size) = (reserved.path.clone(), record.size_bytes);
-        let file = reserved.file.try_clone().map_err(|error| RequestError::storage("open", &path, &error))?;
-        let image = blocking(move || make_target(&file, &path, size)).await?;
-        let target =
-            MigrationTarget { store: image.into(), content: TargetContent::Zero, zeroes: ZeroMode::MayUnmap };
+        let file = match &reserved.file {
+            None => None,
+            Some((path, file)) => {
+                Some(file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?)
+            }
+        };
+        let (image, size, allocation) = (reserved.location.clone(), record.size_bytes, reserved.allocation);
+        let target = blocking(move || opening::make_target(&image, file.as_ref(), size, allocation)).await?;
         let lane_order = MigrationOrder {
             migration,
             source: record.image.clone(),
@@ -226,27 +233,29 @@ impl Host {
     }
 }
 
-/// The target's file, empty.
+/// A target that nothing else can take.
 struct Reserved {
     location: ImageLocation,
-    path: PathBuf,
-    file: File,
+    allocation: Allocation,
+    /// Its file, empty; `None`: it is none.
+    file: Option<(PathBuf, File)>,
+    _claim: StoreClaim,
 }
 
-/// Makes the reserved file as large as the volume and opens it as an image; sleeps.
-fn make_target(file: &File, path: &Path, size: u64) -> Result<Image, RequestError> {
-    fail_point::before(Step::CreateImage);
-    let sized = file.set_len(size).and_then(|()| file.sync_all()).and_then(|()| images::sync_folder_of(path));
-    sized.map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::FBIG | Errno::INVAL) => RequestError::TargetTooSmall {
-            place: path.display().to_string(),
-            needed: size,
-            detail: "no file can be as large there; choose a store on another file system".to_owned(),
-        },
-        Some(Errno::NOSPC | Errno::DQUOT) => ImageError::NoSpace { path: path.to_owned() }.into(),
-        _ => RequestError::storage("set the size of", path, &error),
-    })?;
-    let image = Image::open(path, Access::ReadWrite)?;
-    fail_point::after(Step::CreateImage);
-    Ok(image)
+fn allocation(order: &MigrateVolume, place: &Place) -> Result<Allocation, RequestError> {
+    match (order.allocation, place) {
+        (api::Allocation::Thin, _) => Ok(Allocation::Thin),
+        (api::Allocation::Thick, Place::File(_)) => Ok(Allocation::Thick),
+        (api::Allocation::Thick, _) => Err(RequestError::Invalid(format!(
+            "store \"{}\" is no folder: its space is not ours to reserve; leave --thick out",
+            order.to
+        ))),
+    }
+}
+
+/// Bytes that a copy of the volume will need, about; 0 if nobody can tell.
+fn allocated_bytes(record: &VolumeRecord) -> Result<u64, RequestError> {
+    let Some(path) = record.image.place.file().map(Path::new) else { return Ok(0) };
+    let allocated = images::allocated_bytes(path);
+    allocated.map_err(|error| RequestError::storage("examine", path, &error))
 }

@@ -43,7 +43,10 @@ impl Host {
         }
         claim.removed();
         tracing::info!(volume = %name, "volume removed");
-        let image_fate = if keeps_image(&record, how) { ImageFate::Kept } else { ImageFate::Deleted };
+        let image_fate = match doomed(&record, how) {
+            Some(_) => ImageFate::Deleted,
+            None => ImageFate::Kept,
+        };
         Ok(RemovedVolume { name, image: record.image.place.name().to_owned(), image_fate })
     }
 
@@ -59,10 +62,9 @@ impl Host {
     /// Puts the image aside, records that the volume is gone, then deletes the image.
     async fn forget(&self, record: &VolumeRecord, how: RemoveVolume) -> Result<(), RequestError> {
         let removed = Record::VolumeRemoved { volume: record.volume };
-        if keeps_image(record, how) {
+        let Some(path) = doomed(record, how) else {
             return Ok(self.journal.commit(vec![removed]).await?);
-        }
-        let path = PathBuf::from(record.image.place.name());
+        };
         let aside = path.clone();
         blocking(move || put_aside(&aside)).await?;
         // N.B. Until this is durable a restart puts the image back; from then on it deletes it.
@@ -83,8 +85,10 @@ impl Host {
     }
 }
 
-fn keeps_image(record: &VolumeRecord, how: RemoveVolume) -> bool {
-    how.keep_image || record.image.is_adopted()
+/// The file that goes with the volume, if one does: a device and an export stay, and so does what was somebody's.
+fn doomed(record: &VolumeRecord, how: RemoveVolume) -> Option<PathBuf> {
+    let keeps = how.keep_image || record.image.is_adopted();
+    record.image.place.file().filter(|_| !keeps).map(PathBuf::from)
 }
 
 fn put_aside(path: &Path) -> Result<(), RequestError> {

@@ -1,23 +1,23 @@
 //! Volumes get their lanes: at the start, after they were made, and again when what was in the way is gone.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use block::engine::EngineChoice;
+use block::store::Opened;
 use block::store::image::Patience;
-use block::store::{Access, Image, Opened};
 use chronicle::{BlockSize, Epoch};
 use lane::LaneSettings;
 use migration::VolumeId;
-use migration::journal::{Record, VolumeRecord};
+use migration::journal::{ExportAccess, Record, VolumeRecord};
 
 use super::{Host, blocking};
 use crate::config::EngineSetting;
 use crate::control::LaneControl;
 use crate::error::{RequestError, with_causes};
+use crate::opening;
 use crate::volumes::Service;
 
 /// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
@@ -79,13 +79,13 @@ impl Host {
         listener: &mut Option<OwnedFd>,
     ) -> Result<Service, RequestError> {
         if listener.is_none() {
-            let bound = self.sockets.bind_volume(name);
+            let bound =
+                self.sockets.bind_volume(name, &self.socket_access(&self.record_named(name)?.export)?);
             *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
         }
         let record = self.record_named(name)?;
         let (host, given_up, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
         let store = blocking(move || host.wait_for_image(&opened, &given_up)).await?;
-        check_size(&record, &store)?;
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
@@ -111,6 +111,10 @@ impl Host {
             generation: record.generation,
             epochs_used: self.reserve_epochs(record).await?,
             mirror_wait_max: self.config.limits.mirror_wait_max,
+            access: match record.export.access {
+                ExportAccess::ReadWrite => lane::Access::ReadWrite,
+                ExportAccess::ReadOnly => lane::Access::ReadOnly,
+            },
         };
         let engine = match self.config.engine {
             EngineSetting::Auto => EngineChoice::Auto,
@@ -162,14 +166,14 @@ impl Host {
         record: &VolumeRecord,
         attempt: &Arc<AtomicBool>,
     ) -> Result<Opened, RequestError> {
-        let (name, path) = (&record.name, Path::new(record.image.place.name()));
+        let (name, place) = (&record.name, &record.image.place);
         let mut said = None;
-        let image = Image::open_waiting(path, Access::ReadWrite, |holder| {
+        let opened = opening::open(record, |holder| {
             if attempt.load(Ordering::SeqCst) {
                 return Patience::GiveUp;
             }
             if said.as_ref() != Some(holder) {
-                tracing::warn!(volume = %name, image = %path.display(), %holder, "waiting for the image");
+                tracing::warn!(volume = %name, image = %place, %holder, "waiting for the image");
                 let reason =
                     format!("its image is in use by {holder}; it is served as soon as that has ended");
                 self.volumes.set(name, attempt, Service::Waiting(reason));
@@ -177,10 +181,10 @@ impl Host {
             }
             Patience::Wait
         });
-        if said.is_some() && image.is_ok() {
+        if said.is_some() && opened.is_ok() {
             tracing::info!(volume = %name, "the image is free");
         }
-        Ok(image?.into())
+        opened
     }
 
     async fn given_up(&self, attempt: &Arc<AtomicBool>) {
@@ -192,20 +196,6 @@ impl Host {
             changed.await;
         }
     }
-}
-
-/// Checks that an image is as large as its volume: it may have been replaced.
-pub(super) fn check_size(record: &VolumeRecord, store: &Opened) -> Result<(), RequestError> {
-    if store.size() == record.size_bytes {
-        return Ok(());
-    }
-    let detail = format!(
-        "it has {} bytes, and the volume {}: is it another file? If it was only resized: truncate -s {} FILE",
-        store.size(),
-        record.size_bytes,
-        record.size_bytes,
-    );
-    Err(RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail })
 }
 
 fn unavailable(volume: &str, error: &dyn std::error::Error) -> RequestError {

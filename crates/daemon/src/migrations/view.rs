@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::{
     GuestLocation, ImageLocation, Migration, MigrationState, RemainingSeconds, SwitchOver, WaitingFor,
 };
-use migration::journal::{self, FailureCode, Outcome, Stage, Summary};
+use migration::journal::{self, FailureCode, Outcome, Place, Stage, Summary};
 use migration::{MigrationId, Phase, Progress};
 
 use super::Live;
@@ -97,7 +97,7 @@ fn add_end(shown: &mut Migration, outcome: &Outcome, summary: &Summary) {
         Outcome::HandedBack { .. } => (MigrationState::HandedBack, GuestLocation::Source),
     };
     shown.message = match outcome {
-        Outcome::Moved { left_over } if left_over.is_empty() => None,
+        Outcome::Moved { left_over } if left_over.is_empty() => stays(shown),
         Outcome::Moved { left_over } => Some(format!("left over: {left_over}")),
         Outcome::Cancelled => None,
         Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } => Some(detail.clone()),
@@ -109,6 +109,18 @@ fn add_end(shown: &mut Migration, outcome: &Outcome, summary: &Summary) {
         (shown.fraction, shown.bytes_missing) = (1.0, 0);
         shown.switch_over = (summary.gate_closed_us > 0).then(|| switch_over(summary));
     }
+}
+
+/// What is still in a source that cannot be taken away.
+fn stays(shown: &Migration) -> Option<String> {
+    if shown.source.kind == api::ImageKind::File {
+        return None;
+    }
+    let kept = if shown.keep_source { "kept" } else { "old" };
+    Some(format!(
+        "{} still holds the {kept} copy; it is fenced: do not start anything from it",
+        shown.source.image
+    ))
 }
 
 fn add_bytes(shown: &mut Migration, copied: u64, mirrored: u64, zero: u64) {
@@ -150,11 +162,33 @@ fn guest_at(stage: &Stage) -> GuestLocation {
 /// How the API shows where an image is.
 pub(crate) fn image_location(image: &journal::ImageLocation) -> ImageLocation {
     let store = (!image.is_adopted()).then(|| image.store.clone());
-    ImageLocation { store, image: image.place.name().to_owned() }
+    let kind = match image.place {
+        Place::File(_) => api::ImageKind::File,
+        Place::Device(_) => api::ImageKind::Device,
+        Place::Nbd(_) => api::ImageKind::Nbd,
+    };
+    let format = match image.format {
+        journal::ImageFormat::Raw => api::ImageFormat::Raw,
+        journal::ImageFormat::Qcow2 => api::ImageFormat::Qcow2,
+    };
+    ImageLocation { store, image: image.place.name().to_owned(), kind, format }
+}
+
+/// The format that the API calls so.
+pub(crate) fn image_format(format: api::ImageFormat) -> journal::ImageFormat {
+    match format {
+        api::ImageFormat::Raw => journal::ImageFormat::Raw,
+        api::ImageFormat::Qcow2 => journal::ImageFormat::Qcow2,
+    }
 }
 
 fn nowhere() -> ImageLocation {
-    ImageLocation { store: None, image: String::new() }
+    ImageLocation {
+        store: None,
+        image: String::new(),
+        kind: api::ImageKind::File,
+        format: api::ImageFormat::Raw,
+    }
 }
 
 /// How the API names a phase.

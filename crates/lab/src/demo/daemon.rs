@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use api::{
-    Address, Client, MigrateVolume, Migration, MigrationHistory, MigrationState, NewVolume, Volume,
-    VolumeSource, Watch,
+    Address, Client, ExportSettings, MigrateVolume, Migration, MigrationHistory, MigrationState, NewVolume,
+    Volume, VolumeSource, Watch,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
@@ -77,7 +77,7 @@ impl Daemon {
         store: &str,
     ) -> anyhow::Result<Volume> {
         let (size_bytes, store) = (Some(size_bytes), Some(store.to_owned()));
-        let source = VolumeSource::Create { size_bytes, store, image: None };
+        let source = VolumeSource::Create { size_bytes, store, image: None, format: None };
         self.new_volume(name, source).await
     }
 
@@ -87,7 +87,7 @@ impl Daemon {
     /// What the daemon says; the message ends with its log.
     pub(crate) async fn add_volume(&self, name: &str, image: &Path) -> anyhow::Result<Volume> {
         let image = image.to_str().with_context(|| format!("{} is no Unicode", image.display()))?;
-        self.new_volume(name, VolumeSource::Add { image: image.to_owned() }).await
+        self.new_volume(name, VolumeSource::file(image)).await
     }
 
     /// Number of its process; `None` once it has ended.
@@ -105,8 +105,7 @@ impl Daemon {
         store: &str,
         mut progress: impl FnMut(&Migration),
     ) -> anyhow::Result<Migration> {
-        let order =
-            MigrateVolume { to: store.to_owned(), bandwidth_bytes_per_second: None, keep_source: false };
+        let order = MigrateVolume::to(store);
         let migration = async {
             let mut migration = self.client.migrate(volume, &order).await?;
             progress(&migration);
@@ -164,7 +163,10 @@ impl Daemon {
     }
 
     async fn new_volume(&self, name: &str, source: VolumeSource) -> anyhow::Result<Volume> {
-        let volume = self.client.create_volume(&NewVolume { name: name.to_owned(), source }).await;
+        let volume = self
+            .client
+            .create_volume(&NewVolume { name: name.to_owned(), source, export: ExportSettings::default() })
+            .await;
         volume.with_context(|| format!("create volume {name}")).map_err(|error| self.with_log(error))
     }
 

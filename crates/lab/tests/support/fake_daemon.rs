@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use api::{
-    GuestLocation, ImageLocation, Migration, MigrationHistory, MigrationState, NewVolume, Phase, SwitchOver,
-    Volume, VolumeSource, VolumeState,
+    GuestLocation, ImageFormat, ImageKind, ImageLocation, Migration, MigrationHistory, MigrationState,
+    NewVolume, Phase, SwitchOver, Volume, VolumeSource, VolumeState,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -134,8 +134,12 @@ impl FakeDaemon {
     }
 
     fn create(&self, new: &NewVolume) -> Vec<u8> {
-        let VolumeSource::Create { size_bytes: Some(size_bytes), store: Some(store), image: None } =
-            &new.source
+        let VolumeSource::Create {
+            size_bytes: Some(size_bytes),
+            store: Some(store),
+            image: None,
+            format: None,
+        } = &new.source
         else {
             unreachable!("the demo asks for {new:?}");
         };
@@ -148,6 +152,9 @@ impl FakeDaemon {
             block_size_bytes: 65536,
             store: Some(store.clone()),
             image: String::new(),
+            kind: ImageKind::File,
+            format: ImageFormat::Raw,
+            read_only: false,
             generation: 0,
             uri: server.address().to_string(),
             socket: server.address().socket().display().to_string(),
@@ -198,7 +205,12 @@ impl FakeDaemon {
 }
 
 fn migration(state: MigrationState) -> Migration {
-    let location = |store: &str| ImageLocation { store: Some(store.to_owned()), image: String::new() };
+    let location = |store: &str| ImageLocation {
+        store: Some(store.to_owned()),
+        image: String::new(),
+        kind: ImageKind::File,
+        format: ImageFormat::Raw,
+    };
     Migration {
         id: "m1".to_owned(),
         volume: "demo".to_owned(),

@@ -1,6 +1,6 @@
 //! `sterna migrate`: begins a migration and, unless told otherwise, waits for its end.
 
-use api::{Client, ErrorCode, MigrateVolume, Migration};
+use api::{Allocation, Client, ErrorCode, MigrateVolume, Migration};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::MigrateArguments;
@@ -18,6 +18,8 @@ pub(super) async fn run(
         to: order.to,
         bandwidth_bytes_per_second: order.bandwidth,
         keep_source: order.keep_source,
+        format: order.format.map(Into::into),
+        allocation: if order.thick { Allocation::Thick } else { Allocation::Thin },
     };
     // From here on Ctrl-C does not end the program before it has said what becomes of the migration.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;

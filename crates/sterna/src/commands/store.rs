@@ -14,6 +14,13 @@ pub(super) async fn run(
 ) -> Result<Exit, CommandError> {
     match command {
         StoreCommand::List => output::print(format, &client.stores().await?, output::stores)?,
+        StoreCommand::Release { name } => {
+            let store = client.release_store(name).await?;
+            output::print(format, &store, |store| match &store.occupied {
+                None => format!("{} can take a volume\n", store.name),
+                Some(why) => format!("{} takes one volume, and {why}\n", store.name),
+            })?;
+        }
     }
     Ok(Exit::Success)
 }

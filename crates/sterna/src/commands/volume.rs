@@ -22,12 +22,25 @@ pub(super) async fn run(
     match command {
         VolumeCommand::Create(order) => {
             let image = order.image.as_deref().map(absolute).transpose()?;
-            let source = VolumeSource::Create { size_bytes: order.size, store: order.store, image };
-            make(client, NewVolume { name: order.name, source }, format).await?;
+            let source = VolumeSource::Create {
+                size_bytes: order.size,
+                store: order.store,
+                image,
+                format: order.format.map(Into::into),
+            };
+            let export = order.export.into();
+            make(client, NewVolume { name: order.name, source, export }, format).await?;
         }
         VolumeCommand::Add(order) => {
-            let source = VolumeSource::Add { image: absolute(&order.image)? };
-            make(client, NewVolume { name: order.name, source }, format).await?;
+            let source = VolumeSource::Add {
+                image: order.place.image.as_deref().map(absolute).transpose()?,
+                device: order.place.device.as_deref().map(absolute).transpose()?,
+                nbd: order.place.nbd,
+                format: order.format.map(Into::into),
+                fenced: order.fenced,
+            };
+            let export = order.export.into();
+            make(client, NewVolume { name: order.name, source, export }, format).await?;
         }
         VolumeCommand::List => output::print(format, &client.volumes().await?, output::volumes)?,
         VolumeCommand::Show(volume) => {

@@ -92,7 +92,7 @@ fn image_that_cannot_be_served_is_refused_and_unchanged() {
         ("odd.raw", (4, "image_unsuitable"), "truncate -s %512"),
         ("empty.raw", (4, "image_unsuitable"), "no multiple of 512"),
         ("disk.qcow2", (4, "image_unsuitable"), "qemu-img convert -O raw"),
-        ("a", (4, "image_unsuitable"), "not a regular file"),
+        ("a", (4, "image_unsuitable"), "neither a regular file nor"),
     ] {
         let arguments = add(image);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -104,7 +104,12 @@ fn image_that_cannot_be_served_is_refused_and_unchanged() {
     check(&scene, &qcow2, (4, "image_unsuitable"), "qcow2");
     // One file is served once.
     scene.succeed(&["volume", "add", "v", "--image", &path("raw")]);
-    check(&scene, &["volume", "add", "w", "--image", &path("raw")], (4, "image_in_use"), "in use by");
+    check(
+        &scene,
+        &["volume", "add", "w", "--image", &path("raw")],
+        (4, "image_in_use"),
+        "is the volume \"v\"",
+    );
     assert!(scene.images("a").is_empty());
 }
 

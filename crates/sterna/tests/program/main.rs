@@ -6,6 +6,7 @@
 
 mod bench;
 mod crash;
+mod devices;
 mod errors;
 mod full;
 mod life;

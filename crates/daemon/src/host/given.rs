@@ -1,0 +1,68 @@
+//! Images that somebody gives: to be copied in, or to be served where they are. Everything here may sleep.
+//!
+//! The format of an image is told by its first bytes here, once: what is recognised is written into the journal. From then
+//! on a guest may write there what it likes.
+
+use std::path::{Path, PathBuf};
+
+use block::store::{Access, ImageError, Opened};
+use migration::journal::{ImageFormat, ImageLocation, Place};
+
+use crate::error::RequestError;
+use crate::images;
+use crate::opening::{self, at_once};
+
+/// An image that is to be copied: locked against writers while it is.
+pub(super) struct GivenImage {
+    pub(super) path: PathBuf,
+    pub(super) format: ImageFormat,
+    pub(super) size_bytes: u64,
+    /// Bytes that the copy will need, about.
+    pub(super) allocated_bytes: u64,
+    pub(super) opened: Opened,
+}
+
+impl GivenImage {
+    /// Opens a file of any format.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(super) fn open(path: &Path) -> Result<Self, RequestError> {
+        let place = Place::File(crate::stores::path_text(path)?);
+        let format = format_of(&place, None)?;
+        let image = ImageLocation { store: String::new(), place, format };
+        let opened = opening::open_whole(&image, Access::ReadOnly, at_once)?;
+        let allocated = images::allocated_bytes(path);
+        let allocated_bytes = allocated.map_err(|error| RequestError::storage("examine", path, &error))?;
+        Ok(Self { path: path.to_owned(), format, size_bytes: opened.size(), allocated_bytes, opened })
+    }
+}
+
+/// The format of what is at `place`: what the user says, or what it begins with.
+///
+/// # Errors
+/// [`RequestError::ImageUnsuitable`] for a format that cannot be served, unless it is said to be raw.
+pub(super) fn format_of(place: &Place, said: Option<ImageFormat>) -> Result<ImageFormat, RequestError> {
+    let path = match place {
+        Place::File(path) => Path::new(path),
+        // What is there is raw; a guest's disk may hold an image of any format as its content.
+        Place::Device(_) | Place::Nbd(_) if said != Some(ImageFormat::Qcow2) => return Ok(ImageFormat::Raw),
+        Place::Device(_) | Place::Nbd(_) => {
+            let detail = "only files can be qcow2 images; leave --format out".to_owned();
+            return Err(RequestError::ImageUnsuitable { path: place.name().into(), detail });
+        }
+    };
+    if let Some(said) = said {
+        return Ok(said);
+    }
+    let other = images::other_format(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => ImageError::NotFound { path: path.to_owned() }.into(),
+        _ => RequestError::storage("read", path, &error),
+    })?;
+    let Some(format) = other else { return Ok(ImageFormat::Raw) };
+    let detail = format!(
+        "it begins as a {format} image, and those cannot be served; convert it: qemu-img convert -O raw FILE NEW; if \
+         it is a raw disk all the same: --format raw"
+    );
+    Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail })
+}

@@ -1,0 +1,196 @@
+//! Opens what the bytes of a volume are in, whatever kind it is, and makes the targets of migrations. Everything here may
+//! sleep.
+//!
+//! ```text
+//!                    raw            qcow2
+//!   file             Image          Qcow2Image      locked; a killed daemon's last writes are waited for
+//!   block device     Image          -               locked; may be larger than its volume
+//!   NBD export       RemoteImage    -               not locked: the server says who else may use it
+//! ```
+
+use std::fs::File;
+use std::path::Path;
+
+use block::ZeroMode;
+use block::store::image::Patience;
+use block::store::{Access, Holder, Image, ImageError, Kind, Opened};
+use lane::{MigrationTarget, TargetContent};
+use migration::journal::{ExportAccess, ImageFormat, ImageLocation, Place, VolumeRecord};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::error::RequestError;
+use crate::fail_point::{self, Step};
+use crate::images;
+
+/// How much of a new image's space is taken at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allocation {
+    /// None: it grows as it is written.
+    Thin,
+    /// All of it, before anything is copied.
+    Thick,
+}
+
+/// Opens the image of a volume, as large as the volume, waiting while another process holds it.
+///
+/// `on_held` is told who does, and says whether to go on.
+///
+/// # Errors
+/// [`RequestError`]: it cannot be used, or is no longer what the journal says.
+pub(crate) fn open(
+    record: &VolumeRecord,
+    on_held: impl FnMut(&Holder) -> Patience,
+) -> Result<Opened, RequestError> {
+    let access = match record.export.access {
+        ExportAccess::ReadWrite => Access::ReadWrite,
+        ExportAccess::ReadOnly => Access::ReadOnly,
+    };
+    let opened = open_whole(&record.image, access, on_held)?;
+    if opened.size() == record.size_bytes {
+        return Ok(opened);
+    }
+    if record.image.place.outlasts_its_volume() {
+        return narrow(opened, &record.image.place, record.size_bytes);
+    }
+    let detail = format!(
+        "it has {} bytes, and the volume {}: is it another file? If it was only resized: truncate -s {} FILE",
+        opened.size(),
+        record.size_bytes,
+        record.size_bytes,
+    );
+    Err(RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail })
+}
+
+/// Opens an image at once, all of it.
+///
+/// # Errors
+/// [`RequestError`].
+pub(crate) fn open_whole(
+    image: &ImageLocation,
+    access: Access,
+    on_held: impl FnMut(&Holder) -> Patience,
+) -> Result<Opened, RequestError> {
+    match (&image.place, image.format) {
+        (Place::File(path) | Place::Device(path), ImageFormat::Raw) => {
+            let opened = Image::open_waiting(Path::new(path), access, on_held)?;
+            check_kind(&image.place, opened.kind())?;
+            Ok(opened.into())
+        }
+        (place, format) => {
+            let detail = format!("a {} image cannot be served there", format.name());
+            Err(RequestError::ImageUnsuitable { path: place.name().into(), detail })
+        }
+    }
+}
+
+/// For images that nobody else may hold: there is nothing to wait for.
+pub(crate) fn at_once(_: &Holder) -> Patience {
+    Patience::GiveUp
+}
+
+/// The target of a migration: its name is the volume's by now, and the journal knows of it.
+///
+/// `reserved` is its empty file, if it is a file. Of a thick one all space is taken before this returns.
+///
+/// # Errors
+/// [`RequestError`]; a file that was made so far is for the caller to delete.
+pub(crate) fn make_target(
+    image: &ImageLocation,
+    reserved: Option<&File>,
+    size: u64,
+    allocation: Allocation,
+) -> Result<MigrationTarget, RequestError> {
+    fail_point::before(Step::CreateImage);
+    let (store, content) = match reserved {
+        Some(file) => {
+            let path = Path::new(image.place.name());
+            size_file(file, path, size)?;
+            if allocation == Allocation::Thick {
+                allocate(file, path, size)?;
+            }
+            let synced = file.sync_all().and_then(|()| images::sync_folder_of(path));
+            synced.map_err(|error| RequestError::storage("sync", path, &error))?;
+            (open_whole(image, Access::ReadWrite, at_once)?, TargetContent::Zero)
+        }
+        None => {
+            let store = open_whole(image, Access::ReadWrite, at_once)?;
+            (narrow(store, &image.place, size)?, TargetContent::Unknown)
+        }
+    };
+    fail_point::after(Step::CreateImage);
+    let zeroes = match allocation {
+        Allocation::Thin => ZeroMode::MayUnmap,
+        Allocation::Thick => ZeroMode::KeepAllocated,
+    };
+    Ok(MigrationTarget { store, content, zeroes })
+}
+
+/// Makes a new image file that reads as zeroes.
+///
+/// # Errors
+/// [`RequestError`]; there is no file then.
+pub(crate) fn create_file(path: &Path, format: ImageFormat, size: u64) -> Result<Opened, RequestError> {
+    match format {
+        ImageFormat::Raw => Ok(Image::create(path, size)?.into()),
+        ImageFormat::Qcow2 => Err(RequestError::Invalid("no qcow2 image can be made".to_owned())),
+    }
+}
+
+/// Uses the first `size` bytes of a device or an export.
+///
+/// # Errors
+/// [`RequestError::TargetTooSmall`], and what opening its end says.
+pub(crate) fn narrow(opened: Opened, place: &Place, size: u64) -> Result<Opened, RequestError> {
+    if opened.size() < size {
+        let detail = format!("it has {} bytes; choose or make a larger one", opened.size());
+        return Err(RequestError::TargetTooSmall { place: place.to_string(), needed: size, detail });
+    }
+    match opened {
+        Opened::File(image) => Ok(image.narrowed_to(size)?.into()),
+    }
+}
+
+/// A device that was given as a file would be deleted as one, and the other way round.
+fn check_kind(place: &Place, kind: Kind) -> Result<(), RequestError> {
+    let detail = match (place, kind) {
+        (Place::File(_), Kind::Device) => "it is a block device; give it with --device",
+        (Place::Device(_), Kind::File) => "it is a file, and no block device; give it with --image",
+        _ => return Ok(()),
+    };
+    Err(RequestError::ImageUnsuitable { path: place.name().into(), detail: detail.to_owned() })
+}
+
+fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
+    file.set_len(size).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::FBIG | Errno::INVAL) => RequestError::TargetTooSmall {
+            place: path.display().to_string(),
+            needed: size,
+            detail: "no file can be as large there; choose a store on another file system".to_owned(),
+        },
+        Some(Errno::NOSPC | Errno::DQUOT) => ImageError::NoSpace { path: path.to_owned() }.into(),
+        _ => RequestError::storage("set the size of", path, &error),
+    })
+}
+
+/// Takes all the space of a file, which reads as zeroes before and after.
+fn allocate(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
+                return Err(ImageError::NoSpace { path: path.to_owned() }.into());
+            }
+            Err(Errno::OPNOTSUPP) => {
+                let detail =
+                    "its file system cannot reserve space; leave --thick out, or choose another store";
+                return Err(RequestError::ImageUnsuitable {
+                    path: path.to_owned(),
+                    detail: detail.to_owned(),
+                });
+            }
+            Err(errno) => return Err(RequestError::storage("reserve the space of", path, &errno.into())),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! A store that is a folder: any number of images, each a file.
+//!
+//! ```text
+//!   NAME.img, NAME.qcow2       the image of volume NAME, or the target of a migration of it
+//!   IMAGE.sterna-new           an image that is being made: IMAGE once the journal knows the volume
+//!   IMAGE.sterna-removed       an image that is being deleted: IMAGE again if the journal still knows the volume
+//!   IMAGE.moved-mN             the source's image that migration mN left, kept
+//! ```
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use migration::journal::{ImageFormat, State};
+
+use super::{Space, StoreProblem};
+use crate::images::{self, rename_without_replacing, with_suffix};
+use crate::lock::FolderLock;
+use crate::names;
+
+/// Suffixes of images.
+const RAW_SUFFIX: &str = ".img";
+const QCOW2_SUFFIX: &str = ".qcow2";
+/// Added to the name of an image that is being made.
+const NEW_SUFFIX: &str = ".sterna-new";
+/// Added to the name of an image that is being deleted.
+const REMOVED_SUFFIX: &str = ".sterna-removed";
+
+/// A folder of images, used by one daemon at a time.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// The lock on the folder; `None` while the store cannot be used.
+    lock: Mutex<Option<FolderLock>>,
+}
+
+impl Folder {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, lock: Mutex::new(None) }
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the image of a volume is.
+    pub(crate) fn image_path(&self, volume: &str, format: ImageFormat) -> PathBuf {
+        let suffix = match format {
+            ImageFormat::Raw => RAW_SUFFIX,
+            ImageFormat::Qcow2 => QCOW2_SUFFIX,
+        };
+        self.path.join(format!("{volume}{suffix}"))
+    }
+
+    /// Checks that the folder is there, and that it is used by this daemon alone; may sleep.
+    pub(super) fn check(&self) -> Result<(), StoreProblem> {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another file system may have been mounted over the folder that was locked.
+        if lock.as_ref().is_some_and(|lock| lock.is_of(&self.path)) {
+            return Ok(());
+        }
+        *lock = None;
+        if !self.path.is_dir() {
+            return Err(StoreProblem::Missing(self.path.clone()));
+        }
+        *lock = Some(FolderLock::acquire(&self.path)?);
+        Ok(())
+    }
+
+    /// Space of its file system; may sleep.
+    pub(super) fn space(&self) -> Result<Space, StoreProblem> {
+        self.check()?;
+        let unreadable = |errno: rustix::io::Errno| StoreProblem::Unreadable {
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        let told = rustix::fs::statvfs(&self.path).map_err(unreadable)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
+        Ok(Space { total: bytes(told.f_blocks), free: bytes(told.f_bavail) })
+    }
+
+    /// Brings the folder in line with the journal, after a daemon that was killed.
+    pub(super) fn settle(&self, store: &str, state: &State) -> std::io::Result<()> {
+        let images = state.volumes.values().filter_map(|volume| volume.record.image.place.file());
+        let known: BTreeSet<&Path> = images.map(Path::new).collect();
+        for entry in std::fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            if let Err(error) = settle_file(&path, &known) {
+                tracing::warn!(store, path = %path.display(), %error, "a left-over file stays");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Name of an image while it is being made.
+pub(crate) fn new_path(image: &Path) -> PathBuf {
+    with_suffix(image, NEW_SUFFIX)
+}
+
+/// Name of an image while it is being deleted.
+pub(crate) fn removed_path(image: &Path) -> PathBuf {
+    with_suffix(image, REMOVED_SUFFIX)
+}
+
+fn settle_file(path: &Path, known: &BTreeSet<&Path>) -> std::io::Result<()> {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
+    let staged = name.strip_suffix(NEW_SUFFIX).or_else(|| name.strip_suffix(REMOVED_SUFFIX));
+    let image = staged.unwrap_or(name);
+    let volume = image.strip_suffix(RAW_SUFFIX).or_else(|| image.strip_suffix(QCOW2_SUFFIX));
+    let is_image = volume.is_some_and(|volume| names::check(volume).is_ok());
+    if !is_image {
+        return Ok(());
+    }
+    let image = path.with_file_name(image);
+    match (staged, known.contains(image.as_path())) {
+        // The journal knows the volume: it was made, or its removal was not recorded.
+        (Some(_), true) => {
+            tracing::info!(image = %image.display(), "an interrupted change of an image is completed");
+            rename_without_replacing(path, &image)
+        }
+        (Some(_), false) => {
+            tracing::info!(path = %path.display(), "a left-over of an interrupted change is deleted");
+            std::fs::remove_file(path)
+        }
+        // The target of a migration that did not get as far as the journal. It is empty: nothing is lost.
+        (None, false)
+            if std::fs::symlink_metadata(path)?.is_file() && std::fs::metadata(path)?.len() == 0 =>
+        {
+            tracing::info!(path = %path.display(), "an empty image that belongs to no volume is deleted");
+            std::fs::remove_file(path)
+        }
+        (None, _) => Ok(()),
+    }?;
+    images::sync_folder_of(path)
+}
