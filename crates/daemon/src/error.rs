@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use api::ErrorCode;
-use block::store::ImageError;
+use block::store::{ImageError, Qcow2Error};
 use migration::journal::{Fence, FencedContent, Place};
 use migration::{CommitFault, MigrationId};
 
@@ -173,6 +173,9 @@ pub(crate) enum RequestError {
     /// An image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// A qcow2 image cannot be used.
+    #[error(transparent)]
+    Qcow2(#[from] Qcow2Error),
     /// An image is none that can be served.
     #[error("{path} cannot be served: {detail}")]
     ImageUnsuitable {
@@ -233,6 +236,7 @@ impl RequestError {
             Self::VolumeBusy(_) => ErrorCode::VolumeBusy,
             Self::VolumeUnavailable { .. } => ErrorCode::VolumeUnavailable,
             Self::Image(error) => code_of_image(error),
+            Self::Qcow2(error) => code_of_qcow2(error),
             Self::ImageUnsuitable { .. } => ErrorCode::ImageUnsuitable,
             Self::StoreOccupied { .. } => ErrorCode::StoreOccupied,
             Self::PlaceTaken { .. } => ErrorCode::ImageInUse,
@@ -285,6 +289,14 @@ pub(crate) fn fenced(fence: &Fence) -> String {
         FencedContent::HalfMade => {
             format!("a part of the volume \"{volume}\", which {migration} did not move")
         }
+    }
+}
+
+fn code_of_qcow2(error: &Qcow2Error) -> ErrorCode {
+    match error {
+        Qcow2Error::Image(error) => code_of_image(error),
+        // Whatever is wrong with what it stands on: it cannot be served.
+        _ => ErrorCode::ImageUnsuitable,
     }
 }
 

@@ -3,7 +3,7 @@
 mod shrink;
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -25,9 +25,6 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 pub(crate) const SIZE_STEP_BYTES: u64 = 4096;
 /// Bytes that are copied between two looks at the clock of progress.
 const COPY_STEP_BYTES: usize = 4 << 20;
-/// What other formats begin with. A guest that was given one as a raw disk would overwrite its structure.
-const OTHER_FORMATS: [(&[u8], &str); 4] =
-    [(b"QFI\xfb", "qcow2"), (b"KDMV", "vmdk"), (b"vhdxfile", "vhdx"), (b"QED\0", "qed")];
 
 /// Why an image was not copied.
 #[derive(Debug, thiserror::Error)]
@@ -96,17 +93,6 @@ pub(crate) fn reserve(path: &Path) -> io::Result<Option<File>> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// The format of an image that is not raw, by its first bytes.
-pub(crate) fn other_format(path: &Path) -> io::Result<Option<&'static str>> {
-    // Opening a pipe would wait for whoever writes into it.
-    if !std::fs::metadata(path)?.is_file() {
-        return Ok(None);
-    }
-    let mut start = Vec::new();
-    File::open(path)?.take(8).read_to_end(&mut start)?;
-    Ok(OTHER_FORMATS.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, name)| *name))
 }
 
 /// Copies the data of one file into another that is all zeroes and at least as large; holes stay holes.
@@ -243,7 +229,7 @@ mod tests {
     use migration::journal::ImageLocation;
     use migration::recovery::Retirement;
 
-    use super::{allocated_bytes, copy_into, discard, fenced_path, other_format, retire};
+    use super::{allocated_bytes, copy_into, discard, fenced_path, retire};
 
     fn location(path: &Path) -> ImageLocation {
         ImageLocation::raw_file("a", path.display().to_string())
@@ -297,20 +283,5 @@ mod tests {
         assert!(std::fs::read(&to).unwrap() == content);
         assert_eq!(done.into_inner(), 9 << 20);
         assert!(allocated_bytes(&to).unwrap() <= 128 << 10);
-    }
-
-    #[test]
-    fn images_that_are_not_raw_are_recognised() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        for (start, expected) in [
-            (&b"QFI\xfb\0\0\0\x03"[..], Some("qcow2")),
-            (b"KDMV", Some("vmdk")),
-            (b"", None),
-            (b"\0\0", None),
-        ] {
-            std::fs::write(&path, start).unwrap();
-            assert_eq!(other_format(&path).unwrap(), expected);
-        }
     }
 }

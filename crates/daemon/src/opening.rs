@@ -8,12 +8,13 @@
 //!   NBD export       RemoteImage    -               not locked: the server says who else may use it
 //! ```
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::path::Path;
 
 use block::ZeroMode;
 use block::store::image::Patience;
-use block::store::{Access, Holder, Image, ImageError, Kind, Opened};
+use block::store::qcow2::CLUSTER_SIZE;
+use block::store::{Access, Holder, Image, ImageError, Kind, Opened, Qcow2Image, Qcow2Options};
 use lane::{MigrationTarget, TargetContent};
 use migration::journal::{ExportAccess, ImageFormat, ImageLocation, Place, VolumeRecord};
 use rustix::fs::FallocateFlags;
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 use crate::error::RequestError;
 use crate::fail_point::{self, Step};
 use crate::images;
+use crate::stores::new_path;
 
 /// How much of a new image's space is taken at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +79,9 @@ pub(crate) fn open_whole(
             check_kind(&image.place, opened.kind())?;
             Ok(opened.into())
         }
+        (Place::File(path), ImageFormat::Qcow2) => {
+            Ok(Qcow2Image::open_waiting(Path::new(path), access, on_held)?.into())
+        }
         (place, format) => {
             let detail = format!("a {} image cannot be served there", format.name());
             Err(RequestError::ImageUnsuitable { path: place.name().into(), detail })
@@ -105,10 +110,14 @@ pub(crate) fn make_target(
     let (store, content) = match reserved {
         Some(file) => {
             let path = Path::new(image.place.name());
-            size_file(file, path, size)?;
-            if allocation == Allocation::Thick {
-                allocate(file, path, size)?;
+            match image.format {
+                ImageFormat::Raw => size_file(file, path, size)?,
+                ImageFormat::Qcow2 => put_qcow2(path, size)?,
             }
+            if allocation == Allocation::Thick {
+                allocate(image, size)?;
+            }
+            let file = File::open(path).map_err(|error| RequestError::storage("open", path, &error))?;
             let synced = file.sync_all().and_then(|()| images::sync_folder_of(path));
             synced.map_err(|error| RequestError::storage("sync", path, &error))?;
             (open_whole(image, Access::ReadWrite, at_once)?, TargetContent::Zero)
@@ -133,7 +142,10 @@ pub(crate) fn make_target(
 pub(crate) fn create_file(path: &Path, format: ImageFormat, size: u64) -> Result<Opened, RequestError> {
     match format {
         ImageFormat::Raw => Ok(Image::create(path, size)?.into()),
-        ImageFormat::Qcow2 => Err(RequestError::Invalid("no qcow2 image can be made".to_owned())),
+        ImageFormat::Qcow2 => {
+            let options = Qcow2Options { cluster_size: CLUSTER_SIZE, backing: None };
+            Ok(Qcow2Image::create(path, size, &options)?.into())
+        }
     }
 }
 
@@ -148,7 +160,15 @@ pub(crate) fn narrow(opened: Opened, place: &Place, size: u64) -> Result<Opened,
     }
     match opened {
         Opened::File(image) => Ok(image.narrowed_to(size)?.into()),
+        // Only files are qcow2 images, and those are as large as their volumes.
+        opened @ Opened::Qcow2(_) => Ok(opened),
     }
+}
+
+/// Bytes that a qcow2 image of `size` bytes takes at most: its clusters, and their tables. An entry of eight bytes and
+/// a count of two bytes for each cluster of 64 KiB are less than one part in 4,096; the first tables are a few clusters.
+pub(crate) fn qcow2_bytes_max(size: u64) -> u64 {
+    size.saturating_add(size / 4096).saturating_add(8 * CLUSTER_SIZE)
 }
 
 /// A device that was given as a file would be deleted as one, and the other way round.
@@ -173,10 +193,28 @@ fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
     })
 }
 
-/// Takes all the space of a file, which reads as zeroes before and after.
-fn allocate(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
+/// Puts an empty qcow2 image in the place of the empty file that has kept its name.
+fn put_qcow2(path: &Path, size: u64) -> Result<(), RequestError> {
+    let new = new_path(path);
+    // The name is ours: what is there is the left-over of an attempt that failed.
+    let _ = std::fs::remove_file(&new);
+    drop(create_file(&new, ImageFormat::Qcow2, size)?);
+    let placed = std::fs::rename(&new, path);
+    placed.map_err(|error| RequestError::storage("make", path, &error))
+}
+
+/// Takes all the space that an image will need; it reads as zeroes before and after.
+fn allocate(image: &ImageLocation, size: u64) -> Result<(), RequestError> {
+    let path = Path::new(image.place.name());
+    let file = OpenOptions::new().write(true).open(path);
+    let file = file.map_err(|error| RequestError::storage("open", path, &error))?;
+    let (flags, bytes) = match image.format {
+        ImageFormat::Raw => (FallocateFlags::empty(), size),
+        // Clusters are laid out as they are written: the space waits for them behind the end of the file.
+        ImageFormat::Qcow2 => (FallocateFlags::KEEP_SIZE, qcow2_bytes_max(size)),
+    };
     loop {
-        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+        match rustix::fs::fallocate(&file, flags, 0, bytes) {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {

@@ -1,8 +1,8 @@
 //! The page as a reader sees it: its text, and that whatever users may name cannot become a part of it.
 
 use api::{
-    Decisions, GuestFigures, GuestLocation, HistorySample, ImageLocation, Migration, MigrationHistory,
-    MigrationState, Phase, PhaseEntered, Recording, Suspension, SwitchOver, Waited,
+    Decisions, GuestFigures, GuestLocation, HistorySample, ImageFormat, ImageKind, ImageLocation, Migration,
+    MigrationHistory, MigrationState, Phase, PhaseEntered, Recording, Suspension, SwitchOver, Waited,
 };
 
 use super::page;
@@ -11,6 +11,8 @@ fn migration() -> Migration {
     let image = |store: &str| ImageLocation {
         store: Some(store.to_owned()),
         image: format!("/srv/{store}/web1.raw"),
+        kind: ImageKind::File,
+        format: ImageFormat::Raw,
     };
     Migration {
         id: "m7".to_owned(),
@@ -177,7 +179,12 @@ fn a_page_without_a_recording_tells_what_the_journal_knows() {
 #[test]
 fn hostile_names_stay_text() {
     let hostile = "</script><script>alert(1)</script><img src=x onerror='alert(2)' \"quoted\" &amp;";
-    let location = ImageLocation { store: Some(hostile.to_owned()), image: hostile.to_owned() };
+    let location = ImageLocation {
+        store: Some(hostile.to_owned()),
+        image: hostile.to_owned(),
+        kind: ImageKind::File,
+        format: ImageFormat::Raw,
+    };
     let mut migration = Migration {
         id: hostile.to_owned(),
         volume: hostile.to_owned(),

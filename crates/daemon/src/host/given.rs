@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use block::store::{Access, ImageError, Opened};
+use block::store::qcow2::{Format, probe_format};
+use block::store::{Access, Opened};
 use migration::journal::{ImageFormat, ImageLocation, Place};
 
 use crate::error::RequestError;
@@ -32,10 +33,27 @@ impl GivenImage {
         let format = format_of(&place, None)?;
         let image = ImageLocation { store: String::new(), place, format };
         let opened = opening::open_whole(&image, Access::ReadOnly, at_once)?;
-        let allocated = images::allocated_bytes(path);
-        let allocated_bytes = allocated.map_err(|error| RequestError::storage("examine", path, &error))?;
+        let allocated_bytes = needed_bytes(&opened, path)?;
         Ok(Self { path: path.to_owned(), format, size_bytes: opened.size(), allocated_bytes, opened })
     }
+}
+
+/// Bytes that a copy will need, about: those that the image takes, and the images that it stands on.
+///
+/// # Errors
+/// [`RequestError::Storage`].
+pub(super) fn needed_bytes(opened: &Opened, path: &Path) -> Result<u64, RequestError> {
+    let backing: Vec<&Path> = match opened {
+        Opened::Qcow2(image) => image.backing_files().collect(),
+        Opened::File(_) => Vec::new(),
+    };
+    let mut bytes = 0_u64;
+    for path in std::iter::once(path).chain(backing) {
+        let allocated = images::allocated_bytes(path);
+        bytes =
+            bytes.saturating_add(allocated.map_err(|error| RequestError::storage("examine", path, &error))?);
+    }
+    Ok(bytes.min(opening::qcow2_bytes_max(opened.size())))
 }
 
 /// The format of what is at `place`: what the user says, or what it begins with.
@@ -55,14 +73,14 @@ pub(super) fn format_of(place: &Place, said: Option<ImageFormat>) -> Result<Imag
     if let Some(said) = said {
         return Ok(said);
     }
-    let other = images::other_format(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => ImageError::NotFound { path: path.to_owned() }.into(),
-        _ => RequestError::storage("read", path, &error),
-    })?;
-    let Some(format) = other else { return Ok(ImageFormat::Raw) };
+    let name = match probe_format(path)? {
+        Format::Raw => return Ok(ImageFormat::Raw),
+        Format::Qcow2 => return Ok(ImageFormat::Qcow2),
+        Format::Other(name) => name,
+    };
     let detail = format!(
-        "it begins as a {format} image, and those cannot be served; convert it: qemu-img convert -O raw FILE NEW; if \
-         it is a raw disk all the same: --format raw"
+        "it begins as a {name} image, and those cannot be served; convert it: qemu-img convert -O qcow2 FILE NEW; if it \
+         is a raw disk all the same: --format raw"
     );
     Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail })
 }

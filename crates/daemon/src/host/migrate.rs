@@ -256,6 +256,8 @@ fn allocation(order: &MigrateVolume, place: &Place) -> Result<Allocation, Reques
 /// Bytes that a copy of the volume will need, about; 0 if nobody can tell.
 fn allocated_bytes(record: &VolumeRecord) -> Result<u64, RequestError> {
     let Some(path) = record.image.place.file().map(Path::new) else { return Ok(0) };
-    let allocated = images::allocated_bytes(path);
-    allocated.map_err(|error| RequestError::storage("examine", path, &error))
+    // What a qcow2 image stands on is not counted: its lane has it open, and it may be shared with others.
+    let allocated =
+        images::allocated_bytes(path).map_err(|error| RequestError::storage("examine", path, &error))?;
+    Ok(allocated.min(record.size_bytes))
 }

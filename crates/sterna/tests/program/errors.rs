@@ -86,12 +86,14 @@ fn image_that_cannot_be_served_is_refused_and_unchanged() {
     std::fs::write(scene.path("odd.raw"), [7; 1000]).unwrap();
     std::fs::write(scene.path("empty.raw"), []).unwrap();
     std::fs::write(scene.path("disk.qcow2"), [&b"QFI\xfb"[..], &[0; 65532]].concat()).unwrap();
+    std::fs::write(scene.path("disk.vmdk"), [&b"KDMV"[..], &[0; 65532]].concat()).unwrap();
     std::fs::write(scene.path("raw"), [7; 8192]).unwrap();
     let add = |image: &str| ["volume".to_owned(), "add".into(), "w".into(), "--image".into(), path(image)];
     for (image, expected, words) in [
         ("odd.raw", (4, "image_unsuitable"), "truncate -s %512"),
         ("empty.raw", (4, "image_unsuitable"), "no multiple of 512"),
-        ("disk.qcow2", (4, "image_unsuitable"), "qemu-img convert -O raw"),
+        ("disk.qcow2", (4, "image_unsuitable"), "cannot be served: "),
+        ("disk.vmdk", (4, "image_unsuitable"), "qemu-img convert -O qcow2"),
         ("a", (4, "image_unsuitable"), "neither a regular file nor"),
     ] {
         let arguments = add(image);

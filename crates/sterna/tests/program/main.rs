@@ -10,5 +10,6 @@ mod devices;
 mod errors;
 mod full;
 mod life;
+mod qcow2;
 mod qemu;
 mod scene;
