@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use api::ErrorCode;
-use block::store::{ImageError, Qcow2Error};
+use block::store::{ImageError, Qcow2Error, RemoteError};
 use migration::journal::{Fence, FencedContent, Place};
 use migration::{CommitFault, MigrationId};
 
@@ -176,6 +176,9 @@ pub(crate) enum RequestError {
     /// A qcow2 image cannot be used.
     #[error(transparent)]
     Qcow2(#[from] Qcow2Error),
+    /// The export of another server cannot be used.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
     /// An image is none that can be served.
     #[error("{path} cannot be served: {detail}")]
     ImageUnsuitable {
@@ -237,6 +240,7 @@ impl RequestError {
             Self::VolumeUnavailable { .. } => ErrorCode::VolumeUnavailable,
             Self::Image(error) => code_of_image(error),
             Self::Qcow2(error) => code_of_qcow2(error),
+            Self::Remote(error) => code_of_remote(error),
             Self::ImageUnsuitable { .. } => ErrorCode::ImageUnsuitable,
             Self::StoreOccupied { .. } => ErrorCode::StoreOccupied,
             Self::PlaceTaken { .. } => ErrorCode::ImageInUse,
@@ -297,6 +301,21 @@ fn code_of_qcow2(error: &Qcow2Error) -> ErrorCode {
         Qcow2Error::Image(error) => code_of_image(error),
         // Whatever is wrong with what it stands on: it cannot be served.
         _ => ErrorCode::ImageUnsuitable,
+    }
+}
+
+fn code_of_remote(error: &RemoteError) -> ErrorCode {
+    match error {
+        RemoteError::Unreachable { .. } => ErrorCode::StorageFailed,
+        RemoteError::TooSmall { .. } => ErrorCode::TargetTooSmall,
+        RemoteError::Tls { .. }
+        | RemoteError::Refused { .. }
+        | RemoteError::Protocol { .. }
+        | RemoteError::BlockTooLarge { .. }
+        | RemoteError::OddSize { .. }
+        | RemoteError::ReadOnly { .. }
+        | RemoteError::NoFlush { .. }
+        | RemoteError::Changed { .. } => ErrorCode::ImageUnsuitable,
     }
 }
 

@@ -5,7 +5,7 @@
 //!                    raw            qcow2
 //!   file             Image          Qcow2Image      locked; a killed daemon's last writes are waited for
 //!   block device     Image          -               locked; may be larger than its volume
-//!   NBD export       RemoteImage    -               not locked: the server says who else may use it
+//!   NBD export       RemoteImage    -               not locked: its server says who else may use it
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -14,9 +14,10 @@ use std::path::Path;
 use block::ZeroMode;
 use block::store::image::Patience;
 use block::store::qcow2::CLUSTER_SIZE;
-use block::store::{Access, Holder, Image, ImageError, Kind, Opened, Qcow2Image, Qcow2Options};
+use block::store::{Access, Holder, Image, ImageError, Kind, Opened, Qcow2Image, Qcow2Options, RemoteImage};
 use lane::{MigrationTarget, TargetContent};
 use migration::journal::{ExportAccess, ImageFormat, ImageLocation, Place, VolumeRecord};
+use nbd_protocol::UriError;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -81,6 +82,10 @@ pub(crate) fn open_whole(
         }
         (Place::File(path), ImageFormat::Qcow2) => {
             Ok(Qcow2Image::open_waiting(Path::new(path), access, on_held)?.into())
+        }
+        (Place::Nbd(uri), ImageFormat::Raw) => {
+            let parsed = uri.parse().map_err(|error: UriError| RequestError::Invalid(error.to_string()))?;
+            Ok(RemoteImage::connect(&parsed, access)?.into())
         }
         (place, format) => {
             let detail = format!("a {} image cannot be served there", format.name());
@@ -160,6 +165,7 @@ pub(crate) fn narrow(opened: Opened, place: &Place, size: u64) -> Result<Opened,
     }
     match opened {
         Opened::File(image) => Ok(image.narrowed_to(size)?.into()),
+        Opened::Remote(image) => Ok(image.narrowed_to(size)?.into()),
         // Only files are qcow2 images, and those are as large as their volumes.
         opened @ Opened::Qcow2(_) => Ok(opened),
     }

@@ -45,7 +45,7 @@ impl GivenImage {
 pub(super) fn needed_bytes(opened: &Opened, path: &Path) -> Result<u64, RequestError> {
     let backing: Vec<&Path> = match opened {
         Opened::Qcow2(image) => image.backing_files().collect(),
-        Opened::File(_) => Vec::new(),
+        Opened::File(_) | Opened::Remote(_) => Vec::new(),
     };
     let mut bytes = 0_u64;
     for path in std::iter::once(path).chain(backing) {

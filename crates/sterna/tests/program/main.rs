@@ -12,4 +12,5 @@ mod full;
 mod life;
 mod qcow2;
 mod qemu;
+mod remote;
 mod scene;
