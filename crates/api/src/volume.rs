@@ -32,6 +32,9 @@ pub struct Volume {
     pub uri: String,
     /// Absolute path of the unix socket in `uri`; it stays the same across moves and restarts.
     pub socket: String,
+    /// What NBD clients of other hosts connect to; `None`: the volume has no port.
+    #[serde(default)]
+    pub tcp_uri: Option<String>,
     /// Whether it is being served.
     pub state: VolumeState,
     /// Why it is not being served; `None` while it is.
@@ -76,6 +79,11 @@ pub enum ImageFormat {
 pub struct ExportSettings {
     /// Clients may only read.
     pub read_only: bool,
+    /// Address and port where the volume is served over TCP besides its unix socket, for example `192.0.2.1:10809`;
+    /// `None`: nowhere.
+    pub listen: Option<String>,
+    /// Connections at a time; `None`: what the configuration says.
+    pub connections_max: Option<u32>,
     /// Mode of its unix socket in octal, for example `0660`; `None`: that of the configuration.
     pub socket_mode: Option<String>,
     /// Owner of its unix socket, `USER:GROUP`; `None`: that of the configuration.

@@ -9,6 +9,9 @@
 //! mode = "0660"
 //! owner = "root:sterna"
 //!
+//! [nbd]                                     # where volumes have ports: `volume create --listen ADDRESS:PORT`
+//! tls = { certificate = "/etc/sterna/server.pem", key = "/etc/sterna/server.key" }
+//!
 //! [stores.fast]                             # none: one store `default`, in `images/` of the data folder
 //! path = "/srv/fast"                        # or device = "/dev/vg/lv", or nbd = "nbd://host/export"
 //! format = "raw"                            # of new images in a folder; or "qcow2"
@@ -21,6 +24,7 @@
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
 
 mod keys;
+mod nbd;
 mod sockets;
 mod stores;
 
@@ -31,9 +35,11 @@ use std::time::Duration;
 use api::{Address, AddressError};
 use serde::Deserialize;
 
+use self::nbd::FileNbd;
 use self::sockets::FileSocket;
 use self::stores::FileStore;
 pub use keys::UnknownKey;
+pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
 pub use stores::{StoreConfig, StoreFault};
 
@@ -65,6 +71,8 @@ pub struct Config {
     pub api_socket: SocketAccess,
     /// Who may connect to volumes that nothing else is said about.
     pub volume_sockets: SocketAccess,
+    /// How volumes are served over NBD.
+    pub nbd: NbdConfig,
     /// The stores by name. At least one.
     pub stores: BTreeMap<String, StoreConfig>,
     /// Limits.
@@ -265,6 +273,7 @@ impl Config {
             engine: file.engine,
             api_socket,
             volume_sockets,
+            nbd: file.nbd.check(path)?,
             stores,
             limits,
         })
@@ -291,6 +300,7 @@ struct File {
     engine: EngineSetting,
     api_socket: FileSocket,
     volume_sockets: FileSocket,
+    nbd: FileNbd,
     stores: BTreeMap<String, FileStore>,
     limits: FileLimits,
 }

@@ -9,9 +9,10 @@ use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId};
 use tokio::sync::oneshot;
 
+use crate::fail_point;
 use crate::history::Histories;
 use crate::images;
-use crate::journal::Journal;
+use crate::journal::{Journal, step_of};
 use crate::migrations::Migrations;
 
 /// The control plane as one lane sees it; made on another thread, used on the lane's.
@@ -61,6 +62,7 @@ impl LaneControl {
 
 impl Control for LaneControl {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
+        records.iter().filter_map(step_of).for_each(fail_point::in_lane);
         Box::pin(self.journal.commit(records))
     }
 

@@ -58,6 +58,8 @@ struct Armed {
 enum Side {
     Before,
     After,
+    /// Only the lane that asks for the step ends, by a panic.
+    Lane,
 }
 
 static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
@@ -65,7 +67,7 @@ static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
 /// The value of [`VARIABLE`] names no step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{VARIABLE}=\"{text}\" names no step: write before-STEP or after-STEP, with @N for the N-th time; steps: {steps}"
+    "{VARIABLE}=\"{text}\" names no step: write before-STEP, after-STEP or lane-STEP, with @N for the N-th time; steps: {steps}"
 )]
 pub struct UnknownFailPoint {
     text: String,
@@ -99,12 +101,23 @@ pub(crate) fn after(step: Step) {
     pass(Side::After, step);
 }
 
-fn pass(side: Side, step: Step) {
-    let Some(Some(armed)) = ARMED.get() else { return };
-    if armed.side != side || armed.step != step {
-        return;
+/// Ends the lane here, on whose thread this is called, if that was asked for.
+#[expect(clippy::panic, reason = "a test asks for it, to see that the daemon survives a defect of a lane")]
+pub(crate) fn in_lane(step: Step) {
+    if is_reached(Side::Lane, step) {
+        panic!("the fail point of {step:?}");
     }
-    if armed.passes_left.fetch_sub(1, Ordering::SeqCst) == 1 {
+}
+
+/// Tells whether a pass is the one that was asked for.
+fn is_reached(side: Side, step: Step) -> bool {
+    let Some(Some(armed)) = ARMED.get() else { return false };
+    let is_it = armed.side == side && armed.step == step;
+    is_it && armed.passes_left.fetch_sub(1, Ordering::SeqCst) == 1
+}
+
+fn pass(side: Side, step: Step) {
+    if is_reached(side, step) {
         tracing::error!(?side, ?step, "killing this process: {VARIABLE} asked for it");
         // SIGKILL rather than `abort`: no handler, no destructor, no core file.
         let _ = kill_process(getpid(), Signal::KILL);
@@ -123,6 +136,7 @@ fn parse(text: &str) -> Option<Armed> {
     let side = match side {
         "before" => Side::Before,
         "after" => Side::After,
+        "lane" => Side::Lane,
         _ => return None,
     };
     let step = Step::ALL.into_iter().find(|step| step.name() == name)?;

@@ -11,7 +11,7 @@
 
 mod create;
 mod describe;
-mod export;
+pub(crate) mod export;
 mod given;
 mod migrate;
 mod release;
@@ -22,6 +22,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lane::Encryption;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::config::Config;
@@ -47,6 +48,8 @@ pub(crate) struct Host {
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) histories: Arc<Histories>,
+    /// What clients of volumes' ports may or must do.
+    encryption: Encryption,
     pub(crate) sockets: SocketFolder,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
@@ -60,8 +63,15 @@ pub(crate) struct Host {
 
 impl Host {
     /// Puts the parts together. Nothing is served yet.
-    pub(crate) fn new(config: Config, journal: Journal, stores: Stores, sockets: SocketFolder) -> Arc<Self> {
+    pub(crate) fn new(
+        config: Config,
+        journal: Journal,
+        stores: Stores,
+        sockets: SocketFolder,
+        encryption: Encryption,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            encryption,
             histories: Arc::new(Histories::new(&config.data_dir)),
             config,
             journal,

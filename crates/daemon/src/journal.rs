@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 use crate::lock::FolderLock;
 pub(crate) use file::now_unix_ms;
 use file::{JournalFile, ReplaceFault};
+pub(crate) use writer::step_of;
 use writer::{Request, Writer};
 
 /// Name of the journal in the data folder.

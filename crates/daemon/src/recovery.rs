@@ -1,10 +1,10 @@
-//! Ends the migrations that a crash interrupted, before any volume is served. What is to be done is decided by
+//! Ends the migrations that a crash interrupted: of the daemon, before any volume is served, or of a volume's lane. What is to be done is decided by
 //! `migration::recovery`; here it is done, step by step, each step so that it can be done again after another crash.
 
 use lane::ControlFault;
-use migration::journal::{Outcome, Record, State};
+use migration::journal::{MigrationState, Outcome, Record, State};
 use migration::recovery::{Step, recover};
-use migration::{CommitFault, MigrationId};
+use migration::{CommitFault, MigrationId, VolumeId};
 
 use crate::images;
 use crate::journal::Journal;
@@ -17,8 +17,26 @@ use crate::journal::Journal;
 /// # Errors
 /// [`CommitFault`]: the journal cannot be written; nothing may be served.
 pub(crate) async fn run(journal: &Journal) -> Result<(), CommitFault> {
+    end(journal, |_| true).await.map(drop)
+}
+
+/// Ends the interrupted migrations of one volume, whose lane has ended without a word; returns which.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) async fn run_of(journal: &Journal, volume: VolumeId) -> Result<Vec<MigrationId>, CommitFault> {
+    // What the lane asked for last may still be on its way. This is queued behind it.
+    journal.commit(Vec::new()).await?;
+    end(journal, |migration| migration.volumes.iter().any(|moving| moving.volume == volume)).await
+}
+
+async fn end(
+    journal: &Journal,
+    concerned: impl Fn(&MigrationState) -> bool,
+) -> Result<Vec<MigrationId>, CommitFault> {
     let state = journal.read(State::clone);
-    for (id, migration) in state.unfinished() {
+    let mut ended = Vec::new();
+    for (id, migration) in state.unfinished().filter(|(_, migration)| concerned(migration)) {
         tracing::warn!(migration = %id, stage = ?migration.stage, "ending a migration that was interrupted");
         // One at a time, so that what cannot be done for one does not concern the others.
         let mut alone = State { volumes: state.volumes.clone(), ..State::default() };
@@ -33,8 +51,9 @@ pub(crate) async fn run(journal: &Journal) -> Result<(), CommitFault> {
                 step => left_over.extend(carry_out(step, id).await.err()),
             }
         }
+        ended.push(id);
     }
-    Ok(())
+    Ok(ended)
 }
 
 async fn carry_out(step: Step, migration: MigrationId) -> Result<(), String> {

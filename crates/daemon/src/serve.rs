@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use crate::config::{Config, DEFAULT_STORE, StoreConfig};
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::host::Host;
+use crate::host::export::encryption;
 use crate::http::{self, BoundedListener};
 use crate::journal::{Journal, JournalError};
 use crate::lock::{FolderLock, LockError};
@@ -51,6 +52,9 @@ pub enum ServeError {
     /// The sockets cannot be made.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// There is no certificate or key to serve TLS with.
+    #[error("volumes cannot be served over TLS: correct nbd.tls in the configuration")]
+    Credentials(#[source] lane::CredentialsError),
     /// The API cannot be served.
     #[error("the API cannot be served")]
     Api(#[source] std::io::Error),
@@ -116,12 +120,13 @@ impl Daemon {
         make_folder(&config.data_dir)?;
         let lock = FolderLock::acquire(&config.data_dir).map_err(ServeError::DataFolder)?;
         let journal = Journal::open(&config.data_dir, lock)?;
+        let encryption = encryption(&config.nbd).map_err(ServeError::Credentials)?;
         let stores = open_stores(&config)?;
         let sockets = SocketFolder::open(&config.volume_sockets_dir)?;
         let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
         recovery::run(&journal).await.map_err(ServeError::Recovery)?;
         settle(&stores, &journal.read(State::clone));
-        let host = Host::new(config, journal, stores, sockets);
+        let host = Host::new(config, journal, stores, sockets, encryption);
         host.serve_all().await;
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
         Ok(Self { host, listener, api })

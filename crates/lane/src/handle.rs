@@ -1,9 +1,12 @@
 //! How other threads talk to a lane: messages, and a thread to stop.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use block::{IoError, Opened, ZeroMode};
 use futures_channel::{mpsc, oneshot};
+use futures_util::FutureExt;
+use futures_util::future::Shared;
 
 use chronicle::{BlockSize, Epoch, Generation};
 use migration::journal::ImageLocation;
@@ -11,7 +14,9 @@ use migration::{MigrationId, VolumeId};
 
 use crate::conductor::TargetContent;
 
-pub use export::nbd::Access;
+pub use export::nbd::{
+    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption,
+};
 
 /// What a lane is to serve.
 #[derive(Clone, Debug)]
@@ -30,6 +35,16 @@ pub struct LaneSettings {
     pub mirror_wait_max: Duration,
     /// What clients may do.
     pub access: Access,
+    /// Connections at a time; `None`: as many as suit a volume.
+    pub connections_max: Option<usize>,
+}
+
+/// Where a lane takes connections: bound and listening stream sockets.
+pub struct Listeners {
+    /// The volume's unix socket.
+    pub unix: OwnedFd,
+    /// Its port, if it has one, and whether clients encrypt there.
+    pub tcp: Option<(OwnedFd, Encryption)>,
 }
 
 /// A migration of one volume between two stores of this host.
@@ -115,6 +130,8 @@ pub struct LaneStatus {
 #[derive(Clone)]
 pub struct LaneHandle {
     commands: mpsc::UnboundedSender<Command>,
+    /// Resolves when the lane's thread has ended.
+    ended: Shared<oneshot::Receiver<()>>,
 }
 
 /// What a lane is asked for.
@@ -143,8 +160,14 @@ pub(crate) enum Command {
 }
 
 impl LaneHandle {
-    pub(crate) fn new(commands: mpsc::UnboundedSender<Command>) -> Self {
-        Self { commands }
+    pub(crate) fn new(commands: mpsc::UnboundedSender<Command>, ended: oneshot::Receiver<()>) -> Self {
+        Self { commands, ended: ended.shared() }
+    }
+
+    /// Resolves when the lane's thread has ended, in whatever way: also by a panic, of which nothing else tells.
+    pub async fn ended(&self) {
+        // Nothing is ever sent: the sender is dropped.
+        let _ = self.ended.clone().await;
     }
 
     /// Begins a migration. How it goes is told by [`crate::Report`]s.

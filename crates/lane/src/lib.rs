@@ -29,7 +29,10 @@ use block::signal;
 
 pub use conductor::{Baton, Conductor, Plan, PlannedVolume, TargetContent, TimeLimits};
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
-pub use handle::{Access, LaneHandle, LaneSettings, LaneStatus, MigrationOrder, MigrationTarget, Refused};
+pub use handle::{
+    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption, LaneHandle,
+    LaneSettings, LaneStatus, Listeners, MigrationOrder, MigrationTarget, Refused,
+};
 pub use latency::Latencies;
 pub use pulse::Window;
 pub use thread::{LaneError, start};

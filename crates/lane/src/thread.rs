@@ -5,7 +5,6 @@
 //! ```
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use block::filter::Align;
 use block::{BlockDevice, Executor, Handle, IoError, Opened, ZeroMode};
 use chronicle::Chronicle;
 use export::nbd;
-use futures_channel::mpsc;
+use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
 use futures_util::future::select;
 use migration::{MigrationId, PacingSettings};
@@ -25,7 +24,7 @@ use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetContent, Tim
 use crate::control::Control;
 use crate::filter::{Counters, Meter};
 use crate::handle::{
-    Command, LaneHandle, LaneSettings, LaneStatus, MigrationOrder, MigrationTarget, Refused,
+    Command, LaneHandle, LaneSettings, LaneStatus, Listeners, MigrationOrder, MigrationTarget, Refused,
 };
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
@@ -52,8 +51,7 @@ pub enum LaneError {
     EndedAtOnce,
 }
 
-/// Starts the thread of a volume: it serves `store` on `listener`, a bound and listening stream socket, under the
-/// volume's name.
+/// Starts the thread of a volume: it serves `store` on `listeners` under the volume's name.
 ///
 /// `control` is called on the new thread.
 ///
@@ -62,17 +60,20 @@ pub enum LaneError {
 pub fn start(
     settings: LaneSettings,
     store: Opened,
-    listener: OwnedFd,
+    listeners: Listeners,
     engine: EngineChoice,
     control: impl FnOnce() -> Rc<dyn Control> + Send + 'static,
 ) -> Result<LaneHandle, LaneError> {
     let (commands, received) = mpsc::unbounded();
+    let (alive, ended) = oneshot::channel();
     let (started, starting) = std::sync::mpsc::sync_channel(1);
     let name = settings.name.clone();
     std::thread::Builder::new()
         .name(format!("lane {name}"))
         .stack_size(STACK_BYTES)
         .spawn(move || {
+            // Dropped at the end of the thread, also if that is a panic.
+            let _alive = alive;
             // An engine belongs to the thread that opens it.
             let (driver, engine) = match block::engine::open(engine) {
                 Ok(opened) => opened,
@@ -93,14 +94,17 @@ pub fn start(
                     }
                 };
                 let lane = Rc::new(Lane::new(handle, engine, settings, store, control));
-                lane.server.serve(Arc::new(listener));
+                lane.server.serve(Arc::new(listeners.unix));
+                if let Some((listener, encryption)) = listeners.tcp {
+                    lane.server.serve_encrypted(Arc::new(listener), encryption);
+                }
                 let _ = started.send(Ok(()));
                 lane.run(received).await;
             });
         })
         .map_err(LaneError::Thread)?;
     starting.recv().map_err(|_| LaneError::EndedAtOnce)??;
-    Ok(LaneHandle::new(commands))
+    Ok(LaneHandle::new(commands, ended))
 }
 
 /// What lives on the thread.
@@ -150,7 +154,10 @@ impl Lane {
             access: settings.access,
         };
         let exports = nbd::Exports::new([export]);
-        let server = nbd::Server::new(handle.clone(), Rc::clone(&engine), exports, nbd::Limits::STANDARD);
+        let standard = nbd::Limits::STANDARD;
+        let connections_max = settings.connections_max.unwrap_or(standard.connections_max);
+        let limits = nbd::Limits { connections_max, ..standard };
+        let server = nbd::Server::new(handle.clone(), Rc::clone(&engine), exports, limits);
         let migration = Rc::default();
         Self { handle, engine, control, settings, volume, counters, pulse, server, migration }
     }

@@ -143,6 +143,12 @@ pub(crate) struct ExportArguments {
     /// Clients may only read.
     #[arg(long)]
     read_only: bool,
+    /// Serve the volume on this port, too, for clients of other hosts; see [nbd] of the configuration for TLS.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<String>,
+    /// Connections at a time; by default what the configuration says.
+    #[arg(long, value_name = "NUMBER")]
+    connections_max: Option<u32>,
     /// Mode of the volume's socket; by default that of the configuration.
     #[arg(long, value_name = "OCTAL")]
     socket_mode: Option<String>,
@@ -291,7 +297,13 @@ impl From<ImageFormat> for api::ImageFormat {
 
 impl From<ExportArguments> for api::ExportSettings {
     fn from(given: ExportArguments) -> Self {
-        Self { read_only: given.read_only, socket_mode: given.socket_mode, socket_owner: given.socket_owner }
+        Self {
+            read_only: given.read_only,
+            listen: given.listen,
+            connections_max: given.connections_max,
+            socket_mode: given.socket_mode,
+            socket_owner: given.socket_owner,
+        }
     }
 }
 
@@ -347,7 +359,7 @@ const ADD_HELP: &str = "\
 Examples:
   sterna volume add web1 --image /var/lib/libvirt/images/web1.qcow2
   sterna volume add web2 --device /dev/vg/web2
-  sterna volume add web3 --nbd nbd://storage.example/web3 --read-only
+  sterna volume add web3 --nbd nbd://storage.example/web3 --read-only --listen 192.0.2.1:10809
 
 The format of a file is told by its first bytes, once. A raw image that begins as another format's is refused, because a
 guest could have written that: say --format raw if it is one.";

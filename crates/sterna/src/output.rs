@@ -107,6 +107,7 @@ pub(crate) fn volume(volume: &Volume) -> String {
     let mut rows = vec![
         ("volume", volume.name.clone()),
         ("uri", volume.uri.clone()),
+        ("port", volume.tcp_uri.clone().unwrap_or_else(dash)),
         ("size", format!("{} ({} bytes)", bytes(volume.size_bytes), volume.size_bytes)),
         ("used", volume.allocated_bytes.map_or_else(dash, bytes)),
         ("store", volume.store.clone().unwrap_or_else(|| "none: the image is served in place".to_owned())),

@@ -77,8 +77,8 @@ fn unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
         ),
         (
             "zzz = 1\n[stores.a]\npth = '/a'",
-            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, data_dir, engine, limits, stores, \
-             volume_sockets",
+            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, data_dir, engine, limits, nbd, \
+             stores, volume_sockets",
         ),
     ];
     for (text, expected) in cases {
@@ -103,6 +103,13 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
         ("[stores.a]\ndevice = '/dev/a'\nformat = 'qcow2'", "stores.a: format is for folders"),
         ("[stores.a]\npath = '/a'\nformat = 'vmdk'", "unknown variant `vmdk`"),
         ("[stores.a]\nnbd = 'http://a/b'", "stores.a: \"http://a/b\" is no address of an NBD export"),
+        ("[nbd]\nconnections_max = 0", "nbd.connections_max = 0 must be between 1 and 1024"),
+        (
+            "[nbd]\ntls = { certificate = 'c', key = '/k' }",
+            "nbd.tls.certificate = \"c\" must be an absolute path",
+        ),
+        ("[nbd.tls]\ncertificate = '/c'", "missing field `key`"),
+        ("[nbd.tls]\ncertificate = '/c'\nkey = '/k'\nca = '/a'", "line 4: unknown key \"nbd.tls.ca\""),
         ("[api_socket]\nmode = '0777'", "api_socket: \"0777\" is no mode of a socket"),
         ("[volume_sockets]\nowner = 'no-such-user'", "volume_sockets: there is no user \"no-such-user\""),
         ("api = 'tcp:1'", "the API cannot be served there"),

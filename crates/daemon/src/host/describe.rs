@@ -102,6 +102,7 @@ impl Host {
         let mut shown = api::Volume {
             uri: volume_uri(&name, &socket),
             socket: socket.display().to_string(),
+            tcp_uri: None,
             name,
             id: volume.map(|id| id.to_string()).unwrap_or_default(),
             size_bytes: 0,
@@ -122,6 +123,7 @@ impl Host {
         };
         if let Some(recorded) = recorded {
             add_recorded(&mut shown, &recorded);
+            shown.tcp_uri = self.tcp_uri(&recorded.record);
             if let Some(path) = recorded.record.image.place.file().map(PathBuf::from) {
                 let allocated = answer(&self.looks, move || images::allocated_bytes(&path).ok());
                 shown.allocated_bytes = allocated.await.flatten();

@@ -1,12 +1,46 @@
 //! How volumes are offered: what a request says of it, the journal remembers, and the configuration otherwise says.
 
-use migration::journal::{ExportAccess, ExportSettings};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+
+use lane::{Credentials, Encryption};
+use migration::journal::{ExportAccess, ExportSettings, VolumeRecord};
 
 use super::Host;
-use crate::config::{SocketAccess, SocketMode};
+use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
 use crate::error::RequestError;
 
 impl Host {
+    /// What clients of other hosts connect to.
+    pub(super) fn tcp_uri(&self, record: &VolumeRecord) -> Option<String> {
+        let scheme = match self.encryption {
+            Encryption::Off => "nbd",
+            Encryption::Offered(_) | Encryption::Required(_) => "nbds",
+        };
+        record.export.listen.as_ref().map(|address| format!("{scheme}://{address}/{}", record.name))
+    }
+
+    /// Listens on a volume's port, if it has one.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeUnavailable`].
+    pub(super) fn listen_on_port(
+        &self,
+        record: &VolumeRecord,
+    ) -> Result<Option<(OwnedFd, Encryption)>, RequestError> {
+        let Some(address) = &record.export.listen else { return Ok(None) };
+        let volume = record.name.clone();
+        let listener = TcpListener::bind(address).map_err(|error| {
+            let reason = format!("its port {address} cannot be listened on: {error}");
+            RequestError::VolumeUnavailable { volume: volume.clone(), reason }
+        })?;
+        let is_local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+        if matches!(self.encryption, Encryption::Off) && !is_local {
+            tracing::warn!(%volume, %address, "whoever reaches this port can use the volume: no TLS is configured");
+        }
+        Ok(Some((listener.into(), self.encryption.clone())))
+    }
+
     /// Who may use a volume's unix socket.
     ///
     /// # Errors
@@ -25,6 +59,30 @@ impl Host {
     }
 }
 
+/// TLS on the ports of volumes, as the configuration says; may sleep.
+///
+/// # Errors
+/// [`lane::CredentialsError`].
+pub(crate) fn encryption(config: &NbdConfig) -> Result<Encryption, lane::CredentialsError> {
+    let Some(tls) = &config.tls else { return Ok(Encryption::Off) };
+    let credentials = Credentials::load(&tls.files)?;
+    Ok(match tls.policy {
+        TlsPolicy::Offered => Encryption::Offered(credentials),
+        TlsPolicy::Required => Encryption::Required(credentials),
+    })
+}
+
+fn listen_address(text: &str) -> Result<SocketAddr, RequestError> {
+    let invalid = |why: &str| RequestError::Invalid(format!("--listen {text}: {why}"));
+    let address: SocketAddr = text
+        .parse()
+        .map_err(|_| invalid("write ADDRESS:PORT, for example 192.0.2.1:10809 or [2001:db8::1]:10809"))?;
+    if address.port() == 0 {
+        return Err(invalid("clients must know the port: choose one, for example 10809"));
+    }
+    Ok(address)
+}
+
 /// What a request says, checked.
 ///
 /// # Errors
@@ -36,11 +94,15 @@ pub(super) fn export_settings(asked: &api::ExportSettings) -> Result<ExportSetti
     if let Some(owner) = &asked.socket_owner {
         owner.parse::<crate::config::SocketOwner>().map_err(invalid)?;
     }
+    let listen = asked.listen.as_deref().map(listen_address).transpose()?;
+    if asked.connections_max == Some(0) {
+        return Err(RequestError::Invalid("nobody could connect with 0 connections at most".to_owned()));
+    }
     Ok(ExportSettings {
         access: if asked.read_only { ExportAccess::ReadOnly } else { ExportAccess::ReadWrite },
-        listen: None,
+        listen: listen.map(|address| address.to_string()),
         socket_mode: mode.map(SocketMode::bits),
         socket_owner: asked.socket_owner.clone(),
-        connections_max: None,
+        connections_max: asked.connections_max,
     })
 }

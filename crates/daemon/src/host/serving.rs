@@ -3,25 +3,48 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::engine::EngineChoice;
 use block::store::Opened;
 use block::store::image::Patience;
 use chronicle::{BlockSize, Epoch};
-use lane::LaneSettings;
+use lane::{LaneHandle, LaneSettings, Listeners, Report};
 use migration::VolumeId;
-use migration::journal::{ExportAccess, Record, VolumeRecord};
+use migration::journal::{ExportAccess, MigrationState, Record, Stage, VolumeRecord};
 
 use super::{Host, blocking};
 use crate::config::EngineSetting;
 use crate::control::LaneControl;
 use crate::error::{RequestError, with_causes};
 use crate::opening;
+use crate::recovery;
 use crate::volumes::Service;
 
 /// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long a lane is served at least before its end counts as the first one again.
+const STEADY: Duration = Duration::from_secs(60);
+/// Pause before a lane is started again whose thread has ended: a guest is waiting, so it is short the first time, and
+/// twice as long each time after that.
+const RESTART_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often in a row a volume's thread has ended.
+#[derive(Default)]
+struct Ends {
+    in_a_row: u32,
+}
+
+impl Ends {
+    /// The pause before the next start, when the lane was there for `served`.
+    fn pause_after(&mut self, served: Duration) -> Duration {
+        self.in_a_row = if served >= STEADY { 0 } else { self.in_a_row };
+        let pause = RESTART_INTERVAL.saturating_mul(2_u32.saturating_pow(self.in_a_row));
+        self.in_a_row += 1;
+        pause.min(RETRY_INTERVAL)
+    }
+}
 
 /// Epochs that a volume may use between two starts of the daemon: more than a century of ten a second.
 const EPOCHS_PER_START: u64 = 1 << 35;
@@ -48,11 +71,18 @@ impl Host {
             // Guests connect to the socket at once, and wait there for the lane.
             let mut listener = None;
             let mut said = String::new();
+            let mut ends = Ends::default();
             while !attempt.load(Ordering::SeqCst) {
-                match host.try_to_serve(&name, &attempt, &mut listener).await {
-                    Ok(service) => {
-                        host.volumes.set(&name, &attempt, service);
-                        return;
+                let pause = match host.try_to_serve(&name, &attempt, &mut listener).await {
+                    Ok(lane) => {
+                        let began = Instant::now();
+                        host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
+                        lane.ended().await;
+                        if attempt.load(Ordering::SeqCst) {
+                            return;
+                        }
+                        host.lane_ended(&name, &attempt).await;
+                        ends.pause_after(began.elapsed())
                     }
                     Err(error) => {
                         let reason = error.message();
@@ -61,14 +91,38 @@ impl Host {
                         }
                         said.clone_from(&reason);
                         host.volumes.set(&name, &attempt, Service::Failed(reason));
+                        RETRY_INTERVAL
                     }
-                }
+                };
                 tokio::select! {
-                    () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                    () = tokio::time::sleep(pause) => {}
                     () = host.given_up(&attempt) => return,
                 }
             }
         });
+    }
+
+    /// Puts right what a lane left whose thread has ended by a defect: its migration ends as after a crash.
+    async fn lane_ended(&self, name: &str, attempt: &Arc<AtomicBool>) {
+        tracing::error!(volume = %name, "the volume's thread has ended by a defect; it is started again");
+        let reason = "its thread has ended by a defect, and is started again".to_owned();
+        self.volumes.set(name, attempt, Service::Failed(reason));
+        let Ok(record) = self.record_named(name) else { return };
+        let ended = match recovery::run_of(&self.journal, record.volume).await {
+            Ok(ended) => ended,
+            Err(error) => {
+                // It is served from where the journal says it is, whether or not the migration has ended there.
+                tracing::error!(volume = %name, %error, "an interrupted migration is left to the next start");
+                return;
+            }
+        };
+        for migration in ended {
+            let recorded = self.journal.read(|state| state.migrations.get(&migration).cloned());
+            if let Some(MigrationState { stage: Stage::Ended(outcome), summary, .. }) = recorded {
+                self.histories.migration_ended(migration, &tokio::runtime::Handle::current());
+                self.migrations.report(Report::Ended { migration, outcome, summary });
+            }
+        }
     }
 
     /// Serves a volume once: `image` is open, or is opened as soon as nobody else holds it.
@@ -77,7 +131,7 @@ impl Host {
         name: &str,
         attempt: &Arc<AtomicBool>,
         listener: &mut Option<OwnedFd>,
-    ) -> Result<Service, RequestError> {
+    ) -> Result<LaneHandle, RequestError> {
         if listener.is_none() {
             let bound =
                 self.sockets.bind_volume(name, &self.socket_access(&self.record_named(name)?.export)?);
@@ -89,21 +143,23 @@ impl Host {
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
-        let Some(listener) = listener.take() else {
+        let tcp = self.listen_on_port(&record)?;
+        let Some(unix) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
         };
-        self.start_lane(&record, store, listener).await
+        self.start_lane(&record, store, Listeners { unix, tcp }).await
     }
 
     /// Starts the lane of a volume whose image is open.
-    pub(super) async fn start_lane(
+    async fn start_lane(
         self: &Arc<Self>,
         record: &VolumeRecord,
         store: Opened,
-        listener: OwnedFd,
-    ) -> Result<Service, RequestError> {
+        listeners: Listeners,
+    ) -> Result<LaneHandle, RequestError> {
         let block_size =
             BlockSize::new(record.block_size_bytes).map_err(|error| unavailable(&record.name, &error))?;
+        let own_limit = record.export.connections_max.and_then(|limit| usize::try_from(limit).ok());
         let settings = LaneSettings {
             volume: record.volume,
             name: record.name.clone(),
@@ -115,6 +171,7 @@ impl Host {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,
             },
+            connections_max: own_limit.or(self.config.nbd.connections_max),
         };
         let engine = match self.config.engine {
             EngineSetting::Auto => EngineChoice::Auto,
@@ -129,10 +186,10 @@ impl Host {
         };
         let name = record.name.clone();
         let lane = blocking(move || {
-            let started = lane::start(settings, store, listener, engine, || control.into_control());
+            let started = lane::start(settings, store, listeners, engine, || control.into_control());
             started.map_err(|error| unavailable(&name, &error))
         });
-        Ok(Service::Serving(lane.await?))
+        lane.await
     }
 
     /// Makes durable that a range of epochs may be used from now on, and returns the last that may have been before: no

@@ -233,7 +233,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
     }
 }
 
-fn step_of(record: &Record) -> Option<Step> {
+/// The fail point that a record passes.
+pub(crate) fn step_of(record: &Record) -> Option<Step> {
     Some(match record {
         Record::VolumeAdded(_) => Step::Added,
         Record::VolumeRemoved { .. } => Step::Removed,

@@ -158,6 +158,7 @@ impl FakeDaemon {
             generation: 0,
             uri: server.address().to_string(),
             socket: server.address().socket().display().to_string(),
+            tcp_uri: None,
             state: VolumeState::Serving,
             message: None,
             creation: None,

@@ -116,6 +116,31 @@ fn killed_while_the_journal_is_compacted_nothing_is_forgotten() {
 }
 
 #[test]
+fn lane_that_ends_by_a_defect_is_started_again_and_its_migration_is_ended() {
+    for (point, expected) in [
+        ("lane-prepared", Expected::Stayed),
+        ("lane-released", Expected::Stayed),
+        ("lane-owned", Expected::Moved),
+        ("lane-ended", Expected::Moved),
+    ] {
+        let mut scene = Scene::new();
+        scene.start(Some(point));
+        scene.create_volume();
+        let guest = scene.start_guest();
+        scene.run(&["migrate", "v", "--to", "b", "--detach"]);
+        assert!(scene.wait_for_log("the volume's thread has ended by a defect"), "{point}");
+        assert!(scene.wait_for_log("serving volume=v"), "{point}");
+        let process = scene.process();
+        stop_and_verify(guest);
+        check_end(&scene, point, expected);
+        // Nothing is left of the migration that would stand in the way of the next one.
+        let other = if expected == Expected::Moved { "a" } else { "b" };
+        scene.succeed(&["migrate", "v", "--to", other]);
+        assert_eq!(scene.process(), process);
+    }
+}
+
+#[test]
 fn unknown_fail_point_is_refused() {
     let mut scene = Scene::new();
     scene.start(Some("before-lunch"));

@@ -10,6 +10,7 @@ mod devices;
 mod errors;
 mod full;
 mod life;
+mod ports;
 mod qcow2;
 mod qemu;
 mod remote;

@@ -1,0 +1,113 @@
+//! Volumes on ports of their own, for clients of other hosts; sockets for other users; exports that are only read.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use crate::scene::{DEADLINE, Scene, code, stop_and_verify};
+
+/// A port of the loopback interface that nobody listens on at this moment.
+fn free_port() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// What `nbdinfo` says of an export; empty if it could not be used.
+fn nbdinfo(uri: &str) -> String {
+    let output =
+        Command::new("timeout").args([&DEADLINE.as_secs().to_string(), "nbdinfo", uri]).output().unwrap();
+    if output.status.success() { String::from_utf8(output.stdout).unwrap() } else { String::new() }
+}
+
+#[test]
+fn volume_has_a_port_of_its_own_that_survives_restarts_and_moves() {
+    let mut scene = Scene::started();
+    let address = free_port();
+    let create = ["volume", "create", "v", "--store", "a", "--size", "32MiB", "--listen", &address];
+    scene.succeed(&[&create[..], &["--connections-max", "3"]].concat());
+    let uri = format!("nbd://{address}/v");
+    assert_eq!(scene.json(&["volume", "show", "v"]).1["tcp_uri"], uri.as_str());
+    assert!(nbdinfo(&uri).contains("export-size: 33554432"), "{}", nbdinfo(&uri));
+    let guest = scene.start_guest();
+    scene.succeed(&["migrate", "v", "--to", "b"]);
+    assert!(nbdinfo(&uri).contains("is_read_only: false"));
+    scene.kill();
+    scene.start(None);
+    assert_eq!(scene.store_of_volume(), "b");
+    assert!(nbdinfo(&uri).contains("export-size: 33554432"));
+    stop_and_verify(guest);
+    // The port is the volume's.
+    let taken = ["volume", "create", "w", "--store", "a", "--size", "1MiB", "--listen", &address];
+    let (exit, refused) = scene.json(&taken);
+    assert_eq!((exit, code(&refused)), (4, "volume_unavailable"), "{refused}");
+    for nonsense in ["here", "127.0.0.1", "127.0.0.1:0", ":10809"] {
+        let (exit, refused) =
+            scene.json(&["volume", "create", "x", "--store", "a", "--size", "1MiB", "--listen", nonsense]);
+        assert_eq!((exit, code(&refused)), (2, "invalid_request"), "{refused}");
+    }
+}
+
+#[test]
+fn where_tls_is_demanded_nobody_gets_in_without() {
+    let mut scene = Scene::new();
+    let path = |name: &str| scene.path(name).display().to_string();
+    let (certificate, key, trust) = (path("server.pem"), path("server.key"), path("trust"));
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
+        .args(["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
+        .args(["-out", &certificate, "-keyout", &key])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    scene.configure(&format!("[nbd]\ntls = {{ certificate = '{certificate}', key = '{key}' }}\n"));
+    let address = free_port();
+    scene.start(None);
+    scene.succeed(&["volume", "create", "v", "--store", "a", "--size", "1MiB", "--listen", &address]);
+    let uri = scene.json(&["volume", "show", "v"]).1["tcp_uri"].as_str().unwrap().to_owned();
+    assert_eq!(uri, format!("nbds://{address}/v"));
+    assert_eq!(nbdinfo(&format!("nbd://{address}/v")), "");
+    // The authority that clients trust is the certificate itself.
+    std::fs::create_dir(&trust).unwrap();
+    std::fs::copy(&certificate, format!("{trust}/ca-cert.pem")).unwrap();
+    let trusting = format!("{uri}?tls-certificates={trust}");
+    assert!(nbdinfo(&trusting).contains("export-size: 1048576"), "{}", nbdinfo(&trusting));
+    scene.stop();
+    std::fs::remove_file(&key).unwrap();
+    scene.start(None);
+    assert_eq!(scene.wait().code(), Some(8), "a daemon without its key would serve volumes in the clear");
+}
+
+#[test]
+fn read_only_volume_is_read_and_sockets_have_the_mode_that_was_asked_for() {
+    let scene = Scene::new();
+    scene.configure("[api_socket]\nmode = '0660'\n[volume_sockets]\nmode = '0666'\n");
+    let mut scene = scene;
+    scene.start(None);
+    let mode = |path: &str| std::fs::metadata(scene.path(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("run"), mode("run/volumes"), mode("run/api.sock")), (0o711, 0o711, 0o660));
+    let image = scene.path("raw");
+    std::fs::write(&image, [7; 8192]).unwrap();
+    let path = image.display().to_string();
+    scene.succeed(&["volume", "add", "v", "--image", &path, "--read-only", "--socket-mode", "0640"]);
+    scene.succeed(&["volume", "create", "w", "--store", "a", "--size", "1MiB"]);
+    assert_eq!((mode("run/volumes/v.sock"), mode("run/volumes/w.sock")), (0o640, 0o666));
+    let uri = |name: &str| scene.json(&["volume", "show", name]).1["uri"].as_str().unwrap().to_owned();
+    assert!(nbdinfo(&uri("v")).contains("is_read_only: true"));
+    assert!(nbdinfo(&uri("w")).contains("is_read_only: false"));
+    // It moves as any other, and stays what it is.
+    scene.succeed(&["migrate", "v", "--to", "a"]);
+    assert!(nbdinfo(&uri("v")).contains("is_read_only: true"));
+    assert_eq!(std::fs::read(scene.path("a/v.img")).unwrap(), [7; 8192]);
+    let bad = ["volume", "create", "x", "--store", "a", "--size", "1MiB", "--socket-owner", "no-such-user"];
+    let (exit, refused) = scene.json(&bad);
+    assert_eq!((exit, code(&refused)), (2, "invalid_request"), "{refused}");
+}
