@@ -8,7 +8,7 @@
 //!     └─ vm ──► a guest that is a machine in QEMU, with a checker inside (`src/bin/guest_disk_check.rs`)
 //! ```
 //!
-//! The benchmarks ([`bench`]) start the daemon as the demo does, and let fio be the guest.
+//! The benchmarks ([`mod@bench`]) start the daemon as the demo does, and let fio be the guest.
 //!
 //! The tests of other crates use `nbd_client` and `workload` as well: whoever serves a disk can be judged by them. This
 //! crate knows the daemon by its API alone.
