@@ -143,7 +143,7 @@ pub(crate) struct ExportArguments {
     /// Clients may only read.
     #[arg(long)]
     read_only: bool,
-    /// Serve the volume on this port, too, for clients of other hosts; see [nbd] of the configuration for TLS.
+    /// Serve the volume on this port, too, for clients of other hosts; see `[nbd]` of the configuration for TLS.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
     /// Connections at a time; by default what the configuration says.

@@ -65,7 +65,7 @@ pub enum Patience {
 pub enum Caching {
     /// Past it.
     Direct,
-    /// Through it, because the file system has no direct I/O, or wants more than [`ALIGNMENT`].
+    /// Through it, because the file system has no direct I/O, or wants more than [`ALIGNMENT`](crate::device::ALIGNMENT).
     Buffered,
 }
 
