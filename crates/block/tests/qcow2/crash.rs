@@ -1,7 +1,8 @@
-//! A process that writes an image is killed at any moment: the image is whole, and what was flushed is there.
+//! A process that writes an image is killed at any moment: the image is whole, and what was acknowledged is there, be it
+//! flushed or not.
 //!
 //! The child makes the same requests at every run of a seed, so that the parent knows them without being told. It
-//! says which flushes were acknowledged.
+//! says what was acknowledged.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -72,6 +73,7 @@ fn writes_until_it_is_killed() {
             let device = Rc::new(lane.open(Path::new(&path), Access::ReadWrite).await);
             for number in 1.. {
                 run_batch(&device, seed, number).await;
+                println!("\nacknowledged {number}");
                 if number % FLUSH_EVERY == 0 {
                     flush_beside(&lane, &device, number);
                 }
@@ -114,17 +116,18 @@ fn spawn_writer(path: &Path, seed: u64) -> Child {
     command.stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Lets a writer work until it has told some flushes, kills it, and returns the last flush that it told.
+/// Lets a writer work until it has told some flushes, kills it, and returns the last batch that it told.
 fn kill_after(mut writer: Child, flushes: u64) -> u64 {
     let mut last = 0;
     let mut told = 0;
     for line in BufReader::new(writer.stdout.take().unwrap()).lines() {
-        let Some(number) =
-            line.unwrap().strip_prefix("flushed ").map(|number| number.parse::<u64>().unwrap())
-        else {
+        let line = line.unwrap();
+        if let Some(number) = line.strip_prefix("acknowledged ") {
+            last = number.parse().unwrap();
+        }
+        if !line.starts_with("flushed ") {
             continue;
-        };
-        last = last.max(number);
+        }
         told += 1;
         if told == flushes {
             writer.kill().unwrap();
@@ -143,28 +146,28 @@ struct Allowed {
     fills: BTreeSet<u8>,
 }
 
-/// Checks each sector: it is as the last flushed request left it, or as a later one did.
-pub(crate) fn check_content(before: &[u8], found: &[u8], seed: u64, flushed: u64) {
+/// Checks each sector: it is as the last of the batches that are sure left it, or as a later one did.
+pub(crate) fn check_content(before: &[u8], found: &[u8], seed: u64, sure: u64) {
     const SECTOR: usize = 512;
     let untouched = Allowed { old: true, fills: BTreeSet::new() };
     let mut allowed = vec![untouched; (SIZE / BLOCK) as usize];
-    for number in 1..=flushed + AHEAD_MAX {
+    for number in 1..=sure + AHEAD_MAX {
         for step in batch(seed, number) {
             for block in step.first..step.first + step.count {
                 let allowed = &mut allowed[block as usize];
-                if number <= flushed {
+                if number <= sure {
                     *allowed = Allowed { old: false, fills: BTreeSet::new() };
                 }
                 allowed.fills.insert(step.fill);
             }
         }
     }
-    // What is not flushed may be there in part, by sectors.
+    // What is not sure may be there in part, by sectors.
     for (index, (sector, old)) in found.chunks(SECTOR).zip(before.chunks(SECTOR)).enumerate() {
         let allowed = &allowed[index * SECTOR / BLOCK as usize];
         let is_filled = sector.iter().all(|byte| *byte == sector[0]) && allowed.fills.contains(&sector[0]);
         let is_one = is_filled || allowed.old && sector == old;
-        assert!(is_one, "seed {seed}, flushed {flushed}, sector {index}: {} of {allowed:?}", sector[0]);
+        assert!(is_one, "seed {seed}, sure {sure}, sector {index}: {} of {allowed:?}", sector[0]);
     }
 }
 
@@ -185,8 +188,8 @@ fn check_kills(cluster_size: u64, rounds: u64) {
     let mut lost = 0;
     let mut before = vec![0; SIZE as usize];
     for seed in 1..=rounds {
-        let flushed = kill_after(spawn_writer(&path, seed), 1 + seed * 7 % 11);
-        assert!(flushed > 0, "the writer has not worked");
+        let acknowledged = kill_after(spawn_writer(&path, seed), 1 + seed * 7 % 11);
+        assert!(acknowledged > 0, "the writer has not worked");
         // Its last writes may still be on their way; the lock tells.
         let waiting =
             Qcow2Image::open_waiting(&path, Access::ReadWrite, |_| block::store::image::Patience::Wait);
@@ -198,7 +201,7 @@ fn check_kills(cluster_size: u64, rounds: u64) {
             let (path, expected, sender) = (path.clone(), Rc::clone(&expected), sender.clone());
             async move {
                 let found = content(&lane, &path).await;
-                check_content(&expected, &found, seed, flushed);
+                check_content(&expected, &found, seed, acknowledged);
                 sender.send(found).unwrap();
             }
         });

@@ -10,8 +10,8 @@
 //! imago keeps the tables; the data of guests go past it. What it needs from us is that nothing is on its way to or
 //! from a cluster that is given back: the claims see to that.
 //!
-//! N.B. whoever drops a store that was written flushes it before; what tables hold in memory is lost otherwise, as it
-//! is when the process is killed.
+//! N.B. a change is acknowledged only when the tables that lead to it are in the file: what was acknowledged survives
+//! the process, though not a power cut without a flush.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -154,7 +154,7 @@ impl BlockDevice for Qcow2Store {
             drop(claimed);
             let writer = Rc::clone(&shared);
             as_task(&handle, async move { writer.write_allocating(range, &data).await }).await?;
-            shared.flush_if(durability).await
+            shared.settle(durability).await
         }))
     }
 
@@ -182,7 +182,7 @@ impl BlockDevice for Qcow2Store {
                 }
             })
             .await?;
-            shared.flush_if(durability).await
+            shared.settle(durability).await
         }))
     }
 
@@ -255,13 +255,16 @@ impl Shared {
             Some(self.tables.top().write(offset, part, each))
         });
         try_join_all(writes).await?;
-        self.flush_if(after).await
+        self.settle(after).await
     }
 
-    async fn flush_if(&self, durability: Durability) -> Result<(), IoError> {
+    /// What comes between a change and its acknowledgement: the tables that lead there are in the file, for a guest
+    /// outlives the process that serves it, and with it what it was told. Those who wait at the same time share the
+    /// work.
+    async fn settle(&self, durability: Durability) -> Result<(), IoError> {
         match durability {
-            Durability::Volatile => Ok(()),
-            Durability::Durable => self.flush().await,
+            Durability::Volatile if self.tables_are_durable() => Ok(()),
+            Durability::Volatile | Durability::Durable => self.flush().await,
         }
     }
 
