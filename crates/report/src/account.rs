@@ -6,8 +6,9 @@ use crate::course::requests;
 use crate::figures::{bytes as show, change, grouped, latency, seconds};
 use crate::markup::escape;
 
-/// A guest is taken for disrupted while it does less than this part of what it did before.
-const DISRUPTED_BELOW: f64 = 0.5;
+/// A guest is taken for disrupted while it does less than this part of what it did before (\[TPM\] §III-A), unless it
+/// did as little before.
+const DISRUPTED_BELOW: f64 = 0.9;
 
 /// What the guest got before, while and after.
 pub(crate) fn guest(recording: &Recording) -> String {
@@ -59,7 +60,7 @@ pub(crate) fn decisions(migration: &Migration, recording: &Recording) -> String 
         rows.push(("errors met", faults));
     }
     rows.push(("suspensions", suspensions(recording)));
-    rows.push(("stood still", waits(recording)));
+    rows.push(("waited for", waits(recording)));
     let rows: Vec<String> = rows
         .iter()
         .map(|(name, text)| format!("<tr><th scope=\"row\">{name}</th><td>{text}</td></tr>"))
@@ -150,7 +151,7 @@ fn cost(recording: &Recording) -> String {
     format!(
         "<dl class=\"cost\"><div><dt>share lost</dt><dd>{:.0} %</dd><dd>of the guest's requests a second while it ran</dd></div>\
          <div><dt>time × loss</dt><dd>{}</dd><dd>of the guest's work at its former pace</dd></div>\
-         <div><dt>disruption</dt><dd>{}</dd><dd>altogether at less than half its former pace</dd></div></dl>",
+         <div><dt>disruption</dt><dd>{}</dd><dd>altogether below nine tenths of the pace before, and below its slowest sample then</dd></div></dl>",
         lost * 100.0,
         seconds(lost * during.seconds),
         seconds(disrupted_seconds(recording, before.iops))
@@ -159,12 +160,14 @@ fn cost(recording: &Recording) -> String {
 
 /// How long the guest did clearly less than before, from the start of the migration on.
 fn disrupted_seconds(recording: &Recording, iops_before: f64) -> f64 {
-    let limit = iops_before * DISRUPTED_BELOW;
-    let is_disrupted = |sample: &&HistorySample| {
-        let needed = limit * sample.length_ms / 1000.0;
-        sample.at_ms >= 0.0 && (requests(sample) as f64) < needed
-    };
-    recording.samples.iter().filter(is_disrupted).map(|sample| sample.length_ms / 1000.0).sum()
+    let (before, since): (Vec<_>, Vec<_>) = recording.samples.iter().partition(|sample| sample.at_ms < 0.0);
+    let slowest = before.into_iter().map(iops).fold(f64::INFINITY, f64::min);
+    let limit = slowest.min(iops_before * DISRUPTED_BELOW);
+    since.into_iter().filter(|sample| iops(sample) < limit).map(|sample| sample.length_ms / 1000.0).sum()
+}
+
+fn iops(sample: &HistorySample) -> f64 {
+    requests(sample) as f64 * 1000.0 / sample.length_ms
 }
 
 fn strategy(name: &str) -> String {
@@ -251,10 +254,10 @@ fn suspensions(recording: &Recording) -> String {
 
 fn waits(recording: &Recording) -> String {
     if recording.waits.is_empty() {
-        return "never".to_owned();
+        return "nothing".to_owned();
     }
     let line = |wait: &api::Waited| {
-        format!("<li>about {}, waiting for {}</li>", seconds(wait.total_ms / 1000.0), escape(&wait.reason))
+        format!("<li>{}: about {}</li>", escape(&wait.reason), seconds(wait.total_ms / 1000.0))
     };
     format!("<ul>{}</ul>", recording.waits.iter().map(line).collect::<String>())
 }
