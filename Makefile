@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench openapi
+.PHONY: help demo test lint bench fuzz openapi
 
 # Cargo runs tests in the folder of their crate, so paths given to them are absolute.
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -56,6 +56,24 @@ lint: ## Check format, clippy's lints, documentation, scripts, licences.
 openapi: ## Write docs/openapi.json anew, after a change of the HTTP API.
 	cargo run --quiet -p daemon --example openapi >$(TARGET)/openapi.json
 	mv $(TARGET)/openapi.json docs/openapi.json
+
+# Seconds for each target. What is found beyond what is kept goes into fuzz/corpus, minimised; `cargo test` replays that.
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS ?= nbd_decoders nbd_connection http_api config journal
+FUZZ_FLAGS := --fuzz-dir fuzz --target-dir $(TARGET)/fuzz
+
+# libFuzzer's instrumentation is not in stable Rust yet: RUSTC_BOOTSTRAP lets the stable compiler have it.
+fuzz: export RUSTC_BOOTSTRAP := 1
+fuzz: ## Feed hostile bytes to whatever reads bytes, FUZZ_SECONDS (600) for each target.
+	scripts/install-packages build
+	cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked
+	for target in $(FUZZ_TARGETS); do \
+	  new=$$(mktemp -d); \
+	  cargo fuzz run $(FUZZ_FLAGS) $$target $$new fuzz/corpus/$$target -- \
+	    -max_total_time=$(FUZZ_SECONDS) -timeout=25 -max_len=65536 -print_final_stats=1; \
+	  cargo fuzz run $(FUZZ_FLAGS) $$target -- -merge=1 -max_len=4096 fuzz/corpus/$$target $$new; \
+	  rm -r $$new; \
+	done
 
 bench: ## Measure what recording a write costs, Sterna beside the raw disk and QEMU, migrations beside copies.
 	scripts/install-packages bench

@@ -219,16 +219,28 @@ impl Config {
         let Some(path) = explicit.or(folders.config_file.as_deref()) else {
             return Self::build(Path::new("(no file)"), File::default(), overrides, folders);
         };
-        let file = match read(path) {
-            Ok(text) => File::parse(path, &text)?,
+        match read(path) {
+            Ok(text) => Self::parse(path, &text, overrides, folders),
             Err(ConfigError::Read { source, .. })
                 if explicit.is_none() && source.kind() == std::io::ErrorKind::NotFound =>
             {
-                File::default()
+                Self::build(path, File::default(), overrides, folders)
             }
-            Err(error) => return Err(error),
-        };
-        Self::build(path, file, overrides, folders)
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a configuration of the text of a file; `path` is for messages. Reads nothing.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse(
+        path: &Path,
+        text: &str,
+        overrides: &Overrides,
+        folders: &Folders,
+    ) -> Result<Self, ConfigError> {
+        Self::build(path, File::parse(path, text)?, overrides, folders)
     }
 
     fn build(path: &Path, file: File, overrides: &Overrides, folders: &Folders) -> Result<Self, ConfigError> {

@@ -1,7 +1,7 @@
 //! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here.
 
-mod listener;
 mod openapi;
+mod server;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +24,15 @@ use crate::error::RequestError;
 use crate::host::Host;
 use crate::migrations::parse_id;
 
-pub(crate) use listener::BoundedListener;
 pub use openapi::document as openapi_document;
+pub(crate) use server::serve;
 
 /// Bytes of a body that is too large that are read all the same: a client that still writes when the connection ends
 /// does not see the answer.
 const DISCARDED_BYTES_MAX: usize = 4 << 20;
+
+/// Longest that the body of a request may take. Ours are small: whoever takes longer keeps a place from others.
+const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// All that the API answers.
 pub(crate) fn router(host: Arc<Host>) -> Router {
@@ -195,7 +198,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
 
 /// The body of a request. Its type is not asked for: there is only one.
 async fn body<T: DeserializeOwned>(request: Request) -> Result<T, RequestError> {
-    let mut body = request.into_body();
+    let bytes = tokio::time::timeout(BODY_WAIT_MAX, read(request.into_body())).await.map_err(|_| {
+        RequestError::Invalid(format!("the request was not sent within {} s", BODY_WAIT_MAX.as_secs()))
+    })??;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        RequestError::Invalid(format!("the body of the request is not as expected: {error}"))
+    })
+}
+
+async fn read(mut body: Body) -> Result<Vec<u8>, RequestError> {
     let mut bytes = Vec::new();
     let mut length = 0;
     while let Some(frame) = body.frame().await {
@@ -212,9 +223,7 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, RequestError> 
     if length > api::REQUEST_BYTES_MAX {
         return Err(RequestError::TooLarge);
     }
-    serde_json::from_slice(&bytes).map_err(|error| {
-        RequestError::Invalid(format!("the body of the request is not as expected: {error}"))
-    })
+    Ok(bytes)
 }
 
 fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, RequestError> {

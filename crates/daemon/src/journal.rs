@@ -104,6 +104,14 @@ pub enum JournalError {
     },
 }
 
+/// Says what a journal of these bytes says; `path` is for messages. Changes nothing.
+///
+/// # Errors
+/// [`JournalError`]: a daemon would not go on with it.
+pub fn read_journal(path: &Path, bytes: &[u8]) -> Result<State, JournalError> {
+    file::fold(path, bytes).map(|found| found.state)
+}
+
 impl Journal {
     /// Opens the journal of the data folder, or begins one, and starts the journal's thread.
     ///

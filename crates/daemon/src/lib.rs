@@ -37,7 +37,7 @@ mod volumes;
 pub use config::{Config, ConfigError, EngineSetting, StoreConfig};
 pub use folders::Folders;
 pub use http::openapi_document;
-pub use journal::{JOURNAL_FILE, JournalError};
+pub use journal::{JOURNAL_FILE, JournalError, read_journal};
 pub use lock::LockError;
 pub use serve::{Daemon, ServeError, serve};
 pub use sockets::SocketError;

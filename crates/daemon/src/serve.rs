@@ -22,7 +22,7 @@ use crate::config::{Config, DEFAULT_STORE, StoreConfig};
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::host::Host;
 use crate::host::export::encryption;
-use crate::http::{self, BoundedListener};
+use crate::http;
 use crate::journal::{Journal, JournalError};
 use crate::lock::{FolderLock, LockError};
 use crate::recovery;
@@ -139,13 +139,11 @@ impl Daemon {
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
         let Self { host, listener, api } = self;
         let (closing, closed) = oneshot::channel();
-        let server = axum::serve(BoundedListener::new(listener), http::router(Arc::clone(&host)))
-            .with_graceful_shutdown(async move {
-                stop.await;
-                // Nobody listens if the server has failed.
-                let _ = closing.send(());
-            });
-        let server = tokio::spawn(server.into_future());
+        let server = tokio::spawn(http::serve(listener, http::router(Arc::clone(&host)), async move {
+            stop.await;
+            // Nobody listens if the server has failed.
+            let _ = closing.send(());
+        }));
         // Resolves when it is to stop, or when the server has failed and dropped its side.
         let failed = closed.await.is_err();
         // Connections under way get their answers while the lanes drain.
@@ -153,10 +151,8 @@ impl Daemon {
             tracing::warn!(path = %api.display(), %error, "the API's socket is left over");
         }
         host.stop().await;
-        match tokio::time::timeout(host.config.limits.stop_wait_max, server).await {
-            Ok(Ok(Err(error))) => return Err(ServeError::Api(error)),
-            Ok(_) => {}
-            Err(_) => tracing::warn!("a client of the API does not take its answer"),
+        if tokio::time::timeout(host.config.limits.stop_wait_max, server).await.is_err() {
+            tracing::warn!("a client of the API does not take its answer");
         }
         if failed {
             return Err(ServeError::Api(std::io::ErrorKind::BrokenPipe.into()));

@@ -150,7 +150,8 @@ pub(super) fn read(path: &Path) -> Result<Option<Found>, JournalError> {
     fold(path, &bytes).map(Some)
 }
 
-fn fold(path: &Path, bytes: &[u8]) -> Result<Found, JournalError> {
+/// Says what the bytes of a journal say.
+pub(super) fn fold(path: &Path, bytes: &[u8]) -> Result<Found, JournalError> {
     let codec = |source| JournalError::Codec { path: path.to_owned(), source };
     let mut frames = Frames::new(bytes).map_err(codec)?;
     let mut state = State::default();

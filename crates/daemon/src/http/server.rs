@@ -1,0 +1,151 @@
+//! Serves the API's connections: a bounded number of them, none of which may dawdle.
+//!
+//! ```text
+//!   accept ──► place (at most CONNECTIONS_MAX; the others wait to be accepted)
+//!                └─► head within HEAD_WAIT_MAX ──► body (its limits: `http`) ──► answer, taken within ANSWER_WAIT_MAX
+//!                      ▲                                                              │
+//!                      └────────────────────── the next request ◄─────────────────────┘
+//! ```
+
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Sleep, sleep};
+
+/// API connections at a time: many times the people and scripts that look at one host, and few enough for the files
+/// that a process may have open.
+const CONNECTIONS_MAX: usize = 256;
+/// Longest that a client may take to send the head of a request, counted from the connection or the answer before: an
+/// idle client must not keep a place that another waits for.
+const HEAD_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Longest head of a request, in bytes: method, path and headers. Ours have some hundred.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Bytes of a connection that are buffered at most.
+const BUFFER_BYTES_MAX: usize = 64 << 10;
+/// Longest that a client may leave an answer lying without taking any of it.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Pause after a failed accept: most often the process has no descriptors left.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Serves connections until `stop` resolves; returns when those that are left then have got their answers.
+pub(crate) async fn serve(listener: UnixListener, router: Router, stop: impl Future<Output = ()>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let connections = GracefulShutdown::new();
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX);
+    http.max_header_size(HEAD_BYTES_MAX).max_buf_size(BUFFER_BYTES_MAX);
+    let mut stop = pin!(stop);
+    loop {
+        let stream = tokio::select! {
+            stream = accept(&listener, &places) => stream,
+            () = &mut stop => break,
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection of the API broke off");
+            }
+        });
+    }
+    // From here on connecting is refused.
+    drop(listener);
+    connections.shutdown().await;
+}
+
+async fn accept(listener: &UnixListener, places: &Arc<Semaphore>) -> BoundedStream {
+    loop {
+        // The semaphore is never closed.
+        let Ok(place) = Arc::clone(places).acquire_owned().await else { continue };
+        match listener.accept().await {
+            Ok((stream, _)) => return BoundedStream { stream, untaken: None, _place: place },
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection of the API");
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// A connection that fails when its client takes nothing for too long, and gives its place back when it is dropped.
+struct BoundedStream {
+    stream: UnixStream,
+    /// When the client has to have taken something; `None` while nothing waits for it.
+    untaken: Option<Pin<Box<Sleep>>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl BoundedStream {
+    /// Fails if a write has waited for too long.
+    fn check(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.untaken = None;
+            return written;
+        }
+        let deadline = self.untaken.get_or_insert_with(|| Box::pin(sleep(ANSWER_WAIT_MAX)));
+        ready!(deadline.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for BoundedStream {
+    /// Passthrough.
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for BoundedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.check(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        self.check(context, written)
+    }
+
+    /// Passthrough.
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// Passthrough.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    /// Passthrough.
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

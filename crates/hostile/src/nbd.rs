@@ -1,0 +1,163 @@
+//! The NBD server: its decoders by themselves, and a whole connection of a server over a disk in memory.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::engine::{Engine, EngineChoice, EngineDriver};
+use block::{Buffer, BufferPool, Executor, MemoryStore};
+use export::nbd::intake::{Admission, Intake, Taken};
+use export::nbd::negotiation::{AllocationContext, INPUT_LENGTH_MAX, Negotiation, Step, TlsMode};
+use export::nbd::transmission::Terms;
+use export::nbd::{Access, Export, Exports, Limits, Server};
+use futures_util::future::{Either, join, select};
+
+/// Size of the disk, in bytes: no power of two, and small, so that requests reach its end.
+const DISK_BYTES: u64 = (1 << 20) + 512;
+/// Payloads that the decoders are given memory for: what a short input can make use of.
+const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+/// Longest that a connection may take to end once its client has said all. Far more than it needs.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Room for replies that are received at a time.
+const RECEIVE_BYTES: usize = 64 << 10;
+
+/// Negotiates and takes requests without a socket, in pieces whose sizes the first byte decides.
+pub(crate) fn feed_decoders(bytes: &[u8]) {
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    let tls = [TlsMode::Off, TlsMode::Offered, TlsMode::Required, TlsMode::Off][usize::from(kind % 4)];
+    let piece = [1, 7, 64, usize::MAX][usize::from(kind / 4 % 4)];
+    let exports = exports();
+    let mut machine = Negotiation::with_tls(tls);
+    let (mut kept, mut output) = (Vec::new(), Vec::new());
+    let mut unread = bytes;
+    let agreement = loop {
+        let Ok((used, step)) = machine.advance(&kept, &exports, &mut output) else { return };
+        kept.drain(..used);
+        match step {
+            Step::Continue => assert!(used > 0, "a message has bytes"),
+            Step::NeedBytes => {
+                assert!(kept.len() < INPUT_LENGTH_MAX, "{} bytes are enough", kept.len());
+                let (taken, rest) = unread.split_at(unread.len().min(piece));
+                if taken.is_empty() {
+                    return;
+                }
+                kept.extend_from_slice(taken);
+                unread = rest;
+            }
+            Step::StartTls => machine.begin_tls(),
+            Step::Agreed(agreement) => break agreement,
+            Step::Aborted => return,
+        }
+        // Every option is answered in bounds: what is said about it cannot grow with what it says.
+        output.clear();
+    };
+    let terms = Terms { offer: agreement.offer, allocation: agreement.allocation };
+    kept.extend_from_slice(unread);
+    take_requests(&kept, &terms, piece);
+    take_requests(bytes, &Terms { allocation: AllocationContext::Chosen, ..terms }, piece);
+}
+
+fn take_requests(bytes: &[u8], terms: &Terms, piece: usize) {
+    let (mut intake, pool) = (Intake::default(), BufferPool::new());
+    for mut input in bytes.chunks(piece.min(bytes.len().max(1))) {
+        loop {
+            let admit =
+                |length| if length <= PAYLOAD_BYTES_MAX { Admission::Granted } else { Admission::Refused };
+            match intake.take(&mut input, terms, &pool, admit) {
+                Ok(Taken::NeedBytes) => break,
+                Ok(Taken::Request { .. } | Taken::Refused { .. }) => {}
+                Ok(Taken::NoRoom) | Err(_) => return,
+            }
+        }
+        assert!(input.is_empty(), "what asks for more has used what there was");
+    }
+}
+
+/// Lets a server serve a client that sends the bytes, reads whatever it is told, and leaves.
+pub(crate) fn feed_connection(bytes: &[u8]) {
+    thread_local! {
+        static LANE: RefCell<Lane> = RefCell::new(Lane::open());
+    }
+    LANE.with_borrow_mut(|lane| lane.serve(bytes));
+}
+
+/// What stays from one connection to the next: a ring is dear to make.
+struct Lane {
+    executor: Executor<EngineDriver>,
+    engine: Rc<dyn Engine>,
+}
+
+impl Lane {
+    #[expect(clippy::expect_used, reason = "threads can always be had")]
+    fn open() -> Self {
+        let (driver, engine) = block::engine::open(EngineChoice::Auto).expect("an engine");
+        Self { executor: Executor::new(driver), engine }
+    }
+
+    #[expect(clippy::expect_used, reason = "a process has two descriptors more")]
+    fn serve(&mut self, bytes: &[u8]) {
+        let handle = self.executor.handle();
+        let server = Server::new(handle.clone(), Rc::clone(&self.engine), exports(), Limits::STANDARD);
+        let (theirs, ours) = UnixStream::pair().expect("a socket pair");
+        server.serve_connection(OwnedFd::from(theirs));
+        let socket = Arc::new(OwnedFd::from(ours));
+        let talks = talk(Rc::clone(&self.engine), socket, Buffer::copy_of(bytes));
+        self.executor.run(async move {
+            let ends = Box::pin(async {
+                talks.await;
+                server.shutdown(PATIENCE).await
+            });
+            match select(ends, handle.sleep(PATIENCE)).await {
+                Either::Left((drained, _)) => {
+                    assert_eq!(drained.connections_cut, 0, "a connection ends with its client");
+                }
+                Either::Right(_) => {
+                    assert!(server.connections().is_empty(), "it goes on: {:?}", server.connections());
+                }
+            }
+        });
+    }
+}
+
+/// Sends everything, and reads until the server has closed.
+async fn talk(engine: Rc<dyn Engine>, socket: Arc<OwnedFd>, bytes: Buffer) {
+    let says = async {
+        // A server that has had enough closes before all is said.
+        let _ = engine.send(&socket, vec![bytes]).await;
+        let _ = say_no_more(&socket);
+    };
+    let hears = async {
+        loop {
+            let room = Buffer::zeroed(RECEIVE_BYTES);
+            match engine.receive(&socket, room).await {
+                Ok((_, count)) if count > 0 => {}
+                _ => return,
+            }
+        }
+    };
+    join(says, hears).await;
+}
+
+/// Says that nothing more will be sent.
+fn say_no_more(socket: &OwnedFd) -> std::io::Result<()> {
+    UnixStream::from(socket.try_clone()?).shutdown(std::net::Shutdown::Write)
+}
+
+fn exports() -> Exports {
+    let disk = Export {
+        name: "disk".to_owned(),
+        description: "one disk".to_owned(),
+        device: Rc::new(MemoryStore::new(DISK_BYTES)),
+        access: Access::ReadWrite,
+    };
+    let frozen = Export {
+        name: "frozen".to_owned(),
+        description: String::new(),
+        device: Rc::clone(&disk.device),
+        access: Access::ReadOnly,
+    };
+    Exports::new([disk, frozen])
+}

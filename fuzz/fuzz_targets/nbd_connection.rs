@@ -1,0 +1,5 @@
+//! Lets libFuzzer feed the target `nbd_connection` of the crate `hostile`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| hostile::feed("nbd_connection", bytes));
