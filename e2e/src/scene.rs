@@ -197,6 +197,18 @@ impl Scene {
         }
     }
 
+    /// Memory that the daemon has, in bytes.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn resident_bytes(&self) -> anyhow::Result<u64> {
+        let daemon = self.daemon.as_ref().context("no daemon runs")?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kibibytes: u64 = line.trim().trim_end_matches(" kB").trim().parse()?;
+        Ok(kibibytes << 10)
+    }
+
     fn with_log(&self, error: &anyhow::Error) -> anyhow::Error {
         anyhow::anyhow!("{error:#}\n\n{}", self.end_of_log())
     }
