@@ -22,14 +22,9 @@ pub(crate) enum BenchCommand {
     Mirror(BenchMirrorArguments),
 }
 
+/// What both benchmarks are told.
 #[derive(Debug, Args)]
-pub(crate) struct BenchNbdArguments {
-    /// How often everything is measured; medians are taken of that.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub(crate) rounds: u32,
-    /// How long each measurement lasts.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
-    pub(crate) seconds: u32,
+pub(crate) struct BenchArguments {
     /// Size of the image, a multiple of 1 MiB.
     #[arg(long, default_value = "2GiB", value_parser = parse_image_size)]
     pub(crate) size: u64,
@@ -39,6 +34,18 @@ pub(crate) struct BenchNbdArguments {
     /// Also write a page with plots to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchNbdArguments {
+    /// How often everything is measured; medians are taken of that.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// How long each measurement lasts.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(crate) seconds: u32,
+    #[command(flatten)]
+    pub(crate) bench: BenchArguments,
     /// Measure this alone; may be given several times.
     #[arg(long, value_name = "WORKLOAD")]
     pub(crate) only: Vec<BenchWorkload>,
@@ -52,15 +59,8 @@ pub(crate) struct BenchMirrorArguments {
     /// How long the guest works before and after each migration under load.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) seconds: u32,
-    /// Size of the image, a multiple of 1 MiB.
-    #[arg(long, default_value = "2GiB", value_parser = parse_image_size)]
-    pub(crate) size: u64,
-    /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) folder: Option<PathBuf>,
-    /// Also write a page with plots to this file.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) html: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) bench: BenchArguments,
     /// Measure this alone.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Option<BenchPart>,

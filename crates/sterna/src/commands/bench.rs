@@ -33,22 +33,22 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
 
 async fn run_nbd(order: BenchNbdArguments, format: Format) -> Result<(), CommandError> {
     let workloads = order.workloads();
-    check_page(order.html.as_deref())?;
-    let bench = options(order.folder, order.size, order.rounds)?;
+    check_page(order.bench.html.as_deref())?;
+    let bench = options(order.bench.folder, order.bench.size, order.rounds)?;
     let options = NbdOptions { bench, seconds: order.seconds, workloads };
     let report = nbd::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
     output::print(format, &report, nbd_text)?;
-    write_page(order.html.as_deref(), || report.page())
+    write_page(order.bench.html.as_deref(), || report.page())
 }
 
 async fn run_mirror(order: BenchMirrorArguments, format: Format) -> Result<(), CommandError> {
     let (parts, seconds, guest_iops) = (order.parts(), order.seconds, order.guest_iops);
-    check_page(order.html.as_deref())?;
-    let bench = options(order.folder, order.size, order.rounds)?;
+    check_page(order.bench.html.as_deref())?;
+    let bench = options(order.bench.folder, order.bench.size, order.rounds)?;
     let options = MirrorOptions { bench, parts, seconds, guest_iops };
     let report = mirror::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
     output::print(format, &report, mirror_text)?;
-    write_page(order.html.as_deref(), || report.page())
+    write_page(order.bench.html.as_deref(), || report.page())
 }
 
 fn progress(format: Format) -> Progress {
