@@ -373,7 +373,12 @@ impl SimDisk {
                 Ok(answer(&mut medium, &mut operation.what))
             }
             Fate::Fails { errno, applied_percent, struck_by } => {
-                self.world.struck_late(struck_by, operation.era);
+                if operation.is_awaited() {
+                    self.world.struck_late(struck_by, operation.era);
+                } else {
+                    // A read whose request has failed already, by another part of it: no phase meets that.
+                    self.world.struck_in(struck_by, None);
+                }
                 apply(&mut self.medium.borrow_mut(), &operation, applied_percent);
                 Err(IoError::os(operation.what.name(), errno))
             }

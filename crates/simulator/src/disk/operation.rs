@@ -69,6 +69,13 @@ pub(super) enum Answer {
     Extents(Vec<Extent>),
 }
 
+impl Operation {
+    /// Tells whether somebody wants to know how it ends: neither has the daemon ended, nor was the future dropped.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.slot.as_ref().is_some_and(|slot| Rc::strong_count(slot) > 1)
+    }
+}
+
 /// Changes the medium as the operation says, as far as `applied_percent` of it.
 pub(super) fn apply(medium: &mut Medium, operation: &Operation, applied_percent: u64) {
     let part = |sectors: usize| sectors * applied_percent as usize / 100;
