@@ -22,7 +22,8 @@ mod story;
 
 use api::MigrationHistory;
 
-use crate::markup::{escape, in_script};
+pub use crate::markup::escape;
+use crate::markup::in_script;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");

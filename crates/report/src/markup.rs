@@ -1,7 +1,7 @@
 //! Texts of others in a page: they must not become a part of it.
 
 /// A text as the content of an element or of a quoted attribute.
-pub(crate) fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

@@ -4,8 +4,9 @@
 
 use std::fmt::Write as _;
 
+use report::escape;
+
 use super::mirror::Moment;
-use super::page::escape;
 use super::statistics::Summary;
 
 /// Width of every chart; the page scales it.

@@ -1,5 +1,7 @@
 //! Pages of benchmarks: one file that asks nobody for anything, follows the reader's light or dark, and can be printed.
 
+use report::escape;
+
 use super::environment::Environment;
 use super::show::Table;
 
@@ -45,22 +47,6 @@ pub(super) fn section(heading: &str, table: &Table, charts: &str) -> String {
 /// A chart with what it shows above it.
 pub(super) fn figure(caption: &str, svg: &str) -> String {
     format!("<figure><figcaption>{}</figcaption>\n{svg}</figure>\n", escape(caption))
-}
-
-/// A text that can stand in elements and in attributes.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            other => escaped.push(other),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]
