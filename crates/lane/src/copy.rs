@@ -19,7 +19,7 @@ use futures_util::future::{Either, select};
 use migration::VolumeIndex;
 use migration::strategy::{Mirror, Route, SourceFault, TargetFault, VolumeAction, VolumeEvent, WriteId};
 
-use crate::conductor::{Event, TargetContent};
+use crate::conductor::{Event, Replica, TargetContent};
 use crate::mover;
 use crate::signal::Signal;
 
@@ -33,7 +33,7 @@ pub struct VolumeCopy {
     volume: VolumeIndex,
     handle: Handle,
     source: Rc<dyn BlockDevice>,
-    target: CopyTarget,
+    target: Replica,
     buffers: BufferPool,
     strategy: RefCell<Mirror>,
     next_write: Cell<u64>,
@@ -41,16 +41,6 @@ pub struct VolumeCopy {
     tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
     notices: mpsc::UnboundedSender<Event>,
     timer: Timer,
-}
-
-/// Where a volume is copied to.
-pub(crate) struct CopyTarget {
-    /// The store.
-    pub(crate) device: Rc<dyn BlockDevice>,
-    /// What it holds now.
-    pub(crate) content: TargetContent,
-    /// How zeroes are written to it.
-    pub(crate) zeroes: ZeroMode,
 }
 
 #[derive(Default)]
@@ -83,7 +73,7 @@ impl VolumeCopy {
         volume: VolumeIndex,
         handle: Handle,
         source: Rc<dyn BlockDevice>,
-        target: CopyTarget,
+        target: Replica,
         buffers: BufferPool,
         strategy: Mirror,
         notices: mpsc::UnboundedSender<Event>,
@@ -142,8 +132,14 @@ impl VolumeCopy {
         &self.source
     }
 
+    /// The target's store, for what the mover copies.
     pub(crate) fn target(&self) -> &Rc<dyn BlockDevice> {
-        &self.target.device
+        &self.target.bulk
+    }
+
+    /// The same store, for guest writes.
+    pub(crate) fn mirror_target(&self) -> &Rc<dyn BlockDevice> {
+        &self.target.mirrored
     }
 
     /// How zeroes are written to the target.

@@ -27,7 +27,10 @@ pub mod volume;
 
 use block::signal;
 
-pub use conductor::{Baton, Conductor, Plan, PlannedVolume, TargetContent, TimeLimits};
+pub use conductor::{
+    Baton, ComingVolume, Conductor, LeavingVolume, Plan, PlannedVolume, Post, Replica, SourceConductor,
+    SourcePlan, TargetBaton, TargetConductor, TargetContent, TargetPlan, TimeLimits,
+};
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
 pub use handle::{
     Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption, LaneHandle,

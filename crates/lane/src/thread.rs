@@ -247,7 +247,7 @@ impl Lane {
         let recorder = Recorder::begin(control, self.handle.clone(), &self.pulse, order.migration);
         self.migration.recorder.replace(Some(Rc::clone(&recorder)));
         let control = Rc::clone(&recorder) as Rc<dyn Control>;
-        let (conductor, baton) = Conductor::new(self.handle.clone(), control, buffers, plan);
+        let (conductor, baton) = Conductor::new(self.handle.clone(), control, &buffers, plan);
         self.migration.baton.replace(Some(baton));
         let current = Rc::clone(&self.migration);
         self.handle.spawn(async move {

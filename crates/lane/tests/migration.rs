@@ -84,7 +84,7 @@ impl Bench {
             limits: TimeLimits::default(),
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;
-        Conductor::new(self.handle.clone(), control, self.engine.buffers().clone(), plan)
+        Conductor::new(self.handle.clone(), control, self.engine.buffers(), plan)
     }
 }
 

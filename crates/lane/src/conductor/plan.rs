@@ -9,7 +9,7 @@ use migration::{MigrationId, PacingSettings};
 
 use crate::volume::Volume;
 
-/// What is to be migrated, and within which limits.
+/// A migration between two stores of this host: what is to be migrated, and within which limits.
 pub struct Plan {
     /// Identity of the migration; already in the journal as started.
     pub migration: MigrationId,
@@ -37,6 +37,101 @@ pub struct PlannedVolume {
     pub source_image: ImageLocation,
     /// Where they will be.
     pub target_image: ImageLocation,
+}
+
+/// The source's half of a migration.
+pub struct SourcePlan {
+    /// Identity of the migration; already in the journal as started.
+    pub migration: MigrationId,
+    /// The volumes; all move, or none.
+    pub volumes: Vec<LeavingVolume>,
+    /// Whether the source images are kept.
+    pub keep_source: bool,
+    /// How much is copied at once, for each volume.
+    pub pacing: PacingSettings,
+    /// Time limits.
+    pub limits: TimeLimits,
+}
+
+/// One volume of a source's half.
+pub struct LeavingVolume {
+    /// The volume.
+    pub volume: Rc<Volume>,
+    /// The store it goes to, wherever that is.
+    pub replica: Replica,
+    /// Where its bytes are now.
+    pub source_image: ImageLocation,
+    /// What serves the clients that stay once the target owns the volume; `None`: the target's half has changed the
+    /// very stack that they use.
+    pub successor: Option<Rc<dyn BlockDevice>>,
+}
+
+/// The store that a volume goes to, as the source's half sees it.
+#[derive(Clone)]
+pub struct Replica {
+    /// Takes what the mover copies: as large as the volume.
+    pub bulk: Rc<dyn BlockDevice>,
+    /// Takes guest writes by value: the same store, perhaps on a faster way.
+    pub mirrored: Rc<dyn BlockDevice>,
+    /// What that store holds now.
+    pub content: TargetContent,
+    /// How zeroes are written to it.
+    pub zeroes: ZeroMode,
+}
+
+/// The target's half of a migration.
+pub struct TargetPlan {
+    /// Identity of the migration on this host.
+    pub migration: MigrationId,
+    /// The volumes; all come, or none.
+    pub volumes: Vec<ComingVolume>,
+    /// How long a store may take to answer the first read.
+    pub trial_max: Duration,
+}
+
+/// One volume of a target's half.
+pub struct ComingVolume {
+    /// The volume: that of the source on one host, one of its own with a closed gate between two.
+    pub volume: Rc<Volume>,
+    /// The store it comes to.
+    pub store: Rc<dyn BlockDevice>,
+    /// Where its bytes will be.
+    pub image: ImageLocation,
+}
+
+impl Plan {
+    /// Cuts the plan into its halves.
+    pub(super) fn halves(self) -> (SourcePlan, TargetPlan) {
+        let (migration, trial_max) = (self.migration, self.limits.mirror_wait_max);
+        let (leaving, coming) = self.volumes.into_iter().map(PlannedVolume::halves).unzip();
+        let source = SourcePlan {
+            migration,
+            volumes: leaving,
+            keep_source: self.keep_source,
+            pacing: self.pacing,
+            limits: self.limits,
+        };
+        (source, TargetPlan { migration, volumes: coming, trial_max })
+    }
+}
+
+impl PlannedVolume {
+    fn halves(self) -> (LeavingVolume, ComingVolume) {
+        let coming = ComingVolume {
+            volume: Rc::clone(&self.volume),
+            store: Rc::clone(&self.target),
+            image: self.target_image,
+        };
+        let replica = Replica {
+            bulk: Rc::clone(&self.target),
+            mirrored: self.target,
+            content: self.target_content,
+            zeroes: self.zeroes,
+        };
+        let leaving =
+            LeavingVolume { volume: self.volume, replica, source_image: self.source_image, successor: None };
+        (leaving, coming)
+    }
 }
 
 /// What a target store holds before anything is copied to it. Whoever made or opened it knows.

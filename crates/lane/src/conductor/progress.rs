@@ -6,11 +6,11 @@ use migration::source::Costs;
 use migration::strategy::Tally;
 use migration::{Progress, Waiting};
 
-use super::Conductor;
+use super::SourceConductor;
 use crate::REPORT_INTERVAL;
 use crate::control::Report;
 
-impl Conductor {
+impl SourceConductor {
     pub(super) fn costs(&self) -> Costs {
         let strategies = self.copies.iter();
         let costs = strategies.map(|copy| {

@@ -52,7 +52,7 @@ impl MirrorFilter {
             let (copy, write) = (Rc::clone(&self.copy), ticket.id());
             self.copy.handle().spawn(async move {
                 // All of them to their end: what is still under way must not be taken for over.
-                let parts = mirrored.into_iter().map(|part| part.mirror(copy.target()));
+                let parts = mirrored.into_iter().map(|part| part.mirror(copy.mirror_target()));
                 let result = join_all(parts).await.into_iter().collect();
                 copy.target_written(write, &result);
             });
@@ -134,7 +134,7 @@ impl BlockDevice for MirrorFilter {
 
     /// As the slower of both stores: a guest waits for the target, too.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
-        self.copy.source().zeroes_fast(mode) && self.copy.target().zeroes_fast(mode)
+        self.copy.source().zeroes_fast(mode) && self.copy.mirror_target().zeroes_fast(mode)
     }
 
     /// Passthrough.

@@ -119,7 +119,7 @@ impl Scene {
             limits: LIMITS,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;
-        let (conductor, baton) = Conductor::new(self.handle.clone(), control, BufferPool::new(), plan);
+        let (conductor, baton) = Conductor::new(self.handle.clone(), control, &BufferPool::new(), plan);
         let outcome = Rc::new(RefCell::new(None));
         let ended = Rc::clone(&outcome);
         self.handle.spawn(async move { *ended.borrow_mut() = Some(conductor.run().await) });

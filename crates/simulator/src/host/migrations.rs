@@ -131,8 +131,7 @@ impl Host {
             limits: self.scenario.limits,
         };
         let control = self.control();
-        let (conductor, baton) =
-            Conductor::new(self.handle.clone(), control, self.buffers.clone(), plan_of_lane);
+        let (conductor, baton) = Conductor::new(self.handle.clone(), control, &self.buffers, plan_of_lane);
         if let Some((delay, rate)) = plan.bandwidth_change {
             let changed = baton.clone();
             self.world.clock.after(delay, move || changed.set_bandwidth(rate));
