@@ -20,6 +20,7 @@ pub mod filter;
 mod handle;
 mod latency;
 mod mover;
+pub mod peer;
 mod pulse;
 mod recorder;
 mod thread;

@@ -3,4 +3,5 @@
 
 mod filters;
 mod migrations;
+mod peers;
 mod support;

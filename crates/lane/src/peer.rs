@@ -1,0 +1,202 @@
+//! Talking to the half of a migration, or to the owner of a volume, on another host.
+//!
+//! ```text
+//!   this host                                                the other host
+//!   PeerStore ──read, write, flush …──► Conversation ══line══► Conversation ──► Service ──► store or volume
+//!       ◄────────── answers ───────────      │                     │
+//!   Source or Target ◄──── messages ─────────┴─────────────────────┘
+//! ```
+//! A line carries heads and payloads, once each while both processes live, in any order. What is said about a call is
+//! in its head ([`head`]), the bytes of a write or of what was read are the payload. Nothing is decided here: whoever
+//! calls decides how much is under way, and what an unanswered call means.
+
+pub mod head;
+mod service;
+mod store;
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::rc::Rc;
+
+use block::IoError;
+use bytes::Bytes;
+use futures_channel::{mpsc, oneshot};
+use futures_util::StreamExt;
+
+use self::head::{Address, Answered, Head, Operation};
+
+pub use service::Service;
+pub use store::PeerStore;
+
+/// Bytes of payload in one call at most: larger requests are cut by [`PeerStore`].
+pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
+
+/// What goes first when a line is busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// Messages of a handover, answers without a payload, flushes.
+    Control,
+    /// A guest waits for it: forwarded requests and their answers.
+    Awaited,
+    /// Guest writes by value that nobody waits for.
+    Mirrored,
+    /// What the mover copies.
+    Bulk,
+}
+
+/// The sending end of a way to another host.
+pub trait Line {
+    /// Queues something for the peer; never blocks. How much is under way is the caller's to bound.
+    fn send(&self, urgency: Urgency, head: Bytes, payload: Bytes);
+}
+
+/// What comes over a line.
+pub enum Arrival {
+    /// Something that the peer sent.
+    Sent {
+        /// Its head: see [`head`].
+        head: Bytes,
+        /// Its payload.
+        payload: Bytes,
+        /// The right to send as much again: goes back to the peer when this is dropped.
+        credit: Box<dyn Any + Send>,
+    },
+    /// The line is broken, for this reason; what was sent waits.
+    Lost(String),
+    /// The line works again, and nothing was lost.
+    Back,
+    /// The peer's process is another one now: what was not answered is lost.
+    Restarted,
+}
+
+/// Whoever is told what a line brings besides calls and answers.
+pub trait Listener {
+    /// A message of a handover, encoded as its machine's messages are.
+    fn said(&self, message: &[u8]);
+
+    /// The line is broken: why.
+    fn lost(&self, reason: &str);
+
+    /// The line works again.
+    fn back(&self);
+
+    /// The peer has restarted. Calls that were not answered have failed already.
+    fn restarted(&self);
+}
+
+type Waiting = BTreeMap<u64, oneshot::Sender<Result<Answer, IoError>>>;
+
+/// The answer to a call: what its head says, and its payload.
+pub(crate) struct Answer {
+    pub(crate) answered: Answered,
+    pub(crate) payload: Bytes,
+    /// Given back when the payload has been used.
+    _credit: Box<dyn Any + Send>,
+}
+
+/// One end of a line: calls and their answers find each other.
+pub struct Conversation {
+    line: Box<dyn Line>,
+    waiting: RefCell<Waiting>,
+    next_call: Cell<u64>,
+}
+
+impl Conversation {
+    /// Makes an end that listens once it is [run](Conversation::run).
+    pub fn new(line: Box<dyn Line>) -> Rc<Self> {
+        Rc::new(Self { line, waiting: RefCell::default(), next_call: Cell::new(0) })
+    }
+
+    /// Takes what the line brings until its sender is gone: answers end calls, calls go to `service`, the rest to
+    /// `listener`.
+    pub async fn run(
+        self: Rc<Self>,
+        mut arrivals: mpsc::UnboundedReceiver<Arrival>,
+        service: Rc<Service>,
+        listener: Rc<dyn Listener>,
+    ) {
+        while let Some(arrival) = arrivals.next().await {
+            match arrival {
+                Arrival::Sent { head, payload, credit } => {
+                    self.sent(&head, payload, credit, &service, &*listener).await;
+                }
+                Arrival::Lost(reason) => listener.lost(&reason),
+                Arrival::Back => listener.back(),
+                Arrival::Restarted => {
+                    self.fail_calls();
+                    listener.restarted();
+                }
+            }
+        }
+        self.fail_calls();
+    }
+
+    async fn sent(
+        self: &Rc<Self>,
+        head: &Bytes,
+        payload: Bytes,
+        credit: Box<dyn Any + Send>,
+        service: &Rc<Service>,
+        listener: &dyn Listener,
+    ) {
+        match Head::decode(head) {
+            Ok(Head::Call { call, address, operation }) => {
+                let conversation = Rc::clone(self);
+                service.carry_out(conversation, call, address, operation, payload, credit).await;
+            }
+            Ok(Head::Answer { call, result }) => {
+                // Nobody waits for it any more: its call has failed with the line, or its caller has gone.
+                let Some(waiting) = self.waiting.borrow_mut().remove(&call) else { return };
+                let answer = result.map_err(IoError::from);
+                let _ = waiting.send(answer.map(|answered| Answer { answered, payload, _credit: credit }));
+            }
+            Ok(Head::Said) => listener.said(&payload),
+            Err(error) => {
+                tracing::warn!(%error, "what a peer sent is not understood, and left out");
+            }
+        }
+    }
+
+    /// Sends a message of a handover.
+    pub fn say(&self, message: Vec<u8>) {
+        self.line.send(Urgency::Control, Head::Said.encode(), message.into());
+    }
+
+    /// Asks the peer to do something; resolves when it has answered.
+    ///
+    /// It is asked for when this is called, not when the future is polled.
+    pub(crate) fn call(
+        &self,
+        urgency: Urgency,
+        address: Address,
+        operation: Operation,
+        payload: Bytes,
+    ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
+        let call = self.next_call.get();
+        self.next_call.set(call + 1);
+        let (answer, answered) = oneshot::channel();
+        self.waiting.borrow_mut().insert(call, answer);
+        self.line.send(urgency, Head::Call { call, address, operation }.encode(), payload);
+        async move { answered.await.unwrap_or(Err(IoError::Closed)) }
+    }
+
+    pub(crate) fn answer(
+        &self,
+        urgency: Urgency,
+        call: u64,
+        result: Result<Answered, IoError>,
+        payload: Bytes,
+    ) {
+        let result = result.map_err(head::Fault::from);
+        self.line.send(urgency, Head::Answer { call, result }.encode(), payload);
+    }
+
+    fn fail_calls(&self) {
+        for (_, waiting) in self.waiting.take() {
+            // Whoever has gone needs no answer.
+            let _ = waiting.send(Err(IoError::Closed));
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What is said about a call, or about its answer: the head of what a line carries, and its encoding.
+//!
+//! The encoding is postcard's of [`Head`]: variants are only ever appended. What hosts can say to each other at all is
+//! agreed on by the transport's version.
+
+use block::IoError;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Extents in one answer at most: whoever needs more asks for the rest.
+pub const EXTENTS_MAX: usize = 4096;
+
+/// The head of one thing that is sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Head {
+    /// The peer is asked for something; the payload is what is to be written.
+    Call {
+        /// Its number; never used before on this line by this process.
+        call: u64,
+        /// Of what.
+        address: Address,
+        /// What is to be done.
+        operation: Operation,
+    },
+    /// What became of a call; the payload is what was read.
+    Answer {
+        /// Of which.
+        call: u64,
+        /// What became of it.
+        result: Result<Answered, Fault>,
+    },
+    /// The payload is a message of a handover.
+    Said,
+}
+
+/// What a call is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Address {
+    /// The store that a volume is copied to: only until the peer owns the volume.
+    Replica(u32),
+    /// The volume, which the peer owns, as its clients see it.
+    Owner(u32),
+}
+
+/// What is to be done; offsets and lengths in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// Read so many bytes.
+    Read {
+        /// From here on.
+        offset: u64,
+        /// So many.
+        length: u32,
+    },
+    /// Write the payload.
+    Write {
+        /// From here on.
+        offset: u64,
+        /// Whether it is durable when it is answered.
+        durable: bool,
+    },
+    /// Make durable what has been answered.
+    Flush,
+    /// Make a range zero and give its space back.
+    Discard {
+        /// From here on.
+        offset: u64,
+        /// So many.
+        length: u64,
+    },
+    /// Make a range zero.
+    WriteZeroes {
+        /// From here on.
+        offset: u64,
+        /// So many.
+        length: u64,
+        /// Whether its space stays allocated.
+        keep_allocated: bool,
+        /// Whether it is durable when it is answered.
+        durable: bool,
+    },
+    /// Describe a range, or its beginning.
+    Allocation {
+        /// From here on.
+        offset: u64,
+        /// So many.
+        length: u64,
+    },
+}
+
+/// What a successful call is answered with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answered {
+    /// It is done.
+    Done,
+    /// The payload is what was read.
+    Read,
+    /// Lengths in bytes and kinds of the first extents, at most [`EXTENTS_MAX`].
+    Extents(Vec<(u64, Kind)>),
+}
+
+/// Kinds of extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// Allocated, may hold anything.
+    Data,
+    /// Allocated, reads as zeroes.
+    Zero,
+    /// Not allocated, reads as zeroes.
+    Hole,
+}
+
+/// Why a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// The store or volume does not exist there, or no longer.
+    Gone,
+    /// It is out of range or misaligned.
+    Invalid,
+    /// The device is read-only.
+    ReadOnly,
+    /// The device cannot do it.
+    Unsupported,
+    /// The peer's system refused it with this code.
+    Os(i32),
+}
+
+/// Something that is no head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the head of {bytes} bytes cannot be decoded")]
+pub struct Malformed {
+    /// Its size.
+    pub bytes: usize,
+}
+
+impl Head {
+    /// Encodes it.
+    pub fn encode(&self) -> Bytes {
+        // A head has nothing that postcard cannot encode, and memory is not bounded here.
+        postcard::to_stdvec(self).unwrap_or_default().into()
+    }
+
+    /// Decodes it.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let malformed = Malformed { bytes: bytes.len() };
+        let (head, rest) = postcard::take_from_bytes::<Self>(bytes).map_err(|_| malformed)?;
+        let fits = match &head {
+            Self::Answer { result: Ok(Answered::Extents(extents)), .. } => extents.len() <= EXTENTS_MAX,
+            _ => true,
+        };
+        if rest.is_empty() && fits { Ok(head) } else { Err(malformed) }
+    }
+}
+
+impl From<IoError> for Fault {
+    fn from(error: IoError) -> Self {
+        match error {
+            IoError::Os { errno, .. } => Self::Os(errno.raw_os_error()),
+            IoError::OutOfRange { .. } | IoError::Misaligned { .. } => Self::Invalid,
+            IoError::ReadOnly => Self::ReadOnly,
+            IoError::Unsupported => Self::Unsupported,
+            IoError::Closed => Self::Gone,
+        }
+    }
+}
+
+impl From<Fault> for IoError {
+    fn from(fault: Fault) -> Self {
+        use rustix::io::Errno;
+        match fault {
+            Fault::Gone => Self::Closed,
+            Fault::Invalid => Self::os("reach the other host's store", Errno::INVAL),
+            Fault::ReadOnly => Self::ReadOnly,
+            Fault::Unsupported => Self::Unsupported,
+            // Whatever a peer says: only codes that a system has are codes.
+            Fault::Os(code) if (1..4096).contains(&code) => {
+                Self::os("use the other host's store", Errno::from_raw_os_error(code))
+            }
+            Fault::Os(_) => Self::os("use the other host's store", Errno::IO),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_come_back_as_they_were_sent() {
+        let heads = [
+            Head::Call {
+                call: 7,
+                address: Address::Replica(1),
+                operation: Operation::Write { offset: 1 << 40, durable: true },
+            },
+            Head::Answer { call: u64::MAX, result: Ok(Answered::Extents(vec![(4096, Kind::Hole)])) },
+            Head::Answer { call: 0, result: Err(Fault::Os(28)) },
+            Head::Said,
+        ];
+        for head in heads {
+            assert_eq!(Head::decode(&head.encode()), Ok(head));
+        }
+    }
+
+    #[test]
+    fn what_is_no_head_is_refused() {
+        for bytes in [&[][..], &[9], &[0, 1], &[2, 0], &[1, 1, 0, 2, 255, 255, 255, 255, 15]] {
+            assert_eq!(Head::decode(bytes), Err(Malformed { bytes: bytes.len() }), "{bytes:?}");
+        }
+        let too_many =
+            Head::Answer { call: 0, result: Ok(Answered::Extents(vec![(1, Kind::Data); EXTENTS_MAX + 1])) };
+        assert!(Head::decode(&too_many.encode()).is_err());
+    }
+
+    #[test]
+    fn a_full_store_is_known_as_one_on_the_other_host_too() {
+        let full = IoError::os("write", rustix::io::Errno::NOSPC);
+        assert!(IoError::from(Fault::from(full)).is_no_space());
+    }
+}

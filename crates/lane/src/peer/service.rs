@@ -1,0 +1,136 @@
+//! Carries out what a peer asks for, on the stores and volumes that it may use.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use block::{BlockDevice, BufferPool, ByteRange, Durability, Handle, IoError, ZeroMode};
+use bytes::Bytes;
+
+use super::head::{Address, Answered, EXTENTS_MAX, Operation};
+use super::store::Payload;
+use super::{Conversation, PAYLOAD_BYTES_MAX, Urgency};
+use crate::signal::Signal;
+
+/// Calls of one peer that are carried out at a time; more wait. Enough for a disk to be busy, and few enough that what
+/// they hold of memory stays within what the line lets through.
+const CALLS_MAX: usize = 1024;
+
+/// What a peer may use, and how.
+pub struct Service {
+    handle: Handle,
+    buffers: BufferPool,
+    devices: RefCell<BTreeMap<Address, Rc<dyn BlockDevice>>>,
+    under_way: Cell<usize>,
+    ended: Signal,
+}
+
+impl Service {
+    /// Makes a service that offers nothing yet.
+    pub fn new(handle: Handle, buffers: BufferPool) -> Rc<Self> {
+        Rc::new(Self {
+            handle,
+            buffers,
+            devices: RefCell::default(),
+            under_way: Cell::default(),
+            ended: Signal::default(),
+        })
+    }
+
+    /// Offers a device under an address.
+    pub fn offer(&self, address: Address, device: Rc<dyn BlockDevice>) {
+        self.devices.borrow_mut().insert(address, device);
+    }
+
+    /// Offers it no longer: calls that come from now on fail. Those under way go on.
+    pub fn withdraw(&self, address: Address) {
+        self.devices.borrow_mut().remove(&address);
+    }
+
+    /// Begins to carry out a call as soon as there are few enough, and answers it when it has ended.
+    pub(super) async fn carry_out(
+        self: &Rc<Self>,
+        conversation: Rc<Conversation>,
+        call: u64,
+        address: Address,
+        operation: Operation,
+        payload: Bytes,
+        credit: Box<dyn Any + Send>,
+    ) {
+        self.ended.wait_for(|| (self.under_way.get() < CALLS_MAX).then_some(())).await;
+        let device = self.devices.borrow().get(&address).cloned();
+        let Some(device) = device else {
+            conversation.answer(Urgency::Control, call, Err(IoError::Closed), Bytes::new());
+            return;
+        };
+        self.under_way.set(self.under_way.get() + 1);
+        let service = Rc::clone(self);
+        self.handle.spawn(async move {
+            let result = service.apply(&device, operation, payload).await;
+            // Only now may the peer send as much again: its speed is that of the store.
+            drop(credit);
+            let (result, payload) = match result {
+                Ok((answered, payload)) => (Ok(answered), payload),
+                Err(error) => (Err(error), Bytes::new()),
+            };
+            let urgency = match (payload.is_empty(), address) {
+                (true, _) => Urgency::Control,
+                (false, Address::Owner(_)) => Urgency::Awaited,
+                (false, Address::Replica(_)) => Urgency::Bulk,
+            };
+            conversation.answer(urgency, call, result, payload);
+            service.under_way.set(service.under_way.get() - 1);
+            service.ended.notify();
+        });
+    }
+
+    async fn apply(
+        &self,
+        device: &Rc<dyn BlockDevice>,
+        operation: Operation,
+        payload: Bytes,
+    ) -> Result<(Answered, Bytes), IoError> {
+        let durability = |durable| if durable { Durability::Durable } else { Durability::Volatile };
+        match operation {
+            Operation::Read { offset, length } => {
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                if length > PAYLOAD_BYTES_MAX {
+                    return Err(IoError::Unsupported);
+                }
+                let read = device.read(offset, self.buffers.take(length)).await?;
+                return Ok((Answered::Read, Bytes::from_owner(Payload(read))));
+            }
+            Operation::Write { offset, durable } => {
+                if payload.len() > PAYLOAD_BYTES_MAX {
+                    return Err(IoError::Unsupported);
+                }
+                let mut data = self.buffers.take(payload.len());
+                data.fill_from(&payload);
+                drop(payload);
+                device.write(offset, data, durability(durable)).await?;
+            }
+            Operation::Flush => device.flush().await?,
+            Operation::Discard { offset, length } => device.discard(range(offset, length)?).await?,
+            Operation::WriteZeroes { offset, length, keep_allocated, durable } => {
+                let mode = if keep_allocated { ZeroMode::KeepAllocated } else { ZeroMode::MayUnmap };
+                device.write_zeroes(range(offset, length)?, mode, durability(durable)).await?;
+            }
+            Operation::Allocation { offset, length } => {
+                let extents = device.allocation(range(offset, length)?).await?;
+                let known = extents.iter().take(EXTENTS_MAX);
+                let known = known.map(|extent| (extent.range.length, extent.kind.into())).collect();
+                return Ok((Answered::Extents(known), Bytes::new()));
+            }
+        }
+        Ok((Answered::Done, Bytes::new()))
+    }
+}
+
+/// A range that a peer names: it may be anything.
+fn range(offset: u64, length: u64) -> Result<ByteRange, IoError> {
+    match offset.checked_add(length) {
+        Some(_) => Ok(ByteRange::new(offset, length)),
+        None => Err(IoError::OutOfRange { offset, length, size: 0 }),
+    }
+}

@@ -1,0 +1,179 @@
+//! What a device of another host promises, and what becomes of it when the line breaks.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::conformance::Suite;
+use block::{BlockDevice, Buffer, BufferPool, Durability, Handle, IoError, MemoryStore};
+use bytes::Bytes;
+use futures_channel::mpsc;
+use lane::peer::head::Address;
+use lane::peer::{Arrival, Conversation, Line, Listener, PeerStore, Service, Urgency};
+
+use super::support::{SIZE, play};
+
+/// Each message takes between none and so many milliseconds: what is sent later may arrive earlier.
+const JOURNEY_MAX_MS: u64 = 7;
+
+/// One direction of a line between two ends on one executor.
+struct Wire {
+    handle: Handle,
+    arrivals: mpsc::UnboundedSender<Arrival>,
+    state: Rc<WireState>,
+}
+
+#[derive(Default)]
+struct WireState {
+    sent: Cell<u64>,
+    is_cut: Cell<bool>,
+    /// What was sent while the line was cut.
+    kept: RefCell<VecDeque<(Bytes, Bytes)>>,
+}
+
+impl Line for Wire {
+    fn send(&self, _: Urgency, head: Bytes, payload: Bytes) {
+        if self.state.is_cut.get() {
+            self.state.kept.borrow_mut().push_back((head, payload));
+            return;
+        }
+        let number = self.state.sent.get() + 1;
+        self.state.sent.set(number);
+        let (handle, arrivals) = (self.handle.clone(), self.arrivals.clone());
+        self.handle.spawn(async move {
+            handle.sleep(Duration::from_millis(number * 7919 % JOURNEY_MAX_MS)).await;
+            let _ = arrivals.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+        });
+    }
+}
+
+/// What an end was told.
+#[derive(Default)]
+struct Heard(RefCell<Vec<String>>);
+
+impl Listener for Heard {
+    fn said(&self, message: &[u8]) {
+        self.0.borrow_mut().push(String::from_utf8_lossy(message).into_owned());
+    }
+
+    fn lost(&self, reason: &str) {
+        self.0.borrow_mut().push(format!("lost: {reason}"));
+    }
+
+    fn back(&self) {
+        self.0.borrow_mut().push("back".into());
+    }
+
+    fn restarted(&self) {
+        self.0.borrow_mut().push("restarted".into());
+    }
+}
+
+/// Two ends of a line; the far one serves a store in memory.
+struct Ends {
+    near: Rc<Conversation>,
+    far: Rc<Conversation>,
+    service: Rc<Service>,
+    memory: Rc<MemoryStore>,
+    heard: Rc<Heard>,
+    to_near: mpsc::UnboundedSender<Arrival>,
+    line: Rc<WireState>,
+}
+
+impl Ends {
+    fn new(handle: &Handle, size: u64) -> Self {
+        let (to_near, near_arrivals) = mpsc::unbounded();
+        let (to_far, far_arrivals) = mpsc::unbounded();
+        let line = Rc::<WireState>::default();
+        let wire = |arrivals: &mpsc::UnboundedSender<Arrival>, state| {
+            Box::new(Wire { handle: handle.clone(), arrivals: arrivals.clone(), state })
+        };
+        let near = Conversation::new(wire(&to_far, Rc::clone(&line)));
+        let far = Conversation::new(wire(&to_near, Rc::default()));
+        let memory = Rc::new(MemoryStore::new(size));
+        let service = Service::new(handle.clone(), BufferPool::new());
+        service.offer(Address::Replica(0), Rc::clone(&memory) as Rc<dyn BlockDevice>);
+        let heard = Rc::<Heard>::default();
+        let nothing = Service::new(handle.clone(), BufferPool::new());
+        handle.spawn(Rc::clone(&near).run(near_arrivals, nothing, Rc::clone(&heard) as Rc<dyn Listener>));
+        let far_heard = Rc::clone(&heard) as Rc<dyn Listener>;
+        handle.spawn(Rc::clone(&far).run(far_arrivals, Rc::clone(&service), far_heard));
+        Self { near, far, service, memory, heard, to_near, line }
+    }
+
+    fn store(&self) -> PeerStore {
+        let geometry = self.memory.geometry();
+        PeerStore::new(Rc::clone(&self.near), Address::Replica(0), geometry, Urgency::Bulk)
+    }
+}
+
+#[test]
+fn a_store_of_another_host_keeps_the_contract() {
+    play(|scene| async move {
+        let kept = RefCell::new(Vec::new());
+        let handle = scene.handle.clone();
+        let factory = |size| {
+            let ends = Ends::new(&handle, size);
+            let store = Rc::new(ends.store()) as Rc<dyn BlockDevice>;
+            kept.borrow_mut().push(ends);
+            store
+        };
+        let name = "a store of another host";
+        Suite::new(name, scene.handle.clone(), factory).sizes(&[(3 << 20) + 512, (96 << 10) + 1]).run().await;
+    });
+}
+
+#[test]
+fn requests_wait_while_the_line_is_cut_and_fail_when_the_peer_has_restarted() {
+    play(|scene| async move {
+        let ends = Ends::new(&scene.handle, SIZE);
+        let store = Rc::new(ends.store());
+        ends.line.is_cut.set(true);
+        let result = Rc::new(Cell::new(None));
+        let (writer, written) = (Rc::clone(&store), Rc::clone(&result));
+        scene.handle.spawn(async move {
+            written.set(Some(writer.write(0, Buffer::copy_of(&[7; 4096]), Durability::Volatile).await));
+        });
+        scene.handle.sleep(Duration::from_secs(60)).await;
+        assert_eq!(result.get(), None, "it waits for the line, however long that takes");
+        ends.to_near.unbounded_send(Arrival::Restarted).unwrap();
+        scene.handle.sleep(Duration::from_millis(1)).await;
+        assert_eq!(result.get(), Some(Err(IoError::Closed)));
+        assert_eq!(*ends.heard.0.borrow(), ["restarted"]);
+    });
+}
+
+#[test]
+fn withdrawn_replica_takes_nothing_any_more() {
+    play(|scene| async move {
+        let ends = Ends::new(&scene.handle, SIZE);
+        let store = ends.store();
+        store.write(0, Buffer::copy_of(&[1; 4096]), Durability::Durable).await.unwrap();
+        ends.service.withdraw(Address::Replica(0));
+        let refused = store.write(0, Buffer::copy_of(&[2; 4096]), Durability::Durable).await;
+        assert_eq!(refused, Err(IoError::Closed));
+        let read = ends.memory.read(0, Buffer::zeroed(4096)).await.unwrap();
+        assert_eq!(read.as_slice(), [1; 4096]);
+    });
+}
+
+#[test]
+fn messages_reach_the_other_end_and_garbage_harms_nobody() {
+    play(|scene| async move {
+        let ends = Ends::new(&scene.handle, SIZE);
+        ends.near.say(b"to the far end".to_vec());
+        ends.far.say(b"to the near end".to_vec());
+        for garbage in [&[][..], &[0xFF; 9], &[0, 1, 2]] {
+            let (head, payload) = (Bytes::copy_from_slice(garbage), Bytes::from_static(&[1; 100]));
+            ends.to_near.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) }).unwrap();
+        }
+        ends.to_near.unbounded_send(Arrival::Lost("cut".into())).unwrap();
+        ends.to_near.unbounded_send(Arrival::Back).unwrap();
+        ends.store().flush().await.unwrap();
+        scene.handle.sleep(Duration::from_millis(JOURNEY_MAX_MS)).await;
+        let mut heard = ends.heard.0.borrow().clone();
+        heard.sort();
+        assert_eq!(heard, ["back", "lost: cut", "to the far end", "to the near end"]);
+    });
+}
