@@ -92,7 +92,7 @@ pub struct Migration {
     /// How long the guest was held at the switch-over; `None` until that has happened.
     pub switch_over: Option<SwitchOver>,
     /// Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`,
-    /// `handover-refused`, `daemon-stopped` or `internal`.
+    /// `handover-refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up` or `internal`.
     pub failure: Option<String>,
     /// How it ended, and why, for people.
     pub message: Option<String>,

@@ -60,7 +60,8 @@ async fn carry_out(step: Step, migration: MigrationId) -> Result<(), String> {
     let done = tokio::task::spawn_blocking(move || match step {
         Step::Discard(image) => images::discard(&image),
         Step::Retire(image, retirement) => images::retire(&image, retirement, migration),
-        Step::Commit(_) => Ok(()),
+        // The machine of a migration between hosts is made when the volumes are served.
+        Step::Commit(_) | Step::Resume(_) => Ok(()),
     });
     let fault: ControlFault = match done.await {
         Ok(Ok(())) => return Ok(()),
@@ -92,7 +93,7 @@ mod tests {
 
     use chronicle::Generation;
     use migration::journal::{
-        ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Stage, State,
+        ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage, State,
         VolumeRecord,
     };
     use migration::{Attempt, MigrationId, VolumeId};
@@ -124,7 +125,12 @@ mod tests {
         let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
         vec![
             Record::VolumeAdded(volume),
-            Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: false },
+            Record::MigrationStarted {
+                migration: MIGRATION,
+                volumes,
+                keep_source: false,
+                side: Side::OneHost,
+            },
             Record::TargetPrepared { migration: MIGRATION, attempt: ATTEMPT },
             Record::Released { migration: MIGRATION, attempt: ATTEMPT, generations: generations.clone() },
             Record::Owned { migration: MIGRATION, attempt: ATTEMPT, generations },

@@ -98,6 +98,12 @@ impl Handover {
                 self.state = State::TakingBack { generations, detail, retry_at: None };
                 self.take_back()
             }
+            // It owned them without hearing from us; as far as we are concerned that is the same.
+            (State::Committing { .. }, ToSource::TakenByForce { .. }) => {
+                self.state = State::Retiring;
+                actions.push_back(SourceAction::Retire);
+                Step::Active { own: Duration::ZERO }
+            }
             // A target that has restarted asks again what it has been told.
             (State::Committing { .. }, ToSource::Query(attempt)) if attempt == self.attempt => {
                 self.state = State::Committing { repeat_at: now + REPEAT };

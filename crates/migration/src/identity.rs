@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VolumeId(pub [u8; 16]);
 
+/// Identity of a host: what its certificate proves.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct HostId(pub [u8; 32]);
+
 /// Identity of a migration on the host that started it; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MigrationId(pub u64);
@@ -26,6 +30,9 @@ pub struct CommitId(pub u64);
 impl Attempt {
     /// Before the first try.
     pub const NONE: Self = Self(0);
+
+    /// Every try that there will ever be: a target whose images go promises none any more.
+    pub const ALL: Self = Self(u32::MAX);
 
     /// The try after this one.
     pub fn next(self) -> Self {
@@ -54,6 +61,18 @@ impl std::fmt::Display for VolumeId {
 impl std::fmt::Debug for VolumeId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "VolumeId({self})")
+    }
+}
+
+impl std::fmt::Display for HostId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for HostId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HostId({self})")
     }
 }
 

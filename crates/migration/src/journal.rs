@@ -12,13 +12,19 @@
 
 mod codec;
 mod image;
+mod moves;
 mod record;
+mod side;
+mod stage;
 mod state;
 mod version_1;
+mod version_2;
 
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
 pub use image::{Fence, FencedContent, ImageFormat, ImageLocation, Place};
 pub use record::{
     Entry, ExportAccess, ExportSettings, FailureCode, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };
-pub use state::{Inconsistent, MigrationState, Stage, State, VolumeState};
+pub use side::{Branch, Forwarding, Moved, Promotion, Side};
+pub use stage::Stage;
+pub use state::{Inconsistent, MigrationState, State, VolumeState};

@@ -32,9 +32,11 @@ pub mod recovery;
 pub mod source;
 pub mod strategy;
 pub mod target;
+pub mod ticket;
+pub mod wire;
 
 pub use failure::{CommitFault, Failure, GuestLocation};
-pub use identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
+pub use identity::{Attempt, CommitId, HostId, MigrationId, VolumeId, VolumeIndex};
 pub use pacing::PacingSettings;
 pub use phase::Phase;
 pub use progress::{Progress, Waiting};

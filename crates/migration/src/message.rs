@@ -14,6 +14,10 @@
 //!     │ ◄──────────────────────────────────────── HandedBack(n) ─ │ could not start, wrote nothing
 //!     │ ── Discard ─────────────────────────────────────────────► │ deletes its images
 //!     │ ◄─────────────────────────────────────────── Discarded ── │
+//!
+//!   between hosts, from a host that has no such migration under way (`crate::recovery`):
+//!     │ ◄────────────────────────────────────────── Unknown ───── │ the target's host knows nothing of it
+//!     │ ◄──────────────────────────────── TakenByForce ────────── │ somebody promoted the target's copy
 //! ```
 //! Losing any of them is harmless: who waits for an answer repeats what it said, and whoever hears something twice
 //! answers twice.
@@ -69,5 +73,12 @@ pub enum ToSource {
     Discarded {
         /// What could not be deleted, for people; empty if all is gone.
         left_over: String,
+    },
+    /// The target's host has no such migration, or only one that has ended without the volumes.
+    Unknown,
+    /// Somebody has promoted the target's copy by force, without hearing from the source.
+    TakenByForce {
+        /// The generations that the volumes have there.
+        generations: Vec<(VolumeId, Generation)>,
     },
 }

@@ -1,12 +1,33 @@
-//! What is left to do for migrations that a crash interrupted, when both sides are on one host.
+//! What is left to do for migrations that a crash interrupted, and what a host answers for those that have ended.
 //!
-//! The journal decides: before *released* is durable the source owns the volumes and the half-made target goes; from
-//! then on the target owns them and only the source's images are left to deal with (design §5.10–14).
+//! The journal decides. On one host: before *released* is durable the source owns the volumes and the half-made target
+//! goes; from then on the target owns them and only the source's images are left to deal with (design §5.10–14).
+//!
+//! Between hosts a restart ends nothing by itself, for the other side may have gone on:
+//!
+//! ```text
+//!   this host was   stage        what it does
+//!   source          copying      aborts earlier tries durably, then goes on copying, or gives up and says so
+//!                   released     says COMMIT until the target says what became of it; prints a ticket
+//!                   handed back  serves the volumes; has the target delete its images
+//!   target          copying      keeps its images, and asks
+//!                   prepared     keeps its images for ever, and asks
+//!                   owned        serves the volumes: the end is recorded
+//!                   handed back  keeps its images until it is told to delete them
+//! ```
+//! Of a migration that has ended no machine is left. [`answer_as_source`] and [`answer_as_target`] say from the journal
+//! alone what the other host is told, however long it has been away.
+
+use std::time::Duration;
 
 use chronicle::Generation;
 
-use crate::identity::{Attempt, MigrationId, VolumeId};
-use crate::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Record, Stage, State, Summary};
+use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
+use crate::journal::{
+    FailureCode, ImageLocation, MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary,
+};
+use crate::message::{ToSource, ToTarget};
+use crate::source::ATTEMPTS_MAX;
 
 /// A step of recovery. Steps are done in order, and each again after another crash: all of them can be repeated.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +38,9 @@ pub enum Step {
     Discard(ImageLocation),
     /// Deal with a source image that has been left.
     Retire(ImageLocation, Retirement),
+    /// Go on with the migration between hosts: make its machine by [`crate::Source::resume`] or
+    /// [`crate::Target::resume`], from what the journal says by then.
+    Resume(MigrationId),
 }
 
 /// What becomes of a source image after its volume has moved away.
@@ -35,9 +59,111 @@ impl Retirement {
     }
 }
 
-/// The steps that end every interrupted migration of `state`, in order.
+/// The steps that end every interrupted migration of `state`, or go on with it, in order.
 pub fn recover(state: &State) -> Vec<Step> {
-    state.unfinished().flat_map(|(id, migration)| recover_one(state, id, migration)).collect()
+    let steps = state.unfinished().flat_map(|(id, migration)| match migration.side {
+        Side::OneHost => recover_one(state, id, migration),
+        Side::Outgoing { .. } | Side::Incoming { .. } => recover_between(id, migration),
+    });
+    steps.collect()
+}
+
+/// What this host, from which the migration went out, answers to `message` of the host that it went to; `None`: nothing,
+/// or its machine will.
+pub fn answer_as_source(
+    state: &State,
+    peer: HostId,
+    migration: MigrationId,
+    message: &ToSource,
+) -> Option<ToTarget> {
+    let (ToSource::Query(attempt) | ToSource::Prepared(attempt)) = message else { return None };
+    let Some(recorded) = state.migrations.get(&migration) else {
+        // Forgotten, so it has ended; had it ended by a move, its target would own the volumes and not ask.
+        return Some(ToTarget::Discard);
+    };
+    if !matches!(recorded.side, Side::Outgoing { peer: to, .. } if to == peer) {
+        return Some(ToTarget::Discard);
+    }
+    match &recorded.stage {
+        Stage::Ended(Outcome::Moved { .. }) => {
+            let generation = |moving: &crate::journal::MigratingVolume| {
+                let moved = state.moved.get(&moving.volume).filter(|moved| moved.migration == migration)?;
+                Some((moving.volume, moved.generation))
+            };
+            let generations = recorded.volumes.iter().map(generation).collect::<Option<Vec<_>>>()?;
+            Some(ToTarget::Commit { attempt: *attempt, generations })
+        }
+        Stage::Ended(_) => Some(ToTarget::Discard),
+        _ => None,
+    }
+}
+
+/// What this host, to which the migration came, answers to `message` of the host that it came from; `None`: nothing, or
+/// its machine will.
+pub fn answer_as_target(
+    state: &State,
+    peer: HostId,
+    remote: MigrationId,
+    message: &ToTarget,
+) -> Option<ToSource> {
+    let recorded = state.incoming(peer, remote).map(|(_, recorded)| recorded);
+    let stage = recorded.map(|recorded| &recorded.stage);
+    match (stage, message) {
+        (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), ToTarget::Commit { attempt, .. }) => {
+            Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
+        }
+        (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), _) => {
+            let recorded = recorded.filter(|recorded| forced(recorded))?;
+            Some(ToSource::TakenByForce { generations: next_of_incoming(recorded) })
+        }
+        (Some(Stage::Ended(_)), ToTarget::Discard) => Some(ToSource::Discarded { left_over: String::new() }),
+        (Some(Stage::Ended(_)) | None, ToTarget::Prepare(_)) => Some(ToSource::Unknown),
+        (Some(_), _) => None,
+        // Forgotten long ago, or never begun: nothing of it is here, unless the very volumes are.
+        (None, ToTarget::Discard) => Some(ToSource::Discarded { left_over: String::new() }),
+        (None, ToTarget::Commit { attempt, generations }) => {
+            let came = |(volume, generation): &(VolumeId, Generation)| {
+                let here = state.volumes.get(volume).map(|here| here.record.generation);
+                let gone = state.moved.get(volume).map(|gone| gone.generation);
+                here.or(gone).is_some_and(|known| known >= *generation)
+            };
+            let active = ToSource::Active { attempt: *attempt, own: Duration::ZERO };
+            Some(if generations.iter().all(came) { active } else { ToSource::Unknown })
+        }
+        (None, ToTarget::Abort(_)) => None,
+    }
+}
+
+/// The generations that the volumes of an incoming migration have once they are owned here.
+pub fn next_of_incoming(recorded: &MigrationState) -> Vec<(VolumeId, Generation)> {
+    match &recorded.side {
+        Side::Incoming { volumes, .. } => {
+            volumes.iter().map(|record| (record.volume, record.generation.next())).collect()
+        }
+        Side::OneHost | Side::Outgoing { .. } => Vec::new(),
+    }
+}
+
+fn forced(recorded: &MigrationState) -> bool {
+    matches!(recorded.promotion, Some(Promotion::Force { .. }))
+}
+
+fn recover_between(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
+    match (&migration.side, &migration.stage) {
+        (_, Stage::Ended(_)) => Vec::new(),
+        (Side::Outgoing { .. }, Stage::Copying) => {
+            // N.B. a run makes at most so many tries, and records none of them when it begins: an answer to one of
+            // the run before must not be taken for one to a try of this run (hard case 2).
+            let attempt = Attempt(migration.aborted.0.saturating_add(ATTEMPTS_MAX));
+            vec![Step::Commit(vec![Record::AttemptAborted { migration: id, attempt }]), Step::Resume(id)]
+        }
+        (Side::Incoming { .. }, Stage::Owned(_)) => {
+            let outcome = Outcome::Moved { left_over: String::new() };
+            let summary = Summary::default();
+            vec![Step::Commit(vec![Record::MigrationEnded { migration: id, outcome, summary }])]
+        }
+        _ => vec![Step::Resume(id)],
+    }
 }
 
 fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Vec<Step> {

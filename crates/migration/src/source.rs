@@ -11,18 +11,25 @@ mod event;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use answer::discarded;
 use attempt::Synchronised;
 
 use crate::handover::Handover;
 use crate::identity::{Attempt, CommitId, VolumeIndex};
-use crate::journal::{Outcome, Summary};
+use crate::journal::{MigrationState, Outcome, Side, Stage, Summary};
 use crate::message::ToTarget;
 use crate::phase::Phase;
 
-pub use event::{Costs, SourceAction, SourceEvent, SourceSettings};
+pub use attempt::ATTEMPTS_MAX;
+pub use event::{Costs, Peer, SourceAction, SourceEvent, SourceSettings};
 
 /// Pause before a commit that the journal did not take, or a message without an answer, is repeated.
 const REPEAT: Duration = Duration::from_millis(200);
+/// How long another host is told that the migration is over before it ends without that host's answer: a link may be
+/// gone for good. A host that comes back later asks, and is told then ([`crate::recovery::answer_as_source`]).
+pub const TELL_MAX: Duration = Duration::from_secs(10);
+/// What is left over then.
+const UNTOLD: &str = "the other host has not said that it deleted its copy; it will when it asks";
 
 /// The machine of the source's side.
 #[derive(Debug)]
@@ -31,6 +38,8 @@ pub struct Source {
     began: Duration,
     state: State,
     attempt: Attempt,
+    /// Where this run began to count tries.
+    first: Attempt,
     /// Tries below or at this will not be released; durable in the journal.
     aborted: Attempt,
     synchronised: Vec<bool>,
@@ -103,7 +112,7 @@ enum DiscardStep {
     /// *Aborted* is being made durable: before that the target must hear nothing.
     Aborting { retry_at: Option<Duration> },
     /// The target deletes its images.
-    Telling { repeat_at: Duration },
+    Telling { repeat_at: Duration, began: Duration },
 }
 
 impl Source {
@@ -115,6 +124,7 @@ impl Source {
             began: now,
             state: State::Copying { not_before: now },
             attempt: Attempt::NONE,
+            first: Attempt::NONE,
             aborted: Attempt::NONE,
             pending_end: None,
             last_commit: CommitId(0),
@@ -122,6 +132,32 @@ impl Source {
             summary: Summary::default(),
             actions: VecDeque::new(),
         }
+    }
+
+    /// Makes the machine of an outgoing migration that a restart interrupted; `None` if there is nothing left to do, or
+    /// both sides are on this host.
+    ///
+    /// **N.B.** before the commit point, what [`crate::recovery::recover`] wants committed is durable by now, and
+    /// `recorded` says so: tries of the run before are aborted. The machine goes on copying; one that cannot is told
+    /// [`SourceEvent::VolumeFailed`] at once.
+    pub fn resume(now: Duration, settings: SourceSettings, recorded: &MigrationState) -> Option<Self> {
+        if !matches!(recorded.side, Side::Outgoing { .. }) {
+            return None;
+        }
+        let mut source = Self::new(now, settings);
+        source.aborted = recorded.aborted;
+        source.attempt = recorded.aborted.max(recorded.attempt());
+        source.first = source.attempt;
+        match &recorded.stage {
+            Stage::Copying => {}
+            Stage::Released(_) => source.hand_over(now, now),
+            Stage::HandedBack => {
+                let detail = "the volume could not be started at the target".to_owned();
+                source.tell(now, Outcome::HandedBack { detail });
+            }
+            Stage::Prepared(_) | Stage::Owned(_) | Stage::Ended(_) => return None,
+        }
+        Some(source)
     }
 
     /// Takes what happened. What does not fit the phase changes nothing: it is late, or repeated.
@@ -179,9 +215,16 @@ impl Source {
                 *retry_at = None;
                 self.commit_abort();
             }
-            State::Discarding { step: DiscardStep::Telling { repeat_at }, .. } if *repeat_at <= now => {
+            State::Discarding { step: DiscardStep::Telling { repeat_at, began }, outcome }
+                if *repeat_at <= now =>
+            {
                 *repeat_at = now + REPEAT;
-                self.actions.push_back(SourceAction::Send(ToTarget::Discard));
+                if self.settings.peer == Peer::OtherHost && now >= *began + TELL_MAX {
+                    let outcome = discarded(outcome, UNTOLD);
+                    self.end(now, outcome);
+                } else {
+                    self.actions.push_back(SourceAction::Send(ToTarget::Discard));
+                }
             }
             State::Ending { retry_at, .. } if retry_at.is_some_and(|at| at <= now) => {
                 *retry_at = None;
@@ -215,7 +258,7 @@ impl Source {
             | State::Discarding { step: DiscardStep::Aborting { retry_at }, .. } => {
                 Some(((*retry_at)?, "the journal"))
             }
-            State::Discarding { step: DiscardStep::Telling { repeat_at }, .. } => {
+            State::Discarding { step: DiscardStep::Telling { repeat_at, .. }, .. } => {
                 Some((*repeat_at, "the target to delete its images"))
             }
             State::Released { handover, .. } => handover.poll_timeout(),

@@ -2,24 +2,32 @@
 //!
 //! ```text
 //!   Receiving ──Prepare──► Flushing ──► Promising ──► Prepared ──Commit──► Owning ──► Starting ──► Active
-//!       ▲                      │            │            │                               │
+//!       ▲                      │            │            │    └─promoted──►┘             │
 //!       └────── Abort ─────────┴────────────┴────────────┘                 could not start, nothing written
 //!       │                                                                                ▼
 //!       └──────────────Discard──────────────► Discarding ──► Gone ◄──Discard── HandedBack ◄── HandingBack
 //! ```
 //! **N.B.** From *Prepared* on the target never leaves by itself, however long it waits (hard case 1): the source may
 //! have released the volumes, and then nobody else has them.
+//!
+//! On one host the source's records are in the same journal. A target whose host has a journal of its own
+//! ([`Target::between_hosts`]) makes three more commits: that a promised try is aborted, before anything is copied or
+//! deleted on the strength of that; that images go, before they go; and the end.
+
+mod answer;
+mod event;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use chronicle::Generation;
 
-use crate::failure::CommitFault;
 use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
-use crate::journal::Record;
-use crate::message::{ToSource, ToTarget};
+use crate::journal::{FailureCode, MigrationState, Outcome, Promotion, Record, Side, Stage, Summary};
+use crate::message::ToSource;
 use crate::planted::{Bug, broken};
+
+pub use event::{FlushResult, TargetAction, TargetEvent};
 
 /// Time between two questions of a prepared target about what became of the try.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
@@ -28,86 +36,12 @@ const COMMIT_RETRY: Duration = Duration::from_millis(200);
 /// When the planted bug 1 makes a prepared target leave.
 const PLANTED_PATIENCE: Duration = Duration::from_millis(50);
 
-/// What happened at the target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TargetEvent {
-    /// The source says something.
-    Received(ToTarget),
-    /// A flush of a volume's store has ended.
-    Flushed {
-        /// Which volume.
-        volume: VolumeIndex,
-        /// For which try.
-        attempt: Attempt,
-        /// Whether everything is durable.
-        result: FlushResult,
-    },
-    /// A commit has ended.
-    Committed {
-        /// Which.
-        commit: CommitId,
-        /// Whether the records are durable.
-        result: Result<(), CommitFault>,
-    },
-    /// A volume answers from the target's store; its gate lets nothing through yet.
-    Started(VolumeIndex),
-    /// A volume does not answer from the target's store.
-    StartFailed {
-        /// Which.
-        volume: VolumeIndex,
-        /// Why.
-        detail: String,
-    },
-    /// All images have been dealt with.
-    Discarded {
-        /// What could not be deleted; empty if all is gone.
-        left_over: String,
-    },
-}
-
-/// Whether a flush succeeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FlushResult {
-    /// Everything that had been applied is durable.
-    Durable,
-    /// It failed; nothing is known.
-    Failed,
-}
-
-/// What is to be done at the target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TargetAction {
-    /// Flush a volume's store.
-    Flush {
-        /// Which volume.
-        volume: VolumeIndex,
-        /// For the answer.
-        attempt: Attempt,
-    },
-    /// Make records durable, all or none.
-    Commit {
-        /// For the answer.
-        commit: CommitId,
-        /// What has become true.
-        records: Vec<Record>,
-    },
-    /// Tell the source.
-    Send(ToSource),
-    /// Put a volume onto the target's store and see whether that answers, before any guest is let through.
-    Start(VolumeIndex),
-    /// Let a volume's writes through.
-    Open(VolumeIndex),
-    /// Serve nothing of a volume any more.
-    Close(VolumeIndex),
-    /// Delete all images.
-    Discard,
-}
-
 /// The machine of the target's side, over all volumes of a migration.
 #[derive(Debug)]
 pub struct Target {
     migration: MigrationId,
     volumes: usize,
+    journal: Journal,
     state: State,
     /// The latest try known to be aborted.
     aborted: Attempt,
@@ -116,19 +50,82 @@ pub struct Target {
     actions: VecDeque<TargetAction>,
 }
 
+/// Whose records are in the journal that the target commits to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Journal {
+    /// Those of both sides.
+    Shared,
+    /// The target's only.
+    Own,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Receiving,
-    Flushing { attempt: Attempt, left: Vec<VolumeIndex> },
-    Promising { attempt: Attempt, retry_at: Option<Duration> },
-    Prepared { attempt: Attempt, ask_at: Duration, since: Duration },
-    Owning { own: Ownership, began: Duration, retry_at: Option<Duration> },
-    Starting { own: Ownership, took: Duration, left: Vec<VolumeIndex> },
-    Active { own: Ownership, took: Duration },
-    HandingBack { own: Ownership, detail: String, retry_at: Option<Duration> },
-    HandedBack { own: Ownership, detail: String },
-    Discarding,
-    Gone { left_over: String },
+    /// A try was promised and is aborted; that is being made durable. Only with a journal of its own.
+    Withdrawing {
+        attempt: Attempt,
+        retry_at: Option<Duration>,
+    },
+    Flushing {
+        attempt: Attempt,
+        left: Vec<VolumeIndex>,
+    },
+    Promising {
+        attempt: Attempt,
+        retry_at: Option<Duration>,
+    },
+    Prepared {
+        attempt: Attempt,
+        ask_at: Duration,
+        since: Duration,
+    },
+    Owning {
+        own: Ownership,
+        began: Duration,
+        retry_at: Option<Duration>,
+    },
+    Starting {
+        own: Ownership,
+        took: Duration,
+        left: Vec<VolumeIndex>,
+    },
+    Active {
+        own: Ownership,
+        took: Duration,
+        end: End,
+    },
+    HandingBack {
+        own: Ownership,
+        detail: String,
+        retry_at: Option<Duration>,
+    },
+    HandedBack {
+        own: Ownership,
+        detail: String,
+    },
+    /// That the images go is being made durable, before they do. Only with a journal of its own.
+    Aborting {
+        outcome: Outcome,
+        retry_at: Option<Duration>,
+    },
+    Discarding {
+        outcome: Outcome,
+    },
+    Gone {
+        outcome: Outcome,
+        left_over: String,
+        end: End,
+    },
+}
+
+/// Whether the end is in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It is, or the source records it.
+    Recorded,
+    /// It is being made durable.
+    Committing { retry_at: Option<Duration> },
 }
 
 /// A try that has been committed, and the generations that came with it.
@@ -136,14 +133,53 @@ enum State {
 struct Ownership {
     attempt: Attempt,
     generations: Vec<(VolumeId, Generation)>,
+    /// Why it was taken without COMMIT; `None` if it was not.
+    promotion: Option<Promotion>,
 }
 
 impl Target {
-    /// Makes the machine of a target that is being copied to.
+    /// Makes the machine of a target that is being copied to, whose source is on the same host.
     pub fn new(migration: MigrationId, volumes: usize) -> Self {
+        Self::with_journal(migration, volumes, Journal::Shared)
+    }
+
+    /// Makes the machine of a target whose source is another host: it records what it does in a journal of its own,
+    /// under the number that the migration has here.
+    pub fn between_hosts(migration: MigrationId, volumes: usize) -> Self {
+        Self::with_journal(migration, volumes, Journal::Own)
+    }
+
+    /// Makes the machine of an incoming migration that a restart interrupted; `None` if there is nothing left for a
+    /// machine to do ([`crate::recovery`] says what is left then).
+    pub fn resume(now: Duration, migration: MigrationId, recorded: &MigrationState) -> Option<Self> {
+        let Side::Incoming { volumes, .. } = &recorded.side else { return None };
+        let mut target = Self::between_hosts(migration, recorded.volumes.len());
+        target.aborted = recorded.aborted;
+        target.state = match &recorded.stage {
+            Stage::Copying if recorded.aborted == Attempt::ALL => {
+                target.delete(given_up());
+                return Some(target);
+            }
+            Stage::Copying => State::Receiving,
+            Stage::Prepared(attempt) => State::Prepared { attempt: *attempt, ask_at: now, since: now },
+            Stage::HandedBack => {
+                // The generation grew by one when the volumes came, and by one when they went back.
+                let back = volumes.iter().map(|record| (record.volume, record.generation.next().next()));
+                let own = Ownership { attempt: Attempt::NONE, generations: back.collect(), promotion: None };
+                let detail = "the volume could not be started at the target".to_owned();
+                State::HandedBack { own, detail }
+            }
+            Stage::Released(_) | Stage::Owned(_) | Stage::Ended(_) => return None,
+        };
+        target.ask();
+        Some(target)
+    }
+
+    fn with_journal(migration: MigrationId, volumes: usize, journal: Journal) -> Self {
         Self {
             migration,
             volumes,
+            journal,
             state: State::Receiving,
             aborted: Attempt::NONE,
             last_commit: CommitId(0),
@@ -163,37 +199,37 @@ impl Target {
             }
             TargetEvent::Started(volume) => self.started(volume),
             TargetEvent::StartFailed { volume, detail } => self.start_failed(volume, detail),
-            TargetEvent::Discarded { left_over } => {
-                if self.state == State::Discarding {
-                    self.say(ToSource::Discarded { left_over: left_over.clone() });
-                    self.state = State::Gone { left_over };
+            TargetEvent::LinkBack => self.ask(),
+            TargetEvent::Cancel => {
+                if self.journal == Journal::Own
+                    && matches!(self.state, State::Receiving | State::Flushing { .. })
+                {
+                    self.discard(Outcome::Cancelled);
                 }
             }
+            TargetEvent::Promote { attempt, generations, promotion } => {
+                self.promote(now, attempt, generations, promotion);
+            }
+            TargetEvent::Discarded { left_over } => self.discarded(left_over),
         }
     }
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Duration) {
-        match &mut self.state {
-            State::Prepared { attempt, ask_at, since } => {
-                let attempt = *attempt;
-                let leaves = broken(Bug::PreparedTargetLeaves) && now >= *since + PLANTED_PATIENCE;
-                if leaves {
-                    self.discard();
-                } else if now >= *ask_at {
-                    *ask_at = now + QUERY_INTERVAL;
-                    self.say(ToSource::Query(attempt));
-                }
+        if let State::Prepared { attempt, ask_at, since } = &mut self.state {
+            let attempt = *attempt;
+            let leaves = broken(Bug::PreparedTargetLeaves) && now >= *since + PLANTED_PATIENCE;
+            if leaves {
+                self.discard(given_up());
+            } else if now >= *ask_at {
+                *ask_at = now + QUERY_INTERVAL;
+                self.say(ToSource::Query(attempt));
             }
-            State::Promising { retry_at, .. }
-            | State::Owning { retry_at, .. }
-            | State::HandingBack { retry_at, .. }
-                if retry_at.is_some_and(|at| at <= now) =>
-            {
-                *retry_at = None;
-                self.commit();
-            }
-            _ => {}
+        } else if let Some(retry_at) = self.state.retry_at()
+            && retry_at.is_some_and(|at| at <= now)
+        {
+            *retry_at = None;
+            self.commit();
         }
     }
 
@@ -213,9 +249,13 @@ impl Target {
                 };
                 Some((at, "the source to say what became of the handover"))
             }
-            State::Promising { retry_at, .. }
+            State::Withdrawing { retry_at, .. }
+            | State::Promising { retry_at, .. }
             | State::Owning { retry_at, .. }
-            | State::HandingBack { retry_at, .. } => Some(((*retry_at)?, "the journal")),
+            | State::HandingBack { retry_at, .. }
+            | State::Aborting { retry_at, .. }
+            | State::Active { end: End::Committing { retry_at }, .. }
+            | State::Gone { end: End::Committing { retry_at }, .. } => Some(((*retry_at)?, "the journal")),
             _ => None,
         }
     }
@@ -230,162 +270,59 @@ impl Target {
         matches!(self.state, State::Gone { .. })
     }
 
-    fn received(&mut self, now: Duration, message: ToTarget) {
-        match message {
-            ToTarget::Prepare(attempt) => self.prepare(attempt),
-            ToTarget::Abort(attempt) => {
-                self.aborted = self.aborted.max(attempt);
-                if self.attempt_under_way().is_some_and(|under_way| under_way <= attempt) {
-                    self.state = State::Receiving;
-                }
-            }
-            ToTarget::Commit { attempt, generations } => match &self.state {
-                State::Prepared { attempt: prepared, .. } if *prepared == attempt => {
-                    let own = Ownership { attempt, generations };
-                    self.state = State::Owning { own, began: now, retry_at: None };
-                    self.commit();
-                }
-                State::Active { own, took } if own.attempt == attempt => {
-                    let message = ToSource::Active { attempt, own: *took };
-                    self.say(message);
-                }
-                State::HandedBack { own, detail } if own.attempt == attempt => {
-                    let message = handed_back(own, detail);
-                    self.say(message);
-                }
-                _ => {}
-            },
-            ToTarget::Discard => match &self.state {
-                State::Gone { left_over } => {
-                    let left_over = left_over.clone();
-                    self.say(ToSource::Discarded { left_over });
-                }
-                // N.B. once the volumes are owned here, only a hand-back makes the images worthless.
-                State::Owning { .. }
-                | State::Starting { .. }
-                | State::Active { .. }
-                | State::HandingBack { .. } => {}
-                State::Discarding => {}
-                _ => self.discard(),
-            },
-        }
-    }
-
-    fn prepare(&mut self, attempt: Attempt) {
+    /// The try that is promised and waits for the source's word: what a promotion would take over.
+    pub fn prepared(&self) -> Option<Attempt> {
         match self.state {
-            State::Prepared { attempt: prepared, .. } if prepared == attempt => {
-                self.say(ToSource::Prepared(attempt));
-                return;
-            }
-            State::Receiving | State::Flushing { .. } | State::Promising { .. } | State::Prepared { .. } => {}
-            _ => return,
-        }
-        // An older try than the one under way, or one that is known to be aborted, is a message that came late.
-        if attempt <= self.aborted || self.attempt_under_way().is_some_and(|under_way| under_way >= attempt) {
-            return;
-        }
-        self.state = State::Flushing { attempt, left: VolumeIndex::all(self.volumes).collect() };
-        let flushes = VolumeIndex::all(self.volumes).map(|volume| TargetAction::Flush { volume, attempt });
-        self.actions.extend(flushes);
-    }
-
-    fn flushed(&mut self, volume: VolumeIndex, flushed: Attempt, result: FlushResult) {
-        let State::Flushing { attempt, left } = &mut self.state else { return };
-        let attempt = *attempt;
-        if flushed != attempt {
-            return;
-        }
-        if result == FlushResult::Failed {
-            // The source gives the try up when its time is over; the mirror meets the fault by itself.
-            self.state = State::Receiving;
-            return;
-        }
-        left.retain(|waiting| *waiting != volume);
-        if left.is_empty() {
-            self.state = State::Promising { attempt, retry_at: None };
-            self.commit();
+            State::Prepared { attempt, .. } => Some(attempt),
+            _ => None,
         }
     }
 
     /// Submits the commit that the state calls for.
     fn commit(&mut self) {
         let migration = self.migration;
-        let record = match &self.state {
-            State::Promising { attempt, .. } => Record::TargetPrepared { migration, attempt: *attempt },
-            State::Owning { own, .. } => {
-                let (attempt, generations) = (own.attempt, own.generations.clone());
-                Record::Owned { migration, attempt, generations }
+        let ended = |outcome: Outcome| {
+            let summary = Summary::default();
+            vec![Record::MigrationEnded { migration, outcome, summary }]
+        };
+        let records = match &self.state {
+            State::Withdrawing { attempt, .. } => {
+                vec![Record::AttemptAborted { migration, attempt: *attempt }]
             }
+            State::Promising { attempt, .. } => vec![Record::TargetPrepared { migration, attempt: *attempt }],
+            State::Owning { own, .. } => vec![own.record(migration)],
             State::HandingBack { own, .. } => {
-                Record::HandedBack { migration, generations: own.generations.clone() }
+                vec![Record::HandedBack { migration, generations: own.generations.clone() }]
             }
+            // N.B. durable before anything goes: a crash must not find an image that is promised, or could be, and is
+            // half deleted.
+            State::Aborting { .. } => vec![Record::AttemptAborted { migration, attempt: Attempt::ALL }],
+            State::Active { .. } => ended(Outcome::Moved { left_over: String::new() }),
+            State::Gone { outcome, left_over, .. } => ended(with_left_over(outcome, left_over)),
             _ => return,
         };
         self.last_commit = CommitId(self.last_commit.0 + 1);
-        self.actions.push_back(TargetAction::Commit { commit: self.last_commit, records: vec![record] });
-    }
-
-    fn committed(&mut self, now: Duration, result: Result<(), CommitFault>) {
-        if result.is_err() {
-            if let State::Promising { retry_at, .. }
-            | State::Owning { retry_at, .. }
-            | State::HandingBack { retry_at, .. } = &mut self.state
-            {
-                *retry_at = Some(now + COMMIT_RETRY);
-            }
-            return;
-        }
-        match std::mem::replace(&mut self.state, State::Receiving) {
-            State::Promising { attempt, .. } => {
-                self.state = State::Prepared { attempt, ask_at: now + QUERY_INTERVAL, since: now };
-                self.say(ToSource::Prepared(attempt));
-            }
-            State::Owning { own, began, .. } => {
-                let left = VolumeIndex::all(self.volumes).collect();
-                self.state = State::Starting { own, took: now.saturating_sub(began), left };
-                self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Start));
-            }
-            State::HandingBack { own, detail, .. } => {
-                let message = handed_back(&own, &detail);
-                self.state = State::HandedBack { own, detail };
-                self.say(message);
-            }
-            other => self.state = other,
-        }
-    }
-
-    fn started(&mut self, volume: VolumeIndex) {
-        let State::Starting { own, took, left } = &mut self.state else { return };
-        left.retain(|waiting| *waiting != volume);
-        if left.is_empty() {
-            let (own, took) = (own.clone(), *took);
-            let message = ToSource::Active { attempt: own.attempt, own: took };
-            self.state = State::Active { own, took };
-            self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Open));
-            self.say(message);
-        }
-    }
-
-    /// No gate has let a write through yet: the volumes can go back (design §5.14).
-    fn start_failed(&mut self, volume: VolumeIndex, detail: String) {
-        let State::Starting { own, left, .. } = &mut self.state else { return };
-        if !left.contains(&volume) {
-            return;
-        }
-        let generations = own.generations.iter().map(|(id, generation)| (*id, generation.next())).collect();
-        let own = Ownership { attempt: own.attempt, generations };
-        self.state = State::HandingBack { own, detail, retry_at: None };
-        self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Close));
-        self.commit();
-    }
-
-    fn discard(&mut self) {
-        self.state = State::Discarding;
-        self.actions.push_back(TargetAction::Discard);
+        self.actions.push_back(TargetAction::Commit { commit: self.last_commit, records });
     }
 
     fn say(&mut self, message: ToSource) {
         self.actions.push_back(TargetAction::Send(message));
+    }
+
+    /// Asks what became of the try under way, or of the migration. A source that goes on takes it for nothing new; one
+    /// that has ended answers.
+    fn ask(&mut self) {
+        let waits_for_the_source = matches!(
+            self.state,
+            State::Receiving
+                | State::Withdrawing { .. }
+                | State::Flushing { .. }
+                | State::Prepared { .. }
+                | State::HandedBack { .. }
+        );
+        if self.journal == Journal::Own && waits_for_the_source {
+            self.say(ToSource::Query(self.attempt_under_way().unwrap_or(Attempt::NONE)));
+        }
     }
 
     fn attempt_under_way(&self) -> Option<Attempt> {
@@ -398,10 +335,42 @@ impl Target {
     }
 }
 
-fn handed_back(own: &Ownership, detail: &str) -> ToSource {
-    ToSource::HandedBack {
-        attempt: own.attempt,
-        generations: own.generations.clone(),
-        detail: detail.to_owned(),
+impl State {
+    /// When the commit that this state waits for is made again; the inner `None`: it is under way.
+    fn retry_at(&mut self) -> Option<&mut Option<Duration>> {
+        match self {
+            Self::Withdrawing { retry_at, .. }
+            | Self::Promising { retry_at, .. }
+            | Self::Owning { retry_at, .. }
+            | Self::HandingBack { retry_at, .. }
+            | Self::Aborting { retry_at, .. }
+            | Self::Active { end: End::Committing { retry_at }, .. }
+            | Self::Gone { end: End::Committing { retry_at }, .. } => Some(retry_at),
+            _ => None,
+        }
     }
+}
+
+impl Ownership {
+    fn record(&self, migration: MigrationId) -> Record {
+        let (attempt, generations) = (self.attempt, self.generations.clone());
+        match self.promotion.clone() {
+            None => Record::Owned { migration, attempt, generations },
+            Some(promotion) => Record::Promoted { migration, attempt, generations, promotion },
+        }
+    }
+}
+
+/// How an incoming migration ends that its source ends.
+fn given_up() -> Outcome {
+    let detail = "the source gave the migration up, and knows why".to_owned();
+    Outcome::Failed { code: FailureCode::GivenUp, detail }
+}
+
+fn with_left_over(outcome: &Outcome, left_over: &str) -> Outcome {
+    let mut outcome = outcome.clone();
+    if let Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } = &mut outcome {
+        *detail = crate::handover::with_left_over(detail, left_over);
+    }
+    outcome
 }

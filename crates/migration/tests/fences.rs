@@ -5,7 +5,7 @@
 use chronicle::Generation;
 use migration::journal::{
     Entry, ExportSettings, FencedContent, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place,
-    Record, State, Summary, VolumeRecord,
+    Record, Side, State, Summary, VolumeRecord,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 
@@ -69,7 +69,10 @@ fn started(keep_source: bool) -> (State, ImageLocation, ImageLocation) {
 
 fn start(state: &mut State, source: ImageLocation, target: ImageLocation, keep_source: bool) {
     let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
-    apply(state, Record::MigrationStarted { migration: MIGRATION, volumes, keep_source });
+    apply(
+        state,
+        Record::MigrationStarted { migration: MIGRATION, volumes, keep_source, side: Side::OneHost },
+    );
 }
 
 fn own(state: &mut State) {

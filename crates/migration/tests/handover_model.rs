@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, Generation};
 use migration::journal::{
-    Entry, ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Stage, State,
+    Entry, ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage, State,
     VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
-use migration::source::{SourceAction, SourceEvent, SourceSettings};
+use migration::source::{Peer, SourceAction, SourceEvent, SourceSettings};
 use migration::target::{FlushResult, TargetAction, TargetEvent};
 use migration::{CommitFault, CommitId, MigrationId, Phase, Source, Target, VolumeId, VolumeIndex};
 use proptest::prelude::*;
@@ -73,6 +73,7 @@ impl Model {
             migration: MIGRATION,
             volumes: volumes.iter().map(|volume| (*volume, Generation(4))).collect(),
             switch_over_max: Duration::from_millis(500),
+            peer: Peer::SameHost,
         };
         let mut model = Self {
             source: Source::new(Duration::ZERO, settings),
@@ -96,8 +97,12 @@ impl Model {
             source: location("source"),
             target: location("target"),
         });
-        let started =
-            Record::MigrationStarted { migration: MIGRATION, volumes: moving.collect(), keep_source: false };
+        let started = Record::MigrationStarted {
+            migration: MIGRATION,
+            volumes: moving.collect(),
+            keep_source: false,
+            side: Side::OneHost,
+        };
         let records = added.chain([started]).collect();
         model.journal.apply(&Entry { at_unix_ms: 0, records }).unwrap();
         for volume in VolumeIndex::all(volumes.len()) {
@@ -277,6 +282,7 @@ impl Model {
             }
             TargetAction::Open(volume) => self.target_gates[volume.as_usize()] = Gate::Open,
             TargetAction::Close(volume) => self.target_gates[volume.as_usize()] = Gate::Closed,
+            TargetAction::End { .. } => panic!("the source ends it"),
             TargetAction::Discard => {
                 self.discarded = true;
                 let event = TargetEvent::Discarded { left_over: String::new() };

@@ -376,5 +376,7 @@ fn name(record: &Record) -> &'static str {
         Record::ResizeBegun { .. } => "resize begun",
         Record::Resized { .. } => "resized",
         Record::FenceLifted { .. } => "fence lifted",
+        Record::Promoted { .. } => "promoted",
+        Record::MovedForgotten { .. } => "moved forgotten",
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use api::{MigrateVolume, Migration, MigrationHistory};
 use lane::{LaneHandle, MigrationOrder, Refused, Report};
 use migration::journal::{
-    FailureCode, ImageLocation, MigratingVolume, Outcome, Place, Record, Summary, VolumeRecord,
+    FailureCode, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary, VolumeRecord,
 };
 use migration::{CommitFault, MigrationId};
 
@@ -164,8 +164,12 @@ impl Host {
             source: record.image.clone(),
             target: target.location.clone(),
         };
-        let started =
-            Record::MigrationStarted { migration, volumes: vec![moving], keep_source: order.keep_source };
+        let started = Record::MigrationStarted {
+            migration,
+            volumes: vec![moving],
+            keep_source: order.keep_source,
+            side: Side::OneHost,
+        };
         let result = self.journal.commit(vec![started]).await;
         drop(starting);
         if let Err(fault) = result {

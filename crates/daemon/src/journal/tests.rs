@@ -8,8 +8,8 @@ use std::sync::{Arc, RwLock};
 
 use chronicle::Generation;
 use migration::journal::{
-    Entry, ExportSettings, HEADER, HEADER_BYTES, ImageLocation, MigratingVolume, Outcome, Record, State,
-    Summary, VolumeRecord, encode,
+    Entry, ExportSettings, HEADER, HEADER_BYTES, ImageLocation, MigratingVolume, Outcome, Record, Side,
+    State, Summary, VolumeRecord, encode,
 };
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 use tokio::sync::oneshot;
@@ -57,7 +57,7 @@ fn migration_of(volume: VolumeId, number: u64) -> Vec<Record> {
     let generations = vec![(volume, Generation(1))];
     let volumes = vec![MigratingVolume { volume, source: image("source"), target: image("target") }];
     vec![
-        Record::MigrationStarted { migration, volumes, keep_source: false },
+        Record::MigrationStarted { migration, volumes, keep_source: false, side: Side::OneHost },
         Record::TargetPrepared { migration, attempt },
         Record::Released { migration, attempt, generations: generations.clone() },
         Record::Owned { migration, attempt, generations },

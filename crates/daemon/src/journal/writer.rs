@@ -205,7 +205,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             Record::VolumeRemoved { volume }
             | Record::EpochsReserved { volume, .. }
             | Record::ResizeBegun { volume, .. }
-            | Record::Resized { volume, .. } => {
+            | Record::Resized { volume, .. }
+            | Record::MovedForgotten { volume } => {
                 volumes.extend([*volume]);
             }
             Record::MigrationStarted { migration, volumes: moving, .. } => {
@@ -216,6 +217,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::AttemptAborted { migration, .. }
             | Record::Released { migration, .. }
             | Record::Owned { migration, .. }
+            | Record::Promoted { migration, .. }
             | Record::HandedBack { migration, .. }
             | Record::MigrationEnded { migration, .. } => migrations.extend([*migration]),
         }
@@ -228,8 +230,10 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         volumes: volumes.iter().filter_map(|id| Some((*id, state.volumes.get(id)?.clone()))).collect(),
         migrations: migrations.into_iter().collect(),
         next_migration: state.next_migration,
-        // No record contradicts a fence.
+        moved: volumes.iter().filter_map(|id| Some((*id, state.moved.get(id)?.clone()))).collect(),
+        // No record contradicts a fence, or a branch.
         fences: BTreeMap::new(),
+        branches: BTreeMap::new(),
     }
 }
 
@@ -242,14 +246,15 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::TargetPrepared { .. } => Step::Prepared,
         Record::AttemptAborted { .. } => Step::Aborted,
         Record::Released { .. } => Step::Released,
-        Record::Owned { .. } => Step::Owned,
+        Record::Owned { .. } | Record::Promoted { .. } => Step::Owned,
         Record::HandedBack { .. } => Step::HandedBack,
         Record::MigrationEnded { .. } => Step::Ended,
         Record::Snapshot(_)
         | Record::EpochsReserved { .. }
         | Record::ResizeBegun { .. }
         | Record::Resized { .. }
-        | Record::FenceLifted { .. } => return None,
+        | Record::FenceLifted { .. }
+        | Record::MovedForgotten { .. } => return None,
     })
 }
 

@@ -6,7 +6,7 @@ use api::{GuestLocation, MigrationState};
 use chronicle::Generation;
 use lane::Report;
 use migration::journal::{
-    ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
+    ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Side, Summary, VolumeRecord,
 };
 use migration::strategy::Tally;
 use migration::{MigrationId, Phase, Progress, VolumeId, Waiting};
@@ -38,7 +38,8 @@ async fn scene() -> Scene {
         export: ExportSettings::default(),
     };
     let volumes = vec![MigratingVolume { volume: VOLUME, source: image(""), target: image("b") }];
-    let started = Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: true };
+    let started =
+        Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: true, side: Side::OneHost };
     journal.commit(vec![Record::VolumeAdded(volume), started]).await.unwrap();
     let migrations = Migrations::default();
     migrations.track(MIGRATION, VOLUME, 65536);

@@ -215,5 +215,8 @@ fn failure_name(code: FailureCode) -> &'static str {
         FailureCode::HandoverRefused => "handover-refused",
         FailureCode::DaemonStopped => "daemon-stopped",
         FailureCode::Internal => "internal",
+        FailureCode::HostRefused => "host-refused",
+        FailureCode::PromotedElsewhere => "promoted-elsewhere",
+        FailureCode::GivenUp => "given-up",
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use chronicle::Generation;
 use migration::journal::{
-    Entry, ExportSettings, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place, Record, State,
+    Entry, ExportSettings, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, State,
     Summary, VolumeRecord,
 };
 use migration::{Attempt, MigrationId, VolumeId};
@@ -141,7 +141,8 @@ fn store_of_one_volume_is_taken_by_a_volume_a_migration_or_what_was_kept() {
         store.occupant(state)
     };
     let there = vec![MigratingVolume { volume, source: file.clone(), target: device.clone() }];
-    let started = Record::MigrationStarted { migration, volumes: there, keep_source: false };
+    let started =
+        Record::MigrationStarted { migration, volumes: there, keep_source: false, side: Side::OneHost };
     assert_eq!(apply(&mut state, started), Some(Occupant::Migration(migration)));
     let prepared = Record::TargetPrepared { migration, attempt };
     assert_eq!(apply(&mut state, prepared), Some(Occupant::Migration(migration)));
@@ -154,7 +155,10 @@ fn store_of_one_volume_is_taken_by_a_volume_a_migration_or_what_was_kept() {
 
     let (migration, generations) = (MigrationId(1), vec![(volume, Generation(2))]);
     let back = vec![MigratingVolume { volume, source: device.clone(), target: file }];
-    apply(&mut state, Record::MigrationStarted { migration, volumes: back, keep_source: true });
+    apply(
+        &mut state,
+        Record::MigrationStarted { migration, volumes: back, keep_source: true, side: Side::OneHost },
+    );
     apply(&mut state, Record::TargetPrepared { migration, attempt });
     apply(&mut state, Record::Released { migration, attempt, generations: generations.clone() });
     let kept = Some(Occupant::Kept { volume: "v".into(), migration });

@@ -19,7 +19,7 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use migration::journal::{Outcome, Record};
 use migration::message::{ToSource, ToTarget};
-use migration::source::{Costs, SourceEvent, SourceSettings};
+use migration::source::{Costs, Peer, SourceEvent, SourceSettings};
 use migration::strategy::{Mirror, MirrorSettings, VolumeAction, VolumeEvent};
 use migration::{CommitId, MigrationId, Phase, Source, VolumeIndex};
 use tracing::{info, warn};
@@ -128,6 +128,7 @@ impl SourceConductor {
             migration: plan.migration,
             volumes: volumes.map(|volume| (volume.id(), volume.generation())).collect(),
             switch_over_max: plan.limits.switch_over_max,
+            peer: Peer::SameHost,
         };
         let phase = Rc::new(Cell::new(Phase::Copying));
         let copies = VolumeIndex::all(plan.volumes.len())

@@ -117,6 +117,8 @@ impl TargetConductor {
                 let work: Vec<_> = images.map(|image| self.control.discard(image)).collect();
                 self.spawn(async move { TargetEvent::Discarded { left_over: left_over(work).await } });
             }
+            // Only of a target with a journal of its own; this one is ended by its source.
+            TargetAction::End { .. } => {}
         }
     }
 

@@ -9,10 +9,10 @@
 //! one ends the journal: what lies behind was never acknowledged, or belongs to an earlier use of the space.
 
 use super::record::Entry;
-use super::version_1;
+use super::{version_1, version_2};
 
 /// Version of the encoding that this program writes.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// The oldest version that is read.
 const OLDEST_VERSION: u8 = 1;
 /// What every journal begins with.
@@ -160,10 +160,11 @@ impl Frames<'_> {
 }
 
 fn decode(version: u8, payload: &[u8]) -> Option<Entry> {
-    if version == VERSION {
-        return postcard::from_bytes(payload).ok();
+    match version {
+        1 => postcard::from_bytes::<version_1::Entry>(payload).ok().map(Into::into),
+        2 => postcard::from_bytes::<version_2::Entry>(payload).ok().map(Into::into),
+        _ => postcard::from_bytes(payload).ok(),
     }
-    postcard::from_bytes::<version_1::Entry>(payload).ok().map(Into::into)
 }
 
 /// The payload of the frame that `bytes` begin with, if it is whole and has a sequence number that is wanted.

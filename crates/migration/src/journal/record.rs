@@ -5,6 +5,7 @@ use chronicle::{Epoch, Generation};
 use serde::{Deserialize, Serialize};
 
 use super::image::{ImageLocation, Place};
+use super::side::{Promotion, Side};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
 /// One commit: records that become durable together, and when.
@@ -43,6 +44,8 @@ pub enum Record {
         volumes: Vec<MigratingVolume>,
         /// What becomes of the source images afterwards.
         keep_source: bool,
+        /// Which side of it this host is.
+        side: Side,
     },
     /// The target side has everything, durably, and will keep it until it hears *released* or *aborted*.
     TargetPrepared {
@@ -58,7 +61,8 @@ pub enum Record {
         /// The try.
         attempt: Attempt,
     },
-    /// **N.B.** The commit point: the source serves no guest request of these volumes from its store any more.
+    /// **N.B.** The commit point: the source serves no guest request of these volumes from its store any more. Between
+    /// hosts they are no volumes of this host from here on, but [`super::Moved`].
     Released {
         /// Of which migration.
         migration: MigrationId,
@@ -67,7 +71,7 @@ pub enum Record {
         /// The generation that each volume has at its new owner.
         generations: Vec<(VolumeId, Generation)>,
     },
-    /// The target side owns the volumes.
+    /// The target side owns the volumes. Between hosts: they are volumes of this host from here on.
     Owned {
         /// Of which migration.
         migration: MigrationId,
@@ -111,6 +115,22 @@ pub enum Record {
     FenceLifted {
         /// The place.
         place: Place,
+    },
+    /// The target's host owns the volumes although it has not heard COMMIT: somebody promoted them.
+    Promoted {
+        /// Of which incoming migration.
+        migration: MigrationId,
+        /// In which try.
+        attempt: Attempt,
+        /// The generation that each volume has from now on.
+        generations: Vec<(VolumeId, Generation)>,
+        /// What it was founded on.
+        promotion: Promotion,
+    },
+    /// Somebody said that nobody need know any more where a volume went.
+    MovedForgotten {
+        /// Which.
+        volume: VolumeId,
     },
 }
 
@@ -210,6 +230,12 @@ pub enum FailureCode {
     DaemonStopped,
     /// The core contradicted itself; a defect.
     Internal,
+    /// The other host refused to take the volumes, or knows nothing of them.
+    HostRefused,
+    /// The copy at the other host was promoted by force while this one was the owner.
+    PromotedElsewhere,
+    /// The source gave the migration up; it knows why.
+    GivenUp,
 }
 
 /// What a migration cost; durations in microseconds.

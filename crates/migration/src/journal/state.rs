@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use chronicle::{Epoch, Generation};
+use chronicle::Epoch;
 use serde::{Deserialize, Serialize};
 
 use super::image::{Fence, FencedContent, Place};
-use super::record::{Entry, MigratingVolume, Outcome, Record, Summary, VolumeRecord};
-use crate::identity::{Attempt, MigrationId, VolumeId};
+use super::record::{Entry, MigratingVolume, Record, Summary, VolumeRecord};
+use super::side::{Branch, Moved, Promotion, Side};
+use super::stage::Stage;
+use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 
 /// Ended migrations that are remembered; older ones are forgotten when a new one starts.
 const ENDED_MIGRATIONS_MAX: usize = 1000;
@@ -23,6 +25,10 @@ pub struct State {
     pub next_migration: u64,
     /// Devices and exports that hold what migrations left there.
     pub fences: BTreeMap<Place, Fence>,
+    /// Volumes that went to other hosts. None of them is in `volumes`.
+    pub moved: BTreeMap<VolumeId, Moved>,
+    /// Branches of the histories of volumes, as far as forced promotions on this host opened them.
+    pub branches: BTreeMap<VolumeId, Vec<Branch>>,
 }
 
 /// A volume that this host serves.
@@ -57,23 +63,12 @@ pub struct MigrationState {
     pub ended_unix_ms: Option<u64>,
     /// What it cost; all zero until it has ended.
     pub summary: Summary,
-}
-
-/// How far a migration has come, durably.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stage {
-    /// The source owns the volumes; the target may hold parts of them.
-    Copying,
-    /// The source owns the volumes; the target has promised to wait.
-    Prepared(Attempt),
-    /// Past the commit point; the target does not yet own the volumes, but nobody else will.
-    Released(Attempt),
-    /// The target owns the volumes; the source images are still to be dealt with.
-    Owned(Attempt),
-    /// The source owns the volumes again; the target images are still to be dealt with.
-    HandedBack,
-    /// Nothing is left to do.
-    Ended(Outcome),
+    /// Which side of it this host is.
+    pub side: Side,
+    /// How it was promoted, if it was.
+    pub promotion: Option<Promotion>,
+    /// What was known of volumes that have come home by it, in case they are handed back; empty once it has ended.
+    pub returning: Vec<Moved>,
 }
 
 /// A record that does not follow from those before it: the journal is damaged, or there is a defect.
@@ -116,6 +111,25 @@ impl State {
         self.migrations.iter().filter(|(_, state)| !state.has_ended()).map(|(id, state)| (*id, state))
     }
 
+    /// The migration that comes from `peer`, where it has the number `remote`.
+    pub fn incoming(&self, peer: HostId, remote: MigrationId) -> Option<(MigrationId, &MigrationState)> {
+        let comes = |state: &MigrationState| matches!(&state.side, Side::Incoming { peer: from, remote: number, .. } if (*from, *number) == (peer, remote));
+        self.migrations.iter().rev().find(|(_, state)| comes(state)).map(|(id, state)| (*id, state))
+    }
+
+    /// The migration `id` of this host, if it goes to `peer`.
+    pub fn outgoing(&self, peer: HostId, id: MigrationId) -> Option<&MigrationState> {
+        let goes =
+            |state: &&MigrationState| matches!(&state.side, Side::Outgoing { peer: to, .. } if *to == peer);
+        self.migrations.get(&id).filter(goes)
+    }
+
+    /// The volume of that name that went to another host.
+    pub fn moved_named(&self, name: &str) -> Option<(VolumeId, &Moved)> {
+        let named = |moved: &Moved| moved.volume.record.name == name;
+        self.moved.iter().find(|(_, moved)| named(moved)).map(|(id, moved)| (*id, moved))
+    }
+
     fn apply_record(&mut self, at_unix_ms: u64, record: &Record) -> Result<(), Inconsistent> {
         match record {
             Record::Snapshot(state) => self.clone_from(state),
@@ -127,69 +141,47 @@ impl State {
                     resizing_to: None,
                 };
                 self.fences.remove(&record.image.place);
+                self.moved.remove(&record.volume);
                 self.volumes.insert(record.volume, volume);
             }
             Record::VolumeRemoved { volume } => {
                 self.volumes.remove(volume).ok_or(Inconsistent::UnknownVolume(*volume))?;
             }
             Record::EpochsReserved { volume, reserved } => self.volume(*volume)?.epochs_reserved = *reserved,
-            Record::MigrationStarted { migration, volumes, keep_source } => {
-                self.start(at_unix_ms, *migration, volumes, *keep_source);
+            Record::MigrationStarted { migration, volumes, keep_source, side } => {
+                self.start(at_unix_ms, *migration, volumes, *keep_source, side);
             }
-            Record::TargetPrepared { migration, attempt } => {
-                self.advance(*migration, "prepared", |from| match from {
-                    Stage::Copying | Stage::Prepared(_) => Some(Stage::Prepared(*attempt)),
-                    _ => None,
-                })?;
-            }
+            Record::TargetPrepared { migration, .. } => self.advance(*migration, "prepared", record)?,
             Record::AttemptAborted { migration, attempt } => {
                 let state = self.migration(*migration)?;
                 state.aborted = state.aborted.max(*attempt);
-                self.advance(*migration, "aborted", |from| match from {
-                    Stage::Prepared(prepared) if prepared > attempt => Some(Stage::Prepared(*prepared)),
-                    Stage::Copying | Stage::Prepared(_) => Some(Stage::Copying),
-                    _ => None,
-                })?;
+                self.advance(*migration, "aborted", record)?;
             }
-            Record::Released { migration, attempt, .. } => {
-                self.advance(*migration, "released", |from| match from {
-                    Stage::Prepared(prepared) if prepared == attempt => Some(Stage::Released(*attempt)),
-                    // A commit whose fate was unknown is repeated.
-                    Stage::Released(released) if released == attempt => Some(Stage::Released(*attempt)),
-                    _ => None,
-                })?;
+            Record::Released { migration, generations, .. } => {
+                self.advance(*migration, "released", record)?;
+                self.volumes_leave(at_unix_ms, *migration, generations)?;
             }
-            Record::Owned { migration, attempt, generations } => {
-                self.advance(*migration, "owned", |from| match from {
-                    Stage::Released(known) | Stage::Owned(known) if known == attempt => {
-                        Some(Stage::Owned(*attempt))
-                    }
-                    _ => None,
-                })?;
-                self.change_hands(*migration, generations, Side::Target)?;
+            Record::Owned { migration, generations, .. } => {
+                self.advance(*migration, "owned", record)?;
+                self.volumes_arrive(at_unix_ms, *migration, generations)?;
+            }
+            Record::Promoted { migration, generations, promotion, .. } => {
+                self.advance(*migration, "promoted", record)?;
+                self.open_branches(*migration, promotion)?;
+                self.volumes_arrive(at_unix_ms, *migration, generations)?;
             }
             Record::HandedBack { migration, generations } => {
-                self.advance(*migration, "handed back", |from| match from {
-                    Stage::Owned(_) | Stage::HandedBack => Some(Stage::HandedBack),
-                    _ => None,
-                })?;
-                self.change_hands(*migration, generations, Side::Source)?;
+                self.advance(*migration, "handed back", record)?;
+                self.volumes_return(*migration, generations)?;
             }
-            Record::MigrationEnded { migration, outcome, summary } => {
-                self.advance(*migration, "ended", |from| match (from, outcome) {
-                    // A commit whose fate was unknown is repeated.
-                    (Stage::Ended(known), outcome) => (known == outcome).then(|| from.clone()),
-                    (Stage::Owned(_), Outcome::Moved { .. })
-                    | (Stage::HandedBack, Outcome::HandedBack { .. })
-                    | (Stage::Copying | Stage::Prepared(_), Outcome::Cancelled | Outcome::Failed { .. }) => {
-                        Some(Stage::Ended(outcome.clone()))
-                    }
-                    _ => None,
-                })?;
+            Record::MigrationEnded { migration, summary, .. } => {
+                self.advance(*migration, "ended", record)?;
                 let state = self.migration(*migration)?;
                 state.ended_unix_ms = Some(at_unix_ms);
                 state.summary = *summary;
+                state.returning.clear();
             }
+            Record::MovedForgotten { volume } => self.forget_moved(*volume)?,
             Record::ResizeBegun { volume, size_bytes } => {
                 self.volume(*volume)?.resizing_to = Some(*size_bytes);
             }
@@ -205,12 +197,24 @@ impl State {
         Ok(())
     }
 
-    fn start(&mut self, at: u64, migration: MigrationId, volumes: &[MigratingVolume], keep_source: bool) {
-        let names = volumes.iter().map(|moving| {
-            self.volumes.get(&moving.volume).map_or_else(String::new, |volume| volume.record.name.clone())
-        });
+    fn start(
+        &mut self,
+        at: u64,
+        migration: MigrationId,
+        volumes: &[MigratingVolume],
+        keep_source: bool,
+        side: &Side,
+    ) {
+        let name = |moving: &MigratingVolume| match side {
+            Side::Incoming { volumes, .. } => {
+                volumes.iter().find(|record| record.volume == moving.volume).map(|record| record.name.clone())
+            }
+            Side::OneHost | Side::Outgoing { .. } => {
+                self.volumes.get(&moving.volume).map(|volume| volume.record.name.clone())
+            }
+        };
         let state = MigrationState {
-            names: names.collect(),
+            names: volumes.iter().map(|moving| name(moving).unwrap_or_default()).collect(),
             volumes: volumes.to_vec(),
             keep_source,
             stage: Stage::Copying,
@@ -218,9 +222,12 @@ impl State {
             started_unix_ms: at,
             ended_unix_ms: None,
             summary: Summary::default(),
+            side: side.clone(),
+            promotion: None,
+            returning: Vec::new(),
         };
         // From here on a half-made copy may be there; what was there before is gone.
-        self.fence(migration, &state, Side::Target, FencedContent::HalfMade);
+        self.fence_targets(migration, &state, FencedContent::HalfMade);
         self.migrations.insert(migration, state);
         self.next_migration = self.next_migration.max(migration.0 + 1);
         let ended: Vec<_> =
@@ -233,63 +240,25 @@ impl State {
     fn advance(
         &mut self,
         migration: MigrationId,
-        record: &'static str,
-        step: impl FnOnce(&Stage) -> Option<Stage>,
+        name: &'static str,
+        record: &Record,
     ) -> Result<(), Inconsistent> {
         let state = self.migration(migration)?;
-        match step(&state.stage) {
+        match state.stage.after(&state.side, record) {
             Some(stage) => state.stage = stage,
-            None => return Err(Inconsistent::OutOfOrder { migration, stage: state.stage.clone(), record }),
-        }
-        Ok(())
-    }
-
-    fn change_hands(
-        &mut self,
-        migration: MigrationId,
-        generations: &[(VolumeId, Generation)],
-        side: Side,
-    ) -> Result<(), Inconsistent> {
-        let state = self.migration(migration)?.clone();
-        let left = if state.keep_source { FencedContent::Kept } else { FencedContent::Left };
-        match side {
-            Side::Target => self.fence(migration, &state, Side::Source, left),
-            Side::Source => self.fence(migration, &state, Side::Target, FencedContent::HalfMade),
-        }
-        for volume in state.volumes {
-            let image = match side {
-                Side::Source => volume.source,
-                Side::Target => volume.target,
-            };
-            self.fences.remove(&image.place);
-            let state = self.volume(volume.volume)?;
-            state.record.image = image;
-            if let Some((_, generation)) = generations.iter().find(|(id, _)| *id == volume.volume) {
-                state.record.generation = *generation;
+            None => {
+                let stage = state.stage.clone();
+                return Err(Inconsistent::OutOfOrder { migration, stage, record: name });
             }
         }
         Ok(())
     }
 
-    /// Fences the places on one side of a migration whose content stays when its volume is not there.
-    fn fence(&mut self, migration: MigrationId, state: &MigrationState, side: Side, content: FencedContent) {
-        for (moving, volume) in state.volumes.iter().zip(&state.names) {
-            let image = match side {
-                Side::Source => &moving.source,
-                Side::Target => &moving.target,
-            };
-            if image.place.outlasts_its_volume() {
-                let fence = Fence { volume: volume.clone(), migration, content };
-                self.fences.insert(image.place.clone(), fence);
-            }
-        }
-    }
-
-    fn volume(&mut self, volume: VolumeId) -> Result<&mut VolumeState, Inconsistent> {
+    pub(super) fn volume(&mut self, volume: VolumeId) -> Result<&mut VolumeState, Inconsistent> {
         self.volumes.get_mut(&volume).ok_or(Inconsistent::UnknownVolume(volume))
     }
 
-    fn migration(&mut self, migration: MigrationId) -> Result<&mut MigrationState, Inconsistent> {
+    pub(super) fn migration(&mut self, migration: MigrationId) -> Result<&mut MigrationState, Inconsistent> {
         self.migrations.get_mut(&migration).ok_or(Inconsistent::UnknownMigration(migration))
     }
 }
@@ -299,10 +268,4 @@ impl MigrationState {
     pub fn has_ended(&self) -> bool {
         matches!(self.stage, Stage::Ended(_))
     }
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Source,
-    Target,
 }

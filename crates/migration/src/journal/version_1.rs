@@ -9,7 +9,8 @@ use chronicle::{Epoch, Generation};
 use serde::Deserialize;
 
 use super::record::{ExportSettings, Outcome, Summary};
-use super::state::Stage;
+use super::side::Side;
+use super::stage::Stage;
 use super::{image, record, state};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
@@ -97,9 +98,12 @@ impl From<Record> for record::Record {
             Record::VolumeAdded(record) => Self::VolumeAdded(record.into()),
             Record::VolumeRemoved { volume } => Self::VolumeRemoved { volume },
             Record::EpochsReserved { volume, reserved } => Self::EpochsReserved { volume, reserved },
-            Record::MigrationStarted { migration, volumes, keep_source } => {
-                Self::MigrationStarted { migration, volumes: moving(volumes), keep_source }
-            }
+            Record::MigrationStarted { migration, volumes, keep_source } => Self::MigrationStarted {
+                migration,
+                volumes: moving(volumes),
+                keep_source,
+                side: Side::OneHost,
+            },
             Record::TargetPrepared { migration, attempt } => Self::TargetPrepared { migration, attempt },
             Record::AttemptAborted { migration, attempt } => Self::AttemptAborted { migration, attempt },
             Record::Released { migration, attempt, generations } => {
@@ -123,6 +127,8 @@ impl From<State> for state::State {
             migrations: old.migrations.into_iter().map(|(id, migration)| (id, migration.into())).collect(),
             next_migration: old.next_migration,
             fences: BTreeMap::new(),
+            moved: BTreeMap::new(),
+            branches: BTreeMap::new(),
         }
     }
 }
@@ -169,6 +175,9 @@ impl From<MigrationState> for state::MigrationState {
             started_unix_ms: old.started_unix_ms,
             ended_unix_ms: old.ended_unix_ms,
             summary: old.summary,
+            side: Side::OneHost,
+            promotion: None,
+            returning: Vec::new(),
         }
     }
 }

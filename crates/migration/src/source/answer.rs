@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use chronicle::Generation;
+
 use super::{DiscardStep, REPEAT, ReleaseFate, Source, SourceAction, State};
 use crate::failure::CommitFault;
 use crate::handover::{Handover, Step, with_left_over};
-use crate::identity::CommitId;
-use crate::journal::{Outcome, Record};
+use crate::identity::{CommitId, VolumeId};
+use crate::journal::{FailureCode, Outcome, Record};
 use crate::message::{ToSource, ToTarget};
 use crate::phase::Phase;
 use crate::planted::{Bug, broken};
@@ -28,15 +30,7 @@ impl Source {
             (State::Releasing { gates_closing_at, began, .. }, Ok(())) => {
                 let (gates_closing_at, began) = (*gates_closing_at, *began);
                 self.summary.release_us = micros(now.saturating_sub(began));
-                self.actions.push_back(SourceAction::Enter(Phase::Committing));
-                let handover = Handover::new(
-                    now,
-                    self.settings.migration,
-                    self.attempt,
-                    self.next_generations(),
-                    &mut self.actions,
-                );
-                self.state = State::Released { handover, gates_closing_at, began: now };
+                self.hand_over(now, gates_closing_at);
             }
             (State::Releasing { fate: ReleaseFate::Open, .. }, Err(CommitFault::NotWritten)) => {
                 self.give_up_attempt(now);
@@ -49,7 +43,7 @@ impl Source {
             (State::Discarding { step, .. }, Ok(())) => {
                 if let DiscardStep::Aborting { .. } = step {
                     self.aborted = self.attempt;
-                    *step = DiscardStep::Telling { repeat_at: now + REPEAT };
+                    *step = DiscardStep::Telling { repeat_at: now + REPEAT, began: now };
                     self.actions.push_back(SourceAction::Send(ToTarget::Discard));
                 }
             }
@@ -88,11 +82,26 @@ impl Source {
                 State::Discarding { outcome, step: DiscardStep::Telling { .. } },
                 ToSource::Discarded { left_over },
             ) => {
-                let mut outcome = outcome.clone();
-                if let Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } = &mut outcome {
-                    *detail = with_left_over(detail, &left_over);
-                }
+                let outcome = discarded(outcome, &left_over);
                 self.end(now, outcome);
+            }
+            (State::Discarding { outcome, step: DiscardStep::Telling { .. } }, ToSource::Unknown) => {
+                let outcome = outcome.clone();
+                self.end(now, outcome);
+            }
+            (
+                State::Discarding { step: DiscardStep::Telling { .. }, .. },
+                ToSource::TakenByForce { generations },
+            ) => {
+                let outcome = promoted_elsewhere(&generations);
+                self.end(now, outcome);
+            }
+            (_, ToSource::Unknown) => {
+                let detail = "the other host knows nothing of it".to_owned();
+                self.end_before_release(Outcome::Failed { code: FailureCode::HostRefused, detail });
+            }
+            (_, ToSource::TakenByForce { generations }) => {
+                self.end_before_release(promoted_elsewhere(&generations));
             }
             // "Not released" is said only of a try that is durably aborted (design §5.13).
             (_, ToSource::Query(attempt)) if attempt <= self.aborted => {
@@ -100,6 +109,23 @@ impl Source {
             }
             _ => {}
         }
+    }
+
+    /// Goes past the commit point.
+    pub(super) fn hand_over(&mut self, now: Duration, gates_closing_at: Duration) {
+        self.actions.push_back(SourceAction::Enter(Phase::Committing));
+        let generations = self.next_generations();
+        let (migration, attempt) = (self.settings.migration, self.attempt);
+        let handover = Handover::new(now, migration, attempt, generations, &mut self.actions);
+        self.state = State::Released { handover, gates_closing_at, began: now };
+    }
+
+    /// Tells the target that its images are of no use.
+    pub(super) fn tell(&mut self, now: Duration, outcome: Outcome) {
+        self.actions.push_back(SourceAction::Enter(Phase::Discarding));
+        let step = DiscardStep::Telling { repeat_at: now + REPEAT, began: now };
+        self.state = State::Discarding { outcome, step };
+        self.actions.push_back(SourceAction::Send(ToTarget::Discard));
     }
 
     pub(super) fn after(&mut self, now: Duration, step: Step) {
@@ -158,6 +184,24 @@ impl Source {
             self.summary.total_us = micros(now.saturating_sub(self.began));
         }
     }
+}
+
+/// The outcome, once the target has said what is left of its images.
+pub(super) fn discarded(outcome: &Outcome, left_over: &str) -> Outcome {
+    let mut outcome = outcome.clone();
+    if let Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } = &mut outcome {
+        *detail = with_left_over(detail, left_over);
+    }
+    outcome
+}
+
+fn promoted_elsewhere(generations: &[(VolumeId, Generation)]) -> Outcome {
+    let there = generations.iter().map(|(_, generation)| generation.0).max().unwrap_or_default();
+    let detail = format!(
+        "the copy at the other host was promoted by force and has generation {there}; this one goes on, and both are \
+         branches of one history: decide which is to stay"
+    );
+    Outcome::Failed { code: FailureCode::PromotedElsewhere, detail }
 }
 
 fn micros(duration: Duration) -> u64 {

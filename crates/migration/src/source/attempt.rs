@@ -12,8 +12,8 @@ use crate::phase::Phase;
 use crate::planted::{Bug, broken};
 use crate::target::FlushResult;
 
-/// Tries at the handover before the migration fails.
-const ATTEMPTS_MAX: u32 = 10;
+/// Tries at the handover before the migration fails; a run makes no more, and a restart skips as many.
+pub const ATTEMPTS_MAX: u32 = 10;
 /// Pause after a try that was given up.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 /// Pause between the end of the copying and a try: what the copying held up at the disks goes through first, so that
@@ -156,7 +156,7 @@ impl Source {
         }
         if let Some(outcome) = self.pending_end.take() {
             self.end_before_release(outcome);
-        } else if self.attempt.0 >= ATTEMPTS_MAX {
+        } else if self.attempt.0 - self.first.0 >= ATTEMPTS_MAX {
             let detail = format!("the handover did not succeed in {ATTEMPTS_MAX} tries");
             self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
         }
@@ -209,6 +209,7 @@ mod tests {
             migration: MigrationId(1),
             volumes: vec![(VolumeId([1; 16]), Generation(0))],
             switch_over_max: Duration::from_secs(1),
+            peer: crate::source::Peer::SameHost,
         };
         let copied = Duration::from_secs(5);
         let mut source = Source::new(Duration::ZERO, settings);

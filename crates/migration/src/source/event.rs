@@ -21,6 +21,17 @@ pub struct SourceSettings {
     pub volumes: Vec<(VolumeId, Generation)>,
     /// How long the gates may be closed before the commit point; then the try is given up.
     pub switch_over_max: Duration,
+    /// Where the target is.
+    pub peer: Peer,
+}
+
+/// Where the target of a migration is, seen from its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// On the same host: it answers, sooner or later.
+    SameHost,
+    /// On another host: it may never be heard again.
+    OtherHost,
 }
 
 /// What happened at the source.

@@ -81,7 +81,7 @@ pub(crate) fn wrong_generation(before: &State, after: &State) -> Option<String> 
 #[cfg(test)]
 mod tests {
     use chronicle::Generation;
-    use migration::journal::{Entry, ExportSettings, MigratingVolume, Outcome, Record, VolumeRecord};
+    use migration::journal::{Entry, ExportSettings, MigratingVolume, Outcome, Record, Side, VolumeRecord};
     use migration::{Attempt, MigrationId, VolumeId};
 
     use super::*;
@@ -105,8 +105,12 @@ mod tests {
             export: ExportSettings::default(),
         };
         let moving = MigratingVolume { volume: VOLUME, source: image("/source"), target: image("/target") };
-        let started =
-            Record::MigrationStarted { migration: MIGRATION, volumes: vec![moving], keep_source: false };
+        let started = Record::MigrationStarted {
+            migration: MIGRATION,
+            volumes: vec![moving],
+            keep_source: false,
+            side: Side::OneHost,
+        };
         let mut all = vec![Record::VolumeAdded(volume), started];
         all.extend_from_slice(records);
         state.apply(&Entry { at_unix_ms: 0, records: all }).unwrap();

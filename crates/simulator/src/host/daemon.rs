@@ -31,6 +31,8 @@ impl Host {
                 Step::Retire(image, retirement) => {
                     lane::Control::retire(&*control, image, retirement).await.is_ok()
                 }
+                // Both sides are on this host.
+                Step::Resume(_) => true,
             };
             if !done {
                 self.give_up_soon();

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, ZeroMode};
 use lane::{Conductor, Plan, PlannedVolume, TargetContent};
-use migration::journal::{ImageLocation, MigratingVolume, Record, State};
+use migration::journal::{ImageLocation, MigratingVolume, Record, Side, State};
 use migration::{MigrationId, Phase};
 
 use super::{Host, Running, Serving};
@@ -43,7 +43,7 @@ impl Host {
         let id = MigrationId(state.next_migration);
         let moving = self.choose_targets(&state);
         let (volumes, keep_source) = (moving.clone(), plan.keep_source);
-        let started = Record::MigrationStarted { migration: id, volumes, keep_source };
+        let started = Record::MigrationStarted { migration: id, volumes, keep_source, side: Side::OneHost };
         if self.journal.commit(vec![started]).await.is_err() {
             self.give_up_soon();
             return;

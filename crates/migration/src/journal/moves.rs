@@ -1,0 +1,209 @@
+//! What records of a handover make of a host's volumes and fences.
+
+use chronicle::{Epoch, Generation};
+
+use super::image::{Fence, FencedContent, ImageLocation};
+use super::record::MigratingVolume;
+use super::side::{Branch, Moved, Promotion, Side};
+use super::stage::Stage;
+use super::state::{Inconsistent, MigrationState, State, VolumeState};
+use crate::identity::{MigrationId, VolumeId};
+
+impl State {
+    /// *Released*: of an outgoing migration the volumes are this host's no more. On one host that is so from *owned* on.
+    pub(super) fn volumes_leave(
+        &mut self,
+        at_unix_ms: u64,
+        migration: MigrationId,
+        generations: &[(VolumeId, Generation)],
+    ) -> Result<(), Inconsistent> {
+        let state = self.migration(migration)?.clone();
+        let Side::Outgoing { peer, peer_name, forwarding, .. } = &state.side else { return Ok(()) };
+        for moving in &state.volumes {
+            // A repeated record finds them gone already.
+            if self.moved.get(&moving.volume).is_some_and(|moved| moved.migration == migration) {
+                continue;
+            }
+            let volume = self.volumes.remove(&moving.volume);
+            let volume = volume.ok_or(Inconsistent::UnknownVolume(moving.volume))?;
+            let generation =
+                generation_of(moving.volume, generations).unwrap_or_else(|| volume.record.generation.next());
+            let moved = Moved {
+                volume,
+                migration,
+                host: *peer,
+                host_name: peer_name.clone(),
+                generation,
+                forwarding: *forwarding,
+                at_unix_ms,
+            };
+            self.moved.insert(moving.volume, moved);
+        }
+        self.fence_sources(migration, &state);
+        Ok(())
+    }
+
+    /// *Owned*, or *promoted*: the volumes are at the target.
+    pub(super) fn volumes_arrive(
+        &mut self,
+        at_unix_ms: u64,
+        migration: MigrationId,
+        generations: &[(VolumeId, Generation)],
+    ) -> Result<(), Inconsistent> {
+        let state = self.migration(migration)?.clone();
+        match &state.side {
+            Side::OneHost => {
+                self.fence_sources(migration, &state);
+                self.change_images(&state, generations, |moving| &moving.target)?;
+            }
+            Side::Incoming { volumes, .. } => {
+                for record in volumes {
+                    let mut record = record.clone();
+                    if let Some(generation) = generation_of(record.volume, generations) {
+                        record.generation = generation;
+                    }
+                    self.fences.remove(&record.image.place);
+                    if let Some(moved) = self.moved.remove(&record.volume) {
+                        self.migration(migration)?.returning.push(moved);
+                    }
+                    // A repeated record finds what it added, perhaps with epochs that have been used since.
+                    let epochs_reserved =
+                        self.volumes.get(&record.volume).map_or(Epoch(0), |known| known.epochs_reserved);
+                    let volume =
+                        VolumeState { epochs_reserved, added_unix_ms: at_unix_ms, resizing_to: None, record };
+                    self.volumes.insert(volume.record.volume, volume);
+                }
+            }
+            Side::Outgoing { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// *Handed back*: the volumes are at the source.
+    pub(super) fn volumes_return(
+        &mut self,
+        migration: MigrationId,
+        generations: &[(VolumeId, Generation)],
+    ) -> Result<(), Inconsistent> {
+        let state = self.migration(migration)?.clone();
+        self.fence_targets(migration, &state, FencedContent::HalfMade);
+        match state.side {
+            Side::OneHost => self.change_images(&state, generations, |moving| &moving.source)?,
+            Side::Outgoing { .. } => {
+                for moving in &state.volumes {
+                    let Some(moved) = self.moved.remove(&moving.volume) else { continue };
+                    let mut volume = moved.volume;
+                    volume.record.generation =
+                        generation_of(moving.volume, generations).unwrap_or_else(|| moved.generation.next());
+                    self.fences.remove(&volume.record.image.place);
+                    self.volumes.insert(moving.volume, volume);
+                }
+            }
+            Side::Incoming { .. } => {
+                for moving in &state.volumes {
+                    self.volumes.remove(&moving.volume);
+                }
+                let returning = std::mem::take(&mut self.migration(migration)?.returning);
+                self.moved.extend(returning.into_iter().map(|moved| (moved.volume.record.volume, moved)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a volume went is forgotten when its migration has ended: until then it is all that there is of it.
+    pub(super) fn forget_moved(&mut self, volume: VolumeId) -> Result<(), Inconsistent> {
+        let moved = self.moved.get(&volume).ok_or(Inconsistent::UnknownVolume(volume))?;
+        let migration = moved.migration;
+        if let Some(state) = self.migrations.get(&migration).filter(|state| !state.has_ended()) {
+            let stage = state.stage.clone();
+            return Err(Inconsistent::OutOfOrder { migration, stage, record: "forgotten" });
+        }
+        self.moved.remove(&volume);
+        Ok(())
+    }
+
+    pub(super) fn open_branches(
+        &mut self,
+        migration: MigrationId,
+        promotion: &Promotion,
+    ) -> Result<(), Inconsistent> {
+        let state = self.migration(migration)?;
+        let repeated = state.promotion.replace(promotion.clone()).is_some();
+        let side = state.side.clone();
+        let (Promotion::Force { branches }, Side::Incoming { volumes, .. }) = (promotion, side) else {
+            return Ok(());
+        };
+        for record in volumes.iter().filter(|_| !repeated) {
+            let Some((_, id)) = branches.iter().find(|(volume, _)| *volume == record.volume) else {
+                continue;
+            };
+            let branch = Branch { id: *id, migration, from: record.generation };
+            self.branches.entry(record.volume).or_default().push(branch);
+        }
+        Ok(())
+    }
+
+    /// Fences the targets' places whose content stays when its volume is not there.
+    pub(super) fn fence_targets(
+        &mut self,
+        migration: MigrationId,
+        state: &MigrationState,
+        content: FencedContent,
+    ) {
+        if state.side.has_target() {
+            self.fence(migration, state, content, |moving| &moving.target);
+        }
+    }
+
+    fn fence_sources(&mut self, migration: MigrationId, state: &MigrationState) {
+        let left = if state.keep_source { FencedContent::Kept } else { FencedContent::Left };
+        self.fence(migration, state, left, |moving| &moving.source);
+    }
+
+    fn fence(
+        &mut self,
+        migration: MigrationId,
+        state: &MigrationState,
+        content: FencedContent,
+        image: impl Fn(&MigratingVolume) -> &ImageLocation,
+    ) {
+        for (moving, volume) in state.volumes.iter().zip(&state.names) {
+            let place = &image(moving).place;
+            if place.outlasts_its_volume() {
+                self.fences.insert(place.clone(), Fence { volume: volume.clone(), migration, content });
+            }
+        }
+    }
+
+    fn change_images(
+        &mut self,
+        state: &MigrationState,
+        generations: &[(VolumeId, Generation)],
+        image: impl Fn(&MigratingVolume) -> &ImageLocation,
+    ) -> Result<(), Inconsistent> {
+        for moving in &state.volumes {
+            let image = image(moving);
+            self.fences.remove(&image.place);
+            let volume = self.volume(moving.volume)?;
+            volume.record.image.clone_from(image);
+            if let Some(generation) = generation_of(moving.volume, generations) {
+                volume.record.generation = generation;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MigrationState {
+    /// The try of which this host has promised, released or owned something; [`crate::Attempt::NONE`] before.
+    pub fn attempt(&self) -> crate::Attempt {
+        match self.stage {
+            Stage::Prepared(attempt) | Stage::Released(attempt) | Stage::Owned(attempt) => attempt,
+            Stage::Copying | Stage::HandedBack | Stage::Ended(_) => crate::Attempt::NONE,
+        }
+    }
+}
+
+fn generation_of(volume: VolumeId, generations: &[(VolumeId, Generation)]) -> Option<Generation> {
+    generations.iter().find(|(id, _)| *id == volume).map(|(_, generation)| *generation)
+}

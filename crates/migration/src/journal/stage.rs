@@ -1,0 +1,112 @@
+//! How far a migration has come, durably, and which record may follow which: one table for either side.
+//!
+//! ```text
+//!              prepared           released          owned            ended
+//!   Copying ───────────► Prepared ────────► Released ─────► Owned ─────────► Ended     one host
+//!      ▲────aborted─────────┘                                 └─► HandedBack ──►┘
+//!   Copying ───────────────────────────────► Released ───────────────────────► Ended   outgoing
+//!                                               └────────────► HandedBack ─────►┘
+//!   Copying ───────────► Prepared ─────────────────────────► Owned ──────────► Ended   incoming
+//!      ▲────aborted─────────┘ └──────────promoted────────────►┘ └─► HandedBack ─►┘
+//! ```
+//! A record may repeat what is true already: a commit whose fate was unknown is made again.
+
+use serde::{Deserialize, Serialize};
+
+use super::record::{Outcome, Record};
+use super::side::Side;
+use crate::identity::Attempt;
+
+/// How far a migration has come, durably.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// The source owns the volumes; the target may hold parts of them.
+    Copying,
+    /// The source owns the volumes; the target has promised to wait. Of an incoming migration: the source may have
+    /// released them, and only it knows.
+    Prepared(Attempt),
+    /// Past the commit point; the target does not yet own the volumes, but nobody else will. Of an outgoing migration:
+    /// the target may own them by now.
+    Released(Attempt),
+    /// The target owns the volumes; the source images are still to be dealt with.
+    Owned(Attempt),
+    /// The source owns the volumes again; the target images are still to be dealt with.
+    HandedBack,
+    /// Nothing is left to do.
+    Ended(Outcome),
+}
+
+impl Stage {
+    /// The stage after `record`; `None` if it does not fit.
+    pub(super) fn after(&self, side: &Side, record: &Record) -> Option<Self> {
+        match record {
+            Record::TargetPrepared { attempt, .. } => self.prepared(side, *attempt),
+            Record::AttemptAborted { attempt, .. } => self.aborted(*attempt),
+            Record::Released { attempt, .. } => self.released(side, *attempt),
+            Record::Owned { attempt, .. } => self.owned(side, *attempt),
+            Record::Promoted { attempt, .. } => match side {
+                Side::Incoming { .. } => self.owned(side, *attempt),
+                Side::OneHost | Side::Outgoing { .. } => None,
+            },
+            Record::HandedBack { .. } => self.handed_back(side),
+            Record::MigrationEnded { outcome, .. } => self.ended(side, outcome),
+            _ => None,
+        }
+    }
+
+    fn prepared(&self, side: &Side, attempt: Attempt) -> Option<Self> {
+        let fits = side.has_target() && matches!(self, Self::Copying | Self::Prepared(_));
+        fits.then_some(Self::Prepared(attempt))
+    }
+
+    fn aborted(&self, attempt: Attempt) -> Option<Self> {
+        match self {
+            Self::Prepared(prepared) if *prepared > attempt => Some(self.clone()),
+            Self::Copying | Self::Prepared(_) => Some(Self::Copying),
+            _ => None,
+        }
+    }
+
+    fn released(&self, side: &Side, attempt: Attempt) -> Option<Self> {
+        let fits = match (side, self) {
+            (Side::OneHost, Self::Prepared(prepared)) => *prepared == attempt,
+            // What the target has promised is in its own journal.
+            (Side::Outgoing { .. }, Self::Copying) => true,
+            (Side::OneHost | Side::Outgoing { .. }, Self::Released(released)) => *released == attempt,
+            _ => false,
+        };
+        fits.then_some(Self::Released(attempt))
+    }
+
+    fn owned(&self, side: &Side, attempt: Attempt) -> Option<Self> {
+        let fits = match (side, self) {
+            (Side::OneHost, Self::Released(released)) => *released == attempt,
+            (Side::Incoming { .. }, Self::Prepared(prepared)) => *prepared == attempt,
+            (Side::OneHost | Side::Incoming { .. }, Self::Owned(owned)) => *owned == attempt,
+            _ => false,
+        };
+        fits.then_some(Self::Owned(attempt))
+    }
+
+    fn handed_back(&self, side: &Side) -> Option<Self> {
+        let fits = matches!(
+            (side, self),
+            (Side::OneHost | Side::Incoming { .. }, Self::Owned(_))
+                | (Side::Outgoing { .. }, Self::Released(_))
+                | (_, Self::HandedBack)
+        );
+        fits.then_some(Self::HandedBack)
+    }
+
+    fn ended(&self, side: &Side, outcome: &Outcome) -> Option<Self> {
+        let fits = match (side, self, outcome) {
+            (_, Self::Ended(known), outcome) => known == outcome,
+            (Side::OneHost | Side::Incoming { .. }, Self::Owned(_), Outcome::Moved { .. })
+            | (Side::Outgoing { .. }, Self::Released(_), Outcome::Moved { .. })
+            | (_, Self::HandedBack, Outcome::HandedBack { .. })
+            | (_, Self::Copying | Self::Prepared(_), Outcome::Cancelled | Outcome::Failed { .. }) => true,
+            _ => false,
+        };
+        fits.then(|| Self::Ended(outcome.clone()))
+    }
+}

@@ -1,0 +1,264 @@
+//! What the target makes of the source's words, the journal's answers, and its own stores' and people's.
+
+use std::time::Duration;
+
+use chronicle::Generation;
+
+use super::{
+    COMMIT_RETRY, End, FlushResult, Journal, Ownership, QUERY_INTERVAL, State, Target, TargetAction, given_up,
+};
+use crate::failure::CommitFault;
+use crate::identity::{Attempt, VolumeId, VolumeIndex};
+use crate::journal::{Outcome, Promotion};
+use crate::message::{ToSource, ToTarget};
+
+impl Target {
+    pub(super) fn received(&mut self, now: Duration, message: ToTarget) {
+        if let Some(generations) = self.taken_by_force()
+            && !matches!(message, ToTarget::Commit { .. })
+        {
+            self.say(ToSource::TakenByForce { generations });
+            return;
+        }
+        match message {
+            ToTarget::Prepare(attempt) => self.prepare(attempt),
+            ToTarget::Abort(attempt) => self.abort(attempt),
+            ToTarget::Commit { attempt, generations } => self.take_over(now, attempt, generations),
+            ToTarget::Discard => match &self.state {
+                State::Gone { left_over, end: End::Recorded, .. } => {
+                    let left_over = left_over.clone();
+                    self.say(ToSource::Discarded { left_over });
+                }
+                // N.B. once the volumes are owned here, only a hand-back makes the images worthless.
+                State::Owning { .. }
+                | State::Starting { .. }
+                | State::Active { .. }
+                | State::HandingBack { .. }
+                | State::Aborting { .. }
+                | State::Discarding { .. }
+                | State::Gone { .. } => {}
+                State::HandedBack { detail, .. } => {
+                    let detail = detail.clone();
+                    self.discard(Outcome::HandedBack { detail });
+                }
+                _ => self.discard(given_up()),
+            },
+        }
+    }
+
+    fn take_over(&mut self, now: Duration, attempt: Attempt, generations: Vec<(VolumeId, Generation)>) {
+        match &self.state {
+            State::Prepared { attempt: prepared, .. } if *prepared == attempt => {
+                let own = Ownership { attempt, generations, promotion: None };
+                self.state = State::Owning { own, began: now, retry_at: None };
+                self.commit();
+            }
+            State::Active { own, took, .. } if own.attempt == attempt => {
+                let message = ToSource::Active { attempt, own: *took };
+                self.say(message);
+            }
+            // Only one try is ever committed; after a restart its number is not known here.
+            State::HandedBack { own, detail } if own.attempt == attempt || own.attempt == Attempt::NONE => {
+                let message = handed_back(attempt, own, detail);
+                self.say(message);
+            }
+            _ => {}
+        }
+    }
+
+    fn abort(&mut self, attempt: Attempt) {
+        self.aborted = self.aborted.max(attempt);
+        if self.attempt_under_way().is_some_and(|under_way| under_way <= attempt) {
+            let promised = matches!(self.state, State::Promising { .. } | State::Prepared { .. });
+            if promised && self.journal == Journal::Own {
+                self.state = State::Withdrawing { attempt, retry_at: None };
+                self.commit();
+            } else {
+                self.state = State::Receiving;
+            }
+        }
+    }
+
+    fn prepare(&mut self, attempt: Attempt) {
+        match self.state {
+            State::Prepared { attempt: prepared, .. } if prepared == attempt => {
+                self.say(ToSource::Prepared(attempt));
+                return;
+            }
+            State::Receiving
+            | State::Withdrawing { .. }
+            | State::Flushing { .. }
+            | State::Promising { .. }
+            | State::Prepared { .. } => {}
+            State::Aborting { .. } | State::Discarding { .. } | State::Gone { .. } => {
+                if self.journal == Journal::Own {
+                    self.say(ToSource::Unknown);
+                }
+                return;
+            }
+            _ => return,
+        }
+        // An older try than the one under way, or one that is known to be aborted, is a message that came late.
+        if attempt <= self.aborted || self.attempt_under_way().is_some_and(|under_way| under_way >= attempt) {
+            return;
+        }
+        // A source that asks for this try has done with the earlier ones, also with one that was promised here.
+        self.aborted = Attempt(attempt.0.saturating_sub(1));
+        self.state = State::Flushing { attempt, left: VolumeIndex::all(self.volumes).collect() };
+        let flushes = VolumeIndex::all(self.volumes).map(|volume| TargetAction::Flush { volume, attempt });
+        self.actions.extend(flushes);
+    }
+
+    pub(super) fn promote(
+        &mut self,
+        now: Duration,
+        attempt: Attempt,
+        generations: Vec<(VolumeId, Generation)>,
+        promotion: Promotion,
+    ) {
+        let fits = self.journal == Journal::Own
+            && matches!(self.state, State::Prepared { attempt: prepared, .. } if prepared == attempt);
+        if fits {
+            let own = Ownership { attempt, generations, promotion: Some(promotion) };
+            self.state = State::Owning { own, began: now, retry_at: None };
+            self.commit();
+        }
+    }
+
+    pub(super) fn flushed(&mut self, volume: VolumeIndex, flushed: Attempt, result: FlushResult) {
+        let State::Flushing { attempt, left } = &mut self.state else { return };
+        let attempt = *attempt;
+        if flushed != attempt {
+            return;
+        }
+        if result == FlushResult::Failed {
+            // The source gives the try up when its time is over; the mirror meets the fault by itself.
+            self.state = State::Receiving;
+            return;
+        }
+        left.retain(|waiting| *waiting != volume);
+        if left.is_empty() {
+            self.state = State::Promising { attempt, retry_at: None };
+            self.commit();
+        }
+    }
+
+    pub(super) fn committed(&mut self, now: Duration, result: Result<(), CommitFault>) {
+        if result.is_err() {
+            if let Some(retry_at) = self.state.retry_at() {
+                *retry_at = Some(now + COMMIT_RETRY);
+            }
+            return;
+        }
+        match std::mem::replace(&mut self.state, State::Receiving) {
+            State::Withdrawing { .. } => {}
+            State::Promising { attempt, .. } => {
+                self.state = State::Prepared { attempt, ask_at: now + QUERY_INTERVAL, since: now };
+                self.say(ToSource::Prepared(attempt));
+            }
+            State::Owning { own, began, .. } => {
+                let left = VolumeIndex::all(self.volumes).collect();
+                self.state = State::Starting { own, took: now.saturating_sub(began), left };
+                self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Start));
+            }
+            State::HandingBack { own, detail, .. } => {
+                let message = handed_back(own.attempt, &own, &detail);
+                self.state = State::HandedBack { own, detail };
+                self.say(message);
+            }
+            State::Aborting { outcome, .. } => self.delete(outcome),
+            State::Active { own, took, .. } => {
+                let left_over = String::new();
+                self.actions.push_back(TargetAction::End { outcome: Outcome::Moved { left_over } });
+                self.state = State::Active { own, took, end: End::Recorded };
+            }
+            State::Gone { outcome, left_over, end: End::Committing { .. } } => {
+                self.say(ToSource::Discarded { left_over: left_over.clone() });
+                let ended = super::with_left_over(&outcome, &left_over);
+                self.actions.push_back(TargetAction::End { outcome: ended });
+                self.state = State::Gone { outcome, left_over, end: End::Recorded };
+            }
+            other => self.state = other,
+        }
+    }
+
+    pub(super) fn started(&mut self, volume: VolumeIndex) {
+        let State::Starting { own, took, left } = &mut self.state else { return };
+        left.retain(|waiting| *waiting != volume);
+        if left.is_empty() {
+            let (own, took) = (own.clone(), *took);
+            let message = ToSource::Active { attempt: own.attempt, own: took };
+            let end = self.end();
+            self.state = State::Active { own, took, end };
+            self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Open));
+            self.say(message);
+            if end != End::Recorded {
+                self.commit();
+            }
+        }
+    }
+
+    /// No gate has let a write through yet: the volumes can go back (design §5.14).
+    pub(super) fn start_failed(&mut self, volume: VolumeIndex, detail: String) {
+        let State::Starting { own, left, .. } = &mut self.state else { return };
+        if !left.contains(&volume) {
+            return;
+        }
+        let generations = own.generations.iter().map(|(id, generation)| (*id, generation.next())).collect();
+        let own = Ownership { attempt: own.attempt, generations, promotion: own.promotion.clone() };
+        self.state = State::HandingBack { own, detail, retry_at: None };
+        self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Close));
+        self.commit();
+    }
+
+    /// Begins to get rid of the images.
+    pub(super) fn discard(&mut self, outcome: Outcome) {
+        let is_handed_back = matches!(outcome, Outcome::HandedBack { .. });
+        if self.journal == Journal::Own && !is_handed_back {
+            self.state = State::Aborting { outcome, retry_at: None };
+            self.commit();
+        } else {
+            self.delete(outcome);
+        }
+    }
+
+    pub(super) fn delete(&mut self, outcome: Outcome) {
+        self.state = State::Discarding { outcome };
+        self.actions.push_back(TargetAction::Discard);
+    }
+
+    pub(super) fn discarded(&mut self, left_over: String) {
+        let State::Discarding { outcome } = &self.state else { return };
+        let outcome = outcome.clone();
+        let end = self.end();
+        if end == End::Recorded {
+            self.say(ToSource::Discarded { left_over: left_over.clone() });
+        }
+        self.state = State::Gone { outcome, left_over, end };
+        if end != End::Recorded {
+            self.commit();
+        }
+    }
+
+    /// What is to be done about the end: on one host the source records it.
+    fn end(&self) -> End {
+        match self.journal {
+            Journal::Shared => End::Recorded,
+            Journal::Own => End::Committing { retry_at: None },
+        }
+    }
+
+    fn taken_by_force(&self) -> Option<Vec<(VolumeId, Generation)>> {
+        match &self.state {
+            State::Owning { own, .. } | State::Starting { own, .. } | State::Active { own, .. } => {
+                let forced = matches!(own.promotion, Some(Promotion::Force { .. }));
+                forced.then(|| own.generations.clone())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn handed_back(attempt: Attempt, own: &Ownership, detail: &str) -> ToSource {
+    ToSource::HandedBack { attempt, generations: own.generations.clone(), detail: detail.to_owned() }
+}

@@ -1,0 +1,137 @@
+//! What two hosts say to each other about migrations, as bytes.
+//!
+//! ```text
+//!   one message:   version (1 byte) │ payload (postcard)
+//!
+//!   source ── Open ──────────► target         volumes, what is wanted of them there
+//!   source ◄── Accepted, or Refused ── target what the target has of them already, or why not
+//!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
+//! ```
+//! The peer is hostile: [`decode`] never panics, takes no message longer than [`MESSAGE_BYTES_MAX`], and no list or
+//! text longer than the limits here. The types of the wire are its own; those of the core may change without them.
+
+mod forms;
+mod opening;
+
+pub use opening::{
+    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, Offer, OfferedVolume, Refusal, RefusalCode,
+};
+
+use crate::identity::MigrationId;
+use crate::message::{ToSource, ToTarget};
+
+/// Version of the encoding that this program writes; the transport agrees upon one that both ends know.
+pub const VERSION: u8 = 1;
+/// Longest message: the list of what a target holds already is the largest part of it.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// Volumes of one migration: more disks than a machine can have.
+pub const VOLUMES_MAX: usize = 256;
+/// Bytes of a name.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Bytes of an explanation for people; longer ones are cut off when they are sent.
+pub const DETAIL_BYTES_MAX: usize = 4096;
+/// Runs of blocks that a target names as what it holds; a target with more names the largest.
+pub const RUNS_MAX: usize = 32 << 10;
+
+/// A message about one migration. Its number is always the source's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The source offers a migration; also again after a break, to go on with it.
+    Open {
+        /// Its number.
+        migration: MigrationId,
+        /// What is offered.
+        offer: Offer,
+    },
+    /// The target takes it.
+    Accepted {
+        /// Its number.
+        migration: MigrationId,
+        /// What the target has of it.
+        acceptance: Acceptance,
+    },
+    /// The target does not take it.
+    Refused {
+        /// Its number.
+        migration: MigrationId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// Of the handover, from the source.
+    ToTarget {
+        /// Its number.
+        migration: MigrationId,
+        /// What it says.
+        message: ToTarget,
+    },
+    /// Of the handover, from the target.
+    ToSource {
+        /// Its number.
+        migration: MigrationId,
+        /// What it says.
+        message: ToSource,
+    },
+}
+
+/// Why bytes are no message, or a message cannot be sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// There are no bytes.
+    #[error("an empty message")]
+    Empty,
+    /// Another version wrote it.
+    #[error("a message of version {found}; this program reads version {VERSION}")]
+    Version {
+        /// What it says.
+        found: u8,
+    },
+    /// It is too long.
+    #[error("a message of {bytes} bytes is longer than {MESSAGE_BYTES_MAX}")]
+    TooLong {
+        /// How long it is.
+        bytes: usize,
+    },
+    /// A list or a name in it is longer than its limit.
+    #[error("too many {what} in a message")]
+    TooMany {
+        /// What there are too many of.
+        what: &'static str,
+    },
+    /// The bytes mean nothing.
+    #[error("a message that means nothing")]
+    Malformed,
+}
+
+/// Turns a message into bytes.
+///
+/// # Errors
+/// [`WireError::TooLong`], [`WireError::TooMany`]: it does not keep to the limits of this module.
+pub fn encode(message: &Message) -> Result<Vec<u8>, WireError> {
+    let form = forms::Form::from(message.clone());
+    form.check()?;
+    let bytes = postcard::to_extend(&form, vec![VERSION]).map_err(|_| WireError::Malformed)?;
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        return Err(WireError::TooLong { bytes: bytes.len() });
+    }
+    Ok(bytes)
+}
+
+/// Reads one whole message.
+///
+/// # Errors
+/// [`WireError`]; the peer has broken the protocol, and its connection is to be closed.
+pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
+    if bytes.len() > MESSAGE_BYTES_MAX {
+        return Err(WireError::TooLong { bytes: bytes.len() });
+    }
+    let (version, payload) = bytes.split_first().ok_or(WireError::Empty)?;
+    if *version != VERSION {
+        return Err(WireError::Version { found: *version });
+    }
+    let (form, rest) = postcard::take_from_bytes::<forms::Form>(payload).map_err(|_| WireError::Malformed)?;
+    if !rest.is_empty() {
+        return Err(WireError::Malformed);
+    }
+    form.check()?;
+    Ok(form.into())
+}

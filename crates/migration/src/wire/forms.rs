@@ -1,0 +1,330 @@
+//! The messages as they are encoded. Variants and fields are only ever appended within a version, and variants only at
+//! the end.
+
+use std::time::Duration;
+
+use chronicle::{BlockRange, Epoch, Generation};
+use serde::{Deserialize, Serialize};
+
+use super::opening::{
+    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, Offer, OfferedVolume, Refusal, RefusalCode,
+};
+use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
+use crate::identity::{Attempt, MigrationId, VolumeId};
+use crate::journal::{Forwarding, ImageFormat};
+use crate::message::{ToSource, ToTarget};
+
+type Generations = Vec<([u8; 16], u64)>;
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum Form {
+    Open { migration: u64, offer: OfferForm },
+    Accepted { migration: u64, volumes: Vec<AcceptedForm>, incarnation: u64 },
+    Refused { migration: u64, code: CodeForm, detail: String },
+    Prepare { migration: u64, attempt: u32 },
+    Abort { migration: u64, attempt: u32 },
+    Commit { migration: u64, attempt: u32, generations: Generations },
+    Discard { migration: u64 },
+    Prepared { migration: u64, attempt: u32 },
+    Query { migration: u64, attempt: u32 },
+    Active { migration: u64, attempt: u32, own_us: u64 },
+    HandedBack { migration: u64, attempt: u32, generations: Generations, detail: String },
+    Discarded { migration: u64, left_over: String },
+    Unknown { migration: u64 },
+    TakenByForce { migration: u64, generations: Generations },
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct OfferForm {
+    volumes: Vec<OfferedForm>,
+    store: String,
+    format: Option<FormatForm>,
+    allocation: AllocationForm,
+    forwarding: ForwardingForm,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct OfferedForm {
+    volume: [u8; 16],
+    name: String,
+    size_bytes: u64,
+    block_size_bytes: u32,
+    generation: u64,
+    epoch: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct AcceptedForm {
+    volume: [u8; 16],
+    held: HeldForm,
+    elsewhere: FormerForm,
+}
+
+#[derive(Serialize, Deserialize)]
+enum HeldForm {
+    Nothing,
+    Copy { as_of: u64, generation: u64 },
+    Parts(Vec<(u64, u64)>),
+}
+
+/// Makes the wire's twin of an enum without fields, and the ways there and back.
+macro_rules! twin {
+    ($form:ident = $domain:ident { $($variant:ident),+ $(,)? }) => {
+        #[derive(Serialize, Deserialize)]
+        pub(super) enum $form { $($variant),+ }
+
+        impl From<$domain> for $form {
+            fn from(domain: $domain) -> Self {
+                match domain { $($domain::$variant => Self::$variant),+ }
+            }
+        }
+
+        impl From<$form> for $domain {
+            fn from(form: $form) -> Self {
+                match form { $($form::$variant => Self::$variant),+ }
+            }
+        }
+    };
+}
+
+twin!(FormatForm = ImageFormat { Raw, Qcow2 });
+twin!(AllocationForm = Allocation { Thin, Thick });
+twin!(ForwardingForm = Forwarding { WhileConnected, Always });
+twin!(FormerForm = FormerContent { Zero, Unknown });
+twin!(
+    CodeForm = RefusalCode {
+        UnknownStore,
+        NoSpace,
+        NameTaken,
+        VolumePresent,
+        Unsuitable,
+        Busy,
+        NotAllowed,
+        Over,
+        Failed,
+    }
+);
+
+impl Form {
+    /// Tells whether lists and texts keep to their limits.
+    pub(super) fn check(&self) -> Result<(), WireError> {
+        match self {
+            Self::Open { offer, .. } => {
+                at_most(offer.volumes.len(), VOLUMES_MAX, "volumes")?;
+                at_most(offer.store.len(), NAME_BYTES_MAX, "bytes of a name")?;
+                offer.volumes.iter().try_for_each(|volume| {
+                    at_most(volume.name.len(), NAME_BYTES_MAX, "bytes of a name")?;
+                    // A block size is a power of two, and a volume is not empty.
+                    let fits = volume.block_size_bytes.is_power_of_two() && volume.size_bytes > 0;
+                    if fits { Ok(()) } else { Err(WireError::Malformed) }
+                })
+            }
+            Self::Accepted { volumes, .. } => {
+                at_most(volumes.len(), VOLUMES_MAX, "volumes")?;
+                volumes.iter().try_for_each(|volume| match &volume.held {
+                    HeldForm::Parts(runs) => {
+                        at_most(runs.len(), RUNS_MAX, "runs of blocks")?;
+                        let ordered = runs.iter().all(|(start, end)| start < end)
+                            && runs.windows(2).all(|two| two[0].1 <= two[1].0);
+                        if ordered { Ok(()) } else { Err(WireError::Malformed) }
+                    }
+                    HeldForm::Nothing | HeldForm::Copy { .. } => Ok(()),
+                })
+            }
+            Self::Refused { detail, .. } => {
+                at_most(detail.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
+            }
+            Self::HandedBack { generations, detail, .. } => {
+                at_most(generations.len(), VOLUMES_MAX, "volumes")?;
+                at_most(detail.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
+            }
+            Self::Commit { generations, .. } | Self::TakenByForce { generations, .. } => {
+                at_most(generations.len(), VOLUMES_MAX, "volumes")
+            }
+            Self::Discarded { left_over, .. } => {
+                at_most(left_over.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl From<Message> for Form {
+    fn from(message: Message) -> Self {
+        match message {
+            Message::Open { migration, offer } => Self::Open { migration: migration.0, offer: offer.into() },
+            Message::Accepted { migration, acceptance } => Self::Accepted {
+                migration: migration.0,
+                volumes: acceptance.volumes.into_iter().map(Into::into).collect(),
+                incarnation: acceptance.incarnation,
+            },
+            Message::Refused { migration, refusal } => Self::Refused {
+                migration: migration.0,
+                code: refusal.code.into(),
+                detail: cut(refusal.detail),
+            },
+            Message::ToTarget { migration: MigrationId(migration), message } => match message {
+                ToTarget::Prepare(Attempt(attempt)) => Self::Prepare { migration, attempt },
+                ToTarget::Abort(Attempt(attempt)) => Self::Abort { migration, attempt },
+                ToTarget::Commit { attempt: Attempt(attempt), generations } => {
+                    Self::Commit { migration, attempt, generations: plain(generations) }
+                }
+                ToTarget::Discard => Self::Discard { migration },
+            },
+            Message::ToSource { migration: MigrationId(migration), message } => match message {
+                ToSource::Prepared(Attempt(attempt)) => Self::Prepared { migration, attempt },
+                ToSource::Query(Attempt(attempt)) => Self::Query { migration, attempt },
+                ToSource::Active { attempt: Attempt(attempt), own } => {
+                    let own_us = u64::try_from(own.as_micros()).unwrap_or(u64::MAX);
+                    Self::Active { migration, attempt, own_us }
+                }
+                ToSource::HandedBack { attempt: Attempt(attempt), generations, detail } => {
+                    let (generations, detail) = (plain(generations), cut(detail));
+                    Self::HandedBack { migration, attempt, generations, detail }
+                }
+                ToSource::Discarded { left_over } => Self::Discarded { migration, left_over: cut(left_over) },
+                ToSource::Unknown => Self::Unknown { migration },
+                ToSource::TakenByForce { generations } => {
+                    Self::TakenByForce { migration, generations: plain(generations) }
+                }
+            },
+        }
+    }
+}
+
+impl From<Form> for Message {
+    fn from(form: Form) -> Self {
+        let to_target = |migration, message| Self::ToTarget { migration: MigrationId(migration), message };
+        let to_source = |migration, message| Self::ToSource { migration: MigrationId(migration), message };
+        match form {
+            Form::Open { migration, offer } => {
+                Self::Open { migration: MigrationId(migration), offer: offer.into() }
+            }
+            Form::Accepted { migration, volumes, incarnation } => {
+                let volumes = volumes.into_iter().map(Into::into).collect();
+                let acceptance = Acceptance { volumes, incarnation };
+                Self::Accepted { migration: MigrationId(migration), acceptance }
+            }
+            Form::Refused { migration, code, detail } => {
+                let refusal = Refusal { code: code.into(), detail };
+                Self::Refused { migration: MigrationId(migration), refusal }
+            }
+            Form::Prepare { migration, attempt } => to_target(migration, ToTarget::Prepare(Attempt(attempt))),
+            Form::Abort { migration, attempt } => to_target(migration, ToTarget::Abort(Attempt(attempt))),
+            Form::Commit { migration, attempt, generations } => {
+                let (attempt, generations) = (Attempt(attempt), named(generations));
+                to_target(migration, ToTarget::Commit { attempt, generations })
+            }
+            Form::Discard { migration } => to_target(migration, ToTarget::Discard),
+            Form::Prepared { migration, attempt } => {
+                to_source(migration, ToSource::Prepared(Attempt(attempt)))
+            }
+            Form::Query { migration, attempt } => to_source(migration, ToSource::Query(Attempt(attempt))),
+            Form::Active { migration, attempt, own_us } => {
+                let (attempt, own) = (Attempt(attempt), Duration::from_micros(own_us));
+                to_source(migration, ToSource::Active { attempt, own })
+            }
+            Form::HandedBack { migration, attempt, generations, detail } => {
+                let (attempt, generations) = (Attempt(attempt), named(generations));
+                to_source(migration, ToSource::HandedBack { attempt, generations, detail })
+            }
+            Form::Discarded { migration, left_over } => {
+                to_source(migration, ToSource::Discarded { left_over })
+            }
+            Form::Unknown { migration } => to_source(migration, ToSource::Unknown),
+            Form::TakenByForce { migration, generations } => {
+                to_source(migration, ToSource::TakenByForce { generations: named(generations) })
+            }
+        }
+    }
+}
+
+impl From<Offer> for OfferForm {
+    fn from(offer: Offer) -> Self {
+        let volume = |volume: OfferedVolume| OfferedForm {
+            volume: volume.volume.0,
+            name: volume.name,
+            size_bytes: volume.size_bytes,
+            block_size_bytes: volume.block_size_bytes,
+            generation: volume.generation.0,
+            epoch: volume.epoch.0,
+        };
+        Self {
+            volumes: offer.volumes.into_iter().map(volume).collect(),
+            store: offer.store,
+            format: offer.format.map(Into::into),
+            allocation: offer.allocation.into(),
+            forwarding: offer.forwarding.into(),
+        }
+    }
+}
+
+impl From<OfferForm> for Offer {
+    fn from(form: OfferForm) -> Self {
+        let volume = |form: OfferedForm| OfferedVolume {
+            volume: VolumeId(form.volume),
+            name: form.name,
+            size_bytes: form.size_bytes,
+            block_size_bytes: form.block_size_bytes,
+            generation: Generation(form.generation),
+            epoch: Epoch(form.epoch),
+        };
+        Self {
+            volumes: form.volumes.into_iter().map(volume).collect(),
+            store: form.store,
+            format: form.format.map(Into::into),
+            allocation: form.allocation.into(),
+            forwarding: form.forwarding.into(),
+        }
+    }
+}
+
+impl From<AcceptedVolume> for AcceptedForm {
+    fn from(accepted: AcceptedVolume) -> Self {
+        let held = match accepted.held {
+            Held::Nothing => HeldForm::Nothing,
+            Held::Copy { as_of, generation } => HeldForm::Copy { as_of: as_of.0, generation: generation.0 },
+            Held::Parts(runs) => {
+                HeldForm::Parts(runs.into_iter().map(|run| (run.start.0, run.end.0)).collect())
+            }
+        };
+        Self { volume: accepted.volume.0, held, elsewhere: accepted.elsewhere.into() }
+    }
+}
+
+impl From<AcceptedForm> for AcceptedVolume {
+    fn from(form: AcceptedForm) -> Self {
+        let held = match form.held {
+            HeldForm::Nothing => Held::Nothing,
+            HeldForm::Copy { as_of, generation } => {
+                Held::Copy { as_of: Epoch(as_of), generation: Generation(generation) }
+            }
+            HeldForm::Parts(runs) => {
+                Held::Parts(runs.into_iter().map(|(start, end)| BlockRange::new(start, end)).collect())
+            }
+        };
+        Self { volume: VolumeId(form.volume), held, elsewhere: form.elsewhere.into() }
+    }
+}
+
+fn at_most(count: usize, count_max: usize, what: &'static str) -> Result<(), WireError> {
+    if count <= count_max { Ok(()) } else { Err(WireError::TooMany { what }) }
+}
+
+fn plain(generations: Vec<(VolumeId, Generation)>) -> Generations {
+    generations.into_iter().map(|(volume, generation)| (volume.0, generation.0)).collect()
+}
+
+fn named(generations: Generations) -> Vec<(VolumeId, Generation)> {
+    generations.into_iter().map(|(volume, generation)| (VolumeId(volume), Generation(generation))).collect()
+}
+
+/// Cuts a text for people where it is too long, between two characters.
+fn cut(mut text: String) -> String {
+    let mut end = text.len().min(DETAIL_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
+}

@@ -1,0 +1,124 @@
+//! The opening of a migration between hosts: what the source offers, and what the target answers.
+
+use chronicle::{BlockRange, Epoch, Generation};
+
+use crate::identity::VolumeId;
+
+/// A migration that a source offers to a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Its volumes: all move, or none.
+    pub volumes: Vec<OfferedVolume>,
+    /// Name of the store that they are to go to.
+    pub store: String,
+    /// The format of their images there; `None`: as the store has it.
+    pub format: Option<crate::journal::ImageFormat>,
+    /// How the space is to be taken.
+    pub allocation: Allocation,
+    /// Who goes on offering them to clients.
+    pub forwarding: crate::journal::Forwarding,
+}
+
+/// One volume of an offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferedVolume {
+    /// Its identity.
+    pub volume: VolumeId,
+    /// The name that it has at the source, and is to have at the target.
+    pub name: String,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of a block.
+    pub block_size_bytes: u32,
+    /// Its generation at the source.
+    pub generation: Generation,
+    /// The newest epoch of its chronicle that has been closed: a copy that is current as of it lacks only what was
+    /// written since.
+    pub epoch: Epoch,
+}
+
+/// How the space of an image is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocation {
+    /// As blocks are written.
+    Thin,
+    /// All of it before anything is copied.
+    Thick,
+}
+
+/// What a target has of the volumes that it takes, in the order of the offer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acceptance {
+    /// One for each volume that was offered.
+    pub volumes: Vec<AcceptedVolume>,
+    /// How often the target's host has started: what was not confirmed durable under this number is missing.
+    pub incarnation: u64,
+}
+
+/// What a target has of one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcceptedVolume {
+    /// Which.
+    pub volume: VolumeId,
+    /// What of it is there, durably.
+    pub held: Held,
+    /// What is where nothing of the volume is.
+    pub elsewhere: FormerContent,
+}
+
+/// What a target has of a volume already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// Nothing.
+    Nothing,
+    /// A copy that was current as of an epoch, of a generation.
+    Copy {
+        /// The epoch.
+        as_of: Epoch,
+        /// The generation that the volume had then.
+        generation: Generation,
+    },
+    /// Parts that this very migration has brought: these blocks are durable, in order and without overlap.
+    Parts(Vec<BlockRange>),
+}
+
+/// What an image holds where nothing of the volume has been written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormerContent {
+    /// It reads as zeroes.
+    Zero,
+    /// It may be anything.
+    Unknown,
+}
+
+/// Why a target does not take a migration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The cause, for programs.
+    pub code: RefusalCode,
+    /// The cause, for people: what to do about it.
+    pub detail: String,
+}
+
+/// Causes of a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalCode {
+    /// There is no store of that name.
+    UnknownStore,
+    /// The store has no room for the volumes.
+    NoSpace,
+    /// Another volume there has the name.
+    NameTaken,
+    /// The volume itself is there already, and is served.
+    VolumePresent,
+    /// The store cannot hold such an image.
+    Unsuitable,
+    /// It takes no more migrations at present; worth another try later.
+    Busy,
+    /// The source's host may not bring volumes.
+    NotAllowed,
+    /// The migration is known there, and has ended.
+    Over,
+    /// Something else failed there.
+    Failed,
+}

@@ -1,0 +1,516 @@
+//! The two hosts of the model: a machine, a journal, gates, and what a daemon makes of them after a crash.
+//!
+//! A commit that is under way when a host crashes is in its journal afterwards, or not. A host serves a volume if its
+//! gate is open; the gate of a host that is down is closed.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use chronicle::Generation;
+use migration::journal::{
+    Entry, ExportSettings, FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Record, Side,
+    Stage, State, VolumeRecord,
+};
+use migration::recovery::{self, Step};
+use migration::source::{Peer, SourceAction, SourceEvent, SourceSettings};
+use migration::target::{FlushResult, TargetAction, TargetEvent};
+use migration::wire;
+use migration::{CommitFault, CommitId, HostId, MigrationId, Phase, Source, Target, VolumeId, VolumeIndex};
+
+use crate::random::Random;
+
+const SOURCE_HOST: HostId = HostId([1; 32]);
+const TARGET_HOST: HostId = HostId([2; 32]);
+/// Its number at the source, and another at the target.
+const MIGRATION: MigrationId = MigrationId(7);
+const THERE: MigrationId = MigrationId(40);
+const FIRST: Generation = Generation(4);
+
+/// A message on the link; which way it goes, its variant says.
+#[derive(Clone, Debug)]
+pub(crate) struct Message(pub(crate) wire::Message);
+
+/// What both hosts have: a clock of its own, a journal, and commits that are under way.
+struct Books {
+    now: Duration,
+    state: State,
+    commits: VecDeque<(Option<CommitId>, Vec<Record>)>,
+}
+
+impl Books {
+    fn apply(&mut self, records: Vec<Record>) {
+        self.state.apply(&Entry { at_unix_ms: 1, records }).unwrap();
+    }
+
+    /// The oldest commit ends; its answer.
+    fn journal_acts(
+        &mut self,
+        random: &mut Random,
+        faulty: bool,
+    ) -> Option<(CommitId, Result<(), CommitFault>)> {
+        let (commit, records) = self.commits.pop_front()?;
+        let fate = if faulty { random.below(12) } else { 12 };
+        if fate > 1 {
+            self.apply(records);
+        }
+        let result = match fate {
+            0 => Err(CommitFault::NotWritten),
+            1 | 2 => Err(CommitFault::Unknown),
+            _ => Ok(()),
+        };
+        Some((commit?, result))
+    }
+
+    /// The first commits under way are in the journal, the others never were.
+    fn crash(&mut self, random: &mut Random) {
+        let kept = random.below(self.commits.len() as u64 + 1);
+        let commits = std::mem::take(&mut self.commits);
+        for (_, records) in commits.into_iter().take(kept as usize) {
+            self.apply(records);
+        }
+    }
+
+    fn stage(&self, id: MigrationId) -> Stage {
+        self.state.migrations[&id].stage.clone()
+    }
+
+    /// Does what is to be done before anything is served; returns whether a machine is to go on.
+    fn recover(&mut self) -> bool {
+        let mut resumes = false;
+        for step in recovery::recover(&self.state) {
+            match step {
+                Step::Commit(records) => self.apply(records),
+                Step::Resume(_) => resumes = true,
+                step => panic!("between hosts: {step:?}"),
+            }
+        }
+        resumes
+    }
+}
+
+/// The host that has the volumes at first.
+pub(crate) struct Giving {
+    books: Books,
+    machine: Option<Source>,
+    is_up: bool,
+    is_open: bool,
+    synchronised: bool,
+    pending: Vec<SourceEvent>,
+    phase: Phase,
+    volumes: u8,
+}
+
+/// The host that they are to go to.
+pub(crate) struct Bringing {
+    books: Books,
+    machine: Option<Target>,
+    is_up: bool,
+    is_open: bool,
+    image_is_gone: bool,
+    pending: Vec<TargetEvent>,
+    volumes: u8,
+}
+
+impl Giving {
+    pub(crate) fn new(volumes: u8) -> Self {
+        let added = (0..volumes).map(|number| Record::VolumeAdded(record(number, "source")));
+        let side = Side::Outgoing {
+            peer: TARGET_HOST,
+            peer_name: "b".to_owned(),
+            store: "store".to_owned(),
+            forwarding: Forwarding::WhileConnected,
+        };
+        let records = added.chain([started(MIGRATION, volumes, side)]).collect();
+        let mut books = Books { now: Duration::ZERO, state: State::default(), commits: VecDeque::new() };
+        books.apply(records);
+        let mut giving = Self {
+            books,
+            machine: None,
+            is_up: true,
+            is_open: true,
+            synchronised: false,
+            pending: Vec::new(),
+            phase: Phase::Copying,
+            volumes,
+        };
+        giving.machine = Some(Source::new(Duration::ZERO, giving.settings()));
+        giving.synchronise();
+        giving
+    }
+
+    fn settings(&self) -> SourceSettings {
+        SourceSettings {
+            migration: MIGRATION,
+            volumes: (0..self.volumes).map(|number| (id(number), FIRST)).collect(),
+            switch_over_max: Duration::from_millis(500),
+            peer: Peer::OtherHost,
+        }
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.books.stage(MIGRATION)
+    }
+
+    pub(crate) fn machine(&self) -> &Option<Source> {
+        &self.machine
+    }
+
+    pub(crate) fn serves(&self) -> bool {
+        self.is_up && self.is_open
+    }
+
+    pub(crate) fn owns(&self) -> bool {
+        !self.books.state.volumes.is_empty()
+    }
+
+    pub(crate) fn synchronise(&mut self) {
+        let events =
+            (0..u32::from(self.volumes)).map(|number| SourceEvent::Synchronised(VolumeIndex(number)));
+        self.pending.extend(events);
+        self.synchronised = true;
+    }
+
+    pub(crate) fn crash(&mut self, random: &mut Random) {
+        if self.is_up {
+            self.books.crash(random);
+            self.machine = None;
+            self.pending.clear();
+            self.is_up = false;
+        }
+    }
+
+    pub(crate) fn restart_if_down(&mut self, link: &mut Vec<Message>) {
+        if self.is_up {
+            return;
+        }
+        self.is_up = true;
+        let resumes = self.books.recover();
+        self.is_open = self.owns();
+        self.synchronised = false;
+        if resumes {
+            let recorded = &self.books.state.migrations[&MIGRATION];
+            let machine = Source::resume(self.books.now, self.settings(), recorded).unwrap();
+            self.phase = machine.phase();
+            self.machine = Some(machine);
+            self.synchronise();
+            self.drain(link);
+        }
+    }
+
+    /// One thing happens at this host.
+    pub(crate) fn act(&mut self, random: &mut Random, faulty: bool, link: &mut Vec<Message>) {
+        if !self.is_up {
+            if random.below(10) == 0 {
+                self.restart_if_down(link);
+            }
+            return;
+        }
+        let now = self.books.now;
+        match random.below(4) {
+            0 => {
+                if let Some((commit, result)) = self.books.journal_acts(random, faulty) {
+                    self.tell(SourceEvent::Committed { commit, result });
+                }
+            }
+            1 if random.below(3) == 0 || self.pending.is_empty() => {
+                self.books.now = now + Duration::from_millis(random.below(250));
+                let now = self.books.now;
+                if let Some(machine) = &mut self.machine {
+                    machine.handle_timeout(now);
+                }
+            }
+            2 if faulty && random.below(20) == 0 => {
+                let event = match random.below(4) {
+                    0 => SourceEvent::Cancel,
+                    1 => {
+                        SourceEvent::VolumeFailed { code: FailureCode::TargetFaulty, detail: "x".to_owned() }
+                    }
+                    2 => SourceEvent::Behind(VolumeIndex(0)),
+                    _ => SourceEvent::Synchronised(VolumeIndex(0)),
+                };
+                self.tell(event);
+            }
+            _ => {
+                if !self.pending.is_empty() {
+                    let index = random.below(self.pending.len() as u64) as usize;
+                    let event = self.pending.swap_remove(index);
+                    self.tell(event);
+                }
+            }
+        }
+        self.drain(link);
+    }
+
+    fn tell(&mut self, event: SourceEvent) {
+        match event {
+            SourceEvent::Synchronised(_) => self.synchronised = true,
+            SourceEvent::Behind(_) => self.synchronised = false,
+            _ => {}
+        }
+        if let Some(machine) = &mut self.machine {
+            machine.handle_event(self.books.now, event);
+        }
+    }
+
+    pub(crate) fn receive(&mut self, message: &Message, link: &mut Vec<Message>) {
+        let wire::Message::ToSource { migration, message } = &message.0 else { return };
+        if !self.is_up {
+            return;
+        }
+        let answer = recovery::answer_as_source(&self.books.state, TARGET_HOST, *migration, message);
+        if self.machine.is_some() {
+            self.tell(SourceEvent::Received(message.clone()));
+        } else if let Some(message) = answer {
+            link.push(Message(wire::Message::ToTarget { migration: MIGRATION, message }));
+        }
+        self.drain(link);
+    }
+
+    fn drain(&mut self, link: &mut Vec<Message>) {
+        while let Some(action) = self.machine.as_mut().and_then(Source::poll_action) {
+            match action {
+                SourceAction::Enter(phase) => {
+                    assert!(phase == self.phase || self.phase.may_become(phase), "{} -> {phase}", self.phase);
+                    self.phase = phase;
+                }
+                SourceAction::CloseGate { volume, attempt } => {
+                    self.is_open = false;
+                    self.pending.push(SourceEvent::GateClosed { volume, attempt });
+                }
+                SourceAction::OpenGate(_) => self.is_open = true,
+                SourceAction::Flush { volume, attempt } => {
+                    let result = FlushResult::Durable;
+                    self.pending.push(SourceEvent::Flushed { volume, attempt, result });
+                }
+                SourceAction::Commit { commit, records } => {
+                    self.books.commits.push_back((Some(commit), records));
+                }
+                SourceAction::Send(message) => {
+                    link.push(Message(wire::Message::ToTarget { migration: MIGRATION, message }));
+                }
+                SourceAction::StopCopying => {}
+                SourceAction::TakeBack(generations) => {
+                    assert!(generations.iter().all(|(_, generation)| generation.0 == FIRST.0 + 2));
+                    self.is_open = true;
+                }
+                SourceAction::Retire => {
+                    self.pending.push(SourceEvent::Retired { left_over: String::new() });
+                }
+                SourceAction::End { .. } => self.machine = None,
+            }
+        }
+    }
+
+    pub(crate) fn check_books(&self, outcome: &Outcome) {
+        let state = &self.books.state;
+        match outcome {
+            Outcome::Moved { .. } => {
+                assert!(state.volumes.is_empty());
+                assert_eq!(state.moved.len(), usize::from(self.volumes));
+                let there = |moved: &migration::journal::Moved| {
+                    (moved.host, moved.generation) == (TARGET_HOST, FIRST.next())
+                };
+                assert!(state.moved.values().all(there));
+            }
+            outcome => {
+                assert!(state.moved.is_empty());
+                assert_eq!(state.volumes.len(), usize::from(self.volumes));
+                let handed_back = matches!(outcome, Outcome::HandedBack { .. });
+                let generation = Generation(FIRST.0 + if handed_back { 2 } else { 0 });
+                assert!(state.volumes.values().all(|volume| volume.record.generation == generation));
+            }
+        }
+    }
+}
+
+impl Bringing {
+    pub(crate) fn new(volumes: u8) -> Self {
+        let side = Side::Incoming {
+            peer: SOURCE_HOST,
+            peer_name: "a".to_owned(),
+            remote: MIGRATION,
+            volumes: (0..volumes).map(|number| record(number, "target")).collect(),
+        };
+        let mut books = Books { now: Duration::ZERO, state: State::default(), commits: VecDeque::new() };
+        books.apply(vec![started(THERE, volumes, side)]);
+        Self {
+            books,
+            machine: Some(Target::between_hosts(THERE, usize::from(volumes))),
+            is_up: true,
+            is_open: false,
+            image_is_gone: false,
+            pending: Vec::new(),
+            volumes,
+        }
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.books.stage(THERE)
+    }
+
+    pub(crate) fn machine(&self) -> &Option<Target> {
+        &self.machine
+    }
+
+    pub(crate) fn serves(&self) -> bool {
+        self.is_up && self.is_open
+    }
+
+    pub(crate) fn owns(&self) -> bool {
+        !self.books.state.volumes.is_empty()
+    }
+
+    pub(crate) fn image_is_gone(&self) -> bool {
+        self.image_is_gone
+    }
+
+    pub(crate) fn link_back(&mut self, link: &mut Vec<Message>) {
+        if let Some(machine) = &mut self.machine {
+            machine.handle_event(self.books.now, TargetEvent::LinkBack);
+        }
+        self.drain(link);
+    }
+
+    pub(crate) fn crash(&mut self, random: &mut Random) {
+        if self.is_up {
+            self.books.crash(random);
+            self.machine = None;
+            self.pending.clear();
+            self.is_up = false;
+        }
+    }
+
+    pub(crate) fn restart_if_down(&mut self, link: &mut Vec<Message>) {
+        if self.is_up {
+            return;
+        }
+        self.is_up = true;
+        let resumes = self.books.recover();
+        self.is_open = self.owns();
+        if resumes {
+            let recorded = &self.books.state.migrations[&THERE];
+            self.machine = Some(Target::resume(self.books.now, THERE, recorded).unwrap());
+            self.drain(link);
+        }
+    }
+
+    /// One thing happens at this host.
+    pub(crate) fn act(&mut self, random: &mut Random, faulty: bool, link: &mut Vec<Message>) {
+        if !self.is_up {
+            if random.below(10) == 0 {
+                self.restart_if_down(link);
+            }
+            return;
+        }
+        match random.below(4) {
+            0 => {
+                if let Some((commit, result)) = self.books.journal_acts(random, faulty) {
+                    self.tell(TargetEvent::Committed { commit, result });
+                }
+            }
+            1 if random.below(3) == 0 || self.pending.is_empty() => {
+                self.books.now += Duration::from_millis(random.below(250));
+                let now = self.books.now;
+                if let Some(machine) = &mut self.machine {
+                    machine.handle_timeout(now);
+                }
+            }
+            2 if faulty && random.below(200) == 0 => self.tell(TargetEvent::Cancel),
+            2 if faulty && random.below(20) == 0 => self.tell(TargetEvent::LinkBack),
+            _ => {
+                if !self.pending.is_empty() {
+                    let index = random.below(self.pending.len() as u64) as usize;
+                    let mut event = self.pending.swap_remove(index);
+                    if let TargetEvent::Started(volume) = event
+                        && faulty
+                        && random.below(6) == 0
+                    {
+                        event = TargetEvent::StartFailed { volume, detail: "x".to_owned() };
+                    }
+                    self.tell(event);
+                }
+            }
+        }
+        self.drain(link);
+    }
+
+    fn tell(&mut self, event: TargetEvent) {
+        if let Some(machine) = &mut self.machine {
+            machine.handle_event(self.books.now, event);
+        }
+    }
+
+    pub(crate) fn receive(&mut self, message: &Message, link: &mut Vec<Message>) {
+        let wire::Message::ToTarget { migration, message } = &message.0 else { return };
+        if !self.is_up {
+            return;
+        }
+        if self.machine.is_some() {
+            self.tell(TargetEvent::Received(message.clone()));
+        } else if let Some(message) =
+            recovery::answer_as_target(&self.books.state, SOURCE_HOST, *migration, message)
+        {
+            link.push(Message(wire::Message::ToSource { migration: MIGRATION, message }));
+        }
+        self.drain(link);
+    }
+
+    fn drain(&mut self, link: &mut Vec<Message>) {
+        while let Some(action) = self.machine.as_mut().and_then(Target::poll_action) {
+            match action {
+                TargetAction::Flush { volume, attempt } => {
+                    let result = FlushResult::Durable;
+                    self.pending.push(TargetEvent::Flushed { volume, attempt, result });
+                }
+                TargetAction::Commit { commit, records } => {
+                    self.books.commits.push_back((Some(commit), records));
+                }
+                TargetAction::Send(message) => {
+                    link.push(Message(wire::Message::ToSource { migration: MIGRATION, message }));
+                }
+                TargetAction::Start(volume) => self.pending.push(TargetEvent::Started(volume)),
+                TargetAction::Open(_) => self.is_open = true,
+                TargetAction::Close(_) => self.is_open = false,
+                TargetAction::Discard => {
+                    self.image_is_gone = true;
+                    self.pending.push(TargetEvent::Discarded { left_over: String::new() });
+                }
+                TargetAction::End { .. } => self.machine = None,
+            }
+        }
+    }
+
+    pub(crate) fn check_books(&self, outcome: &Outcome) {
+        let state = &self.books.state;
+        let moved = matches!(outcome, Outcome::Moved { .. });
+        assert_eq!(state.volumes.len(), if moved { usize::from(self.volumes) } else { 0 });
+        assert!(state.volumes.values().all(|volume| volume.record.generation == FIRST.next()));
+        assert_eq!(self.image_is_gone, !moved, "leftovers, or the image is gone");
+    }
+}
+
+fn started(migration: MigrationId, volumes: u8, side: Side) -> Record {
+    let moving = |number| MigratingVolume {
+        volume: id(number),
+        source: ImageLocation::raw_file("a", "/source"),
+        target: ImageLocation::raw_file("b", "/target"),
+    };
+    let volumes = (0..volumes).map(moving).collect();
+    Record::MigrationStarted { migration, volumes, keep_source: false, side }
+}
+
+fn record(number: u8, store: &str) -> VolumeRecord {
+    VolumeRecord {
+        volume: id(number),
+        name: format!("v{number}"),
+        size_bytes: 1 << 20,
+        block_size_bytes: 65536,
+        image: ImageLocation::raw_file(store, format!("/{store}")),
+        generation: FIRST,
+        export: ExportSettings::default(),
+    }
+}
+
+fn id(number: u8) -> VolumeId {
+    VolumeId([number; 16])
+}

@@ -1,0 +1,110 @@
+//! What hosts say to each other: read as it was sent, bounded, and never a reason to panic.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use chronicle::{BlockRange, Epoch, Generation};
+use migration::journal::{Forwarding, ImageFormat};
+use migration::message::ToSource;
+use migration::wire::{
+    Acceptance, AcceptedVolume, Allocation, DETAIL_BYTES_MAX, FormerContent, Held, MESSAGE_BYTES_MAX,
+    Message, NAME_BYTES_MAX, Offer, OfferedVolume, RUNS_MAX, Refusal, RefusalCode, VERSION, WireError,
+    decode, encode,
+};
+use migration::{Attempt, MigrationId, VolumeId};
+use proptest::prelude::*;
+
+const MIGRATION: MigrationId = MigrationId(9);
+
+#[test]
+fn an_opening_and_its_answers_are_read_as_they_were_sent() {
+    check(&offer("disk"));
+    check(&accepted(vec![BlockRange::new(0, 3), BlockRange::new(7, 8)]));
+    let refusal = Refusal { code: RefusalCode::NoSpace, detail: "make room".to_owned() };
+    check(&Message::Refused { migration: MIGRATION, refusal });
+}
+
+#[test]
+fn what_is_beyond_a_limit_is_neither_sent_nor_read() {
+    assert_eq!(
+        encode(&offer(&"x".repeat(NAME_BYTES_MAX + 1))),
+        Err(WireError::TooMany { what: "bytes of a name" })
+    );
+    let runs = |count: u64| (0..count).map(|run| BlockRange::new(2 * run, 2 * run + 1)).collect();
+    check(&accepted(runs(RUNS_MAX as u64)));
+    assert!(encode(&accepted(runs(RUNS_MAX as u64 + 1))).is_err());
+    // A target that names a block twice has lost its books.
+    let twice = accepted(vec![BlockRange::new(0, 3), BlockRange::new(2, 4)]);
+    assert_eq!(encode(&twice), Err(WireError::Malformed));
+    assert_eq!(
+        decode(&vec![0; MESSAGE_BYTES_MAX + 1]),
+        Err(WireError::TooLong { bytes: MESSAGE_BYTES_MAX + 1 })
+    );
+    assert_eq!(decode(&[VERSION + 1, 0]), Err(WireError::Version { found: VERSION + 1 }));
+    // A list that claims to have more entries than there are bytes for.
+    assert_eq!(decode(&[VERSION, 1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F]), Err(WireError::Malformed));
+}
+
+#[test]
+fn an_explanation_is_cut_rather_than_not_sent() {
+    let detail = "ü".repeat(DETAIL_BYTES_MAX);
+    let message = ToSource::HandedBack { attempt: Attempt(1), generations: Vec::new(), detail };
+    let bytes = encode(&Message::ToSource { migration: MIGRATION, message }).unwrap();
+    let read = decode(&bytes).unwrap();
+    assert!(matches!(read, Message::ToSource { message: ToSource::HandedBack { detail, .. }, .. }
+        if detail.len() <= DETAIL_BYTES_MAX && detail.len() > DETAIL_BYTES_MAX - 4));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = decode(&bytes);
+        if let Some(version) = bytes.first_mut() {
+            *version = VERSION;
+        }
+        if let Ok(message) = decode(&bytes) {
+            // What can be read can be said.
+            prop_assert!(encode(&message).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_cut_or_changed_is_refused_or_another(cut in 0usize..60, at in 0usize..60, to in any::<u8>()) {
+        let mut bytes = encode(&offer("disk")).unwrap();
+        let changed = at % bytes.len();
+        prop_assert!(decode(&bytes[..cut % bytes.len()]).is_err());
+        bytes[changed] = to;
+        let _ = decode(&bytes);
+    }
+}
+
+fn check(message: &Message) {
+    let bytes = encode(message).unwrap();
+    assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+    assert_eq!(decode(&bytes).as_ref(), Ok(message));
+}
+
+fn offer(name: &str) -> Message {
+    let volume = OfferedVolume {
+        volume: VolumeId([3; 16]),
+        name: name.to_owned(),
+        size_bytes: 1 << 40,
+        block_size_bytes: 65536,
+        generation: Generation(2),
+        epoch: Epoch(77),
+    };
+    let offer = Offer {
+        volumes: vec![volume],
+        store: "fast".to_owned(),
+        format: Some(ImageFormat::Qcow2),
+        allocation: Allocation::Thick,
+        forwarding: Forwarding::Always,
+    };
+    Message::Open { migration: MIGRATION, offer }
+}
+
+fn accepted(runs: Vec<BlockRange>) -> Message {
+    let copy = Held::Copy { as_of: Epoch(5), generation: Generation(1) };
+    let volume = |held| AcceptedVolume { volume: VolumeId([3; 16]), held, elsewhere: FormerContent::Zero };
+    let volumes = vec![volume(Held::Nothing), volume(copy), volume(Held::Parts(runs))];
+    Message::Accepted { migration: MIGRATION, acceptance: Acceptance { volumes, incarnation: 12 } }
+}
