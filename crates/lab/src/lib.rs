@@ -8,13 +8,15 @@
 //!     └─ vm ──► a guest that is a machine in QEMU, with a checker inside (`src/bin/guest_disk_check.rs`)
 //! ```
 //!
-//! The benchmarks ([`mod@bench`]) start the daemon as the demo does, and let fio be the guest.
+//! The benchmarks ([`mod@bench`]) start the daemon as the demo does, and let fio be the guest. Hosts and the links between
+//! them are network namespaces ([`network`]).
 //!
-//! The tests of other crates use `nbd_client` and `workload` as well: whoever serves a disk can be judged by them. This
+//! The tests of other crates use `nbd_client`, `workload` and `network` as well: whoever serves a disk can be judged by them. This
 //! crate knows the daemon by its API alone.
 
 pub mod bench;
 pub mod demo;
 pub mod nbd_client;
+pub mod network;
 pub mod vm;
 pub mod workload;

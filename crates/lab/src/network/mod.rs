@@ -1,0 +1,60 @@
+//! Hosts as network namespaces, and the links between them: for tests, the demo and the benchmarks.
+//!
+//! ```text
+//!   Hosts ──► Namespace a ◄──────── ShapedLink: veth, tbf ────────► Namespace b ◄── … ──► Namespace c
+//!                 ▲                                                     ▲
+//!                 └── TUN ◄──► WideAreaLink: a thread with two ◄──► TUN ┘
+//!                              Lines (rate, queue, delay, loss)
+//!
+//!   measure: what a TCP connection of the kernel carries over a link, and how long a round trip takes
+//! ```
+//!
+//! TCP on either side is the kernel's own. A link can be re-shaped while it is in use, and cut in the two ways that look
+//! different to a program ([`Cut`]). Everything here needs root; [`check()`] tells whether it will work, and if not, what
+//! to do. What to do without is for the caller to decide.
+//!
+//! **Nothing is left behind, whatever happens.** A namespace has no name in the file system: it is held by a descriptor
+//! ([`Namespace::path`]), so that the kernel removes it, its interfaces and its links when the last process that uses it
+//! has ended, also by `kill -9`. A program that was started in a namespace and outlives this process keeps it.
+//!
+//! This module knows nothing of disks and daemons, and blocks its caller: its calls take milliseconds.
+
+mod commands;
+mod error;
+mod hosts;
+pub mod measure;
+mod namespace;
+mod rate;
+mod shaped;
+mod wide_area;
+
+pub use self::error::NetworkError;
+pub use self::hosts::{Addresses, Hosts};
+pub use self::namespace::Namespace;
+pub use self::rate::BitRate;
+pub use self::shaped::ShapedLink;
+pub use self::wide_area::{Carried, Conditions, Order, WideAreaLink};
+
+use std::time::Duration;
+
+/// How a link fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// The interfaces at both ends go down, as if a cable were pulled: whoever connects hears at once that the network
+    /// is unreachable. Connections that are there stay, and go on if the link is restored before TCP gives up.
+    Down,
+    /// Packets disappear and the interfaces stay up, as if a switch on the way had died: nobody is told anything.
+    BlackHole,
+}
+
+/// Makes two hosts with a link of each kind between them, and lets them go again.
+///
+/// # Errors
+/// If hosts and links cannot be made here; the message says what is needed.
+pub fn check() -> Result<(), NetworkError> {
+    let mut hosts = Hosts::create(["a", "b"])?;
+    let rate = BitRate::megabits(1000);
+    hosts.shaped_link([0, 1], rate)?;
+    hosts.wide_area_link([0, 1], Conditions::of(rate, Duration::from_millis(10)))?;
+    Ok(())
+}
