@@ -69,7 +69,7 @@ impl Conductor {
     pub async fn run(self) -> Outcome {
         match select(Box::pin(self.source.run()), Box::pin(self.target.run())).await {
             Either::Left((outcome, _)) => outcome,
-            Either::Right((never, _)) => match never {},
+            Either::Right((_, source)) => source.await,
         }
     }
 }

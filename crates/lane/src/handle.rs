@@ -9,10 +9,11 @@ use futures_util::FutureExt;
 use futures_util::future::Shared;
 
 use chronicle::{BlockSize, Epoch, Generation};
-use migration::journal::ImageLocation;
+use migration::journal::{ImageLocation, MigrationState};
 use migration::{MigrationId, VolumeId};
 
 use crate::conductor::TargetContent;
+use crate::peer::PeerLine;
 
 pub use export::nbd::{
     Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption,
@@ -37,6 +38,18 @@ pub struct LaneSettings {
     pub access: Access,
     /// Connections at a time; `None`: as many as suit a volume.
     pub connections_max: Option<usize>,
+    /// What clients get at first.
+    pub opening: Opening,
+}
+
+/// What the clients of a lane get when it begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Opening {
+    /// They are served.
+    #[default]
+    Serving,
+    /// They may connect, and what they ask for waits: whether the volume is this host's is still to be seen.
+    Waiting,
 }
 
 /// Where a lane takes connections: bound and listening stream sockets.
@@ -60,6 +73,40 @@ pub struct MigrationOrder {
     pub keep_source: bool,
     /// Bytes a second that the mover may copy; `None`: as fast as it goes.
     pub bandwidth_bytes_per_second: Option<u64>,
+}
+
+/// A migration of one volume to another host.
+#[derive(Clone, Debug)]
+pub struct LeavingOrder {
+    /// Its identity; already in the journal as started.
+    pub migration: MigrationId,
+    /// Where the volume is.
+    pub source: ImageLocation,
+    /// Whether the source's image is kept afterwards.
+    pub keep_source: bool,
+    /// Bytes a second that the mover may copy; `None`: as fast as it goes.
+    pub bandwidth_bytes_per_second: Option<u64>,
+    /// What the target's store holds now.
+    pub content: TargetContent,
+    /// How zeroes are written to it.
+    pub zeroes: ZeroMode,
+    /// How long the gates may be closed before the commit point: round trips are in it.
+    pub switch_over_max: Duration,
+    /// How far it had come when a restart interrupted it; `None`: it begins.
+    pub recorded: Option<Box<MigrationState>>,
+}
+
+/// A migration of one volume from another host to this one.
+#[derive(Clone, Debug)]
+pub struct ComingOrder {
+    /// Its number here; already in the journal as started.
+    pub migration: MigrationId,
+    /// Its number at its source.
+    pub remote: MigrationId,
+    /// Where the volume comes to: what the lane has as its store.
+    pub image: ImageLocation,
+    /// How far it had come when a restart interrupted it; `None`: it begins.
+    pub recorded: Option<Box<MigrationState>>,
 }
 
 /// The store that a volume goes to.
@@ -141,6 +188,20 @@ pub(crate) enum Command {
         target: MigrationTarget,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
+    Leave {
+        order: Box<LeavingOrder>,
+        line: PeerLine,
+        forward: PeerLine,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Come {
+        order: Box<ComingOrder>,
+        line: PeerLine,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Attach {
+        line: PeerLine,
+    },
     Cancel {
         migration: MigrationId,
         answer: oneshot::Sender<Result<(), Refused>>,
@@ -176,6 +237,30 @@ impl LaneHandle {
     /// [`Refused`]; `target` is closed and unchanged then.
     pub async fn migrate(&self, order: MigrationOrder, target: MigrationTarget) -> Result<(), Refused> {
         self.ask(|answer| Command::Migrate { order: Box::new(order), target, answer }).await?
+    }
+
+    /// Begins a migration to another host, or goes on with one: `line` leads to the target's half, `forward` to the
+    /// volume there, for the clients that stay here. How it goes is told by [`crate::Report`]s.
+    ///
+    /// # Errors
+    /// [`Refused`]; the lines are ended.
+    pub async fn leave(&self, order: LeavingOrder, line: PeerLine, forward: PeerLine) -> Result<(), Refused> {
+        self.ask(|answer| Command::Leave { order: Box::new(order), line, forward, answer }).await?
+    }
+
+    /// Takes part in a migration from another host, or goes on with one: `line` leads to the source's half. The lane's
+    /// store is what the volume comes to, and it [waits](Opening::Waiting).
+    ///
+    /// # Errors
+    /// [`Refused`]; the line is ended.
+    pub async fn come(&self, order: ComingOrder, line: PeerLine) -> Result<(), Refused> {
+        self.ask(|answer| Command::Come { order: Box::new(order), line, answer }).await?
+    }
+
+    /// Lets another host use the volume for clients that it has left, over `line`.
+    pub fn attach(&self, line: PeerLine) {
+        // A lane that has ended serves nobody.
+        let _ = self.commands.unbounded_send(Command::Attach { line });
     }
 
     /// Ends a migration before its commit point. That it has ended is told by a [`crate::Report`].

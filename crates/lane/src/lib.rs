@@ -34,8 +34,9 @@ pub use conductor::{
 };
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
 pub use handle::{
-    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption, LaneHandle,
-    LaneSettings, LaneStatus, Listeners, MigrationOrder, MigrationTarget, Refused,
+    Access, ClientCertificates, ComingOrder, CredentialFiles, Credentials, CredentialsError, Encryption,
+    LaneHandle, LaneSettings, LaneStatus, LeavingOrder, Listeners, MigrationOrder, MigrationTarget, Opening,
+    Refused,
 };
 pub use latency::Latencies;
 pub use pulse::Window;

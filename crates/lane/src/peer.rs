@@ -24,6 +24,7 @@ use block::IoError;
 use bytes::Bytes;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
+use rustix::io::Errno;
 
 use self::head::{Address, Answered, Head, Operation};
 
@@ -44,6 +45,14 @@ pub enum Urgency {
     Mirrored,
     /// What the mover copies.
     Bulk,
+}
+
+/// A way to another host: what is sent on it, and what it brings.
+pub struct PeerLine {
+    /// The sending end. That it is dropped ends the line on this host.
+    pub line: Box<dyn Line + Send>,
+    /// What the peer sends, and what becomes of the line.
+    pub arrivals: mpsc::UnboundedReceiver<Arrival>,
 }
 
 /// The sending end of a way to another host.
@@ -109,28 +118,34 @@ impl Conversation {
         Rc::new(Self { line, waiting: RefCell::default(), next_call: Cell::new(0) })
     }
 
-    /// Takes what the line brings until its sender is gone: answers end calls, calls go to `service`, the rest to
-    /// `listener`.
-    pub async fn run(
-        self: Rc<Self>,
+    /// Takes what the line brings: answers end calls, calls go to `service`, the rest to `listener`. It goes on until
+    /// nobody holds the conversation any more, or the line brings nothing any more.
+    pub fn run(
+        self: &Rc<Self>,
         mut arrivals: mpsc::UnboundedReceiver<Arrival>,
         service: Rc<Service>,
         listener: Rc<dyn Listener>,
-    ) {
-        while let Some(arrival) = arrivals.next().await {
-            match arrival {
-                Arrival::Sent { head, payload, credit } => {
-                    self.sent(&head, payload, credit, &service, &*listener).await;
-                }
-                Arrival::Lost(reason) => listener.lost(&reason),
-                Arrival::Back => listener.back(),
-                Arrival::Restarted => {
-                    self.fail_calls();
-                    listener.restarted();
+    ) -> impl Future<Output = ()> + use<> {
+        let conversation = Rc::downgrade(self);
+        async move {
+            while let Some(arrival) = arrivals.next().await {
+                let Some(conversation) = conversation.upgrade() else { return };
+                match arrival {
+                    Arrival::Sent { head, payload, credit } => {
+                        conversation.sent(&head, payload, credit, &service, &*listener).await;
+                    }
+                    Arrival::Lost(reason) => listener.lost(&reason),
+                    Arrival::Back => listener.back(),
+                    Arrival::Restarted => {
+                        conversation.fail_calls();
+                        listener.restarted();
+                    }
                 }
             }
+            if let Some(conversation) = conversation.upgrade() {
+                conversation.fail_calls();
+            }
         }
-        self.fail_calls();
     }
 
     async fn sent(
@@ -193,10 +208,21 @@ impl Conversation {
         self.line.send(urgency, Head::Answer { call, result }.encode(), payload);
     }
 
+    /// Ends all calls: their peer knows nothing of them any more.
     fn fail_calls(&self) {
         for (_, waiting) in self.waiting.take() {
             // Whoever has gone needs no answer.
-            let _ = waiting.send(Err(IoError::Closed));
+            let _ = waiting.send(Err(lost()));
         }
     }
+}
+
+/// The peer that was asked is another process now: it may have done what it was asked for, or not.
+fn lost() -> IoError {
+    IoError::os("hear the other host's answer", Errno::CONNRESET)
+}
+
+/// Tells whether a call failed only because the peer has restarted.
+fn is_lost(error: &IoError) -> bool {
+    *error == lost()
 }

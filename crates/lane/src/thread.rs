@@ -4,7 +4,11 @@
 //!   started ──► serving ──stop──► draining: no new requests, those in flight end ──► store flushed ──► ended
 //! ```
 
+mod coming;
+mod leaving;
+
 use std::cell::{Cell, RefCell};
+use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +20,19 @@ use chronicle::Chronicle;
 use export::nbd;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
-use futures_util::future::select;
+use futures_util::future::{Either, select};
+use migration::journal::Outcome;
 use migration::{MigrationId, PacingSettings};
 use tracing::{info, warn};
 
-use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetContent, TimeLimits};
+use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetBaton, TargetContent, TimeLimits};
 use crate::control::Control;
 use crate::filter::{Counters, Meter};
 use crate::handle::{
-    Command, LaneHandle, LaneSettings, LaneStatus, Listeners, MigrationOrder, MigrationTarget, Refused,
+    Command, LaneHandle, LaneSettings, LaneStatus, Listeners, MigrationOrder, MigrationTarget, Opening,
+    Refused,
 };
+use crate::peer::Conversation;
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
 use crate::signal::Signal;
@@ -117,6 +124,10 @@ struct Lane {
     counters: Rc<Counters>,
     pulse: Rc<Pulse>,
     server: nbd::Server,
+    /// What clients see of the volume.
+    exported: Rc<dyn BlockDevice>,
+    /// Other hosts that use the volume, for clients that they have left.
+    attached: RefCell<Vec<Rc<Conversation>>>,
     migration: Rc<CurrentMigration>,
 }
 
@@ -124,6 +135,8 @@ struct Lane {
 #[derive(Default)]
 struct CurrentMigration {
     baton: RefCell<Option<Baton>>,
+    /// The one that comes from another host.
+    coming: RefCell<Option<(MigrationId, TargetBaton)>>,
     /// The migration whose target is being opened; it has no baton yet.
     opening: Cell<Option<MigrationId>>,
     /// Records it, or goes on to record the last one for a while.
@@ -146,11 +159,12 @@ impl Lane {
         let counters = Rc::<Counters>::default();
         let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
-        let device = Meter::new(Rc::new(aligned), Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
+        let metered = Meter::new(Rc::new(aligned), Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
+        let exported = Rc::new(metered) as Rc<dyn BlockDevice>;
         let export = nbd::Export {
             name: settings.name.clone(),
             description: format!("Sterna volume {}", settings.name),
-            device: Rc::new(device),
+            device: Rc::clone(&exported),
             access: settings.access,
         };
         let exports = nbd::Exports::new([export]);
@@ -158,8 +172,22 @@ impl Lane {
         let connections_max = settings.connections_max.unwrap_or(standard.connections_max);
         let limits = nbd::Limits { connections_max, ..standard };
         let server = nbd::Server::new(handle.clone(), Rc::clone(&engine), exports, limits);
-        let migration = Rc::default();
-        Self { handle, engine, control, settings, volume, counters, pulse, server, migration }
+        if settings.opening == Opening::Waiting {
+            drop(volume.close());
+        }
+        Self {
+            handle,
+            engine,
+            control,
+            settings,
+            volume,
+            counters,
+            pulse,
+            server,
+            exported,
+            attached: RefCell::default(),
+            migration: Rc::default(),
+        }
     }
 
     /// Serves until told to stop, or until nobody is left who could tell.
@@ -175,10 +203,15 @@ impl Lane {
                         let _ = answer.send(lane.migrate(&order, target).await);
                     });
                 }
+                Command::Leave { order, line, forward, answer } => {
+                    let _ = answer.send(self.leave(&order, line, forward));
+                }
+                Command::Come { order, line, answer } => {
+                    let _ = answer.send(self.come(&order, line));
+                }
+                Command::Attach { line } => self.attach(line),
                 Command::Cancel { migration, answer } => {
-                    let _ = answer.send(self.with_migration(migration, |baton| {
-                        if baton.cancel() { Ok(()) } else { Err(Refused::TooLate(migration)) }
-                    }));
+                    let _ = answer.send(self.cancel(migration));
                 }
                 Command::SetBandwidth { migration, bytes_per_second, answer } => {
                     let _ = answer.send(self.with_migration(migration, |baton| {
@@ -199,8 +232,7 @@ impl Lane {
     }
 
     async fn migrate(&self, order: &MigrationOrder, target: MigrationTarget) -> Result<(), Refused> {
-        let under_way = self.migration.baton.borrow().as_ref().map(Baton::migration);
-        if let Some(migration) = under_way.or(self.migration.opening.get()) {
+        if let Some(migration) = self.migration_under_way() {
             return Err(Refused::Migrating(migration));
         }
         let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.store.size());
@@ -239,23 +271,58 @@ impl Lane {
             },
             limits: TimeLimits { mirror_wait_max: self.settings.mirror_wait_max, ..TimeLimits::default() },
         };
-        let buffers = self.engine.buffers().clone();
+        let control = self.begin_recording(order.migration);
+        let buffers = self.engine.buffers();
+        let (conductor, baton) = Conductor::new(self.handle.clone(), control, buffers, plan);
+        self.conduct(baton, conductor.run());
+    }
+
+    /// The control plane of a migration that begins, with a recorder before it.
+    fn begin_recording(&self, migration: MigrationId) -> Rc<dyn Control> {
         if let Some(recorder) = self.migration.recorder.take() {
             recorder.end();
         }
         let control = Rc::clone(&self.control);
-        let recorder = Recorder::begin(control, self.handle.clone(), &self.pulse, order.migration);
+        let recorder = Recorder::begin(control, self.handle.clone(), &self.pulse, migration);
         self.migration.recorder.replace(Some(Rc::clone(&recorder)));
-        let control = Rc::clone(&recorder) as Rc<dyn Control>;
-        let (conductor, baton) = Conductor::new(self.handle.clone(), control, &buffers, plan);
+        recorder
+    }
+
+    /// Runs a migration to its end, and its recorder a little longer.
+    fn conduct(&self, baton: Baton, run: impl Future<Output = Outcome> + 'static) {
         self.migration.baton.replace(Some(baton));
         let current = Rc::clone(&self.migration);
+        let recorder = current.recorder.borrow().clone();
         self.handle.spawn(async move {
-            conductor.run().await;
+            run.await;
             current.baton.replace(None);
             current.ended.notify();
-            recorder.record_after().await;
+            if let Some(recorder) = recorder {
+                recorder.record_after().await;
+            }
         });
+    }
+
+    fn migration_under_way(&self) -> Option<MigrationId> {
+        let current = &self.migration;
+        let leaving = current.baton.borrow().as_ref().map(Baton::migration);
+        let coming = current.coming.borrow().as_ref().map(|(migration, _)| *migration);
+        leaving.or(coming).or(current.opening.get())
+    }
+
+    fn cancel(&self, migration: MigrationId) -> Result<(), Refused> {
+        match &*self.migration.coming.borrow() {
+            Some((coming, baton)) if *coming == migration => {
+                if baton.cancel() {
+                    Ok(())
+                } else {
+                    Err(Refused::TooLate(migration))
+                }
+            }
+            _ => self.with_migration(migration, |baton| {
+                if baton.cancel() { Ok(()) } else { Err(Refused::TooLate(migration)) }
+            }),
+        }
     }
 
     fn with_migration(
@@ -298,7 +365,10 @@ impl Lane {
         if drained.connections_cut > 0 {
             warn!(volume = %self.settings.name, connections = drained.connections_cut, "connections were cut");
         }
-        if let Err(error) = self.volume.store().flush().await {
+        let store = self.volume.store();
+        // Another host may be out of reach, for however long.
+        let flushed = select(store.flush(), self.handle.sleep(deadline)).await;
+        if let Either::Left((Err(error), _)) = flushed {
             warn!(volume = %self.settings.name, %error, "the last flush failed");
         }
         info!(volume = %self.settings.name, "no longer served");

@@ -172,6 +172,7 @@ impl Host {
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,
             },
             connections_max: own_limit.or(self.config.nbd.connections_max),
+            opening: lane::Opening::Serving,
         };
         let engine = match self.config.engine {
             EngineSetting::Auto => EngineChoice::Auto,

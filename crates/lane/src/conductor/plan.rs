@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use block::{BlockDevice, ZeroMode};
 use migration::journal::ImageLocation;
+use migration::source::Peer;
 use migration::{MigrationId, PacingSettings};
 
+use crate::peer::Service;
 use crate::volume::Volume;
 
 /// A migration between two stores of this host: what is to be migrated, and within which limits.
@@ -51,6 +53,8 @@ pub struct SourcePlan {
     pub pacing: PacingSettings,
     /// Time limits.
     pub limits: TimeLimits,
+    /// Where the target's half is.
+    pub peer: Peer,
 }
 
 /// One volume of a source's half.
@@ -87,6 +91,8 @@ pub struct TargetPlan {
     pub volumes: Vec<ComingVolume>,
     /// How long a store may take to answer the first read.
     pub trial_max: Duration,
+    /// What lets a source on another host use the stores; `None`: the source is on this host.
+    pub service: Option<Rc<Service>>,
 }
 
 /// One volume of a target's half.
@@ -110,8 +116,9 @@ impl Plan {
             keep_source: self.keep_source,
             pacing: self.pacing,
             limits: self.limits,
+            peer: Peer::SameHost,
         };
-        (source, TargetPlan { migration, volumes: coming, trial_max })
+        (source, TargetPlan { migration, volumes: coming, trial_max, service: None })
     }
 }
 

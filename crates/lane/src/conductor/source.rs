@@ -17,9 +17,9 @@ use block::{BlockDevice, BufferPool, Handle};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use migration::journal::{Outcome, Record};
+use migration::journal::{MigrationState, Outcome, Record};
 use migration::message::{ToSource, ToTarget};
-use migration::source::{Costs, Peer, SourceEvent, SourceSettings};
+use migration::source::{Costs, SourceEvent, SourceSettings};
 use migration::strategy::{Mirror, MirrorSettings, VolumeAction, VolumeEvent};
 use migration::{CommitId, MigrationId, Phase, Source, VolumeIndex};
 use tracing::{info, warn};
@@ -66,6 +66,8 @@ pub(crate) enum Event {
     Noticed(VolumeIndex, VolumeAction),
     /// The target's store has lost what was not durable.
     TargetRestarted(VolumeIndex),
+    /// All targets' stores have.
+    PeerRestarted,
     SetBandwidth(Option<u64>),
 }
 
@@ -101,6 +103,11 @@ impl Baton {
         self.send(Event::TargetRestarted(volume));
     }
 
+    /// Tells that the peer has restarted: what was not durable there is lost, for every volume.
+    pub fn peer_restarted(&self) {
+        self.send(Event::PeerRestarted);
+    }
+
     /// Delivers what the target's half says.
     pub fn deliver(&self, message: ToSource) {
         self.send(Event::Source(SourceEvent::Received(message)));
@@ -121,18 +128,38 @@ impl SourceConductor {
         plan: SourcePlan,
         to_target: Post<ToTarget>,
     ) -> (Self, Baton) {
+        let source = Source::new(handle.now(), settings(&plan));
+        Self::with_machine(handle, control, buffers, plan, to_target, source)
+    }
+
+    /// Makes the source's half of a migration between hosts that a restart interrupted, which goes on where the journal
+    /// says; `None`: nothing is left for it to do.
+    pub fn resume(
+        handle: Handle,
+        control: Rc<dyn Control>,
+        buffers: &BufferPool,
+        plan: SourcePlan,
+        to_target: Post<ToTarget>,
+        recorded: &MigrationState,
+    ) -> Option<(Self, Baton)> {
+        let source = Source::resume(handle.now(), settings(&plan), recorded)?;
+        Some(Self::with_machine(handle, control, buffers, plan, to_target, source))
+    }
+
+    fn with_machine(
+        handle: Handle,
+        control: Rc<dyn Control>,
+        buffers: &BufferPool,
+        plan: SourcePlan,
+        to_target: Post<ToTarget>,
+        source: Source,
+    ) -> (Self, Baton) {
         let now = handle.now();
         let (sender, events) = mpsc::unbounded();
-        let volumes = plan.volumes.iter().map(|leaving| &leaving.volume);
-        let settings = SourceSettings {
-            migration: plan.migration,
-            volumes: volumes.map(|volume| (volume.id(), volume.generation())).collect(),
-            switch_over_max: plan.limits.switch_over_max,
-            peer: Peer::SameHost,
-        };
-        let phase = Rc::new(Cell::new(Phase::Copying));
+        let phase = Rc::new(Cell::new(source.phase()));
+        let is_copying = phase.get() == Phase::Copying;
         let copies = VolumeIndex::all(plan.volumes.len())
-            .zip(&plan.volumes)
+            .zip(plan.volumes.iter().filter(|_| is_copying))
             .map(|(index, leaving)| start_copy(&handle, buffers, &plan, index, leaving, sender.clone()))
             .collect();
         let baton = Baton { migration: plan.migration, phase: Rc::clone(&phase), events: sender.clone() };
@@ -140,14 +167,14 @@ impl SourceConductor {
             control,
             copies,
             sources: plan.volumes.iter().map(|leaving| leaving.volume.store()).collect(),
-            source: Source::new(now, settings),
+            is_released: phase.get() >= Phase::Committing && phase.get() <= Phase::Retiring,
+            source,
             to_target,
             phase,
             sender,
             events,
             report_at: now,
             costs: Costs::default(),
-            is_released: false,
             ended: None,
             plan,
             handle,
@@ -185,6 +212,9 @@ impl SourceConductor {
             Some(Event::Source(event)) => self.source.handle_event(now, event),
             Some(Event::Noticed(volume, action)) => self.noticed(now, volume, action),
             Some(Event::TargetRestarted(volume)) => self.target_restarted(volume),
+            Some(Event::PeerRestarted) => {
+                VolumeIndex::all(self.copies.len()).for_each(|volume| self.target_restarted(volume));
+            }
             Some(Event::SetBandwidth(rate)) => self.copies.iter().for_each(|copy| copy.set_bandwidth(rate)),
             None => {
                 self.source.handle_timeout(now);
@@ -247,6 +277,16 @@ impl SourceConductor {
     pub(super) fn commit(&self, records: Vec<Record>, commit: CommitId) {
         let committed = self.control.commit(records);
         self.spawn(async move { SourceEvent::Committed { commit, result: committed.await } });
+    }
+}
+
+fn settings(plan: &SourcePlan) -> SourceSettings {
+    let volumes = plan.volumes.iter().map(|leaving| &leaving.volume);
+    SourceSettings {
+        migration: plan.migration,
+        volumes: volumes.map(|volume| (volume.id(), volume.generation())).collect(),
+        switch_over_max: plan.limits.switch_over_max,
+        peer: plan.peer,
     }
 }
 

@@ -7,7 +7,7 @@
 //! ```
 //! What is copied does not pass here: it goes to the stores.
 
-use std::convert::Infallible;
+use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -15,12 +15,14 @@ use block::{BufferPool, Handle};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
+use migration::journal::{MigrationState, Outcome};
 use migration::message::{ToSource, ToTarget};
 use migration::target::{TargetAction, TargetEvent};
 use migration::{Target, VolumeIndex};
 
 use super::{ComingVolume, Post, TargetPlan, flush, left_over};
 use crate::control::Control;
+use crate::peer::head::Address;
 
 /// Bytes read from the target's store to see whether it answers, before writes are let through.
 const TRIAL_BYTES: u64 = 4096;
@@ -28,6 +30,8 @@ const TRIAL_BYTES: u64 = 4096;
 /// Talks to a target's half that runs on the same thread.
 #[derive(Clone)]
 pub struct TargetBaton {
+    /// Whether the target has promised to wait, or gone further.
+    promised: Rc<Cell<bool>>,
     events: mpsc::UnboundedSender<TargetEvent>,
 }
 
@@ -38,12 +42,27 @@ pub struct TargetConductor {
     buffers: BufferPool,
     plan: TargetPlan,
     target: Target,
+    promised: Rc<Cell<bool>>,
     to_source: Post<ToSource>,
     sender: mpsc::UnboundedSender<TargetEvent>,
     events: mpsc::UnboundedReceiver<TargetEvent>,
 }
 
 impl TargetBaton {
+    /// Tells that the source's host can be reached again, or is another process now.
+    pub fn link_back(&self) {
+        let _ = self.events.unbounded_send(TargetEvent::LinkBack);
+    }
+
+    /// Ends the migration; returns whether it is early enough for that: nothing is promised yet.
+    pub fn cancel(&self) -> bool {
+        let early_enough = !self.promised.get();
+        if early_enough {
+            let _ = self.events.unbounded_send(TargetEvent::Cancel);
+        }
+        early_enough
+    }
+
     /// Delivers what the source's half says.
     pub fn deliver(&self, message: ToTarget) {
         // A conductor that is gone needs no messages.
@@ -60,27 +79,54 @@ impl TargetConductor {
         plan: TargetPlan,
         to_source: Post<ToSource>,
     ) -> (Self, TargetBaton) {
-        let (sender, events) = mpsc::unbounded();
-        let baton = TargetBaton { events: sender.clone() };
-        let conductor = Self {
-            handle,
-            control,
-            buffers: buffers.clone(),
-            target: Target::new(plan.migration, plan.volumes.len()),
-            plan,
-            to_source,
-            sender,
-            events,
+        let volumes = plan.volumes.len();
+        let target = match plan.service {
+            None => Target::new(plan.migration, volumes),
+            Some(_) => Target::between_hosts(plan.migration, volumes),
         };
-        (conductor, baton)
+        Self::with_machine(handle, control, buffers, plan, to_source, target)
     }
 
-    /// Takes part for as long as it is polled: that the migration has ended, the source says.
-    pub async fn run(mut self) -> Infallible {
+    /// Makes the target's half of a migration between hosts that a restart interrupted, which goes on where the journal
+    /// says; `None`: nothing is left for it to do.
+    pub fn resume(
+        handle: Handle,
+        control: Rc<dyn Control>,
+        buffers: &BufferPool,
+        plan: TargetPlan,
+        to_source: Post<ToSource>,
+        recorded: &MigrationState,
+    ) -> Option<(Self, TargetBaton)> {
+        let target = Target::resume(handle.now(), plan.migration, recorded)?;
+        Some(Self::with_machine(handle, control, buffers, plan, to_source, target))
+    }
+
+    fn with_machine(
+        handle: Handle,
+        control: Rc<dyn Control>,
+        buffers: &BufferPool,
+        plan: TargetPlan,
+        to_source: Post<ToSource>,
+        target: Target,
+    ) -> (Self, TargetBaton) {
+        let (sender, events) = mpsc::unbounded();
+        let promised = Rc::new(Cell::new(target.prepared().is_some()));
+        let baton = TargetBaton { promised: Rc::clone(&promised), events: sender.clone() };
+        let buffers = buffers.clone();
+        (Self { handle, control, buffers, plan, target, promised, to_source, sender, events }, baton)
+    }
+
+    /// Takes part until nothing is left to do here. On one host that is never: there the source says that the
+    /// migration has ended.
+    pub async fn run(mut self) -> Outcome {
         loop {
             while let Some(action) = self.target.poll_action() {
+                if let TargetAction::End { outcome } = action {
+                    return outcome;
+                }
                 self.carry_out(action);
             }
+            self.promised.set(self.target.prepared().is_some() || self.target.is_active());
             let next = match self.target.poll_timeout() {
                 None => self.events.next().await,
                 Some((at, _)) => match select(self.events.next(), self.handle.sleep_until(at)).await {
@@ -110,6 +156,8 @@ impl TargetConductor {
             }
             TargetAction::Send(message) => (self.to_source)(message),
             TargetAction::Start(volume) => self.start(volume),
+            // The loop ends with it.
+            TargetAction::End { .. } => {}
             TargetAction::Open(volume) => self.coming(volume).volume.open(),
             TargetAction::Close(volume) => drop(self.coming(volume).volume.close()),
             TargetAction::Discard => {
@@ -117,8 +165,6 @@ impl TargetConductor {
                 let work: Vec<_> = images.map(|image| self.control.discard(image)).collect();
                 self.spawn(async move { TargetEvent::Discarded { left_over: left_over(work).await } });
             }
-            // Only of a target with a journal of its own; this one is ended by its source.
-            TargetAction::End { .. } => {}
         }
     }
 
@@ -126,6 +172,10 @@ impl TargetConductor {
     fn start(&self, index: VolumeIndex) {
         let coming = self.coming(index);
         let volume = Rc::clone(&coming.volume);
+        if let Some(service) = &self.plan.service {
+            // N.B. whatever the source still sends, late: the store is a volume's from here on (design §5.10).
+            service.withdraw(Address::Replica(index.0));
+        }
         volume.change_hands(Rc::clone(&coming.store), volume.generation().next());
         let bytes = TRIAL_BYTES.min(volume.store().geometry().size);
         let buffer = self.buffers.take(usize::try_from(bytes).unwrap_or(0));

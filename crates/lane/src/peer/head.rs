@@ -38,8 +38,8 @@ pub enum Head {
 pub enum Address {
     /// The store that a volume is copied to: only until the peer owns the volume.
     Replica(u32),
-    /// The volume, which the peer owns, as its clients see it.
-    Owner(u32),
+    /// The volume of this identity, which the peer owns, as its clients see it.
+    Owner([u8; 16]),
 }
 
 /// What is to be done; offsets and lengths in bytes.

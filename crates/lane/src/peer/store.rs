@@ -1,8 +1,10 @@
 //! A store, or a volume, of another host as a device.
 //!
 //! It waits for as long as the line is broken. Whoever cannot wait says so: the core lets no guest wait for a replica
-//! longer than `mirror_wait_max` (design §5.7).
+//! longer than `mirror_wait_max` (design §5.7). When the peer has restarted, a replica's calls fail, for the core must
+//! know what was lost; a volume's owner is asked again: its clients wait for one answer, whoever gives it.
 
+use std::future::Future;
 use std::rc::Rc;
 
 use block::device::{check_range, check_write, push_extent};
@@ -13,7 +15,7 @@ use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
 
 use super::head::{Address, Answered, Kind, Operation};
-use super::{Conversation, PAYLOAD_BYTES_MAX, Urgency};
+use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Urgency, is_lost};
 
 /// A device of another host.
 pub struct PeerStore {
@@ -34,15 +36,33 @@ impl PeerStore {
         Self { conversation, address, geometry, urgency }
     }
 
+    /// Asks, and asks an owner again that has restarted.
+    fn call(
+        &self,
+        urgency: Urgency,
+        operation: Operation,
+        payload: Bytes,
+    ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
+        let (conversation, address) = (Rc::clone(&self.conversation), self.address);
+        let first = conversation.call(urgency, address, operation, payload.clone());
+        async move {
+            let mut result = first.await;
+            while matches!(address, Address::Owner(_)) && result.as_ref().is_err_and(is_lost) {
+                result = conversation.call(urgency, address, operation, payload.clone()).await;
+            }
+            result
+        }
+    }
+
     async fn done(&self, operation: Operation) -> Result<(), IoError> {
         // Small, so it goes ahead of whatever is queued.
         let urgency = self.urgency.min(Urgency::Mirrored);
-        self.conversation.call(urgency, self.address, operation, Bytes::new()).await.map(drop)
+        self.call(urgency, operation, Bytes::new()).await.map(drop)
     }
 
-    async fn read_piece(&self, offset: u64, length: usize) -> Result<super::Answer, IoError> {
+    async fn read_piece(&self, offset: u64, length: usize) -> Result<Answer, IoError> {
         let asked = Operation::Read { offset, length: u32::try_from(length).unwrap_or(u32::MAX) };
-        let answer = self.conversation.call(self.urgency, self.address, asked, Bytes::new()).await?;
+        let answer = self.call(self.urgency, asked, Bytes::new()).await?;
         if answer.payload.len() == length { Ok(answer) } else { Err(nonsense()) }
     }
 }
@@ -73,7 +93,7 @@ impl BlockDevice for PeerStore {
             let writes = pieces(data.len()).map(|(start, length)| {
                 let operation = Operation::Write { offset: offset + start as u64, durable };
                 let payload = Bytes::from_owner(Payload(data.slice(start, length)));
-                self.conversation.call(self.urgency, self.address, operation, payload)
+                self.call(self.urgency, operation, payload)
             });
             // All of them to their end: what is still under way must not be taken for over.
             join_all(writes.collect::<Vec<_>>()).await.into_iter().try_for_each(|written| written.map(drop))
@@ -108,7 +128,7 @@ impl BlockDevice for PeerStore {
             let mut offset = range.offset;
             while offset < range.end() {
                 let asked = Operation::Allocation { offset, length: range.end() - offset };
-                let answer = self.conversation.call(self.urgency, self.address, asked, Bytes::new()).await?;
+                let answer = self.call(self.urgency, asked, Bytes::new()).await?;
                 let Answered::Extents(known) = answer.answered else { return Err(nonsense()) };
                 let began = offset;
                 for (length, kind) in known {

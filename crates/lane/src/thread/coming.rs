@@ -1,0 +1,128 @@
+//! A volume comes from another host: its store here, and the target's half of the migration. And what other hosts get of
+//! volumes that are here: those that have clients left there.
+
+use std::rc::Rc;
+
+use migration::journal::Summary;
+use migration::message::ToSource;
+use migration::wire::{self, Message};
+use migration::{MigrationId, Phase};
+use tracing::{info, warn};
+
+use super::Lane;
+use crate::conductor::{ComingVolume, Post, TargetBaton, TargetConductor, TargetPlan};
+use crate::control::Report;
+use crate::handle::{ComingOrder, Refused};
+use crate::peer::head::Address;
+use crate::peer::{Conversation, Listener, PeerLine, Service};
+
+/// Position of the volume among those of its migration: a lane has one.
+const ONLY: u32 = 0;
+
+impl Lane {
+    /// Takes part in a migration from another host, or goes on with one. The gate of the volume is closed until then.
+    pub(super) fn come(self: &Rc<Self>, order: &ComingOrder, line: PeerLine) -> Result<(), Refused> {
+        if let Some(migration) = self.migration_under_way() {
+            return Err(Refused::Migrating(migration));
+        }
+        let conversation = Conversation::new(line.line);
+        let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
+        service.offer(Address::Replica(ONLY), self.volume.store());
+        let plan = TargetPlan {
+            migration: order.migration,
+            volumes: vec![ComingVolume {
+                volume: Rc::clone(&self.volume),
+                store: self.volume.store(),
+                image: order.image.clone(),
+            }],
+            trial_max: self.settings.mirror_wait_max,
+            service: Some(Rc::clone(&service)),
+        };
+        let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
+        let (control, to_source) = (Rc::clone(&self.control), to_source(order.remote, &conversation));
+        let made = match &order.recorded {
+            None => Some(TargetConductor::new(handle, control, buffers, plan, to_source)),
+            Some(recorded) => TargetConductor::resume(handle, control, buffers, plan, to_source, recorded),
+        };
+        let Some((conductor, baton)) = made else {
+            return Err(Refused::NotMigrating(order.migration));
+        };
+        let listener = FromSource { remote: order.remote, baton: baton.clone() };
+        self.handle.spawn(conversation.run(line.arrivals, service, Rc::new(listener)));
+        self.migration.coming.replace(Some((order.migration, baton)));
+        let (lane, migration) = (Rc::clone(self), order.migration);
+        self.handle.spawn(async move {
+            let outcome = conductor.run().await;
+            info!(%migration, ?outcome, "nothing is left to do here of a migration from another host");
+            lane.migration.coming.replace(None);
+            lane.migration.ended.notify();
+            lane.control.entered(migration, Phase::Ended);
+            lane.control.report(Report::Ended { migration, outcome, summary: Summary::default() });
+        });
+        Ok(())
+    }
+
+    /// Lets another host use the volume for the clients that it has left.
+    pub(super) fn attach(&self, line: PeerLine) {
+        let conversation = Conversation::new(line.line);
+        let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
+        service.offer(Address::Owner(self.settings.volume.0), Rc::clone(&self.exported));
+        self.handle.spawn(conversation.run(line.arrivals, service, Rc::new(Nobody)));
+        self.attached.borrow_mut().push(conversation);
+    }
+}
+
+/// The way to the source's half.
+fn to_source(remote: MigrationId, conversation: &Rc<Conversation>) -> Post<ToSource> {
+    let conversation = Rc::clone(conversation);
+    Box::new(move |message| {
+        match wire::encode(&Message::ToSource { migration: remote, message }) {
+            Ok(message) => conversation.say(message),
+            // The source asks again until it is answered.
+            Err(error) => warn!(%remote, %error, "a message cannot be sent"),
+        }
+    })
+}
+
+/// Hears what the source's half says.
+struct FromSource {
+    remote: MigrationId,
+    baton: TargetBaton,
+}
+
+impl Listener for FromSource {
+    fn said(&self, message: &[u8]) {
+        match wire::decode(message) {
+            Ok(Message::ToTarget { migration, message }) if migration == self.remote => {
+                self.baton.deliver(message);
+            }
+            Ok(_) => warn!(remote = %self.remote, "a message that is not for the target is left out"),
+            Err(error) => warn!(remote = %self.remote, %error, "what the source said is not understood"),
+        }
+    }
+
+    fn lost(&self, reason: &str) {
+        warn!(remote = %self.remote, reason, "the way to the source is broken");
+    }
+
+    fn back(&self) {
+        self.baton.link_back();
+    }
+
+    fn restarted(&self) {
+        self.baton.link_back();
+    }
+}
+
+/// Hears nothing: another host's clients only call.
+struct Nobody;
+
+impl Listener for Nobody {
+    fn said(&self, _: &[u8]) {}
+
+    fn lost(&self, _: &str) {}
+
+    fn back(&self) {}
+
+    fn restarted(&self) {}
+}

@@ -1,0 +1,159 @@
+//! A volume leaves for another host: its store there, and the source's half of the migration.
+
+use std::rc::Rc;
+
+use block::{BlockDevice, Geometry};
+
+use migration::message::ToTarget;
+use migration::source::Peer;
+use migration::wire::{self, Message};
+use migration::{MigrationId, PacingSettings};
+use tracing::warn;
+
+use super::Lane;
+use crate::conductor::{Baton, LeavingVolume, Post, Replica, SourceConductor, SourcePlan, TimeLimits};
+
+use crate::handle::{LeavingOrder, Refused};
+use crate::peer::head::Address;
+use crate::peer::{Conversation, Listener, PeerLine, PeerStore, Service, Urgency};
+
+/// Position of the volume among those of its migration: a lane has one.
+const ONLY: u32 = 0;
+
+impl Lane {
+    /// Begins a migration to another host, or goes on with one.
+    pub(super) fn leave(
+        self: &Rc<Self>,
+        order: &LeavingOrder,
+        line: PeerLine,
+        forward: PeerLine,
+    ) -> Result<(), Refused> {
+        if let Some(migration) = self.migration_under_way() {
+            return Err(Refused::Migrating(migration));
+        }
+        let conversation = Conversation::new(line.line);
+        let successor = self.other_host(forward);
+        let plan = self.plan_to_leave(order, &conversation, successor);
+        let control = self.begin_recording(order.migration);
+        let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
+        let to_target = to_target(order.migration, &conversation);
+        let made = match &order.recorded {
+            None => Some(SourceConductor::new(handle, control, buffers, plan, to_target)),
+            Some(recorded) => SourceConductor::resume(handle, control, buffers, plan, to_target, recorded),
+        };
+        let Some((conductor, baton)) = made else {
+            return Err(Refused::NotMigrating(order.migration));
+        };
+        let listener = FromTarget { migration: order.migration, baton: baton.clone() };
+        let nothing = Service::new(self.handle.clone(), buffers.clone());
+        self.handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(listener)));
+        self.conduct(baton, conductor.run());
+        Ok(())
+    }
+
+    /// The volume as another host serves it, reached over `line`.
+    pub(super) fn other_host(&self, line: PeerLine) -> Rc<dyn BlockDevice> {
+        let conversation = Conversation::new(line.line);
+        let nothing = Service::new(self.handle.clone(), self.engine.buffers().clone());
+        self.handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(Deaf)));
+        let address = Address::Owner(self.settings.volume.0);
+        Rc::new(PeerStore::new(conversation, address, self.geometry_elsewhere(), Urgency::Awaited))
+    }
+
+    fn plan_to_leave(
+        &self,
+        order: &LeavingOrder,
+        conversation: &Rc<Conversation>,
+        successor: Rc<dyn BlockDevice>,
+    ) -> SourcePlan {
+        let store = |urgency| {
+            let conversation = Rc::clone(conversation);
+            Rc::new(PeerStore::new(conversation, Address::Replica(ONLY), self.geometry_elsewhere(), urgency))
+        };
+        let replica = Replica {
+            bulk: store(Urgency::Bulk),
+            mirrored: store(Urgency::Mirrored),
+            content: order.content,
+            zeroes: order.zeroes,
+        };
+        SourcePlan {
+            migration: order.migration,
+            volumes: vec![LeavingVolume {
+                volume: Rc::clone(&self.volume),
+                replica,
+                source_image: order.source.clone(),
+                successor: Some(successor),
+            }],
+            keep_source: order.keep_source,
+            pacing: PacingSettings {
+                bytes_per_second: order.bandwidth_bytes_per_second,
+                ..PacingSettings::default()
+            },
+            limits: TimeLimits {
+                mirror_wait_max: self.settings.mirror_wait_max,
+                switch_over_max: order.switch_over_max,
+                ..TimeLimits::default()
+            },
+            peer: Peer::OtherHost,
+        }
+    }
+
+    /// What the volume is like at its new owner: as here.
+    fn geometry_elsewhere(&self) -> Geometry {
+        let here = self.volume.device().geometry();
+        Geometry { read_only: false, discards: true, ..here }
+    }
+}
+
+/// The way to the target's half.
+fn to_target(migration: MigrationId, conversation: &Rc<Conversation>) -> Post<ToTarget> {
+    let conversation = Rc::clone(conversation);
+    Box::new(move |message| match wire::encode(&Message::ToTarget { migration, message }) {
+        Ok(message) => conversation.say(message),
+        // It is repeated until it is answered, so a deadline says what has become of it.
+        Err(error) => warn!(%migration, %error, "a message cannot be sent"),
+    })
+}
+
+/// Hears what the target's half says.
+struct FromTarget {
+    migration: MigrationId,
+    baton: Baton,
+}
+
+impl Listener for FromTarget {
+    fn said(&self, message: &[u8]) {
+        match wire::decode(message) {
+            Ok(Message::ToSource { migration, message }) if migration == self.migration => {
+                self.baton.deliver(message);
+            }
+            Ok(_) => warn!(migration = %self.migration, "a message that is not for the source is left out"),
+            Err(error) => {
+                warn!(migration = %self.migration, %error, "what the target said is not understood");
+            }
+        }
+    }
+
+    fn lost(&self, reason: &str) {
+        warn!(migration = %self.migration, reason, "the way to the target is broken");
+    }
+
+    fn back(&self) {}
+
+    fn restarted(&self) {
+        self.baton.peer_restarted();
+    }
+}
+
+/// Hears nothing: of a conversation that is only calls.
+struct Deaf;
+
+impl Listener for Deaf {
+    fn said(&self, _: &[u8]) {}
+
+    fn lost(&self, _: &str) {}
+
+    fn back(&self) {}
+
+    fn restarted(&self) {}
+}
