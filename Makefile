@@ -59,7 +59,7 @@ openapi: ## Write docs/openapi.json anew, after a change of the HTTP API.
 
 # Seconds for each target. What is found beyond what is kept goes into fuzz/corpus, minimised; `cargo test` replays that.
 FUZZ_SECONDS ?= 600
-FUZZ_TARGETS ?= nbd_decoders nbd_connection http_api config journal
+FUZZ_TARGETS ?= nbd_decoders nbd_connection http_api config journal remote_decoders remote_store qcow2_image
 FUZZ_FLAGS := --fuzz-dir fuzz --target-dir $(TARGET)/fuzz
 
 # libFuzzer's instrumentation is not in stable Rust yet: RUSTC_BOOTSTRAP lets the stable compiler have it.

@@ -12,6 +12,8 @@ mod config;
 mod http;
 mod journal;
 mod nbd;
+mod qcow2;
+mod remote;
 
 /// Something that is fed with any bytes.
 #[derive(Clone, Copy)]
@@ -23,12 +25,15 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "nbd_decoders", feed: nbd::feed_decoders },
     Target { name: "nbd_connection", feed: nbd::feed_connection },
     Target { name: "http_api", feed: http::feed },
     Target { name: "config", feed: config::feed },
     Target { name: "journal", feed: journal::feed },
+    Target { name: "remote_decoders", feed: remote::feed_decoders },
+    Target { name: "remote_store", feed: remote::feed_store },
+    Target { name: "qcow2_image", feed: qcow2::feed },
 ];
 
 /// Feeds the target of this name.

@@ -35,6 +35,21 @@ fn the_journal_takes_its_corpus() {
 }
 
 #[test]
+fn the_decoders_of_remote_servers_take_their_corpus() {
+    replay("remote_decoders");
+}
+
+#[test]
+fn remote_stores_take_their_corpus() {
+    replay("remote_store");
+}
+
+#[test]
+fn qcow2_images_take_their_corpus() {
+    replay("qcow2_image");
+}
+
+#[test]
 fn every_target_is_fuzzed_and_has_a_small_corpus() {
     for Target { name, .. } in TARGETS {
         let program = folder().join("fuzz_targets").join(name).with_extension("rs");

@@ -28,6 +28,8 @@ mod connection;
 mod dial;
 mod error;
 mod handshake;
+#[doc(hidden)]
+pub mod hostile;
 mod image;
 mod in_flight;
 mod ledger;

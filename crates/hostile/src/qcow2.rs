@@ -1,0 +1,153 @@
+//! qcow2 images that anybody may have made: opened, read, and written like those of guests.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use block::engine::{Engine, EngineChoice, EngineDriver};
+use block::store::qcow2::{Qcow2Image, Qcow2Options, Qcow2Store};
+use block::{Access, BlockDevice, Buffer, ByteRange, Durability, Executor, ExtentKind, ZeroMode};
+use futures_util::future::{Either, select};
+
+/// Longest that a handful of requests may take. Far more than they need.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Zeroes behind the bytes that are fed, for each step of the second byte: tables may lie there.
+const TAIL_STEP: u64 = 16 << 10;
+/// Bytes of images that an image may stand on.
+const BASE_BYTES: u64 = 64 << 10;
+/// Where files are in memory, if there is such a place.
+const IN_MEMORY: &str = "/dev/shm";
+
+/// Opens the bytes as an image; the first byte decides what is done with it, the second how much comes behind them.
+pub(crate) fn feed(bytes: &[u8]) {
+    thread_local! {
+        static LANE: RefCell<Lane> = RefCell::new(Lane::open());
+    }
+    let Some(([kind, tail], bytes)) = bytes.split_first_chunk::<2>() else { return };
+    let access = if kind % 2 == 0 { Access::ReadOnly } else { Access::ReadWrite };
+    LANE.with_borrow_mut(|lane| lane.serve(bytes, u64::from(*tail) * TAIL_STEP, access));
+}
+
+/// What stays from one image to the next.
+struct Lane {
+    executor: Executor<EngineDriver>,
+    engine: Rc<dyn Engine>,
+    folder: PathBuf,
+}
+
+impl Lane {
+    #[expect(clippy::expect_used, reason = "threads and a small file can be had")]
+    fn open() -> Self {
+        let (driver, engine) = block::engine::open(EngineChoice::Auto).expect("an engine");
+        let folder = make_folder().expect("a folder with images to stand on");
+        Self { executor: Executor::new(driver), engine, folder }
+    }
+
+    #[expect(clippy::expect_used, reason = "a small file can be had")]
+    fn serve(&mut self, bytes: &[u8], tail: u64, access: Access) {
+        let path = self.folder.join("disk");
+        write_image(&path, bytes, tail).expect("an image is written");
+        let opened = Qcow2Image::open(&path, access);
+        // What is open stays as it is; nothing of it is left behind.
+        let _ = std::fs::remove_file(&path);
+        let image = match opened {
+            Ok(image) => image,
+            Err(error) => {
+                assert!(!error.to_string().is_empty(), "an error says why: {error:?}");
+                return;
+            }
+        };
+        let (handle, engine) = (self.executor.handle(), Rc::clone(&self.engine));
+        self.executor.run(async move {
+            let work = Box::pin(async {
+                if let Ok(store) = Qcow2Store::open(image, &handle, &engine).await {
+                    read(&store).await;
+                    if access == Access::ReadWrite {
+                        write(&store).await;
+                        read(&store).await;
+                    }
+                }
+            });
+            let ended = matches!(select(work, handle.sleep(PATIENCE)).await, Either::Left(_));
+            assert!(ended, "requests go on after {PATIENCE:?}");
+        });
+    }
+}
+
+/// Reads and describes what is in reach. A damaged image may fail any request; an answer is a true one.
+async fn read(store: &dyn BlockDevice) {
+    let size = store.geometry().size;
+    for range in places(size) {
+        if let Ok(data) = store.read(range.offset, Buffer::zeroed(range.length as usize)).await {
+            assert_eq!(data.len() as u64, range.length);
+        }
+    }
+    let Ok(extents) = store.allocation(ByteRange::new(0, size)).await else { return };
+    let mut position = 0;
+    for extent in extents {
+        assert_eq!(extent.range.offset, position, "extents follow one another");
+        position = extent.range.end();
+        let first = ByteRange::new(extent.range.offset, extent.range.length.min(4096));
+        if extent.kind != ExtentKind::Data
+            && first.offset < BASE_BYTES
+            && let Ok(data) = store.read(first.offset, Buffer::zeroed(first.length as usize)).await
+        {
+            assert!(data.as_slice().iter().all(|byte| *byte == 0), "{extent:?} is said to be zero");
+        }
+    }
+    assert_eq!(position, size, "extents cover what was asked for");
+}
+
+/// Changes what is in reach, in every way that a guest has.
+async fn write(store: &dyn BlockDevice) {
+    let size = store.geometry().size;
+    let mut is_written = false;
+    for range in places(size) {
+        let mut data = Buffer::zeroed(range.length as usize);
+        if let Some(bytes) = data.as_mut_slice() {
+            bytes.fill(0xA5);
+        }
+        is_written |= store.write(range.offset, data, Durability::Volatile).await.is_ok();
+    }
+    for range in places(size) {
+        let _ = store.discard(range).await;
+        let _ = store.write_zeroes(range, ZeroMode::KeepAllocated, Durability::Durable).await;
+    }
+    if is_written {
+        let _ = store.flush().await;
+    }
+}
+
+/// The disk's first block, some more of them, what lies around its middle, and its last block.
+fn places(size: u64) -> impl Iterator<Item = ByteRange> {
+    let middle = size / 2 / 4096 * 4096;
+    let end = size.saturating_sub(4096) / 4096 * 4096;
+    let places = [(0, 4096), (8192, 12 << 10), (middle, 8192), (end, 4096)];
+    places.into_iter().filter_map(move |(offset, length)| {
+        let length = size.saturating_sub(offset).min(length);
+        (length > 0).then_some(ByteRange::new(offset, length))
+    })
+}
+
+fn write_image(path: &PathBuf, bytes: &[u8], tail: u64) -> anyhow::Result<()> {
+    std::fs::write(path, bytes)?;
+    let file = std::fs::File::options().write(true).open(path)?;
+    Ok(file.set_len(bytes.len() as u64 + tail)?)
+}
+
+/// A folder with images for others to stand on, which is left in the temporary folder: `raw` and `qcow2`.
+fn make_folder() -> anyhow::Result<PathBuf> {
+    let builder = || tempfile::Builder::new();
+    let folder = builder()
+        .prefix("sterna-hostile-")
+        .tempdir_in(IN_MEMORY)
+        .or_else(|_| builder().prefix("sterna-hostile-").tempdir())
+        .context("make a folder")?
+        .keep();
+    std::fs::write(folder.join("raw"), vec![0x5A; BASE_BYTES as usize])?;
+    let options = Qcow2Options { cluster_size: 512, backing: None };
+    Qcow2Image::create(&folder.join("qcow2"), BASE_BYTES, &options)?;
+    Ok(folder)
+}

@@ -1,0 +1,207 @@
+//! The client of NBD servers elsewhere: what a server says, to its decoders by themselves, and to a whole store.
+
+use std::cell::RefCell;
+use std::io::Write as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use block::engine::{Engine, EngineChoice, EngineDriver};
+use block::store::remote::hostile::{Listener, ReplyStyle, negotiate};
+use block::store::remote::{NbdUri, RemoteOptions};
+use block::{
+    Access, BlockDevice, Buffer, ByteRange, Durability, Executor, RemoteImage, RemoteStore, ZeroMode,
+};
+use export::nbd::protocol::{
+    INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, allocation, handshake_flag, info, option, option_reply,
+    transmission_flag,
+};
+use futures_util::future::{Either, join5, select};
+
+/// Longest that the requests to a store may take, however its server behaves. Far more than they need.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How patient the store itself is: short, so that many servers can be tried.
+const OPTIONS: RemoteOptions = RemoteOptions {
+    connect_timeout: Duration::from_millis(20),
+    answer_deadline: Duration::from_millis(10),
+    connections_max: 2,
+};
+/// Size of the export of servers that are well-behaved until they are connected to, in bytes.
+const DISK_BYTES: u64 = (1 << 20) + 512;
+/// Bytes of a read that is received where it belongs.
+const LONG_READ: usize = 64 << 10;
+/// How long the server waits for a client that does not read.
+const WRITE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Negotiates with a server that says the bytes, and hears them as replies; the first byte decides how.
+pub(crate) fn feed_decoders(bytes: &[u8]) {
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    if kind % 4 == 0 {
+        if let Err(error) = negotiate(bytes) {
+            assert!(!error.to_string().is_empty(), "an error says why: {error:?}");
+        }
+        return;
+    }
+    let style = if kind % 4 == 1 { ReplyStyle::Simple } else { ReplyStyle::Chunks };
+    let piece = [1, 7, 4096, usize::MAX][usize::from(kind / 4 % 4)];
+    let answers = Listener::new(style).hear(bytes, piece);
+    assert!(answers <= bytes.len(), "{answers} answers were made of {} bytes", bytes.len());
+}
+
+/// Lets a store work on a server that says the bytes on every connection; the first byte decides how it begins, and how
+/// it ends.
+pub(crate) fn feed_store(bytes: &[u8]) {
+    thread_local! {
+        static LANE: RefCell<Lane> = RefCell::new(Lane::open());
+    }
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    let beginning = match kind % 4 {
+        0 => Vec::new(),
+        1 => greeting(ReplyStyle::Simple),
+        _ => greeting(ReplyStyle::Chunks),
+    };
+    let end = if kind / 4 % 2 == 0 { End::Silence } else { End::HangUp };
+    LANE.with_borrow_mut(|lane| lane.work_on(Speech { bytes: [&beginning, bytes].concat(), end }));
+}
+
+/// What stays from one server to the next.
+struct Lane {
+    executor: Executor<EngineDriver>,
+    engine: Rc<dyn Engine>,
+}
+
+impl Lane {
+    #[expect(clippy::expect_used, reason = "threads can always be had")]
+    fn open() -> Self {
+        let (driver, engine) = block::engine::open(EngineChoice::Auto).expect("an engine");
+        Self { executor: Executor::new(driver), engine }
+    }
+
+    #[expect(clippy::expect_used, reason = "a process has a socket and a thread more")]
+    fn work_on(&mut self, speech: Speech) {
+        let uri = NbdUri::unix(server(speech).expect("a server starts"), "disk");
+        let image = match RemoteImage::connect_with(&uri, Access::ReadWrite, OPTIONS) {
+            Ok(image) => image,
+            Err(error) => {
+                assert!(!error.to_string().is_empty(), "an error says why: {error:?}");
+                return;
+            }
+        };
+        let handle = self.executor.handle();
+        let store = Rc::new(RemoteStore::new(image, Rc::clone(&self.engine), handle.clone()));
+        self.executor.run(async move {
+            let requests = Box::pin(requests(&*store));
+            let ended = matches!(select(requests, handle.sleep(PATIENCE)).await, Either::Left(_));
+            assert!(ended, "requests go on after {PATIENCE:?}");
+        });
+    }
+}
+
+/// One request of each kind, at the same time, and a few more behind them.
+async fn requests(store: &dyn BlockDevice) {
+    let size = store.geometry().size;
+    let all = ByteRange::new(0, size);
+    let block = || Buffer::zeroed(4096);
+    let (short, written, zeroed, described, flushed) = join5(
+        store.read(0, block()),
+        store.write(4096, block(), Durability::Durable),
+        store.write_zeroes(ByteRange::new(8192, 65536), ZeroMode::MayUnmap, Durability::Volatile),
+        store.allocation(all),
+        store.flush(),
+    )
+    .await;
+    assert!(short.is_ok_and(|data| data.len() == 4096) || size > 0 || written.is_err());
+    if let Ok(extents) = described {
+        let end = extents.iter().fold(0, |position, extent| {
+            assert_eq!(extent.range.offset, position, "extents follow one another");
+            extent.range.end()
+        });
+        assert_eq!(end, size, "extents cover what was asked for");
+    }
+    let (Ok(()), Ok(())) = (zeroed, flushed) else { return };
+    if let Ok(data) = store.read(0, Buffer::zeroed(LONG_READ)).await {
+        assert_eq!(data.len(), LONG_READ);
+    }
+}
+
+/// What a server says, and how it ends.
+struct Speech {
+    bytes: Vec<u8>,
+    end: End,
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    /// It says no more, and stays.
+    Silence,
+    /// It closes the connection.
+    HangUp,
+}
+
+/// What the server is to say on the next connections.
+static SPEECH: Mutex<Option<Arc<Speech>>> = Mutex::new(None);
+
+/// Starts the server of this process, if there is none yet, and tells it what to say; returns its socket.
+fn server(speech: Speech) -> anyhow::Result<&'static PathBuf> {
+    static SOCKET: OnceLock<PathBuf> = OnceLock::new();
+    *SPEECH.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(speech));
+    if let Some(socket) = SOCKET.get() {
+        return Ok(socket);
+    }
+    let folder = tempfile::Builder::new().prefix("sterna-hostile-").tempdir()?.keep();
+    let socket = folder.join("server");
+    let listener = UnixListener::bind(&socket).context("listen")?;
+    std::thread::spawn(move || serve(&listener));
+    Ok(SOCKET.get_or_init(|| socket))
+}
+
+fn serve(listener: &UnixListener) {
+    // Silent connections of what was said last.
+    let mut silent: Vec<(Arc<Speech>, UnixStream)> = Vec::new();
+    for mut stream in listener.incoming().flatten() {
+        let Some(speech) = SPEECH.lock().unwrap_or_else(PoisonError::into_inner).clone() else { continue };
+        silent.retain(|(said, _)| Arc::ptr_eq(said, &speech));
+        let _ = stream.set_write_timeout(Some(WRITE_TIMEOUT));
+        // A client that has had enough closes before all is said.
+        let _ = stream.write_all(&speech.bytes);
+        if let End::Silence = speech.end {
+            silent.push((speech, stream));
+        }
+    }
+}
+
+/// What a well-behaved server says in its negotiation, whatever it is asked by our client.
+fn greeting(style: ReplyStyle) -> Vec<u8> {
+    let mut said = INIT_MAGIC.to_be_bytes().to_vec();
+    said.extend(OPTION_MAGIC.to_be_bytes());
+    said.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
+    let mut reply = |option: u32, kind: u32, data: &[u8]| {
+        said.extend(OPTION_REPLY_MAGIC.to_be_bytes());
+        said.extend(option.to_be_bytes());
+        said.extend(kind.to_be_bytes());
+        // A handful of bytes.
+        said.extend((data.len() as u32).to_be_bytes());
+        said.extend(data);
+    };
+    match style {
+        ReplyStyle::Simple => reply(option::STRUCTURED_REPLY, option_reply::ERR_UNSUP, &[]),
+        ReplyStyle::Chunks => {
+            reply(option::STRUCTURED_REPLY, option_reply::ACK, &[]);
+            let context = [&1_u32.to_be_bytes()[..], allocation::NAME.as_bytes()].concat();
+            reply(option::SET_META_CONTEXT, option_reply::META_CONTEXT, &context);
+            reply(option::SET_META_CONTEXT, option_reply::ACK, &[]);
+        }
+    }
+    let flags = transmission_flag::HAS_FLAGS
+        | transmission_flag::SEND_FLUSH
+        | transmission_flag::SEND_FUA
+        | transmission_flag::SEND_TRIM
+        | transmission_flag::SEND_WRITE_ZEROES;
+    let export = [&info::EXPORT.to_be_bytes()[..], &DISK_BYTES.to_be_bytes(), &flags.to_be_bytes()].concat();
+    reply(option::GO, option_reply::INFO, &export);
+    reply(option::GO, option_reply::ACK, &[]);
+    said
+}
