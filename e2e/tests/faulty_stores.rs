@@ -1,7 +1,6 @@
 //! Stores on disks that fail, hang and fill up, while a migration uses them.
 //!
-//! They mount small file systems. Where that is not allowed (no root), they fail and say why, unless
-//! `STERNA_TESTS_WITHOUT_MOUNTS=1` says that they may be left out.
+//! They mount small file systems, so without root they are left out.
 
 use std::time::Duration;
 

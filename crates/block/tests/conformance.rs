@@ -29,7 +29,7 @@ fn check(
     make: impl Fn(u64, &Rc<dyn Engine>, &Handle) -> Rc<dyn BlockDevice> + 'static,
 ) {
     let Ok((driver, engine)) = engine::open(choice) else {
-        eprintln!("{choice:?} is refused here: {name} is not tested");
+        omission::kernel_lacks("io_uring");
         return;
     };
     let mut executor = Executor::new(driver);
@@ -43,7 +43,7 @@ fn check(
 
 fn check_files(choice: EngineChoice, folder: &str) {
     if !Path::new(folder).is_dir() {
-        eprintln!("{folder} does not exist: not tested");
+        omission::machine_lacks(&format!("the folder {folder}"));
         return;
     }
     let folder = tempfile::tempdir_in(folder).unwrap();
@@ -81,11 +81,11 @@ fn file_store_over_threads_on_tmpfs() {
 /// qcow2 counts in sectors, so its odd sizes are whole ones.
 fn check_qcow2(choice: EngineChoice, folder: &str, cluster_size: u64) {
     if !Path::new(folder).is_dir() {
-        eprintln!("{folder} does not exist: not tested");
+        omission::machine_lacks(&format!("the folder {folder}"));
         return;
     }
     let Ok((driver, engine)) = engine::open(choice) else {
-        eprintln!("{choice:?} is refused here: qcow2 is not tested");
+        omission::kernel_lacks("io_uring");
         return;
     };
     let folder = tempfile::tempdir_in(folder).unwrap();

@@ -1,6 +1,6 @@
 //! Block devices as stores, on loop devices: what they share with files, and what only they have.
 //!
-//! Loop devices need root. Without it these tests fail, unless `STERNA_TESTS_WITHOUT_MOUNTS=1` leaves them out aloud.
+//! Loop devices need root; without it these tests are left out.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot prepare its scene has failed")]
 
@@ -31,13 +31,7 @@ impl LoopDevice {
     /// Makes one of `size` bytes; `None` if these tests are left out.
     fn new(size: u64, options: &[&str]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            let is_left_out =
-                std::env::var_os("STERNA_TESTS_WITHOUT_MOUNTS").is_some_and(|value| value == "1");
-            eprintln!("NOT TESTED: loop devices need root");
-            assert!(
-                is_left_out,
-                "run the tests as root, or set STERNA_TESTS_WITHOUT_MOUNTS=1 to leave this one out"
-            );
+            omission::machine_lacks("root, which loop devices need");
             return None;
         }
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -88,7 +82,7 @@ fn on_both<F: Future<Output = ()> + 'static>(
 ) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         let Ok((driver, engine)) = engine::open(choice) else {
-            eprintln!("{choice:?} is refused here: not tested");
+            omission::kernel_lacks("io_uring");
             continue;
         };
         let Some(device) = LoopDevice::new(size, options) else { return };
@@ -269,8 +263,7 @@ fn a_disk_of_which_a_partition_is_mounted_is_refused() {
 fn a_device_that_is_part_of_another_is_refused_and_that_one_named() {
     let Some(device) = LoopDevice::new(SIZE, &[]) else { return };
     if !std::fs::read_to_string("/proc/devices").unwrap().contains("device-mapper") {
-        eprintln!("NOT TESTED: this kernel has no device mapper");
-        return;
+        return omission::kernel_lacks("the device mapper");
     }
     let name = format!("sterna-test-{}", std::process::id());
     let table = format!("0 1024 linear {} 0", text(&device.path));

@@ -97,7 +97,7 @@ impl Drop for Running {
 fn on_each_engine<F: Future<Output = ()> + 'static>(body: impl Fn(Rc<dyn Engine>, Handle) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         let Ok((driver, engine)) = engine::open(choice) else {
-            eprintln!("{choice:?} is refused here: not tested");
+            omission::kernel_lacks("io_uring");
             continue;
         };
         let mut executor = Executor::new(driver);

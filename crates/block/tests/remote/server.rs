@@ -178,7 +178,7 @@ fn spawn(command: &[String]) -> Child {
 pub(crate) fn on_both<F: Future<Output = ()> + 'static>(body: impl Fn(Rc<dyn Engine>, Handle) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         let Ok((driver, engine)) = engine::open(choice) else {
-            eprintln!("{choice:?} is refused here: not tested");
+            omission::kernel_lacks("io_uring");
             continue;
         };
         let mut executor = Executor::new(driver);

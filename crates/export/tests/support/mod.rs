@@ -41,7 +41,7 @@ pub(crate) fn on_each_engine(test: impl Fn(EngineChoice)) {
     test(EngineChoice::Threads);
     match block::engine::open(EngineChoice::Ring) {
         Ok(_) => test(EngineChoice::Ring),
-        Err(error) => eprintln!("io_uring is refused here, so it is not tested: {error}"),
+        Err(error) => omission::kernel_lacks(&format!("io_uring ({error})")),
     }
 }
 

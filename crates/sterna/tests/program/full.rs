@@ -1,7 +1,6 @@
 //! Disks that are full: the target's store before the copying and in the middle of it, and that of the journal.
 //!
-//! A small file system is mounted for each test. Where that is not allowed (no root), the tests fail and say
-//! why, unless `STERNA_TESTS_WITHOUT_MOUNTS=1` says that they may be left out.
+//! A small file system is mounted for each test. Where that is not allowed (no root), the tests are left out.
 
 use std::path::Path;
 

@@ -85,7 +85,7 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// Mounts a small file system in a folder of the scene; false where that is not allowed and may be left out.
+    /// Mounts a small file system in a folder of the scene; false where that is not allowed.
     pub(crate) fn mount_small_disk(&mut self, folder: &str, bytes: u64) -> bool {
         let folder = self.path(folder);
         std::fs::create_dir_all(&folder).unwrap();
@@ -100,13 +100,7 @@ impl Scene {
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
             Err(error) => error.to_string(),
         };
-        let may_be_left_out =
-            std::env::var_os("STERNA_TESTS_WITHOUT_MOUNTS").is_some_and(|value| value == "1");
-        eprintln!("a small file system is needed and cannot be mounted: {why}");
-        assert!(
-            may_be_left_out,
-            "run the tests as root, or set STERNA_TESTS_WITHOUT_MOUNTS=1 to leave this one out"
-        );
+        omission::machine_lacks(&format!("root, which mounting needs: {why}"));
         false
     }
 
