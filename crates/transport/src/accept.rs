@@ -1,0 +1,155 @@
+//! Accepts connections: from anybody at first, so everything is limited until the other side is known.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::{TlsAcceptor, TlsStream};
+
+use crate::connection::Connection;
+use crate::context::Context;
+use crate::dial::ends;
+use crate::frame::{Control, Hello, Refusal};
+use crate::greeting::{HandshakeError, RefusalReason, Wire};
+use crate::invitation;
+use crate::session::{Counters, Joining};
+use crate::socket;
+
+/// How long to wait when the system has no more descriptors: accepting again at once would only burn the processor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Accepts connections for ever.
+pub(crate) async fn run(context: Arc<Context>, listener: TcpListener) {
+    let strangers = Arc::new(Strangers::default());
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Beyond the limits a connection is closed without a word: words cost more than they are worth.
+        if let Some(admitted) = strangers.admit(from.ip(), &context) {
+            context.runtime.spawn(serve(Arc::clone(&context), stream, from, admitted));
+        }
+    }
+}
+
+async fn serve(context: Arc<Context>, stream: TcpStream, from: SocketAddr, admitted: Admitted) {
+    let limits = &context.settings.limits;
+    let handshake = timeout(limits.handshake_max, shake_hands(&context, stream));
+    let handshake = handshake.await.unwrap_or(Err(HandshakeError::Timeout));
+    drop(admitted);
+    match handshake {
+        Ok(Some((wire, connection))) => {
+            let ended = connection.run(wire.stream, wire.buffer, limits.silence_max).await;
+            tracing::info!(%from, %ended, "a connection ended");
+        }
+        Ok(None) => {}
+        Err(error) => {
+            tracing::info!(%from, %error, "a connection was refused");
+            context.note_refusal(format!("{from}: {error}"));
+        }
+    }
+}
+
+/// Finds out who calls and what for; `None` if that was all.
+async fn shake_hands(
+    context: &Arc<Context>,
+    stream: TcpStream,
+) -> Result<Option<(Wire, Connection)>, HandshakeError> {
+    socket::prepare(&stream, context.settings.limits.silence_max)?;
+    let acceptor = TlsAcceptor::from(Arc::clone(&context.tls.server));
+    let mut wire = Wire::new(TlsStream::Server(acceptor.accept(stream).await?))?;
+    wire.greet(context.settings.versions).await?;
+    match wire.read_control().await {
+        Ok(Control::Hello(hello)) => join_session(context, wire, hello).await.map(Some),
+        Ok(Control::Join(request)) => invitation::welcome(context, wire, request).await.map(|()| None),
+        Err(HandshakeError::Refused { by, refusal: RefusalReason::WrongHost { expected } }) => {
+            Err(HandshakeError::WrongHostCalled { by, expected, this: context.id() })
+        }
+        Err(error) => Err(error),
+        Ok(_) => {
+            wire.refuse(Refusal::Protocol).await;
+            Err(HandshakeError::Unexpected)
+        }
+    }
+}
+
+async fn join_session(
+    context: &Arc<Context>,
+    mut wire: Wire,
+    hello: Hello,
+) -> Result<(Wire, Connection), HandshakeError> {
+    let came = wire.host;
+    if context.peers.find(came).is_none() {
+        wire.refuse(Refusal::UnknownHost).await;
+        return Err(HandshakeError::UnknownHost { came });
+    }
+    let session = context.session(came).shared;
+    if session.connection_count() >= context.settings.limits.connections_per_peer_max {
+        wire.refuse(Refusal::TooMany).await;
+        return Err(HandshakeError::TooMany { came });
+    }
+    let id = hello.connection;
+    let (welcome, offer) = session.welcome(hello, context.fresh_incarnation());
+    wire.write(&Control::Welcome(welcome)).await?;
+    let Control::Ready = wire.read_control().await? else { return Err(HandshakeError::Unexpected) };
+    let (local, remote) = ends(&wire);
+    let counters = Arc::new(Counters::new(local, remote));
+    let stop = Arc::new(Notify::new());
+    let joining = Joining {
+        connection: id,
+        counters: Arc::clone(&counters),
+        stop: Arc::clone(&stop),
+        is_inbound: true,
+    };
+    if !session.settle(&offer, joining)? {
+        return Err(HandshakeError::Superseded);
+    }
+    Ok((wire, Connection::new(id, session, counters, stop, context.settings.compression)))
+}
+
+/// Connections whose other side is not known yet, by address.
+#[derive(Default)]
+struct Strangers {
+    by_address: Mutex<HashMap<IpAddr, usize>>,
+}
+
+impl Strangers {
+    fn admit(self: &Arc<Self>, from: IpAddr, context: &Context) -> Option<Admitted> {
+        let limits = &context.settings.limits;
+        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = by_address.values().sum();
+        let count = by_address.get(&from).copied().unwrap_or(0);
+        if all >= limits.unauthenticated_max || count >= limits.unauthenticated_per_address_max {
+            return None;
+        }
+        by_address.insert(from, count + 1);
+        Some(Admitted { strangers: Arc::clone(self), from })
+    }
+}
+
+/// A stranger's place. Dropping it frees the place.
+struct Admitted {
+    strangers: Arc<Strangers>,
+    from: IpAddr,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut by_address = self.strangers.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = by_address.get_mut(&self.from) {
+            *count -= 1;
+            if *count == 0 {
+                by_address.remove(&self.from);
+            }
+        }
+    }
+}

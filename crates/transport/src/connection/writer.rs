@@ -1,0 +1,242 @@
+//! Writes a connection: pulls from the session what is most urgent, a part at a time.
+//!
+//! A long message is sent in parts, and between two parts a more urgent message may go first: so at most one message of
+//! each priority is unfinished. Small frames are gathered and sent together.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncWriteExt, WriteHalf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+use super::{Connection, Ended};
+use crate::compression::Packer;
+use crate::frame::{self, Control, FRAME_BYTES_MAX, PART_BYTES_MAX, Start};
+use crate::message::Priority;
+use crate::outgoing::Taken;
+
+/// Frames are gathered up to so many bytes: as many as TLS takes at once.
+const GATHERED_BYTES: usize = 64 << 10;
+
+/// A part from this length on is not copied to be gathered, but sent from where it is.
+const COPIED_BYTES_MAX: usize = 8 << 10;
+
+/// Bytes of a part: at least, so that frames do not cost more than they carry.
+const PART_BYTES_MIN: usize = 16 << 10;
+
+/// How long a part may take on the link: a more urgent message waits for it.
+const PART_TIME: Duration = Duration::from_millis(2);
+
+/// Bytes, or time, over which the link's speed is measured.
+const MEASURED_BYTES: usize = 1 << 20;
+const MEASURED_TIME: Duration = Duration::from_millis(100);
+
+/// How long the last words of a connection may take.
+const GOODBYE_WITHIN: Duration = Duration::from_millis(500);
+
+type Stream = WriteHalf<TlsStream<TcpStream>>;
+
+pub(super) async fn run(connection: &Connection, mut stream: Stream) -> Ended {
+    let mut writer = Writer {
+        connection,
+        packer: Packer::new(connection.compression),
+        unfinished: Default::default(),
+        gathered: BytesMut::with_capacity(FRAME_BYTES_MAX),
+        is_amid_frame: false,
+        pings: 0,
+        measured: Measured::default(),
+    };
+    loop {
+        let work = connection.session.work.notified();
+        let wake = connection.heartbeat.wake.notified();
+        tokio::pin!(work, wake);
+        // From here on a wake-up is not missed, whatever is looked at before it is waited for.
+        work.as_mut().enable();
+        let round = async {
+            let has_sent = writer.round(&mut stream).await?;
+            if !has_sent {
+                stream.flush().await?;
+                writer.measured = Measured::default();
+                tokio::select! {
+                    () = &mut work => {}
+                    () = &mut wake => {}
+                }
+            }
+            Ok(())
+        };
+        let ended = tokio::select! {
+            result = round => match result {
+                Ok(()) => continue,
+                Err(error) => Ended::Io(error),
+            },
+            () = connection.stop.notified() => Ended::Stopped,
+        };
+        if matches!(ended, Ended::Stopped) && !writer.is_amid_frame {
+            goodbye(&mut stream).await;
+        }
+        return ended;
+    }
+}
+
+/// Says goodbye, if the connection takes it: what was cut off before it is dropped by the peer with the connection.
+async fn goodbye(stream: &mut Stream) {
+    let mut bytes = BytesMut::new();
+    frame::encode_control(&Control::Goodbye, &mut bytes);
+    let words = async {
+        stream.write_all(&bytes).await?;
+        stream.shutdown().await
+    };
+    drop(tokio::time::timeout(GOODBYE_WITHIN, words).await);
+}
+
+struct Writer<'a> {
+    connection: &'a Connection,
+    packer: Packer,
+    /// What has been begun and not been sent to its end.
+    unfinished: [Option<Unfinished>; Priority::ALL.len()],
+    gathered: BytesMut,
+    /// Whether a frame has been begun: nothing else can be said before it has ended.
+    is_amid_frame: bool,
+    pings: u64,
+    measured: Measured,
+}
+
+struct Unfinished {
+    number: u64,
+    /// What is left of the payload as it goes over the wire.
+    left: Bytes,
+}
+
+/// What was written since the link's speed was measured last, and how long that took.
+#[derive(Default)]
+struct Measured {
+    since: Option<Instant>,
+    bytes: usize,
+    /// Of that time, how much the link made us wait.
+    waited: Duration,
+}
+
+impl Writer<'_> {
+    /// Sends what there is, up to about a part; `false` if there was nothing.
+    async fn round(&mut self, stream: &mut Stream) -> std::io::Result<bool> {
+        self.measured.since.get_or_insert_with(Instant::now);
+        self.gather_control();
+        while self.gathered.len() < GATHERED_BYTES {
+            let part = match self.next_part() {
+                Some(part) => part,
+                None => break,
+            };
+            if part.len() < COPIED_BYTES_MAX {
+                self.gathered.extend_from_slice(&part);
+            } else {
+                self.send(stream, part).await?;
+                return Ok(true);
+            }
+        }
+        let has_something = !self.gathered.is_empty();
+        if has_something {
+            self.send(stream, Bytes::new()).await?;
+        }
+        Ok(has_something)
+    }
+
+    fn gather_control(&mut self) {
+        let heartbeat = &self.connection.heartbeat;
+        if heartbeat.ping_due.swap(false, Ordering::Relaxed) {
+            self.pings += 1;
+            *heartbeat.pinged.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some((self.pings, Instant::now()));
+            frame::encode_control(&Control::Ping(self.pings), &mut self.gathered);
+        }
+        let pong = heartbeat.pong_due.swap(0, Ordering::Relaxed);
+        if pong > 0 {
+            frame::encode_control(&Control::Pong(pong - 1), &mut self.gathered);
+        }
+        if let Some(report) = self.connection.session.take_report(self.connection.id) {
+            frame::encode_control(&Control::Acknowledgement(report), &mut self.gathered);
+        }
+    }
+
+    /// Encodes the next part's frame, up to the part itself, which it gives back; `None` if there is nothing to send.
+    fn next_part(&mut self) -> Option<Bytes> {
+        let unfinished =
+            Priority::ALL.into_iter().find(|priority| self.unfinished[priority.index()].is_some());
+        if let Some(taken) = self.connection.session.take(self.connection.id, unfinished) {
+            return Some(self.first_part(taken));
+        }
+        let place = &mut self.unfinished[unfinished?.index()];
+        let mut next = place.take()?;
+        let part = next.left.split_to(part_bytes(&self.packer).min(next.left.len()));
+        frame::encode_next(next.number, &part, &mut self.gathered);
+        if next.left.has_remaining() {
+            *place = Some(next);
+        }
+        Some(part)
+    }
+
+    fn first_part(&mut self, taken: Taken) -> Bytes {
+        let Taken { number, after, message, .. } = taken;
+        let (channel, priority) = (message.channel().0, message.priority());
+        let payload_bytes = message.payload().len();
+        let (codec, mut left) = self.packer.pack(message.payload());
+        self.connection.counters.packed(payload_bytes, left.len());
+        let start = Start {
+            number,
+            channel,
+            priority,
+            codec,
+            after,
+            head_bytes: message.head().len(),
+            payload_bytes,
+            wire_bytes: left.len(),
+        };
+        let part = left.split_to(part_bytes(&self.packer).min(left.len()));
+        frame::encode_first(&start, message.head(), &part, &mut self.gathered);
+        if left.has_remaining() {
+            self.unfinished[priority.index()] = Some(Unfinished { number, left });
+        }
+        part
+    }
+
+    /// Sends what was gathered, and a part behind it.
+    async fn send(&mut self, stream: &mut Stream, part: Bytes) -> std::io::Result<()> {
+        let bytes = self.gathered.len() + part.len();
+        let begun = Instant::now();
+        let mut both = (&mut self.gathered).chain(part);
+        self.is_amid_frame = true;
+        stream.write_all_buf(&mut both).await?;
+        self.is_amid_frame = false;
+        self.gathered.clear();
+        self.connection.counters.bytes_sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.measured.bytes += bytes;
+        self.measured.waited += begun.elapsed();
+        self.measure();
+        Ok(())
+    }
+
+    /// Tells the packer how fast the link is, every so often.
+    ///
+    /// While we pack, the link goes on sending: where it made us wait for a good part of the time it was never idle, and
+    /// carried all bytes in all of the time. Otherwise only the time that it made us wait says something.
+    fn measure(&mut self) {
+        let Some(since) = self.measured.since else { return };
+        let all = since.elapsed();
+        if self.measured.bytes < MEASURED_BYTES && all < MEASURED_TIME {
+            return;
+        }
+        let Measured { bytes, waited, .. } = self.measured;
+        self.packer.sent(bytes, if waited * 4 > all { all } else { waited });
+        let rate = bytes as f64 / all.as_secs_f64();
+        self.connection.counters.bytes_per_second.store(rate as u64, Ordering::Relaxed);
+        self.measured = Measured { since: Some(Instant::now()), ..Measured::default() };
+    }
+}
+
+/// How long a part may be, by how fast the link is.
+fn part_bytes(packer: &Packer) -> usize {
+    let bytes = packer.link_ns_per_byte().map(|cost| PART_TIME.as_nanos() as f64 / cost.max(0.001));
+    bytes.map_or(PART_BYTES_MIN, |bytes| (bytes as usize).clamp(PART_BYTES_MIN, PART_BYTES_MAX))
+}

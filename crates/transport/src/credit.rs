@@ -1,0 +1,81 @@
+//! How much a peer may send: cost, classes of priorities, windows, and the credit that a delivery holds.
+//!
+//! Each side grants the other a sum of bytes per class, counted from the session's beginning, and raises it as
+//! deliveries are dropped. A class cannot use another's share: however long a store hangs, *abort* still gets through.
+
+use std::fmt;
+use std::sync::Weak;
+
+use crate::message::{Message, Priority};
+use crate::session::Shared;
+
+/// Bytes that a message costs beside its own: what it takes to keep track of it.
+pub(crate) const COST_OVERHEAD_BYTES: u64 = 256;
+
+/// How many classes share a window.
+pub(crate) const CLASSES: usize = 4;
+
+/// The least window: each class has room for one message of any length then.
+pub const WINDOW_BYTES_MIN: u64 = 32 << 20;
+
+/// Sixteenths of the window that each class gets: control, what a guest waits for, memory, and the background.
+const SIXTEENTHS: [u64; CLASSES] = [1, 3, 4, 8];
+
+/// What a message costs of its class's window.
+pub(crate) fn cost(head_bytes: usize, payload_bytes: usize) -> u64 {
+    COST_OVERHEAD_BYTES + head_bytes as u64 + payload_bytes as u64
+}
+
+pub(crate) fn cost_of(message: &Message) -> u64 {
+    cost(message.head().len(), message.payload().len())
+}
+
+/// The class that a priority belongs to.
+pub(crate) fn class(priority: Priority) -> usize {
+    match priority {
+        Priority::Control => 0,
+        Priority::Pulled | Priority::Synchronous => 1,
+        Priority::Memory => 2,
+        Priority::Asynchronous | Priority::Bulk => 3,
+    }
+}
+
+/// Divides a window among the classes.
+pub(crate) fn shares(window_bytes: u64) -> [u64; CLASSES] {
+    SIXTEENTHS.map(|sixteenths| window_bytes / 16 * sixteenths)
+}
+
+/// Returns the credit of a delivered message to the peer when it is dropped.
+pub struct Credit {
+    session: Weak<Shared>,
+    /// Which life of the session it belongs to: of an earlier one there is nothing to return.
+    generation: u64,
+    class: usize,
+    cost: u64,
+}
+
+impl Credit {
+    pub(crate) fn new(session: Weak<Shared>, generation: u64, class: usize, cost: u64) -> Self {
+        Self { session, generation, class, cost }
+    }
+
+    /// Makes credit that returns nothing to anybody: for deliveries that tests make up.
+    #[must_use]
+    pub fn of_nobody() -> Self {
+        Self::new(Weak::new(), 0, 0, 0)
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.upgrade() {
+            session.return_credit(self.generation, self.class, self.cost);
+        }
+    }
+}
+
+impl fmt::Debug for Credit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Credit({} bytes)", self.cost)
+    }
+}

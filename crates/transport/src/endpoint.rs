@@ -1,0 +1,225 @@
+//! An endpoint: a host's end of all its sessions. It listens, dials, and owns the threads on which that happens.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::sleep;
+
+use crate::accept;
+use crate::context::Context;
+use crate::credit::WINDOW_BYTES_MIN;
+use crate::dial;
+use crate::host_id::HostId;
+use crate::invitation::{self, JoinError, Token};
+use crate::peer::{Peer, Peers};
+use crate::receiver::Receiver;
+use crate::session::Session;
+use crate::settings::Settings;
+use crate::socket;
+use crate::tls::Tls;
+
+/// How long peers may take to be told goodbye.
+const STOP_WITHIN: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether they have.
+const STOP_POLL: Duration = Duration::from_millis(5);
+
+/// A host's end of all its sessions; one for each daemon.
+///
+/// It has threads of its own, named `transport`: TLS, checksums and compression run there and never on a caller's
+/// thread. None of its methods needs an async runtime around it. Dropping it stops it.
+pub struct Endpoint {
+    context: Arc<Context>,
+    /// `None` once it has been stopped.
+    runtime: Option<Runtime>,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Endpoint {
+    /// Starts: listens on all addresses, and is ready to dial.
+    ///
+    /// # Errors
+    ///
+    /// An address cannot be listened on, a limit is below what works, or the system gives no threads.
+    pub fn start(
+        settings: Settings,
+        peers: Arc<dyn Peers>,
+        receiver: Arc<dyn Receiver>,
+    ) -> Result<Self, StartError> {
+        if settings.limits.window_bytes < WINDOW_BYTES_MIN {
+            return Err(StartError::Window { window_bytes: settings.limits.window_bytes });
+        }
+        let tls = Tls::new(&settings.identity).map_err(|source| StartError::Tls { source })?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(settings.limits.threads.max(1))
+            .thread_name("transport")
+            .enable_all()
+            .build()
+            .map_err(|source| StartError::Threads { source })?;
+        let listen = settings.listen.clone();
+        let context = Context::new(settings, tls, peers, receiver, runtime.handle().clone());
+        let mut endpoint = Self { context, runtime: Some(runtime), addresses: Vec::new() };
+        for address in listen {
+            endpoint.listen(address).map_err(|source| StartError::Listen { address, source })?;
+        }
+        Ok(endpoint)
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> io::Result<()> {
+        let listener = socket::listen(address)?;
+        self.addresses.push(listener.local_addr()?);
+        let _entered = self.context.runtime.enter();
+        let listener = TcpListener::from_std(listener)?;
+        self.context.runtime.spawn(accept::run(Arc::clone(&self.context), listener));
+        Ok(())
+    }
+
+    /// The addresses that are listened on, in the order of the settings; a port of 0 has become the real one.
+    #[must_use]
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// The identifier of this host.
+    #[must_use]
+    pub fn id(&self) -> HostId {
+        self.context.id()
+    }
+
+    /// The session with a peer.
+    ///
+    /// It is dialled from the first call on, over its links as they are given here (other links than the last time
+    /// replace them), and dialled again whenever a connection is lost. If the peer dials too, its connections are of the
+    /// same session; then the host with the smaller identifier does the dialling.
+    #[must_use]
+    pub fn session(&self, peer: &Peer) -> Session {
+        let session = self.context.session(peer.id);
+        session.shared.dial(peer, || dial::start(&self.context, &session.shared, peer));
+        session
+    }
+
+    /// The session with a peer, if there is one; it is not begun or dialled by this.
+    #[must_use]
+    pub fn existing_session(&self, peer: HostId) -> Option<Session> {
+        self.context.existing_session(peer)
+    }
+
+    /// Closes the session with a peer: what is queued is dropped, what arrives is not delivered any more.
+    ///
+    /// The peer sees the next session as another life of this host. To keep it from dialling, remove it from
+    /// [`Peers`] first.
+    pub fn close(&self, peer: HostId) {
+        if let Some(session) = self.context.take_session(peer) {
+            session.close("the session was closed");
+        }
+    }
+
+    /// Invites one host to be paired with this one, within a time.
+    ///
+    /// # Errors
+    ///
+    /// Nobody could reach this host (it does not listen), or too many invitations are open.
+    pub fn invite(&self, lifetime: Duration) -> Result<Token, JoinError> {
+        invitation::invite(&self.context, &self.addresses, SystemTime::now(), lifetime)
+    }
+
+    /// Redeems another host's invitation: proves its secret there, and learns who that host is.
+    ///
+    /// It blocks until the other host has answered. The caller stores the peer that it gets; the other host has stored
+    /// this one by then. The same token may be redeemed again by the same host, as long as its time is not over.
+    ///
+    /// # Errors
+    ///
+    /// The token is garbled or not good any more, the host cannot be reached or is another one.
+    pub fn join(&self, token: &Token) -> Result<Peer, JoinError> {
+        let context = Arc::clone(&self.context);
+        let addresses = self.addresses.clone();
+        let token = token.clone();
+        let (answer, answered) = std::sync::mpsc::channel();
+        self.context.runtime.spawn(async move {
+            // Whoever asked may be gone.
+            drop(answer.send(invitation::join(&context, &addresses, &token).await));
+        });
+        // The task ends without an answer only when the endpoint is stopped.
+        answered.recv().unwrap_or(Err(JoinError::Stopped))
+    }
+
+    /// The last connections that were refused, oldest first, each with its reason: for people.
+    #[must_use]
+    pub fn refused(&self) -> Vec<String> {
+        self.context.refused()
+    }
+
+    /// Stops: says goodbye to all peers, and ends all threads.
+    pub fn stop(mut self) {
+        self.shut_down();
+    }
+
+    fn shut_down(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        let sessions = self.context.take_all_sessions();
+        sessions.iter().for_each(|session| session.close("this host is being stopped"));
+        let farewell = async move {
+            let is_gone = async {
+                while sessions.iter().any(|session| Arc::strong_count(session) > 1) {
+                    sleep(STOP_POLL).await;
+                }
+            };
+            drop(tokio::time::timeout(STOP_WITHIN, is_gone).await);
+        };
+        // A runtime cannot be ended on a thread of another runtime, which this one may be.
+        let ended = std::thread::Builder::new().name("transport-stop".into()).spawn(move || {
+            runtime.block_on(farewell);
+            runtime.shutdown_timeout(STOP_WITHIN);
+        });
+        match ended {
+            // A panic in there has been printed; there is nothing left to end.
+            Ok(thread) => drop(thread.join()),
+            Err(error) => tracing::warn!(%error, "failed to start a thread to stop the transport"),
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+/// Why an endpoint cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error("failed to listen on {address}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The window is too small.
+    #[error("a window of {window_bytes} bytes is too small: it takes at least {WINDOW_BYTES_MIN}")]
+    Window {
+        /// What was given.
+        window_bytes: u64,
+    },
+    /// The identity cannot be used.
+    #[error("failed to use the identity for TLS")]
+    Tls {
+        /// Why.
+        #[source]
+        source: rustls::Error,
+    },
+    /// There are no threads to be had.
+    #[error("failed to start threads")]
+    Threads {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}

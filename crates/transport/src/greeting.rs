@@ -1,0 +1,257 @@
+//! The words before frames: a connection that is not part of a session yet.
+//!
+//! ```text
+//!   TCP ─► TLS ─► greetings both ways: version ─► Hello, Welcome, Ready   (a session's connection)
+//!                                              └► Join, Joined            (an invitation is redeemed)
+//! ```
+
+use std::io;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+use crate::frame::{self, Control, Frame, Greeting, Malformed, Refusal};
+use crate::host_id::HostId;
+use crate::session::Fault;
+use crate::settings::Versions;
+use crate::tls;
+
+/// Bytes read at once while little is expected.
+const READ_BYTES: usize = 4 << 10;
+
+/// A connection on which single control frames are exchanged.
+pub(crate) struct Wire {
+    pub(crate) stream: TlsStream<TcpStream>,
+    /// What has been read and not decoded.
+    pub(crate) buffer: BytesMut,
+    /// Whose key the other side holds.
+    pub(crate) host: HostId,
+}
+
+impl Wire {
+    pub(crate) fn new(stream: TlsStream<TcpStream>) -> Result<Self, HandshakeError> {
+        let host =
+            tls::host_of(stream.get_ref().1.peer_certificates()).ok_or(HandshakeError::NoCertificate)?;
+        Ok(Self { stream, buffer: BytesMut::with_capacity(READ_BYTES), host })
+    }
+
+    /// Exchanges greetings, and finds the version that both speak.
+    pub(crate) async fn greet(&mut self, versions: Versions) -> Result<u16, HandshakeError> {
+        let mut greeting = BytesMut::new();
+        let Versions { lowest, highest } = versions;
+        frame::encode_greeting(Greeting { lowest, highest, features: 0 }, &mut greeting);
+        self.stream.write_all(&greeting).await?;
+        self.stream.flush().await?;
+        let theirs = self.read(|frame| match frame {
+            Frame::Greeting(Greeting { lowest, highest, .. }) => Some(Versions { lowest, highest }),
+            _ => None,
+        });
+        let theirs = theirs.await?;
+        versions.agree(theirs).ok_or(HandshakeError::Version { ours: versions, theirs })
+    }
+
+    pub(crate) async fn write(&mut self, control: &Control) -> Result<(), HandshakeError> {
+        let mut bytes = BytesMut::new();
+        frame::encode_control(control, &mut bytes);
+        self.stream.write_all(&bytes).await?;
+        Ok(self.stream.flush().await?)
+    }
+
+    /// Reads one control frame; a refusal becomes an error.
+    pub(crate) async fn read_control(&mut self) -> Result<Control, HandshakeError> {
+        let control =
+            self.read(|frame| if let Frame::Control(control) = frame { Some(control) } else { None });
+        match control.await? {
+            Control::Refusal(refusal) => {
+                Err(HandshakeError::Refused { by: self.host, refusal: refusal.into() })
+            }
+            control => Ok(control),
+        }
+    }
+
+    /// Says why there is no connection, and closes it in order, so that the words arrive.
+    pub(crate) async fn refuse(mut self, refusal: Refusal) {
+        // Best effort: whoever does not hear it sees a closed connection.
+        if self.write(&Control::Refusal(refusal)).await.is_ok() {
+            drop(self.stream.shutdown().await);
+        }
+    }
+
+    async fn read<T>(&mut self, take: impl Fn(Frame<'_>) -> Option<T>) -> Result<T, HandshakeError> {
+        loop {
+            if let Some((frame, length)) = frame::decode(&self.buffer)? {
+                let taken = take(frame).ok_or(HandshakeError::Unexpected)?;
+                self.buffer.advance(length);
+                return Ok(taken);
+            }
+            self.buffer.reserve(READ_BYTES);
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return Err(HandshakeError::Closed);
+            }
+        }
+    }
+}
+
+/// Why a connection did not come to be.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The network or TLS failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The other side closed the connection without a word.
+    #[error("the other side closed the connection")]
+    Closed,
+    /// It took too long.
+    #[error("no answer in time")]
+    Timeout,
+    /// The address does not name anything.
+    #[error("{address} cannot be resolved")]
+    Resolve {
+        /// What was to be resolved.
+        address: String,
+    },
+    /// The other side shows no certificate that can be read.
+    #[error("the other side shows no certificate")]
+    NoCertificate,
+    /// Another host answers than was called.
+    #[error(
+        "expected host {expected}, but host {came} answered: check the address, or pair the hosts again if its \
+         identity was made anew"
+    )]
+    WrongHost {
+        /// The host that was called.
+        expected: HostId,
+        /// The host that answered.
+        came: HostId,
+    },
+    /// This host was called under another host's identity.
+    #[error(
+        "host {by} called, expecting host {expected}, but this is host {this}: its address of that host is wrong"
+    )]
+    WrongHostCalled {
+        /// Who called.
+        by: HostId,
+        /// Whom it expected.
+        expected: HostId,
+        /// Who this host is.
+        this: HostId,
+    },
+    /// A host called that is not known here.
+    #[error("host {came} called, which is not known here: pair the hosts, if it should be")]
+    UnknownHost {
+        /// Who called.
+        came: HostId,
+    },
+    /// No version of the protocol is spoken by both.
+    #[error(
+        "no common version of the protocol: this host speaks {} to {}, the other {} to {}: update the older one",
+        ours.lowest, ours.highest, theirs.lowest, theirs.highest
+    )]
+    Version {
+        /// What this host speaks.
+        ours: Versions,
+        /// What the other speaks.
+        theirs: Versions,
+    },
+    /// The bytes are none of the protocol's.
+    #[error("the other side sent {0}")]
+    Malformed(#[from] Malformed),
+    /// A frame came that has no place here.
+    #[error("the other side sent a frame that has no place in a handshake")]
+    Unexpected,
+    /// The other side refused.
+    #[error("host {by} refused: {refusal}")]
+    Refused {
+        /// Who refused.
+        by: HostId,
+        /// Why.
+        refusal: RefusalReason,
+    },
+    /// Another connection has changed the session meanwhile.
+    #[error("another connection was faster: dialling again")]
+    Superseded,
+    /// Too many connections with one peer.
+    #[error("host {came} has too many connections already")]
+    TooMany {
+        /// Who called.
+        came: HostId,
+    },
+    /// A host's invitation was not good.
+    #[error("host {came} tried to join and was refused: {refusal}")]
+    JoinRefused {
+        /// Who tried.
+        came: HostId,
+        /// What it was told.
+        refusal: RefusalReason,
+    },
+    /// What the other side says of the session cannot be.
+    #[error("{0}")]
+    Rules(String),
+}
+
+impl From<Fault> for HandshakeError {
+    fn from(fault: Fault) -> Self {
+        Self::Rules(fault.to_string())
+    }
+}
+
+/// Why the other side refused a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RefusalReason {
+    /// It does not know this host.
+    #[error("it does not know this host: pair the two (it may have removed this one)")]
+    UnknownHost,
+    /// It called another host than this.
+    #[error("it expected another host at this address")]
+    WrongHost {
+        /// Whom it expected.
+        expected: HostId,
+    },
+    /// Another connection has changed the session.
+    #[error("another connection was faster: dial again")]
+    Superseded,
+    /// This host has too many connections there.
+    #[error("it has too many connections with this host already")]
+    TooMany,
+    /// It is being stopped.
+    #[error("it is being stopped")]
+    Closing,
+    /// This host broke the rules.
+    #[error("this host broke the rules of the protocol")]
+    Protocol,
+    /// The invitation is not known.
+    #[error("it knows no such invitation: it is another host's, or was made before that host was restarted")]
+    InvitationUnknown,
+    /// The invitation's time is over.
+    #[error("the invitation's time is over: ask for a new one")]
+    InvitationExpired,
+    /// The invitation has been redeemed.
+    #[error("the invitation has been redeemed by another host already: ask for a new one")]
+    InvitationUsed,
+    /// The invitation's secret is wrong.
+    #[error("the invitation's secret is wrong: copy the token whole")]
+    InvitationProof,
+    /// It could not store this host.
+    #[error("it could not store this host: its log says why")]
+    NotStored,
+}
+
+impl From<Refusal> for RefusalReason {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::UnknownHost => Self::UnknownHost,
+            Refusal::WrongHost { expected } => Self::WrongHost { expected: HostId(expected) },
+            Refusal::Superseded => Self::Superseded,
+            Refusal::TooMany => Self::TooMany,
+            Refusal::Closing => Self::Closing,
+            Refusal::Protocol => Self::Protocol,
+            Refusal::InvitationUnknown => Self::InvitationUnknown,
+            Refusal::InvitationExpired => Self::InvitationExpired,
+            Refusal::InvitationUsed => Self::InvitationUsed,
+            Refusal::InvitationProof => Self::InvitationProof,
+            Refusal::NotStored => Self::NotStored,
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! How two hosts come to know each other: one makes a token, the other redeems it.
+//!
+//! ```text
+//!   inviter                                  the one who joins
+//!     invite() ── token, on paper or by mail ──►  join()
+//!     ◄── TLS, pinned to the inviter's identifier in the token ──
+//!     ◄── Join: proof of the secret, name, links ────────────────
+//!     checks the proof, stores the peer
+//!     ─── Joined: proof of the secret, name, links ─────────────►  stores the peer
+//! ```
+//!
+//! The secret itself never travels: each side shows an HMAC of it over both identifiers and over what only this TLS
+//! connection knows. An invitation is for one host; that host may redeem it again (its answer may have been lost).
+
+mod book;
+mod token;
+
+use std::net::SocketAddr;
+use std::sync::PoisonError;
+use std::time::{Duration, SystemTime};
+
+use ring::hmac;
+use tokio::time::timeout;
+use tokio_rustls::TlsStream;
+
+pub(crate) use book::{Book, Judgement};
+pub use token::{GarbledToken, Token};
+
+use crate::context::Context;
+use crate::dial;
+use crate::frame::{Control, JoinReply, JoinRequest, Refusal, WireLink};
+use crate::greeting::{HandshakeError, RefusalReason, Wire};
+use crate::host_id::HostId;
+use crate::identity;
+use crate::peer::{Link, Peer};
+
+/// Links that a host may have.
+const LINKS_MAX: usize = 16;
+
+/// Characters of a link's address: a host name has 253, and a port.
+const ADDRESS_LENGTH_MAX: usize = 260;
+
+/// What the key exported from TLS is for.
+const EXPORT_LABEL: &[u8] = b"EXPORTER-sterna-join";
+
+/// Sets which side a proof is of, so that it cannot be sent back.
+#[derive(Clone, Copy)]
+enum Side {
+    Joiner,
+    Inviter,
+}
+
+/// Makes an invitation and remembers it.
+pub(crate) fn invite(
+    context: &Context,
+    listening: &[SocketAddr],
+    now: SystemTime,
+    lifetime: Duration,
+) -> Result<Token, JoinError> {
+    let addresses: Vec<String> = own_links(context, listening).into_iter().map(|link| link.address).collect();
+    if addresses.is_empty() {
+        return Err(JoinError::NotListening);
+    }
+    let mut book = context.invitations.lock().unwrap_or_else(PoisonError::into_inner);
+    let (invitation, secret) = book.add(now, now + lifetime).ok_or(JoinError::TooManyInvitations)?;
+    Ok(Token { inviter: context.id(), invitation, secret, expires: now + lifetime, addresses })
+}
+
+/// Redeems an invitation at the host that made it.
+pub(crate) async fn join(
+    context: &Context,
+    listening: &[SocketAddr],
+    token: &Token,
+) -> Result<Peer, JoinError> {
+    if token.inviter == context.id() {
+        return Err(JoinError::Own);
+    }
+    if token.expires < SystemTime::now() {
+        return Err(JoinError::Expired);
+    }
+    let mut last = None;
+    for address in &token.addresses {
+        match timeout(context.settings.limits.handshake_max, join_at(context, listening, token, address))
+            .await
+        {
+            Ok(Ok(peer)) => return Ok(peer),
+            // The host itself has refused: it would do so at its other addresses too.
+            Ok(Err(error @ HandshakeError::Refused { .. })) => return Err(JoinError::of(address, error)),
+            Ok(Err(error)) => last = Some((address, error)),
+            Err(_) => last = Some((address, HandshakeError::Timeout)),
+        }
+    }
+    Err(last.map_or(JoinError::NotListening, |(address, error)| JoinError::of(address, error)))
+}
+
+async fn join_at(
+    context: &Context,
+    listening: &[SocketAddr],
+    token: &Token,
+    address: &str,
+) -> Result<Peer, HandshakeError> {
+    let mut wire = dial::call(context, None, address, token.inviter).await?;
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &token.secret);
+    let bytes = |side| proven_bytes(&wire, side, context.id(), token.inviter);
+    let (ours, theirs) = (bytes(Side::Joiner)?, bytes(Side::Inviter)?);
+    let request = JoinRequest {
+        invitation: token.invitation,
+        proof: tag(&key, &ours),
+        name: context.settings.identity.name().to_owned(),
+        links: wire_links(&links_as_seen(
+            own_links(context, listening),
+            wire.stream.get_ref().0.local_addr().ok(),
+        )),
+    };
+    wire.write(&Control::Join(request)).await?;
+    let Control::Joined(reply) = wire.read_control().await? else { return Err(HandshakeError::Unexpected) };
+    if hmac::verify(&key, &theirs, &reply.proof).is_err() {
+        let refusal = RefusalReason::InvitationProof;
+        return Err(HandshakeError::Refused { by: wire.host, refusal });
+    }
+    peer(token.inviter, reply.name, reply.links).ok_or(HandshakeError::Unexpected)
+}
+
+/// Answers a host that redeems an invitation.
+pub(crate) async fn welcome(
+    context: &Context,
+    mut wire: Wire,
+    request: JoinRequest,
+) -> Result<(), HandshakeError> {
+    let came = wire.host;
+    let bytes = |side| proven_bytes(&wire, side, came, context.id());
+    let (theirs, ours) = (bytes(Side::Joiner)?, bytes(Side::Inviter)?);
+    let invitation = request.invitation;
+    let judgement = {
+        let book = context.invitations.lock().unwrap_or_else(PoisonError::into_inner);
+        book.judge(&invitation, came, SystemTime::now())
+    };
+    let refusal = match judgement {
+        Judgement::Good { secret } => {
+            let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+            match store(context, came, &key, &theirs, request) {
+                Ok(()) => {
+                    context
+                        .invitations
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .redeemed(&invitation, came);
+                    let links = own_links(
+                        context,
+                        &wire.stream.get_ref().0.local_addr().into_iter().collect::<Vec<_>>(),
+                    );
+                    let name = context.settings.identity.name().to_owned();
+                    let reply = JoinReply { proof: tag(&key, &ours), name, links: wire_links(&links) };
+                    wire.write(&Control::Joined(reply)).await?;
+                    // An orderly end: the words must arrive.
+                    drop(tokio::io::AsyncWriteExt::shutdown(&mut wire.stream).await);
+                    return Ok(());
+                }
+                Err(refusal) => refusal,
+            }
+        }
+        Judgement::Unknown => Refusal::InvitationUnknown,
+        Judgement::Expired => Refusal::InvitationExpired,
+        Judgement::Used => Refusal::InvitationUsed,
+    };
+    wire.refuse(refusal.clone()).await;
+    Err(HandshakeError::JoinRefused { came, refusal: refusal.into() })
+}
+
+fn store(
+    context: &Context,
+    came: HostId,
+    key: &hmac::Key,
+    proven: &[u8],
+    request: JoinRequest,
+) -> Result<(), Refusal> {
+    hmac::verify(key, proven, &request.proof).map_err(|_| Refusal::InvitationProof)?;
+    let peer = peer(came, request.name, request.links).ok_or(Refusal::Protocol)?;
+    context.peers.joined(&peer).map_err(|reason| {
+        tracing::error!(peer = %came.short(), reason, "failed to store a host that has joined");
+        Refusal::NotStored
+    })
+}
+
+/// What both sides prove that they know the secret for: this TLS connection, and both hosts.
+fn proven_bytes(wire: &Wire, side: Side, joiner: HostId, inviter: HostId) -> Result<Vec<u8>, HandshakeError> {
+    let label = EXPORT_LABEL;
+    let exported = match &wire.stream {
+        TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], label, None),
+        TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], label, None),
+    };
+    let exported = exported.map_err(std::io::Error::other)?;
+    let side = match side {
+        Side::Joiner => b"joiner ",
+        Side::Inviter => b"inviter",
+    };
+    Ok([&side[..], &exported, &joiner.0, &inviter.0].concat())
+}
+
+fn tag(key: &hmac::Key, bytes: &[u8]) -> [u8; 32] {
+    let mut tag = [0; 32];
+    tag.copy_from_slice(hmac::sign(key, bytes).as_ref());
+    tag
+}
+
+/// The links of this host: as configured, or where it listens.
+fn own_links(context: &Context, listening: &[SocketAddr]) -> Vec<Link> {
+    let configured = &context.settings.links;
+    if !configured.is_empty() {
+        return configured.iter().take(LINKS_MAX).cloned().collect();
+    }
+    listening.iter().take(LINKS_MAX).map(|address| Link::new(address.to_string())).collect()
+}
+
+/// Replaces "any address" in links by the address that this connection comes from: the peer can reach that.
+fn links_as_seen(links: Vec<Link>, local: Option<SocketAddr>) -> Vec<Link> {
+    let seen = |link: Link| match (link.address.parse::<SocketAddr>(), local) {
+        (Ok(address), Some(local)) if address.ip().is_unspecified() => {
+            Link { address: SocketAddr::new(local.ip(), address.port()).to_string(), ..link }
+        }
+        _ => link,
+    };
+    links.into_iter().map(seen).collect()
+}
+
+fn wire_links(links: &[Link]) -> Vec<WireLink> {
+    let wire = |link: &Link| WireLink {
+        address: link.address.clone(),
+        speed_bits_per_second: link.speed_bits_per_second,
+    };
+    links.iter().map(wire).collect()
+}
+
+/// A peer from what it says of itself; `None` if that cannot be.
+fn peer(id: HostId, name: String, links: Vec<WireLink>) -> Option<Peer> {
+    identity::check_name(&name).ok()?;
+    let is_address = |link: &WireLink| {
+        link.address.len() <= ADDRESS_LENGTH_MAX
+            && link.address.chars().all(|character| character.is_ascii_graphic())
+    };
+    if links.len() > LINKS_MAX || !links.iter().all(is_address) {
+        return None;
+    }
+    let link = |WireLink { address, speed_bits_per_second }| Link { address, speed_bits_per_second };
+    Some(Peer { id, name, links: links.into_iter().map(link).collect() })
+}
+
+/// Why two hosts could not be paired.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// This host has no address that the other could call.
+    #[error("this host does not listen for others: give it an address to listen on")]
+    NotListening,
+    /// More invitations are open than anybody needs.
+    #[error("too many invitations are open: wait until some have expired")]
+    TooManyInvitations,
+    /// The token is this host's own.
+    #[error("this host has made this invitation itself: redeem it on the other host")]
+    Own,
+    /// The token's time is over.
+    #[error("the invitation's time is over: ask for a new one (or set the clocks right)")]
+    Expired,
+    /// The other host could not be reached, or has refused.
+    #[error("failed to join by {address}: {reason}")]
+    Handshake {
+        /// The address that was tried last.
+        address: String,
+        /// What happened.
+        reason: Box<HandshakeError>,
+    },
+    /// The endpoint was stopped meanwhile.
+    #[error("this host is being stopped")]
+    Stopped,
+}
+
+impl JoinError {
+    fn of(address: &str, reason: HandshakeError) -> Self {
+        Self::Handshake { address: address.to_owned(), reason: Box::new(reason) }
+    }
+}

@@ -1,0 +1,98 @@
+//! The invitations that a host has made: which are good, which are over, who has redeemed them. Kept in memory alone: an
+//! invitation lives for minutes, and one from before a restart is told apart as unknown.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use crate::context::random;
+use crate::host_id::HostId;
+
+/// Invitations that may be remembered.
+const INVITATIONS_MAX: usize = 1000;
+
+/// How long an invitation is remembered after its time, so that it can be called expired or used.
+const REMEMBERED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What a host knows of its invitations.
+#[derive(Default)]
+pub(crate) struct Book {
+    invitations: HashMap<[u8; 16], Invitation>,
+}
+
+struct Invitation {
+    secret: [u8; 32],
+    expires: SystemTime,
+    redeemed_by: Option<HostId>,
+}
+
+/// What an invitation is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Judgement {
+    Good { secret: [u8; 32] },
+    Unknown,
+    Expired,
+    Used,
+}
+
+impl Book {
+    /// Makes an invitation: its name and secret. `None` if there are too many.
+    pub(crate) fn add(&mut self, now: SystemTime, expires: SystemTime) -> Option<([u8; 16], [u8; 32])> {
+        self.invitations.retain(|_, invitation| invitation.expires + REMEMBERED > now);
+        if self.invitations.len() >= INVITATIONS_MAX {
+            return None;
+        }
+        let (name, secret) = (random(), random());
+        self.invitations.insert(name, Invitation { secret, expires, redeemed_by: None });
+        Some((name, secret))
+    }
+
+    /// Judges an invitation that a host shows.
+    pub(crate) fn judge(&self, name: &[u8; 16], by: HostId, now: SystemTime) -> Judgement {
+        match self.invitations.get(name) {
+            None => Judgement::Unknown,
+            Some(Invitation { redeemed_by: Some(other), .. }) if *other != by => Judgement::Used,
+            Some(Invitation { expires, .. }) if *expires < now => Judgement::Expired,
+            Some(Invitation { secret, .. }) => Judgement::Good { secret: *secret },
+        }
+    }
+
+    /// Notes who has redeemed an invitation; the first one stays.
+    pub(crate) fn redeemed(&mut self, name: &[u8; 16], by: HostId) {
+        if let Some(invitation) = self.invitations.get_mut(name) {
+            invitation.redeemed_by.get_or_insert(by);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::{Book, Judgement};
+    use crate::host_id::HostId;
+
+    #[test]
+    fn an_invitation_is_for_one_host_and_for_a_time() {
+        let [one, other] = [HostId([1; 32]), HostId([2; 32])];
+        let now = SystemTime::now();
+        let late = now + Duration::from_secs(61);
+        let mut book = Book::default();
+        let (name, secret) = book.add(now, now + Duration::from_secs(60)).unwrap();
+        assert_eq!(book.judge(&[0; 16], one, now), Judgement::Unknown);
+        assert_eq!(book.judge(&name, one, now), Judgement::Good { secret });
+        assert_eq!(book.judge(&name, one, late), Judgement::Expired);
+        book.redeemed(&name, one);
+        assert_eq!(book.judge(&name, one, now), Judgement::Good { secret });
+        assert_eq!(book.judge(&name, other, now), Judgement::Used);
+        assert_eq!(book.judge(&name, other, late), Judgement::Used);
+    }
+
+    #[test]
+    fn old_invitations_are_forgotten_and_open_ones_limited() {
+        let now = SystemTime::now();
+        let mut book = Book::default();
+        while book.add(now, now).is_some() {}
+        assert_eq!(book.invitations.len(), super::INVITATIONS_MAX);
+        assert!(book.add(now + super::REMEMBERED, now).is_some());
+    }
+}

@@ -1,0 +1,154 @@
+//! A token: an invitation as a line of text that people can copy.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::host_id::HostId;
+
+/// What every token begins with: what it is, and the version of what follows.
+const PREFIX: &str = "sterna-invitation-1-";
+
+/// Characters of a token: room for all the addresses that a host can have.
+const LENGTH_MAX: usize = 16 << 10;
+
+/// An invitation to be paired with a host: who that is, where it is, and a secret. Whoever has it may join once.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    pub(crate) inviter: HostId,
+    pub(crate) invitation: [u8; 16],
+    pub(crate) secret: [u8; 32],
+    pub(crate) expires: SystemTime,
+    pub(crate) addresses: Vec<String>,
+}
+
+impl Token {
+    /// The host that invites.
+    #[must_use]
+    pub fn inviter(&self) -> HostId {
+        self.inviter
+    }
+
+    /// Where that host is called, in this order.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Until when it is good.
+    #[must_use]
+    pub fn expires(&self) -> SystemTime {
+        self.expires
+    }
+
+    /// Has the host called at another address: where the one that it knows is not the one that others use.
+    #[must_use]
+    pub fn at(self, address: impl Into<String>) -> Self {
+        Self { addresses: vec![address.into()], ..self }
+    }
+}
+
+/// What a token's digits hold.
+#[derive(Serialize, Deserialize)]
+struct Content {
+    inviter: HostId,
+    invitation: [u8; 16],
+    secret: [u8; 32],
+    expires_s: u64,
+    addresses: Vec<String>,
+}
+
+/// The token as people copy it. **N.B.** It holds the secret.
+impl fmt::Display for Token {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let expires = self.expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let Self { inviter, invitation, secret, addresses, .. } = self.clone();
+        let content = Content { inviter, invitation, secret, expires_s: expires.as_secs(), addresses };
+        let mut bytes = postcard::to_stdvec(&content).map_err(|_| fmt::Error)?;
+        bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
+        formatter.write_str(PREFIX)?;
+        bytes.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+/// Shows no secret.
+impl fmt::Debug for Token {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Token(of {:?} at {:?})", self.inviter, self.addresses)
+    }
+}
+
+impl FromStr for Token {
+    type Err = GarbledToken;
+
+    fn from_str(text: &str) -> Result<Self, GarbledToken> {
+        let digits = text.trim().strip_prefix(PREFIX).ok_or(GarbledToken::NoToken)?.as_bytes();
+        if digits.len() > LENGTH_MAX || !digits.len().is_multiple_of(2) {
+            return Err(GarbledToken::Damaged);
+        }
+        let value = |digit: u8| char::from(digit).to_digit(16).ok_or(GarbledToken::Damaged);
+        let mut bytes = Vec::with_capacity(digits.len() / 2);
+        for pair in digits.chunks_exact(2) {
+            bytes.push((value(pair[0])? * 16 + value(pair[1])?) as u8);
+        }
+        let (content, sum) = bytes.split_last_chunk::<4>().ok_or(GarbledToken::Damaged)?;
+        if crc32c::crc32c(content).to_le_bytes() != *sum {
+            return Err(GarbledToken::Damaged);
+        }
+        let content: Content = postcard::from_bytes(content).map_err(|_| GarbledToken::Damaged)?;
+        let Content { inviter, invitation, secret, expires_s, addresses } = content;
+        let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(expires_s));
+        let expires = expires.ok_or(GarbledToken::Damaged)?;
+        Ok(Self { inviter, invitation, secret, expires, addresses })
+    }
+}
+
+/// Says that a text is no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GarbledToken {
+    /// It does not begin as one.
+    #[error("this is no invitation: copy the whole line that begins with {PREFIX}")]
+    NoToken,
+    /// It begins as one, but what follows is not whole.
+    #[error("the invitation is damaged: copy the whole line again")]
+    Damaged,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::{GarbledToken, Token};
+    use crate::host_id::HostId;
+
+    fn token() -> Token {
+        Token {
+            inviter: HostId([7; 32]),
+            invitation: [1; 16],
+            secret: [2; 32],
+            expires: SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000),
+            addresses: vec!["10.0.0.1:7423".into(), "[fd00::1]:7423".into()],
+        }
+    }
+
+    #[test]
+    fn a_token_survives_being_copied() {
+        let text = token().to_string();
+        assert_eq!(text.parse(), Ok(token()));
+        assert_eq!(format!(" {text}\n").parse(), Ok(token()));
+        assert!(!format!("{:?}", token()).contains("0202"));
+    }
+
+    #[test]
+    fn a_token_that_was_not_copied_whole_is_refused() {
+        let text = token().to_string();
+        assert_eq!("nonsense".parse::<Token>(), Err(GarbledToken::NoToken));
+        for length in super::PREFIX.len()..text.len() {
+            assert_eq!(text[..length].parse::<Token>(), Err(GarbledToken::Damaged), "{length}");
+        }
+        let wrong = text.replacen("0707", "0708", 1);
+        assert_eq!(wrong.parse::<Token>(), Err(GarbledToken::Damaged));
+    }
+}

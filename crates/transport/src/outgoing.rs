@@ -1,0 +1,201 @@
+//! What a session has to send: queues by priority, what has been sent and not acknowledged, the peer's credit.
+//!
+//! ```text
+//!   send() ─► queue per priority ─► take() by any connection ─► unacknowledged ─► acknowledge()
+//!                                        ▲                            │ connection lost
+//!                                        └──────── to be resent ◄─────┘
+//! ```
+//!
+//! The connections of a session pull from here, so each carries what it can. The most urgent priority goes first; what
+//! a lost connection carried goes before what has never been sent. A message gets its number when it is first taken, and
+//! keeps it: the peer delivers each number once, so sending one twice is always safe. It does no I/O.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::credit::{CLASSES, class, cost_of};
+use crate::frame::Acknowledgement;
+use crate::message::{ChannelId, Message, Order, Priority};
+use crate::sequence_set::SPAN_MAX;
+
+/// Names a connection of a session: a number that its dialler chose at random.
+pub(crate) type ConnectionId = u64;
+
+/// A message that a connection is to send.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    pub(crate) number: u64,
+    /// As in a frame: the ordered message before it, or `None` if it has no place in an order.
+    pub(crate) after: Option<u64>,
+    pub(crate) message: Message,
+    /// Whether the queue of its priority fell below the mark by this.
+    pub(crate) drained: bool,
+}
+
+pub(crate) struct Outgoing {
+    /// What has not been sent yet.
+    queues: [VecDeque<Message>; Priority::ALL.len()],
+    queued_bytes: [u64; Priority::ALL.len()],
+    /// Numbers that a lost connection carried; some may have been acknowledged since.
+    resend: [VecDeque<u64>; Priority::ALL.len()],
+    unacknowledged: BTreeMap<u64, Sent>,
+    unacknowledged_bytes: u64,
+    /// The next number; the first is 1.
+    next_number: u64,
+    /// For each ordered channel and priority the number of the last message, while that is not acknowledged.
+    last_ordered: HashMap<(ChannelId, Priority), u64>,
+    /// Cost sent and granted since the beginning, by class.
+    spent: [u64; CLASSES],
+    granted: [u64; CLASSES],
+    /// A queue that falls below this many bytes is told to be drained.
+    low_water_bytes: u64,
+}
+
+struct Sent {
+    message: Message,
+    after: Option<u64>,
+    /// The connection that it was given to last; `None` while it waits to be sent again.
+    carrier: Option<ConnectionId>,
+}
+
+/// Says that an acknowledgement speaks of frames that were never sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an acknowledgement of frames that were never sent")]
+pub(crate) struct NeverSent;
+
+impl Outgoing {
+    pub(crate) fn new(low_water_bytes: u64) -> Self {
+        Self {
+            queues: Default::default(),
+            queued_bytes: [0; Priority::ALL.len()],
+            resend: Default::default(),
+            unacknowledged: BTreeMap::new(),
+            unacknowledged_bytes: 0,
+            next_number: 1,
+            last_ordered: HashMap::new(),
+            spent: [0; CLASSES],
+            granted: [0; CLASSES],
+            low_water_bytes,
+        }
+    }
+
+    pub(crate) fn push(&mut self, message: Message) {
+        let place = message.priority().index();
+        self.queued_bytes[place] += message.len() as u64;
+        self.queues[place].push_back(message);
+    }
+
+    pub(crate) fn queued_bytes(&self, priority: Priority) -> u64 {
+        self.queued_bytes[priority.index()]
+    }
+
+    pub(crate) fn unacknowledged_bytes(&self) -> u64 {
+        self.unacknowledged_bytes
+    }
+
+    /// Gives the most urgent message to a connection; only one that is more urgent than `above`, if that is given.
+    pub(crate) fn take(&mut self, connection: ConnectionId, above: Option<Priority>) -> Option<Taken> {
+        let candidates =
+            Priority::ALL.into_iter().take_while(|&priority| above.is_none_or(|above| priority < above));
+        for priority in candidates {
+            if let Some(taken) = self.take_again(connection, priority) {
+                return Some(taken);
+            }
+            if let Some(taken) = self.take_new(connection, priority) {
+                return Some(taken);
+            }
+        }
+        None
+    }
+
+    fn take_again(&mut self, connection: ConnectionId, priority: Priority) -> Option<Taken> {
+        while let Some(number) = self.resend[priority.index()].pop_front() {
+            if let Some(sent) = self.unacknowledged.get_mut(&number)
+                && sent.carrier.is_none()
+            {
+                sent.carrier = Some(connection);
+                let Sent { message, after, .. } = sent;
+                return Some(Taken { number, after: *after, message: message.clone(), drained: false });
+            }
+        }
+        None
+    }
+
+    fn take_new(&mut self, connection: ConnectionId, priority: Priority) -> Option<Taken> {
+        let place = priority.index();
+        let cost = cost_of(self.queues[place].front()?);
+        let class = class(priority);
+        let lowest = self.unacknowledged.keys().next().copied().unwrap_or(self.next_number);
+        if self.spent[class] + cost > self.granted[class] || self.next_number >= lowest + SPAN_MAX {
+            return None;
+        }
+        let message = self.queues[place].pop_front()?;
+        let number = self.next_number;
+        self.next_number += 1;
+        self.spent[class] += cost;
+        let before = self.queued_bytes[place];
+        self.queued_bytes[place] -= message.len() as u64;
+        let drained = before >= self.low_water_bytes && self.queued_bytes[place] < self.low_water_bytes;
+        let after = (message.order() == Order::AsSent)
+            .then(|| self.last_ordered.insert((message.channel(), priority), number).unwrap_or(0));
+        self.unacknowledged_bytes += message.len() as u64;
+        let sent = Sent { message: message.clone(), after, carrier: Some(connection) };
+        self.unacknowledged.insert(number, sent);
+        Some(Taken { number, after, message, drained })
+    }
+
+    /// Learns what the peer has delivered and how much it takes.
+    pub(crate) fn acknowledge(&mut self, news: &Acknowledgement) -> Result<(), NeverSent> {
+        let last = news.ranges.last().map_or(0, |&(_, last)| last);
+        if news.floor > self.next_number || last >= self.next_number {
+            return Err(NeverSent);
+        }
+        while let Some(entry) = self.unacknowledged.first_entry().filter(|entry| *entry.key() < news.floor) {
+            let (number, sent) = entry.remove_entry();
+            self.forget(number, &sent);
+        }
+        for &(first, last) in &news.ranges {
+            if first > last {
+                return Err(NeverSent);
+            }
+            let numbers: Vec<u64> =
+                self.unacknowledged.range(first..=last).map(|(number, _)| *number).collect();
+            for number in numbers {
+                if let Some(sent) = self.unacknowledged.remove(&number) {
+                    self.forget(number, &sent);
+                }
+            }
+        }
+        for (granted, news) in self.granted.iter_mut().zip(news.granted) {
+            // An older acknowledgement may come later, over another connection.
+            *granted = news.max(*granted);
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, number: u64, sent: &Sent) {
+        self.unacknowledged_bytes -= sent.message.len() as u64;
+        if sent.after.is_some() {
+            let key = (sent.message.channel(), sent.message.priority());
+            if self.last_ordered.get(&key) == Some(&number) {
+                self.last_ordered.remove(&key);
+            }
+        }
+    }
+
+    /// Takes back what a lost connection carried, so that the others send it; says how many messages that were.
+    pub(crate) fn take_back(&mut self, connection: ConnectionId) -> usize {
+        let lost = self.unacknowledged.iter_mut().filter(|(_, sent)| sent.carrier == Some(connection));
+        let mut count = 0;
+        for (number, sent) in lost {
+            sent.carrier = None;
+            self.resend[sent.message.priority().index()].push_back(*number);
+            count += 1;
+        }
+        count
+    }
+
+    /// Forgets everything: it was for another life of the peer.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new(self.low_water_bytes);
+    }
+}

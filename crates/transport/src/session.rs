@@ -1,0 +1,396 @@
+//! A session: everything between this host and one peer, over however many connections there are at the moment.
+//!
+//! ```text
+//!   callers ── send() ──► Outgoing ──┬─► connection ═══ link ═══► …
+//!                                    ├─► connection ═══ link ═══► …
+//!   Receiver ◄─ delivered() ─ Incoming ◄─┘  (dial.rs and accept.rs make them; they come and go)
+//! ```
+//!
+//! Two locks: `state` for a few instructions, and `gate` for what must not overlap: deliveries hold it to read, whatever
+//! changes the pair or the set of connections holds it to write. So *restarted* is never told while something of the
+//! earlier life is still being delivered, and after it nothing of that life follows.
+
+mod handshake;
+mod status;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+pub(crate) use handshake::Joining;
+pub use status::{ConnectionStatus, SessionStatus};
+pub(crate) use status::{Counters, Slot};
+
+use crate::context::Context;
+use crate::credit::{Credit, class, cost_of};
+use crate::frame::{Acknowledgement, Begun, Start};
+use crate::host_id::HostId;
+use crate::incoming::{Arrival, Due, Incoming, Violation};
+use crate::message::{Delivery, Message, Priority};
+use crate::outgoing::{ConnectionId, NeverSent, Outgoing, Taken};
+use crate::pairing::{Incarnation, Pairing};
+use crate::peer::Peer;
+
+/// How long a few deliveries may wait to be acknowledged: only the peer's memory hangs on it.
+const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(5);
+
+/// Lost connections that are remembered until the peer has been told not to deliver anything of them.
+const FENCED_MAX: usize = 64;
+
+/// Everything between this host and one peer. A handle: cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Session {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Session {
+    /// Sends a message.
+    ///
+    /// It never blocks, and a lost link is no failure: the message waits, and is delivered exactly once while both
+    /// processes live. It is dropped when the peer turns out to be another process (see
+    /// [`Receiver::restarted`](crate::Receiver::restarted)) or the session is closed. What is queued is bounded by the
+    /// callers alone: they watch [`Session::queued_bytes`] and wait for [`Receiver::drained`](crate::Receiver::drained).
+    pub fn send(&self, message: Message) {
+        self.shared.send(message, None);
+    }
+
+    /// Sends a message to one life of the peer: drops it if the peer has another one by now.
+    ///
+    /// For words that make sense to nobody else: a message of the earlier life's protocol never reaches the next.
+    pub fn send_to(&self, incarnation: Incarnation, message: Message) {
+        self.shared.send(message, Some(incarnation));
+    }
+
+    /// Bytes of a priority that no connection has begun to send yet.
+    #[must_use]
+    pub fn queued_bytes(&self, priority: Priority) -> u64 {
+        self.shared.lock().outgoing.queued_bytes(priority)
+    }
+
+    /// Bytes that have been sent and not been acknowledged. They are at most the peer's window.
+    #[must_use]
+    pub fn unacknowledged_bytes(&self) -> u64 {
+        self.shared.lock().outgoing.unacknowledged_bytes()
+    }
+
+    /// The host at the other end.
+    #[must_use]
+    pub fn peer(&self) -> HostId {
+        self.shared.peer
+    }
+
+    /// The life of the peer that the session is with; `None` before the first connection.
+    #[must_use]
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.shared.lock().pairing.snapshot().remote
+    }
+
+    /// Describes the session for people.
+    #[must_use]
+    pub fn status(&self) -> SessionStatus {
+        status::describe(&self.shared)
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Session({:?})", self.shared.peer)
+    }
+}
+
+/// What all handles and connections of a session share.
+pub(crate) struct Shared {
+    pub(crate) peer: HostId,
+    receiver: Arc<dyn crate::Receiver>,
+    gate: RwLock<()>,
+    state: Mutex<State>,
+    /// Wakes connections that have nothing to send.
+    pub(crate) work: Notify,
+    /// Wakes diallers that wait for a change of connections.
+    pub(crate) changed: Notify,
+    /// Wakes whoever sees to it that acknowledgements do not wait too long.
+    report_wanted: Arc<Notify>,
+}
+
+pub(crate) struct State {
+    pairing: Pairing,
+    /// Counts pairs: credit of an earlier one is worth nothing.
+    generation: u64,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    window_bytes: u64,
+    connections: BTreeMap<ConnectionId, Entry>,
+    /// Connections given up whose peer has not been told yet.
+    fenced: VecDeque<ConnectionId>,
+    /// Whether some connection should carry what [`Incoming`] has to report.
+    report_due: bool,
+    is_closed: bool,
+    /// The peer as it was dialled last, and the tasks that dial it.
+    dialled: Option<Peer>,
+    diallers: Vec<JoinHandle<()>>,
+    reporter: Option<JoinHandle<()>>,
+    /// Pairs of links that are dialled, for people.
+    slots: Vec<Arc<Slot>>,
+    /// Since when there is a connection, or none.
+    since: Instant,
+    last_error: Option<String>,
+}
+
+/// One live connection.
+struct Entry {
+    counters: Arc<Counters>,
+    /// Ends the connection's task.
+    stop: Arc<Notify>,
+    is_inbound: bool,
+}
+
+impl Shared {
+    pub(crate) fn new(context: &Arc<Context>, peer: HostId) -> Arc<Self> {
+        let limits = &context.settings.limits;
+        let state = State {
+            pairing: Pairing::new(context.fresh_incarnation()),
+            generation: 0,
+            outgoing: Outgoing::new(limits.low_water_bytes),
+            incoming: Incoming::new(limits.window_bytes),
+            window_bytes: limits.window_bytes,
+            connections: BTreeMap::new(),
+            fenced: VecDeque::new(),
+            report_due: false,
+            is_closed: false,
+            dialled: None,
+            diallers: Vec::new(),
+            reporter: None,
+            slots: Vec::new(),
+            since: Instant::now(),
+            last_error: None,
+        };
+        let shared = Arc::new(Self {
+            peer,
+            receiver: Arc::clone(&context.receiver),
+            gate: RwLock::new(()),
+            state: Mutex::new(state),
+            work: Notify::new(),
+            changed: Notify::new(),
+            report_wanted: Arc::new(Notify::new()),
+        });
+        let reporter = context.runtime.spawn(Self::report_in_time(Arc::downgrade(&shared)));
+        shared.lock().reporter = Some(reporter);
+        shared
+    }
+
+    fn send(&self, message: Message, to: Option<Incarnation>) {
+        let mut state = self.lock();
+        if state.is_closed || to.is_some() && to != state.pairing.snapshot().remote {
+            return;
+        }
+        state.outgoing.push(message);
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// Gives a connection its next message, the most urgent one.
+    pub(crate) fn take(self: &Arc<Self>, connection: ConnectionId, above: Option<Priority>) -> Option<Taken> {
+        let mut state = self.lock();
+        if !state.connections.contains_key(&connection) {
+            return None;
+        }
+        let taken = state.outgoing.take(connection, above);
+        drop(state);
+        if let Some(Taken { drained: true, message, .. }) = &taken {
+            self.receiver.drained(&Session { shared: Arc::clone(self) }, message.priority());
+        }
+        taken
+    }
+
+    /// Gives a connection what the peer should be told, if it is due.
+    pub(crate) fn take_report(&self, connection: ConnectionId) -> Option<Acknowledgement> {
+        let mut state = self.lock();
+        if !state.report_due || !state.connections.contains_key(&connection) {
+            return None;
+        }
+        state.report_due = false;
+        Some(state.incoming.report())
+    }
+
+    pub(crate) fn acknowledged(&self, connection: ConnectionId, news: &Acknowledgement) -> Result<(), Fault> {
+        let mut state = self.lock();
+        if !state.connections.contains_key(&connection) {
+            return Err(Fault::Fenced);
+        }
+        state.outgoing.acknowledge(news)?;
+        drop(state);
+        self.work.notify_waiters();
+        Ok(())
+    }
+
+    /// Judges a message by its first frame.
+    pub(crate) fn begin(&self, connection: ConnectionId, start: &Start) -> Result<Begun, Fault> {
+        let state = self.lock();
+        if !state.connections.contains_key(&connection) {
+            return Err(Fault::Fenced);
+        }
+        Ok(state.incoming.begin(start)?)
+    }
+
+    /// Delivers a whole message, unless it has been delivered before.
+    pub(crate) fn arrived(
+        self: &Arc<Self>,
+        connection: ConnectionId,
+        number: u64,
+        after: Option<u64>,
+        message: Message,
+    ) -> Result<(), Fault> {
+        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        // The fence: what is read from a connection that has been given up is nobody's.
+        if !state.connections.contains_key(&connection) {
+            return Err(Fault::Fenced);
+        }
+        let generation = state.generation;
+        let arrival = state.incoming.arrive(number, after, message)?;
+        drop(state);
+        match arrival {
+            Arrival::Deliver(message) => self.deliver(generation, message),
+            Arrival::DeliverOrdered(message) => {
+                let mut next = Some((number, message));
+                while let Some((number, message)) = next {
+                    self.deliver(generation, message);
+                    next = self.lock().incoming.passed(number);
+                }
+            }
+            Arrival::Waits | Arrival::Known => {}
+        }
+        self.report_if_due();
+        Ok(())
+    }
+
+    fn deliver(self: &Arc<Self>, generation: u64, message: Message) {
+        let (class, cost) = (class(message.priority()), cost_of(&message));
+        let credit = Credit::new(Arc::downgrade(self), generation, class, cost);
+        self.receiver.delivered(&Session { shared: Arc::clone(self) }, Delivery { message, credit });
+    }
+
+    pub(crate) fn return_credit(&self, generation: u64, class: usize, cost: u64) {
+        let mut state = self.lock();
+        if state.generation == generation {
+            state.incoming.release(class, cost);
+            drop(state);
+            self.report_if_due();
+        }
+    }
+
+    fn report_if_due(&self) {
+        let mut state = self.lock();
+        if state.report_due {
+            return;
+        }
+        match state.incoming.report_due() {
+            Due::Now => {
+                state.report_due = true;
+                drop(state);
+                self.work.notify_one();
+            }
+            Due::Soon => self.report_wanted.notify_one(),
+            Due::Never => {}
+        }
+    }
+
+    /// Sees to it that a few deliveries are acknowledged within a short time too.
+    async fn report_in_time(shared: Weak<Self>) {
+        while let Some(wanted) = shared.upgrade().map(|shared| Arc::clone(&shared.report_wanted)) {
+            wanted.notified().await;
+            tokio::time::sleep(ACKNOWLEDGE_WITHIN).await;
+            let Some(strong) = shared.upgrade() else { return };
+            let mut state = strong.lock();
+            state.report_due |= state.incoming.report_due() != Due::Never;
+            drop(state);
+            strong.work.notify_one();
+        }
+    }
+
+    /// Forgets a connection: what it carried is sent by others, and what still comes from it is dropped.
+    pub(crate) fn detach(&self, connection: ConnectionId, reason: &str) {
+        let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.detach_behind_gate(&gate, connection, reason);
+    }
+
+    fn detach_behind_gate(&self, _gate: &RwLockWriteGuard<'_, ()>, connection: ConnectionId, reason: &str) {
+        let mut state = self.lock();
+        let Some(entry) = state.connections.remove(&connection) else { return };
+        entry.stop.notify_one();
+        state.outgoing.take_back(connection);
+        // The acknowledgement that it was to carry may be lost with it.
+        state.incoming.report_lost();
+        state.report_due = true;
+        if state.fenced.len() == FENCED_MAX {
+            state.fenced.pop_front();
+        }
+        state.fenced.push_back(connection);
+        state.last_error = Some(reason.to_owned());
+        let is_last = state.connections.is_empty();
+        if is_last {
+            state.since = Instant::now();
+        }
+        drop(state);
+        self.work.notify_waiters();
+        self.changed.notify_waiters();
+        if is_last {
+            self.receiver.disconnected(self.peer, reason);
+        }
+    }
+
+    /// Whether this host should leave dialling to the peer: it does so already, and one of the two is enough.
+    pub(crate) fn leaves_dialling_to_peer(&self, own: HostId) -> bool {
+        own > self.peer && self.lock().connections.values().any(|entry| entry.is_inbound)
+    }
+
+    pub(crate) fn connection_count(&self) -> usize {
+        self.lock().connections.len()
+    }
+
+    /// Replaces the tasks that dial the peer, if it is dialled otherwise than now.
+    pub(crate) fn dial(&self, peer: &Peer, start: impl FnOnce() -> Vec<(Arc<Slot>, JoinHandle<()>)>) {
+        let mut state = self.lock();
+        if state.is_closed || state.dialled.as_ref().is_some_and(|dialled| dialled.links == peer.links) {
+            return;
+        }
+        state.diallers.drain(..).for_each(|dialler| dialler.abort());
+        state.dialled = Some(peer.clone());
+        (state.slots, state.diallers) = start().into_iter().unzip();
+    }
+
+    /// Ends everything: queued messages are dropped, connections closed.
+    pub(crate) fn close(&self, reason: &str) {
+        let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        state.is_closed = true;
+        state.generation += 1;
+        state.outgoing.reset();
+        state.diallers.drain(..).for_each(|dialler| dialler.abort());
+        if let Some(reporter) = state.reporter.take() {
+            reporter.abort();
+        }
+        let connections: Vec<ConnectionId> = state.connections.keys().copied().collect();
+        drop(state);
+        connections.into_iter().for_each(|connection| self.detach_behind_gate(&gate, connection, reason));
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a session gives a connection up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Fault {
+    /// It has been given up already.
+    #[error("it was replaced by another connection")]
+    Fenced,
+    #[error("the peer broke the rules: {0}")]
+    Violation(#[from] Violation),
+    #[error("the peer sent {0}")]
+    NeverSent(#[from] NeverSent),
+}

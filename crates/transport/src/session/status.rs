@@ -1,0 +1,193 @@
+//! What people are told of a session: its connections, their links, how they do.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use crate::host_id::HostId;
+use crate::message::Priority;
+
+/// A session as it is at one moment.
+#[derive(Clone, Debug)]
+pub struct SessionStatus {
+    /// The host at the other end.
+    pub peer: HostId,
+    /// Whether there is any connection.
+    pub is_connected: bool,
+    /// For how long there has been one, or none.
+    pub since: Duration,
+    /// Every connection, and every pair of links that is being dialled.
+    pub connections: Vec<ConnectionStatus>,
+    /// Bytes that no connection has begun to send, by priority in the order of [`Priority::ALL`].
+    pub queued_bytes: [u64; Priority::ALL.len()],
+    /// Bytes that were sent and not acknowledged.
+    pub unacknowledged_bytes: u64,
+    /// Why a connection was lost last.
+    pub last_error: Option<String>,
+}
+
+/// One connection, or a pair of links that should have one.
+#[derive(Clone, Debug)]
+pub struct ConnectionStatus {
+    /// The address at this end: of the link, or of the connection.
+    pub local: String,
+    /// The address at the other end.
+    pub remote: String,
+    /// Whether there is a connection.
+    pub is_up: bool,
+    /// Whether the peer has dialled it.
+    pub is_inbound: bool,
+    /// For how long it has been up or down.
+    pub since: Duration,
+    /// Bytes sent and received, as they were on the wire.
+    pub bytes_sent: u64,
+    /// Bytes received, as they were on the wire.
+    pub bytes_received: u64,
+    /// The newest round trip; `None` before the first.
+    pub round_trip: Option<Duration>,
+    /// Bytes that the connection carried in a second, when it had enough to do last; `None` before that.
+    pub bytes_per_second: Option<u64>,
+    /// What packing left of the payloads, in thousandths; 1000 when nothing is packed.
+    pub packed_per_mille: u64,
+    /// Why there was no connection the last time.
+    pub last_error: Option<String>,
+}
+
+/// What a connection counts.
+pub(crate) struct Counters {
+    pub(crate) local: String,
+    pub(crate) remote: String,
+    since: Instant,
+    pub(crate) bytes_sent: AtomicU64,
+    pub(crate) bytes_received: AtomicU64,
+    /// Bytes of payload before and after packing.
+    pub(crate) payload_bytes: AtomicU64,
+    pub(crate) packed_bytes: AtomicU64,
+    /// Microseconds; 0 before the first.
+    round_trip_us: AtomicU64,
+    /// 0 before the first measurement.
+    pub(crate) bytes_per_second: AtomicU64,
+    /// Milliseconds from `since` to when something was received last.
+    received_ms: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn new(local: String, remote: String) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            local,
+            remote,
+            since: Instant::now(),
+            bytes_sent: zero(),
+            bytes_received: zero(),
+            payload_bytes: zero(),
+            packed_bytes: zero(),
+            round_trip_us: zero(),
+            bytes_per_second: zero(),
+            received_ms: zero(),
+        }
+    }
+
+    pub(crate) fn received(&self, bytes: u64) {
+        self.bytes_received.fetch_add(bytes, Ordering::Relaxed);
+        self.received_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// For how long nothing has been received.
+    pub(crate) fn silence(&self) -> Duration {
+        let received = Duration::from_millis(self.received_ms.load(Ordering::Relaxed));
+        self.since.elapsed().saturating_sub(received)
+    }
+
+    pub(crate) fn packed(&self, payload_bytes: usize, packed_bytes: usize) {
+        self.payload_bytes.fetch_add(payload_bytes as u64, Ordering::Relaxed);
+        self.packed_bytes.fetch_add(packed_bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn round_trip(&self, took: Duration) {
+        self.round_trip_us.store((took.as_micros() as u64).max(1), Ordering::Relaxed);
+    }
+
+    fn describe(&self, is_inbound: bool) -> ConnectionStatus {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let measured = |value: u64| (value > 0).then_some(value);
+        let payload_bytes = load(&self.payload_bytes);
+        ConnectionStatus {
+            local: self.local.clone(),
+            remote: self.remote.clone(),
+            is_up: true,
+            is_inbound,
+            since: self.since.elapsed(),
+            bytes_sent: load(&self.bytes_sent),
+            bytes_received: load(&self.bytes_received),
+            round_trip: measured(load(&self.round_trip_us)).map(Duration::from_micros),
+            bytes_per_second: measured(load(&self.bytes_per_second)),
+            packed_per_mille: (load(&self.packed_bytes) * 1000).checked_div(payload_bytes).unwrap_or(1000),
+            last_error: None,
+        }
+    }
+}
+
+/// One pair of links that is dialled.
+pub(crate) struct Slot {
+    local: String,
+    remote: String,
+    down: Mutex<Down>,
+}
+
+struct Down {
+    /// Since when there is no connection; `None` while there is one.
+    since: Option<Instant>,
+    last_error: Option<String>,
+}
+
+impl Slot {
+    pub(crate) fn new(local: String, remote: String) -> Self {
+        let down = Down { since: Some(Instant::now()), last_error: None };
+        Self { local, remote, down: Mutex::new(down) }
+    }
+
+    pub(crate) fn up(&self) {
+        self.down.lock().unwrap_or_else(PoisonError::into_inner).since = None;
+    }
+
+    pub(crate) fn failed(&self, error: String) {
+        let mut down = self.down.lock().unwrap_or_else(PoisonError::into_inner);
+        down.since.get_or_insert_with(Instant::now);
+        down.last_error = Some(error);
+    }
+
+    fn describe(&self) -> Option<ConnectionStatus> {
+        let down = self.down.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = down.since?;
+        Some(ConnectionStatus {
+            local: self.local.clone(),
+            remote: self.remote.clone(),
+            is_up: false,
+            is_inbound: false,
+            since: since.elapsed(),
+            bytes_sent: 0,
+            bytes_received: 0,
+            round_trip: None,
+            bytes_per_second: None,
+            packed_per_mille: 1000,
+            last_error: down.last_error.clone(),
+        })
+    }
+}
+
+pub(super) fn describe(shared: &Arc<Shared>) -> SessionStatus {
+    let state = shared.lock();
+    let up = state.connections.values().map(|entry| entry.counters.describe(entry.is_inbound));
+    let down = state.slots.iter().filter_map(|slot| slot.describe());
+    SessionStatus {
+        peer: shared.peer,
+        is_connected: !state.connections.is_empty(),
+        since: state.since.elapsed(),
+        connections: up.chain(down).collect(),
+        queued_bytes: Priority::ALL.map(|priority| state.outgoing.queued_bytes(priority)),
+        unacknowledged_bytes: state.outgoing.unacknowledged_bytes(),
+        last_error: state.last_error.clone(),
+    }
+}

@@ -1,0 +1,79 @@
+//! How a connection's TCP socket is set up.
+//!
+//! **Buffers.** At a round trip of 180 ms a gigabit link holds 22 MB. The kernel grows a socket's buffers by itself, to
+//! `tcp_wmem` and `tcp_rmem` (4 and 6 MB as a rule), unless somebody sets a size: then it stays at that size, cut to
+//! `wmem_max` and `rmem_max` (208 KiB as a rule). So a size is set only where those limits let it be larger than what
+//! the kernel would grow to, and otherwise the kernel is left alone.
+//!
+//! **Unsent bytes.** What the kernel has taken cannot be overtaken by a more urgent message. `TCP_NOTSENT_LOWAT` makes it
+//! take only a little more than it can send at once; how much is in flight is not limited by it.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpSocket, TcpStream};
+
+/// Bytes that the kernel may hold unsent: a millisecond at a gigabit.
+const NOT_SENT_BYTES: u32 = 128 << 10;
+
+/// Bytes of buffers where the system allows as much: 180 ms of 1.4 Gbit.
+const BUFFER_BYTES: usize = 32 << 20;
+
+/// Connects from an address of this host, or from whichever the kernel chooses.
+pub(crate) async fn connect(source: Option<IpAddr>, target: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if target.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if let Some(source) = source.filter(|source| source.is_ipv4() == target.is_ipv4()) {
+        socket.bind(SocketAddr::new(source, 0))?;
+    }
+    enlarge(&SockRef::from(&socket));
+    socket.connect(target).await
+}
+
+/// Prepares a connection; `silence_max` is for how long it may stay without an answer.
+pub(crate) fn prepare(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
+    let socket = SockRef::from(stream);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_user_timeout(Some(silence_max))?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(silence_max).with_interval(silence_max))?;
+    socket.set_tcp_notsent_lowat(NOT_SENT_BYTES)
+}
+
+/// Listens; what is accepted has the listener's buffers.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let domain = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        // Otherwise it would take the port of an IPv4 listener beside it.
+        socket.set_only_v6(true)?;
+    }
+    enlarge(&SockRef::from(&socket));
+    socket.bind(&address.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// Connections that the kernel may hold for us before they are accepted.
+const LISTEN_BACKLOG: i32 = 256;
+
+/// Sets buffers where that makes them larger than the kernel would by itself.
+fn enlarge(socket: &SockRef<'_>) {
+    if last_number("/proc/sys/net/core/wmem_max") >= Some(BUFFER_BYTES)
+        && last_number("/proc/sys/net/ipv4/tcp_wmem") < Some(BUFFER_BYTES)
+    {
+        drop(socket.set_send_buffer_size(BUFFER_BYTES));
+    }
+    if last_number("/proc/sys/net/core/rmem_max") >= Some(BUFFER_BYTES)
+        && last_number("/proc/sys/net/ipv4/tcp_rmem") < Some(BUFFER_BYTES)
+    {
+        drop(socket.set_recv_buffer_size(BUFFER_BYTES));
+    }
+}
+
+fn last_number(path: &str) -> Option<usize> {
+    fs::read_to_string(path).ok()?.split_whitespace().last()?.parse().ok()
+}

@@ -1,0 +1,198 @@
+//! Two hosts on loopback, a receiver that keeps what it is given, and a proxy that breaks connections.
+
+#![expect(clippy::unwrap_used, clippy::panic, unreachable_pub, reason = "the whole file is test support")]
+
+#[expect(dead_code, reason = "each test file uses a part of it")]
+pub mod proxy;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use transport::{
+    ChannelId, Delivery, Endpoint, HostId, Identity, Incarnation, Link, Message, Peer, Peers, Priority,
+    Receiver, Session, Settings,
+};
+
+/// How long anything may take before a test gives up waiting for it.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The hosts that one host knows.
+#[derive(Default)]
+pub struct Known(Mutex<HashMap<HostId, Peer>>);
+
+impl Known {
+    pub fn add(&self, peer: Peer) {
+        self.0.lock().unwrap().insert(peer.id, peer);
+    }
+}
+
+impl Peers for Known {
+    fn find(&self, id: HostId) -> Option<Peer> {
+        self.0.lock().unwrap().get(&id).cloned()
+    }
+
+    fn joined(&self, peer: &Peer) -> Result<(), String> {
+        self.add(peer.clone());
+        Ok(())
+    }
+}
+
+/// What a receiver was told, in order.
+#[derive(Debug)]
+pub enum Event {
+    Connected(Incarnation),
+    Delivered(Delivery),
+    Disconnected(String),
+    Restarted { before: Incarnation, now: Incarnation },
+    Drained,
+}
+
+/// Keeps events until a test takes them.
+#[derive(Default)]
+pub struct Inbox {
+    events: Mutex<Vec<Event>>,
+    arrived: Condvar,
+}
+
+impl Inbox {
+    fn put(&self, event: Event) {
+        self.events.lock().unwrap().push(event);
+        self.arrived.notify_all();
+    }
+
+    /// Waits for an event that `pick` accepts, and takes it out.
+    pub fn wait<T>(&self, what: &str, pick: impl Fn(&Event) -> Option<T>) -> T {
+        self.try_wait(PATIENCE, pick)
+            .unwrap_or_else(|| panic!("waited in vain for {what}: {:?}", self.events))
+    }
+
+    /// The same, but gives up after a time.
+    pub fn try_wait<T>(&self, time: Duration, pick: impl Fn(&Event) -> Option<T>) -> Option<T> {
+        let events = self.events.lock().unwrap();
+        let is_missing = |events: &mut Vec<Event>| !events.iter().any(|event| pick(event).is_some());
+        let (mut events, _) = self.arrived.wait_timeout_while(events, time, is_missing).unwrap();
+        let place = events.iter().position(|event| pick(event).is_some())?;
+        let picked = pick(&events[place]);
+        events.remove(place);
+        picked
+    }
+
+    /// Waits for a number of deliveries and takes them out, in the order of arrival.
+    pub fn deliveries(&self, count: usize) -> Vec<Delivery> {
+        let is_delivery = |event: &Event| matches!(event, Event::Delivered(_));
+        let events = self.events.lock().unwrap();
+        let is_short =
+            |events: &mut Vec<Event>| events.iter().filter(|event| is_delivery(event)).count() < count;
+        let (mut events, timeout) = self.arrived.wait_timeout_while(events, PATIENCE, is_short).unwrap();
+        assert!(!timeout.timed_out(), "waited in vain for {count} deliveries: {}", events.len());
+        let (deliveries, others) = std::mem::take(&mut *events).into_iter().partition(is_delivery);
+        *events = others;
+        let delivery = |event| if let Event::Delivered(delivery) = event { Some(delivery) } else { None };
+        Vec::into_iter(deliveries).filter_map(delivery).collect()
+    }
+
+    pub fn connected(&self) -> Incarnation {
+        self.wait("a connection", |event| if let Event::Connected(now) = event { Some(*now) } else { None })
+    }
+
+    pub fn disconnected(&self) -> String {
+        self.wait("the end of all connections", |event| {
+            if let Event::Disconnected(reason) = event { Some(reason.clone()) } else { None }
+        })
+    }
+
+    pub fn restarted(&self) -> (Incarnation, Incarnation) {
+        self.wait("another life", |event| {
+            if let Event::Restarted { before, now } = event { Some((*before, *now)) } else { None }
+        })
+    }
+}
+
+impl Receiver for Inbox {
+    fn connected(&self, _session: &Session, incarnation: Incarnation) {
+        self.put(Event::Connected(incarnation));
+    }
+
+    fn delivered(&self, _session: &Session, delivery: Delivery) {
+        self.put(Event::Delivered(delivery));
+    }
+
+    fn disconnected(&self, _peer: HostId, reason: &str) {
+        self.put(Event::Disconnected(reason.to_owned()));
+    }
+
+    fn restarted(&self, _session: &Session, before: Incarnation, now: Incarnation) {
+        self.put(Event::Restarted { before, now });
+    }
+
+    fn drained(&self, _session: &Session, _priority: Priority) {
+        self.put(Event::Drained);
+    }
+}
+
+/// One host.
+pub struct Host {
+    pub endpoint: Endpoint,
+    pub known: Arc<Known>,
+    pub inbox: Arc<Inbox>,
+    pub identity: Identity,
+}
+
+impl Host {
+    /// Starts a host on loopback; `change` may change its settings.
+    pub fn start(name: &str, change: impl FnOnce(&mut Settings)) -> Self {
+        Self::start_as(Identity::in_memory(name).unwrap(), Arc::default(), change)
+    }
+
+    /// Starts a host that was there before: its identity and the hosts that it knows are given.
+    pub fn start_as(identity: Identity, known: Arc<Known>, change: impl FnOnce(&mut Settings)) -> Self {
+        let inbox = Arc::new(Inbox::default());
+        Self::start_with(identity, known, Arc::clone(&inbox) as Arc<dyn Receiver>, inbox, change)
+    }
+
+    /// Starts a host with a receiver of its own; `inbox` stays empty then.
+    pub fn start_with(
+        identity: Identity,
+        known: Arc<Known>,
+        receiver: Arc<dyn Receiver>,
+        inbox: Arc<Inbox>,
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
+        let mut settings = Settings::new(identity.clone());
+        settings.listen = vec!["127.0.0.1:0".parse().unwrap()];
+        settings.limits.threads = 2;
+        change(&mut settings);
+        let endpoint = Endpoint::start(settings, Arc::clone(&known) as Arc<dyn Peers>, receiver).unwrap();
+        Self { endpoint, known, inbox, identity }
+    }
+
+    /// This host as another one knows it.
+    pub fn peer(&self) -> Peer {
+        self.peer_at(self.endpoint.addresses())
+    }
+
+    /// The same, called at other addresses.
+    pub fn peer_at(&self, addresses: &[SocketAddr]) -> Peer {
+        let links = addresses.iter().map(|address| Link::new(address.to_string())).collect();
+        Peer { id: self.identity.id(), name: self.identity.name().to_owned(), links }
+    }
+
+    /// Makes another host known to this one.
+    pub fn knows(&self, other: &Self) {
+        self.known.add(Peer { links: Vec::new(), ..other.peer() });
+    }
+}
+
+/// Two hosts that know each other, with the same changes to their settings.
+pub fn two_hosts(change: impl Fn(&mut Settings)) -> (Host, Host) {
+    let (source, target) = (Host::start("source", &change), Host::start("target", &change));
+    source.knows(&target);
+    target.knows(&source);
+    (source, target)
+}
+
+pub fn message(priority: Priority, head: impl Into<Vec<u8>>, payload: impl Into<Vec<u8>>) -> Message {
+    Message::new(ChannelId(1), priority, head.into(), payload.into()).unwrap()
+}

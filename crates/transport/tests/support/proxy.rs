@@ -1,0 +1,102 @@
+//! A TCP proxy between two hosts, which closes connections, lets them go silent, or lets them go silent one way.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+/// What happens to the bytes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// They pass.
+    Pass,
+    /// They vanish, both ways; the connection stays open.
+    BlackHole,
+    /// Those towards the target vanish.
+    HalfOpen,
+    /// The connection is closed.
+    Close,
+}
+
+pub struct Proxy {
+    pub address: SocketAddr,
+    connections: Arc<Mutex<Vec<watch::Sender<Fate>>>>,
+    /// What new connections meet.
+    new: Arc<Mutex<Fate>>,
+    _runtime: Runtime,
+}
+
+impl Proxy {
+    pub fn start(target: SocketAddr) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections: Arc<Mutex<Vec<watch::Sender<Fate>>>> = Arc::default();
+        let new = Arc::new(Mutex::new(Fate::Pass));
+        let (made, fate_of_new) = (Arc::clone(&connections), Arc::clone(&new));
+        runtime.spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let (sender, fate) = watch::channel(*fate_of_new.lock().unwrap());
+                made.lock().unwrap().push(sender);
+                if let Ok(far) = TcpStream::connect(target).await {
+                    tokio::spawn(carry(near, far, fate));
+                }
+            }
+        });
+        Self { address, connections, new, _runtime: runtime }
+    }
+
+    /// Decides the fate of one of the live connections, chosen by a number; `false` if there is none.
+    pub fn hit(&self, number: usize, fate: Fate) -> bool {
+        let mut connections = self.connections.lock().unwrap();
+        connections.retain(|connection| connection.receiver_count() > 0);
+        let count = connections.len();
+        if count > 0 {
+            connections[number % count].send_replace(fate);
+        }
+        count > 0
+    }
+
+    /// Decides the fate of all connections, and of those to come.
+    pub fn hit_all(&self, fate: Fate, new: Fate) {
+        *self.new.lock().unwrap() = new;
+        for connection in self.connections.lock().unwrap().iter() {
+            connection.send_replace(fate);
+        }
+    }
+}
+
+async fn carry(near: TcpStream, far: TcpStream, mut fate: watch::Receiver<Fate>) {
+    let (near_read, near_write) = near.into_split();
+    let (far_read, far_write) = far.into_split();
+    let closed = {
+        let mut fate = fate.clone();
+        async move { drop(fate.wait_for(|fate| *fate == Fate::Close).await) }
+    };
+    fate.mark_unchanged();
+    tokio::select! {
+        () = closed => {}
+        () = pump(near_read, far_write, fate.clone(), &[Fate::BlackHole, Fate::HalfOpen]) => {}
+        () = pump(far_read, near_write, fate, &[Fate::BlackHole]) => {}
+    }
+}
+
+/// Carries bytes one way, and lets them vanish while the fate is one of those given.
+async fn pump(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    fate: watch::Receiver<Fate>,
+    vanish: &[Fate],
+) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        let is_gone = vanish.contains(&fate.borrow());
+        if !is_gone && to.write_all(&buffer[..count]).await.is_err() {
+            return;
+        }
+    }
+}
