@@ -80,9 +80,14 @@ fuzz: ## Feed hostile bytes to whatever reads bytes, FUZZ_SECONDS (600) for each
 	  rm -r $$new; \
 	done
 
-bench: ## Measure what recording a write costs, Sterna beside the raw disk and QEMU, migrations beside copies.
+bench: ## Measure what recording a write costs, Sterna beside the raw disk and QEMU, migrations beside copies and over links.
 	scripts/install-packages bench
 	cargo bench -p chronicle --bench chronicle
 	cargo build --release -p sterna
 	$(TARGET)/release/sterna bench nbd
 	$(TARGET)/release/sterna bench mirror
+	@if [[ $$(id -u) -eq 0 ]]; then \
+	  $(TARGET)/release/sterna bench link; \
+	else \
+	  echo "links are not measured: that needs root (sterna bench link)"; \
+	fi

@@ -4,7 +4,7 @@ mod bench;
 
 use std::path::PathBuf;
 
-pub(crate) use self::bench::{BenchCommand, BenchMirrorArguments, BenchNbdArguments};
+pub(crate) use self::bench::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
 
 use api::Address;
 use clap::{Args, Parser, Subcommand, ValueEnum};

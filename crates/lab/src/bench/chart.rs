@@ -158,8 +158,8 @@ fn begin(title: &str, height: f64) -> String {
 /// The colour of a contender.
 fn class_of(name: &str) -> &'static str {
     match name {
-        "sterna" => "sterna",
-        "raw" | "cp" | "qemu-img convert" => "limit",
+        name if name.starts_with("sterna") => "sterna",
+        "raw" | "tcp" | "cp" | "qemu-img convert" => "limit",
         name if name.ends_with("write-blocking") => "peer second",
         _ => "peer",
     }

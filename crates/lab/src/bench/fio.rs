@@ -33,6 +33,8 @@ pub enum Pattern {
     },
     /// Reads of random blocks.
     RandomReads,
+    /// Writes of random blocks.
+    RandomWrites,
     /// Reads from the beginning to the end, and again.
     SequentialReads,
     /// Writes from the beginning to the end, and again.
@@ -91,6 +93,7 @@ impl Job {
                 command.args(["--rw=randrw", &format!("--rwmixread={reads_percent}")])
             }
             Pattern::RandomReads => command.arg("--rw=randread"),
+            Pattern::RandomWrites => command.arg("--rw=randwrite"),
             Pattern::SequentialReads => command.arg("--rw=read"),
             Pattern::SequentialWrites => command.arg("--rw=write"),
         };

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   nbd ─────► round ──► workload ──► raw file │ Sterna │ qemu-storage-daemon ──► fio ──► statistics
+//!   link ────► link, round ──► TCP │ Sterna │ qemu-storage-daemon ──► compare ──► statistics
 //!   mirror ──► round ──► idle, load ──► Sterna │ cp │ qemu-img │ qemu-storage-daemon ──► compare ──► statistics
 //!
 //!   environment   what was measured on        tools     the programs, their versions and packages
 //!   folder        a temporary folder          image     random data, holes, comparing, dropping caches
-//!   server, qmp   a server that is measured   process   its CPU time
+//!   server, qmp   a server that is measured   process   what a process has used
+//!   guest         fio, with a log of requests
 //!   show          figures as text             page, chart   figures as a page of HTML
 //! ```
 //!
@@ -18,7 +20,9 @@ mod chart;
 mod environment;
 mod fio;
 mod folder;
+mod guest;
 mod image;
+pub mod link;
 pub mod mirror;
 pub mod nbd;
 mod page;

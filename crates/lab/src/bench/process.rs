@@ -20,18 +20,19 @@ pub(super) fn cpu_time(id: u32) -> anyhow::Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / TICKS_PER_SECOND))
 }
 
-/// Bytes that the process `id` has had read from disks.
+/// Bytes that the process `id` has had read from disks, and written to them.
 ///
 /// # Errors
 /// If there is no such process, or it belongs to somebody else.
-pub(super) fn bytes_read(id: u32) -> anyhow::Result<u64> {
+pub(super) fn bytes_moved(id: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{id}/io");
     let io = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    bytes_read_in(&io).with_context(|| format!("{path} does not look as the kernel writes it"))
+    bytes_moved_in(&io).with_context(|| format!("{path} does not look as the kernel writes it"))
 }
 
-fn bytes_read_in(io: &str) -> Option<u64> {
-    io.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
+fn bytes_moved_in(io: &str) -> Option<u64> {
+    let field = |name| io.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
+    field("read_bytes: ")?.checked_add(field("write_bytes: ")?)
 }
 
 /// User and system time, the fields 14 and 15. The name in field 2 may hold anything, also spaces and brackets.
@@ -46,14 +47,14 @@ fn ticks_in(stat: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes_read, bytes_read_in, cpu_time, ticks_in};
+    use super::{bytes_moved, bytes_moved_in, cpu_time, ticks_in};
 
     #[test]
     fn bytes_are_those_of_disks() {
-        let io = "rchar: 4\nwchar: 3\nsyscr: 2\nsyscw: 1\nread_bytes: 8192\nwrite_bytes: 0\n";
-        assert_eq!(bytes_read_in(io), Some(8192));
-        assert_eq!(bytes_read_in("rchar: 4\n"), None);
-        assert!(bytes_read(std::process::id()).is_ok() && bytes_read(u32::MAX).is_err());
+        let io = "rchar: 4\nwchar: 3\nsyscr: 2\nsyscw: 1\nread_bytes: 8192\nwrite_bytes: 4096\n";
+        assert_eq!(bytes_moved_in(io), Some(12_288));
+        assert_eq!(bytes_moved_in("rchar: 4\n"), None);
+        assert!(bytes_moved(std::process::id()).is_ok() && bytes_moved(u32::MAX).is_err());
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! The servers that are measured. Each is started for one measurement, and is alone while it lasts.
 
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use api::Volume;
-use serde_json::json;
-use tokio::process::Child;
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::folder::BenchFolder;
@@ -21,7 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// How often it is looked whether it answers.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Name of the volume and of the export.
-const NAME: &str = "bench";
+pub(super) const NAME: &str = "bench";
 
 /// A daemon of this program that serves one image, with a store to move it to.
 #[derive(Debug)]
@@ -88,7 +89,37 @@ impl CopyMode {
     }
 }
 
-/// A `qemu-storage-daemon` that exports its first image, with io_uring and past the page cache.
+/// How a `qemu-storage-daemon` is started.
+#[derive(Debug)]
+pub(super) struct Setup<'a> {
+    /// What becomes it.
+    pub(super) command: Command,
+    /// What its sockets and its log are called; no two that run at the same time may have the same.
+    pub(super) name: &'a str,
+    /// Its nodes, as QMP knows them.
+    pub(super) nodes: Vec<Value>,
+    /// The node that is exported.
+    pub(super) exported: &'a str,
+    /// Where it is exported; `None`: on a unix socket.
+    pub(super) port: Option<(Ipv4Addr, u16)>,
+}
+
+/// The nodes of an image, used by io_uring and past the page cache. The one that is to be used is `name`.
+pub(super) fn file_nodes(name: &str, path: &Path) -> [Value; 2] {
+    let file = json!({
+        "driver": "file", "node-name": format!("{name}-file"), "filename": path,
+        "aio": "io_uring", "cache": { "direct": true },
+    });
+    [file, json!({ "driver": "raw", "node-name": name, "file": format!("{name}-file") })]
+}
+
+/// The node of another daemon's export.
+pub(super) fn remote_node(name: &str, (host, port): (Ipv4Addr, u16)) -> Value {
+    let server = json!({ "type": "inet", "host": host.to_string(), "port": port.to_string() });
+    json!({ "driver": "nbd", "node-name": name, "server": server, "export": NAME })
+}
+
+/// A `qemu-storage-daemon` that exports one of its nodes.
 #[derive(Debug)]
 pub(super) struct StorageDaemon {
     child: Child,
@@ -104,34 +135,49 @@ impl StorageDaemon {
     /// If it does not start or answer; the message ends with its log.
     pub(super) async fn start(folder: &BenchFolder, images: &[(&str, &Path)]) -> anyhow::Result<Self> {
         let (exported, _) = images.first().context("there is nothing to export")?;
-        let (socket, control) = (folder.path("nbd.sock"), folder.path("qmp.sock"));
+        let nodes = images.iter().flat_map(|(name, path)| file_nodes(name, path)).collect();
+        Self::launch(
+            folder,
+            Setup { command: STORAGE_DAEMON.command(), name: "daemon", nodes, exported, port: None },
+        )
+        .await
+    }
+
+    /// Starts one as it is told.
+    ///
+    /// # Errors
+    /// If it does not start or answer; the message ends with its log.
+    pub(super) async fn launch(folder: &BenchFolder, setup: Setup<'_>) -> anyhow::Result<Self> {
+        let Setup { mut command, name, nodes, exported, port } = setup;
+        let (socket, control) = (folder.path(&format!("{name}.nbd")), folder.path(&format!("{name}.qmp")));
         // A socket that is left over would be in the way.
         for path in [&socket, &control] {
             let _ = std::fs::remove_file(path);
         }
-        let log = folder.path("qemu-storage-daemon.log");
-        let mut command = STORAGE_DAEMON.command();
+        let log = folder.path(&format!("{name}.log"));
         let chardev = format!("socket,id=control,path={},server=on,wait=off", escaped(&control));
         command.args(["--chardev", &chardev, "--monitor", "chardev=control"]);
-        for (name, path) in images {
-            let file = json!({
-                "driver": "file", "node-name": format!("{name}-file"), "filename": path,
-                "aio": "io_uring", "cache": { "direct": true },
-            });
-            let raw = json!({ "driver": "raw", "node-name": name, "file": format!("{name}-file") });
-            command.args(["--blockdev", &file.to_string(), "--blockdev", &raw.to_string()]);
+        for node in nodes {
+            command.args(["--blockdev", &node.to_string()]);
         }
-        let server = json!({ "addr": { "type": "unix", "path": socket } });
+        let (address, uri) = match port {
+            None => {
+                let uri = format!("nbd+unix:///{NAME}?socket={}", percent_encoded(&socket));
+                (json!({ "type": "unix", "path": socket }), uri)
+            }
+            Some((host, port)) => (
+                json!({ "type": "inet", "host": host.to_string(), "port": port.to_string() }),
+                format!("nbd://{host}:{port}/{NAME}"),
+            ),
+        };
+        let server = json!({ "addr": address });
         let export =
             json!({ "type": "nbd", "id": "export", "node-name": exported, "writable": true, "name": NAME });
         command.args(["--nbd-server", &server.to_string(), "--export", &export.to_string()]);
         command.stderr(File::create(&log).context("make the log of qemu-storage-daemon")?);
         let mut child = command.spawn().map_err(|error| STORAGE_DAEMON.explain(error))?;
         match wait_for_monitor(&mut child, &control).await {
-            Ok(qmp) => {
-                let uri = format!("nbd+unix:///{NAME}?socket={}", percent_encoded(&socket));
-                Ok(Self { child, qmp, uri, log })
-            }
+            Ok(qmp) => Ok(Self { child, qmp, uri, log }),
             Err(error) => Err(with_log(error, &log)),
         }
     }

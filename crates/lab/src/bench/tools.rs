@@ -6,6 +6,8 @@ use std::process::Stdio;
 use anyhow::{Context as _, anyhow, bail, ensure};
 use tokio::process::Command;
 
+use crate::network::Namespace;
+
 /// A program of somebody else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tool {
@@ -29,7 +31,15 @@ pub(super) const CP: Tool = Tool { program: "cp", package: "coreutils" };
 impl Tool {
     /// A command that dies with the benchmark and hears nothing of the terminal.
     pub(super) fn command(self) -> Command {
-        let mut command = Command::new(self.program);
+        Self::quiet(Command::new(self.program))
+    }
+
+    /// The same, inside a host of the lab.
+    pub(super) fn command_in(self, host: &Namespace) -> Command {
+        Self::quiet(host.command(self.program).into())
+    }
+
+    fn quiet(mut command: Command) -> Command {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -41,9 +41,17 @@ impl Daemon {
     /// # Errors
     /// If it does not start or answer; the message ends with its log.
     pub(crate) async fn start(program: &Path, folder: &DemoFolder) -> anyhow::Result<Self> {
+        Self::start_by(Command::new(program), folder).await
+    }
+
+    /// The same by a command to which the daemon's arguments are added: by the program itself, or by one that becomes it.
+    ///
+    /// # Errors
+    /// If it does not start or answer; the message ends with its log.
+    pub(crate) async fn start_by(mut command: Command, folder: &DemoFolder) -> anyhow::Result<Self> {
         let address = Address::unix(folder.api_socket())?;
         let log = File::create(folder.log()).context("make the daemon's log")?;
-        let child = Command::new(program)
+        let child = command
             .arg("serve")
             .arg("--config")
             .arg(folder.config())
@@ -58,7 +66,7 @@ impl Daemon {
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
-            .with_context(|| format!("start {} serve", program.display()))?;
+            .with_context(|| format!("start {command:?}"))?;
         let mut daemon = Self { child, client: Client::new(address), log: folder.log() };
         match daemon.wait_until_it_answers().await {
             Ok(()) => Ok(daemon),
@@ -78,7 +86,7 @@ impl Daemon {
     ) -> anyhow::Result<Volume> {
         let (size_bytes, store) = (Some(size_bytes), Some(store.to_owned()));
         let source = VolumeSource::Create { size_bytes, store, image: None, format: None };
-        self.new_volume(name, source).await
+        self.new_volume(name, source, ExportSettings::default()).await
     }
 
     /// Serves a raw image where it is.
@@ -86,8 +94,21 @@ impl Daemon {
     /// # Errors
     /// What the daemon says; the message ends with its log.
     pub(crate) async fn add_volume(&self, name: &str, image: &Path) -> anyhow::Result<Volume> {
+        self.export_volume(name, image, ExportSettings::default()).await
+    }
+
+    /// Serves a raw image where it is, as `export` says.
+    ///
+    /// # Errors
+    /// What the daemon says; the message ends with its log.
+    pub(crate) async fn export_volume(
+        &self,
+        name: &str,
+        image: &Path,
+        export: ExportSettings,
+    ) -> anyhow::Result<Volume> {
         let image = image.to_str().with_context(|| format!("{} is no Unicode", image.display()))?;
-        self.new_volume(name, VolumeSource::file(image)).await
+        self.new_volume(name, VolumeSource::file(image), export).await
     }
 
     /// Number of its process; `None` once it has ended.
@@ -162,11 +183,13 @@ impl Daemon {
         Ok(())
     }
 
-    async fn new_volume(&self, name: &str, source: VolumeSource) -> anyhow::Result<Volume> {
-        let volume = self
-            .client
-            .create_volume(&NewVolume { name: name.to_owned(), source, export: ExportSettings::default() })
-            .await;
+    async fn new_volume(
+        &self,
+        name: &str,
+        source: VolumeSource,
+        export: ExportSettings,
+    ) -> anyhow::Result<Volume> {
+        let volume = self.client.create_volume(&NewVolume { name: name.to_owned(), source, export }).await;
         volume.with_context(|| format!("create volume {name}")).map_err(|error| self.with_log(error))
     }
 

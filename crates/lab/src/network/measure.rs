@@ -57,6 +57,11 @@ impl Flow {
         self.received_bytes.load(Ordering::Relaxed)
     }
 
+    /// Tells whether everything was received, or the connection failed: then [`Flow::wait`] waits no more.
+    pub fn has_ended(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+
     /// Waits until everything was received; returns how much.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValue;
 use clap::{Args, Subcommand, ValueEnum};
+use lab::bench::link::Part as LinkPart;
 use lab::bench::mirror::Part;
 use lab::bench::nbd::Workload;
 
@@ -20,9 +21,12 @@ pub(crate) enum BenchCommand {
     /// Measure migrations, idle and under load: beside off-line copies and QEMU's mirror.
     #[command(after_help = MIRROR_HELP)]
     Mirror(BenchMirrorArguments),
+    /// Measure what migrations make of a link between two hosts: beside plain TCP and QEMU's mirror.
+    #[command(after_help = LINK_HELP)]
+    Link(BenchLinkArguments),
 }
 
-/// What both benchmarks are told.
+/// What all benchmarks are told.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
     /// Size of the image, a multiple of 1 MiB.
@@ -67,6 +71,50 @@ pub(crate) struct BenchMirrorArguments {
     /// Requests a second that the guest makes under load; by default as many as it can.
     #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u32).range(10..))]
     pub(crate) guest_iops: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchLinkArguments {
+    /// How often everything is measured; medians are taken of that.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// How long the guest works before its disk begins to move.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(crate) seconds: u32,
+    #[command(flatten)]
+    pub(crate) bench: BenchArguments,
+    /// Measure this alone; may be given several times.
+    #[arg(long, value_name = "PART")]
+    pub(crate) only: Vec<BenchLinkPart>,
+}
+
+impl BenchLinkArguments {
+    /// What is measured: what was asked for in the usual order, or everything.
+    pub(crate) fn parts(&self) -> Vec<LinkPart> {
+        let is_wanted = |part: &LinkPart| self.only.is_empty() || self.only.contains(&BenchLinkPart(*part));
+        LinkPart::ALL.into_iter().filter(is_wanted).collect()
+    }
+}
+
+/// A part of `bench link` on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BenchLinkPart(pub(crate) LinkPart);
+
+impl ValueEnum for BenchLinkPart {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [BenchLinkPart; 5] = [
+            BenchLinkPart(LinkPart::Near),
+            BenchLinkPart(LinkPart::Metro),
+            BenchLinkPart(LinkPart::Far),
+            BenchLinkPart(LinkPart::TwoLinks),
+            BenchLinkPart(LinkPart::Guest),
+        ];
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.0.name()).help(self.0.title()))
+    }
 }
 
 /// A half of `bench mirror` on the command line.
@@ -150,12 +198,25 @@ on the image. Every copy is compared with its source. It needs no root (but drop
 leaves nothing behind; it needs fio, qemu-img and qemu-storage-daemon (Debian: fio, qemu-utils, qemu-system-common).
 Let the machine be idle meanwhile.";
 
+const LINK_HELP: &str = "\
+Examples:
+  sterna bench link
+  sterna bench link --size 4GiB --html link.html
+  sterna bench link --only metro --only far --rounds 1 --size 512MiB
+  sterna bench link --only guest --json > link.json
+
+Two hosts are made on this machine, with links that carry so much and take so long, and an image goes from one to the other:
+over plain TCP, by temporary daemons of this program, and by qemu-storage-daemon. Then the same while a guest writes more than
+the link carries. Every copy is compared with its source. It needs root, for hosts are network namespaces, and leaves nothing
+behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors.
+Let the machine be idle meanwhile. All of it takes the time of about 50 copies at 1 Gbit/s: half an hour for 2 GiB.";
+
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
     use lab::bench::nbd::Workload;
 
-    use super::BenchCommand;
+    use super::{BenchCommand, LinkPart};
     use crate::args::{Arguments, Command};
 
     fn workloads(line: &str) -> Vec<Workload> {
@@ -169,6 +230,17 @@ mod tests {
         assert_eq!(workloads("sterna bench nbd"), Workload::ALL);
         let two = workloads("sterna bench nbd --only reads-16 --only mixed-1 --only mixed-1");
         assert_eq!(two, [Workload::Mixed1, Workload::Reads16]);
+    }
+
+    #[test]
+    fn parts_of_links_are_measured_once_and_in_the_usual_order() {
+        let parts = |line: &str| {
+            let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
+            let Command::Bench(BenchCommand::Link(order)) = arguments.command else { unreachable!("{line}") };
+            order.parts()
+        };
+        assert_eq!(parts("sterna bench link"), LinkPart::ALL);
+        assert_eq!(parts("sterna bench link --only guest --only near"), [LinkPart::Near, LinkPart::Guest]);
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use lab::bench::link::{self, LinkOptions, LinkReport};
 use lab::bench::mirror::{self, MirrorOptions, MirrorReport};
 use lab::bench::nbd::{self, NbdOptions, NbdReport};
 use lab::bench::{BenchOptions, Environment, Table};
 use lab::demo::{Interrupted, Progress};
 
-use crate::args::{BenchCommand, BenchMirrorArguments, BenchNbdArguments};
+use crate::args::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -18,6 +19,7 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
     let result = match command {
         BenchCommand::Nbd(order) => run_nbd(order, format).await,
         BenchCommand::Mirror(order) => run_mirror(order, format).await,
+        BenchCommand::Link(order) => run_link(order, format).await,
     };
     match result {
         Err(CommandError::Bench(error)) => match error.downcast::<Interrupted>() {
@@ -48,6 +50,16 @@ async fn run_mirror(order: BenchMirrorArguments, format: Format) -> Result<(), C
     let options = MirrorOptions { bench, parts, seconds, guest_iops };
     let report = mirror::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
     output::print(format, &report, mirror_text)?;
+    write_page(order.bench.html.as_deref(), || report.page())
+}
+
+async fn run_link(order: BenchLinkArguments, format: Format) -> Result<(), CommandError> {
+    let (parts, seconds) = (order.parts(), order.seconds);
+    check_page(order.bench.html.as_deref())?;
+    let bench = options(order.bench.folder, order.bench.size, order.rounds)?;
+    let options = LinkOptions { bench, parts, seconds };
+    let report = link::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
+    output::print(format, &report, link_text)?;
     write_page(order.bench.html.as_deref(), || report.page())
 }
 
@@ -98,6 +110,20 @@ fn mirror_text(report: &MirrorReport) -> String {
     }
     if let Some(load) = load {
         let _ = write!(text, "\nUnder a guest: {}\n{}", load.guest(), lines(&load.table()));
+    }
+    text + "every copy was compared with its source\n"
+}
+
+fn link_text(report: &LinkReport) -> String {
+    let LinkReport { environment, congestion_control, size_bytes, rounds, copies, guest } = report;
+    let mut text =
+        heading(environment, *size_bytes, &format!("{rounds} rounds, TCP with {congestion_control}"));
+    for copy in copies {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\nNobody uses the image: {}\n{}", copy.heading(), lines(&copy.table()));
+    }
+    if let Some(guest) = guest {
+        let _ = write!(text, "\nUnder {}\n{}", guest.title, lines(&guest.table()));
     }
     text + "every copy was compared with its source\n"
 }

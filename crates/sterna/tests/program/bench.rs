@@ -1,5 +1,6 @@
 //! The benchmarks, far too short for figures: their shape, what they say when a program is missing, and that nothing is
-//! left behind. fio and qemu-storage-daemon are needed; their absence fails the tests.
+//! left behind. fio and qemu-storage-daemon are needed; their absence fails the tests. Links need root as well; without it
+//! their benchmark is left out.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -124,6 +125,49 @@ fn bench_mirror_compares_every_copy_and_leaves_nothing_behind() {
         let moments = contender["moments"][0].as_array().unwrap();
         assert!(moments.first().unwrap()["seconds"].as_f64() < Some(0.0), "{moments:?}");
         assert!(moments.last().unwrap()["seconds"].as_f64() > Some(0.0), "{moments:?}");
+    }
+}
+
+#[test]
+fn bench_link_measures_everybody_and_leaves_nothing_behind() {
+    if let Err(error) = lab::network::check() {
+        omission::machine_lacks(&format!("what hosts need: {error}"));
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (pages, page) = page();
+    let arguments =
+        ["link", "--only", "near", "--only", "two-links", "--only", "guest", "--seconds", "1", "--json"];
+    let outcome = Outcome::of(bench(folder.path(), &[&arguments[..], &["--html", &page]].concat()));
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    // One for each of the copies, two of guests, and one for each of those who moved one.
+    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 7);
+    drop(pages);
+    expect_empty(folder.path());
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let copies = report["copies"].as_array().unwrap();
+    for (copy, (name, megabits)) in copies.iter().zip([("near", 1000.0), ("two-links", 1500.0)]) {
+        assert_eq!(copy["name"], name);
+        let contenders = copy["contenders"].as_array().unwrap();
+        for (index, contender) in contenders.iter().enumerate() {
+            expect_figure(&contender["seconds"]);
+            expect_figure(&contender["bytes_per_second"]);
+            // Nobody is faster than the links: then something else was measured.
+            let megabits_seen = contender["bytes_per_second"]["median"].as_f64().unwrap() * 8.0 / 1e6;
+            assert!(megabits_seen < megabits, "{contender}");
+            match index {
+                0 => assert_eq!((&contender["name"], contender["to_tcp"].is_null()), (&"tcp".into(), true)),
+                _ => expect_figure(&contender["to_tcp"]),
+            }
+        }
+    }
+    let guest = report["guest"]["contenders"].as_array().unwrap();
+    assert_eq!((copies.len(), guest.len()), (2, 3));
+    for contender in guest {
+        for figure in ["seconds", "written_bytes_per_second", "written_to_link", "worst_latency_ms"] {
+            expect_figure(&contender[figure]);
+        }
+        assert!(contender["ended"].as_u64() <= Some(1), "{contender}");
     }
 }
 

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::Contender;
-use super::guest::Moment;
 use crate::bench::Environment;
+use crate::bench::guest::Moment;
 use crate::bench::statistics::Summary;
 
 /// Everything that was measured.

@@ -7,23 +7,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::Phase;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::figures::{LoadReport, LoadSample};
-use super::guest::{Guest, Requests, now_ms};
 use super::{
     BenchFolder, Contender, Holes, MirrorOptions, Part, Progress, Stage, Sterna, StorageDaemon, cpu_seconds,
     drop_caches, show_turn,
 };
-use crate::bench::process::bytes_read;
+use crate::bench::guest::{Guest, Load, Requests, now_ms, wait_for_guest};
 use crate::demo::DemoFolder;
 
-/// How long fio may take to begin.
-const START_DEADLINE: Duration = Duration::from_secs(30);
-/// How often it is looked whether it has.
-const START_PAUSE: Duration = Duration::from_millis(20);
-/// What a server has had read once its guest works, in bytes: more than it needs to look at an image.
-const START_BYTES: u64 = 256 << 10;
 /// How much earlier than seen a switch may have begun: a change is told of a little later, and clocks are rounded.
 const SWITCH_SLACK_MS: u64 = 250;
 
@@ -123,23 +116,12 @@ async fn under_guest<T>(
 ) -> anyhow::Result<(Requests, T)> {
     let MirrorOptions { bench, seconds, guest_iops, .. } = stage.options;
     let margin = Duration::from_secs((*seconds).into());
-    let guest = Guest::start(uri, bench.size_bytes, *guest_iops, stage.folder)?;
+    let guest = Guest::start(uri, bench.size_bytes, Load::database(*guest_iops), stage.folder)?;
     wait_for_guest(process).await?;
     sleep(margin).await;
     let migrated = migration.await?;
     sleep(margin).await;
     Ok((guest.stop().await?, migrated))
-}
-
-/// fio says nothing before its end, but the server of a guest that works reads.
-async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
-    let idle = bytes_read(server)?;
-    let give_up_at = Instant::now() + START_DEADLINE;
-    while bytes_read(server)?.saturating_sub(idle) < START_BYTES {
-        ensure!(Instant::now() < give_up_at, "fio has not begun within {} s", START_DEADLINE.as_secs());
-        sleep(START_PAUSE).await;
-    }
-    Ok(())
 }
 
 fn sample(stage: &Stage<'_>, requests: &Requests, course: Course) -> anyhow::Result<LoadSample> {

@@ -9,7 +9,6 @@
 //! Source and target are two folders of one file system: the disk that is read is the disk that is written.
 
 mod figures;
-mod guest;
 mod idle;
 mod load;
 mod page;
@@ -21,8 +20,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 
 pub use self::figures::{IdleFigures, IdleReport, LoadFigures, LoadReport, MirrorReport};
-pub use self::guest::Moment;
 use super::folder::BenchFolder;
+pub use super::guest::Moment;
 use super::image::{Blocks, Compared, Holes, compare, drop_caches, fill};
 use super::server::{CopyMode, Sterna, StorageDaemon};
 use super::tools::{CP, FIO, QEMU_IMG, STORAGE_DAEMON, check_fio_engines};

@@ -1,6 +1,7 @@
 //! The tables of benchmarks, as they are printed.
 
 use lab::bench::Summary;
+use lab::bench::link::{CopyFigures, CopyReport, GuestFigures, GuestReport};
 use lab::bench::mirror::{IdleFigures, IdleReport, LoadFigures, LoadReport};
 use lab::bench::nbd::{ContenderFigures, WorkloadFigures};
 
@@ -108,6 +109,55 @@ fn migrations_under_load_are_a_table_and_a_sentence() {
     let expected = "        SECONDS             IOPS BEFORE  DURING  LOST  TIME x LOSS s  WORST ms  99 % ms  CPU s
 sterna     2.00  2.00–2.00        52.0k   26.0k  50 %           1.00        31     2.25   1.75
 sterna beside the better mode of QEMU, each: 0.80 (0.80–0.80) × its time, 0.50 (0.50–0.50) × its worst latency, time × loss -1.50 s (-1.50 to -1.50)
+";
+    assert_eq!(lines(&report.table()), expected);
+}
+
+#[test]
+fn copies_over_links_are_a_table_and_a_sentence() {
+    let contender = |name, seconds: &[f64], to_tcp: Option<&[f64]>| CopyFigures {
+        name,
+        seconds: summary(seconds),
+        bytes_per_second: summary(&[f64::from(100 << 20)]),
+        to_tcp: to_tcp.map(summary),
+    };
+    let report = CopyReport {
+        name: "near",
+        title: "1 Gbit/s, round trip 0.5 ms",
+        link_bytes_per_second: f64::from(125 << 20),
+        round_trip_ms: 0.59,
+        contenders: vec![
+            contender("tcp", &[2.0], None),
+            contender("sterna", &[2.5, 2.0, 3.0], Some(&[0.8, 0.75, 0.9])),
+        ],
+    };
+    let expected = "        SECONDS             MiB/s  OF LINK  OF TCP
+tcp        2.00  2.00–2.00    100     0.80       -
+sterna     2.50  2.00–3.00    100     0.80    0.80
+sterna: 0.80 (0.75–0.90) × what TCP carries
+";
+    assert_eq!(lines(&report.table()), expected);
+    assert_eq!(report.heading(), "1 Gbit/s, round trip 0.5 ms; measured: 0.59 ms");
+}
+
+#[test]
+fn migrations_over_links_tell_how_many_have_ended() {
+    let figures = GuestFigures {
+        name: "sterna",
+        ended: 1,
+        seconds: summary(&[3.0, 30.0]),
+        written_bytes_per_second_before: summary(&[f64::from(240 << 20)]),
+        written_bytes_per_second: summary(&[f64::from(60 << 20)]),
+        written_to_link: summary(&[0.5]),
+        worst_latency_ms: summary(&[90.0]),
+        p99_latency_ms: summary(&[5.0]),
+        moments: Vec::new(),
+    };
+    let link_bytes_per_second = f64::from(120 << 20);
+    let report = GuestReport { title: "a guest", link_bytes_per_second, contenders: vec![figures] };
+    let expected = "         ENDED  SECONDS              MiB/s BEFORE  DURING  OF LINK  WORST ms  99 % ms
+sterna  1 of 2    16.50  3.00–30.00           240      60     0.50        90     5.00
+the link carries 120 MiB/s; a migration that has not ended when the image could have been brought over four times is given up
 ";
     assert_eq!(lines(&report.table()), expected);
 }

@@ -1,4 +1,4 @@
-//! The guest of `bench mirror`: fio, with a log of every request.
+//! The guest of a migration that is measured: fio, with a log of every request.
 //!
 //! ```text
 //!   fio's log: completion (ms since 1970), latency (ns), direction, bytes, offset
@@ -16,24 +16,68 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use tokio::process::Child;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
-use super::{BenchFolder, Blocks};
-use crate::bench::fio::{Disk, Job, Pattern, check_output};
-use crate::bench::tools::FIO;
+use super::fio::{Disk, Job, Pattern, check_output};
+use super::folder::BenchFolder;
+use super::image::Blocks;
+use super::process::bytes_moved;
+use super::tools::FIO;
 
-/// The load: a busy database.
-const JOB: Job = Job { pattern: Pattern::RandomMixed { reads_percent: 70 }, block_bytes: 8 << 10, depth: 16 };
 /// fio ends by itself after this time, if nobody ends it before.
 const SECONDS_MAX: u32 = 3600;
+/// How long fio may take to begin.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+/// How often it is looked whether it has.
+const START_PAUSE: Duration = Duration::from_millis(20);
+/// What a server has moved once its guest works, in bytes: more than it needs to look at an image.
+const START_BYTES: u64 = 256 << 10;
 /// How long fio may take to write its log down.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// Width of a point in plots.
 const MOMENT_MS: u64 = 100;
+
+/// What a guest does to its disk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) job: Job,
+    /// `None`: as much as it can.
+    pub(super) limit: Option<Limit>,
+}
+
+/// How much a guest does at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Limit {
+    /// Requests a second.
+    Requests(u32),
+    /// Bytes a second.
+    Bytes(u64),
+}
+
+impl Load {
+    /// A busy database.
+    pub(super) fn database(iops: Option<u32>) -> Self {
+        let job =
+            Job { pattern: Pattern::RandomMixed { reads_percent: 70 }, block_bytes: 8 << 10, depth: 16 };
+        Self { job, limit: iops.map(Limit::Requests) }
+    }
+
+    /// How fio is told of the limit.
+    fn limit_argument(self) -> Option<String> {
+        match (self.limit?, self.job.pattern) {
+            (Limit::Requests(iops), Pattern::RandomMixed { reads_percent }) => {
+                let reads = (u64::from(iops) * u64::from(reads_percent) / 100).max(1);
+                Some(format!("--rate_iops={reads},{}", u64::from(iops).saturating_sub(reads).max(1)))
+            }
+            (Limit::Requests(iops), _) => Some(format!("--rate_iops={iops}")),
+            (Limit::Bytes(bytes), _) => Some(format!("--rate={bytes}")),
+        }
+    }
+}
 
 /// fio at work.
 #[derive(Debug)]
@@ -93,17 +137,14 @@ impl Guest {
     pub(super) fn start(
         uri: &str,
         size_bytes: u64,
-        iops: Option<u32>,
+        load: Load,
         folder: &BenchFolder,
     ) -> anyhow::Result<Self> {
-        let mut command = JOB.command(Disk::Nbd { uri }, size_bytes, SECONDS_MAX, folder.root());
+        let mut command = load.job.command(Disk::Nbd { uri }, size_bytes, SECONDS_MAX, folder.root());
         command.arg(format!("--write_lat_log={}", folder.path("guest").display()));
         // The parts of a latency would be logs of the same length.
         command.args(["--log_offset=1", "--log_unix_epoch=1", "--disable_slat=1", "--disable_clat=1"]);
-        if let (Some(iops), Pattern::RandomMixed { reads_percent }) = (iops, JOB.pattern) {
-            let reads = (u64::from(iops) * u64::from(reads_percent) / 100).max(1);
-            command.arg(format!("--rate_iops={reads},{}", u64::from(iops).saturating_sub(reads).max(1)));
-        }
+        command.args(load.limit_argument());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|error| FIO.explain(error))?;
         Ok(Self { child, log: folder.path("guest_lat.1.log") })
@@ -218,6 +259,20 @@ impl Request {
     fn submitted_ms(&self) -> u64 {
         self.completed_ms.saturating_sub(self.latency_ns / 1_000_000)
     }
+}
+
+/// Waits until a guest works: fio says nothing before its end, but the server of a guest that works reads or writes.
+///
+/// # Errors
+/// If it does not begin, or the server has ended.
+pub(super) async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
+    let idle = bytes_moved(server)?;
+    let give_up_at = Instant::now() + START_DEADLINE;
+    while bytes_moved(server)?.saturating_sub(idle) < START_BYTES {
+        ensure!(Instant::now() < give_up_at, "fio has not begun within {} s", START_DEADLINE.as_secs());
+        sleep(START_PAUSE).await;
+    }
+    Ok(())
 }
 
 /// Milliseconds since 1970, as fio's log has them.

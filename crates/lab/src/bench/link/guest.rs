@@ -1,0 +1,160 @@
+//! Migrations of a guest that writes faster than its link carries: whether they end, and what the guest feels.
+//!
+//! A migration that has not ended when the image could have been brought over several times is given up, and counts as
+//! one that does not end. Its guest has then shown what it feels.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use api::Phase;
+use tokio::time::{sleep, timeout};
+
+use super::figures::{GuestReport, GuestSample};
+use super::stage::{Stage, Sternas, StorageDaemons};
+use super::{Contender, show_turn, turns};
+use crate::bench::fio::{Job, Pattern};
+use crate::bench::guest::{Guest, Limit, Load, Requests, now_ms, wait_for_guest};
+use crate::bench::image::drop_caches;
+use crate::bench::server::CopyMode;
+use crate::demo::Progress;
+
+/// The guest writes all over its disk, in requests of a size that file systems make.
+const JOB: Job = Job { pattern: Pattern::RandomWrites, block_bytes: 64 << 10, depth: 8 };
+/// How much more than the link carries the guest writes, if it can.
+const LINK_RATES: u64 = 2;
+/// How often the image could have been brought over until a migration is given up.
+const TIMES_MAX: u32 = 4;
+/// Added to that, for small images.
+const GIVE_UP_AFTER_MIN: Duration = Duration::from_secs(10);
+/// How much earlier than seen a switch may have begun: a change is told of a little later, and clocks are rounded.
+const SWITCH_SLACK_MS: u64 = 250;
+
+/// When a migration did what, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+struct Course {
+    begun_ms: u64,
+    /// Until then every write went to the source too; none if the migration was given up.
+    switched_ms: Option<u64>,
+    ended_ms: u64,
+}
+
+/// Migrates round after round.
+pub(super) async fn measure(stage: &Stage<'_>, progress: &mut Progress) -> anyhow::Result<GuestReport> {
+    let contenders = Contender::GUEST;
+    let rounds = stage.options.bench.rounds;
+    let mut samples = vec![Vec::new(); contenders.len()];
+    for (round, index) in turns(rounds, contenders) {
+        let contender = contenders[index];
+        show_turn(progress, stage.part, (round, rounds), contender);
+        let sample = match contender {
+            Contender::Tcp => anyhow::bail!("TCP has no guests"),
+            Contender::SternaNbd => sterna(stage).await,
+            Contender::Background => storage_daemon(stage, CopyMode::Background).await,
+            Contender::WriteBlocking => storage_daemon(stage, CopyMode::WriteBlocking).await,
+        };
+        samples[index].push(sample.with_context(|| contender.name())?);
+    }
+    let link = link_bytes_per_second(stage);
+    GuestReport::of(stage.part, link, contenders, &samples).context("a measurement has no figures")
+}
+
+async fn sterna(stage: &Stage<'_>) -> anyhow::Result<GuestSample> {
+    let servers = stage.sternas().await?;
+    drop_caches(&[stage.source]).await?;
+    let process = servers.source.process_id().context("the daemon has ended")?;
+    let migration = async {
+        let begun_ms = now_ms();
+        let mut copying_ms = begun_ms;
+        let seen = |migration: &api::Migration| {
+            if migration.phase == Phase::Copying {
+                copying_ms = now_ms();
+            }
+        };
+        let migrated = servers.source.migrate(&servers.volume.name, Sternas::STORE, seen);
+        let switched = timeout(give_up_after(stage), migrated).await.ok().transpose()?;
+        Ok(Course { begun_ms, switched_ms: switched.map(|_| copying_ms), ended_ms: now_ms() })
+    };
+    let (requests, course) = under_guest(stage, &servers.volume.uri, process, migration).await?;
+    let sample = sample(stage, &requests, course)?;
+    let Some(switched_ms) = course.switched_ms else {
+        // What is half done is not worth being ended in order.
+        drop(servers);
+        return given_up(stage, sample);
+    };
+    servers.stop().await?;
+    let source = stage.fenced_source()?;
+    stage.verify(&source, requests.written_since(switched_ms.saturating_sub(SWITCH_SLACK_MS))).await?;
+    std::fs::rename(&source, stage.source).context("put the source's image back")?;
+    Ok(sample)
+}
+
+async fn storage_daemon(stage: &Stage<'_>, mode: CopyMode) -> anyhow::Result<GuestSample> {
+    let mut servers = stage.storage_daemons().await?;
+    drop_caches(&[stage.source]).await?;
+    let (uri, process) = (servers.source.uri().to_owned(), servers.source.process_id()?);
+    let migration = async {
+        let (begun_ms, mut ready_ms) = (now_ms(), None);
+        let (source, target) = StorageDaemons::NODES;
+        let mirrored = servers.source.mirror(source, target, mode, || ready_ms = Some(now_ms()));
+        let switched = timeout(give_up_after(stage), mirrored).await.ok().transpose()?;
+        Ok(Course { begun_ms, switched_ms: switched.and(ready_ms), ended_ms: now_ms() })
+    };
+    let (requests, course) = under_guest(stage, &uri, process, migration).await?;
+    let sample = sample(stage, &requests, course)?;
+    let Some(switched_ms) = course.switched_ms else {
+        drop(servers);
+        return given_up(stage, sample);
+    };
+    servers.stop().await?;
+    stage.verify(stage.source, requests.written_since(switched_ms.saturating_sub(SWITCH_SLACK_MS))).await?;
+    Ok(sample)
+}
+
+/// Lets a guest work before and during `migration`. `process` is its server's.
+async fn under_guest(
+    stage: &Stage<'_>,
+    uri: &str,
+    process: u32,
+    migration: impl Future<Output = anyhow::Result<Course>>,
+) -> anyhow::Result<(Requests, Course)> {
+    let limit = Limit::Bytes(LINK_RATES * link_bytes_per_second(stage) as u64);
+    let load = Load { job: JOB, limit: Some(limit) };
+    let guest = Guest::start(uri, stage.options.bench.size_bytes, load, stage.folder)?;
+    wait_for_guest(process).await?;
+    sleep(Duration::from_secs(stage.options.seconds.into())).await;
+    let course = migration.await?;
+    Ok((guest.stop().await?, course))
+}
+
+/// Cleans up after a migration that did not end.
+fn given_up(stage: &Stage<'_>, sample: GuestSample) -> anyhow::Result<GuestSample> {
+    stage.delete_target()?;
+    Ok(sample)
+}
+
+fn sample(stage: &Stage<'_>, requests: &Requests, course: Course) -> anyhow::Result<GuestSample> {
+    let Course { begun_ms, switched_ms, ended_ms } = course;
+    let margin_ms = u64::from(stage.options.seconds) * 1000;
+    let before = requests.felt(begun_ms - margin_ms..begun_ms).context("before the migration")?;
+    let during = requests.felt(begun_ms..ended_ms).context("during the migration")?;
+    let block_bytes = f64::from(JOB.block_bytes);
+    Ok(GuestSample {
+        has_ended: switched_ms.is_some(),
+        seconds: ended_ms.saturating_sub(begun_ms) as f64 / 1e3,
+        written_bytes_per_second_before: before.iops * block_bytes,
+        written_bytes_per_second: during.iops * block_bytes,
+        worst_latency_ms: during.worst_latency_ms,
+        p99_latency_ms: during.p99_latency_ms,
+        moments: requests.moments(begun_ms - margin_ms..ended_ms, begun_ms),
+    })
+}
+
+/// What the links of the stage carry.
+fn link_bytes_per_second(stage: &Stage<'_>) -> f64 {
+    stage.links().map(|(rate, _)| rate.bytes_per_second()).sum()
+}
+
+fn give_up_after(stage: &Stage<'_>) -> Duration {
+    let once = stage.options.bench.size_bytes as f64 / link_bytes_per_second(stage);
+    Duration::from_secs_f64(once) * TIMES_MAX + GIVE_UP_AFTER_MIN
+}

@@ -1,0 +1,210 @@
+//! Two hosts with the links of a part, and the servers on them.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use api::{ExportSettings, Volume};
+
+use super::{LinkOptions, Part};
+use crate::bench::folder::BenchFolder;
+use crate::bench::image::{Blocks, Compared, compare};
+use crate::bench::server::{NAME, Setup, StorageDaemon, file_nodes, remote_node};
+use crate::bench::tools::STORAGE_DAEMON;
+use crate::demo::{Daemon, DemoFolder};
+use crate::network::measure::{median, round_trips};
+use crate::network::{BitRate, Conditions, Hosts, Namespace, WideAreaLink};
+
+/// Where the target serves; it is the only one on its host.
+const PORT: u16 = 10_809;
+/// The node of QEMU that is the target's export.
+const FAR_NODE: &str = "far";
+/// The store of Sterna that is the target's export.
+const FAR_STORE: &str = "far";
+/// How often a round trip is measured: its median is shown.
+const ROUND_TRIPS: usize = 21;
+
+/// One part of the benchmark, ready to be measured.
+#[derive(Debug)]
+pub(super) struct Stage<'a> {
+    pub(super) options: &'a LinkOptions,
+    pub(super) folder: &'a BenchFolder,
+    pub(super) part: Part,
+    pub(super) source: &'a Path,
+    pub(super) target: PathBuf,
+    hosts: [Namespace; 2],
+    links: Vec<WideAreaLink>,
+}
+
+impl<'a> Stage<'a> {
+    /// Makes hosts and links.
+    pub(super) fn set(
+        options: &'a LinkOptions,
+        folder: &'a BenchFolder,
+        part: Part,
+        source: &'a Path,
+    ) -> anyhow::Result<Self> {
+        let mut hosts = Hosts::create(["source", "target"])?;
+        let links = part.rates().iter().map(|&rate| {
+            let conditions = Conditions::of(rate, part.round_trip());
+            hosts.wide_area_link([0, 1], conditions)
+        });
+        let links = links.collect::<Result<Vec<_>, _>>()?;
+        let host = |number| hosts.get(number).cloned().context("there are two hosts");
+        let hosts = [host(0)?, host(1)?];
+        Ok(Self { options, folder, part, source, target: folder.path("target.img"), hosts, links })
+    }
+
+    pub(super) fn source_host(&self) -> &Namespace {
+        &self.hosts[0]
+    }
+
+    pub(super) fn target_host(&self) -> &Namespace {
+        &self.hosts[1]
+    }
+
+    /// The links by rate and the target's address, the fastest first.
+    pub(super) fn links(&self) -> impl Iterator<Item = (BitRate, Ipv4Addr)> {
+        self.links.iter().map(|link| (link.conditions().rate, link.addresses()[1]))
+    }
+
+    /// Where the target serves: those that use one link alone are given the fastest.
+    fn target_port(&self) -> (Ipv4Addr, u16) {
+        (self.links[0].addresses()[1], PORT)
+    }
+
+    /// Measures what a round trip over the first link takes.
+    pub(super) async fn round_trip(&self) -> anyhow::Result<Duration> {
+        let [source, target] = self.hosts.clone();
+        let (address, _) = self.target_port();
+        let measured = move || round_trips(&source, &target, address, ROUND_TRIPS);
+        Ok(median(tokio::task::spawn_blocking(measured).await??))
+    }
+
+    /// Makes an empty target of the right size.
+    pub(super) fn make_target(&self) -> anyhow::Result<()> {
+        let target = std::fs::File::create(&self.target).context("make the target")?;
+        target.set_len(self.options.bench.size_bytes).context("make the target")
+    }
+
+    /// Starts QEMU's daemons, one on each host.
+    pub(super) async fn storage_daemons(&self) -> anyhow::Result<StorageDaemons> {
+        self.make_target()?;
+        let setup = Setup {
+            command: STORAGE_DAEMON.command_in(self.target_host()),
+            name: "qemu-target",
+            nodes: file_nodes("target", &self.target).to_vec(),
+            exported: "target",
+            port: Some(self.target_port()),
+        };
+        let target = StorageDaemon::launch(self.folder, setup).await.context("on the target host")?;
+        let mut nodes = file_nodes("source", self.source).to_vec();
+        nodes.push(remote_node(FAR_NODE, self.target_port()));
+        let command = STORAGE_DAEMON.command_in(self.source_host());
+        let setup = Setup { command, name: "qemu-source", nodes, exported: "source", port: None };
+        let source = StorageDaemon::launch(self.folder, setup).await.context("on the source host")?;
+        Ok(StorageDaemons { source, target })
+    }
+
+    /// Starts daemons of this program, one on each host; the source's has the target's volume for a store.
+    pub(super) async fn sternas(&self) -> anyhow::Result<Sternas> {
+        self.make_target()?;
+        let program = &self.options.bench.program;
+        let (host, port) = self.target_port();
+        let target_folder = DemoFolder::create_in(self.folder.root())?;
+        let target = Daemon::start_by(self.target_host().command(program).into(), &target_folder)
+            .await
+            .context("on the target host")?;
+        let export = ExportSettings { listen: Some(format!("{host}:{port}")), ..ExportSettings::default() };
+        target.export_volume(NAME, &self.target, export).await?;
+        let source_folder = DemoFolder::create_in(self.folder.root())?;
+        let store = format!("[stores.{FAR_STORE}]\nnbd = \"nbd://{host}:{port}/{NAME}\"\n");
+        std::fs::write(source_folder.config(), store).context("write the source's configuration")?;
+        let source = Daemon::start_by(self.source_host().command(program).into(), &source_folder)
+            .await
+            .context("on the source host")?;
+        let volume = source.add_volume(NAME, self.source).await?;
+        Ok(Sternas { source, target, folders: [source_folder, target_folder], volume })
+    }
+
+    /// Waits until the target is on the disk.
+    pub(super) async fn flush(&self) -> anyhow::Result<()> {
+        let file = std::fs::File::options().write(true).open(&self.target).context("open the target")?;
+        tokio::task::spawn_blocking(move || file.sync_all()).await?.context("flush the target")
+    }
+
+    /// Makes sure that the copy is one, but for some blocks, and deletes it. Nobody may use the images meanwhile.
+    pub(super) async fn verify(&self, source: &Path, except: Blocks) -> anyhow::Result<u64> {
+        let Compared { bytes, first_difference } = compare(source, &self.target, except).await?;
+        if let Some(offset) = first_difference {
+            bail!("the target differs from the source at byte {offset}");
+        }
+        ensure!(bytes > 0, "the guest has written every block since the switch: nothing could be compared");
+        self.delete_target()?;
+        Ok(bytes)
+    }
+
+    pub(super) fn delete_target(&self) -> anyhow::Result<()> {
+        std::fs::remove_file(&self.target).context("delete the target")
+    }
+
+    /// Where the source's image is after a migration of Sterna, which fences what it leaves by renaming it.
+    pub(super) fn fenced_source(&self) -> anyhow::Result<PathBuf> {
+        let name = self.source.file_name().context("the source's image has a name")?.to_string_lossy();
+        for entry in std::fs::read_dir(self.folder.root()).context("look for the source's image")? {
+            let entry = entry.context("look for the source's image")?;
+            if entry.file_name().to_string_lossy().starts_with(&*name) {
+                return Ok(entry.path());
+            }
+        }
+        bail!("the source's image has gone, though it was served in place")
+    }
+}
+
+/// QEMU's daemons.
+#[derive(Debug)]
+pub(super) struct StorageDaemons {
+    pub(super) source: StorageDaemon,
+    pub(super) target: StorageDaemon,
+}
+
+impl StorageDaemons {
+    /// The node that is mirrored, and the one that it is mirrored to.
+    pub(super) const NODES: (&'static str, &'static str) = ("source", FAR_NODE);
+
+    /// Ends them in order.
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        self.source.stop().await?;
+        self.target.stop().await
+    }
+}
+
+/// Daemons of this program.
+#[derive(Debug)]
+pub(super) struct Sternas {
+    pub(super) source: Daemon,
+    pub(super) target: Daemon,
+    folders: [DemoFolder; 2],
+    /// The source's.
+    pub(super) volume: Volume,
+}
+
+impl Sternas {
+    /// Where the volume is to go.
+    pub(super) const STORE: &'static str = FAR_STORE;
+
+    /// Ends them in order.
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        self.source.stop().await?;
+        self.target.stop().await?;
+        self.folders.into_iter().try_for_each(DemoFolder::remove)
+    }
+}
+
+/// What TCP does about full queues in a host of the lab: the machine's usual.
+pub(super) fn congestion_control() -> anyhow::Result<String> {
+    let host = Namespace::create("asked")?;
+    let name = host.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control"))?;
+    Ok(name.context("ask for the congestion control")?.trim().to_owned())
+}

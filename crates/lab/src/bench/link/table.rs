@@ -1,0 +1,79 @@
+//! What was made of links, as tables and sentences.
+
+use super::{CopyReport, GuestReport};
+use crate::bench::show::{Table, figure_and_spread, mebibytes, milliseconds, ratio, seconds};
+
+impl CopyReport {
+    /// The copies for people.
+    pub fn table(&self) -> Table {
+        let row = |contender: &super::CopyFigures| {
+            let [time, spread] = figure_and_spread(&contender.seconds, seconds);
+            vec![
+                contender.name.to_owned(),
+                time,
+                spread,
+                mebibytes(contender.bytes_per_second.median),
+                part(contender.bytes_per_second.median / self.link_bytes_per_second),
+                contender.to_tcp.as_ref().map_or_else(|| "-".to_owned(), |to_tcp| part(to_tcp.median)),
+            ]
+        };
+        let beside = self.contenders.iter().filter_map(|contender| {
+            Some(format!("{}: {} × what TCP carries", contender.name, ratio(contender.to_tcp.as_ref()?)))
+        });
+        Table {
+            header: vec!["", "SECONDS", "", "MiB/s", "OF LINK", "OF TCP"],
+            rows: self.contenders.iter().map(row).collect(),
+            conclusion: beside.collect::<Vec<_>>().join("; "),
+        }
+    }
+
+    /// What the links are, and what a round trip took, for people.
+    pub fn heading(&self) -> String {
+        format!("{}; measured: {} ms", self.title, milliseconds(self.round_trip_ms))
+    }
+}
+
+impl GuestReport {
+    /// The migrations for people.
+    pub fn table(&self) -> Table {
+        let row = |contender: &super::GuestFigures| {
+            let [time, spread] = figure_and_spread(&contender.seconds, seconds);
+            let rounds = contender.seconds.samples.len();
+            vec![
+                contender.name.to_owned(),
+                format!("{} of {rounds}", contender.ended),
+                time,
+                spread,
+                mebibytes(contender.written_bytes_per_second_before.median),
+                mebibytes(contender.written_bytes_per_second.median),
+                part(contender.written_to_link.median),
+                milliseconds(contender.worst_latency_ms.median),
+                milliseconds(contender.p99_latency_ms.median),
+            ]
+        };
+        Table {
+            header: vec![
+                "",
+                "ENDED",
+                "SECONDS",
+                "",
+                "MiB/s BEFORE",
+                "DURING",
+                "OF LINK",
+                "WORST ms",
+                "99 % ms",
+            ],
+            rows: self.contenders.iter().map(row).collect(),
+            conclusion: format!(
+                "the link carries {} MiB/s; a migration that has not ended when the image could have been brought \
+                 over four times is given up",
+                mebibytes(self.link_bytes_per_second)
+            ),
+        }
+    }
+}
+
+/// A part of a whole.
+fn part(value: f64) -> String {
+    format!("{value:.2}")
+}
