@@ -13,7 +13,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 
 /// Bytes that the kernel may hold unsent: a millisecond at a gigabit.
@@ -37,7 +37,6 @@ pub(crate) fn prepare(stream: &TcpStream, silence_max: Duration) -> io::Result<(
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_user_timeout(Some(silence_max))?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(silence_max).with_interval(silence_max))?;
     socket.set_tcp_notsent_lowat(NOT_SENT_BYTES)
 }
 

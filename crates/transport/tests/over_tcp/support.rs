@@ -1,9 +1,6 @@
 //! Two hosts on loopback, a receiver that keeps what it is given, and a proxy that breaks connections.
 
-#![expect(clippy::unwrap_used, clippy::panic, unreachable_pub, reason = "the whole file is test support")]
-
-#[expect(dead_code, reason = "each test file uses a part of it")]
-pub mod proxy;
+pub(crate) mod proxy;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,14 +13,14 @@ use transport::{
 };
 
 /// How long anything may take before a test gives up waiting for it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The hosts that one host knows.
 #[derive(Default)]
-pub struct Known(Mutex<HashMap<HostId, Peer>>);
+pub(crate) struct Known(Mutex<HashMap<HostId, Peer>>);
 
 impl Known {
-    pub fn add(&self, peer: Peer) {
+    pub(crate) fn add(&self, peer: Peer) {
         self.0.lock().unwrap().insert(peer.id, peer);
     }
 }
@@ -41,7 +38,7 @@ impl Peers for Known {
 
 /// What a receiver was told, in order.
 #[derive(Debug)]
-pub enum Event {
+pub(crate) enum Event {
     Connected(Incarnation),
     Delivered(Delivery),
     Disconnected(String),
@@ -51,7 +48,7 @@ pub enum Event {
 
 /// Keeps events until a test takes them.
 #[derive(Default)]
-pub struct Inbox {
+pub(crate) struct Inbox {
     events: Mutex<Vec<Event>>,
     arrived: Condvar,
 }
@@ -63,13 +60,13 @@ impl Inbox {
     }
 
     /// Waits for an event that `pick` accepts, and takes it out.
-    pub fn wait<T>(&self, what: &str, pick: impl Fn(&Event) -> Option<T>) -> T {
+    pub(crate) fn wait<T>(&self, what: &str, pick: impl Fn(&Event) -> Option<T>) -> T {
         self.try_wait(PATIENCE, pick)
             .unwrap_or_else(|| panic!("waited in vain for {what}: {:?}", self.events))
     }
 
     /// The same, but gives up after a time.
-    pub fn try_wait<T>(&self, time: Duration, pick: impl Fn(&Event) -> Option<T>) -> Option<T> {
+    pub(crate) fn try_wait<T>(&self, time: Duration, pick: impl Fn(&Event) -> Option<T>) -> Option<T> {
         let events = self.events.lock().unwrap();
         let is_missing = |events: &mut Vec<Event>| !events.iter().any(|event| pick(event).is_some());
         let (mut events, _) = self.arrived.wait_timeout_while(events, time, is_missing).unwrap();
@@ -80,7 +77,7 @@ impl Inbox {
     }
 
     /// Waits for a number of deliveries and takes them out, in the order of arrival.
-    pub fn deliveries(&self, count: usize) -> Vec<Delivery> {
+    pub(crate) fn deliveries(&self, count: usize) -> Vec<Delivery> {
         let is_delivery = |event: &Event| matches!(event, Event::Delivered(_));
         let events = self.events.lock().unwrap();
         let is_short =
@@ -93,17 +90,17 @@ impl Inbox {
         Vec::into_iter(deliveries).filter_map(delivery).collect()
     }
 
-    pub fn connected(&self) -> Incarnation {
+    pub(crate) fn connected(&self) -> Incarnation {
         self.wait("a connection", |event| if let Event::Connected(now) = event { Some(*now) } else { None })
     }
 
-    pub fn disconnected(&self) -> String {
+    pub(crate) fn disconnected(&self) -> String {
         self.wait("the end of all connections", |event| {
             if let Event::Disconnected(reason) = event { Some(reason.clone()) } else { None }
         })
     }
 
-    pub fn restarted(&self) -> (Incarnation, Incarnation) {
+    pub(crate) fn restarted(&self) -> (Incarnation, Incarnation) {
         self.wait("another life", |event| {
             if let Event::Restarted { before, now } = event { Some((*before, *now)) } else { None }
         })
@@ -133,27 +130,31 @@ impl Receiver for Inbox {
 }
 
 /// One host.
-pub struct Host {
-    pub endpoint: Endpoint,
-    pub known: Arc<Known>,
-    pub inbox: Arc<Inbox>,
-    pub identity: Identity,
+pub(crate) struct Host {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) known: Arc<Known>,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) identity: Identity,
 }
 
 impl Host {
     /// Starts a host on loopback; `change` may change its settings.
-    pub fn start(name: &str, change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn start(name: &str, change: impl FnOnce(&mut Settings)) -> Self {
         Self::start_as(Identity::in_memory(name).unwrap(), Arc::default(), change)
     }
 
     /// Starts a host that was there before: its identity and the hosts that it knows are given.
-    pub fn start_as(identity: Identity, known: Arc<Known>, change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn start_as(
+        identity: Identity,
+        known: Arc<Known>,
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
         let inbox = Arc::new(Inbox::default());
         Self::start_with(identity, known, Arc::clone(&inbox) as Arc<dyn Receiver>, inbox, change)
     }
 
     /// Starts a host with a receiver of its own; `inbox` stays empty then.
-    pub fn start_with(
+    pub(crate) fn start_with(
         identity: Identity,
         known: Arc<Known>,
         receiver: Arc<dyn Receiver>,
@@ -169,30 +170,30 @@ impl Host {
     }
 
     /// This host as another one knows it.
-    pub fn peer(&self) -> Peer {
+    pub(crate) fn peer(&self) -> Peer {
         self.peer_at(self.endpoint.addresses())
     }
 
     /// The same, called at other addresses.
-    pub fn peer_at(&self, addresses: &[SocketAddr]) -> Peer {
+    pub(crate) fn peer_at(&self, addresses: &[SocketAddr]) -> Peer {
         let links = addresses.iter().map(|address| Link::new(address.to_string())).collect();
         Peer { id: self.identity.id(), name: self.identity.name().to_owned(), links }
     }
 
     /// Makes another host known to this one.
-    pub fn knows(&self, other: &Self) {
+    pub(crate) fn knows(&self, other: &Self) {
         self.known.add(Peer { links: Vec::new(), ..other.peer() });
     }
 }
 
 /// Two hosts that know each other, with the same changes to their settings.
-pub fn two_hosts(change: impl Fn(&mut Settings)) -> (Host, Host) {
+pub(crate) fn two_hosts(change: impl Fn(&mut Settings)) -> (Host, Host) {
     let (source, target) = (Host::start("source", &change), Host::start("target", &change));
     source.knows(&target);
     target.knows(&source);
     (source, target)
 }
 
-pub fn message(priority: Priority, head: impl Into<Vec<u8>>, payload: impl Into<Vec<u8>>) -> Message {
+pub(crate) fn message(priority: Priority, head: impl Into<Vec<u8>>, payload: impl Into<Vec<u8>>) -> Message {
     Message::new(ChannelId(1), priority, head.into(), payload.into()).unwrap()
 }

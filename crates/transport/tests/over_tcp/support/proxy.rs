@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 /// What happens to the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// They pass.
     Pass,
     /// They vanish, both ways; the connection stays open.
@@ -21,8 +21,8 @@ pub enum Fate {
     Close,
 }
 
-pub struct Proxy {
-    pub address: SocketAddr,
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
     connections: Arc<Mutex<Vec<watch::Sender<Fate>>>>,
     /// What new connections meet.
     new: Arc<Mutex<Fate>>,
@@ -30,7 +30,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    pub fn start(target: SocketAddr) -> Self {
+    pub(crate) fn start(target: SocketAddr) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -51,7 +51,7 @@ impl Proxy {
     }
 
     /// Decides the fate of one of the live connections, chosen by a number; `false` if there is none.
-    pub fn hit(&self, number: usize, fate: Fate) -> bool {
+    pub(crate) fn hit(&self, number: usize, fate: Fate) -> bool {
         let mut connections = self.connections.lock().unwrap();
         connections.retain(|connection| connection.receiver_count() > 0);
         let count = connections.len();
@@ -62,7 +62,7 @@ impl Proxy {
     }
 
     /// Decides the fate of all connections, and of those to come.
-    pub fn hit_all(&self, fate: Fate, new: Fate) {
+    pub(crate) fn hit_all(&self, fate: Fate, new: Fate) {
         *self.new.lock().unwrap() = new;
         for connection in self.connections.lock().unwrap().iter() {
             connection.send_replace(fate);

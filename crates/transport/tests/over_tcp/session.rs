@@ -1,8 +1,6 @@
 //! Sessions over real TCP: messages arrive, whatever happens to the connections.
 
-mod support;
-
-use support::{Host, message, two_hosts};
+use crate::support::{Host, message, two_hosts};
 use transport::Priority;
 
 #[test]

@@ -1,0 +1,67 @@
+//! Pairing two hosts by an invitation, and every way in which that is refused.
+
+use std::time::Duration;
+
+use crate::support::{Host, message};
+use transport::{GarbledToken, JoinError, Priority, RefusalReason, Settings, Token};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn refusal(error: &JoinError) -> RefusalReason {
+    match error {
+        JoinError::Handshake { reason, .. } => match **reason {
+            transport::HandshakeError::Refused { refusal, .. } => refusal,
+            ref other => panic!("{other}"),
+        },
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn an_invitation_makes_two_hosts_known_to_each_other() {
+    let (inviter, joiner) = (Host::start("inviter", |_| {}), Host::start("joiner", |_| {}));
+    let token: Token = inviter.endpoint.invite(HOUR).unwrap().to_string().parse().unwrap();
+    let peer = joiner.endpoint.join(&token).unwrap();
+    assert_eq!((peer.id, peer.name.as_str()), (inviter.identity.id(), "inviter"));
+    joiner.known.add(peer.clone());
+    joiner.endpoint.session(&peer).send(message(Priority::Control, "hello", ""));
+    assert_eq!(inviter.inbox.deliveries(1)[0].message.head(), "hello");
+    let back = transport::Peers::find(&*inviter.known, joiner.identity.id()).unwrap();
+    assert_eq!(back.name, "joiner");
+    assert_eq!(back.links[0].address, joiner.endpoint.addresses()[0].to_string());
+}
+
+#[test]
+fn an_invitation_is_good_for_one_host() {
+    let [inviter, joiner, other] = ["inviter", "joiner", "other"].map(|name| Host::start(name, |_| {}));
+    let token = inviter.endpoint.invite(HOUR).unwrap();
+    joiner.endpoint.join(&token).unwrap();
+    // Its answer may have been lost: the same host may ask again.
+    joiner.endpoint.join(&token).unwrap();
+    assert_eq!(refusal(&other.endpoint.join(&token).unwrap_err()), RefusalReason::InvitationUsed);
+}
+
+#[test]
+fn what_is_wrong_with_a_token_is_told_apart() {
+    let [inviter, joiner, third] = ["inviter", "joiner", "third"].map(|name| Host::start(name, |_| {}));
+    let token = inviter.endpoint.invite(Duration::ZERO).unwrap();
+    assert!(matches!(joiner.endpoint.join(&token), Err(JoinError::Expired)));
+    let token = inviter.endpoint.invite(HOUR).unwrap();
+    assert!(matches!(inviter.endpoint.join(&token), Err(JoinError::Own)));
+    let text = token.to_string();
+    assert_eq!(text[..text.len() - 2].parse::<Token>(), Err(GarbledToken::Damaged));
+    let elsewhere = token.clone().at(third.endpoint.addresses()[0].to_string());
+    let error = joiner.endpoint.join(&elsewhere).unwrap_err().to_string();
+    assert!(error.contains(&third.identity.id().to_string()), "{error}");
+    let address = inviter.endpoint.addresses()[0];
+    let Host { endpoint, known, identity, .. } = inviter;
+    endpoint.stop();
+    let _again = Host::start_as(identity, known, |settings: &mut Settings| settings.listen = vec![address]);
+    assert_eq!(refusal(&joiner.endpoint.join(&token).unwrap_err()), RefusalReason::InvitationUnknown);
+}
+
+#[test]
+fn a_host_that_does_not_listen_cannot_invite() {
+    let host = Host::start("host", |settings| settings.listen.clear());
+    assert!(matches!(host.endpoint.invite(HOUR), Err(JoinError::NotListening)));
+}

@@ -1,0 +1,108 @@
+//! Those who are not who they should be, not known, not of this protocol, or far too many.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use crate::support::{Host, PATIENCE, message, two_hosts};
+use transport::{Identity, Peer, Priority, Session, Settings, Versions};
+
+/// Waits until the session has an error to show that contains all of these.
+fn expect_error(session: &Session, parts: &[&str]) {
+    let begun = Instant::now();
+    loop {
+        let status = session.status();
+        let errors: Vec<String> = status.connections.into_iter().filter_map(|it| it.last_error).collect();
+        if errors.iter().any(|error| parts.iter().all(|part| error.contains(part))) {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "waited in vain for {parts:?}: {errors:?}");
+        // Only looks now and then.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a host has refused somebody with these words.
+fn expect_refusal(host: &Host, parts: &[&str]) {
+    let begun = Instant::now();
+    while !host.endpoint.refused().iter().any(|text| parts.iter().all(|part| text.contains(part))) {
+        assert!(begun.elapsed() < PATIENCE, "waited in vain for {parts:?}: {:?}", host.endpoint.refused());
+        // Only looks now and then.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_wrong_key_is_named_on_both_sides() {
+    let (source, target) = two_hosts(|_| {});
+    let expected = Identity::in_memory("expected").unwrap().id();
+    let session = source.endpoint.session(&Peer { id: expected, ..target.peer() });
+    let [expected, came] = [expected.to_string(), target.identity.id().to_string()];
+    expect_error(&session, &["expected host", &expected, &came]);
+    expect_refusal(&target, &["expecting host", &expected, &came]);
+}
+
+#[test]
+fn a_host_that_is_not_known_is_refused_on_both_sides() {
+    let (source, target) = (Host::start("source", |_| {}), Host::start("target", |_| {}));
+    let session = source.endpoint.session(&target.peer());
+    expect_error(&session, &["does not know this host"]);
+    expect_refusal(&target, &["not known here", &source.identity.id().to_string()]);
+}
+
+/// Connects two hosts that speak different versions.
+fn check_versions(source: Versions, target: Versions) -> (Host, Host, Session) {
+    let source = Host::start("source", |settings| settings.versions = source);
+    let target = Host::start("target", |settings| settings.versions = target);
+    source.knows(&target);
+    target.knows(&source);
+    let session = source.endpoint.session(&target.peer());
+    (source, target, session)
+}
+
+#[test]
+fn old_and_new_versions_understand_each_other_where_they_overlap() {
+    let [old, new] = [Versions { lowest: 1, highest: 1 }, Versions { lowest: 1, highest: 9 }];
+    for (one, other) in [(old, new), (new, old)] {
+        let (_source, target, session) = check_versions(one, other);
+        session.send(message(Priority::Control, "understood", ""));
+        assert_eq!(target.inbox.deliveries(1)[0].message.head(), "understood");
+    }
+}
+
+#[test]
+fn versions_that_do_not_overlap_are_named_on_both_sides() {
+    let [old, new] = [Versions { lowest: 1, highest: 1 }, Versions { lowest: 2, highest: 3 }];
+    let (_source, target, session) = check_versions(old, new);
+    expect_error(&session, &["this host speaks 1 to 1, the other 2 to 3"]);
+    expect_refusal(&target, &["this host speaks 2 to 3, the other 1 to 1"]);
+}
+
+#[test]
+fn garbage_is_dropped_and_harms_nobody() {
+    let (source, target) = two_hosts(|_| {});
+    let address = target.endpoint.addresses()[0];
+    let garbage: [&[u8]; 4] = [b"", b"GET / HTTP/1.1\r\n\r\n", &[0; 5000], &[22, 3, 1, 255, 255, 1]];
+    for bytes in garbage {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        // Whatever comes back, the connection ends.
+        drop(stream.read_to_end(&mut Vec::new()));
+    }
+    source.endpoint.session(&target.peer()).send(message(Priority::Control, "fine", ""));
+    assert_eq!(target.inbox.deliveries(1)[0].message.head(), "fine");
+}
+
+#[test]
+fn thousands_of_silent_strangers_do_not_keep_a_peer_out() {
+    let hasty = |settings: &mut Settings| settings.limits.handshake_max = Duration::from_millis(500);
+    let (source, target) = (Host::start("source", |_| {}), Host::start("target", hasty));
+    source.knows(&target);
+    target.knows(&source);
+    let address = target.endpoint.addresses()[0];
+    let strangers: Vec<TcpStream> = (0..3000).map(|_| TcpStream::connect(address).unwrap()).collect();
+    source.endpoint.session(&target.peer()).send(message(Priority::Control, "in", ""));
+    assert_eq!(target.inbox.deliveries(1)[0].message.head(), "in");
+    drop(strangers);
+}
