@@ -24,7 +24,7 @@ use std::rc::{Rc, Weak};
 use futures_util::lock::Mutex;
 use rustix::io::Errno;
 
-use super::header::V3_LENGTH;
+use super::header::{MAGIC, V3_LENGTH};
 use super::mapping::Tables;
 use crate::buffer::Buffer;
 use crate::device::{ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, IoFuture};
@@ -62,6 +62,8 @@ struct Growing {
     durable: Cell<u64>,
     /// Held by who syncs, so that those who wait for the same need not.
     syncing: Mutex<()>,
+    /// Bytes of a cluster: more than direct I/O demands of a write.
+    cluster_size: u64,
     /// Where the first-level table is.
     l1: Range<u64>,
     /// The tables that are written before it; dead until the image is open.
@@ -81,13 +83,14 @@ impl LaneFile {
         Self { kind: Kind::Raw(FileStore::new(image, Rc::clone(engine))), engine: Rc::clone(engine) }
     }
 
-    /// The file of an image that is written, whose first-level table is at `l1`.
-    pub(super) fn growing(image: Image, l1: Range<u64>, engine: &Rc<dyn Engine>) -> Self {
+    /// The file of an image with clusters of `cluster_size` bytes that is written, whose first-level table is at `l1`.
+    pub(super) fn growing(image: Image, cluster_size: u64, l1: Range<u64>, engine: &Rc<dyn Engine>) -> Self {
         let growing = Growing {
             end: Cell::new(image.size()),
             completed: Cell::new(0),
             durable: Cell::new(0),
             syncing: Mutex::new(()),
+            cluster_size,
             l1,
             tables: RefCell::default(),
             gives_back: Cell::new(image.gives_space_back()),
@@ -182,8 +185,12 @@ impl LaneFile {
     }
 
     /// Writes a part of a table, after everything that must be durable before.
+    ///
+    /// # Errors
+    /// EIO as well for a table that would lie where the header or the first-level table is.
     pub(super) async fn write_table(&self, offset: u64, data: Buffer) -> Result<(), IoError> {
         let growing = self.written()?;
+        growing.check_place(offset, &data)?;
         let is_l1 = growing.l1.contains(&offset);
         if is_l1 {
             let tables = growing.tables.borrow().upgrade();
@@ -303,6 +310,22 @@ impl LaneFile {
 }
 
 impl Growing {
+    /// Makes sure that what is written to the header or to the first-level table is of these.
+    ///
+    /// A damaged image can give their clusters to another table. Such a one must not be taken for theirs: before those,
+    /// all cached tables are written, and this would be one that waits for itself. Other tables are written as whole
+    /// clusters, the first-level table by parts, and the header begins as headers do.
+    fn check_place(&self, offset: u64, data: &Buffer) -> Result<(), IoError> {
+        let is_whole = data.len() as u64 >= self.cluster_size;
+        let is_header = offset == 0 && data.as_slice().starts_with(&MAGIC);
+        if is_whole && !is_header && (offset == 0 || self.l1.contains(&offset)) {
+            let path = self.image.path().display();
+            tracing::warn!(%path, offset, "the image gives the place of one table to another: run `qemu-img check`");
+            return Err(IoError::os("write tables", Errno::IO));
+        }
+        Ok(())
+    }
+
     /// Takes note of a change that has completed and reached up to `end`.
     fn changed(&self, end: u64) {
         self.completed.set(self.completed.get() + 1);

@@ -354,8 +354,9 @@ fn read_header(image: &mut Image) -> Result<Header, Qcow2Error> {
             position += wanted as u64;
         }
     }
-    if u64::from(image.io_alignment()) > header.cluster_size() {
-        // Clusters smaller than the blocks of direct I/O could not be written one by one.
+    if u64::from(image.io_alignment()) >= header.cluster_size() {
+        // Clusters smaller than the blocks of direct I/O could not be written one by one; in ones as large, an entry of
+        // the first-level table could not be told from another table.
         image.go_buffered().map_err(fail("turn direct I/O off for"))?;
     }
     if image.access() == Access::ReadWrite {

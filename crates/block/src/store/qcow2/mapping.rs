@@ -66,7 +66,7 @@ impl Tables {
         let top = Rc::new(if is_written {
             let l1 = header.l1.offset
                 ..header.l1.offset + header.l1.bytes().next_multiple_of(1 << header.cluster_bits);
-            LaneFile::growing(image.top, l1, engine)
+            LaneFile::growing(image.top, 1 << header.cluster_bits, l1, engine)
         } else {
             LaneFile::fixed(image.top, engine)
         });
