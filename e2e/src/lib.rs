@@ -15,6 +15,7 @@ pub mod fio;
 pub mod guest;
 pub mod machine;
 pub mod program;
+pub mod qemu_nbd;
 mod scene;
 pub mod switch_over;
 mod wait;

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::ensure;
 use lab::demo::{DemoGuest as _, Progress, StoppedDemoGuest as _};
 use lab::nbd_client::Address;
-use lab::vm::{GuestImage, MachineOptions, StoppedMachine};
+use lab::vm::{DiskModel, GuestImage, MachineOptions, StoppedMachine};
 use tokio::runtime::Runtime;
 
 use crate::program::target_folder;
@@ -24,9 +24,9 @@ impl Machine {
     ///
     /// # Errors
     /// If there is no QEMU or no guest image, or the machine does not begin to work.
-    pub fn start(export: &Address, fill_bytes: u64) -> anyhow::Result<Self> {
+    pub fn start(export: &Address, fill_bytes: u64, disk: DiskModel) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let options = MachineOptions { fill_bytes, ..MachineOptions::new(guest_image()?) };
+        let options = MachineOptions { fill_bytes, disk, ..MachineOptions::new(guest_image()?) };
         let mut progress = Progress::silent();
         let machine = runtime.block_on(lab::vm::Machine::start(export, options, &mut progress))?;
         Ok(Self { runtime, machine, requests: 0 })

@@ -1,6 +1,7 @@
 //! A folder with stores, a daemon, and the commands that a user gives it.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
@@ -86,6 +87,15 @@ impl Scene {
         );
         std::fs::write(scene.path("sterna.toml"), config).context("write the configuration")?;
         Ok(scene)
+    }
+
+    /// Appends to the configuration, which a daemon reads when it starts.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn configure(&self, more: &str) -> anyhow::Result<()> {
+        let mut file = File::options().append(true).open(self.path("sterna.toml"))?;
+        file.write_all(more.as_bytes()).context("write the configuration")
     }
 
     /// A path in the folder.

@@ -1,8 +1,10 @@
-//! A machine in QEMU whose disk moves, and whose daemon dies.
+//! Machines in QEMU, with disks of every kind, that move, also into images of QEMU's own, and whose daemon dies.
 
 use anyhow::Context as _;
 use e2e::machine::Machine;
-use e2e::{Scene, play};
+use e2e::qemu_nbd::QemuNbd;
+use e2e::{Scene, play, play_unstarted};
+use lab::vm::{Bus, DiskModel};
 
 const DISK_BYTES: u64 = 64 << 20;
 /// Requests that show that the machine goes on: a fraction of a second.
@@ -17,10 +19,10 @@ fn verify(scene: &mut Scene, machine: Machine) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_machine_finds_every_block_on_a_disk_that_moves_ten_times() {
+fn a_machine_finds_every_block_on_a_virtio_disk_that_moves_ten_times() {
     play(|scene| {
         scene.create_volume(DISK_BYTES)?;
-        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2)?;
+        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2, DiskModel::USUAL)?;
         for round in 1..=10 {
             let store = if round % 2 == 0 { "a" } else { "b" };
             scene.migrate(store).with_context(|| format!("migration {round}"))?;
@@ -31,10 +33,11 @@ fn a_machine_finds_every_block_on_a_disk_that_moves_ten_times() {
 }
 
 #[test]
-fn a_machine_survives_a_daemon_that_is_killed_and_started_again() {
+fn a_machine_with_a_scsi_disk_of_4_kib_sectors_survives_a_daemon_that_is_killed_and_started_again() {
     play(|scene| {
         scene.create_volume(DISK_BYTES)?;
-        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2)?;
+        let disk = DiskModel { bus: Bus::VirtioScsi, sector_bytes: 4096 };
+        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2, disk)?;
         for round in 1..=3 {
             machine.work_on(SOME_REQUESTS).with_context(|| format!("before kill {round}"))?;
             if round > 1 {
@@ -50,5 +53,36 @@ fn a_machine_survives_a_daemon_that_is_killed_and_started_again() {
         scene.migrate("b")?;
         machine.work_on(SOME_REQUESTS)?;
         verify(scene, machine)
+    });
+}
+
+#[test]
+fn a_machine_with_a_virtio_disk_of_4_kib_sectors_moves_into_a_raw_image_of_qemu_nbd_and_back() {
+    to_qemu_nbd_and_back("raw", DiskModel { bus: Bus::VirtioBlk, sector_bytes: 4096 });
+}
+
+#[test]
+fn a_machine_with_a_scsi_disk_moves_into_a_qcow2_image_of_qemu_nbd_and_back() {
+    to_qemu_nbd_and_back("qcow2", DiskModel { bus: Bus::VirtioScsi, sector_bytes: 512 });
+}
+
+/// Moves a machine's disk into what qemu-nbd serves, from there into a store, and there again.
+fn to_qemu_nbd_and_back(format: &'static str, disk: DiskModel) {
+    play_unstarted(|scene| {
+        let folder = scene.path("qemu");
+        std::fs::create_dir(&folder)?;
+        let server = QemuNbd::start(&folder, format, DISK_BYTES)?;
+        scene.configure(&format!("[stores.qemu]\nnbd = '{}'\n", server.uri()))?;
+        scene.start()?;
+        scene.create_volume(DISK_BYTES)?;
+        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2, disk)?;
+        for store in ["qemu", "b", "qemu"] {
+            scene.migrate(store).with_context(|| format!("to {store}"))?;
+            machine.work_on(SOME_REQUESTS).with_context(|| format!("in {store}"))?;
+        }
+        let verified = machine.stop_and_verify().context("what the machine sees")?;
+        scene.stop()?;
+        let image = server.stop_and_check()?;
+        verified.verify_image(&image).context("what the image holds")
     });
 }

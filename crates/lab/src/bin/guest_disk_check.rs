@@ -80,7 +80,10 @@ impl Arguments {
 
 fn run(arguments: &Arguments) -> Result<(), String> {
     let disk = Disk::open(arguments)?;
-    say(&format!("disk blocks={} bytes={}", disk.blocks, disk.blocks * arguments.block_bytes as u64));
+    let bytes = disk.blocks * arguments.block_bytes as u64;
+    let Disk { blocks, sector_bytes, .. } = &disk;
+    let device = &arguments.device;
+    say(&format!("disk device={device} sector_bytes={sector_bytes} blocks={blocks} bytes={bytes}"));
     let filled = disk.fill(arguments.fill_bytes)?;
     say(&format!("filled bytes={}", filled * arguments.block_bytes as u64));
 
@@ -106,6 +109,8 @@ fn run(arguments: &Arguments) -> Result<(), String> {
 /// The disk under test.
 struct Disk {
     file: File,
+    /// Of a logical sector, as the system sees it; 0 for a file.
+    sector_bytes: u64,
     blocks: u64,
     block_bytes: usize,
     seed: u64,
@@ -121,7 +126,9 @@ impl Disk {
         let mut file =
             OpenOptions::new().read(true).write(true).custom_flags(O_DIRECT).open(device).map_err(context)?;
         let bytes = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(context)?;
-        Ok(Self { file, blocks: bytes / *block_bytes as u64, block_bytes: *block_bytes, seed: *seed })
+        let (block_bytes, seed) = (*block_bytes, *seed);
+        let sector_bytes = sector_bytes(device);
+        Ok(Self { file, sector_bytes, blocks: bytes / block_bytes as u64, block_bytes, seed })
     }
 
     /// Writes the first blocks with their first version; returns how many.
@@ -213,6 +220,13 @@ impl Disk {
         let offset = block * self.block_bytes as u64;
         self.file.write_all_at(bytes, offset).map_err(|error| format!("write at byte {offset}: {error}"))
     }
+}
+
+/// Bytes of a logical sector of a device; 0 if the system does not tell.
+fn sector_bytes(device: &str) -> u64 {
+    let name = device.rsplit('/').next().unwrap_or_default();
+    let told = std::fs::read_to_string(format!("/sys/block/{name}/queue/logical_block_size"));
+    told.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 /// What the workers have done, together.

@@ -1,7 +1,7 @@
 //! What the checker inside the machine says on its console, and the record made of it.
 //!
 //! ```text
-//!   sterna: disk blocks=32768 bytes=268435456
+//!   sterna: disk device=/dev/vda sector_bytes=512 blocks=32768 bytes=268435456
 //!   sterna: filled bytes=134217728
 //!   sterna: tick at_ms=100 requests=1926 stall_us=12841 errors=0
 //!   sterna: wrong block 17: expected version 3, found from byte 0 on zeroes
@@ -25,12 +25,21 @@ const WRONG_KEPT_MAX: usize = 16;
 /// One line of the checker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Line {
-    Disk,
+    Disk(SeenDisk),
     Filled,
     Tick(Tick),
     Wrong(String),
     Verified(Verdict),
     Failed(String),
+}
+
+/// The disk that the checker works on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SeenDisk {
+    /// Its device file, which tells the bus.
+    pub(super) device: String,
+    /// Bytes of a logical sector.
+    pub(super) sector_bytes: u64,
 }
 
 /// What the checker did in about a tenth of a second.
@@ -62,6 +71,7 @@ pub(super) struct Verdict {
 #[derive(Debug, Default)]
 pub(super) struct Console {
     lines: VecDeque<String>,
+    disk: Option<SeenDisk>,
     ticks: Vec<Tick>,
     last_word: Option<Instant>,
     wrong: Vec<String>,
@@ -79,17 +89,23 @@ impl Console {
     /// Takes the next line.
     pub(super) fn take(&mut self, line: &str, now: Instant) {
         match parse(line) {
+            Some(Line::Disk(disk)) => self.disk = Some(disk),
             Some(Line::Tick(tick)) => self.ticks.push(tick),
             Some(Line::Wrong(what)) if self.wrong.len() < WRONG_KEPT_MAX => self.wrong.push(what),
             Some(Line::Verified(verdict)) => self.verdict = Some(verdict),
             Some(Line::Failed(why)) => self.failure = Some(why),
-            Some(Line::Disk | Line::Filled | Line::Wrong(_)) | None => {}
+            Some(Line::Filled | Line::Wrong(_)) | None => {}
         }
         self.last_word = Some(now);
         if self.lines.len() == LINES_KEPT_MAX {
             self.lines.pop_front();
         }
         self.lines.push_back(line.to_owned());
+    }
+
+    /// The disk that the checker has found.
+    pub(super) fn disk(&self) -> Option<&SeenDisk> {
+        self.disk.as_ref()
     }
 
     /// Whether the checker has begun to work.
@@ -167,7 +183,10 @@ fn parse(line: &str) -> Option<Line> {
     };
     let number = |name| value(name).and_then(|text| text.parse::<u64>().ok());
     Some(match kind {
-        "disk" => Line::Disk,
+        "disk" => Line::Disk(SeenDisk {
+            device: value("device")?.to_owned(),
+            sector_bytes: number("sector_bytes")?,
+        }),
         "filled" => Line::Filled,
         "tick" => Line::Tick(Tick {
             at_ms: number("at_ms")?,
@@ -203,12 +222,14 @@ mod tests {
     fn the_checkers_words_are_understood_between_those_of_the_kernel() {
         let console = console(&[
             "[    1.23] virtio_blk virtio1: [vda] 32768 512-byte logical blocks",
-            "sterna: disk blocks=4 bytes=32768",
+            "sterna: disk device=/dev/vda sector_bytes=512 blocks=4 bytes=32768",
             "[    2.0] clocksource: sterna: tick at_ms=100 requests=10 stall_us=900 errors=0",
             "sterna: wrong block 17: expected version 3, found from byte 0 on zeroes",
             "sterna: verified blocks=4 seed=7 digest=26cc72efe3d2049f errors=1",
         ]);
         assert!(console.works());
+        let disk = SeenDisk { device: "/dev/vda".to_owned(), sector_bytes: 512 };
+        assert_eq!(console.disk(), Some(&disk));
         assert_eq!(console.wrong(), ["block 17: expected version 3, found from byte 0 on zeroes"]);
         let verdict = Verdict { blocks: 4, seed: 7, digest: 0x26cc_72ef_e3d2_049f, errors: 1 };
         assert_eq!(console.verdict(), Some(verdict));

@@ -1,7 +1,7 @@
 //! A machine in QEMU whose only work is to write and check its disk: the guest of `sterna demo --vm`.
 //!
 //! ```text
-//!   QEMU (TCG, no KVM needed) ── virtio-blk ── NBD client, reconnecting ──► the volume's socket
+//!   QEMU (TCG, no KVM needed) ── virtio-blk or virtio-scsi ── NBD client, reconnecting ──► the volume's socket
 //!     │ serial console                                                        
 //!     └─ ticks, wrong blocks, the verdict ──► Console ──► marks, Felt
 //!     ◄─ "verify", "end"
@@ -11,6 +11,7 @@
 //! does some ten thousand requests a second; the thread guest does more, but it is not a machine.
 
 mod console;
+mod disk;
 mod image;
 
 use std::ffi::OsString;
@@ -31,6 +32,7 @@ use crate::nbd_client::Address;
 use crate::workload::verify_digest;
 
 pub use self::console::MachineMark;
+pub use self::disk::{Bus, DiskModel};
 pub use self::image::GuestImage;
 
 /// How long booting and filling may take: tens of seconds on a busy host, without KVM.
@@ -61,12 +63,14 @@ pub struct MachineOptions {
     pub fill_bytes: u64,
     /// Decides which requests come.
     pub seed: u64,
+    /// How it sees its disk.
+    pub disk: DiskModel,
 }
 
 impl MachineOptions {
     /// The machine of the demo.
     pub fn new(image: GuestImage) -> Self {
-        Self { image, block_bytes: 8192, workers: 16, fill_bytes: 256 << 20, seed: 1 }
+        Self { image, block_bytes: 8192, workers: 16, fill_bytes: 256 << 20, seed: 1, disk: DiskModel::USUAL }
     }
 }
 
@@ -114,6 +118,8 @@ impl Machine {
         tokio::spawn(listen(complaints, Arc::clone(&console), sender));
         let mut machine = Self { qemu, input, console, lines, options };
         machine.wait_for("begin to work", START_DEADLINE, Console::works).await?;
+        let seen = lock(&machine.console).disk().cloned().context("the machine does not tell its disk")?;
+        machine.options.disk.check(&seen).map_err(|error| machine.with_console(error))?;
         Ok(machine)
     }
 
@@ -278,7 +284,7 @@ async fn listen(
 }
 
 fn arguments(address: &Address, options: &MachineOptions) -> Vec<OsString> {
-    let MachineOptions { image, block_bytes, workers, fill_bytes, seed } = options;
+    let MachineOptions { image, block_bytes, workers, fill_bytes, seed, disk: model } = options;
     // JSON, because a comma in a path would mean something to QEMU's other syntax.
     let disk = serde_json::json!({
         "driver": "nbd",
@@ -316,10 +322,8 @@ fn arguments(address: &Address, options: &MachineOptions) -> Vec<OsString> {
         "chardev:console".into(),
         "-blockdev".into(),
         disk.to_string().into(),
-        "-device".into(),
-        "virtio-blk-pci,drive=disk".into(),
     ];
-    words.into()
+    words.into_iter().chain(model.arguments()).collect()
 }
 
 fn check_end(status: ExitStatus) -> anyhow::Result<()> {

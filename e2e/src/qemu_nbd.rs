@@ -1,0 +1,65 @@
+//! `qemu-nbd` as a store's server: an image of QEMU's, in any of its formats, behind NBD.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::ensure;
+use rustix::process::Signal;
+
+use crate::program::{Program, Running};
+use crate::wait::until;
+
+/// A server of one image.
+///
+/// Dropping it kills it; the image stays.
+#[derive(Debug)]
+pub struct QemuNbd {
+    server: Running,
+    socket: PathBuf,
+    image: PathBuf,
+    format: &'static str,
+}
+
+impl QemuNbd {
+    /// Makes an empty image of so many bytes in a folder, and serves it there.
+    ///
+    /// # Errors
+    /// If QEMU's tools are missing, or the server ends.
+    pub fn start(folder: &Path, format: &'static str, bytes: u64) -> anyhow::Result<Self> {
+        let (socket, image) = (folder.join("qemu-nbd.sock"), folder.join(format!("remote.{format}")));
+        let create = Program::of_package("qemu-img", "qemu-utils").args(["create", "-q", "-f", format]);
+        create.arg(&image).arg(bytes.to_string()).succeed()?;
+        let mut server = Program::of_package("qemu-nbd", "qemu-utils")
+            .args(["--persistent", "--shared=0", "--export-name=disk", "--discard=unmap", "--format", format])
+            .arg("--socket")
+            .arg(&socket)
+            .arg(&image)
+            .start()?;
+        until("qemu-nbd serves", || {
+            ensure!(server.is_running()?, "qemu-nbd has ended");
+            Ok(socket.exists().then_some(()))
+        })?;
+        Ok(Self { server, socket, image, format })
+    }
+
+    /// Where the export is.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///disk?socket={}", self.socket.display())
+    }
+
+    /// Ends the server in order, checks the image, and returns a raw copy of its disk.
+    ///
+    /// # Errors
+    /// What `qemu-img check` found; raw images are not checked by it.
+    pub fn stop_and_check(self) -> anyhow::Result<PathBuf> {
+        let Self { server, image, format, .. } = self;
+        server.signal(Signal::TERM)?;
+        server.wait()?.expect(0)?;
+        let qemu_img = || Program::of_package("qemu-img", "qemu-utils");
+        if format != "raw" {
+            qemu_img().args(["check", "-q", "-f", format]).arg(&image).succeed()?;
+        }
+        let copy = image.with_extension("copy");
+        qemu_img().args(["convert", "-f", format, "-O", "raw"]).args([&image, &copy]).succeed()?;
+        Ok(copy)
+    }
+}
