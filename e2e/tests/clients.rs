@@ -1,4 +1,4 @@
-//! Other people's NBD clients on a volume while it moves.
+//! Other people's NBD clients on a volume at rest, and while it moves.
 
 use std::path::Path;
 
@@ -47,42 +47,62 @@ fn requests(scene: &Scene) -> anyhow::Result<u64> {
 }
 
 #[test]
-fn images_are_copied_in_and_out_and_compared_while_the_disk_moves() {
+fn images_are_copied_in_and_out_and_compared_at_rest_and_while_the_disk_moves() {
     play(|scene| {
         let uri = scene.create_volume(DISK_BYTES)?.uri;
         let (old, image) = (scene.path("old-image"), scene.path("image"));
         write_image(&old, 0x0101_0101)?;
         write_image(&image, 0x9e37_79b9)?;
-        nbdcopy().arg(&old).arg(&uri).succeed()?;
-        during_a_migration(scene, "b", || {
-            nbdcopy().args(["--connections=4", "--flush"]).arg(&image).arg(&uri).succeed()
-        })?;
-        during_a_migration(scene, "a", || {
+        let copy_in = |image: &Path| {
+            nbdcopy().args(["--connections=4", "--flush"]).arg(image).arg(&uri).succeed().map(drop)
+        };
+        let copy_out = || {
             let copy = scene.path("copied-out");
             nbdcopy().arg("--connections=4").arg(&uri).arg(&copy).succeed()?;
             compare(&image, "raw", copy.to_str().context("a path")?, "raw")
-        })?;
-        during_a_migration(scene, "b", || compare(&image, "raw", &uri, "raw"))?;
-        during_a_migration(scene, "a", || {
+        };
+        let convert_in = |image: &Path| {
+            let convert = qemu_img().args(["convert", "-n", "-W", "-m", "4", "-f", "raw", "-O", "raw"]);
+            convert.arg(image).arg(&uri).succeed().map(drop)
+        };
+        let convert_out = || {
             let copy = scene.path("copy.qcow2");
-            let convert = Program::of_package("qemu-img", "qemu-utils").args(["convert", "-f", "raw", "-O"]);
-            convert.args(["qcow2", &uri]).arg(&copy).succeed()?;
+            let convert = qemu_img().args(["convert", "-f", "raw", "-O", "qcow2", &uri]);
+            convert.arg(&copy).succeed()?;
             compare(&image, "raw", copy.to_str().context("a path")?, "qcow2")
-        })?;
-        during_a_migration(scene, "b", || {
-            let info: Value = nbdinfo(&["--json", &uri])?;
-            ensure!(info["exports"][0]["export-size"] == DISK_BYTES, "{info}");
-            let map: Value = nbdinfo(&["--map", "--json", &uri])?;
-            let extents = map.as_array().context("a map is a list")?;
-            let bytes: Option<u64> = extents.iter().map(|extent| extent["length"].as_u64()).sum();
-            ensure!(bytes == Some(DISK_BYTES), "{map}");
-            Ok(())
-        })?;
+        };
+        let compare_all = || compare(&image, "raw", &uri, "raw");
+
+        copy_in(&old)?;
+        during_a_migration(scene, "b", || copy_in(&image))?;
+        copy_out()?;
+        during_a_migration(scene, "a", copy_out)?;
+        compare_all()?;
+        during_a_migration(scene, "b", compare_all)?;
+        convert_out()?;
+        during_a_migration(scene, "a", convert_out)?;
+        convert_in(&old)?;
+        compare(&old, "raw", &uri, "raw")?;
+        during_a_migration(scene, "b", || convert_in(&image))?;
+        compare_all()?;
+        describe(&uri)?;
+        during_a_migration(scene, "a", || describe(&uri))?;
         // Where the image had holes, the last copy has them too.
         let map: Value = nbdinfo(&["--map", "--json", &uri])?;
         ensure!(map.to_string().contains("hole"), "{map}");
         Ok(())
     });
+}
+
+/// Lets nbdinfo tell the export's size, and every part of it once.
+fn describe(uri: &str) -> anyhow::Result<()> {
+    let info: Value = nbdinfo(&["--json", uri])?;
+    ensure!(info["exports"][0]["export-size"] == DISK_BYTES, "{info}");
+    let map: Value = nbdinfo(&["--map", "--json", uri])?;
+    let extents = map.as_array().context("a map is a list")?;
+    let bytes: Option<u64> = extents.iter().map(|extent| extent["length"].as_u64()).sum();
+    ensure!(bytes == Some(DISK_BYTES), "{map}");
+    Ok(())
 }
 
 /// Does something while a migration runs: not before, not after.
@@ -102,8 +122,12 @@ fn during_a_migration<T>(
 }
 
 fn compare(image: &Path, format: &str, other: &str, other_format: &str) -> anyhow::Result<()> {
-    let compare = Program::of_package("qemu-img", "qemu-utils").args(["compare", "-f", format, "-F"]);
+    let compare = qemu_img().args(["compare", "-f", format, "-F"]);
     compare.arg(other_format).arg(image).arg(other).succeed().map(drop)
+}
+
+fn qemu_img() -> Program {
+    Program::of_package("qemu-img", "qemu-utils")
 }
 
 fn nbdcopy() -> Program {
