@@ -22,6 +22,7 @@ use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use migration::journal::Outcome;
+use migration::strategy::Acknowledgement;
 use migration::{MigrationId, PacingSettings};
 use tracing::{info, warn};
 
@@ -270,6 +271,7 @@ impl Lane {
                 ..PacingSettings::default()
             },
             limits: TimeLimits { mirror_wait_max: self.settings.mirror_wait_max, ..TimeLimits::default() },
+            acknowledgement: Acknowledgement::BothStores,
         };
         let control = self.begin_recording(order.migration);
         let buffers = self.engine.buffers();

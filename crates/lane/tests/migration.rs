@@ -16,6 +16,7 @@ use lane::{
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
+use migration::strategy::Acknowledgement;
 use migration::{CommitFault, MigrationId, PacingSettings, VolumeId};
 
 const SIZE: u64 = 64 << 20;
@@ -82,6 +83,7 @@ impl Bench {
             keep_source: false,
             pacing: PacingSettings::default(),
             limits: TimeLimits::default(),
+            acknowledgement: Acknowledgement::BothStores,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;
         Conductor::new(self.handle.clone(), control, self.engine.buffers(), plan)

@@ -8,7 +8,7 @@ const BURST: Duration = Duration::from_millis(20);
 /// Limits of the mover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacingSettings {
-    /// Chunks in flight.
+    /// Chunks in flight, at least one. Towards another host: as many of full size, or as many bytes in smaller ones.
     pub depth: usize,
     /// Bytes of a chunk; rounded down to whole blocks, at least one.
     pub chunk_bytes: u64,

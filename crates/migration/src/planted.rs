@@ -12,6 +12,12 @@ pub enum Bug {
     StaleAttempt,
     /// 4: a write to a block that is being copied goes to both stores by value.
     TwoCopiesInFlight,
+    /// 4: a write to a block with a value in flight goes by value, too.
+    TwoValuesInFlight,
+    /// 4: a chunk is sent although a value to it is still in flight.
+    ChunkOvertakesValue,
+    /// 4: a volume changes hands although values are still in flight.
+    ValuesInFlight,
     /// 5: a write into a hole ahead of the cursor does not join the missing set.
     HoleAhead,
     /// 6: a chunk is read although writes to it are still under way.
@@ -28,10 +34,13 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::PreparedTargetLeaves,
         Self::StaleAttempt,
         Self::TwoCopiesInFlight,
+        Self::TwoValuesInFlight,
+        Self::ChunkOvertakesValue,
+        Self::ValuesInFlight,
         Self::HoleAhead,
         Self::WritesInFlight,
         Self::SourceCache,
@@ -46,6 +55,9 @@ impl Bug {
             Self::PreparedTargetLeaves => "prepared-target-leaves",
             Self::StaleAttempt => "stale-attempt",
             Self::TwoCopiesInFlight => "two-copies-in-flight",
+            Self::TwoValuesInFlight => "two-values-in-flight",
+            Self::ChunkOvertakesValue => "chunk-overtakes-value",
+            Self::ValuesInFlight => "values-in-flight",
             Self::HoleAhead => "hole-ahead",
             Self::WritesInFlight => "writes-in-flight",
             Self::SourceCache => "source-cache",

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use answer::discarded;
-use attempt::Synchronised;
+use attempt::Standing;
 
 use crate::handover::Handover;
 use crate::identity::{Attempt, CommitId, VolumeIndex};
@@ -42,7 +42,7 @@ pub struct Source {
     first: Attempt,
     /// Tries below or at this will not be released; durable in the journal.
     aborted: Attempt,
-    synchronised: Vec<bool>,
+    replicas: Vec<Standing>,
     /// A failure, or a wish to end, that came while the release was undecided.
     pending_end: Option<Outcome>,
     last_commit: CommitId,
@@ -119,7 +119,7 @@ impl Source {
     /// Makes the machine of a migration that begins to copy.
     pub fn new(now: Duration, settings: SourceSettings) -> Self {
         Self {
-            synchronised: vec![false; settings.volumes.len()],
+            replicas: vec![Standing::Behind; settings.volumes.len()],
             settings,
             began: now,
             state: State::Copying { not_before: now },
@@ -163,11 +163,9 @@ impl Source {
     /// Takes what happened. What does not fit the phase changes nothing: it is late, or repeated.
     pub fn handle_event(&mut self, now: Duration, event: SourceEvent) {
         match event {
-            SourceEvent::Synchronised(volume) => {
-                self.set_synchronised(volume, Synchronised::Yes);
-                self.rest(now);
-            }
-            SourceEvent::Behind(volume) => self.set_synchronised(volume, Synchronised::No),
+            SourceEvent::Synchronised(volume) => self.stands(now, volume, Standing::Synchronised),
+            SourceEvent::NearEnough(volume) => self.stands(now, volume, Standing::NearEnough),
+            SourceEvent::Behind(volume) => self.stands(now, volume, Standing::Behind),
             SourceEvent::VolumeFailed { code, detail } => {
                 self.end_before_release(Outcome::Failed { code, detail });
             }
@@ -244,10 +242,15 @@ impl Source {
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Copying { not_before } => self
-                .all_synchronised()
+                .all_at_least(Standing::NearEnough)
                 .then_some((*not_before, "a pause before the next try at the handover")),
-            State::Closing { began, .. } => {
-                Some((*began + self.settings.switch_over_max, "the guest requests in flight to end"))
+            State::Closing { began, open } => {
+                let reason = if open.is_empty() {
+                    "what is on its way to the target to arrive"
+                } else {
+                    "the guest requests in flight to end"
+                };
+                Some((*began + self.settings.switch_over_max, reason))
             }
             State::Preparing { gates_closing_at, .. } => {
                 let reason = "both stores to be flushed and the target to promise";

@@ -5,15 +5,17 @@
 //! is [`crate::source`]'s.
 
 mod chunks;
+mod drain;
 mod meter;
 mod mirror;
 mod replica;
 mod tally;
+mod values;
 mod writes;
 
 use chronicle::ByteRange;
 
-pub use mirror::{Mirror, MirrorSettings};
+pub use mirror::{Acknowledgement, Mirror, MirrorSettings};
 pub use tally::Tally;
 
 use crate::journal::FailureCode;
@@ -76,6 +78,20 @@ pub enum VolumeEvent {
     /// The target has lost what was not durable, and works again. Answers to what was submitted before may still
     /// come, and count as failures.
     TargetRestarted,
+    /// The volume's gate begins to close for a try at the handover: nothing is held from here on, and what is left goes
+    /// to the target as fast as it can.
+    GateCloses,
+    /// The try is over, and the guest goes on here.
+    GateOpens,
+    /// The target's host cannot be reached. Requests to the target are answered later, or fail.
+    LinkLost,
+    /// The target's host can be reached again. **N.B.** Every request of before will be answered: as a success only if
+    /// it was applied, as a failure only if it never will be (design §5.7).
+    LinkBack,
+    /// Somebody wants the migration to rest: nothing is copied, and it is not handed over.
+    Pause,
+    /// It is to go on.
+    Resume,
     /// A virtual machine is about to be paused: writes that are held are let go at once and become bits.
     SwitchOverBegins,
     /// The migration is over: nothing is sent to the target any more, and nothing is held.
@@ -110,9 +126,13 @@ pub enum VolumeAction {
         /// A name for the answer.
         flush: FlushId,
     },
-    /// The replica equals the volume, and everything copied in bulk is durable: it may be handed over to.
+    /// The replica equals the volume: it may be handed over to. If both stores acknowledge, everything copied in bulk is
+    /// durable, too; otherwise it is said only while the gate is closing, or closed.
     Synchronised,
-    /// The replica no longer equals the volume.
+    /// What the replica lacks will have arrived soon enough for the gate to be closed. Only if the source alone
+    /// acknowledges.
+    NearEnough,
+    /// The replica is neither equal to the volume nor near enough.
     Behind,
     /// Mirroring is suspended; guest writes only become bits.
     Suspended {

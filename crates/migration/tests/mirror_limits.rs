@@ -8,19 +8,31 @@ use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::journal::FailureCode;
 use migration::strategy::{
-    ChunkId, Copied, Mirror, MirrorSettings, Route, VolumeAction, VolumeEvent, WriteId,
+    Acknowledgement, ChunkId, Copied, CopyFault, Mirror, MirrorSettings, Route, TargetFault, VolumeAction,
+    VolumeEvent, WriteId,
 };
 
 const BLOCK: u64 = 4096;
 const NO_PROGRESS_MAX: Duration = Duration::from_secs(300);
 
 fn mirror_of(blocks: u64) -> Mirror {
+    mirror_with(blocks, Acknowledgement::BothStores)
+}
+
+/// A mirror whose guests do not wait for the target.
+fn asynchronous_mirror_of(blocks: u64) -> Mirror {
+    let (buffer_bytes_max, drain_max) = (2 * BLOCK, Duration::from_millis(100));
+    mirror_with(blocks, Acknowledgement::Source { buffer_bytes_max, drain_max })
+}
+
+fn mirror_with(blocks: u64, acknowledgement: Acknowledgement) -> Mirror {
     let mut mirror = Mirror::new(MirrorSettings {
         block_size: BlockSize::new(4096).unwrap(),
         size_bytes: blocks * BLOCK,
         pacing: PacingSettings { depth: 8, chunk_bytes: BLOCK, bytes_per_second: None },
         wait_max: Duration::from_secs(1),
         no_progress_max: NO_PROGRESS_MAX,
+        acknowledgement,
     });
     mirror.handle_event(Duration::ZERO, VolumeEvent::Allocated(ByteRange::new(0, blocks * BLOCK)));
     mirror.handle_event(Duration::ZERO, VolumeEvent::AllocationKnown);
@@ -82,7 +94,7 @@ fn a_large_write_does_not_undo_what_has_been_copied() {
     assert_eq!(mirror.blocks_remaining(), 0);
     // Block 3 is behind, and may not be copied at once.
     mirror.set_bandwidth(now, Some(1));
-    let result = Err(migration::strategy::TargetFault::Error);
+    let result = Err(TargetFault::Error);
     mirror.handle_event(now, write(0, 3, 1));
     mirror.handle_event(now, VolumeEvent::TargetWritten { write: WriteId(0), result });
     mirror.handle_event(now, VolumeEvent::SourceWritten { write: WriteId(0), result: Ok(()) });
@@ -112,4 +124,111 @@ fn a_mirror_that_waits_for_the_guests_own_disk_says_so() {
     assert!(mirror.waits_for().is_some());
     mirror.handle_event(Duration::ZERO, VolumeEvent::SourceWritten { write, result: Ok(()) });
     assert_eq!(mirror.waits_for(), None);
+}
+
+/// Answers every copy that is asked for, until there are no more.
+fn copy_all(mirror: &mut Mirror, now: Duration) -> Vec<VolumeAction> {
+    let mut said = Vec::new();
+    loop {
+        let asked = actions(mirror);
+        let copies: Vec<_> = asked
+            .iter()
+            .filter_map(|action| match action {
+                VolumeAction::Copy { chunk, .. } => Some(*chunk),
+                _ => None,
+            })
+            .collect();
+        said.extend(asked);
+        if copies.is_empty() {
+            return said;
+        }
+        for chunk in copies {
+            let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+            mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk, result });
+        }
+    }
+}
+
+fn arrive(mirror: &mut Mirror, now: Duration, number: u64, block: u64) -> Option<Route> {
+    let range = ByteRange::new(block * BLOCK, BLOCK);
+    mirror.handle_event(now, VolumeEvent::WriteArrived { write: WriteId(number), range });
+    actions(mirror).into_iter().find_map(|action| match action {
+        VolumeAction::Admit { write, route } if write == WriteId(number) => Some(route),
+        _ => None,
+    })
+}
+
+#[test]
+fn writes_go_by_value_while_the_buffer_has_room_and_are_bits_beyond() {
+    let mut mirror = asynchronous_mirror_of(8);
+    let now = Duration::from_secs(1);
+    copy_all(&mut mirror, now);
+    assert_eq!(arrive(&mut mirror, now, 0, 0), Some(Route::Both));
+    assert_eq!(arrive(&mut mirror, now, 1, 1), Some(Route::Both));
+    // The buffer is full.
+    assert_eq!(arrive(&mut mirror, now, 2, 2), Some(Route::SourceOnly));
+    assert_eq!(mirror.tally().writes_as_bits, 1);
+    // The guest has its answer when the source has, and there is room again when the target has.
+    for write in [WriteId(0), WriteId(1)] {
+        mirror.handle_event(now, VolumeEvent::SourceWritten { write, result: Ok(()) });
+        assert!(actions(&mut mirror).contains(&VolumeAction::Complete { write }));
+    }
+    assert_eq!(arrive(&mut mirror, now, 3, 3), Some(Route::SourceOnly));
+    mirror.handle_event(now, VolumeEvent::TargetWritten { write: WriteId(0), result: Ok(()) });
+    assert_eq!(arrive(&mut mirror, now, 4, 4), Some(Route::Both));
+    // What is on its way already does not go once more.
+    assert_eq!(arrive(&mut mirror, now, 5, 4), Some(Route::SourceOnly));
+}
+
+#[test]
+fn a_migration_that_is_paused_copies_nothing_says_so_and_goes_on() {
+    let mut mirror = asynchronous_mirror_of(64);
+    let now = Duration::from_secs(1);
+    actions(&mut mirror);
+    mirror.handle_event(now, VolumeEvent::Pause);
+    for chunk in 0..8 {
+        let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+        mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk: ChunkId(chunk), result });
+    }
+    assert!(!actions(&mut mirror).iter().any(|action| matches!(action, VolumeAction::Copy { .. })));
+    assert!(mirror.is_paused());
+    assert_eq!(mirror.waits_for(), Some("somebody to resume it"));
+    // Guests are still mirrored where that is due, and wait for nothing.
+    assert_eq!(arrive(&mut mirror, now, 0, 0), Some(Route::Both));
+    assert_eq!(arrive(&mut mirror, now, 1, 63), Some(Route::SourceOnly));
+    for write in [WriteId(0), WriteId(1)] {
+        mirror.handle_event(now, VolumeEvent::SourceWritten { write, result: Ok(()) });
+        mirror.handle_event(now, VolumeEvent::TargetWritten { write, result: Ok(()) });
+    }
+    mirror.handle_event(now, VolumeEvent::Resume);
+    assert!(copy_all(&mut mirror, now).contains(&VolumeAction::NearEnough));
+    mirror.handle_event(now, VolumeEvent::Pause);
+    assert_eq!(actions(&mut mirror), [VolumeAction::Behind], "a paused migration is not handed over");
+}
+
+#[test]
+fn a_link_that_is_away_for_an_hour_fails_nothing_and_holds_nobody() {
+    let mut mirror = asynchronous_mirror_of(64);
+    let mut now = Duration::from_secs(1);
+    actions(&mut mirror);
+    mirror.handle_event(now, VolumeEvent::LinkLost);
+    assert!(matches!(actions(&mut mirror)[..], [VolumeAction::Suspended { .. }]));
+    for number in 0..3600 {
+        now += Duration::from_secs(1);
+        mirror.handle_timeout(now);
+        assert_eq!(arrive(&mut mirror, now, number, number % 64), Some(Route::SourceOnly));
+        let write = WriteId(number);
+        mirror.handle_event(now, VolumeEvent::SourceWritten { write, result: Ok(()) });
+    }
+    assert_eq!(actions(&mut mirror), []);
+    assert_eq!(mirror.waits_for(), Some("the other host to be reachable again"));
+    mirror.handle_event(now, VolumeEvent::LinkBack);
+    // Nothing is sent before it is known what became of what was on its way.
+    assert_eq!(actions(&mut mirror), []);
+    for chunk in 0..8 {
+        let result = Err(CopyFault::Target(TargetFault::Error));
+        mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk: ChunkId(chunk), result });
+    }
+    let said = copy_all(&mut mirror, now);
+    assert!(said.contains(&VolumeAction::Resumed) && said.contains(&VolumeAction::NearEnough));
 }

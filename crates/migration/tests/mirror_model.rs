@@ -8,8 +8,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    ChunkId, Copied, CopyFault, FlushId, Mirror, MirrorSettings, Route, SourceFault, TargetFault,
-    VolumeAction, VolumeEvent, WriteId,
+    Acknowledgement, ChunkId, Copied, CopyFault, FlushId, Mirror, MirrorSettings, Route, SourceFault,
+    TargetFault, VolumeAction, VolumeEvent, WriteId,
 };
 use proptest::prelude::*;
 
@@ -51,12 +51,42 @@ struct Model {
     pending: Vec<Pending>,
     fault_percent: u64,
     said_synchronised: bool,
+    said_near_enough: bool,
     failed: bool,
+    mode: Mode,
+    gate: Gate,
+    link: Link,
+}
+
+/// Who acknowledges writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Both,
+    Source,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gate {
+    Open,
+    Closed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Up,
+    Away,
 }
 
 impl Model {
-    fn new(seed: u64, fault_percent: u64) -> Self {
+    fn new(seed: u64, fault_percent: u64, mode: Mode) -> Self {
         let mut random = Random(seed);
+        let acknowledgement = match mode {
+            Mode::Both => Acknowledgement::BothStores,
+            Mode::Source => Acknowledgement::Source {
+                buffer_bytes_max: BLOCK * (1 + random.below(16)),
+                drain_max: Duration::from_millis(100),
+            },
+        };
         let settings = MirrorSettings {
             block_size: BlockSize::new(u32::try_from(BLOCK).unwrap()).unwrap(),
             size_bytes: BLOCKS * BLOCK,
@@ -67,6 +97,7 @@ impl Model {
             },
             wait_max: WAIT_MAX,
             no_progress_max: Duration::from_secs(300),
+            acknowledgement,
         };
         let mut model = Self {
             mirror: Mirror::new(settings),
@@ -78,7 +109,11 @@ impl Model {
             pending: Vec::new(),
             fault_percent,
             said_synchronised: false,
+            said_near_enough: false,
             failed: false,
+            mode,
+            gate: Gate::Open,
+            link: Link::Up,
         };
         for block in 0..BLOCKS {
             if model.random.below(2) == 0 {
@@ -117,8 +152,17 @@ impl Model {
                 }
                 VolumeAction::Copy { chunk, range } => self.pending.push(Pending::ChunkRead(chunk, range)),
                 VolumeAction::FlushTarget { flush } => self.pending.push(Pending::Flush(flush)),
-                VolumeAction::Synchronised => self.said_synchronised = true,
-                VolumeAction::Behind => self.said_synchronised = false,
+                VolumeAction::Synchronised => {
+                    assert!(self.mode == Mode::Both || self.gate == Gate::Closed, "the gate is open");
+                    (self.said_synchronised, self.said_near_enough) = (true, true);
+                }
+                VolumeAction::NearEnough => {
+                    assert!(self.mode == Mode::Source);
+                    (self.said_synchronised, self.said_near_enough) = (false, true);
+                }
+                VolumeAction::Behind => {
+                    (self.said_synchronised, self.said_near_enough) = (false, false);
+                }
                 VolumeAction::Failed { .. } => self.failed = true,
                 VolumeAction::Suspended { .. } | VolumeAction::Resumed => {}
             }
@@ -148,6 +192,10 @@ impl Model {
             return;
         }
         let index = self.random.below(self.pending.len() as u64) as usize;
+        let to_target = !matches!(self.pending[index], Pending::SourceWrite(_) | Pending::ChunkRead(..));
+        if to_target && self.link == Link::Away {
+            return;
+        }
         let fails = self.random.below(100) < self.fault_percent;
         match self.pending.swap_remove(index) {
             Pending::SourceWrite(write) => {
@@ -203,6 +251,65 @@ impl Model {
         self.event(VolumeEvent::SourceWritten { write: WriteId(write as u64), result });
     }
 
+    /// The link goes, or comes back. What it swallowed is answered by then: it landed, or never will.
+    fn link_changes(&mut self) {
+        if self.link == Link::Up {
+            self.link = Link::Away;
+            self.event(VolumeEvent::LinkLost);
+            return;
+        }
+        self.link = Link::Up;
+        if self.random.below(2) == 0 {
+            self.event(VolumeEvent::LinkBack);
+        }
+        let (swallowed, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|pending| !matches!(pending, Pending::SourceWrite(_) | Pending::ChunkRead(..)));
+        self.pending = rest;
+        for pending in swallowed {
+            self.pending.push(pending);
+            if self.random.below(2) == 0 {
+                let last = self.pending.len() - 1;
+                self.answered_lost(last);
+            }
+        }
+        self.event(VolumeEvent::LinkBack);
+    }
+
+    /// A request that the link swallowed fails, without having been applied.
+    fn answered_lost(&mut self, index: usize) {
+        match self.pending.swap_remove(index) {
+            Pending::TargetWrite(write, _) => {
+                let state = &mut self.writes[write];
+                state.parts_left -= 1;
+                state.part_failed = true;
+                if state.parts_left == 0 {
+                    let result = Err(TargetFault::Error);
+                    self.event(VolumeEvent::TargetWritten { write: WriteId(write as u64), result });
+                }
+            }
+            Pending::ChunkWrite(chunk, ..) => {
+                let result = Err(CopyFault::Target(TargetFault::Error));
+                self.event(VolumeEvent::ChunkCopied { chunk, result });
+            }
+            Pending::Flush(flush) => {
+                self.event(VolumeEvent::TargetFlushed { flush, result: Err(TargetFault::Error) });
+            }
+            other => self.pending.push(other),
+        }
+    }
+
+    /// The gate closes once no write is below it, or opens again.
+    fn gate_changes(&mut self) {
+        if self.gate == Gate::Closed {
+            self.gate = Gate::Open;
+            self.event(VolumeEvent::GateOpens);
+        } else {
+            self.gate = Gate::Closed;
+            self.event(VolumeEvent::GateCloses);
+        }
+    }
+
     /// What of a write lands: all, or a part if it fails.
     fn landed(&mut self, range: ByteRange, fails: bool) -> ByteRange {
         let length = if fails { self.random.below(range.length / SECTOR + 1) * SECTOR } else { range.length };
@@ -233,6 +340,9 @@ impl Model {
         for write in &self.writes {
             let admitted = write.admitted.as_ref().map_or(self.now, |(at, _)| *at);
             let held = admitted - write.arrived;
+            if self.mode == Mode::Source {
+                assert_eq!(write.source_answered, write.answered, "a guest waits for the target");
+            }
             let waited = match (write.source_answered, write.answered) {
                 (Some(source), answered) => answered.unwrap_or(self.now) - source,
                 _ => Duration::ZERO,
@@ -243,6 +353,10 @@ impl Model {
                 "held {held:?}, waited {waited:?}"
             );
         }
+        if self.said_synchronised && self.mode == Mode::Source {
+            // With nothing in flight, not even a flush need be waited for.
+            assert_eq!(self.source, self.target, "the replica differs from the volume");
+        }
         let quiet = self.pending.iter().all(|pending| matches!(pending, Pending::Flush(_)));
         if self.said_synchronised && quiet && self.writes.iter().all(|write| write.answered.is_some()) {
             assert_eq!(self.source, self.target, "the replica differs from the volume");
@@ -252,9 +366,16 @@ impl Model {
     /// Carries everything out without faults, until nothing changes any more.
     fn settle(&mut self) {
         self.fault_percent = 0;
+        if self.link == Link::Away {
+            self.link_changes();
+        }
+        self.event(VolumeEvent::Resume);
         for _ in 0..100_000 {
             if self.failed || (self.said_synchronised && self.pending.is_empty()) {
                 return;
+            }
+            if self.said_near_enough && self.gate == Gate::Open {
+                self.gate_changes();
             }
             if self.pending.is_empty() {
                 self.time_passes();
@@ -288,14 +409,17 @@ impl Random {
     }
 }
 
-fn run(seed: u64, steps: u32, fault_percent: u64) {
-    let mut model = Model::new(seed, fault_percent);
+fn run(seed: u64, steps: u32, fault_percent: u64, mode: Mode) {
+    let mut model = Model::new(seed, fault_percent, mode);
     for step in 0..steps {
         if step == steps / 8 {
             model.event(VolumeEvent::AllocationKnown);
         }
         match model.random.below(10) {
-            0..=2 if model.writes.iter().filter(|write| write.answered.is_none()).count() < 12 => {
+            0..=2
+                if model.gate == Gate::Open
+                    && model.writes.iter().filter(|write| write.answered.is_none()).count() < 12 =>
+            {
                 model.guest_writes();
             }
             3 => model.time_passes(),
@@ -303,6 +427,13 @@ fn run(seed: u64, steps: u32, fault_percent: u64) {
         }
         if model.random.below(400) == 0 {
             model.event(VolumeEvent::TargetRestarted);
+        }
+        match model.random.below(400) {
+            0..=2 => model.link_changes(),
+            3 => model.event(VolumeEvent::Pause),
+            4..=5 => model.event(VolumeEvent::Resume),
+            6..=20 if model.gate == Gate::Closed || model.said_near_enough => model.gate_changes(),
+            _ => {}
         }
         model.check();
     }
@@ -319,11 +450,21 @@ proptest! {
 
     #[test]
     fn the_replica_equals_the_volume_when_stores_reorder(seed in any::<u64>()) {
-        run(seed, 400, 0);
+        run(seed, 400, 0, Mode::Both);
     }
 
     #[test]
     fn the_replica_equals_the_volume_when_stores_fail(seed in any::<u64>(), fault_percent in 1u64..20) {
-        run(seed, 400, fault_percent);
+        run(seed, 400, fault_percent, Mode::Both);
+    }
+
+    #[test]
+    fn the_replica_equals_the_volume_when_guests_do_not_wait_and_links_reorder(seed in any::<u64>()) {
+        run(seed, 600, 0, Mode::Source);
+    }
+
+    #[test]
+    fn the_replica_equals_the_volume_when_guests_do_not_wait_and_links_break(seed in any::<u64>(), fault_percent in 1u64..20) {
+        run(seed, 600, fault_percent, Mode::Source);
     }
 }

@@ -74,6 +74,14 @@ impl Model {
     }
 
     fn step(&mut self, faults: Faults) {
+        let flushes = self.target.flushes;
+        self.happen(faults);
+        if self.target.flushes > flushes {
+            self.target.flushed = self.source.version();
+        }
+    }
+
+    fn happen(&mut self, faults: Faults) {
         let on = faults == Faults::On;
         let random = &mut self.random;
         if on && random.below(80) == 0 {
@@ -137,6 +145,7 @@ impl Model {
         if let Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) = taken {
             let released = matches!(given, Stage::Released(_) | Stage::Ended(Outcome::Moved { .. }));
             assert!(released, "the target owns what the source has not released: {given:?}");
+            assert_eq!(self.target.flushed, self.source.version(), "the target promised an earlier state");
         }
         // A volume is in the books of one owner at most, and its generation says how often it changed hands.
         let owners = usize::from(self.source.owns()) + usize::from(self.target.owns());

@@ -127,7 +127,7 @@ fn row(fault: Fault) -> usize {
 
 /// Why a fault cannot strike in a phase; `None` if it can.
 pub(crate) fn impossible(fault: Fault, phase: Phase) -> Option<&'static str> {
-    use Phase::{Closing, Committing, Discarding, Ended, Releasing, Retiring, TakingBack};
+    use Phase::{Closing, Committing, Discarding, Ended, Preparing, Releasing, Retiring, TakingBack};
     match (fault, phase) {
         (Fault::Kill | Fault::PowerCut | Fault::Cancel, _) => None,
         (_, Ended) => Some("it is over at the instant at which it begins"),
@@ -137,9 +137,9 @@ pub(crate) fn impossible(fault: Fault, phase: Phase) -> Option<&'static str> {
         (Fault::TargetError | Fault::TargetHang | Fault::TargetSlow, Releasing) => {
             Some("nothing is asked of the target between its promise and the commit")
         }
-        (Fault::TargetFull, Releasing | Committing | TakingBack) => {
-            Some("nothing is written to the target: all is synchronised, and the gates are closed")
-        }
+        (Fault::TargetFull, Preparing | Releasing | Committing | TakingBack) => Some(
+            "nothing is written to the target: all is synchronised, and the gates are closed, or the try is over",
+        ),
         (Fault::TargetFull | Fault::TargetRestart, Retiring) => {
             Some("the target is the owner: its faults are no longer the migration's")
         }

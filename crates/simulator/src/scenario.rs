@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chronicle::BlockSize;
 use lane::TimeLimits;
+use migration::strategy::Acknowledgement;
 use migration::{PacingSettings, Phase};
 
 use crate::disk::DiskSettings;
@@ -46,6 +47,7 @@ pub(crate) struct MigrationPlan {
     /// How long after the one before, or after the beginning.
     pub(crate) pause: Duration,
     pub(crate) pacing: PacingSettings,
+    pub(crate) acknowledgement: Acknowledgement,
     pub(crate) keep_source: bool,
     /// How long its target's disk takes for a request at least.
     pub(crate) target_latency: Duration,
@@ -134,12 +136,24 @@ impl MigrationPlan {
                 chunk_bytes: random.pick(&[4 << 10, 8 << 10, 32 << 10, 128 << 10, 256 << 10]),
                 bytes_per_second,
             },
+            acknowledgement: draw_acknowledgement(random),
             keep_source: random.percent(20),
             target_latency: random.duration(Duration::from_micros(20), Duration::from_millis(2)),
             bandwidth_change: random
                 .percent(15)
                 .then(|| (random.duration(Duration::from_micros(100), Duration::from_millis(100)), changed)),
         }
+    }
+}
+
+/// Also on one host the guests need not wait for the target.
+fn draw_acknowledgement(random: &mut Random) -> Acknowledgement {
+    if random.percent(60) {
+        return Acknowledgement::BothStores;
+    }
+    Acknowledgement::Source {
+        buffer_bytes_max: random.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
+        drain_max: random.duration(Duration::from_millis(2), Duration::from_millis(100)),
     }
 }
 

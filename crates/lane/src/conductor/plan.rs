@@ -6,6 +6,7 @@ use std::time::Duration;
 use block::{BlockDevice, ZeroMode};
 use migration::journal::ImageLocation;
 use migration::source::Peer;
+use migration::strategy::Acknowledgement;
 use migration::{MigrationId, PacingSettings};
 
 use crate::peer::Service;
@@ -23,6 +24,8 @@ pub struct Plan {
     pub pacing: PacingSettings,
     /// Time limits.
     pub limits: TimeLimits,
+    /// Who has a guest's write before the guest is answered.
+    pub acknowledgement: Acknowledgement,
 }
 
 /// One volume of a plan.
@@ -53,6 +56,8 @@ pub struct SourcePlan {
     pub pacing: PacingSettings,
     /// Time limits.
     pub limits: TimeLimits,
+    /// Who has a guest's write before the guest is answered.
+    pub acknowledgement: Acknowledgement,
     /// Where the target's half is.
     pub peer: Peer,
 }
@@ -116,6 +121,7 @@ impl Plan {
             keep_source: self.keep_source,
             pacing: self.pacing,
             limits: self.limits,
+            acknowledgement: self.acknowledgement,
             peer: Peer::SameHost,
         };
         (source, TargetPlan { migration, volumes: coming, trial_max, service: None })

@@ -69,6 +69,8 @@ pub(crate) enum Event {
     /// All targets' stores have.
     PeerRestarted,
     SetBandwidth(Option<u64>),
+    /// Something that concerns every volume's copying.
+    Copying(VolumeEvent),
 }
 
 impl Baton {
@@ -101,6 +103,29 @@ impl Baton {
     /// To be called before anything that is submitted to it from then on has ended.
     pub fn target_restarted(&self, volume: VolumeIndex) {
         self.send(Event::TargetRestarted(volume));
+    }
+
+    /// Tells that the target's host cannot be reached: guests are no longer mirrored, and nothing fails by that.
+    pub fn link_lost(&self) {
+        self.send(Event::Copying(VolumeEvent::LinkLost));
+    }
+
+    /// Tells that the target's host can be reached again.
+    ///
+    /// **N.B.** Whatever was submitted to its stores before has to be answered from then on: as a success only if it
+    /// was applied there, as a failure only if it never will be (design §5.7).
+    pub fn link_back(&self) {
+        self.send(Event::Copying(VolumeEvent::LinkBack));
+    }
+
+    /// Lets the migration rest: nothing is copied, and it is not handed over.
+    pub fn pause(&self) {
+        self.send(Event::Copying(VolumeEvent::Pause));
+    }
+
+    /// Goes on with a migration that rests.
+    pub fn resume(&self) {
+        self.send(Event::Copying(VolumeEvent::Resume));
     }
 
     /// Tells that the peer has restarted: what was not durable there is lost, for every volume.
@@ -215,6 +240,7 @@ impl SourceConductor {
             Some(Event::PeerRestarted) => {
                 VolumeIndex::all(self.copies.len()).for_each(|volume| self.target_restarted(volume));
             }
+            Some(Event::Copying(event)) => self.copies.iter().for_each(|copy| copy.event(event)),
             Some(Event::SetBandwidth(rate)) => self.copies.iter().for_each(|copy| copy.set_bandwidth(rate)),
             None => {
                 self.source.handle_timeout(now);
@@ -229,6 +255,7 @@ impl SourceConductor {
         let migration = self.plan.migration;
         match action {
             VolumeAction::Synchronised => self.source.handle_event(now, SourceEvent::Synchronised(volume)),
+            VolumeAction::NearEnough => self.source.handle_event(now, SourceEvent::NearEnough(volume)),
             VolumeAction::Behind => self.source.handle_event(now, SourceEvent::Behind(volume)),
             VolumeAction::Failed { code, detail } => {
                 self.source.handle_event(now, SourceEvent::VolumeFailed { code, detail });
@@ -305,6 +332,7 @@ fn start_copy(
         pacing: plan.pacing.clone(),
         wait_max: plan.limits.mirror_wait_max,
         no_progress_max: plan.limits.no_progress_max,
+        acknowledgement: plan.acknowledgement,
     };
     let strategy = Mirror::new(settings);
     let replica = leaving.replica.clone();

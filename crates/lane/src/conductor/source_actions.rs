@@ -5,7 +5,8 @@ use std::rc::Rc;
 use chronicle::Generation;
 use migration::recovery::Retirement;
 use migration::source::{SourceAction, SourceEvent};
-use migration::{Phase, VolumeId};
+use migration::strategy::VolumeEvent;
+use migration::{Phase, VolumeId, VolumeIndex};
 use tracing::{error, info};
 
 use super::{SourceConductor, flush, left_over};
@@ -16,13 +17,17 @@ impl SourceConductor {
         match action {
             SourceAction::Enter(phase) => self.enter(phase),
             SourceAction::CloseGate { volume, attempt } => {
+                self.tell_copy(volume, VolumeEvent::GateCloses);
                 let closed = self.volume(volume).close();
                 self.spawn(async move {
                     closed.await;
                     SourceEvent::GateClosed { volume, attempt }
                 });
             }
-            SourceAction::OpenGate(volume) => self.volume(volume).open(),
+            SourceAction::OpenGate(volume) => {
+                self.tell_copy(volume, VolumeEvent::GateOpens);
+                self.volume(volume).open();
+            }
             SourceAction::Flush { volume, attempt } => {
                 let store = self.volume(volume).store();
                 self.spawn(
@@ -43,6 +48,13 @@ impl SourceConductor {
                 self.control.report(Report::Ended { migration, outcome: outcome.clone(), summary });
                 self.ended = Some(outcome);
             }
+        }
+    }
+
+    fn tell_copy(&self, volume: VolumeIndex, event: VolumeEvent) {
+        // Once the copying is over nobody need hear of gates.
+        if let Some(copy) = self.copies.get(volume.as_usize()) {
+            copy.event(event);
         }
     }
 

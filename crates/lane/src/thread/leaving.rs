@@ -6,6 +6,7 @@ use block::{BlockDevice, Geometry};
 
 use migration::message::ToTarget;
 use migration::source::Peer;
+use migration::strategy::Acknowledgement;
 use migration::wire::{self, Message};
 use migration::{MigrationId, PacingSettings};
 use tracing::warn;
@@ -19,6 +20,8 @@ use crate::peer::{Conversation, Listener, PeerLine, PeerStore, Service, Urgency}
 
 /// Position of the volume among those of its migration: a lane has one.
 const ONLY: u32 = 0;
+/// Bytes of guest writes that may be on their way to another host: three times what fills 1 Gbit/s at 180 ms.
+const BUFFER_BYTES_MAX: u64 = 64 << 20;
 
 impl Lane {
     /// Begins a migration to another host, or goes on with one.
@@ -95,6 +98,10 @@ impl Lane {
                 ..TimeLimits::default()
             },
             peer: Peer::OtherHost,
+            acknowledgement: Acknowledgement::Source {
+                buffer_bytes_max: BUFFER_BYTES_MAX,
+                drain_max: order.switch_over_max / 2,
+            },
         }
     }
 

@@ -20,6 +20,7 @@ use lane::{
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
+use migration::strategy::Acknowledgement;
 use migration::{CommitFault, MigrationId, PacingSettings, Phase, Progress, VolumeId};
 
 /// Size of the volume in bytes.
@@ -117,6 +118,7 @@ impl Scene {
             keep_source: false,
             pacing,
             limits: LIMITS,
+            acknowledgement: Acknowledgement::BothStores,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;
         let (conductor, baton) = Conductor::new(self.handle.clone(), control, &BufferPool::new(), plan);

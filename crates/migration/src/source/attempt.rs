@@ -21,14 +21,25 @@ const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_millis(10);
 
 impl Source {
-    pub(super) fn set_synchronised(&mut self, volume: VolumeIndex, now_is: Synchronised) {
-        if let Some(known) = self.synchronised.get_mut(volume.as_usize()) {
-            *known = now_is == Synchronised::Yes;
+    /// A volume's replica stands so from now on.
+    pub(super) fn stands(&mut self, now: Duration, volume: VolumeIndex, standing: Standing) {
+        let Some(known) = self.replicas.get_mut(volume.as_usize()) else { return };
+        let before = std::mem::replace(known, standing);
+        match (&self.state, standing) {
+            (State::Copying { .. }, Standing::NearEnough | Standing::Synchronised)
+                if before == Standing::Behind =>
+            {
+                self.rest(now);
+            }
+            (State::Closing { open, .. }, _) if open.is_empty() => self.prepare_if_complete(now),
+            // N.B. what is lost while the target promises may come back without being durable: its promise is of before.
+            (State::Preparing { .. }, Standing::Behind | Standing::NearEnough) => self.give_up_attempt(now),
+            _ => {}
         }
     }
 
-    pub(super) fn all_synchronised(&self) -> bool {
-        self.synchronised.iter().all(|known| *known)
+    pub(super) fn all_at_least(&self, standing: Standing) -> bool {
+        self.replicas.iter().all(|known| *known >= standing)
     }
 
     pub(super) fn volumes(&self) -> impl Iterator<Item = VolumeIndex> + use<> {
@@ -44,7 +55,7 @@ impl Source {
 
     pub(super) fn try_handover(&mut self, now: Duration) {
         let State::Copying { not_before } = self.state else { return };
-        if !self.all_synchronised() || now < not_before {
+        if !self.all_at_least(Standing::NearEnough) || now < not_before {
             return;
         }
         self.attempt = self.attempt.next();
@@ -54,7 +65,7 @@ impl Source {
     }
 
     pub(super) fn settled(&mut self, now: Duration) {
-        if !self.all_synchronised() {
+        if !self.all_at_least(Standing::NearEnough) {
             self.state = State::Copying { not_before: now };
             return;
         }
@@ -66,20 +77,29 @@ impl Source {
     }
 
     pub(super) fn gate_closed(&mut self, now: Duration, volume: VolumeIndex, attempt: Attempt) {
-        let State::Closing { open, began } = &mut self.state else { return };
+        let State::Closing { open, .. } = &mut self.state else { return };
         if attempt != self.attempt {
             return;
         }
         open.retain(|waiting| *waiting != volume);
-        if !open.is_empty() {
-            return;
+        if open.is_empty() {
+            self.prepare_if_complete(now);
         }
+    }
+
+    /// Goes on behind closed gates when the replicas have everything; those that were near enough will soon.
+    fn prepare_if_complete(&mut self, now: Duration) {
+        let State::Closing { began, .. } = &self.state else { return };
         let gates_closing_at = *began;
-        if !self.all_synchronised() {
+        if !self.all_at_least(Standing::NearEnough) {
             // The last mirrored writes failed at the target: they are copied, and then it is tried again.
             self.give_up_attempt(now);
             return;
         }
+        if !self.all_at_least(Standing::Synchronised) {
+            return;
+        }
+        let attempt = self.attempt;
         let unflushed =
             if broken(Bug::SourceCache) { Vec::new() } else { self.volumes().collect::<Vec<_>>() };
         let flush = unflushed.clone().into_iter().map(|volume| SourceAction::Flush { volume, attempt });
@@ -118,7 +138,7 @@ impl Source {
         let State::Preparing { prepared: true, unflushed, gates_closing_at, .. } = &self.state else {
             return;
         };
-        if unflushed.is_empty() && !self.all_synchronised() {
+        if unflushed.is_empty() && !self.all_at_least(Standing::Synchronised) {
             // The target lost what it had applied, perhaps before its flush could make it durable (hard case 13).
             self.give_up_attempt(now);
         } else if unflushed.is_empty() {
@@ -190,10 +210,12 @@ impl Source {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Synchronised {
-    Yes,
-    No,
+/// How near a replica is to its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Standing {
+    Behind,
+    NearEnough,
+    Synchronised,
 }
 
 #[cfg(test)]

@@ -39,7 +39,9 @@ pub enum Peer {
 pub enum SourceEvent {
     /// A volume's replica equals the volume.
     Synchronised(VolumeIndex),
-    /// A volume's replica no longer equals the volume.
+    /// What a volume's replica lacks will have arrived soon after its gate is closed. Then the volume is synchronised.
+    NearEnough(VolumeIndex),
+    /// A volume's replica is neither equal to the volume nor near enough.
     Behind(VolumeIndex),
     /// A volume cannot be copied.
     VolumeFailed {

@@ -12,6 +12,7 @@
 //! a chunk is never copied for ever. A target that fails, or is slow, never costs the guest more than
 //! [`MirrorSettings::wait_max`]: mirroring is suspended, writes become bits, and it tries again.
 
+mod asynchronous;
 mod copying;
 mod fault;
 mod guest_write;
@@ -22,9 +23,11 @@ use std::time::Duration;
 use chronicle::{BlockIndex, BlockSize};
 
 use super::chunks::Chunks;
+use super::drain::{Admission, Drain};
 use super::meter::Meter;
 use super::replica::ReplicaBlocks;
 use super::tally::Tally;
+use super::values::Values;
 use super::writes::{SourceSide, WriteState, Writes};
 use super::{Copied, Route, VolumeAction, VolumeEvent};
 use crate::pacing::{Pacing, PacingSettings};
@@ -44,6 +47,24 @@ pub struct MirrorSettings {
     /// How long the target may leave a request unanswered before the migration fails, whatever else it answers.
     /// Time that passes while it answers is never a reason.
     pub no_progress_max: Duration,
+    /// Who acknowledges a guest's write.
+    pub acknowledgement: Acknowledgement,
+}
+
+/// Who has a guest's write before the guest is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acknowledgement {
+    /// Source and target: as on one host.
+    BothStores,
+    /// The source: a target at another host, as far away as it may be.
+    Source {
+        /// Bytes of guest writes that may be on their way to the target; beyond it their blocks become missing.
+        buffer_bytes_max: u64,
+        /// How long what is left may take to arrive behind closed gates: with a busy guest not less than a round trip
+        /// and some, for so much is always on its way. A try at the handover has to be allowed that, and one and a half
+        /// round trips, a flush and two commits besides (hard case 27).
+        drain_max: Duration,
+    },
 }
 
 /// The machine of one volume.
@@ -52,7 +73,14 @@ pub struct Mirror {
     stage: Stage,
     replica: ReplicaBlocks,
     writes: Writes,
+    /// Of an asynchronous mirror: what is on its way by value.
+    values: Values,
     chunks: Chunks,
+    drain: Drain,
+    admission: Admission,
+    gate: Gate,
+    mover: Mover,
+    link: Link,
     pacing: Pacing,
     /// Everything before it has been claimed once; everything behind it has not. At the end of the volume: the first
     /// pass is over.
@@ -61,6 +89,8 @@ pub struct Mirror {
     scan: BlockIndex,
     /// When the bandwidth limit lets the next chunk begin; `None` while it does not hold one up.
     tokens_at: Option<Duration>,
+    /// When a write may be admitted that waits for the throttle; `None` while none does.
+    admits_at: Option<Duration>,
     suspension: Option<Suspension>,
     /// Faults of the target since it last did something.
     target_faults: u32,
@@ -69,8 +99,8 @@ pub struct Mirror {
     restarts: u32,
     /// Whether what the mover has copied is durable.
     bulk: Bulk,
-    /// Whether `Synchronised` was the last thing said.
-    said_synchronised: bool,
+    /// The last thing said.
+    said: Standing,
     next_chunk: u64,
     next_flush: u64,
     meter: Meter,
@@ -87,6 +117,41 @@ enum Stage {
     Copying,
     /// Failed or cancelled: nothing is sent any more.
     Stopped,
+}
+
+/// How near the replica is to the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Behind,
+    NearEnough,
+    Synchronised,
+}
+
+/// What is known of the volume's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Open,
+    /// Closing, or closed.
+    Closing,
+}
+
+/// Whether the mover may begin chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mover {
+    Works,
+    /// Somebody has paused the migration.
+    Rests,
+}
+
+/// What is known of the link to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Up,
+    Away,
+    /// Back, and requests of before have yet to be answered.
+    Returning {
+        since: Duration,
+    },
 }
 
 /// What has become of the chunks that have landed.
@@ -117,16 +182,23 @@ impl Mirror {
             stage: Stage::Surveying,
             replica: ReplicaBlocks::new(blocks),
             writes: Writes::default(),
+            values: Values::default(),
             chunks: Chunks::default(),
+            drain: Drain::default(),
+            admission: Admission::default(),
+            gate: Gate::Open,
+            mover: Mover::Works,
+            link: Link::Up,
             cursor: BlockIndex(0),
             scan: BlockIndex(0),
             tokens_at: None,
+            admits_at: None,
             suspension: None,
             target_faults: 0,
             source_faults: 0,
             restarts: 0,
             bulk: Bulk::Durable,
-            said_synchronised: false,
+            said: Standing::Behind,
             next_chunk: 0,
             next_flush: 0,
             meter: Meter::default(),
@@ -147,8 +219,12 @@ impl Mirror {
                 }
             }
             VolumeEvent::WriteArrived { write, range } => {
+                // One that would overtake others that are held takes its turn.
+                let takes_turn = self.is_asynchronous() && self.writes.has_held();
                 self.writes.arrive(write, range, self.covering(range), now);
-                self.admit(now, write);
+                if !takes_turn {
+                    self.admit(now, write);
+                }
             }
             VolumeEvent::SourceWritten { write, result } => self.source_written(now, write, result),
             VolumeEvent::TargetWritten { write, result } => self.target_written(now, write, result),
@@ -161,6 +237,16 @@ impl Mirror {
                     self.replica.target_restarted();
                 }
             }
+            VolumeEvent::GateCloses => self.gate = Gate::Closing,
+            VolumeEvent::GateOpens => self.gate = Gate::Open,
+            VolumeEvent::LinkLost => self.link_lost(),
+            VolumeEvent::LinkBack => {
+                if self.link == Link::Away {
+                    self.link = Link::Returning { since: now };
+                }
+            }
+            VolumeEvent::Pause => self.mover = Mover::Rests,
+            VolumeEvent::Resume => self.mover = Mover::Works,
             VolumeEvent::SwitchOverBegins => {
                 for write in self.writes.held() {
                     self.submit(now, write, Route::SourceOnly);
@@ -195,10 +281,11 @@ impl Mirror {
         });
         let retry = self.suspension.and_then(|suspension| Some((suspension.until?, suspension.reason)));
         let tokens = self.tokens_at.map(|at| (at, "the bandwidth limit"));
+        let admits = self.admits_at.map(|at| (at, "the target to take what guests have written"));
         let stuck = self
             .oldest_unanswered()
             .map(|since| (since + self.settings.no_progress_max, "the target to answer a request"));
-        patience.chain(retry).chain(tokens).chain(stuck).min_by_key(|(at, _)| *at)
+        patience.chain(retry).chain(tokens).chain(admits).chain(stuck).min_by_key(|(at, _)| *at)
     }
 
     /// Changes the rate limit of the mover.
@@ -257,6 +344,8 @@ impl Mirror {
     pub fn waits_for(&self) -> Option<&'static str> {
         match self.stage {
             Stage::Surveying => Some("what the source was asked for before the migration to end"),
+            Stage::Copying if self.link == Link::Away => Some("the other host to be reachable again"),
+            Stage::Copying if self.mover == Mover::Rests => Some("somebody to resume it"),
             Stage::Copying if self.chunks.is_any_waiting() => {
                 Some("guest writes to blocks that are to be copied")
             }
@@ -264,10 +353,26 @@ impl Mirror {
         }
     }
 
-    /// Tells whether the replica could be handed over to at this instant.
-    pub fn is_synchronised(&self) -> bool {
+    /// Tells whether guest writes are admitted no faster than the target takes them.
+    pub fn is_throttled(&self) -> bool {
+        self.admission.is_throttled()
+    }
+
+    /// Bytes a second that the target takes; `None` while nothing is known.
+    pub fn drain_bytes_per_second(&self) -> Option<f64> {
+        self.drain.rate()
+    }
+
+    /// Tells whether somebody has paused it.
+    pub fn is_paused(&self) -> bool {
+        self.mover == Mover::Rests
+    }
+
+    /// Tells whether the replica could be handed over to at this instant; always with both stores acknowledging.
+    fn is_synchronised(&self) -> bool {
         self.stage == Stage::Copying
             && self.suspension.is_none()
+            && self.mover == Mover::Works
             && self.replica.is_complete()
             && self.chunks.is_empty()
             && !self.writes.has_late()

@@ -29,6 +29,15 @@ pub struct Tally {
     pub source_faults: u64,
     /// How often mirroring was suspended.
     pub suspensions: u64,
+    /// Of an asynchronous mirror: writes that became bits although their blocks were synchronised, because as much was
+    /// on its way as may be.
+    pub writes_as_bits: u64,
+    /// Writes that were held because the target did not take what guests wrote as fast as they did.
+    pub writes_throttled: u64,
+    /// How long these were held, all together.
+    pub throttled: Duration,
+    /// How often guests began to be throttled.
+    pub throttles: u64,
 }
 
 impl Tally {
@@ -47,6 +56,10 @@ impl Tally {
             target_faults: self.target_faults + other.target_faults,
             source_faults: self.source_faults + other.source_faults,
             suspensions: self.suspensions + other.suspensions,
+            writes_as_bits: self.writes_as_bits + other.writes_as_bits,
+            writes_throttled: self.writes_throttled + other.writes_throttled,
+            throttled: self.throttled + other.throttled,
+            throttles: self.throttles + other.throttles,
         }
     }
 

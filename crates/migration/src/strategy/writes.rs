@@ -110,6 +110,10 @@ impl Writes {
         self.late -= usize::from(matches!(write.state, WriteState::Late { .. }));
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
     pub(super) fn has_held(&self) -> bool {
         self.held > 0
     }
@@ -120,6 +124,12 @@ impl Writes {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Write> {
         self.writes.iter()
+    }
+
+    /// Bytes of the writes that are held.
+    pub(super) fn bytes_held(&self) -> u64 {
+        let held = self.writes.iter().filter(|write| write.state == WriteState::Held);
+        held.map(|write| write.range.length).sum()
     }
 
     /// Held writes, by name, in the order they arrived.

@@ -98,6 +98,8 @@ pub(crate) struct Giving {
     pending: Vec<SourceEvent>,
     phase: Phase,
     volumes: u8,
+    /// Grows whenever its gate opens: the guest writes then.
+    version: u64,
 }
 
 /// The host that they are to go to.
@@ -109,6 +111,9 @@ pub(crate) struct Bringing {
     image_is_gone: bool,
     pending: Vec<TargetEvent>,
     volumes: u8,
+    /// The version that its stores held when they were last flushed; `None` if the guest was writing then.
+    pub(crate) flushed: Option<u64>,
+    pub(crate) flushes: u32,
 }
 
 impl Giving {
@@ -132,6 +137,7 @@ impl Giving {
             pending: Vec::new(),
             phase: Phase::Copying,
             volumes,
+            version: 0,
         };
         giving.machine = Some(Source::new(Duration::ZERO, giving.settings()));
         giving.synchronise();
@@ -163,6 +169,11 @@ impl Giving {
         !self.books.state.volumes.is_empty()
     }
 
+    /// What the guest has written; `None` while it may be writing.
+    pub(crate) fn version(&self) -> Option<u64> {
+        (!self.serves()).then_some(self.version)
+    }
+
     pub(crate) fn synchronise(&mut self) {
         let events =
             (0..u32::from(self.volumes)).map(|number| SourceEvent::Synchronised(VolumeIndex(number)));
@@ -186,6 +197,7 @@ impl Giving {
         self.is_up = true;
         let resumes = self.books.recover();
         self.is_open = self.owns();
+        self.version += u64::from(self.is_open);
         self.synchronised = false;
         if resumes {
             let recorded = &self.books.state.migrations[&MIGRATION];
@@ -277,7 +289,10 @@ impl Giving {
                     self.is_open = false;
                     self.pending.push(SourceEvent::GateClosed { volume, attempt });
                 }
-                SourceAction::OpenGate(_) => self.is_open = true,
+                SourceAction::OpenGate(_) => {
+                    self.is_open = true;
+                    self.version += 1;
+                }
                 SourceAction::Flush { volume, attempt } => {
                     let result = FlushResult::Durable;
                     self.pending.push(SourceEvent::Flushed { volume, attempt, result });
@@ -341,6 +356,8 @@ impl Bringing {
             image_is_gone: false,
             pending: Vec::new(),
             volumes,
+            flushed: None,
+            flushes: 0,
         }
     }
 
@@ -459,6 +476,7 @@ impl Bringing {
         while let Some(action) = self.machine.as_mut().and_then(Target::poll_action) {
             match action {
                 TargetAction::Flush { volume, attempt } => {
+                    self.flushes += 1;
                     let result = FlushResult::Durable;
                     self.pending.push(TargetEvent::Flushed { volume, attempt, result });
                 }

@@ -129,6 +129,7 @@ impl Host {
             keep_source: plan.keep_source,
             pacing: plan.pacing.clone(),
             limits: self.scenario.limits,
+            acknowledgement: plan.acknowledgement,
         };
         let control = self.control();
         let (conductor, baton) = Conductor::new(self.handle.clone(), control, &self.buffers, plan_of_lane);

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use chronicle::{BlockIndex, BlockRange, ByteRange};
 
-use super::{Bulk, Mirror, Stage};
+use super::{Bulk, Mirror, Mover, Stage, Standing};
 use crate::journal::FailureCode;
+use crate::pacing::PacingSettings;
 use crate::planted::{Bug, broken};
 use crate::strategy::chunks::{Chunk, ChunkState, Pass};
 use crate::strategy::replica::Confirmed;
@@ -13,6 +14,9 @@ use crate::strategy::{ChunkId, Copied, CopyFault, FlushId, SourceFault, TargetFa
 
 /// Bytes applied at the target before they are flushed, so that the flush at the handover finds little to do.
 const FLUSH_EVERY_BYTES: u64 = 256 << 20;
+
+/// Chunks in flight to another host, however small: each is looked at whenever a guest writes.
+const CHUNKS_MAX: usize = 256;
 
 impl Mirror {
     /// Goes on with everything that can go on.
@@ -30,6 +34,7 @@ impl Mirror {
             return;
         }
         self.release_held(now);
+        self.judge_convergence(now);
         while let Some(blocks) = self.next_chunk(now) {
             self.claim(blocks, Pass::First);
             self.pacing.spend(now, self.byte_range(blocks).length);
@@ -40,6 +45,7 @@ impl Mirror {
     }
 
     pub(super) fn release_held(&mut self, now: Duration) {
+        self.admits_at = None;
         if self.writes.has_held() {
             for write in self.writes.held() {
                 self.admit(now, write);
@@ -89,13 +95,30 @@ impl Mirror {
     pub(super) fn wants_chunk(&self) -> bool {
         self.stage == Stage::Copying
             && self.suspension.is_none()
-            && self.chunks.len() < self.settings.pacing.depth
+            && self.mover == Mover::Works
+            && !self.is_mover_full()
             && (!self.replica.is_complete() || self.cursor < self.end())
     }
 
+    /// Tells whether as much is in flight as may be. Towards another host it is bytes that count: many small chunks, as
+    /// are left late in a copying, would not fill a long link.
+    pub(super) fn is_mover_full(&self) -> bool {
+        let PacingSettings { depth, chunk_bytes, .. } = self.settings.pacing;
+        let count = self.chunks.len();
+        if self.is_asynchronous() {
+            let bytes = self.chunks.blocks() * self.settings.block_size.bytes();
+            count >= CHUNKS_MAX || bytes > chunk_bytes.saturating_mul((depth as u64).saturating_sub(1))
+        } else {
+            count >= depth
+        }
+    }
+
     pub(super) fn claim(&mut self, blocks: BlockRange, pass: Pass) {
-        let waits_for =
+        let mut waits_for =
             if broken(Bug::WritesInFlight) { Vec::new() } else { self.writes.submitted_to(blocks) };
+        if !broken(Bug::ChunkOvertakesValue) {
+            waits_for.extend(self.values.in_blocks(blocks));
+        }
         self.replica.claim(blocks);
         let id = ChunkId(self.next_chunk);
         self.next_chunk += 1;
@@ -104,7 +127,11 @@ impl Mirror {
     }
 
     pub(super) fn start_chunks(&mut self, now: Duration) {
-        for (chunk, blocks) in self.chunks.start_ready(now) {
+        let ready = self.chunks.start_ready(now);
+        if !ready.is_empty() {
+            self.drain.note(now, 0, self.load());
+        }
+        for (chunk, blocks) in ready {
             self.actions.push_back(VolumeAction::Copy { chunk, range: self.byte_range(blocks) });
         }
     }
@@ -128,7 +155,11 @@ impl Mirror {
                 self.replica.applied(chunk.blocks);
                 self.meter.add(now, chunk.blocks.len());
                 self.target_faults = 0;
-                if chunk.pass == Pass::First && self.suspension.is_none() && self.stage == Stage::Copying {
+                self.admission.note_moved(chunk.blocks.len() * self.settings.block_size.bytes());
+                self.drain.note(now, copied.bytes_written, self.load());
+                // Guests do not wait for a link: an asynchronous mirror comes back to these blocks later.
+                let again = chunk.pass == Pass::First && !self.is_asynchronous();
+                if again && self.suspension.is_none() && self.stage == Stage::Copying {
                     while let Some(blocks) = self.replica.missing_within(chunk.blocks) {
                         self.claim(blocks, Pass::Second);
                     }
@@ -150,6 +181,7 @@ impl Mirror {
         }
         let much = self.replica.blocks_unconfirmed() >= FLUSH_EVERY_BYTES / self.settings.block_size.bytes();
         let last = self.bulk == Bulk::Applied && self.replica.is_complete() && self.chunks.is_empty();
+        let last = if self.is_asynchronous() { self.wants_confirmation() } else { last };
         if much || last {
             let flush = FlushId(self.next_flush);
             self.next_flush += 1;
@@ -182,13 +214,13 @@ impl Mirror {
     }
 
     pub(super) fn say_where_it_stands(&mut self) {
-        let synchronised = self.is_synchronised();
-        if synchronised != self.said_synchronised {
-            self.said_synchronised = synchronised;
-            self.actions.push_back(if synchronised {
-                VolumeAction::Synchronised
-            } else {
-                VolumeAction::Behind
+        let standing = self.standing();
+        if standing != self.said {
+            self.said = standing;
+            self.actions.push_back(match standing {
+                Standing::Behind => VolumeAction::Behind,
+                Standing::NearEnough => VolumeAction::NearEnough,
+                Standing::Synchronised => VolumeAction::Synchronised,
             });
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange};
 
-use super::{Mirror, Stage, Suspension};
+use super::{Link, Mirror, Stage, Suspension};
 use crate::journal::FailureCode;
 use crate::planted::{Bug, broken};
 use crate::strategy::writes::{SourceSide, WriteState};
@@ -30,12 +30,17 @@ impl Mirror {
     /// Since when the target has owed an answer. What it answers meanwhile does not count: a migration can neither
     /// end without that answer nor take it for a failure (design §5.20).
     pub(super) fn oldest_unanswered(&self) -> Option<Duration> {
-        if self.stage != Stage::Copying {
-            return None;
+        match self.link {
+            _ if self.stage != Stage::Copying => return None,
+            Link::Up => {}
+            Link::Away => return None,
+            // What happened before counts for nothing.
+            Link::Returning { since } => return Some(since),
         }
         let late = self.writes.iter().filter(|write| matches!(write.state, WriteState::Late { .. }));
         let late = late.map(|write| write.arrived).min();
-        [self.chunks.copying_since(), self.replica.flushing_since(), late].into_iter().flatten().min()
+        let values = self.values.oldest();
+        [self.chunks.copying_since(), self.replica.flushing_since(), late, values].into_iter().flatten().min()
     }
 
     pub(super) fn target_failed(&mut self, now: Duration, fault: TargetFault) {
@@ -84,6 +89,19 @@ impl Mirror {
     }
 
     pub(super) fn resume(&mut self, now: Duration) {
+        let owed = self.chunks.copying_since().is_some()
+            || self.replica.is_flushing()
+            || self.writes.has_late()
+            || self.values.await_target();
+        match self.link {
+            Link::Away => return,
+            Link::Returning { .. } if owed => return,
+            Link::Returning { .. } => {
+                self.link = Link::Up;
+                self.suspension = self.suspension.map(|lost| Suspension { until: Some(now), ..lost });
+            }
+            Link::Up => {}
+        }
         let Some(suspension) = self.suspension else { return };
         if self.writes.has_late() {
             return;
@@ -98,6 +116,14 @@ impl Mirror {
         }
     }
 
+    /// Guests wait no longer for the target's answers, and none is missed until it can be heard again.
+    pub(super) fn link_lost(&mut self) {
+        self.link = Link::Away;
+        self.drain.interrupt();
+        self.suspend("the link to the other host is away", None);
+        self.answer_waiting();
+    }
+
     pub(super) fn fail(&mut self, now: Duration, code: FailureCode, detail: String) {
         self.actions.push_back(VolumeAction::Failed { code, detail });
         self.stop(now);
@@ -110,6 +136,12 @@ impl Mirror {
         for blocks in self.chunks.abandon_waiting() {
             self.replica.mark_missing(blocks);
         }
+        self.answer_waiting();
+        self.release_held(now);
+    }
+
+    /// Answers all writes that only the target is waited for.
+    fn answer_waiting(&mut self) {
         let waiting =
             |state| matches!(state, WriteState::Mirrored { source: SourceSide::Answered { .. }, .. });
         let mirrored: Vec<_> =
@@ -117,6 +149,5 @@ impl Mirror {
         for write in mirrored {
             self.answer_late(write);
         }
-        self.release_held(now);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange};
 
-use super::{Mirror, Stage};
+use super::{Link, Mirror, Stage};
 use crate::planted::{Bug, broken};
 use crate::strategy::writes::{SourceSide, TargetSide, WriteState};
 use crate::strategy::{Route, SourceFault, TargetFault, VolumeAction, WriteId};
@@ -12,6 +12,10 @@ use crate::strategy::{Route, SourceFault, TargetFault, VolumeAction, WriteId};
 impl Mirror {
     /// Submits a held write if it need not wait.
     pub(super) fn admit(&mut self, now: Duration, id: WriteId) {
+        if self.is_asynchronous() {
+            self.admit_asynchronously(now, id);
+            return;
+        }
         let Some(write) = self.writes.get(id) else { return };
         let route = self.route(write.range, write.blocks);
         let patient = now < write.arrived + self.settings.wait_max;
@@ -48,7 +52,11 @@ impl Mirror {
             rest.start = mirrored.end;
         }
         self.becomes_missing(rest);
-        let state = if parts.is_empty() {
+        let by_value = self.is_asynchronous() && !parts.is_empty();
+        if by_value {
+            self.send_values(now, id, parts);
+        }
+        let state = if parts.is_empty() || by_value {
             WriteState::SourceOnly
         } else {
             let source = SourceSide::UnderWay { target_answered: TargetSide::UnderWay, held_for };
@@ -60,20 +68,20 @@ impl Mirror {
 
     /// Only synchronised blocks are mirrored by value (design §5.2): each by itself, because a write that carried its
     /// synchronised blocks back to missing would let large writes undo what the mover does, for ever (design §5.18).
-    fn route(&self, range: ByteRange, blocks: BlockRange) -> Route {
+    pub(super) fn route(&self, range: ByteRange, blocks: BlockRange) -> Route {
         if self.stage != Stage::Copying || self.suspension.is_some() {
             return Route::SourceOnly;
         }
-        if self.takes_values(blocks) {
+        if self.takes_values(range, blocks) {
             return Route::Both;
         }
         let mut parts: Vec<ByteRange> = Vec::new();
         for block in blocks.iter() {
             let block = BlockRange::new(block.0, block.0 + 1);
-            if !self.takes_values(block) {
+            let part = overlap(self.byte_range(block), range);
+            if !self.takes_values(part, block) {
                 continue;
             }
-            let part = overlap(self.byte_range(block), range);
             match parts.last_mut() {
                 Some(last) if last.end() == part.offset => last.length += part.length,
                 _ => parts.push(part),
@@ -82,12 +90,14 @@ impl Mirror {
         if parts.is_empty() { Route::SourceOnly } else { Route::BothInPart(parts) }
     }
 
-    /// Tells whether all of `blocks` are synchronised, and nothing else is on its way to them that could land later.
-    fn takes_values(&self, blocks: BlockRange) -> bool {
+    /// Tells whether all of `blocks` are synchronised, and nothing else is on its way to `range` in them that could land
+    /// later.
+    fn takes_values(&self, range: ByteRange, blocks: BlockRange) -> bool {
         blocks.end <= self.cursor
             && !self.replica.misses_any(blocks)
             && (!self.chunks.touch(blocks) || broken(Bug::TwoCopiesInFlight))
             && !self.writes.late_touches(blocks)
+            && (!self.values.overlap(range, blocks) || broken(Bug::TwoValuesInFlight))
     }
 
     fn becomes_missing(&mut self, blocks: BlockRange) {
@@ -105,6 +115,12 @@ impl Mirror {
         let Some(write) = self.writes.get(id) else { return };
         let blocks = write.blocks;
         match write.state {
+            WriteState::SourceOnly if self.values.contains(id) => {
+                if result.is_err() {
+                    self.replica.mark_missing(blocks);
+                }
+                self.source_has_value(id);
+            }
             WriteState::SourceOnly => self.write_ended(id),
             WriteState::Mirrored { source: SourceSide::UnderWay { target_answered, held_for }, restarts } => {
                 if result.is_err() {
@@ -120,7 +136,7 @@ impl Mirror {
                         let patience_ends = now + self.settings.wait_max.saturating_sub(held_for);
                         let source = SourceSide::Answered { patience_ends };
                         self.writes.set_state(id, WriteState::Mirrored { source, restarts });
-                        if self.stage == Stage::Stopped {
+                        if self.stage == Stage::Stopped || self.link != Link::Up {
                             self.answer_late(id);
                         }
                     }
@@ -131,6 +147,10 @@ impl Mirror {
     }
 
     pub(super) fn target_written(&mut self, now: Duration, id: WriteId, result: Result<(), TargetFault>) {
+        if self.values.contains(id) {
+            self.target_has_value(now, id, result);
+            return;
+        }
         let Some(write) = self.writes.get(id) else { return };
         let (blocks, mirrored_bytes, state) = (write.blocks, write.mirrored_bytes, write.state);
         let submitted_under = match state {

@@ -1,0 +1,76 @@
+//! An asynchronous mirror over a link that is slower than its guest: the guest keeps more than half of the link, waits
+//! for a second at most, and the migration comes to its end all the same.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "mirror_link/bench.rs"]
+mod bench;
+
+use std::time::Duration;
+
+use bench::{Bench, Pattern, Setting};
+
+const MIB: u64 = 1 << 20;
+
+fn setting() -> Setting {
+    Setting {
+        link_bytes_per_second: 12 * MIB,
+        round_trip: Duration::from_millis(10),
+        volume_bytes: 128 * MIB,
+        write_bytes: 4096,
+        depth: 8,
+        disk_latency: Duration::from_micros(500),
+        pattern: Pattern::Random,
+        bandwidth: None,
+    }
+}
+
+fn check(setting: &Setting) {
+    let seen = Bench::run(setting);
+    let share = seen.guest_bytes_per_second / setting.link_bytes_per_second as f64;
+    assert!(share >= 0.5, "the guest writes at {share:.2} of the link's rate");
+    assert!(seen.held_longest <= Duration::from_millis(1001), "a write was held for {:?}", seen.held_longest);
+    let closed_max = Duration::from_millis(500) + setting.round_trip;
+    assert!(seen.drained_in <= closed_max, "gates closed for {:?}", seen.drained_in);
+    // Twice the time that the volume and what the guest may write meanwhile need.
+    let alone = setting.volume_bytes as f64 / setting.link_bytes_per_second as f64;
+    assert!(seen.took.as_secs_f64() < 8.0 * alone, "it took {:?}, alone {alone:.1} s", seen.took);
+}
+
+#[test]
+fn a_guest_that_writes_faster_than_the_link_keeps_half_of_it_and_the_migration_ends() {
+    check(&setting());
+    check(&Setting { pattern: Pattern::Sequential, ..setting() });
+    check(&Setting { pattern: Pattern::Hot { bytes: 8 * MIB }, ..setting() });
+}
+
+#[test]
+fn a_guest_with_large_writes_keeps_half_of_the_link_too() {
+    check(&Setting { write_bytes: 65536, depth: 16, ..setting() });
+    check(&Setting { write_bytes: MIB as u32, depth: 4, pattern: Pattern::Sequential, ..setting() });
+}
+
+#[test]
+fn a_long_round_trip_changes_nothing() {
+    for milliseconds in [1, 50, 180] {
+        check(&Setting { round_trip: Duration::from_millis(milliseconds), ..setting() });
+    }
+}
+
+#[test]
+fn a_guest_that_the_link_carries_easily_is_never_throttled() {
+    let setting = Setting { disk_latency: Duration::from_millis(16), ..setting() };
+    let seen = Bench::run(&setting);
+    assert_eq!((seen.throttles, seen.held_longest), (0, Duration::ZERO));
+    assert!(seen.took.as_secs_f64() < 1.5 * 128.0 / 12.0, "it took {:?}", seen.took);
+}
+
+#[test]
+fn a_bandwidth_limit_of_the_mover_throttles_no_guest() {
+    // The guest takes most of the link, and the mover makes the little progress that it was told to.
+    let bandwidth = Some(2 * MIB);
+    let setting =
+        Setting { bandwidth, disk_latency: Duration::from_millis(4), volume_bytes: 32 * MIB, ..setting() };
+    let seen = Bench::run(&setting);
+    assert_eq!(seen.throttles, 0);
+}
