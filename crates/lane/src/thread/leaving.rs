@@ -143,12 +143,16 @@ impl Listener for FromTarget {
 
     fn lost(&self, reason: &str) {
         warn!(migration = %self.migration, reason, "the way to the target is broken");
+        self.baton.link_lost();
     }
 
-    fn back(&self) {}
+    fn back(&self) {
+        self.baton.link_back();
+    }
 
     fn restarted(&self) {
         self.baton.peer_restarted();
+        self.baton.link_back();
     }
 }
 
