@@ -62,7 +62,7 @@ openapi: ## Write docs/openapi.json anew, after a change of the HTTP API.
 	cargo run --quiet -p daemon --example openapi >$(TARGET)/openapi.json
 	mv $(TARGET)/openapi.json docs/openapi.json
 
-# Seconds for each target. What is found beyond what is kept goes into fuzz/corpus, minimised; `cargo test` replays that.
+# Seconds for each target. What reaches code that what is kept does not goes into fuzz/corpus; `cargo test` replays that.
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS ?= nbd_decoders nbd_connection http_api config journal remote_decoders remote_store qcow2_image
 FUZZ_FLAGS := --fuzz-dir fuzz --target-dir $(TARGET)/fuzz
@@ -75,8 +75,9 @@ fuzz: ## Feed hostile bytes to whatever reads bytes, FUZZ_SECONDS (600) for each
 	for target in $(FUZZ_TARGETS); do \
 	  new=$$(mktemp -d); \
 	  cargo fuzz run $(FUZZ_FLAGS) $$target $$new fuzz/corpus/$$target -- \
-	    -max_total_time=$(FUZZ_SECONDS) -timeout=25 -max_len=65536 -print_final_stats=1; \
-	  cargo fuzz run $(FUZZ_FLAGS) $$target -- -merge=1 -max_len=4096 fuzz/corpus/$$target $$new; \
+	    -max_total_time=$(FUZZ_SECONDS) -timeout=25 -max_len=65536 -malloc_limit_mb=128 -print_final_stats=1; \
+	  cargo fuzz run $(FUZZ_FLAGS) $$target -- \
+	    -set_cover_merge=1 -use_counters=0 -max_len=1024 fuzz/corpus/$$target $$new; \
 	  rm -r $$new; \
 	done
 
