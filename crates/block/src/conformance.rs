@@ -91,6 +91,7 @@ impl<F: FnMut(u64) -> Rc<dyn BlockDevice>> Suite<F> {
             make("overlaps in flight").overlaps_in_flight().await;
             make("zeroes").zeroes().await;
             make("dropped futures").dropped_futures().await;
+            make("growth").growth().await;
             let seed = self.seed;
             make(&format!("random operations, seed {seed}")).random(seed, self.operations).await;
         }

@@ -7,6 +7,7 @@ pub use chronicle::ByteRange;
 
 use crate::buffer::Buffer;
 use crate::error::IoError;
+use crate::growth::Growth;
 
 /// The boxed future of one request. It stays on the thread that made it.
 pub type IoFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, IoError>> + 'a>>;
@@ -67,6 +68,11 @@ pub trait BlockDevice {
     ///
     /// The answer may be older than writes in flight. Who cannot tell says [`ExtentKind::Data`] for everything.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>>;
+
+    /// The way to make it larger; `None` if there is none.
+    fn growth(&self) -> Option<&dyn Growth> {
+        None
+    }
 }
 
 /// What a device is like.

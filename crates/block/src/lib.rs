@@ -10,7 +10,7 @@
 //!   executor                         one thread's tasks and timers, over an engine's driver
 //! ```
 //!
-//! [`device`] is the contract, [`conformance`] the suite that whoever keeps it passes. [`range_lock`] keeps apart
+//! [`device`] is the contract, [`growth`] what stores that may become larger keep besides, [`conformance`] the suite that whoever keeps it passes. [`range_lock`] keeps apart
 //! requests that must not overlap. All `unsafe` code is in `engine::ring`, in `store::lock` and
 //! in `store::qcow2::storage`.
 //!
@@ -24,6 +24,7 @@ pub mod engine;
 pub mod error;
 pub mod executor;
 pub mod filter;
+pub mod growth;
 mod random;
 pub mod range_lock;
 pub mod signal;
@@ -33,6 +34,7 @@ pub use buffer::{Buffer, BufferPool};
 pub use device::{BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode};
 pub use error::IoError;
 pub use executor::{Driver, Executor, Handle};
+pub use growth::{GrowingGeometry, Growth};
 pub use store::{
     Access, FileStore, Image, ImageError, MemoryStore, Opened, RemoteError, RemoteImage, RemoteStore,
 };

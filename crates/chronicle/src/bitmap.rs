@@ -65,6 +65,18 @@ impl LayeredBitmap {
         bitmap
     }
 
+    /// Makes it the set of a volume that has grown to so many blocks; the new ones are not in it.
+    ///
+    /// A number that is not larger changes nothing. Costs next to nothing, whatever is in the set.
+    pub fn grow(&mut self, blocks: BlockCount) {
+        let blocks = blocks.0.min(BLOCKS_MAX.0);
+        while span(self.height) < blocks {
+            self.root.raise(self.height);
+            self.height += 1;
+        }
+        self.blocks = self.blocks.max(blocks);
+    }
+
     /// How many blocks the volume has.
     pub fn blocks(&self) -> BlockCount {
         BlockCount(self.blocks)

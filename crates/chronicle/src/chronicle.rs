@@ -96,6 +96,17 @@ impl Chronicle {
         self
     }
 
+    /// Goes on with a volume that has grown; a size that is not larger changes nothing.
+    ///
+    /// To be called before anything is written to the new part. No epoch up to here has written there: a copy that is
+    /// as of one of them, and has grown as well, has zeroes there as the volume has.
+    pub fn grow(&mut self, size_bytes: u64) {
+        self.size_bytes = self.size_bytes.max(size_bytes);
+        let blocks = self.block_size.blocks_of(self.size_bytes);
+        let bitmaps = self.frozen.values_mut().chain([&mut self.open_blocks, &mut self.marked]);
+        bitmaps.for_each(|bitmap| bitmap.grow(blocks));
+    }
+
     /// The size of the blocks that it records.
     pub fn block_size(&self) -> BlockSize {
         self.block_size

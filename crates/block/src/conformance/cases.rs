@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 
 use super::model::Model;
 use crate::buffer::Buffer;
-use crate::device::{BlockDevice, ByteRange, Durability, ZeroMode};
+use crate::device::{ALIGNMENT, BlockDevice, ByteRange, Durability, ZeroMode};
 use crate::error::IoError;
 use crate::executor::Handle;
 use crate::random::Random;
@@ -232,6 +232,58 @@ impl Subject {
             model.zero(range);
         }
         self.assert_is(&model).await;
+    }
+
+    /// What is new reads as zeroes, what was there stays, and requests reach up to the new end. Nobody sees the new size
+    /// before it is shown.
+    pub(super) async fn growth(&self) {
+        let Some(growth) = self.device.growth() else { return };
+        let (old, unit) = (self.size(), u64::from(ALIGNMENT));
+        let mut content = vec![0x6D; old as usize];
+        self.device_is_filled(&content).await;
+        for blocks in [1, 17, 3] {
+            let (before, step) = (self.size(), self.step());
+            let size = before.next_multiple_of(unit) + blocks * unit;
+            let capacity = growth.capacity().await;
+            let capacity = capacity.unwrap_or_else(|error| panic!("{}: capacity: {error}", self.scene));
+            if capacity.is_some_and(|capacity| capacity < size + unit) {
+                return;
+            }
+            let prepared =
+                [growth.prepare(size + unit).await, growth.undo().await, growth.prepare(size).await];
+            assert_eq!(prepared, [Ok(()); 3], "{}: prepare {size}", self.scene);
+            assert_eq!(self.size(), before, "{}: seen before it was shown", self.scene);
+            let beyond = ByteRange::new(before.next_multiple_of(step), step);
+            let expected = IoError::OutOfRange { offset: beyond.offset, length: step, size: before };
+            self.assert_refused(beyond, expected).await;
+            // What was on its way to the old end when the new one was shown.
+            let end = ByteRange::new(before - (before - 1) % step - 1, (before - 1) % step + 1);
+            let last = Buffer::copy_of(&vec![blocks as u8; end.length as usize]);
+            let late = self.device.write(end.offset, last, Durability::Volatile);
+            growth.show(size);
+            assert_eq!(late.await, Ok(()), "{}: a write to the former end", self.scene);
+            content[end.offset as usize..].fill(blocks as u8);
+            content.resize(size as usize, 0);
+            let mut model = Model::new(size);
+            model.write(0, &content);
+            assert_eq!(self.size(), size, "{}", self.scene);
+            self.assert_is(&model).await;
+            self.assert_allocation(&model, ByteRange::new(0, size)).await;
+            let new = ByteRange::new(size - unit, unit);
+            self.write(&mut model, new.offset, &pattern(blocks, unit), Durability::Durable).await;
+            self.assert_is(&model).await;
+            assert_eq!(self.device.discard(new).await, Ok(()), "{}: discard of what is new", self.scene);
+            model.zero(new);
+            self.assert_is(&model).await;
+        }
+        let (undone, size) = (growth.undo().await, self.size());
+        assert_eq!(undone, Ok(()), "{}: nothing to undo", self.scene);
+        assert_eq!(self.device.geometry().size, size, "{}", self.scene);
+    }
+
+    async fn device_is_filled(&self, content: &[u8]) {
+        let answer = self.device.write(0, Buffer::copy_of(content), Durability::Volatile).await;
+        assert_eq!(answer, Ok(()), "{}: write of everything", self.scene);
     }
 
     fn size(&self) -> u64 {

@@ -11,6 +11,7 @@ use crate::device::{
     BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode, check_range, check_write,
 };
 use crate::error::IoError;
+use crate::growth::Growth;
 
 /// Checks every request and every answer that passes.
 pub struct Check {
@@ -114,6 +115,11 @@ impl BlockDevice for Check {
             assert_refused(expected, answer.as_ref().err(), "write zeroes", range);
             answer
         })
+    }
+
+    /// Passthrough.
+    fn growth(&self) -> Option<&dyn Growth> {
+        self.inner.growth()
     }
 
     /// Passthrough.

@@ -17,6 +17,7 @@ use super::{Operation, Operations};
 use crate::buffer::Buffer;
 use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 use crate::executor::Handle;
+use crate::growth::Growth;
 
 /// Delays the requests that its settings name.
 pub struct Delay {
@@ -189,6 +190,11 @@ impl BlockDevice for Delay {
             self.hold(Operation::WriteZeroes, 0).await;
             self.inner.write_zeroes(range, mode, durability).await
         })
+    }
+
+    /// Passthrough.
+    fn growth(&self) -> Option<&dyn Growth> {
+        self.inner.growth()
     }
 
     /// Passthrough.

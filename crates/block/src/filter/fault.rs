@@ -9,6 +9,7 @@ use super::{Operation, Operations};
 use crate::buffer::Buffer;
 use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 use crate::error::IoError;
+use crate::growth::Growth;
 use crate::random::Random;
 
 /// Probabilities are counted in millionths.
@@ -158,6 +159,11 @@ impl BlockDevice for Fault {
             Some((error, Effect::Half)) => Box::pin(fail_after(zero(self.half(range)), error)),
             Some((error, Effect::Whole)) => Box::pin(fail_after(zero(range), error)),
         }
+    }
+
+    /// Passthrough.
+    fn growth(&self) -> Option<&dyn Growth> {
+        self.inner.growth()
     }
 
     /// Passthrough.

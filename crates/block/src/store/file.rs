@@ -7,6 +7,8 @@
 //!                                                       multiple of what direct I/O demands
 //! ```
 
+mod growth;
+
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -19,10 +21,11 @@ use super::image::{Access, Image, Kind};
 use crate::buffer::Buffer;
 use crate::device::{
     ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
-    check_range, check_write, push_extent,
+    push_extent,
 };
 use crate::engine::{AllocateMode, Engine, run_blocking};
 use crate::error::IoError;
+use crate::growth::{GrowingGeometry, Growth};
 
 /// Zeroes written at a time where the file system cannot make them itself: enough to keep a disk busy, and little
 /// enough to share its queue with guests.
@@ -36,7 +39,7 @@ const EXTENTS_MAX: usize = 65_536;
 pub struct FileStore {
     image: Image,
     engine: Rc<dyn Engine>,
-    geometry: Geometry,
+    geometry: GrowingGeometry,
     punch_hole: Cell<Ability>,
     zero_range: Cell<Ability>,
 }
@@ -64,7 +67,7 @@ impl FileStore {
         Self {
             image,
             engine,
-            geometry,
+            geometry: GrowingGeometry::new(geometry),
             punch_hole: Cell::new(punch_hole),
             zero_range: Cell::new(Ability::Untried),
         }
@@ -117,31 +120,37 @@ impl FileStore {
 
     /// Bytes of a request that lie in the body, and the tail's description if some do not.
     fn cut(&self, offset: u64, length: usize) -> (usize, Option<&Arc<OwnedFd>>) {
-        let in_body = self.image.body_end().saturating_sub(offset).min(length as u64) as usize;
+        let body_end = self.image.body_end(offset + length as u64);
+        let in_body = body_end.saturating_sub(offset).min(length as u64) as usize;
         (in_body, self.image.tail().filter(|_| in_body < length))
     }
 
     fn is_one_part(&self, offset: u64, buffer: &Buffer) -> bool {
-        let is_in_body = offset + buffer.len() as u64 <= self.image.body_end();
-        is_in_body && buffer.is_aligned_to(self.image.memory_alignment())
+        let end = offset + buffer.len() as u64;
+        self.image.body_end(end) == end && buffer.is_aligned_to(self.image.memory_alignment())
     }
 
     async fn zero(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> Result<(), IoError> {
-        check_write(&self.geometry, range)?;
+        self.geometry.check_write(range)?;
+        self.zero_checked(range, mode).await?;
+        match durability {
+            Durability::Volatile => Ok(()),
+            Durability::Durable => self.engine.sync(self.image.file()).await,
+        }
+    }
+
+    /// Zeroes a range that the image has, whether or not it is shown.
+    async fn zero_checked(&self, range: ByteRange, mode: ZeroMode) -> Result<(), IoError> {
         if range.length == 0 {
             return Ok(());
         }
-        let end = range.end().min(self.image.zeroing_end()).max(range.offset);
+        let end = self.image.zeroing_end(range.end()).max(range.offset);
         let (body, rest) =
             (ByteRange::new(range.offset, end - range.offset), ByteRange::new(end, range.end() - end));
         if body.length > 0 && !self.zero_by_system(body, mode).await? {
             self.write_zero_pieces(body).await?;
         }
-        self.write_zero_pieces(rest).await?;
-        match durability {
-            Durability::Volatile => Ok(()),
-            Durability::Durable => self.engine.sync(self.image.file()).await,
-        }
+        self.write_zero_pieces(rest).await
     }
 
     /// Lets the file system, or the device, make zeroes; `false` if it does not know how.
@@ -192,11 +201,11 @@ impl FileStore {
 
 impl BlockDevice for FileStore {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.get()
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        if let Err(error) = check_range(&self.geometry, ByteRange::new(offset, buffer.len() as u64)) {
+        if let Err(error) = self.geometry.check(ByteRange::new(offset, buffer.len() as u64)) {
             return Box::pin(std::future::ready(Err(error)));
         }
         if self.is_one_part(offset, &buffer) {
@@ -206,7 +215,7 @@ impl BlockDevice for FileStore {
     }
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        if let Err(error) = check_write(&self.geometry, ByteRange::new(offset, data.len() as u64)) {
+        if let Err(error) = self.geometry.check_write(ByteRange::new(offset, data.len() as u64)) {
             return Box::pin(std::future::ready(Err(error)));
         }
         if self.is_one_part(offset, &data) {
@@ -238,7 +247,7 @@ impl BlockDevice for FileStore {
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
-            check_range(&self.geometry, range)?;
+            self.geometry.check(range)?;
             if self.image.kind() == Kind::Device {
                 // A device does not tell what of it is in use.
                 let mut extents = Vec::new();
@@ -248,6 +257,10 @@ impl BlockDevice for FileStore {
             let file = Arc::clone(self.image.file());
             run_blocking(&self.engine, move || extents_of(&file, range)).await?
         })
+    }
+
+    fn growth(&self) -> Option<&dyn Growth> {
+        Some(self)
     }
 }
 

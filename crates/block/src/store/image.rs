@@ -19,6 +19,7 @@ mod direct;
 mod error;
 mod file_kind;
 
+use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -97,7 +98,7 @@ pub struct Image {
     /// there is no such rest.
     tail: Option<Arc<OwnedFd>>,
     /// Bytes of it that are used: all, unless [`Image::narrowed_to`] said less.
-    size: u64,
+    size: Cell<u64>,
     access: Access,
     caching: Caching,
     /// What offsets and lengths on `file` must be multiples of, in bytes; 1 if buffered.
@@ -188,9 +189,9 @@ impl Image {
         self.kind
     }
 
-    /// Its size in bytes when it was opened, or what it was narrowed to.
+    /// Its size in bytes when it was opened, or what it was narrowed to, or has grown to since.
     pub fn size(&self) -> u64 {
-        self.size
+        self.size.get()
     }
 
     /// What may be done with it.
@@ -208,8 +209,8 @@ impl Image {
     /// # Errors
     /// [`ImageError::TooSmall`].
     pub fn check_holds(&self, needed: u64) -> Result<(), ImageError> {
-        if self.size < needed {
-            return Err(ImageError::TooSmall { path: self.path.clone(), size: self.size, needed });
+        if self.size() < needed {
+            return Err(ImageError::TooSmall { path: self.path.clone(), size: self.size(), needed });
         }
         Ok(())
     }
@@ -220,7 +221,7 @@ impl Image {
     /// [`ImageError::TooSmall`], or what the system says if its end must be opened apart. It is closed then.
     pub fn narrowed_to(mut self, size: u64) -> Result<Self, ImageError> {
         self.check_holds(size)?;
-        self.size = size;
+        self.size.set(size);
         self.tail = self.open_tail_if_needed()?;
         Ok(self)
     }
@@ -244,14 +245,15 @@ impl Image {
         &self.file
     }
 
-    /// The description for what lies from [`Image::body_end`] on.
+    /// The description for what direct I/O cannot reach: the end of a size that is odd to it. It stays when the image
+    /// grows, for requests that were on their way to that end.
     pub(super) fn tail(&self) -> Option<&Arc<OwnedFd>> {
         self.tail.as_ref()
     }
 
-    /// Where the part ends that `file` can read and write.
-    pub(super) fn body_end(&self) -> u64 {
-        if self.tail.is_some() { self.size - self.size % u64::from(self.io_alignment) } else { self.size }
+    /// Where the part of a request ends that `file` can read and write, if the request ends at `end`.
+    pub(super) fn body_end(&self, end: u64) -> u64 {
+        if self.tail.is_some() { end - end % u64::from(self.io_alignment) } else { end }
     }
 
     pub(super) fn memory_alignment(&self) -> usize {
@@ -262,12 +264,17 @@ impl Image {
         self.gives_space_back
     }
 
-    /// Where the part ends that the kernel can zero: a device zeroes whole sectors.
-    pub(super) fn zeroing_end(&self) -> u64 {
+    /// Where the part of a range ends that the kernel can zero, if it ends at `end`: a device zeroes whole sectors.
+    pub(super) fn zeroing_end(&self, end: u64) -> u64 {
         match self.kind {
-            Kind::File => self.size,
-            Kind::Device => self.body_end(),
+            Kind::File => end,
+            Kind::Device => self.body_end(end),
         }
+    }
+
+    /// Takes note that more of it is used from now on.
+    pub(super) fn show(&self, size: u64) {
+        self.size.set(size);
     }
 
     /// What offsets and lengths on `file` must be multiples of, in bytes.
@@ -286,7 +293,7 @@ impl Image {
 
     /// Takes note that the file was made `size` bytes long, a multiple of what direct I/O demands, by who uses all of it.
     pub(super) fn forget_tail(&mut self, size: u64) {
-        self.size = size;
+        self.size.set(size);
         self.tail = None;
     }
 
@@ -350,7 +357,7 @@ impl Image {
             kind,
             file: Arc::new(file),
             tail: None,
-            size,
+            size: Cell::new(size),
             access,
             caching: if direct.is_some() { Caching::Direct } else { Caching::Buffered },
             io_alignment: demands.io_alignment,
@@ -362,7 +369,7 @@ impl Image {
     }
 
     fn open_tail_if_needed(&self) -> Result<Option<Arc<OwnedFd>>, ImageError> {
-        if self.size.is_multiple_of(u64::from(self.io_alignment)) {
+        if self.size().is_multiple_of(u64::from(self.io_alignment)) {
             return Ok(None);
         }
         if let Some(tail) = &self.tail {

@@ -6,16 +6,17 @@ use std::collections::BTreeMap;
 use crate::buffer::{Buffer, PAGE};
 use crate::device::{
     ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
-    check_range, check_write, push_extent,
+    push_extent,
 };
 use crate::error::IoError;
+use crate::growth::{GrowingGeometry, Growth};
 
 /// A sparse disk in memory.
 ///
 /// Requests are applied when their future is first polled, in one go, so they never tear or overlap. Everything is
 /// as durable as the process, so a flush has nothing to do.
 pub struct MemoryStore {
-    geometry: Geometry,
+    geometry: GrowingGeometry,
     /// Pages that were written, by index. What is not here reads as zeroes.
     pages: RefCell<BTreeMap<u64, Box<[u8; PAGE]>>>,
 }
@@ -28,7 +29,7 @@ impl MemoryStore {
 
     /// Makes a disk of zeroes with any geometry.
     pub fn with_geometry(geometry: Geometry) -> Self {
-        Self { geometry, pages: RefCell::default() }
+        Self { geometry: GrowingGeometry::new(geometry), pages: RefCell::default() }
     }
 
     /// Bytes of memory that the disk's content takes.
@@ -38,7 +39,7 @@ impl MemoryStore {
 
     fn fill(&self, offset: u64, buffer: &mut Buffer) -> Result<(), IoError> {
         let range = ByteRange::new(offset, buffer.len() as u64);
-        check_range(&self.geometry, range)?;
+        self.geometry.check(range)?;
         let bytes = buffer.as_mut_slice().ok_or(IoError::os("read", rustix::io::Errno::INVAL))?;
         let pages = self.pages.borrow();
         for part in parts(range) {
@@ -53,7 +54,7 @@ impl MemoryStore {
 
     fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
         let range = ByteRange::new(offset, bytes.len() as u64);
-        check_write(&self.geometry, range)?;
+        self.geometry.check_write(range)?;
         let mut pages = self.pages.borrow_mut();
         for part in parts(range) {
             let page = pages.entry(part.page).or_insert_with(|| Box::new([0; PAGE]));
@@ -63,7 +64,7 @@ impl MemoryStore {
     }
 
     fn zero(&self, range: ByteRange, mode: ZeroMode) -> Result<(), IoError> {
-        check_write(&self.geometry, range)?;
+        self.geometry.check_write(range)?;
         let mut pages = self.pages.borrow_mut();
         for part in parts(range) {
             match mode {
@@ -82,7 +83,7 @@ impl MemoryStore {
     }
 
     fn extents(&self, range: ByteRange) -> Result<Vec<Extent>, IoError> {
-        check_range(&self.geometry, range)?;
+        self.geometry.check(range)?;
         let pages = self.pages.borrow();
         let page = PAGE as u64;
         let mut extents = Vec::new();
@@ -100,7 +101,7 @@ impl MemoryStore {
 
 impl BlockDevice for MemoryStore {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.get()
     }
 
     fn read(&self, offset: u64, mut buffer: Buffer) -> IoFuture<'_, Buffer> {
@@ -130,6 +131,29 @@ impl BlockDevice for MemoryStore {
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move { self.extents(range) })
+    }
+
+    fn growth(&self) -> Option<&dyn Growth> {
+        Some(self)
+    }
+}
+
+/// Pages that nobody has written are zero already.
+impl Growth for MemoryStore {
+    fn capacity(&self) -> IoFuture<'_, Option<u64>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn prepare(&self, _: u64) -> IoFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn show(&self, size: u64) {
+        self.geometry.show(size);
+    }
+
+    fn undo(&self) -> IoFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
     }
 }
 

@@ -12,13 +12,14 @@
 //! The format is imago's business: it keeps first- and second-level tables, refcounts, and unpacks compressed clusters.
 //! Its own file I/O is not used; everything goes through the lane's engine.
 //!
-//! Not here: snapshots inside of images are kept as they are, but not made; images are not repaired and not resized.
+//! Not here: snapshots inside of images are kept as they are, but not made; images are not repaired, and never become smaller.
 
 mod allocate;
 mod create;
 mod extents;
 mod file;
 mod finish;
+mod growth;
 mod header;
 mod image;
 mod mapping;

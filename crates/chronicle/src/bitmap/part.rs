@@ -178,6 +178,19 @@ impl Part {
         }
     }
 
+    /// Puts a layer over a part of a height: it becomes the first of 64, the others are clean.
+    pub(super) fn raise(&mut self, height: u32) {
+        let part = std::mem::replace(self, Self::Clean);
+        let count = part.count(height);
+        if count > 0 {
+            let mut upper = Upper::clean();
+            upper.parts[0] = part;
+            upper.note(0);
+            upper.count = count;
+            *self = Self::Upper(Box::new(upper));
+        }
+    }
+
     /// A part of a height in the long form, to be changed at once.
     fn opened(height: u32, fill: Fill) -> Self {
         match (height, fill) {

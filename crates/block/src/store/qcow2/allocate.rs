@@ -94,7 +94,7 @@ impl Shared {
         Ok(())
     }
 
-    async fn write_claimed(&self, range: ByteRange, data: &Buffer) -> Result<(), IoError> {
+    pub(super) async fn write_claimed(&self, range: ByteRange, data: &Buffer) -> Result<(), IoError> {
         let mut position = range.offset;
         while position < range.end() {
             let piece = self.tables.piece(ByteRange::new(position, range.end() - position)).await?;
@@ -233,7 +233,7 @@ impl Shared {
     /// Before a cluster is allocated: what was freed is not in use any more, in the file as well as in memory.
     ///
     /// N.B. otherwise, after a power cut, entries that were not cleared in time would lead to the data that came next.
-    async fn settle_freed(&self, has_freed: &mut bool) -> Result<(), IoError> {
+    pub(super) async fn settle_freed(&self, has_freed: &mut bool) -> Result<(), IoError> {
         if *has_freed {
             self.tables.write_cached().await?;
             self.tables.top().sync().await?;
@@ -251,11 +251,11 @@ impl Shared {
     /// The cluster that a byte of the disk is in, as far as the disk reaches.
     fn cluster_at(&self, position: u64) -> ByteRange {
         let start = position - position % self.cluster_size;
-        ByteRange::new(start, self.cluster_size.min(self.geometry.size - start))
+        ByteRange::new(start, self.cluster_size.min(self.disk_size.get() - start))
     }
 
     /// The clusters that a range touches.
-    fn clusters_around(&self, range: ByteRange) -> ByteRange {
+    pub(super) fn clusters_around(&self, range: ByteRange) -> ByteRange {
         let start = range.offset - range.offset % self.cluster_size;
         ByteRange::new(start, range.end().next_multiple_of(self.cluster_size) - start)
     }
@@ -263,7 +263,7 @@ impl Shared {
     /// The clusters that a range covers, as far as the disk reaches; an empty range at its start if there are none.
     fn clusters_within(&self, range: ByteRange) -> ByteRange {
         let start = range.offset.next_multiple_of(self.cluster_size);
-        let end = match range.end() == self.geometry.size {
+        let end = match range.end() == self.disk_size.get() {
             true => range.end(),
             false => range.end() - range.end() % self.cluster_size,
         };

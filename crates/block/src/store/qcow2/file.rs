@@ -12,8 +12,8 @@
 //!
 //! - A table is written only after everything that had been written before is durable. So refcounts are on the disk
 //!   before what they count, and data before the entry that points to them, also after a power cut.
-//! - Before an entry of the first-level table is written, all cached tables are: otherwise a new second-level table
-//!   would be in use before its refcount is written.
+//! - Before an entry of the first-level table is written, or a header by which that table has moved, all cached tables
+//!   are: otherwise a new table would be in use before its refcount is written.
 //! - After the header or the first-level table is written, it is made durable at once: the table that it pointed to
 //!   before may be given to a guest's data next.
 
@@ -24,7 +24,7 @@ use std::rc::{Rc, Weak};
 use futures_util::lock::Mutex;
 use rustix::io::Errno;
 
-use super::header::{MAGIC, V3_LENGTH};
+use super::header::{L1_ENTRIES, L1_OFFSET, MAGIC, SIZE, V3_LENGTH};
 use super::mapping::Tables;
 use crate::buffer::Buffer;
 use crate::device::{ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, IoFuture};
@@ -65,7 +65,9 @@ struct Growing {
     /// Bytes of a cluster: more than direct I/O demands of a write.
     cluster_size: u64,
     /// Where the first-level table is.
-    l1: Range<u64>,
+    l1: RefCell<Range<u64>>,
+    /// The size of the disk that the header is to say, if imago knows a larger one.
+    size_to_say: Cell<Option<u64>>,
     /// The tables that are written before it; dead until the image is open.
     tables: RefCell<Weak<Tables>>,
     /// Cleared when the file system turns out not to take space back.
@@ -91,7 +93,8 @@ impl LaneFile {
             durable: Cell::new(0),
             syncing: Mutex::new(()),
             cluster_size,
-            l1,
+            l1: RefCell::new(l1),
+            size_to_say: Cell::new(None),
             tables: RefCell::default(),
             gives_back: Cell::new(image.gives_space_back()),
             image,
@@ -103,6 +106,13 @@ impl LaneFile {
     pub(super) fn set_tables(&self, tables: &Rc<Tables>) {
         if let Kind::Growing(growing) = &self.kind {
             *growing.tables.borrow_mut() = Rc::downgrade(tables);
+        }
+    }
+
+    /// Says what size the header is to say from now on, whatever imago writes there.
+    pub(super) fn set_size_to_say(&self, size: u64) {
+        if let Kind::Growing(growing) = &self.kind {
+            growing.size_to_say.set(Some(size));
         }
     }
 
@@ -188,11 +198,12 @@ impl LaneFile {
     ///
     /// # Errors
     /// EIO as well for a table that would lie where the header or the first-level table is.
-    pub(super) async fn write_table(&self, offset: u64, data: Buffer) -> Result<(), IoError> {
+    pub(super) async fn write_table(&self, offset: u64, mut data: Buffer) -> Result<(), IoError> {
         let growing = self.written()?;
         growing.check_place(offset, &data)?;
-        let is_l1 = growing.l1.contains(&offset);
-        if is_l1 {
+        let moved_l1 = if offset == 0 { growing.adjust_header(&mut data) } else { None };
+        let is_l1 = growing.l1.borrow().contains(&offset);
+        if is_l1 || moved_l1.is_some() {
             let tables = growing.tables.borrow().upgrade();
             if let Some(tables) = tables {
                 tables.write_cached().await?;
@@ -200,10 +211,13 @@ impl LaneFile {
         }
         self.barrier().await?;
         self.write(offset, data, Durability::Volatile).await?;
-        match is_l1 || offset < HEADER_LENGTH {
-            true => self.barrier().await,
-            false => Ok(()),
+        if is_l1 || offset < HEADER_LENGTH {
+            self.barrier().await?;
         }
+        if let Some(l1) = moved_l1 {
+            growing.l1.replace(l1);
+        }
+        Ok(())
     }
 
     /// Makes a range zero that no guest reads yet; `false` if only writing zeroes can do it.
@@ -318,12 +332,26 @@ impl Growing {
     fn check_place(&self, offset: u64, data: &Buffer) -> Result<(), IoError> {
         let is_whole = data.len() as u64 >= self.cluster_size;
         let is_header = offset == 0 && data.as_slice().starts_with(&MAGIC);
-        if is_whole && !is_header && (offset == 0 || self.l1.contains(&offset)) {
+        if is_whole && !is_header && (offset == 0 || self.l1.borrow().contains(&offset)) {
             let path = self.image.path().display();
             tracing::warn!(%path, offset, "the image gives the place of one table to another: run `qemu-img check`");
             return Err(IoError::os("write tables", Errno::IO));
         }
         Ok(())
+    }
+
+    /// Lets a header that is to be written say the right size; returns where the first-level table is by it, if that is
+    /// elsewhere.
+    fn adjust_header(&self, header: &mut Buffer) -> Option<Range<u64>> {
+        let bytes = header.as_mut_slice()?;
+        if let (Some(size), Some(field)) = (self.size_to_say.get(), bytes.get_mut(SIZE)) {
+            field.copy_from_slice(&size.to_be_bytes());
+        }
+        let (entries, start) = (bytes.get(L1_ENTRIES)?, bytes.get(L1_OFFSET)?);
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let (entries, start) = (number(entries), number(start));
+        let l1 = start..start.saturating_add(entries * 8).next_multiple_of(self.cluster_size);
+        (*self.l1.borrow() != l1).then_some(l1)
     }
 
     /// Takes note of a change that has completed and reached up to `end`.

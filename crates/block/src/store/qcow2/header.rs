@@ -14,6 +14,12 @@ pub(super) const HEADER_MAX: usize = 64 << 10;
 
 /// `QFI\xfb`.
 pub(super) const MAGIC: [u8; 4] = [0x51, 0x46, 0x49, 0xfb];
+/// Where the size of the disk is in a header.
+pub(super) const SIZE: std::ops::Range<usize> = 24..32;
+/// Where the number of first-level entries is in a header.
+pub(super) const L1_ENTRIES: std::ops::Range<usize> = 36..40;
+/// Where the place of the first-level table is in a header.
+pub(super) const L1_OFFSET: std::ops::Range<usize> = 40..48;
 /// Bytes of a version 2 header.
 const V2_LENGTH: usize = 72;
 /// Bytes of a version 3 header without what later versions may append.
@@ -185,6 +191,11 @@ impl Header {
     /// Bytes of a cluster.
     pub(super) fn cluster_size(&self) -> u64 {
         1 << self.cluster_bits
+    }
+
+    /// Where the clusters of the first-level table are in the file.
+    pub(super) fn l1_clusters(&self) -> std::ops::Range<u64> {
+        self.l1.offset..self.l1.offset + self.l1.bytes().next_multiple_of(self.cluster_size())
     }
 
     fn check_tables(&self, file_length: u64) -> Result<(), HeaderError> {

@@ -117,6 +117,8 @@ pub struct Qcow2Image {
     pub(super) header: Header,
     /// From the one below the top down to the base.
     pub(super) backing: Vec<Layer>,
+    /// Bytes of the disk that are used: all, unless [`Qcow2Image::narrowed_to`] said less.
+    used: u64,
 }
 
 /// An image below the top.
@@ -178,9 +180,22 @@ impl Qcow2Image {
         self.top.path()
     }
 
-    /// Size of the disk in bytes.
+    /// Size of the disk in bytes, or what it was narrowed to.
     pub fn size(&self) -> u64 {
-        self.header.size
+        self.used
+    }
+
+    /// Uses the first `size` bytes of the disk only: a growth that was cut off may have made it larger than its volume.
+    ///
+    /// # Errors
+    /// [`ImageError::TooSmall`]. It is closed then.
+    pub fn narrowed_to(mut self, size: u64) -> Result<Self, Qcow2Error> {
+        if self.header.size < size {
+            let path = self.path().to_owned();
+            return Err(ImageError::TooSmall { path, size: self.header.size, needed: size }.into());
+        }
+        self.used = size;
+        Ok(self)
     }
 
     /// What may be done with it.
@@ -211,7 +226,8 @@ impl Qcow2Image {
     /// Checks a file that is open and locked, and opens what it stands on.
     fn examine(mut top: Image) -> Result<Self, Qcow2Error> {
         let header = read_header(&mut top)?;
-        let mut image = Self { top, header, backing: Vec::new() };
+        let used = header.size;
+        let mut image = Self { top, header, backing: Vec::new(), used };
         image.open_backing()?;
         let bytes = image.table_memory();
         if bytes > TABLE_MEMORY_MAX {

@@ -64,9 +64,7 @@ impl Tables {
         let is_written = image.top.access() == Access::ReadWrite;
         let (header, path) = (image.header, image.top.path().to_owned());
         let top = Rc::new(if is_written {
-            let l1 = header.l1.offset
-                ..header.l1.offset + header.l1.bytes().next_multiple_of(1 << header.cluster_bits);
-            LaneFile::growing(image.top, 1 << header.cluster_bits, l1, engine)
+            LaneFile::growing(image.top, header.cluster_size(), header.l1_clusters(), engine)
         } else {
             LaneFile::fixed(image.top, engine)
         });

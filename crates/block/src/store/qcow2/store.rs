@@ -28,13 +28,11 @@ use super::finish::{Finish, as_task, finish};
 use super::image::Qcow2Image;
 use super::mapping::{Piece, Place, Tables};
 use crate::buffer::Buffer;
-use crate::device::{
-    ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode, check_range,
-    check_write,
-};
+use crate::device::{ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 use crate::engine::Engine;
 use crate::error::IoError;
 use crate::executor::Handle;
+use crate::growth::{GrowingGeometry, Growth};
 use crate::range_lock::{Claim, RangeLock};
 use crate::store::image::Access;
 
@@ -48,7 +46,10 @@ pub struct Qcow2Store {
 pub(super) struct Shared {
     pub(super) tables: Rc<Tables>,
     pub(super) engine: Rc<dyn Engine>,
-    pub(super) geometry: Geometry,
+    /// What guests see.
+    pub(super) geometry: GrowingGeometry,
+    /// Size in bytes of the disk in the image: more than guests see while it grows.
+    pub(super) disk_size: Cell<u64>,
     /// Bytes of a cluster.
     pub(super) cluster_size: u64,
     pub(super) has_backing: bool,
@@ -77,12 +78,13 @@ impl Qcow2Store {
     /// What reading the tables of the chain fails with.
     pub async fn open(image: Qcow2Image, handle: &Handle, engine: &Rc<dyn Engine>) -> Result<Self, IoError> {
         let is_written = image.access() == Access::ReadWrite;
-        let geometry = Geometry {
+        let disk_size = Cell::new(image.header.size);
+        let geometry = GrowingGeometry::new(Geometry {
             size: image.size(),
             alignment: ALIGNMENT,
             read_only: !is_written,
             discards: is_written,
-        };
+        });
         let (cluster_size, has_backing) = (image.cluster_size(), image.has_backing());
         let has_zero_flags = image.header.version >= 3;
         let tables = Tables::open(image, engine).await?;
@@ -90,6 +92,7 @@ impl Qcow2Store {
             tables,
             engine: Rc::clone(engine),
             geometry,
+            disk_size,
             cluster_size,
             has_backing,
             has_zero_flags,
@@ -111,14 +114,14 @@ impl Qcow2Store {
 
 impl BlockDevice for Qcow2Store {
     fn geometry(&self) -> Geometry {
-        self.shared.geometry
+        self.shared.geometry.get()
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         let range = ByteRange::new(offset, buffer.len() as u64);
         Box::pin(async move {
             let shared = &self.shared;
-            check_range(&shared.geometry, range)?;
+            shared.geometry.check(range)?;
             let claimed = shared.claims.claim(range, Claim::Shared).await;
             if let Some(pieces) = shared.tables.pieces(range).now_or_never()
                 && let pieces = pieces?
@@ -140,7 +143,7 @@ impl BlockDevice for Qcow2Store {
         let range = ByteRange::new(offset, data.len() as u64);
         let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
         Box::pin(self.finish(async move {
-            check_write(&shared.geometry, range)?;
+            shared.geometry.check_write(range)?;
             if range.length == 0 {
                 return Ok(());
             }
@@ -170,7 +173,7 @@ impl BlockDevice for Qcow2Store {
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
         let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
         Box::pin(self.finish(async move {
-            check_write(&shared.geometry, range)?;
+            shared.geometry.check_write(range)?;
             if range.length == 0 {
                 return Ok(());
             }
@@ -188,10 +191,34 @@ impl BlockDevice for Qcow2Store {
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
-            check_range(&self.shared.geometry, range)?;
+            self.shared.geometry.check(range)?;
             let shared = Rc::clone(&self.shared);
             as_task(&self.handle, async move { extents::of_range(&shared.tables, range).await }).await
         })
+    }
+
+    fn growth(&self) -> Option<&dyn Growth> {
+        Some(self)
+    }
+}
+
+impl Growth for Qcow2Store {
+    fn capacity(&self) -> IoFuture<'_, Option<u64>> {
+        Box::pin(std::future::ready(Ok(Some(self.shared.size_max()))))
+    }
+
+    fn prepare(&self, size: u64) -> IoFuture<'_, ()> {
+        let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
+        Box::pin(async move { as_task(&handle, async move { shared.prepare_growth(size).await }).await })
+    }
+
+    fn show(&self, size: u64) {
+        self.shared.geometry.show(size);
+    }
+
+    fn undo(&self) -> IoFuture<'_, ()> {
+        let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
+        Box::pin(async move { as_task(&handle, async move { shared.undo_growth().await }).await })
     }
 }
 
@@ -270,7 +297,7 @@ impl Shared {
 
     /// Makes everything durable that had completed when this was called: first data, then the tables in their order
     /// ([`super::file`]), then a sync.
-    async fn flush(&self) -> Result<(), IoError> {
+    pub(super) async fn flush(&self) -> Result<(), IoError> {
         if self.tables_are_durable() {
             return self.tables.top().sync().await;
         }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use nbd_protocol::error;
+use rustix::io::Errno;
 
 use super::connection::Connection;
 use super::dial::{Dialer, Lines};
@@ -48,6 +49,8 @@ pub(super) struct Link {
     dialer: Dialer,
     /// What the store was made by. Later connections offer at least this.
     terms: Terms,
+    /// What every later connection must offer at least, in bytes.
+    size: Cell<u64>,
     engine: Rc<dyn Engine>,
     handle: Handle,
     /// Itself, for its tasks.
@@ -90,6 +93,7 @@ impl Link {
         let link = Rc::new_cyclic(|own| Self {
             dialer,
             terms: *lines.terms(),
+            size: Cell::new(lines.terms().size),
             engine: Rc::clone(engine),
             handle: handle.clone(),
             own: Weak::clone(own),
@@ -183,11 +187,7 @@ impl Link {
 
     /// To be called when a connection breaks. Its requests wait for the next one.
     pub(super) fn connection_lost(&self, reason: &'static str) {
-        let mut state = self.state.borrow_mut();
-        let State::Connected(connections) = &mut *state else { return };
-        let others = std::mem::take(connections);
-        *state = State::Broken;
-        drop(state);
+        let Some(others) = self.give_up_connections() else { return };
         tracing::warn!(uri = %self.dialer.uri, reason, "lost the connection to a remote store; dialling again");
         if self.handle.now().saturating_sub(self.connected_at.get()) >= GOOD_SESSION {
             self.pause.set(Duration::ZERO);
@@ -204,6 +204,15 @@ impl Link {
             }
         }
         self.changed.notify();
+    }
+
+    /// Lets requests wait for other connections than those there are.
+    fn give_up_connections(&self) -> Option<Vec<Rc<Connection>>> {
+        let mut state = self.state.borrow_mut();
+        let State::Connected(connections) = &mut *state else { return None };
+        let former = std::mem::take(connections);
+        *state = State::Broken;
+        Some(former)
     }
 
     fn least_loaded(&self) -> Option<Result<Rc<Connection>, IoError>> {
@@ -224,7 +233,7 @@ impl Link {
 
     /// Goes on with new connections, once the server has again what it had answered.
     async fn resume(self: &Rc<Self>, lines: Lines) -> Result<(), &'static str> {
-        self.terms.check_kept_by(lines.terms())?;
+        self.check(lines.terms())?;
         let connections = self.connections(lines);
         let Some(first) = connections.first() else { return Err("it takes no connection") };
         let repeated = self.repeat_changes(first).await;
@@ -293,20 +302,75 @@ impl Link {
     }
 }
 
-/// Dials until there is a connection, or nobody wants one any more.
-async fn reconnect(own: Weak<Link>, others: Vec<Rc<Connection>>) {
-    let Some(link) = own.upgrade() else { return };
-    let handle = link.handle.clone();
-    let deadline = handle.now() + link.dialer.options.answer_deadline;
-    drop(link);
-    // Their server lives: what it works on is not sent a second time while it does.
-    for connection in others {
+// What it takes to use more of an export that has grown.
+impl Link {
+    /// Connects besides the connections that there are.
+    ///
+    /// # Errors
+    /// As the system calls it; the log says more.
+    pub(super) async fn dial(&self) -> Result<Lines, IoError> {
+        let dialer = self.dialer.clone();
+        run_blocking(&self.engine, move || dialer.dial()).await?.map_err(|error| {
+            tracing::warn!(uri = %self.dialer.uri, %error, "a remote store takes no further connection");
+            let errno = std::error::Error::source(&error)
+                .and_then(|cause| Errno::from_io_error(cause.downcast_ref()?));
+            IoError::os("connect once more", errno.unwrap_or(Errno::CONNREFUSED))
+        })
+    }
+
+    /// Demands an export of so many bytes from every later connection.
+    pub(super) fn expect_size(&self, size: u64) {
+        self.size.set(size);
+    }
+
+    /// Goes on over `lines`, with an export of at least `size` bytes; requests wait while the last are answered on the
+    /// former connections.
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`] if the session is broken at this moment, or it is no longer the export that it was: nothing has
+    /// changed.
+    pub(super) async fn renew(&self, lines: Lines, size: u64) -> Result<(), IoError> {
+        self.check(lines.terms()).map_err(|what| {
+            tracing::warn!(uri = %self.dialer.uri, what, "a remote store is not what it was");
+            IoError::os("connect once more", Errno::STALE)
+        })?;
+        let again = IoError::os("connect once more", Errno::AGAIN);
+        let link = self.own.upgrade().ok_or(IoError::Closed)?;
+        let former = self.give_up_connections().ok_or(again)?;
+        self.expect_size(size);
+        drain(former, &self.handle, self.dialer.options.answer_deadline).await;
+        if let Err(reason) = link.resume(lines).await {
+            tracing::warn!(uri = %self.dialer.uri, reason, "lost the connection to a remote store; dialling again");
+            self.handle.spawn(reconnect(Weak::clone(&self.own), Vec::new()));
+        }
+        Ok(())
+    }
+
+    fn check(&self, terms: &Terms) -> Result<(), &'static str> {
+        self.terms.with_size(self.size.get()).check_kept_by(terms)
+    }
+}
+
+/// Waits, not for ever, for the last answers on connections that are not used any more, and closes them: their server
+/// may live, and what it works on is not sent a second time while it does.
+async fn drain(connections: Vec<Rc<Connection>>, handle: &Handle, wait_max: Duration) {
+    let deadline = handle.now() + wait_max;
+    for connection in connections {
         let drained = Box::pin(connection.drained());
         if let Either::Right(_) = select(drained, handle.sleep_until(deadline)).await {
             connection.lose("the server has stopped answering");
         }
-        Rc::clone(&connection).close(&handle);
+        Rc::clone(&connection).close(handle);
     }
+}
+
+/// Dials until there is a connection, or nobody wants one any more.
+async fn reconnect(own: Weak<Link>, others: Vec<Rc<Connection>>) {
+    let Some(link) = own.upgrade() else { return };
+    let handle = link.handle.clone();
+    let wait_max = link.dialer.options.answer_deadline;
+    drop(link);
+    drain(others, &handle, wait_max).await;
     loop {
         let Some(link) = own.upgrade().filter(|link| !link.is_closed()) else { return };
         let pause = link.pause.get();

@@ -9,6 +9,8 @@
 //! A change that nobody waits for any more goes on while the server may be working on it, and holds its range: a later
 //! write to the same place cannot be overtaken by it. What has not been sent yet is given up.
 
+mod growth;
+
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -28,11 +30,12 @@ use super::request::{Change, DESCRIBE_LENGTH_MAX, Request, ZERO_PAYLOAD_MAX, zer
 use crate::buffer::Buffer;
 use crate::device::{
     ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
-    check_range, check_write, push_extent,
+    push_extent,
 };
 use crate::engine::Engine;
 use crate::error::IoError;
 use crate::executor::Handle;
+use crate::growth::{GrowingGeometry, Growth};
 use crate::range_lock::{Claim, RangeLock};
 use crate::store::image::Access;
 
@@ -46,7 +49,7 @@ const EXTENTS_MAX: usize = 65_536;
 /// A device whose bytes are on an NBD server.
 pub struct RemoteStore {
     uri: NbdUri,
-    geometry: Geometry,
+    geometry: GrowingGeometry,
     engine: Rc<dyn Engine>,
     handle: Handle,
     answer_deadline: std::time::Duration,
@@ -63,12 +66,12 @@ impl RemoteStore {
         let RemoteImage { dialer, lines, .. } = image;
         let is_writable = dialer.access == Access::ReadWrite;
         let zeroes = transmission_flag::SEND_WRITE_ZEROES | transmission_flag::SEND_TRIM;
-        let geometry = Geometry {
+        let geometry = GrowingGeometry::new(Geometry {
             size,
             alignment: ALIGNMENT,
             read_only: !is_writable,
             discards: is_writable && lines.terms().has(zeroes),
-        };
+        });
         let (uri, answer_deadline) = (dialer.uri.clone(), dialer.options.answer_deadline);
         let link = Link::start(*dialer, *lines, &handle, &engine);
         Self {
@@ -101,6 +104,10 @@ impl RemoteStore {
                 Err(IoError::os(operation, Errno::TIMEDOUT))
             }
         }
+    }
+
+    async fn flush_in_time(&self) -> Result<(), IoError> {
+        self.in_time("flush", self.link.flush(&Fate::default())).await
     }
 
     async fn read_piece(&self, range: ByteRange, buffer: Buffer) -> Result<Buffer, IoError> {
@@ -142,7 +149,17 @@ impl RemoteStore {
     }
 
     async fn zero(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> Result<(), IoError> {
-        check_write(&self.geometry, range)?;
+        self.geometry.check_write(range)?;
+        self.zero_checked(range, mode, durability).await
+    }
+
+    /// Zeroes a range that the export has, whether or not it is shown.
+    async fn zero_checked(
+        &self,
+        range: ByteRange,
+        mode: ZeroMode,
+        durability: Durability,
+    ) -> Result<(), IoError> {
         if range.length == 0 {
             return Ok(());
         }
@@ -239,13 +256,13 @@ fn kind_of(state: u32) -> ExtentKind {
 
 impl BlockDevice for RemoteStore {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.get()
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
             let range = ByteRange::new(offset, buffer.len() as u64);
-            check_range(&self.geometry, range)?;
+            self.geometry.check(range)?;
             if buffer.is_empty() {
                 return Ok(buffer);
             }
@@ -261,7 +278,7 @@ impl BlockDevice for RemoteStore {
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            check_write(&self.geometry, ByteRange::new(offset, data.len() as u64))?;
+            self.geometry.check_write(ByteRange::new(offset, data.len() as u64))?;
             let data = self.kept(data);
             self.write_in_pieces(offset, &data, durability).await
         })
@@ -269,10 +286,10 @@ impl BlockDevice for RemoteStore {
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            if self.geometry.read_only {
+            if self.geometry.get().read_only {
                 return Ok(());
             }
-            self.in_time("flush", self.link.flush(&Fate::default())).await
+            self.flush_in_time().await
         })
     }
 
@@ -287,9 +304,13 @@ impl BlockDevice for RemoteStore {
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
-            check_range(&self.geometry, range)?;
+            self.geometry.check(range)?;
             self.describe(range).await
         })
+    }
+
+    fn growth(&self) -> Option<&dyn Growth> {
+        Some(self)
     }
 }
 

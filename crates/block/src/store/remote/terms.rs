@@ -103,6 +103,11 @@ impl Terms {
         self.flags & flags == flags
     }
 
+    /// The same, of an export of another size in bytes.
+    pub(super) fn with_size(self, size: u64) -> Self {
+        Self { size, ..self }
+    }
+
     /// Checks that a store which was made by these terms can go on by `other` ones; says what has changed if not.
     pub(super) fn check_kept_by(&self, other: &Self) -> Result<(), &'static str> {
         // It may have grown: what lies behind the volume is not touched.
