@@ -41,6 +41,7 @@ pub struct VolumeCopy {
     tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
     notices: mpsc::UnboundedSender<Event>,
     timer: Timer,
+    behind: Behind,
 }
 
 #[derive(Default)]
@@ -57,6 +58,14 @@ struct Timer {
     armed: Cell<Option<Duration>>,
     changed: Signal,
     stopped: Cell<bool>,
+}
+
+/// How often it was said that the replica is behind, and how often the conductor has heard it.
+#[derive(Default)]
+struct Behind {
+    said: Cell<u64>,
+    heard: Cell<u64>,
+    changed: Signal,
 }
 
 /// A guest write, from its arrival until it has ended.
@@ -90,6 +99,7 @@ impl VolumeCopy {
             tickets: RefCell::default(),
             notices,
             timer: Timer::default(),
+            behind: Behind::default(),
         });
         copy.handle.spawn(Rc::clone(&copy).run_timer());
         copy
@@ -182,6 +192,36 @@ impl VolumeCopy {
         self.event(VolumeEvent::Stop);
         self.timer.stopped.set(true);
         self.timer.changed.notify();
+        self.behind.changed.notify();
+    }
+
+    /// Keeps the volume from being handed over until [`VolumeCopy::growth_ended`].
+    ///
+    /// When it resolves the conductor has heard of it: a try at the handover that is not past the point of return then
+    /// is given up, and none is begun.
+    pub(crate) async fn hold_back(&self) {
+        self.event(VolumeEvent::GrowthBegins);
+        // Also if it was behind already: the conductor may not have heard of that yet.
+        self.carry_out(VolumeAction::Behind);
+        let said = self.behind.said.get();
+        let heard = || (self.behind.heard.get() >= said || self.timer.stopped.get()).then_some(());
+        self.behind.changed.wait_for(heard).await;
+    }
+
+    /// Takes note that the conductor has heard once more that the replica is behind.
+    pub(crate) fn behind_was_heard(&self) {
+        self.behind.heard.set(self.behind.heard.get() + 1);
+        self.behind.changed.notify();
+    }
+
+    /// Goes on with a volume that has `size` bytes now; it had `former` before.
+    ///
+    /// Both stores read as zeroes in what is new. Space that is to stay allocated is allocated by the mover.
+    pub(crate) fn growth_ended(&self, former: u64, size: u64) {
+        self.event(VolumeEvent::GrowthEnds { size_bytes: size });
+        if size > former && self.target.zeroes == ZeroMode::KeepAllocated {
+            self.event(VolumeEvent::Allocated(ByteRange::new(former, size - former)));
+        }
     }
 
     /// Changes the mover's rate limit.
@@ -218,6 +258,9 @@ impl VolumeCopy {
                 copy.event(VolumeEvent::TargetFlushed { flush, result });
             }),
             action => {
+                if action == VolumeAction::Behind {
+                    self.behind.said.set(self.behind.said.get() + 1);
+                }
                 // The conductor is gone only when the migration has ended.
                 let _ = self.notices.unbounded_send(Event::Noticed(self.volume, action));
             }

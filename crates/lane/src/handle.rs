@@ -10,7 +10,7 @@ use futures_util::future::Shared;
 
 use chronicle::{BlockSize, Epoch, Generation};
 use migration::journal::{ImageLocation, MigrationState};
-use migration::{MigrationId, VolumeId};
+use migration::{CommitFault, MigrationId, VolumeId};
 
 use crate::conductor::TargetContent;
 use crate::peer::PeerLine;
@@ -142,9 +142,58 @@ pub enum Refused {
     /// The target cannot be used.
     #[error("the target cannot be opened: {0}")]
     Target(IoError),
+    /// The volume is becoming larger.
+    #[error("the volume is being resized; try again when that is done")]
+    Growing,
+    /// A volume does not become smaller.
+    #[error("the volume has {size_bytes} bytes, and volumes do not shrink")]
+    Shrinks {
+        /// Its size in bytes.
+        size_bytes: u64,
+    },
+    /// The volume is changing hands, and that takes long.
+    #[error("the volume is being handed over by {0}; try again when that has ended")]
+    HandingOver(MigrationId),
+    /// A store cannot become as large.
+    #[error("{store} has {capacity_bytes} bytes")]
+    NoRoom {
+        /// Which one.
+        store: StoreRole,
+        /// What it could have at most, in bytes.
+        capacity_bytes: u64,
+    },
+    /// A store did not become larger; both have the size that they had.
+    #[error("{store} cannot grow: {error}")]
+    NotGrown {
+        /// Which one.
+        store: StoreRole,
+        /// Why.
+        error: IoError,
+    },
+    /// The journal did not take it.
+    #[error("the journal could not be written: {0}")]
+    NotRecorded(CommitFault),
     /// The lane has ended.
     #[error("the volume is no longer served")]
     Ended,
+}
+
+/// What a store is to a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreRole {
+    /// It holds the volume.
+    Owner,
+    /// The volume is on its way there.
+    Target,
+}
+
+impl std::fmt::Display for StoreRole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Owner => "the store of the volume",
+            Self::Target => "the target of its migration",
+        })
+    }
 }
 
 /// What a lane is doing, at one instant.
@@ -209,6 +258,10 @@ pub(crate) enum Command {
     SetBandwidth {
         migration: MigrationId,
         bytes_per_second: Option<u64>,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Grow {
+        size: u64,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Status {
@@ -281,6 +334,17 @@ impl LaneHandle {
         bytes_per_second: Option<u64>,
     ) -> Result<(), Refused> {
         self.ask(|answer| Command::SetBandwidth { migration, bytes_per_second, answer }).await?
+    }
+
+    /// Makes the volume `size` bytes large, a multiple of 4096, while it is used; its migration's target, too.
+    ///
+    /// Whoever connects from then on is told the new size. The size that it has already is a success.
+    ///
+    /// # Errors
+    /// [`Refused`]; the volume has the size that it had then. If that is [`Refused::NotRecorded`] with
+    /// [`CommitFault::Unknown`], the next start of its lane decides.
+    pub async fn grow(&self, size: u64) -> Result<(), Refused> {
+        self.ask(|answer| Command::Grow { size, answer }).await?
     }
 
     /// What the lane is doing.

@@ -17,6 +17,7 @@ pub mod conductor;
 pub mod control;
 pub mod copy;
 pub mod filter;
+pub mod growth;
 mod handle;
 mod latency;
 mod mover;
@@ -36,7 +37,7 @@ pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
 pub use handle::{
     Access, ClientCertificates, ComingOrder, CredentialFiles, Credentials, CredentialsError, Encryption,
     LaneHandle, LaneSettings, LaneStatus, LeavingOrder, Listeners, MigrationOrder, MigrationTarget, Opening,
-    Refused,
+    Refused, StoreRole,
 };
 pub use latency::Latencies;
 pub use pulse::Window;

@@ -5,6 +5,7 @@
 //! ```
 
 mod coming;
+mod growing;
 mod leaving;
 
 use std::cell::{Cell, RefCell};
@@ -130,6 +131,8 @@ struct Lane {
     /// Other hosts that use the volume, for clients that they have left.
     attached: RefCell<Vec<Rc<Conversation>>>,
     migration: Rc<CurrentMigration>,
+    /// Whether the volume is becoming larger.
+    is_growing: Cell<bool>,
 }
 
 /// The migration under way, if there is one.
@@ -188,6 +191,7 @@ impl Lane {
             exported,
             attached: RefCell::default(),
             migration: Rc::default(),
+            is_growing: Cell::new(false),
         }
     }
 
@@ -220,6 +224,12 @@ impl Lane {
                         Ok(())
                     }));
                 }
+                Command::Grow { size, answer } => {
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.grow(size).await);
+                    });
+                }
                 Command::Status { answer } => {
                     let _ = answer.send(self.status());
                 }
@@ -233,9 +243,7 @@ impl Lane {
     }
 
     async fn migrate(&self, order: &MigrationOrder, target: MigrationTarget) -> Result<(), Refused> {
-        if let Some(migration) = self.migration_under_way() {
-            return Err(Refused::Migrating(migration));
-        }
+        self.check_idle()?;
         let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.store.size());
         if source_bytes != target_bytes {
             return Err(Refused::SizeDiffers { target_bytes, source_bytes });
@@ -303,6 +311,15 @@ impl Lane {
                 recorder.record_after().await;
             }
         });
+    }
+
+    /// Checks that a migration may begin.
+    fn check_idle(&self) -> Result<(), Refused> {
+        match self.migration_under_way() {
+            Some(migration) => Err(Refused::Migrating(migration)),
+            None if self.is_growing.get() => Err(Refused::Growing),
+            None => Ok(()),
+        }
     }
 
     fn migration_under_way(&self) -> Option<MigrationId> {

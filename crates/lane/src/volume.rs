@@ -27,6 +27,8 @@ pub struct Volume {
     chronicle: Rc<RefCell<Chronicle>>,
     gate: Rc<Gate>,
     store: RefCell<Rc<dyn BlockDevice>>,
+    /// The copying that the mirror in the stack belongs to; `None` while there is no mirror.
+    copy: RefCell<Option<Rc<VolumeCopy>>>,
 }
 
 impl Volume {
@@ -58,6 +60,7 @@ impl Volume {
             chronicle,
             gate: Rc::new(Gate::new(Rc::new(tracker))),
             store: RefCell::new(store),
+            copy: RefCell::default(),
         })
     }
 
@@ -91,13 +94,34 @@ impl Volume {
         Rc::clone(&self.store.borrow())
     }
 
+    /// Size in bytes, as guests see it.
+    pub fn size(&self) -> u64 {
+        self.store.borrow().geometry().size
+    }
+
+    /// The copying under way, if there is a mirror in the stack.
+    pub(crate) fn copy(&self) -> Option<Rc<VolumeCopy>> {
+        self.copy.borrow().clone()
+    }
+
+    /// Shows everybody the larger size that the store was prepared for.
+    pub(crate) fn show_growth(&self, size: u64) {
+        // Before a guest can write to what is new.
+        self.chronicle.borrow_mut().grow(size);
+        if let Some(growth) = self.store.borrow().growth() {
+            growth.show(size);
+        }
+    }
+
     /// Puts the mirror into the live stack; resolves when every write that passed it by has ended.
     pub(crate) fn insert_mirror(&self, copy: Rc<VolumeCopy>) -> impl Future<Output = ()> + use<> {
+        self.copy.replace(Some(Rc::clone(&copy)));
         self.replace(Rc::new(MirrorFilter::new(copy)))
     }
 
     /// Takes the mirror out of the live stack; requests that are in it go on.
     pub(crate) fn remove_mirror(&self) {
+        self.copy.replace(None);
         drop(self.replace(self.store()));
     }
 
@@ -117,6 +141,7 @@ impl Volume {
     /// **N.B.** Only with the gate closed and drained, and only when the journal says that `store` owns the volume.
     pub(crate) fn change_hands(&self, store: Rc<dyn BlockDevice>, generation: Generation) {
         self.generation.set(generation);
+        self.copy.replace(None);
         self.store.replace(Rc::clone(&store));
         drop(self.replace(store));
     }

@@ -35,7 +35,8 @@ pub struct FlushId(pub u64);
 /// What happened to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeEvent {
-    /// This range of the source is allocated, or may be; told only before [`VolumeEvent::AllocationKnown`].
+    /// This range of the source is allocated, or may be; told only before [`VolumeEvent::AllocationKnown`], or of what
+    /// has just become part of the volume.
     Allocated(ByteRange),
     /// All allocated ranges have been told. Every guest write goes through the strategy by now, and those that did
     /// not have completed.
@@ -92,6 +93,14 @@ pub enum VolumeEvent {
     Pause,
     /// It is to go on.
     Resume,
+    /// The volume is about to become larger: until that has ended it is not handed over.
+    GrowthBegins,
+    /// The volume has this size; the same as before if it could not grow. What is new reads as zeroes at both ends, and
+    /// nobody has written there yet.
+    GrowthEnds {
+        /// Its size in bytes.
+        size_bytes: u64,
+    },
     /// A virtual machine is about to be paused: writes that are held are let go at once and become bits.
     SwitchOverBegins,
     /// The migration is over: nothing is sent to the target any more, and nothing is held.

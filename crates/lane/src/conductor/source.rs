@@ -256,7 +256,12 @@ impl SourceConductor {
         match action {
             VolumeAction::Synchronised => self.source.handle_event(now, SourceEvent::Synchronised(volume)),
             VolumeAction::NearEnough => self.source.handle_event(now, SourceEvent::NearEnough(volume)),
-            VolumeAction::Behind => self.source.handle_event(now, SourceEvent::Behind(volume)),
+            VolumeAction::Behind => {
+                self.source.handle_event(now, SourceEvent::Behind(volume));
+                if let Some(copy) = self.copies.get(volume.as_usize()) {
+                    copy.behind_was_heard();
+                }
+            }
             VolumeAction::Failed { code, detail } => {
                 self.source.handle_event(now, SourceEvent::VolumeFailed { code, detail });
             }

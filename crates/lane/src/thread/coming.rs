@@ -22,9 +22,7 @@ const ONLY: u32 = 0;
 impl Lane {
     /// Takes part in a migration from another host, or goes on with one. The gate of the volume is closed until then.
     pub(super) fn come(self: &Rc<Self>, order: &ComingOrder, line: PeerLine) -> Result<(), Refused> {
-        if let Some(migration) = self.migration_under_way() {
-            return Err(Refused::Migrating(migration));
-        }
+        self.check_idle()?;
         let conversation = Conversation::new(line.line);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         service.offer(Address::Replica(ONLY), self.volume.store());

@@ -31,9 +31,7 @@ impl Lane {
         line: PeerLine,
         forward: PeerLine,
     ) -> Result<(), Refused> {
-        if let Some(migration) = self.migration_under_way() {
-            return Err(Refused::Migrating(migration));
-        }
+        self.check_idle()?;
         let conversation = Conversation::new(line.line);
         let successor = self.other_host(forward);
         let plan = self.plan_to_leave(order, &conversation, successor);

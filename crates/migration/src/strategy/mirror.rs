@@ -15,6 +15,7 @@
 mod asynchronous;
 mod copying;
 mod fault;
+mod growth;
 mod guest_write;
 
 use std::collections::VecDeque;
@@ -99,6 +100,8 @@ pub struct Mirror {
     restarts: u32,
     /// Whether what the mover has copied is durable.
     bulk: Bulk,
+    /// Whether the volume is about to become larger.
+    is_growing: bool,
     /// The last thing said.
     said: Standing,
     next_chunk: u64,
@@ -198,6 +201,7 @@ impl Mirror {
             source_faults: 0,
             restarts: 0,
             bulk: Bulk::Durable,
+            is_growing: false,
             said: Standing::Behind,
             next_chunk: 0,
             next_flush: 0,
@@ -247,6 +251,8 @@ impl Mirror {
             }
             VolumeEvent::Pause => self.mover = Mover::Rests,
             VolumeEvent::Resume => self.mover = Mover::Works,
+            VolumeEvent::GrowthBegins => self.is_growing = true,
+            VolumeEvent::GrowthEnds { size_bytes } => self.grown(size_bytes),
             VolumeEvent::SwitchOverBegins => {
                 for write in self.writes.held() {
                     self.submit(now, write, Route::SourceOnly);
@@ -349,6 +355,7 @@ impl Mirror {
             Stage::Copying if self.chunks.is_any_waiting() => {
                 Some("guest writes to blocks that are to be copied")
             }
+            Stage::Copying if self.is_growing => Some("the volume to become larger"),
             Stage::Copying | Stage::Stopped => None,
         }
     }

@@ -35,6 +35,15 @@ impl ReplicaBlocks {
         Self { missing: LayeredBitmap::new(blocks), unconfirmed: LayeredBitmap::new(blocks), flushing: None }
     }
 
+    /// Makes it the replica of a larger volume; what is new is neither missing nor unconfirmed.
+    pub(super) fn grow(&mut self, blocks: BlockCount) {
+        let confirms = self.flushing.as_mut().map(|flush| &mut flush.confirms);
+        [&mut self.missing, &mut self.unconfirmed]
+            .into_iter()
+            .chain(confirms)
+            .for_each(|set| set.grow(blocks));
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         self.missing.is_empty()
     }

@@ -176,6 +176,9 @@ impl Mirror {
 
     /// How near the replica is to the volume.
     pub(super) fn standing(&self) -> Standing {
+        if self.is_growing {
+            return Standing::Behind;
+        }
         if !self.is_asynchronous() {
             return if self.is_synchronised() { Standing::Synchronised } else { Standing::Behind };
         }

@@ -1,0 +1,167 @@
+//! Makes a volume larger while it is used, also while it is on its way to another store.
+//!
+//! ```text
+//!   no handover ─► room? ─► begun, durably ─► target, then source: room, unseen ─► resized, durably ─► shown to all
+//!   meanwhile        │            │                 │ one of them cannot
+//!                    └── refused ─┴───── undo ◄─────┘
+//! ```
+//! N.B. the target is ready before the source shows anything, so that no guest can write where the target has nothing.
+//! A crash before *resized* leaves images that may be larger than the volume: the next start of the lane's owner brings
+//! them to the size in the journal, or back.
+
+use std::rc::Rc;
+
+use block::{BlockDevice, IoError};
+use migration::journal::Record;
+use migration::{CommitFault, Phase};
+use tracing::{info, warn};
+
+use crate::conductor::Baton;
+use crate::control::Control;
+use crate::copy::VolumeCopy;
+use crate::handle::{Refused, StoreRole};
+use crate::volume::Volume;
+
+/// Makes `volume` `size` bytes large; `baton` is that of its migration, if it is being migrated.
+///
+/// It is to be run to its end, and no migration may begin meanwhile. Guests go on. The present size is a success.
+///
+/// # Errors
+/// [`Refused`]; the volume has the size that it had then. [`Refused::HandingOver`]: it is past the point at which a
+/// handover could wait; to be called again when the migration has ended.
+pub async fn grow(
+    volume: &Volume,
+    baton: Option<&Baton>,
+    control: &dyn Control,
+    size: u64,
+) -> Result<(), Refused> {
+    let former = volume.size();
+    if size <= former {
+        return if size == former { Ok(()) } else { Err(Refused::Shrinks { size_bytes: former }) };
+    }
+    let copy = hold_back(volume, baton).await?;
+    let growing = Growing { volume, copy, control, former, size };
+    let result = growing.carry_out().await;
+    if let Some(copy) = &growing.copy {
+        copy.growth_ended(former, volume.size());
+    }
+    result
+}
+
+/// Keeps the volume where it is; returns its copying, if there is one.
+async fn hold_back(volume: &Volume, baton: Option<&Baton>) -> Result<Option<Rc<VolumeCopy>>, Refused> {
+    let check = || match baton {
+        Some(baton) if matches!(baton.phase(), Phase::Releasing | Phase::Committing | Phase::TakingBack) => {
+            Err(Refused::HandingOver(baton.migration()))
+        }
+        _ => Ok(()),
+    };
+    check()?;
+    let Some(copy) = volume.copy() else { return Ok(None) };
+    copy.hold_back().await;
+    if let Err(refused) = check() {
+        let size = volume.size();
+        copy.growth_ended(size, size);
+        return Err(refused);
+    }
+    Ok(Some(copy))
+}
+
+/// One growth under way.
+struct Growing<'a> {
+    volume: &'a Volume,
+    copy: Option<Rc<VolumeCopy>>,
+    control: &'a dyn Control,
+    former: u64,
+    size: u64,
+}
+
+impl Growing<'_> {
+    async fn carry_out(&self) -> Result<(), Refused> {
+        for (role, store) in self.stores() {
+            check_room(role, &store, self.size).await?;
+        }
+        let (volume, size_bytes) = (self.volume.id(), self.size);
+        let begun = self.control.commit(vec![Record::ResizeBegun { volume, size_bytes }]);
+        begun.await.map_err(Refused::NotRecorded)?;
+        if let Err(refused) = self.prepare().await {
+            self.undo().await;
+            return Err(refused);
+        }
+        match self.control.commit(vec![Record::Resized { volume, size_bytes }]).await {
+            Ok(()) => {
+                self.show();
+                info!(%volume, from = self.former, to = self.size, "the volume has grown");
+                Ok(())
+            }
+            Err(CommitFault::NotWritten) => {
+                self.undo().await;
+                Err(Refused::NotRecorded(CommitFault::NotWritten))
+            }
+            // The images stay as large as the journal may say.
+            Err(fault) => Err(Refused::NotRecorded(fault)),
+        }
+    }
+
+    /// The stores that must have room, in the order in which they get it.
+    fn stores(&self) -> Vec<(StoreRole, Rc<dyn BlockDevice>)> {
+        let target = self.target().map(|copy| (StoreRole::Target, Rc::clone(copy.target())));
+        target.into_iter().chain([(StoreRole::Owner, self.volume.store())]).collect()
+    }
+
+    /// The copying, unless its migration has been given up since.
+    fn target(&self) -> Option<&Rc<VolumeCopy>> {
+        let now = self.volume.copy()?;
+        self.copy.as_ref().filter(|copy| Rc::ptr_eq(copy, &now))
+    }
+
+    async fn prepare(&self) -> Result<(), Refused> {
+        for (store, device) in self.stores() {
+            let prepared = match device.growth() {
+                Some(growth) => growth.prepare(self.size).await,
+                None => Err(IoError::Unsupported),
+            };
+            match prepared {
+                Err(error) if store == StoreRole::Owner || self.target().is_some() => {
+                    return Err(Refused::NotGrown { store, error });
+                }
+                // What is wrong with the target of a migration that was given up meanwhile is of no account.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything at one instant: no other task comes in between.
+    fn show(&self) {
+        if let Some(growth) = self.target().and_then(|copy| copy.target().growth()) {
+            growth.show(self.size);
+        }
+        self.volume.show_growth(self.size);
+    }
+
+    async fn undo(&self) {
+        for (role, store) in self.stores() {
+            let Some(growth) = store.growth() else { continue };
+            if let Err(error) = growth.undo().await
+                && role == StoreRole::Owner
+            {
+                warn!(%error, "the image stays larger than its volume; the next start puts that right");
+                return;
+            }
+        }
+        let undone = Record::Resized { volume: self.volume.id(), size_bytes: self.former };
+        if let Err(fault) = self.control.commit(vec![undone]).await {
+            warn!(%fault, "that the volume has not grown is left to the next start");
+        }
+    }
+}
+
+async fn check_room(store: StoreRole, device: &Rc<dyn BlockDevice>, size: u64) -> Result<(), Refused> {
+    let growth = device.growth().ok_or(Refused::NotGrown { store, error: IoError::Unsupported })?;
+    match growth.capacity().await {
+        Ok(Some(capacity_bytes)) if capacity_bytes < size => Err(Refused::NoRoom { store, capacity_bytes }),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Refused::NotGrown { store, error }),
+    }
+}
