@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 
 use crate::{
     Address, ErrorBody, ErrorCode, ErrorDetail, Host, MigrateVolume, Migration, MigrationHistory, NewVolume,
-    RESPONSE_BYTES_MAX, RemoveVolume, RemovedVolume, Store, Volume, Watch,
+    RESPONSE_BYTES_MAX, RemoveVolume, RemovedVolume, ResizeVolume, Store, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -117,6 +117,14 @@ impl Client {
     /// [`ClientError`].
     pub async fn create_volume(&self, volume: &NewVolume) -> Result<Volume, ClientError> {
         self.send(Method::POST, "/v1/volumes", Some(volume)).await
+    }
+
+    /// Makes a volume larger; answers when whoever connects to it is told the new size.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::CannotShrink`], [`ErrorCode::CannotGrow`].
+    pub async fn resize_volume(&self, name: &str, order: &ResizeVolume) -> Result<Volume, ClientError> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/resize", Segment(name)), Some(order)).await
     }
 
     /// Removes a volume; answers when it is no longer served.

@@ -39,6 +39,10 @@ pub enum ErrorCode {
     TargetExists,
     /// The place for the copy cannot take as many bytes as the volume has.
     TargetTooSmall,
+    /// A volume was to become smaller.
+    CannotShrink,
+    /// The volume cannot become as large; the message says what is in the way.
+    CannotGrow,
     /// The volume is in the store that it was to be moved to.
     SameStore,
     /// The store holds one volume, and has one.
@@ -100,7 +104,7 @@ impl ErrorCode {
             | Self::ImageInUse
             | Self::StoreOccupied
             | Self::PlaceFenced => 409,
-            Self::ImageUnsuitable | Self::TargetTooSmall => 422,
+            Self::ImageUnsuitable | Self::TargetTooSmall | Self::CannotShrink | Self::CannotGrow => 422,
             Self::InvalidRequest => 400,
             Self::RequestTooLarge => 413,
             Self::NoSpace => 507,

@@ -10,6 +10,7 @@
 //!   POST   /v1/volumes                  NewVolume      -> Volume
 //!   GET    /v1/volumes/{name}           Volume
 //!   DELETE /v1/volumes/{name}           RemoveVolume   -> RemovedVolume
+//!   POST   /v1/volumes/{name}/resize    ResizeVolume   -> Volume
 //!   POST   /v1/volumes/{name}/migrate   MigrateVolume  -> Migration
 //!   GET    /v1/migrations               [Migration]
 //!   GET    /v1/migrations/{id}          Watch          -> Migration
@@ -40,8 +41,8 @@ pub use migration::{
     RemainingSeconds, SwitchOver, WaitingFor, Watch,
 };
 pub use volume::{
-    ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, RemoveVolume, RemovedVolume, Volume,
-    VolumeCreation, VolumeSource, VolumeState, VolumeStatistics,
+    ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, RemoveVolume, RemovedVolume, ResizeVolume,
+    Volume, VolumeCreation, VolumeSource, VolumeState, VolumeStatistics,
 };
 
 /// Largest body of a request, in bytes: every request fits many times over.

@@ -217,6 +217,14 @@ impl ImageFormat {
     }
 }
 
+/// Makes a volume larger; it never becomes smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeVolume {
+    /// Its new size in bytes, a multiple of 4096. What is new reads as zeroes. The size that it has is a success.
+    pub size_bytes: u64,
+}
+
 /// Removes a volume; sent as the query of a DELETE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]

@@ -8,6 +8,7 @@ use migration::journal::{Fence, FencedContent, Place};
 use migration::{CommitFault, MigrationId};
 
 use crate::copying::FillError;
+use crate::growing::GrowError;
 use crate::images::CopyError;
 use crate::names::InvalidName;
 use crate::stores::{Occupant, StoreProblem};
@@ -160,7 +161,9 @@ pub(crate) enum RequestError {
         connections: usize,
     },
     /// Something else is being done with the volume.
-    #[error("volume \"{0}\" is being created, removed or begins to migrate; try again when that is done")]
+    #[error(
+        "volume \"{0}\" is being created, removed, resized or begins to migrate; try again when that is done"
+    )]
     VolumeBusy(String),
     /// The volume is not served.
     #[error("volume \"{volume}\" is not being served: {reason}")]
@@ -170,6 +173,32 @@ pub(crate) enum RequestError {
         /// Why.
         reason: String,
     },
+    /// Volumes do not shrink.
+    #[error(
+        "volume \"{volume}\" has {size} bytes, and volumes never shrink, because that would cut off what its guest has \
+         there: to have {asked} bytes, make another volume and copy inside of the guest"
+    )]
+    Shrinks {
+        /// Which volume.
+        volume: String,
+        /// Its size in bytes.
+        size: u64,
+        /// What was asked for.
+        asked: u64,
+    },
+    /// A store in which the volume must fit cannot hold as much.
+    #[error("volume \"{volume}\" cannot have {needed} bytes: {reason}")]
+    CannotGrow {
+        /// Which volume.
+        volume: String,
+        /// What was asked for, in bytes.
+        needed: u64,
+        /// What is in the way, and what to do.
+        reason: String,
+    },
+    /// A resize that was interrupted could not be ended.
+    #[error("a resize that was interrupted cannot be ended")]
+    Grow(#[from] GrowError),
     /// An image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -247,7 +276,9 @@ impl RequestError {
             Self::Fenced { .. } => ErrorCode::PlaceFenced,
             Self::Copy(CopyError::Io { .. }) => ErrorCode::StorageFailed,
             Self::Fill(FillError::Target(error)) if error.is_no_space() => ErrorCode::NoSpace,
-            Self::Fill(_) => ErrorCode::StorageFailed,
+            Self::Fill(_) | Self::Grow(_) => ErrorCode::StorageFailed,
+            Self::Shrinks { .. } => ErrorCode::CannotShrink,
+            Self::CannotGrow { .. } => ErrorCode::CannotGrow,
             Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::Journal(_) => ErrorCode::JournalFailed,
             Self::Internal(_) => ErrorCode::Internal,

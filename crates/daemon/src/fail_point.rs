@@ -35,6 +35,12 @@ pub enum Step {
     HandedBack,
     /// The journal takes the end of a migration.
     Ended,
+    /// The journal takes that a volume is about to grow.
+    ResizeBegun,
+    /// The journal takes a volume's new size, or that it keeps the old one.
+    Resized,
+    /// The image of a growth that was interrupted is brought to its size.
+    Grow,
     /// An image file is made.
     CreateImage,
     /// A half-made target is deleted.
@@ -145,7 +151,7 @@ fn parse(text: &str) -> Option<Armed> {
 
 impl Step {
     /// All steps.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::Added,
         Self::Removed,
         Self::Started,
@@ -155,6 +161,9 @@ impl Step {
         Self::Owned,
         Self::HandedBack,
         Self::Ended,
+        Self::ResizeBegun,
+        Self::Resized,
+        Self::Grow,
         Self::CreateImage,
         Self::Discard,
         Self::Retire,
@@ -173,6 +182,9 @@ impl Step {
             Self::Owned => "owned",
             Self::HandedBack => "handed-back",
             Self::Ended => "ended",
+            Self::ResizeBegun => "resize-begun",
+            Self::Resized => "resized",
+            Self::Grow => "grow",
             Self::CreateImage => "create-image",
             Self::Discard => "discard",
             Self::Retire => "retire",

@@ -1,7 +1,7 @@
 //! The control plane of one host: what the API can ask for, and the parts that carry it out.
 //!
 //! ```text
-//!   http ──► Host ──┬─ create, remove, migrate    one file each: checks, then the journal, then the rest
+//!   http ──► Host ──┬─ create, remove, resize, migrate    one file each: checks, then the journal, then the rest
 //!                   ├─ serving                    volumes get their lanes
 //!                   ├─ describe                   what people see
 //!                   └─ journal, stores, volumes, migrations, sockets
@@ -16,6 +16,7 @@ mod given;
 mod migrate;
 mod release;
 mod remove;
+mod resize;
 mod serving;
 
 use std::future::Future;

@@ -51,6 +51,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(release_store))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(show_volume, remove_volume))
+        .routes(routes!(resize_volume))
         .routes(routes!(migrate))
         .routes(routes!(list_migrations))
         .routes(routes!(show_migration))
@@ -118,6 +119,19 @@ async fn remove_volume(
 ) -> Answer<api::RemovedVolume> {
     let how = query(&uri)?;
     host.operate(Arc::clone(&host).remove_volume(name, how)).await.map(Json)
+}
+
+/// Makes a volume larger, while it is used and also while it moves; answers when whoever connects is told the new size.
+#[utoipa::path(post, path = "/v1/volumes/{name}/resize", params(("name" = String, Path, description = "Name of the volume")),
+    request_body = api::ResizeVolume,
+    responses((status = 200, description = "The volume, with its new size", body = api::Volume)))]
+async fn resize_volume(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Volume> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host).resize_volume(name, order)).await.map(Json)
 }
 
 /// Begins to move a volume to another store; answers when that has begun.

@@ -19,6 +19,7 @@ mod copying;
 mod error;
 pub mod fail_point;
 pub mod folders;
+mod growing;
 mod history;
 mod host;
 mod http;

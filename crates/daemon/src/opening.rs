@@ -37,12 +37,14 @@ pub(crate) enum Allocation {
 
 /// Opens the image of a volume, as large as the volume, waiting while another process holds it.
 ///
-/// `on_held` is told who does, and says whether to go on.
+/// `grows_to`: what its size may be if a growth was interrupted. `on_held` is told who holds it, and says whether to go
+/// on.
 ///
 /// # Errors
 /// [`RequestError`]: it cannot be used, or is no longer what the journal says.
 pub(crate) fn open(
     record: &VolumeRecord,
+    grows_to: Option<u64>,
     on_held: impl FnMut(&Holder) -> Patience,
 ) -> Result<Opened, RequestError> {
     let access = match record.export.access {
@@ -53,7 +55,8 @@ pub(crate) fn open(
     if opened.size() == record.size_bytes {
         return Ok(opened);
     }
-    if record.image.place.outlasts_its_volume() {
+    let may_be_larger = grows_to.is_some_and(|size| opened.size() <= size);
+    if record.image.place.outlasts_its_volume() || may_be_larger {
         return narrow(opened, &record.image.place, record.size_bytes);
     }
     let detail = format!(
@@ -154,7 +157,7 @@ pub(crate) fn create_file(path: &Path, format: ImageFormat, size: u64) -> Result
     }
 }
 
-/// Uses the first `size` bytes of a device or an export.
+/// Uses the first `size` bytes of what is larger.
 ///
 /// # Errors
 /// [`RequestError::TargetTooSmall`], and what opening its end says.
@@ -166,8 +169,7 @@ pub(crate) fn narrow(opened: Opened, place: &Place, size: u64) -> Result<Opened,
     match opened {
         Opened::File(image) => Ok(image.narrowed_to(size)?.into()),
         Opened::Remote(image) => Ok(image.narrowed_to(size)?.into()),
-        // Only files are qcow2 images, and those are as large as their volumes.
-        opened @ Opened::Qcow2(_) => Ok(opened),
+        Opened::Qcow2(image) => Ok(image.narrowed_to(size)?.into()),
     }
 }
 

@@ -97,6 +97,9 @@ pub(crate) enum VolumeCommand {
     /// Show one volume: where it is, what clients connect to, what its guest does.
     #[command(after_help = SHOW_HELP)]
     Show(VolumeArguments),
+    /// Make a volume larger, while its guest works and also while it moves.
+    #[command(after_help = RESIZE_HELP)]
+    Resize(ResizeArguments),
     /// Stop serving a volume. An image made by `volume create` or by a migration is deleted.
     #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
     Remove(RemoveArguments),
@@ -186,6 +189,15 @@ pub(crate) struct PlaceArguments {
     /// The export of another NBD server to serve.
     #[arg(long, value_name = "URI")]
     pub(crate) nbd: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ResizeArguments {
+    /// Name of the volume.
+    pub(crate) name: String,
+    /// Its new size, a multiple of 4 KiB; at least the size that it has.
+    #[arg(value_parser = parse_size)]
+    pub(crate) size: u64,
 }
 
 #[derive(Debug, Args)]
@@ -368,6 +380,17 @@ const SHOW_HELP: &str = "\
 Examples:
   sterna volume show web1
   qemu-img info \"$(sterna volume show web1 --json | jq -r .uri)\"";
+
+const RESIZE_HELP: &str = "\
+Examples:
+  sterna volume resize web1 40GiB
+  lvextend -L 40G vg/web2 && sterna volume resize web2 40GiB
+
+A device, or the export of another NBD server, must have become larger before. If the volume is moving, the store that it
+moves to becomes larger as well; if that cannot, nothing changes.
+
+What is new reads as zeroes. NBD tells the size of a disk to who connects, so guests see it when their client connects
+anew. How to do that with QEMU while the machine runs is in docs/nbd.md.";
 
 const REMOVE_HELP: &str = "\
 Examples:

@@ -91,6 +91,8 @@ impl Exit {
             ErrorCode::VolumeExists
             | ErrorCode::TargetExists
             | ErrorCode::TargetTooSmall
+            | ErrorCode::CannotShrink
+            | ErrorCode::CannotGrow
             | ErrorCode::SameStore
             | ErrorCode::NoSpace
             | ErrorCode::AlreadyMigrating

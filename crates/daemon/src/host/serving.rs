@@ -137,9 +137,10 @@ impl Host {
                 self.sockets.bind_volume(name, &self.socket_access(&self.record_named(name)?.export)?);
             *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
         }
+        self.finish_resize(name, attempt).await?;
         let record = self.record_named(name)?;
         let (host, given_up, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
-        let store = blocking(move || host.wait_for_image(&opened, &given_up)).await?;
+        let store = blocking(move || host.wait_for_image(&opened, None, &given_up)).await?;
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
@@ -212,21 +213,22 @@ impl Host {
         record.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))
     }
 
-    fn record_named(&self, name: &str) -> Result<VolumeRecord, RequestError> {
+    pub(super) fn record_named(&self, name: &str) -> Result<VolumeRecord, RequestError> {
         let record =
             self.journal.read(|state| state.volume_named(name).map(|(_, volume)| volume.record.clone()));
         record.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))
     }
 
     /// Opens an image as soon as nobody else holds it, saying who does; sleeps.
-    fn wait_for_image(
+    pub(super) fn wait_for_image(
         &self,
         record: &VolumeRecord,
+        grows_to: Option<u64>,
         attempt: &Arc<AtomicBool>,
     ) -> Result<Opened, RequestError> {
         let (name, place) = (&record.name, &record.image.place);
         let mut said = None;
-        let opened = opening::open(record, |holder| {
+        let opened = opening::open(record, grows_to, |holder| {
             if attempt.load(Ordering::SeqCst) {
                 return Patience::GiveUp;
             }

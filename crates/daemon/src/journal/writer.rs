@@ -249,12 +249,9 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::Owned { .. } | Record::Promoted { .. } => Step::Owned,
         Record::HandedBack { .. } => Step::HandedBack,
         Record::MigrationEnded { .. } => Step::Ended,
-        Record::Snapshot(_)
-        | Record::EpochsReserved { .. }
-        | Record::ResizeBegun { .. }
-        | Record::Resized { .. }
-        | Record::FenceLifted { .. }
-        | Record::MovedForgotten { .. } => return None,
+        Record::ResizeBegun { .. } => Step::ResizeBegun,
+        Record::Resized { .. } => Step::Resized,
+        Record::Snapshot(_) | Record::EpochsReserved { .. } | Record::FenceLifted { .. } | Record::MovedForgotten { .. } => return None,
     })
 }
 

@@ -1,7 +1,9 @@
 //! The rules of the design's section 5 that one host can break, on a clock that jumps: each test fails when its rule is
 //! broken (`docs/invariants.md`).
 
+mod elastic;
 mod filters;
+mod growth;
 mod migrations;
 mod peers;
 mod support;

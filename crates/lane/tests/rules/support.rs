@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::elastic::{Elastic, GrowthSwitch};
 use block::executor::Unpark;
 use block::filter::{Delay, DelaySwitch, Fault, FaultSwitch};
 use block::{
@@ -40,6 +41,7 @@ pub(crate) struct Store {
     pub(crate) memory: Rc<MemoryStore>,
     pub(crate) fault: FaultSwitch,
     pub(crate) delay: DelaySwitch,
+    pub(crate) growth: Rc<RefCell<GrowthSwitch>>,
 }
 
 /// A volume, its source store and a target store.
@@ -60,6 +62,10 @@ pub(crate) struct Remembering {
     pub(crate) progress: RefCell<Vec<Progress>>,
     pub(crate) retired: RefCell<Vec<ImageLocation>>,
     pub(crate) discarded: RefCell<Vec<ImageLocation>>,
+    /// How long each commit takes.
+    pub(crate) commits_take: Cell<Duration>,
+    /// Whose time that is.
+    clock: RefCell<Option<Handle>>,
 }
 
 /// Runs `test` on an executor whose clock jumps; ends when the test ends.
@@ -68,9 +74,10 @@ pub(crate) fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) ->
     let handle = executor.handle();
     let (source, target) = (Store::new(&handle), Store::new(&handle));
     let volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, Rc::clone(&source.device));
+    let control = Remembering { clock: RefCell::new(Some(handle.clone())), ..Remembering::default() };
     let test = test(Scene {
         handle,
-        control: Rc::default(),
+        control: Rc::new(control),
         source,
         target,
         target_content: TargetContent::Zero,
@@ -180,12 +187,18 @@ impl Store {
         let memory = Rc::new(MemoryStore::new(SIZE));
         let (delayed, delay) = Delay::new(Rc::clone(&memory) as Rc<dyn BlockDevice>, handle.clone());
         let (faulty, fault) = Fault::new(Rc::new(delayed), 1);
-        Self { device: Rc::new(faulty), memory, fault, delay }
+        let (elastic, growth) = Elastic::new(Rc::new(faulty));
+        Self { device: Rc::new(elastic), memory, fault, delay, growth }
+    }
+
+    /// Size of the store in bytes.
+    pub(crate) fn memory_size(&self) -> u64 {
+        self.memory.geometry().size
     }
 
     /// All bytes of the store, past its filters.
     pub(crate) async fn content(&self) -> Vec<u8> {
-        let buffer = Buffer::zeroed(usize::try_from(SIZE).unwrap());
+        let buffer = Buffer::zeroed(usize::try_from(self.memory_size()).unwrap());
         self.memory.read(0, buffer).await.unwrap().as_slice().to_vec()
     }
 }
@@ -202,7 +215,13 @@ pub(crate) fn block_range(block: u64) -> ByteRange {
 impl Control for Remembering {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         self.records.borrow_mut().extend(records);
-        Box::pin(async { Ok(()) })
+        let (clock, takes) = (self.clock.borrow().clone(), self.commits_take.get());
+        Box::pin(async move {
+            if let Some(clock) = clock.filter(|_| !takes.is_zero()) {
+                clock.sleep(takes).await;
+            }
+            Ok(())
+        })
     }
 
     fn retire(&self, image: ImageLocation, _: Retirement) -> LaneFuture<Result<(), ControlFault>> {

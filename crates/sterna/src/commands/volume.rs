@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use api::{Client, ClientError, ImageFate, NewVolume, RemoveVolume, Volume, VolumeSource};
+use api::{Client, ClientError, ImageFate, NewVolume, RemoveVolume, ResizeVolume, Volume, VolumeSource};
 
 use crate::args::VolumeCommand;
 use crate::commands::{CommandError, absolute};
@@ -45,6 +45,17 @@ pub(super) async fn run(
         VolumeCommand::List => output::print(format, &client.volumes().await?, output::volumes)?,
         VolumeCommand::Show(volume) => {
             output::print(format, &client.volume(&volume.name).await?, output::volume)?;
+        }
+        VolumeCommand::Resize(order) => {
+            let resized = client.resize_volume(&order.name, &ResizeVolume { size_bytes: order.size }).await?;
+            output::print(format, &resized, |resized| {
+                let size = bytes(resized.size_bytes);
+                let note = match resized.statistics.as_ref().map_or(0, |statistics| statistics.connections) {
+                    0 => "",
+                    _ => "; clients that are connected see that when they connect anew",
+                };
+                format!("{} has {size} ({} bytes){note}\n", resized.name, resized.size_bytes)
+            })?;
         }
         VolumeCommand::Remove(order) => {
             let how = RemoveVolume { force: order.force, keep_image: order.keep_image };

@@ -1,0 +1,87 @@
+//! A store whose growth a test can stop.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use block::{
+    BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Growth, IoError, IoFuture, ZeroMode,
+};
+
+/// What becomes of attempts to grow.
+#[derive(Default)]
+pub(crate) struct GrowthSwitch {
+    /// How large the store can become.
+    pub(crate) capacity: Option<u64>,
+    /// What preparing fails with.
+    pub(crate) fails: Option<IoError>,
+    /// How often something prepared was given up.
+    pub(crate) undone: usize,
+}
+
+/// A device as the one below, that grows as the switch says.
+pub(crate) struct Elastic {
+    below: Rc<dyn BlockDevice>,
+    switch: Rc<RefCell<GrowthSwitch>>,
+}
+
+impl Elastic {
+    pub(crate) fn new(below: Rc<dyn BlockDevice>) -> (Self, Rc<RefCell<GrowthSwitch>>) {
+        let switch = Rc::<RefCell<GrowthSwitch>>::default();
+        (Self { below, switch: Rc::clone(&switch) }, switch)
+    }
+}
+
+impl BlockDevice for Elastic {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        self.below.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        self.below.write(offset, data, durability)
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.below.flush()
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        self.below.discard(range)
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        self.below.write_zeroes(range, mode, durability)
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.below.allocation(range)
+    }
+
+    fn growth(&self) -> Option<&dyn Growth> {
+        Some(self)
+    }
+}
+
+impl Growth for Elastic {
+    fn capacity(&self) -> IoFuture<'_, Option<u64>> {
+        Box::pin(async { Ok(self.switch.borrow().capacity) })
+    }
+
+    fn prepare(&self, _: u64) -> IoFuture<'_, ()> {
+        Box::pin(async { self.switch.borrow().fails.map_or(Ok(()), Err) })
+    }
+
+    fn show(&self, size: u64) {
+        if let Some(growth) = self.below.growth() {
+            growth.show(size);
+        }
+    }
+
+    fn undo(&self) -> IoFuture<'_, ()> {
+        self.switch.borrow_mut().undone += 1;
+        Box::pin(async { Ok(()) })
+    }
+}
