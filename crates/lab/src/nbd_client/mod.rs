@@ -330,7 +330,8 @@ impl Client {
     }
 
     fn resume(&mut self, socket: std::os::unix::net::UnixStream, export: &Export) -> Result<(), ClientError> {
-        if export.size != self.export.size {
+        // A disk that has grown is used as far as it was known.
+        if export.size < self.export.size {
             return Err(ClientError::SizeChanged { before: self.export.size, after: export.size });
         }
         self.stream = Stream::new(socket, STOP_CHECK_INTERVAL)?;

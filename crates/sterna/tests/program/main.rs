@@ -14,4 +14,5 @@ mod ports;
 mod qcow2;
 mod qemu;
 mod remote;
+mod resize;
 mod scene;
