@@ -251,7 +251,10 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::MigrationEnded { .. } => Step::Ended,
         Record::ResizeBegun { .. } => Step::ResizeBegun,
         Record::Resized { .. } => Step::Resized,
-        Record::Snapshot(_) | Record::EpochsReserved { .. } | Record::FenceLifted { .. } | Record::MovedForgotten { .. } => return None,
+        Record::Snapshot(_)
+        | Record::EpochsReserved { .. }
+        | Record::FenceLifted { .. }
+        | Record::MovedForgotten { .. } => return None,
     })
 }
 
