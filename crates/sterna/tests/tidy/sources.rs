@@ -9,6 +9,9 @@ const LINES_MAX: usize = 600;
 /// Names of modules that say nothing about what is in them.
 const EMPTY_NAMES: [&str; 8] = ["util", "utils", "helper", "helpers", "misc", "common", "base", "stuff"];
 
+/// Words by which tests say that they have tested nothing.
+const OMISSIONS: [&str; 4] = ["not tested", "left out", "skipping", "skipped"];
+
 /// Files that may break a rule: the file, the rule, and why.
 const EXCEPTIONS: [(&str, Rule, &str); 1] = [(
     "crates/block/src/engine/helpers.rs",
@@ -24,6 +27,7 @@ enum Rule {
     Words,
     Ignore,
     Sleep,
+    Omission,
 }
 
 /// Applies every rule to one file.
@@ -54,6 +58,7 @@ fn broken(file: &RustFile) -> Vec<(Rule, Finding)> {
     found.extend(banned_words(file).into_iter().map(|finding| (Rule::Words, finding)));
     found.extend(ignore_without_reason(file).into_iter().map(|finding| (Rule::Ignore, finding)));
     found.extend(sleep_without_reason(file).into_iter().map(|finding| (Rule::Sleep, finding)));
+    found.extend(silent_omission(file).into_iter().map(|finding| (Rule::Omission, finding)));
     found
 }
 
@@ -129,6 +134,15 @@ fn sleep_without_reason(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
+/// What a test that succeeds prints nobody sees: that it has tested nothing is told another way.
+fn silent_omission(file: &RustFile) -> Vec<Finding> {
+    let message = "cargo hides this: say it by omission::machine_lacks() or omission::kernel_lacks()";
+    let is_about = |text: &str| OMISSIONS.iter().any(|words| text.to_lowercase().contains(words));
+    let lines = file.layers.code.lines().zip(file.text.lines()).enumerate();
+    let silent = lines.filter(|(_, (code, text))| code.contains("println!(") && is_about(text));
+    silent.map(|(index, _)| Finding::in_line(&file.path, index, message)).collect()
+}
+
 /// A method of that name is the executor's, and cancelled when its future is dropped: that is what such tests are about.
 fn calls_sleep(code: &str) -> bool {
     let is_call = |at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '.');
@@ -168,6 +182,15 @@ mod tests {
             check("crates/x/src/a.rs", &format!("//! A.\n{line}\n"), &[Rule::Words]);
         }
         check("crates/x/src/a.rs", "//! A.\n// FIXME: later\n", &[Rule::Words]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_not_told_to_nobody() {
+        let line = |text: &str| format!("//! A.\nelse {{ return eprintln!(\"{text}\") }}\n");
+        check("crates/x/tests/a.rs", &line("NOT TESTED: no root"), &[Rule::Omission]);
+        check("crates/x/tests/a.rs", &line("io_uring is refused: skipped"), &[Rule::Omission]);
+        check("crates/x/tests/a.rs", &line("engine: {name}"), &[]);
+        check("crates/x/tests/a.rs", "//! A.\n// It is skipped.\neprintln!();\n", &[]);
     }
 
     #[test]
