@@ -10,8 +10,9 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::{
-    Address, ErrorBody, ErrorCode, ErrorDetail, Host, MigrateVolume, Migration, MigrationHistory, NewVolume,
-    RESPONSE_BYTES_MAX, RemoveVolume, RemovedVolume, ResizeVolume, Store, Volume, Watch,
+    Address, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost, MigrateVolume,
+    Migration, MigrationHistory, NewIdentity, NewInvitation, NewVolume, Peer, RESPONSE_BYTES_MAX,
+    RemoveVolume, RemovedPeer, RemovedVolume, ResizeVolume, Store, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -176,6 +177,62 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::MigrationNotFound`].
     pub async fn migration_history(&self, id: &str) -> Result<MigrationHistory, ClientError> {
         self.get(&format!("/v1/migrations/{}/history", Segment(id))).await
+    }
+
+    /// Describes who this host is to others.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::NoIdentity`].
+    pub async fn identity(&self) -> Result<Identity, ClientError> {
+        self.get("/v1/identity").await
+    }
+
+    /// Makes this host's identity.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::IdentityExists`].
+    pub async fn create_identity(&self, identity: &NewIdentity) -> Result<Identity, ClientError> {
+        self.send(Method::POST, "/v1/identity", Some(identity)).await
+    }
+
+    /// Makes an invitation for one other host.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::NoIdentity`].
+    pub async fn invite(&self, invitation: &NewInvitation) -> Result<Invitation, ClientError> {
+        self.send(Method::POST, "/v1/invitations", Some(invitation)).await
+    }
+
+    /// Redeems another host's invitation; answers when both know each other.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::InvitationRefused`], [`ErrorCode::HostUnreachable`].
+    pub async fn join_host(&self, order: &JoinHost) -> Result<Peer, ClientError> {
+        self.send(Method::POST, "/v1/hosts", Some(order)).await
+    }
+
+    /// Lists the other hosts, by name.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn peers(&self) -> Result<Vec<Peer>, ClientError> {
+        self.get("/v1/hosts").await
+    }
+
+    /// Describes another host and the connections with it.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::HostNotFound`].
+    pub async fn peer(&self, name: &str) -> Result<Peer, ClientError> {
+        self.get(&format!("/v1/hosts/{}", Segment(name))).await
+    }
+
+    /// Forgets another host: it is refused from then on.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::HostNotFound`].
+    pub async fn remove_peer(&self, name: &str) -> Result<RemovedPeer, ClientError> {
+        self.send(Method::DELETE, &format!("/v1/hosts/{}", Segment(name)), None::<&()>).await
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

@@ -29,12 +29,18 @@ pub enum ErrorCode {
     StoreNotFound,
     /// No migration has this identity.
     MigrationNotFound,
+    /// No other host has this name.
+    HostNotFound,
     /// The image file that a volume was to be made of is not there.
     ImageNotFound,
     /// The API has no such path or method.
     RouteNotFound,
     /// A volume of this name exists.
     VolumeExists,
+    /// The host has an identity already.
+    IdentityExists,
+    /// The host has no identity yet, or cannot use it; the message says why.
+    NoIdentity,
     /// The target store has a file where the image would be.
     TargetExists,
     /// The place for the copy cannot take as many bytes as the volume has.
@@ -67,6 +73,10 @@ pub enum ErrorCode {
     ImageInUse,
     /// The image file is none that can be served.
     ImageUnsuitable,
+    /// The invitation is garbled, expired, redeemed or not known.
+    InvitationRefused,
+    /// The other host cannot be reached, or is not the one that was expected.
+    HostUnreachable,
     /// The request is malformed, or a value is out of range.
     InvalidRequest,
     /// The body of the request is too large.
@@ -91,9 +101,12 @@ impl ErrorCode {
             Self::VolumeNotFound
             | Self::StoreNotFound
             | Self::MigrationNotFound
+            | Self::HostNotFound
             | Self::ImageNotFound
             | Self::RouteNotFound => 404,
             Self::VolumeExists
+            | Self::IdentityExists
+            | Self::NoIdentity
             | Self::TargetExists
             | Self::SameStore
             | Self::AlreadyMigrating
@@ -104,11 +117,15 @@ impl ErrorCode {
             | Self::ImageInUse
             | Self::StoreOccupied
             | Self::PlaceFenced => 409,
-            Self::ImageUnsuitable | Self::TargetTooSmall | Self::CannotShrink | Self::CannotGrow => 422,
+            Self::ImageUnsuitable
+            | Self::TargetTooSmall
+            | Self::CannotShrink
+            | Self::CannotGrow
+            | Self::InvitationRefused => 422,
             Self::InvalidRequest => 400,
             Self::RequestTooLarge => 413,
             Self::NoSpace => 507,
-            Self::ShuttingDown | Self::VolumeUnavailable => 503,
+            Self::ShuttingDown | Self::VolumeUnavailable | Self::HostUnreachable => 503,
             Self::JournalFailed | Self::StorageFailed | Self::Internal | Self::Unknown => 500,
         }
     }

@@ -16,6 +16,13 @@
 //!   GET    /v1/migrations/{id}          Watch          -> Migration
 //!   POST   /v1/migrations/{id}/cancel   Migration
 //!   GET    /v1/migrations/{id}/history  MigrationHistory
+//!   GET    /v1/identity                 Identity
+//!   POST   /v1/identity                 NewIdentity    -> Identity
+//!   POST   /v1/invitations              NewInvitation  -> Invitation
+//!   GET    /v1/hosts                    [Peer]
+//!   POST   /v1/hosts                    JoinHost       -> Peer
+//!   GET    /v1/hosts/{name}             Peer
+//!   DELETE /v1/hosts/{name}             RemovedPeer
 //! ```
 //!
 //! The path carries the version. Within a version fields and codes are only added: readers ignore fields that they do
@@ -27,6 +34,7 @@ mod error;
 mod history;
 mod host;
 mod migration;
+mod peer;
 mod volume;
 
 pub use address::{Address, AddressError};
@@ -39,6 +47,9 @@ pub use host::{Host, Store, StoreKind};
 pub use migration::{
     Allocation, GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, Phase,
     RemainingSeconds, SwitchOver, WaitingFor, Watch,
+};
+pub use peer::{
+    Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,
 };
 pub use volume::{
     ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, RemoveVolume, RemovedVolume, ResizeVolume,

@@ -12,6 +12,10 @@
 //! [nbd]                                     # where volumes have ports: `volume create --listen ADDRESS:PORT`
 //! tls = { certificate = "/etc/sterna/server.pem", key = "/etc/sterna/server.key" }
 //!
+//! [hosts]                                   # where other hosts reach this one: `sterna host`
+//! listen = ["0.0.0.0:7423"]
+//! links = [{ address = "10.0.0.1:7423", speed_mbit = 10000 }]   # none: the addresses that are listened on
+//!
 //! [stores.fast]                             # none: one store `default`, in `images/` of the data folder
 //! path = "/srv/fast"                        # or device = "/dev/vg/lv", or nbd = "nbd://host/export"
 //! format = "raw"                            # of new images in a folder; or "qcow2"
@@ -23,6 +27,7 @@
 //!
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
 
+mod hosts;
 mod keys;
 mod nbd;
 mod sockets;
@@ -35,9 +40,11 @@ use std::time::Duration;
 use api::{Address, AddressError};
 use serde::Deserialize;
 
+use self::hosts::FileHosts;
 use self::nbd::FileNbd;
 use self::sockets::FileSocket;
 use self::stores::FileStore;
+pub use hosts::HostsConfig;
 pub use keys::UnknownKey;
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
@@ -73,6 +80,8 @@ pub struct Config {
     pub volume_sockets: SocketAccess,
     /// How volumes are served over NBD.
     pub nbd: NbdConfig,
+    /// Where other hosts reach this one.
+    pub hosts: HostsConfig,
     /// The stores by name. At least one.
     pub stores: BTreeMap<String, StoreConfig>,
     /// Limits.
@@ -170,6 +179,14 @@ pub enum ConfigError {
         least: u64,
         /// The largest value allowed.
         most: u64,
+    },
+    /// A link is none that other hosts could call.
+    #[error("{path}: hosts.links: \"{address}\" is no address that others can call; write HOST:PORT")]
+    Link {
+        /// Which file.
+        path: PathBuf,
+        /// What is written.
+        address: String,
     },
     /// A store cannot have this name.
     #[error("{path}: \"{name}\" cannot be the name of a store: {reason}")]
@@ -286,6 +303,7 @@ impl Config {
             api_socket,
             volume_sockets,
             nbd: file.nbd.check(path)?,
+            hosts: file.hosts.check(path)?,
             stores,
             limits,
         })
@@ -313,6 +331,7 @@ struct File {
     api_socket: FileSocket,
     volume_sockets: FileSocket,
     nbd: FileNbd,
+    hosts: FileHosts,
     stores: BTreeMap<String, FileStore>,
     limits: FileLimits,
 }

@@ -9,6 +9,7 @@ use migration::{CommitFault, MigrationId};
 
 use crate::copying::FillError;
 use crate::growing::GrowError;
+use crate::hosts::HostsError;
 use crate::images::CopyError;
 use crate::names::InvalidName;
 use crate::stores::{Occupant, StoreProblem};
@@ -219,6 +220,9 @@ pub(crate) enum RequestError {
     /// An image could not be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
+    /// Something about other hosts was not done.
+    #[error(transparent)]
+    Hosts(#[from] HostsError),
     /// The daemon is going down.
     #[error("the daemon is shutting down; try again when it is back")]
     ShuttingDown,
@@ -279,6 +283,7 @@ impl RequestError {
             Self::Fill(_) | Self::Grow(_) => ErrorCode::StorageFailed,
             Self::Shrinks { .. } => ErrorCode::CannotShrink,
             Self::CannotGrow { .. } => ErrorCode::CannotGrow,
+            Self::Hosts(error) => error.code(),
             Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::Journal(_) => ErrorCode::JournalFailed,
             Self::Internal(_) => ErrorCode::Internal,

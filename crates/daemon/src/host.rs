@@ -14,6 +14,7 @@ mod describe;
 pub(crate) mod export;
 mod given;
 mod migrate;
+mod pairing;
 mod release;
 mod remove;
 mod resize;
@@ -29,6 +30,7 @@ use tokio::sync::{Mutex, Semaphore, watch};
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::history::Histories;
+use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::Migrations;
 use crate::recovery;
@@ -52,6 +54,8 @@ pub(crate) struct Host {
     /// What clients of volumes' ports may or must do.
     encryption: Encryption,
     pub(crate) sockets: SocketFolder,
+    /// Other hosts.
+    pub(crate) hosts: Arc<Hosts>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
     /// Looks at stores for descriptions; those at a disk that hangs keep theirs.
@@ -70,9 +74,11 @@ impl Host {
         stores: Stores,
         sockets: SocketFolder,
         encryption: Encryption,
+        hosts: Arc<Hosts>,
     ) -> Arc<Self> {
         Arc::new(Self {
             encryption,
+            hosts,
             histories: Arc::new(Histories::new(&config.data_dir)),
             config,
             journal,
@@ -125,6 +131,10 @@ impl Host {
         }
         self.operations.close();
         self.stop_lanes(deadline).await;
+        let hosts = Arc::clone(&self.hosts);
+        if tokio::task::spawn_blocking(move || hosts.stop()).await.is_err() {
+            tracing::warn!("the connections to other hosts were not ended in order");
+        }
         // The lanes of these migrations are gone: what a restart would do can be done at once.
         if let Err(error) = recovery::run(&self.journal).await {
             tracing::warn!(%error, "an interrupted migration is left to the next start");

@@ -1,5 +1,6 @@
 //! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here.
 
+mod hosts;
 mod openapi;
 mod server;
 
@@ -57,6 +58,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_migration))
         .routes(routes!(cancel_migration))
         .routes(routes!(show_history))
+        .merge(hosts::routes())
 }
 
 type Answer<T> = Result<Json<T>, RequestError>;

@@ -7,7 +7,8 @@
 //!              │                    │ Control: commits, images, reports
 //!              ├──► migrations ◄────┤
 //!              ├──► journal    ◄────┘
-//!              └──► stores, images, sockets
+//!              ├──► stores, images, sockets
+//!              └──► hosts ──► transport ──► peers: what other hosts say
 //! ```
 //!
 //! Nothing here is on the path of a guest's request. What must be remembered is in the journal before it is acted
@@ -22,6 +23,7 @@ pub mod folders;
 mod growing;
 mod history;
 mod host;
+mod hosts;
 mod http;
 mod images;
 mod journal;
@@ -29,6 +31,7 @@ mod lock;
 mod migrations;
 pub mod names;
 mod opening;
+mod peers;
 mod recovery;
 mod serve;
 mod sockets;

@@ -22,9 +22,11 @@ use crate::config::{Config, DEFAULT_STORE, StoreConfig};
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::host::Host;
 use crate::host::export::encryption;
+use crate::hosts::Hosts;
 use crate::http;
 use crate::journal::{Journal, JournalError};
 use crate::lock::{FolderLock, LockError};
+use crate::peers::PeerMessages;
 use crate::recovery;
 use crate::sockets::{self, SocketError, SocketFolder};
 use crate::stores::Stores;
@@ -126,7 +128,8 @@ impl Daemon {
         let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
         recovery::run(&journal).await.map_err(ServeError::Recovery)?;
         settle(&stores, &journal.read(State::clone));
-        let host = Host::new(config, journal, stores, sockets, encryption);
+        let hosts = Hosts::start(&config, Arc::new(PeerMessages));
+        let host = Host::new(config, journal, stores, sockets, encryption, hosts);
         host.serve_all().await;
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
         Ok(Self { host, listener, api })

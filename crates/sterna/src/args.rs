@@ -1,10 +1,12 @@
 //! The command line.
 
 mod bench;
+mod host;
 
 use std::path::PathBuf;
 
 pub(crate) use self::bench::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
+pub(crate) use self::host::HostCommand;
 
 use api::Address;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -40,6 +42,9 @@ pub(crate) enum Command {
     /// The stores that volumes can be in.
     #[command(subcommand)]
     Store(StoreCommand),
+    /// Other hosts: pair this one with them, see how they are connected.
+    #[command(subcommand)]
+    Host(HostCommand),
     /// Volumes: make, list, remove.
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -347,6 +352,8 @@ Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml
   [volume_sockets]                 # who may connect to volumes; [api_socket]: who may use the API
   mode = \"0660\"
   owner = \"root:kvm\"
+  [hosts]                          # where other hosts reach this one
+  listen = [\"0.0.0.0:7423\"]
   [stores.fast]                    # a folder; new images there are raw, or
   path = \"/srv/fast\"
   format = \"qcow2\"

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod host;
 mod migrate;
 mod migration;
 mod report;
@@ -87,6 +88,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         Command::Demo(order) => demo::run(order, format).await,
         Command::Serve(order) => serve::run(order).await,
         Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,
+        Command::Host(command) => host::run(&client(arguments.host)?, command, format).await,
         Command::Volume(command) => volume::run(&client(arguments.host)?, command, format).await,
         Command::Migrate(order) => migrate::run(&client(arguments.host)?, order, format).await,
         Command::Migration(command) => migration::run(&client(arguments.host)?, &command, format).await,

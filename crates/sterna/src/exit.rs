@@ -86,6 +86,7 @@ impl Exit {
             ErrorCode::VolumeNotFound
             | ErrorCode::StoreNotFound
             | ErrorCode::MigrationNotFound
+            | ErrorCode::HostNotFound
             | ErrorCode::ImageNotFound => Self::NotFound,
             ErrorCode::InvalidRequest => Self::Usage,
             ErrorCode::VolumeExists
@@ -105,6 +106,10 @@ impl Exit {
             | ErrorCode::StoreOccupied
             | ErrorCode::PlaceFenced
             | ErrorCode::ImageUnsuitable
+            | ErrorCode::IdentityExists
+            | ErrorCode::NoIdentity
+            | ErrorCode::InvitationRefused
+            | ErrorCode::HostUnreachable
             | ErrorCode::ShuttingDown => Self::Refused,
             ErrorCode::RouteNotFound
             | ErrorCode::RequestTooLarge

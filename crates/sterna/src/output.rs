@@ -1,5 +1,7 @@
 //! How results and errors are printed: tables and sentences for people, JSON for programs.
 
+pub(crate) mod hosts;
+
 use std::io::{self, Write as _};
 
 use api::{ClientError, Migration, Store, Volume, VolumeState};

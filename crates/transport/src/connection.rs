@@ -20,7 +20,14 @@ use crate::outgoing::ConnectionId;
 use crate::session::{Counters, Fault, Shared};
 
 /// Heartbeats in the time after which a silent connection counts as dead.
-const HEARTBEATS: u32 = 4;
+const HEARTBEATS: u32 = 16;
+
+/// How many of them may stay without an answer before the connection is suspected: what it carries is given to others
+/// then, long before it is known to be dead. Half a second, where a guest's write may be held for one.
+const HEARTBEATS_UNANSWERED: u32 = 2;
+
+/// Round trips that an answer may take besides: a link whose queues are long is slow, not dead.
+const ROUND_TRIPS_UNANSWERED: u32 = 4;
 
 /// A connection that has joined its session. Dropping it takes it out again.
 pub(crate) struct Connection {
@@ -77,7 +84,7 @@ impl Connection {
         ended
     }
 
-    /// Sends heartbeats, and ends when nothing comes back.
+    /// Sends heartbeats, has the connection suspected when they are not answered, and ends when nothing comes at all.
     async fn watch(&self, silence_max: Duration) -> Ended {
         let mut ticks = tokio::time::interval(silence_max / HEARTBEATS);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -86,6 +93,11 @@ impl Connection {
             let silence = self.counters.silence();
             if silence >= silence_max {
                 return Ended::Silent { silence };
+            }
+            let patience = ticks.period() * HEARTBEATS_UNANSWERED
+                + self.counters.latest_round_trip() * ROUND_TRIPS_UNANSWERED;
+            if self.counters.unanswered() > patience {
+                self.session.suspect(self.id);
             }
             self.heartbeat.ping_due.store(true, Ordering::Relaxed);
             self.heartbeat.wake.notify_one();

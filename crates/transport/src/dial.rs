@@ -99,6 +99,7 @@ impl Dialler {
             if !self.session.leaves_dialling_to_peer(self.context.id()) {
                 return;
             }
+            self.slot.left_to_peer();
             changed.await;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
 use tokio::net::TcpListener;
@@ -134,18 +134,22 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The token is garbled or not good any more, the host cannot be reached or is another one.
+    /// The token is not good any more, the host cannot be reached or is another one.
     pub fn join(&self, token: &Token) -> Result<Peer, JoinError> {
+        self.joining(token.clone()).wait()
+    }
+
+    /// Begins to redeem another host's invitation: for callers that must not hold on to the endpoint while they wait.
+    #[must_use]
+    pub fn joining(&self, token: Token) -> PendingJoin {
         let context = Arc::clone(&self.context);
         let addresses = self.addresses.clone();
-        let token = token.clone();
-        let (answer, answered) = std::sync::mpsc::channel();
+        let (answer, answered) = mpsc::channel();
         self.context.runtime.spawn(async move {
             // Whoever asked may be gone.
             drop(answer.send(invitation::join(&context, &addresses, &token).await));
         });
-        // The task ends without an answer only when the endpoint is stopped.
-        answered.recv().unwrap_or(Err(JoinError::Stopped))
+        PendingJoin { answered }
     }
 
     /// The last connections that were refused, oldest first, each with its reason: for people.
@@ -181,6 +185,23 @@ impl Endpoint {
             Ok(thread) => drop(thread.join()),
             Err(error) => tracing::warn!(%error, "failed to start a thread to stop the transport"),
         }
+    }
+}
+
+/// An invitation that is being redeemed.
+pub struct PendingJoin {
+    answered: mpsc::Receiver<Result<Peer, JoinError>>,
+}
+
+impl PendingJoin {
+    /// Blocks until the other host has answered, or the endpoint is stopped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::join`].
+    pub fn wait(self) -> Result<Peer, JoinError> {
+        // The task ends without an answer only when the endpoint is stopped.
+        self.answered.recv().unwrap_or(Err(JoinError::Stopped))
     }
 }
 

@@ -45,7 +45,7 @@ mod tls;
 
 pub use compression::Compression;
 pub use credit::{Credit, WINDOW_BYTES_MIN};
-pub use endpoint::{Endpoint, StartError};
+pub use endpoint::{Endpoint, PendingJoin, StartError};
 pub use frame::Malformed;
 pub use greeting::{HandshakeError, RefusalReason};
 pub use host_id::{HostId, HostIdError};

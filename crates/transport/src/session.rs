@@ -145,6 +145,18 @@ struct Entry {
     /// Ends the connection's task.
     stop: Arc<Notify>,
     is_inbound: bool,
+    /// Its heartbeats are not answered: nothing more is given to it while there are others.
+    is_suspected: bool,
+}
+
+impl State {
+    /// Whether a connection is given anything to send.
+    fn may_carry(&self, connection: ConnectionId) -> bool {
+        match self.connections.get(&connection) {
+            None => false,
+            Some(entry) => !entry.is_suspected || self.connections.values().all(|other| other.is_suspected),
+        }
+    }
 }
 
 impl Shared {
@@ -194,7 +206,7 @@ impl Shared {
     /// Gives a connection its next message, the most urgent one.
     pub(crate) fn take(self: &Arc<Self>, connection: ConnectionId, above: Option<Priority>) -> Option<Taken> {
         let mut state = self.lock();
-        if !state.connections.contains_key(&connection) {
+        if !state.may_carry(connection) {
             return None;
         }
         let taken = state.outgoing.take(connection, above);
@@ -208,7 +220,7 @@ impl Shared {
     /// Gives a connection what the peer should be told, if it is due.
     pub(crate) fn take_report(&self, connection: ConnectionId) -> Option<Acknowledgement> {
         let mut state = self.lock();
-        if !state.report_due || !state.connections.contains_key(&connection) {
+        if !state.report_due || !state.may_carry(connection) {
             return None;
         }
         state.report_due = false;
@@ -308,6 +320,36 @@ impl Shared {
             state.report_due |= state.incoming.report_due() != Due::Never;
             drop(state);
             strong.work.notify_one();
+        }
+    }
+
+    /// Gives what a connection carries to the others, if there are any: its heartbeats are not answered.
+    ///
+    /// It may be alive: what it delivers all the same is delivered once, and the others' copy dropped.
+    pub(crate) fn suspect(&self, connection: ConnectionId) {
+        let mut state = self.lock();
+        let has_others = state.connections.iter().any(|(id, other)| *id != connection && !other.is_suspected);
+        let Some(entry) = state.connections.get_mut(&connection) else { return };
+        if entry.is_suspected || !has_others {
+            return;
+        }
+        entry.is_suspected = true;
+        let count = state.outgoing.take_back(connection);
+        // An acknowledgement that it carries may not arrive either.
+        state.incoming.report_lost();
+        state.report_due = true;
+        drop(state);
+        tracing::info!(peer = %self.peer.short(), count, "a connection does not answer; others carry on for it");
+        self.work.notify_waiters();
+    }
+
+    /// Gives a connection work again: it answers.
+    pub(crate) fn trust(&self, connection: ConnectionId) {
+        let mut state = self.lock();
+        if let Some(entry) = state.connections.get_mut(&connection).filter(|entry| entry.is_suspected) {
+            entry.is_suspected = false;
+            drop(state);
+            self.work.notify_waiters();
         }
     }
 

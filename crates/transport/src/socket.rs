@@ -2,8 +2,8 @@
 //!
 //! **Buffers.** At a round trip of 180 ms a gigabit link holds 22 MB. The kernel grows a socket's buffers by itself, to
 //! `tcp_wmem` and `tcp_rmem` (4 and 6 MB as a rule), unless somebody sets a size: then it stays at that size, cut to
-//! `wmem_max` and `rmem_max` (208 KiB as a rule). So a size is set only where those limits let it be larger than what
-//! the kernel would grow to, and otherwise the kernel is left alone.
+//! `wmem_max` and `rmem_max` (208 KiB as a rule; root may go beyond). So a size is set only where it ends up larger than
+//! what the kernel would grow to, and otherwise the kernel is left alone.
 //!
 //! **Unsent bytes.** What the kernel has taken cannot be overtaken by a more urgent message. `TCP_NOTSENT_LOWAT` makes it
 //! take only a little more than it can send at once; how much is in flight is not limited by it.
@@ -11,8 +11,10 @@
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -28,7 +30,7 @@ pub(crate) async fn connect(source: Option<IpAddr>, target: SocketAddr) -> io::R
     if let Some(source) = source.filter(|source| source.is_ipv4() == target.is_ipv4()) {
         socket.bind(SocketAddr::new(source, 0))?;
     }
-    enlarge(&SockRef::from(&socket));
+    enlarge(&socket);
     socket.connect(target).await
 }
 
@@ -49,7 +51,7 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
         // Otherwise it would take the port of an IPv4 listener beside it.
         socket.set_only_v6(true)?;
     }
-    enlarge(&SockRef::from(&socket));
+    enlarge(&socket);
     socket.bind(&address.into())?;
     socket.listen(LISTEN_BACKLOG)?;
     socket.set_nonblocking(true)?;
@@ -60,14 +62,21 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 const LISTEN_BACKLOG: i32 = 256;
 
 /// Sets buffers where that makes them larger than the kernel would by itself.
-fn enlarge(socket: &SockRef<'_>) {
-    if last_number("/proc/sys/net/core/wmem_max") >= Some(BUFFER_BYTES)
-        && last_number("/proc/sys/net/ipv4/tcp_wmem") < Some(BUFFER_BYTES)
+///
+/// Root may go beyond the limits of others (`SO_SNDBUFFORCE`). Where neither helps, the kernel's own sizes stay.
+fn enlarge(descriptor: &impl AsFd) {
+    let socket = SockRef::from(descriptor);
+    let allows = |limit: &str| last_number(limit) >= Some(BUFFER_BYTES);
+    let grows_less = |limit: &str| last_number(limit) < Some(BUFFER_BYTES);
+    if grows_less("/proc/sys/net/ipv4/tcp_wmem")
+        && sockopt::set_socket_send_buffer_size_force(descriptor, BUFFER_BYTES).is_err()
+        && allows("/proc/sys/net/core/wmem_max")
     {
         drop(socket.set_send_buffer_size(BUFFER_BYTES));
     }
-    if last_number("/proc/sys/net/core/rmem_max") >= Some(BUFFER_BYTES)
-        && last_number("/proc/sys/net/ipv4/tcp_rmem") < Some(BUFFER_BYTES)
+    if grows_less("/proc/sys/net/ipv4/tcp_rmem")
+        && sockopt::set_socket_recv_buffer_size_force(descriptor, BUFFER_BYTES).is_err()
+        && allows("/proc/sys/net/core/rmem_max")
     {
         drop(socket.set_recv_buffer_size(BUFFER_BYTES));
     }

@@ -41,9 +41,10 @@ const TLS: Table = Table::Keys(&["certificate", "client_ca", "key", "required"],
 const SOCKET: Table = Table::Keys(&["mode", "owner"], &[]);
 
 const ROOT: Table = Table::Keys(
-    &["api", "api_socket", "data_dir", "engine", "limits", "nbd", "stores", "volume_sockets"],
+    &["api", "api_socket", "data_dir", "engine", "hosts", "limits", "nbd", "stores", "volume_sockets"],
     &[
         ("api_socket", SOCKET),
+        ("hosts", Table::Keys(&["links", "listen"], &[])),
         ("limits", Table::Keys(&["mirror_wait_max_ms", "stop_wait_max_ms"], &[])),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
         ("stores", Table::Named(&Table::Keys(&["device", "format", "nbd", "path"], &[]))),

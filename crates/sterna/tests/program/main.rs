@@ -9,6 +9,7 @@ mod crash;
 mod devices;
 mod errors;
 mod full;
+mod hosts;
 mod life;
 mod ports;
 mod qcow2;

@@ -65,6 +65,8 @@ fn take_control(connection: &Connection, control: &Control) -> Result<(), Ended>
             {
                 connection.counters.round_trip(at.elapsed());
             }
+            connection.counters.answered();
+            connection.session.trust(connection.id);
         }
         Control::Goodbye => return Err(Ended::Goodbye),
         _ => return Err(Ended::Unexpected),

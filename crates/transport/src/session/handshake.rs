@@ -118,7 +118,7 @@ impl Shared {
         state.fenced.retain(|connection| !told.contains(connection));
         let is_first = state.connections.is_empty();
         let Joining { connection, counters, stop, is_inbound } = joining;
-        state.connections.insert(connection, Entry { counters, stop, is_inbound });
+        state.connections.insert(connection, Entry { counters, stop, is_inbound, is_suspected: false });
         // Grants that the peer cannot know from the handshake reach it with the first frame.
         state.report_due = true;
         if is_first {

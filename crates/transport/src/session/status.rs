@@ -70,6 +70,8 @@ pub(crate) struct Counters {
     pub(crate) bytes_per_second: AtomicU64,
     /// Milliseconds from `since` to when something was received last.
     received_ms: AtomicU64,
+    /// Milliseconds from `since` to when a heartbeat was answered last.
+    answered_ms: AtomicU64,
 }
 
 impl Counters {
@@ -86,6 +88,7 @@ impl Counters {
             round_trip_us: zero(),
             bytes_per_second: zero(),
             received_ms: zero(),
+            answered_ms: zero(),
         }
     }
 
@@ -98,6 +101,21 @@ impl Counters {
     pub(crate) fn silence(&self) -> Duration {
         let received = Duration::from_millis(self.received_ms.load(Ordering::Relaxed));
         self.since.elapsed().saturating_sub(received)
+    }
+
+    pub(crate) fn answered(&self) {
+        self.answered_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// For how long no heartbeat has been answered.
+    pub(crate) fn unanswered(&self) -> Duration {
+        let answered = Duration::from_millis(self.answered_ms.load(Ordering::Relaxed));
+        self.since.elapsed().saturating_sub(answered)
+    }
+
+    /// The newest round trip; none before the first.
+    pub(crate) fn latest_round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip_us.load(Ordering::Relaxed))
     }
 
     pub(crate) fn packed(&self, payload_bytes: usize, packed_bytes: usize) {
@@ -150,6 +168,11 @@ impl Slot {
 
     pub(crate) fn up(&self) {
         self.down.lock().unwrap_or_else(PoisonError::into_inner).since = None;
+    }
+
+    /// It is left to the peer to dial: nothing is missing.
+    pub(crate) fn left_to_peer(&self) {
+        self.up();
     }
 
     pub(crate) fn failed(&self, error: String) {

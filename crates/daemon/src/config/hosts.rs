@@ -1,0 +1,84 @@
+//! Where other hosts reach this one.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde::Deserialize;
+use transport::Link;
+
+use super::ConfigError;
+
+/// Addresses and links that a host can have.
+const ADDRESSES_MAX: usize = 16;
+
+/// Where other hosts reach this one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostsConfig {
+    /// Addresses to listen on; none: this host can only call others.
+    pub listen: Vec<SocketAddr>,
+    /// The links that other hosts are told of; none: the addresses that are listened on.
+    pub links: Vec<Link>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct FileHosts {
+    listen: Vec<SocketAddr>,
+    links: Vec<FileLink>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileLink {
+    address: String,
+    speed_mbit: Option<u64>,
+}
+
+impl FileHosts {
+    /// Checks what is written in the file at `path`.
+    pub(super) fn check(self, path: &Path) -> Result<HostsConfig, ConfigError> {
+        for (key, count) in [("hosts.listen", self.listen.len()), ("hosts.links", self.links.len())] {
+            if count > ADDRESSES_MAX {
+                let (value, most) = (count as u64, ADDRESSES_MAX as u64);
+                return Err(ConfigError::OutOfRange { path: path.to_owned(), key, value, least: 0, most });
+            }
+        }
+        let link = |FileLink { address, speed_mbit }: FileLink| match is_reachable(&address) {
+            true => Ok(Link {
+                address,
+                speed_bits_per_second: speed_mbit.map(|speed| speed.saturating_mul(1_000_000)),
+            }),
+            false => Err(ConfigError::Link { path: path.to_owned(), address }),
+        };
+        let links = self.links.into_iter().map(link).collect::<Result<_, _>>()?;
+        Ok(HostsConfig { listen: self.listen, links })
+    }
+}
+
+/// Whether a text is a host and a port that others could call.
+fn is_reachable(address: &str) -> bool {
+    match address.parse::<SocketAddr>() {
+        Ok(address) => !address.ip().is_unspecified() && address.port() > 0,
+        Err(_) => address.rsplit_once(':').is_some_and(|(host, port)| {
+            let is_name = |character: char| character.is_ascii_alphanumeric() || "-.".contains(character);
+            !host.is_empty() && host.chars().all(is_name) && port.parse::<u16>().is_ok_and(|port| port > 0)
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_reachable;
+
+    #[test]
+    fn links_are_addresses_that_others_can_call() {
+        for good in ["10.0.0.1:7423", "[fd00::1]:7423", "host-b.example:7423"] {
+            assert!(is_reachable(good), "{good}");
+        }
+        for bad in
+            ["", "10.0.0.1", "0.0.0.0:7423", "[::]:7423", "host:0", "host:", ":7423", "a b:7423", "h:70000"]
+        {
+            assert!(!is_reachable(bad), "{bad}");
+        }
+    }
+}

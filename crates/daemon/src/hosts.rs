@@ -1,0 +1,240 @@
+//! Other hosts: this host's identity, the hosts it is paired with, and the endpoint that connects them.
+//!
+//! ```text
+//!   data_dir/identity/    key, certificate, name: made once by `sterna host init`
+//!   data_dir/hosts.json   who is paired with this host, and where they are
+//!   [hosts] listen, links in the configuration
+//! ```
+//!
+//! The endpoint runs from the moment that there is an identity. A problem with it keeps nothing else from working: it is
+//! shown by `sterna host show`. What goes over sessions is not known here: whoever starts this gives the receiver.
+
+mod known;
+mod view;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use transport::{
+    Endpoint, GarbledToken, HandshakeError, Identity, IdentityError, JoinError, Peer, Receiver, Session,
+    Settings, Token,
+};
+
+use self::known::{Known, KnownError};
+use crate::config::{Config, HostsConfig};
+
+/// Name of the identity's folder in the data folder.
+const IDENTITY_FOLDER: &str = "identity";
+/// Longest that an invitation may be good: long enough to reach somebody, short enough to be forgotten safely.
+const LIFETIME_S_MAX: u64 = 7 * 24 * 60 * 60;
+
+/// The other hosts, and this one as they see it.
+pub(crate) struct Hosts {
+    identity_folder: PathBuf,
+    config: HostsConfig,
+    receiver: Arc<dyn Receiver>,
+    /// Why the list cannot be used is kept instead of it.
+    known: Result<Arc<Known>, String>,
+    state: Mutex<State>,
+}
+
+/// Whether others can be reached.
+enum State {
+    /// There is no identity yet.
+    NoIdentity,
+    Running(Endpoint, Identity),
+    /// There is one, but it cannot be used.
+    Failed {
+        identity: Option<Identity>,
+        problem: String,
+    },
+    Stopped,
+}
+
+/// Why something about other hosts was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HostsError {
+    /// There is no identity yet.
+    #[error("this host has no identity yet: sterna host init")]
+    NoIdentity,
+    /// There is one, but it cannot be used.
+    #[error("this host cannot reach others: {0}")]
+    Unusable(String),
+    /// No other host has the name.
+    #[error("there is no host \"{0}\"; see: sterna host list")]
+    NotFound(String),
+    /// How long an invitation may be good.
+    #[error("an invitation is good for between 1 and {LIFETIME_S_MAX} seconds, not for {0}")]
+    Lifetime(u64),
+    /// This host does not listen.
+    #[error(
+        "this host does not listen for others: set hosts.listen in the configuration, for example listen = \
+         [\"0.0.0.0:7423\"], and hosts.links if others reach it elsewhere; then start the daemon again"
+    )]
+    NotListening,
+    /// The identity cannot be made.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The list of hosts cannot be changed.
+    #[error(transparent)]
+    Known(#[from] KnownError),
+    /// What was given is no token.
+    #[error(transparent)]
+    Token(#[from] GarbledToken),
+    /// The hosts could not be paired.
+    #[error(transparent)]
+    Join(JoinError),
+}
+
+impl Hosts {
+    /// Begins: with an identity, others can be reached from now on; `receiver` is told what arrives from them.
+    pub(crate) fn start(config: &Config, receiver: Arc<dyn Receiver>) -> Arc<Self> {
+        let known = Known::open(&config.data_dir).map(Arc::new);
+        let hosts = Self {
+            identity_folder: config.data_dir.join(IDENTITY_FOLDER),
+            config: config.hosts.clone(),
+            receiver,
+            known: known.map_err(|error| crate::error::with_causes(&error)),
+            state: Mutex::new(State::NoIdentity),
+        };
+        match Identity::load(&hosts.identity_folder) {
+            Ok(identity) => hosts.run(identity),
+            Err(error) if error.is_missing() && !hosts.identity_folder.exists() => {}
+            Err(error) => hosts.fail(None, &error),
+        }
+        Arc::new(hosts)
+    }
+
+    /// Makes this host's identity, and begins to listen for others. It may sleep.
+    pub(crate) fn create_identity(&self, name: &str) -> Result<(), HostsError> {
+        if let Err(problem) = &self.known {
+            return Err(HostsError::Unusable(problem.clone()));
+        }
+        let identity = Identity::create(&self.identity_folder, name)?;
+        tracing::info!(%name, id = %identity.id(), "this host has an identity");
+        self.run(identity);
+        Ok(())
+    }
+
+    /// Makes an invitation.
+    pub(crate) fn invite(&self, lifetime_s: u64) -> Result<Token, HostsError> {
+        if !(1..=LIFETIME_S_MAX).contains(&lifetime_s) {
+            return Err(HostsError::Lifetime(lifetime_s));
+        }
+        self.endpoint(|endpoint| endpoint.invite(Duration::from_secs(lifetime_s)))?.map_err(HostsError::join)
+    }
+
+    /// Redeems another host's invitation. It waits for the other host.
+    pub(crate) fn join(&self, token: &str, address: Option<String>) -> Result<Peer, HostsError> {
+        let token: Token = token.parse()?;
+        let token = address.into_iter().fold(token, Token::at);
+        let known = self.known()?;
+        // The lock is not held while the other host is waited for: whoever stops the endpoint ends the waiting.
+        let joining = self.endpoint(|endpoint| endpoint.joining(token))?;
+        let peer = known.add(&joining.wait().map_err(HostsError::join)?)?;
+        tracing::info!(host = %peer.name, id = %peer.id, "paired with a host");
+        self.endpoint(|endpoint| endpoint.session(&peer))?;
+        Ok(peer)
+    }
+
+    /// Forgets another host and closes the session with it. It may sleep.
+    pub(crate) fn remove(&self, name: &str) -> Result<Peer, HostsError> {
+        let removed = self.known()?.remove(name)?.ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
+        if let State::Running(endpoint, _) = &*self.lock() {
+            endpoint.close(removed.id);
+        }
+        tracing::info!(host = %removed.name, id = %removed.id, "a host is no longer known");
+        Ok(removed)
+    }
+
+    /// The session with another host, and the host: for whoever has something to say to it.
+    #[expect(dead_code, reason = "migrations between hosts are what will ask for it")]
+    pub(crate) fn session(&self, name: &str) -> Result<(Peer, Session), HostsError> {
+        let peer = self.known()?.get(name).ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
+        let session = self.endpoint(|endpoint| endpoint.session(&peer))?;
+        Ok((peer, session))
+    }
+
+    /// Ends all sessions. It may sleep for a second or two.
+    pub(crate) fn stop(&self) {
+        let before = std::mem::replace(&mut *self.lock(), State::Stopped);
+        if let State::Running(endpoint, _) = before {
+            endpoint.stop();
+        }
+    }
+
+    fn run(&self, identity: Identity) {
+        let known = match &self.known {
+            Ok(known) => Arc::clone(known),
+            Err(problem) => {
+                let problem = problem.clone();
+                *self.lock() = State::Failed { identity: Some(identity), problem };
+                return;
+            }
+        };
+        let mut settings = Settings::new(identity.clone());
+        settings.listen = self.config.listen.clone();
+        settings.links = self.config.links.clone();
+        let peers = known.list();
+        match Endpoint::start(settings, known, Arc::clone(&self.receiver)) {
+            Ok(endpoint) => {
+                // Connections are there before they are needed, and `host list` says whether they can be made.
+                peers.iter().for_each(|peer| drop(endpoint.session(peer)));
+                *self.lock() = State::Running(endpoint, identity);
+            }
+            Err(error) => self.fail(Some(identity), &error),
+        }
+    }
+
+    fn fail(&self, identity: Option<Identity>, error: &dyn std::error::Error) {
+        let problem = crate::error::with_causes(error);
+        tracing::warn!(%problem, "other hosts cannot be reached");
+        *self.lock() = State::Failed { identity, problem };
+    }
+
+    fn known(&self) -> Result<&Arc<Known>, HostsError> {
+        self.known.as_ref().map_err(|problem| HostsError::Unusable(problem.clone()))
+    }
+
+    fn endpoint<T>(&self, with: impl FnOnce(&Endpoint) -> T) -> Result<T, HostsError> {
+        match &*self.lock() {
+            State::Running(endpoint, _) => Ok(with(endpoint)),
+            State::NoIdentity => Err(HostsError::NoIdentity),
+            State::Failed { problem, .. } => Err(HostsError::Unusable(problem.clone())),
+            State::Stopped => Err(HostsError::Unusable("the daemon is shutting down".to_owned())),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HostsError {
+    fn join(error: JoinError) -> Self {
+        match error {
+            JoinError::NotListening => Self::NotListening,
+            error => Self::Join(error),
+        }
+    }
+
+    /// The cause, as the API calls it.
+    pub(crate) fn code(&self) -> api::ErrorCode {
+        use api::ErrorCode;
+        match self {
+            Self::NoIdentity | Self::Unusable(_) | Self::NotListening => ErrorCode::NoIdentity,
+            Self::NotFound(_) => ErrorCode::HostNotFound,
+            Self::Lifetime(_) | Self::Identity(IdentityError::Name { .. }) => ErrorCode::InvalidRequest,
+            Self::Identity(IdentityError::Exists { .. }) => ErrorCode::IdentityExists,
+            Self::Identity(_) | Self::Known(_) => ErrorCode::StorageFailed,
+            Self::Token(_) => ErrorCode::InvitationRefused,
+            Self::Join(JoinError::Handshake { reason, .. }) => match **reason {
+                HandshakeError::Refused { .. } => ErrorCode::InvitationRefused,
+                _ => ErrorCode::HostUnreachable,
+            },
+            Self::Join(JoinError::Stopped) => ErrorCode::ShuttingDown,
+            Self::Join(_) => ErrorCode::InvitationRefused,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What people see of this host and of others.
+
+use transport::{ConnectionStatus, Peer};
+
+use super::{Hosts, HostsError, State};
+
+impl Hosts {
+    /// Describes this host as others see it.
+    pub(crate) fn describe_identity(&self) -> Result<api::Identity, HostsError> {
+        let (identity, listening, problem, refused) = match &*self.lock() {
+            State::Running(endpoint, identity) => {
+                let listening = endpoint.addresses().iter().map(ToString::to_string).collect();
+                (identity.clone(), listening, None, endpoint.refused())
+            }
+            State::Failed { identity: Some(identity), problem } => {
+                (identity.clone(), Vec::new(), Some(problem.clone()), Vec::new())
+            }
+            State::Failed { identity: None, problem } => return Err(HostsError::Unusable(problem.clone())),
+            State::NoIdentity => return Err(HostsError::NoIdentity),
+            State::Stopped => return Err(HostsError::Unusable("the daemon is shutting down".to_owned())),
+        };
+        let (id, name) = (identity.id().to_string(), identity.name().to_owned());
+        Ok(api::Identity { id, name, listening, problem, refused })
+    }
+
+    /// Describes the other hosts, by name.
+    pub(crate) fn describe_all(&self) -> Result<Vec<api::Peer>, HostsError> {
+        Ok(self.known()?.list().iter().map(|peer| self.describe(peer)).collect())
+    }
+
+    /// Describes another host.
+    pub(crate) fn describe_one(&self, name: &str) -> Result<api::Peer, HostsError> {
+        let peer = self.known()?.get(name).ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
+        Ok(self.describe(&peer))
+    }
+
+    pub(crate) fn describe(&self, peer: &Peer) -> api::Peer {
+        let session = match &*self.lock() {
+            State::Running(endpoint, _) => endpoint.existing_session(peer.id),
+            _ => None,
+        };
+        let status = session.map(|session| session.status());
+        let link = |link: &transport::Link| api::PeerLink {
+            address: link.address.clone(),
+            speed_bits_per_second: link.speed_bits_per_second,
+        };
+        let mut described = api::Peer {
+            name: peer.name.clone(),
+            id: peer.id.to_string(),
+            links: peer.links.iter().map(link).collect(),
+            connected: false,
+            since_ms: None,
+            connections: Vec::new(),
+            queued_bytes: 0,
+            unacknowledged_bytes: 0,
+            last_error: None,
+        };
+        if let Some(status) = status {
+            described.connected = status.is_connected;
+            described.since_ms = Some(milliseconds(status.since));
+            described.connections = status.connections.into_iter().map(connection).collect();
+            described.queued_bytes = status.queued_bytes.iter().sum();
+            described.unacknowledged_bytes = status.unacknowledged_bytes;
+            described.last_error = status.last_error;
+        }
+        described
+    }
+}
+
+fn connection(status: ConnectionStatus) -> api::PeerConnection {
+    api::PeerConnection {
+        local: status.local,
+        remote: status.remote,
+        up: status.is_up,
+        inbound: status.is_inbound,
+        since_ms: milliseconds(status.since),
+        bytes_sent: status.bytes_sent,
+        bytes_received: status.bytes_received,
+        round_trip_us: status.round_trip.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+        bytes_per_second: status.bytes_per_second,
+        packed_per_mille: status.packed_per_mille,
+        last_error: status.last_error,
+    }
+}
+
+fn milliseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

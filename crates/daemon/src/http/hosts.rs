@@ -1,0 +1,84 @@
+//! The part of the API about other hosts.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Segment, body};
+use crate::error::RequestError;
+use crate::host::Host;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
+    OpenApiRouter::new()
+        .routes(routes!(show_identity, create_identity))
+        .routes(routes!(invite))
+        .routes(routes!(list_hosts, join_host))
+        .routes(routes!(show_other_host, remove_host))
+}
+
+/// Describes who this host is to others.
+#[utoipa::path(get, path = "/v1/identity",
+    responses((status = 200, description = "This host's identity", body = api::Identity)))]
+async fn show_identity(State(host): State<Arc<Host>>) -> Answer<api::Identity> {
+    Ok(Json(host.hosts.describe_identity()?))
+}
+
+/// Makes this host's identity, once; from then on other hosts can be paired with it.
+#[utoipa::path(post, path = "/v1/identity", request_body = api::NewIdentity,
+    responses((status = 201, description = "This host's identity", body = api::Identity)))]
+async fn create_identity(
+    State(host): State<Arc<Host>>,
+    request: Request,
+) -> Result<(StatusCode, Json<api::Identity>), RequestError> {
+    let order = body(request).await?;
+    let identity = host.operate(Arc::clone(&host).create_identity(order)).await?;
+    Ok((StatusCode::CREATED, Json(identity)))
+}
+
+/// Makes an invitation, with which one other host can be paired with this one.
+#[utoipa::path(post, path = "/v1/invitations", request_body = api::NewInvitation,
+    responses((status = 201, description = "The invitation", body = api::Invitation)))]
+async fn invite(
+    State(host): State<Arc<Host>>,
+    request: Request,
+) -> Result<(StatusCode, Json<api::Invitation>), RequestError> {
+    let order = body(request).await?;
+    let invitation = host.operate(Arc::clone(&host).invite(order)).await?;
+    Ok((StatusCode::CREATED, Json(invitation)))
+}
+
+/// Lists the other hosts that this one is paired with, by name.
+#[utoipa::path(get, path = "/v1/hosts", responses((status = 200, description = "The hosts", body = [api::Peer])))]
+async fn list_hosts(State(host): State<Arc<Host>>) -> Answer<Vec<api::Peer>> {
+    Ok(Json(host.hosts.describe_all()?))
+}
+
+/// Redeems another host's invitation; answers when both hosts know each other.
+#[utoipa::path(post, path = "/v1/hosts", request_body = api::JoinHost,
+    responses((status = 201, description = "The other host", body = api::Peer)))]
+async fn join_host(
+    State(host): State<Arc<Host>>,
+    request: Request,
+) -> Result<(StatusCode, Json<api::Peer>), RequestError> {
+    let order = body(request).await?;
+    let peer = host.operate(Arc::clone(&host).join_host(order)).await?;
+    Ok((StatusCode::CREATED, Json(peer)))
+}
+
+/// Describes another host and the connections with it.
+#[utoipa::path(get, path = "/v1/hosts/{name}", params(("name" = String, Path, description = "Name of the host")),
+    responses((status = 200, description = "The host", body = api::Peer)))]
+async fn show_other_host(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Peer> {
+    Ok(Json(host.hosts.describe_one(&name)?))
+}
+
+/// Forgets another host: it is refused from then on.
+#[utoipa::path(delete, path = "/v1/hosts/{name}", params(("name" = String, Path, description = "Name of the host")),
+    responses((status = 200, description = "What has been forgotten", body = api::RemovedPeer)))]
+async fn remove_host(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::RemovedPeer> {
+    host.operate(Arc::clone(&host).remove_host(name)).await.map(Json)
+}

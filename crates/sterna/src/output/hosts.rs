@@ -1,0 +1,125 @@
+//! How this host and others are printed for people.
+
+use std::time::{Duration, SystemTime};
+
+use api::{Identity, Invitation, Peer, PeerConnection};
+
+use super::{dash, lines, properties, table};
+use crate::units::{bytes, duration};
+
+/// Digits of an identifier that tell hosts apart in a table.
+const SHORT_DIGITS: usize = 12;
+
+/// This host as others see it, a line for each property.
+pub(crate) fn identity(identity: &Identity) -> String {
+    let listening = match identity.listening.as_slice() {
+        [] if identity.problem.is_some() => dash(),
+        [] => "nowhere: this host can call others, but not be called (hosts.listen in the configuration)"
+            .to_owned(),
+        addresses => addresses.join(", "),
+    };
+    let mut rows =
+        vec![("host", identity.name.clone()), ("id", identity.id.clone()), ("listening", listening)];
+    rows.extend(identity.problem.clone().map(|problem| ("problem", problem)));
+    rows.extend(identity.refused.iter().map(|refused| ("refused", refused.clone())));
+    properties(&rows)
+}
+
+/// An invitation, as the command to type on the other host.
+pub(crate) fn invitation(invitation: &Invitation) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let left = Duration::from_millis(invitation.expires_unix_ms).saturating_sub(now);
+    let minutes = left.as_secs().div_ceil(60);
+    let address = invitation.addresses.first().map_or("HOST:PORT", String::as_str);
+    let token = &invitation.token;
+    format!("on the other host, within {minutes} min:\n\nsterna host join {address} {token}\n")
+}
+
+/// What was reached by joining.
+pub(crate) fn joined(peer: &Peer) -> String {
+    format!("{} ({}) and this host know each other\n", peer.name, short(&peer.id))
+}
+
+/// The other hosts as a table.
+pub(crate) fn peers(peers: &Vec<Peer>) -> String {
+    if peers.is_empty() {
+        return "no other hosts; on one of two: sterna host invite\n".to_owned();
+    }
+    let mut table = table(&["HOST", "ID", "STATE", "CONNECTIONS", "WHERE"], &[3]);
+    for peer in peers {
+        let up = peer.connections.iter().filter(|connection| connection.up).count();
+        let links: Vec<&str> = peer.links.iter().map(|link| link.address.as_str()).collect();
+        table.add_row([
+            peer.name.clone(),
+            short(&peer.id),
+            state(peer),
+            format!("{up} of {}", peer.connections.len()),
+            links.join(", "),
+        ]);
+    }
+    lines(&table)
+}
+
+/// Another host, a line for each property, and a table of connections.
+pub(crate) fn peer(peer: &Peer) -> String {
+    let speed = |speed: u64| format!(" ({} Mbit/s)", speed / 1_000_000);
+    let links = peer
+        .links
+        .iter()
+        .map(|link| format!("{}{}", link.address, link.speed_bits_per_second.map(speed).unwrap_or_default()));
+    let mut rows = vec![
+        ("host", peer.name.clone()),
+        ("id", peer.id.clone()),
+        ("where", links.collect::<Vec<_>>().join(", ")),
+        ("state", state(peer)),
+        (
+            "queued",
+            format!("{}, and {} on their way", bytes(peer.queued_bytes), bytes(peer.unacknowledged_bytes)),
+        ),
+    ];
+    rows.extend(peer.last_error.clone().map(|error| ("last lost", error)));
+    let mut text = properties(&rows);
+    if !peer.connections.is_empty() {
+        text.push('\n');
+        text.push_str(&connections(&peer.connections));
+    }
+    text
+}
+
+fn connections(connections: &[PeerConnection]) -> String {
+    let header = ["HERE", "THERE", "STATE", "SENT", "RECEIVED", "ROUND TRIP", "RATE", "PACKED TO", "WHY"];
+    let mut table = table(&header, &[3, 4, 5, 6, 7]);
+    for connection in connections {
+        let direction = if connection.inbound { "in" } else { "out" };
+        let state = if connection.up { "up" } else { "down" };
+        table.add_row([
+            connection.local.clone(),
+            connection.remote.clone(),
+            format!("{state} {} ({direction})", duration(seconds(connection.since_ms))),
+            bytes(connection.bytes_sent),
+            bytes(connection.bytes_received),
+            connection.round_trip_us.map_or_else(dash, |time| format!("{:.1} ms", time as f64 / 1000.0)),
+            connection.bytes_per_second.map_or_else(dash, |rate| format!("{}/s", bytes(rate))),
+            format!("{} %", connection.packed_per_mille / 10),
+            connection.last_error.clone().unwrap_or_default(),
+        ]);
+    }
+    lines(&table)
+}
+
+fn state(peer: &Peer) -> String {
+    let since = peer.since_ms.map(|time| format!(" for {}", duration(seconds(time)))).unwrap_or_default();
+    match (peer.connected, peer.since_ms) {
+        (true, _) => format!("connected{since}"),
+        (false, Some(_)) => format!("not connected{since}"),
+        (false, None) => "not called".to_owned(),
+    }
+}
+
+fn seconds(milliseconds: u64) -> f64 {
+    milliseconds as f64 / 1000.0
+}
+
+fn short(id: &str) -> String {
+    id.chars().take(SHORT_DIGITS).collect()
+}

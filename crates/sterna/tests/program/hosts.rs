@@ -1,0 +1,90 @@
+//! Two daemons are paired, find each other again after a restart, and forget each other.
+
+use std::net::TcpListener;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::scene::{DEADLINE, Scene, code};
+
+/// A daemon that listens for others on a port that nobody has.
+fn host() -> (Scene, String) {
+    let mut scene = Scene::new();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    scene.configure(&format!("[hosts]\nlisten = ['{address}']\n"));
+    scene.start(None);
+    (scene, address)
+}
+
+fn init(scene: &Scene, name: &str) -> String {
+    let (exit, identity) = scene.json(&["host", "init", "--name", name]);
+    assert_eq!((exit, identity["name"].as_str()), (0, Some(name)), "{identity}");
+    identity["id"].as_str().unwrap().to_owned()
+}
+
+/// Waits until a daemon is connected with another host.
+fn wait_connected(scene: &Scene, name: &str) -> Value {
+    let begun = Instant::now();
+    loop {
+        let (_, peer) = scene.json(&["host", "show", name]);
+        if peer["connected"] == true {
+            return peer;
+        }
+        assert!(begun.elapsed() < DEADLINE, "{peer}");
+    }
+}
+
+#[test]
+fn two_hosts_are_paired_and_find_each_other_again() {
+    let ((mut one, address), (two, _)) = (host(), host());
+    let (exit, error) = one.json(&["host", "invite"]);
+    assert_eq!((exit, code(&error)), (4, "no_identity"));
+    let [id_of_one, id_of_two] = [init(&one, "one"), init(&two, "two")];
+    let (exit, error) = one.json(&["host", "init", "--name", "again"]);
+    assert_eq!((exit, code(&error)), (4, "identity_exists"));
+    let (_, invitation) = one.json(&["host", "invite", "--minutes", "5"]);
+    assert_eq!(invitation["addresses"][0], address.as_str());
+    let token = invitation["token"].as_str().unwrap();
+    let text = two.run(&["host", "join", &address, token]);
+    assert_eq!((text.code, text.stdout.contains("one (")), (0, true), "{text:?}");
+    for (scene, name, id) in [(&one, "two", &id_of_two), (&two, "one", &id_of_one)] {
+        let peer = wait_connected(scene, name);
+        assert_eq!(peer["id"], id.as_str());
+        assert!(scene.run(&["host", "show", name]).stdout.contains("ROUND TRIP"));
+        assert!(scene.run(&["host", "list"]).stdout.contains("connected"));
+    }
+    one.stop();
+    one.start(None);
+    wait_connected(&one, "two");
+    wait_connected(&two, "one");
+    let (exit, removed) = one.json(&["host", "remove", "two"]);
+    assert_eq!((exit, removed["id"].as_str()), (0, Some(id_of_two.as_str())));
+    assert_eq!(one.json(&["host", "list"]).1, Value::Array(Vec::new()));
+    let begun = Instant::now();
+    while !two.run(&["host", "show", "one"]).stdout.contains("it does not know this host") {
+        assert!(begun.elapsed() < DEADLINE);
+    }
+    let (exit, error) = one.json(&["host", "show", "two"]);
+    assert_eq!((exit, code(&error)), (3, "host_not_found"));
+}
+
+#[test]
+fn tokens_that_are_no_good_are_refused_with_their_reason() {
+    let ((one, address), (two, _), (three, _)) = (host(), host(), host());
+    for (scene, name) in [(&one, "one"), (&two, "two"), (&three, "three")] {
+        init(scene, name);
+    }
+    let (_, invitation) = one.json(&["host", "invite"]);
+    let token = invitation["token"].as_str().unwrap();
+    assert_eq!(two.run(&["host", "join", &address, token]).code, 0);
+    let check = |address: &str, token: &str, expected: &str, words: &str| {
+        let (exit, error) = three.json(&["host", "join", address, token]);
+        assert_eq!((exit, code(&error)), (4, expected), "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(words), "{error}");
+    };
+    check(&address, token, "invitation_refused", "redeemed by another host already");
+    check(&address, &token[..token.len() - 4], "invitation_refused", "copy the whole line again");
+    check(&address, "nonsense", "invitation_refused", "this is no invitation");
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    check(&closed, token, "host_unreachable", "refused");
+}
