@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const TAIL_STEP: u64 = 16 << 10;
 /// Bytes of images that an image may stand on.
 const BASE_BYTES: u64 = 64 << 10;
+/// How much larger a disk becomes: the first-level table of one with the smallest clusters has to move.
+const GROWTH_BYTES: u64 = 4 << 20;
 /// Where files are in memory, if there is such a place.
 const IN_MEMORY: &str = "/dev/shm";
 
@@ -26,8 +28,21 @@ pub(crate) fn feed(bytes: &[u8]) {
         static LANE: RefCell<Lane> = RefCell::new(Lane::open());
     }
     let Some(([kind, tail], bytes)) = bytes.split_first_chunk::<2>() else { return };
-    let access = if kind % 2 == 0 { Access::ReadOnly } else { Access::ReadWrite };
-    LANE.with_borrow_mut(|lane| lane.serve(bytes, u64::from(*tail) * TAIL_STEP, access));
+    let use_as = match kind % 4 {
+        1 => Use::Write,
+        3 => Use::Grow,
+        _ => Use::Read,
+    };
+    LANE.with_borrow_mut(|lane| lane.serve(bytes, u64::from(*tail) * TAIL_STEP, use_as));
+}
+
+/// What is done with an image.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Read,
+    Write,
+    /// It is written, becomes larger, and is written again.
+    Grow,
 }
 
 /// What stays from one image to the next.
@@ -46,7 +61,8 @@ impl Lane {
     }
 
     #[expect(clippy::expect_used, reason = "a small file can be had")]
-    fn serve(&mut self, bytes: &[u8], tail: u64, access: Access) {
+    fn serve(&mut self, bytes: &[u8], tail: u64, use_as: Use) {
+        let access = if use_as == Use::Read { Access::ReadOnly } else { Access::ReadWrite };
         let path = self.folder.join("disk");
         write_image(&path, bytes, tail).expect("an image is written");
         let opened = Qcow2Image::open(&path, access);
@@ -64,7 +80,12 @@ impl Lane {
             let work = Box::pin(async {
                 if let Ok(store) = Qcow2Store::open(image, &handle, &engine).await {
                     read(&store).await;
-                    if access == Access::ReadWrite {
+                    if use_as != Use::Read {
+                        write(&store).await;
+                        read(&store).await;
+                    }
+                    if use_as == Use::Grow {
+                        grow(&store).await;
                         write(&store).await;
                         read(&store).await;
                     }
@@ -117,6 +138,19 @@ async fn write(store: &dyn BlockDevice) {
     }
     if is_written {
         let _ = store.flush().await;
+    }
+}
+
+/// Makes the disk larger, if the image lets itself be made.
+async fn grow(store: &dyn BlockDevice) {
+    let Some(growth) = store.growth() else { return };
+    let size = store.geometry().size.next_multiple_of(4096).saturating_add(GROWTH_BYTES);
+    match growth.prepare(size).await {
+        Ok(()) => {
+            growth.show(size);
+            assert_eq!(store.geometry().size, size);
+        }
+        Err(_) => drop(growth.undo().await),
     }
 }
 
