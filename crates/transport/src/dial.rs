@@ -75,9 +75,14 @@ impl Dialler {
                 Ok((wire, connection)) => {
                     self.slot.up();
                     backoff = BACKOFF_MIN;
-                    let ended = connection.run(wire.stream, wire.buffer, limits.silence_max).await;
+                    // A task of its own: it says goodbye in order, also when nobody dials any more.
+                    let work = connection.run(wire.stream, wire.buffer, limits.silence_max);
+                    let ended = match self.context.runtime.spawn(work).await {
+                        Ok(ended) => ended.to_string(),
+                        Err(error) => error.to_string(),
+                    };
                     tracing::info!(peer = %self.session.peer.short(), target = self.target, %ended, "a connection ended");
-                    self.slot.failed(ended.to_string());
+                    self.slot.failed(ended);
                 }
                 Err(error) => {
                     tracing::debug!(peer = %self.session.peer.short(), target = self.target, %error, "dialling failed");

@@ -192,3 +192,6 @@ pub(crate) enum Due {
     Soon,
     Never,
 }
+
+#[cfg(test)]
+mod tests;

@@ -199,3 +199,6 @@ impl Outgoing {
         *self = Self::new(self.low_water_bytes);
     }
 }
+
+#[cfg(test)]
+mod tests;

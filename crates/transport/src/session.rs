@@ -400,6 +400,9 @@ impl Shared {
             return;
         }
         state.diallers.drain(..).for_each(|dialler| dialler.abort());
+        // Connections over links that it may not have any more; what they carry goes over the new ones.
+        let outbound = state.connections.values().filter(|entry| !entry.is_inbound);
+        outbound.for_each(|entry| entry.stop.notify_one());
         state.dialled = Some(peer.clone());
         (state.slots, state.diallers) = start().into_iter().unzip();
     }

@@ -77,7 +77,7 @@ fn unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
         ),
         (
             "zzz = 1\n[stores.a]\npth = '/a'",
-            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, data_dir, engine, limits, nbd, \
+            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, data_dir, engine, hosts, limits, nbd, \
              stores, volume_sockets",
         ),
     ];

@@ -24,7 +24,7 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
         }
         HostCommand::List => output::print(format, &client.peers().await?, hosts::peers)?,
         HostCommand::Show { name: None } => {
-            output::print(format, &client.identity().await?, hosts::identity)?
+            output::print(format, &client.identity().await?, hosts::identity)?;
         }
         HostCommand::Show { name: Some(name) } => {
             output::print(format, &client.peer(&name).await?, hosts::peer)?;

@@ -164,12 +164,7 @@ fn one_lost_link_of_two_is_no_loss() {
     let proxies = [(); 2].map(|()| Proxy::start(target.endpoint.addresses()[0]));
     let session = source.endpoint.session(&target.peer_at(&[proxies[0].address, proxies[1].address]));
     source.inbox.connected();
-    let two_up = |session: &Session| session.status().connections.iter().filter(|it| it.is_up).count() == 2;
-    let begun = Instant::now();
-    while !two_up(&session) && begun.elapsed() < PATIENCE {
-        // Only looks now and then.
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_up(&session, 2);
     proxies[0].hit_all(Fate::BlackHole, Fate::BlackHole);
     for _ in 0..200 {
         session.send(message(Priority::Bulk, "", vec![1; 50_000]));
@@ -178,6 +173,47 @@ fn one_lost_link_of_two_is_no_loss() {
     let disconnected =
         |event: &crate::support::Event| matches!(event, crate::support::Event::Disconnected(_)).then_some(());
     assert_eq!(source.inbox.try_wait(Duration::ZERO, disconnected), None);
+}
+
+/// Waits until a session has so many connections.
+fn wait_up(session: &Session, count: usize) {
+    let begun = Instant::now();
+    while session.status().connections.iter().filter(|it| it.is_up).count() != count {
+        assert!(begun.elapsed() < PATIENCE, "{:#?}", session.status());
+        // Only looks now and then.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn what_a_silent_link_carries_goes_over_the_other_before_it_is_known_to_be_dead() {
+    let silence_max = Duration::from_secs(16);
+    let (source, target) = two_hosts(|settings: &mut Settings| settings.limits.silence_max = silence_max);
+    let proxies = [(); 2].map(|()| Proxy::start(target.endpoint.addresses()[0]));
+    let session = source.endpoint.session(&target.peer_at(&[proxies[0].address, proxies[1].address]));
+    wait_up(&session, 2);
+    proxies[0].hit_all(Fate::BlackHole, Fate::BlackHole);
+    let begun = Instant::now();
+    for _ in 0..200 {
+        session.send(message(Priority::Synchronous, "", vec![1; 1000]));
+    }
+    drop(target.inbox.deliveries(200));
+    assert!(begun.elapsed() < silence_max / 2, "{:?}", begun.elapsed());
+    assert_eq!(session.status().connections.iter().filter(|it| it.is_up).count(), 2);
+}
+
+#[test]
+fn a_stopped_endpoint_leaves_nothing_behind() {
+    let (source, target) = two_hosts(|_| {});
+    let session = source.endpoint.session(&target.peer());
+    session.send(message(Priority::Bulk, "", vec![1; 1 << 20]));
+    drop(target.inbox.deliveries(1));
+    drop(session);
+    let Host { endpoint, inbox, known, .. } = source;
+    endpoint.stop();
+    // Every thread, task, connection and session held these.
+    assert_eq!((Arc::strong_count(&inbox), Arc::strong_count(&known)), (1, 1));
+    assert!(target.inbox.disconnected().contains("goodbye"));
 }
 
 #[test]
