@@ -23,6 +23,10 @@ pub struct MigrateVolume {
     /// How much of its space the new image takes at once.
     #[serde(default)]
     pub allocation: Allocation,
+    /// Lets the new image, which is qcow2, stand on the same backing file as the present one: only what the present one
+    /// has itself is copied. Otherwise the new image has everything.
+    #[serde(default)]
+    pub keep_chain: bool,
 }
 
 /// How much of its space a new image takes at once.
@@ -217,6 +221,7 @@ impl MigrateVolume {
             keep_source: false,
             format: None,
             allocation: Allocation::Thin,
+            keep_chain: false,
         }
     }
 }

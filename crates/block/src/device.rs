@@ -69,6 +69,14 @@ pub trait BlockDevice {
     /// The answer may be older than writes in flight. Who cannot tell says [`ExtentKind::Data`] for everything.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>>;
 
+    /// Tells apart what of the range the device has itself ([`ExtentKind::Data`], also where that reads as zeroes) and
+    /// where it shows what it stands on ([`ExtentKind::Hole`]); otherwise as [`BlockDevice::allocation`].
+    ///
+    /// A device that stands on nothing has everything itself.
+    fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(std::future::ready(Ok(vec![Extent { range, kind: ExtentKind::Data }])))
+    }
+
     /// The way to make it larger; `None` if there is none.
     fn growth(&self) -> Option<&dyn Growth> {
         None

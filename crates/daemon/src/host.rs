@@ -9,6 +9,7 @@
 //!
 //! An operation runs in a task of its own: a client that goes away does not leave it half done.
 
+mod chain;
 mod create;
 mod describe;
 pub(crate) mod export;

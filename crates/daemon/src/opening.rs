@@ -13,7 +13,7 @@ use std::path::Path;
 
 use block::ZeroMode;
 use block::store::image::Patience;
-use block::store::qcow2::CLUSTER_SIZE;
+use block::store::qcow2::{CLUSTER_SIZE, TopLayer};
 use block::store::{Access, Holder, Image, ImageError, Kind, Opened, Qcow2Image, Qcow2Options, RemoteImage};
 use lane::{MigrationTarget, TargetContent};
 use migration::journal::{ExportAccess, ImageFormat, ImageLocation, Place, VolumeRecord};
@@ -104,7 +104,8 @@ pub(crate) fn at_once(_: &Holder) -> Patience {
 
 /// The target of a migration: its name is the volume's by now, and the journal knows of it.
 ///
-/// `reserved` is its empty file, if it is a file. Of a thick one all space is taken before this returns.
+/// `reserved` is its empty file, if it is a file. Of a thick one all space is taken before this returns. `chain`: it
+/// stands on what this one stands on.
 ///
 /// # Errors
 /// [`RequestError`]; a file that was made so far is for the caller to delete.
@@ -113,6 +114,7 @@ pub(crate) fn make_target(
     reserved: Option<&File>,
     size: u64,
     allocation: Allocation,
+    chain: Option<&TopLayer>,
 ) -> Result<MigrationTarget, RequestError> {
     fail_point::before(Step::CreateImage);
     let (store, content) = match reserved {
@@ -120,7 +122,7 @@ pub(crate) fn make_target(
             let path = Path::new(image.place.name());
             match image.format {
                 ImageFormat::Raw => size_file(file, path, size)?,
-                ImageFormat::Qcow2 => put_qcow2(path, size)?,
+                ImageFormat::Qcow2 => put_qcow2(path, size, chain)?,
             }
             if allocation == Allocation::Thick {
                 allocate(image, size)?;
@@ -128,7 +130,8 @@ pub(crate) fn make_target(
             let file = File::open(path).map_err(|error| RequestError::storage("open", path, &error))?;
             let synced = file.sync_all().and_then(|()| images::sync_folder_of(path));
             synced.map_err(|error| RequestError::storage("sync", path, &error))?;
-            (open_whole(image, Access::ReadWrite, at_once)?, TargetContent::Zero)
+            let content = if chain.is_some() { TargetContent::Backing } else { TargetContent::Zero };
+            (open_whole(image, Access::ReadWrite, at_once)?, content)
         }
         None => {
             let store = open_whole(image, Access::ReadWrite, at_once)?;
@@ -202,11 +205,14 @@ fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
 }
 
 /// Puts an empty qcow2 image in the place of the empty file that has kept its name.
-fn put_qcow2(path: &Path, size: u64) -> Result<(), RequestError> {
+fn put_qcow2(path: &Path, size: u64, chain: Option<&TopLayer>) -> Result<(), RequestError> {
     let new = new_path(path);
     // The name is ours: what is there is the left-over of an attempt that failed.
     let _ = std::fs::remove_file(&new);
-    drop(create_file(&new, ImageFormat::Qcow2, size)?);
+    match chain {
+        None => drop(create_file(&new, ImageFormat::Qcow2, size)?),
+        Some(top) => drop(Qcow2Image::create(&new, size, &top.options())?),
+    }
     let placed = std::fs::rename(&new, path);
     placed.map_err(|error| RequestError::storage("make", path, &error))
 }

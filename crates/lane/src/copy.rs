@@ -120,7 +120,11 @@ impl VolumeCopy {
         let mut offset = 0;
         while offset < size {
             let range = ByteRange::new(offset, SURVEY_BYTES.min(size - offset));
-            match self.source.allocation(range).await {
+            let allocated = match self.target.content {
+                TargetContent::Backing => self.source.own_allocation(range),
+                TargetContent::Zero | TargetContent::Unknown => self.source.allocation(range),
+            };
+            match allocated.await {
                 Ok(extents) => {
                     for extent in extents.iter().filter(|extent| extent.kind == ExtentKind::Data) {
                         self.event(VolumeEvent::Allocated(extent.range));

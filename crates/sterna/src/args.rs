@@ -233,6 +233,9 @@ pub(crate) struct MigrateArguments {
     /// Format of the new image; by default that of the store, or that of the image that is moved.
     #[arg(long, value_enum)]
     pub(crate) format: Option<ImageFormat>,
+    /// Copy only what the volume's qcow2 image has itself; the new one stands on the same backing file.
+    #[arg(long, conflicts_with = "thick")]
+    pub(crate) keep_chain: bool,
     /// Let the new image grow as it is written; this is the default.
     #[arg(long, conflicts_with = "thick")]
     thin: bool,
@@ -409,6 +412,7 @@ Examples:
   sterna migrate web1 --to fast
   sterna migrate web1 --to slow --bandwidth 200MiB/s --keep-source
   sterna migrate web1 --to fast --format raw --thick
+  sterna migrate web1 --to fast --keep-chain
   sterna migrate web1 --to fast --detach --json
 
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and

@@ -26,9 +26,11 @@ mod mapping;
 mod probe;
 mod storage;
 mod store;
+mod top;
 
 pub use create::{BackingFile, CLUSTER_SIZE, Qcow2Options};
 pub use header::HeaderError;
 pub use image::{CHAIN_MAX, Qcow2Error, Qcow2Image};
 pub use probe::{Format, probe_format};
 pub use store::Qcow2Store;
+pub use top::TopLayer;

@@ -11,13 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{MigrateVolume, Migration, MigrationHistory};
+use block::store::qcow2::TopLayer;
 use lane::{LaneHandle, MigrationOrder, Refused, Report};
 use migration::journal::{
-    FailureCode, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary, VolumeRecord,
+    FailureCode, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
+    VolumeRecord,
 };
 use migration::{CommitFault, MigrationId};
 
-use super::{Host, blocking};
+use super::{Host, blocking, chain};
 use crate::error::RequestError;
 use crate::history::Facts;
 use crate::images;
@@ -123,13 +125,15 @@ impl Host {
         blocking(move || {
             let store = host.stores.get(&order.to)?;
             store.require()?;
-            let location =
-                store.image_of(&record.name, order.format.map(image_format), record.image.format)?;
+            let chain = if order.keep_chain { Some(chain::kept(&record, &order, store)?) } else { None };
+            let kept_format = chain.is_some().then_some(ImageFormat::Qcow2);
+            let format = order.format.map(image_format).or(kept_format);
+            let location = store.image_of(&record.name, format, record.image.format)?;
             let claim = host.journal.read(|state| store.claim(state))?;
             let allocation = allocation(&order, &location.place)?;
             let Some(path) = location.place.file().map(PathBuf::from) else {
                 // The size is seen when it is opened, before anything is copied.
-                return Ok(Reserved { location, allocation, file: None, _claim: claim });
+                return Ok(Reserved { location, allocation, chain, file: None, _claim: claim });
             };
             if path.symlink_metadata().is_ok() {
                 return Err(RequestError::TargetExists { path });
@@ -141,7 +145,7 @@ impl Host {
             store.require_space(needed)?;
             match images::reserve(&path) {
                 Ok(Some(file)) => {
-                    Ok(Reserved { location, allocation, file: Some((path, file)), _claim: claim })
+                    Ok(Reserved { location, allocation, chain, file: Some((path, file)), _claim: claim })
                 }
                 Ok(None) => Err(RequestError::TargetExists { path }),
                 Err(error) => Err(RequestError::storage("make", &path, &error)),
@@ -196,7 +200,10 @@ impl Host {
             }
         };
         let (image, size, allocation) = (reserved.location.clone(), record.size_bytes, reserved.allocation);
-        let target = blocking(move || opening::make_target(&image, file.as_ref(), size, allocation)).await?;
+        let chain = reserved.chain.clone();
+        let target =
+            blocking(move || opening::make_target(&image, file.as_ref(), size, allocation, chain.as_ref()))
+                .await?;
         let lane_order = MigrationOrder {
             migration,
             source: record.image.clone(),
@@ -241,6 +248,8 @@ impl Host {
 struct Reserved {
     location: ImageLocation,
     allocation: Allocation,
+    /// The top of the chain that it is to stand on as well; `None`: it stands alone.
+    chain: Option<TopLayer>,
     /// Its file, empty; `None`: it is none.
     file: Option<(PathBuf, File)>,
     _claim: StoreClaim,

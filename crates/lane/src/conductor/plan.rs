@@ -152,6 +152,8 @@ impl PlannedVolume {
 pub enum TargetContent {
     /// It reads as zeroes: nothing is done where the volume has holes.
     Zero,
+    /// It shows what the volume's own image stands on, and has nothing itself: only what that image has itself is copied.
+    Backing,
     /// It may hold anything, as a device does that was used before: zeroes are written where the volume has holes.
     Unknown,
 }

@@ -20,6 +20,7 @@ pub(super) async fn run(
         keep_source: order.keep_source,
         format: order.format.map(Into::into),
         allocation: if order.thick { Allocation::Thick } else { Allocation::Thin },
+        keep_chain: order.keep_chain,
     };
     // From here on Ctrl-C does not end the program before it has said what becomes of the migration.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::file::LaneFile;
-use super::mapping::{Place, Tables};
+use super::mapping::{Place, Tables, TopSays};
 use crate::device::{ALIGNMENT, ByteRange, Extent, ExtentKind, push_extent};
 use crate::error::IoError;
 
@@ -30,6 +30,27 @@ pub(super) async fn of_range(tables: &Rc<Tables>, range: ByteRange) -> Result<Ve
             Place::Own { .. } | Place::Packed => push_extent(&mut extents, piece.range, ExtentKind::Data),
             Place::Shared { file, offset } => push_file(&mut extents, piece.range, &file, offset).await?,
         }
+    }
+    Ok(extents)
+}
+
+/// Describes what of a range within the disk the top itself has.
+pub(super) async fn of_top(tables: &Rc<Tables>, range: ByteRange) -> Result<Vec<Extent>, IoError> {
+    let mut extents = Vec::new();
+    let mut position = range.offset;
+    while position < range.end() {
+        let rest = ByteRange::new(position, range.end() - position);
+        if extents.len() >= EXTENTS_MAX {
+            push_extent(&mut extents, rest, ExtentKind::Data);
+            break;
+        }
+        let (says, end) = tables.top_says(rest).await?;
+        let kind = match says {
+            TopSays::Something => ExtentKind::Data,
+            TopSays::Nothing => ExtentKind::Hole,
+        };
+        push_extent(&mut extents, ByteRange::new(position, end - position), kind);
+        position = end;
     }
     Ok(extents)
 }

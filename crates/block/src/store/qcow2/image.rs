@@ -327,7 +327,7 @@ fn open_layer(
 }
 
 /// Finds a backing file as QEMU does: relative to the folder of the image that names it.
-fn resolve(image: &Path, name: &str) -> Result<PathBuf, Qcow2Error> {
+pub(super) fn resolve(image: &Path, name: &str) -> Result<PathBuf, Qcow2Error> {
     let no_file = || Qcow2Error::BackingIsNoFile { path: image.to_owned(), name: name.to_owned() };
     let name_of_file = name.strip_prefix("file:").unwrap_or(name);
     // A colon before the first slash ends the name of a protocol, "json:" among them.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
-use imago::{FormatAccess, Mapping};
+use imago::{FormatAccess, Mapping, ShallowMapping};
 use rustix::io::Errno;
 
 use super::file::LaneFile;
@@ -49,6 +49,15 @@ pub(super) enum Place {
     Zero,
     /// In a compressed cluster.
     Packed,
+}
+
+/// Whether the top of a chain has a range itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum TopSays {
+    /// It has data there, or says that it is zero.
+    Something,
+    /// What lies below shows.
+    Nothing,
 }
 
 impl Tables {
@@ -128,6 +137,23 @@ impl Tables {
             _ => return Err(IoError::Unsupported),
         };
         Ok(Piece { range, place })
+    }
+
+    /// Tells whether the top itself says what a range within the disk begins with, and up to where that holds.
+    pub(super) async fn top_says(&self, range: ByteRange) -> Result<(TopSays, u64), IoError> {
+        let mapped = self.access.inner().get_mapping(range.offset, range.length).await;
+        let (mapping, length) = mapped.map_err(|error| to_ours("look up", &error))?;
+        if length == 0 {
+            return Err(IoError::os("look up", Errno::IO));
+        }
+        let says = match mapping {
+            ShallowMapping::Indirect { .. } | ShallowMapping::Zero { explicit: false, .. } => {
+                TopSays::Nothing
+            }
+            // Data, compressed data, zeroes over what lies below; and whatever else there may be.
+            _ => TopSays::Something,
+        };
+        Ok((says, range.offset + length.min(range.length)))
     }
 
     /// Reads a range by imago: for what is compressed.

@@ -197,6 +197,14 @@ impl BlockDevice for Qcow2Store {
         })
     }
 
+    fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            self.shared.geometry.check(range)?;
+            let shared = Rc::clone(&self.shared);
+            as_task(&self.handle, async move { extents::of_top(&shared.tables, range).await }).await
+        })
+    }
+
     fn growth(&self) -> Option<&dyn Growth> {
         Some(self)
     }

@@ -1,0 +1,63 @@
+//! What the top of a chain says of itself, read while somebody serves it: how to make another top for the same chain.
+//!
+//! Its header does not change in these fields while an image is served, and a guest cannot reach it; so nothing is locked.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::create::{BackingFile, Qcow2Options};
+use super::header::{HEADER_MAX, Header};
+use super::image::{Qcow2Error, resolve};
+use super::probe::{Format, probe_format};
+use crate::store::image::ImageError;
+
+/// The top of a chain, as far as it takes to make another one in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopLayer {
+    /// Bytes of a cluster.
+    pub cluster_size: u64,
+    /// What it stands on, by an absolute path; `None`: it stands alone.
+    pub backing: Option<BackingFile>,
+}
+
+impl TopLayer {
+    /// Reads what the image at `path`, which is absolute, says of itself. It may sleep.
+    ///
+    /// # Errors
+    /// [`Qcow2Error`], as opening it would; [`Qcow2Error::Backing`] if what it stands on is not there.
+    pub fn of(path: &Path) -> Result<Self, Qcow2Error> {
+        let fail = |operation| move |error| ImageError::of(operation, path, error);
+        let file = File::open(path).map_err(fail("open"))?;
+        let length = file.metadata().map_err(fail("examine"))?.len();
+        let mut bytes = vec![0; HEADER_MAX.min(usize::try_from(length).unwrap_or(HEADER_MAX))];
+        file.read_exact_at(&mut bytes, 0).map_err(fail("read the header of"))?;
+        let header = Header::parse(&bytes, length)
+            .map_err(|reason| Qcow2Error::Header { path: path.to_owned(), reason })?;
+        let cluster_size = header.cluster_size();
+        let Some(named) = header.backing else { return Ok(Self { cluster_size, backing: None }) };
+        let found = resolve(path, &named.name)?;
+        let missing = |source: ImageError| Qcow2Error::Backing {
+            path: path.to_owned(),
+            backing: found.clone(),
+            source: Box::new(source.into()),
+        };
+        // By another image in another folder it is found only by its whole path.
+        let backing = found.canonicalize().map_err(|error| missing(ImageError::of("find", &found, error)))?;
+        let format = match named.format.as_deref() {
+            Some("raw" | "file") => Format::Raw,
+            Some("qcow2") => Format::Qcow2,
+            Some(other) => Format::Other(other.to_owned()),
+            None => probe_format(&backing).map_err(missing)?,
+        };
+        let no_text =
+            || Qcow2Error::BackingIsNoFile { path: path.to_owned(), name: backing.display().to_string() };
+        let path = backing.to_str().map(str::to_owned).ok_or_else(no_text)?;
+        Ok(Self { cluster_size, backing: Some(BackingFile { path, format }) })
+    }
+
+    /// How another top for the same chain is made.
+    pub fn options(&self) -> Qcow2Options {
+        Qcow2Options { cluster_size: self.cluster_size, backing: self.backing.clone() }
+    }
+}
