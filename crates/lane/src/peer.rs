@@ -138,6 +138,7 @@ impl Conversation {
                     Arrival::Back => listener.back(),
                     Arrival::Restarted => {
                         conversation.fail_calls();
+                        service.restarted();
                         listener.restarted();
                     }
                 }

@@ -22,7 +22,10 @@ pub struct Service {
     handle: Handle,
     buffers: BufferPool,
     devices: RefCell<BTreeMap<Address, Rc<dyn BlockDevice>>>,
-    under_way: Cell<usize>,
+    /// Calls of the peer's present process that are under way.
+    under_way: RefCell<Rc<Cell<usize>>>,
+    /// Those of its former ones.
+    left_behind: RefCell<Vec<Rc<Cell<usize>>>>,
     ended: Signal,
 }
 
@@ -33,7 +36,8 @@ impl Service {
             handle,
             buffers,
             devices: RefCell::default(),
-            under_way: Cell::default(),
+            under_way: RefCell::default(),
+            left_behind: RefCell::default(),
             ended: Signal::default(),
         })
     }
@@ -48,6 +52,19 @@ impl Service {
         self.devices.borrow_mut().remove(&address);
     }
 
+    /// The peer is another process now. Its calls wait until those of the former one have ended: a write that was given
+    /// up with that process must not land on top of a newer one (hard cases 4 and 12).
+    pub(super) fn restarted(&self) {
+        self.left_behind.borrow_mut().push(self.under_way.take());
+    }
+
+    /// What a call that comes now has to wait for: the calls of former processes.
+    fn left_behind(&self) -> Vec<Rc<Cell<usize>>> {
+        let mut left_behind = self.left_behind.borrow_mut();
+        left_behind.retain(|calls| calls.get() > 0);
+        left_behind.clone()
+    }
+
     /// Begins to carry out a call as soon as there are few enough, and answers it when it has ended.
     pub(super) async fn carry_out(
         self: &Rc<Self>,
@@ -58,15 +75,20 @@ impl Service {
         payload: Bytes,
         credit: Box<dyn Any + Send>,
     ) {
-        self.ended.wait_for(|| (self.under_way.get() < CALLS_MAX).then_some(())).await;
+        self.ended.wait_for(|| (self.under_way.borrow().get() < CALLS_MAX).then_some(())).await;
         let device = self.devices.borrow().get(&address).cloned();
         let Some(device) = device else {
             conversation.answer(Urgency::Control, call, Err(IoError::Closed), Bytes::new());
             return;
         };
-        self.under_way.set(self.under_way.get() + 1);
+        let under_way = Rc::clone(&*self.under_way.borrow());
+        under_way.set(under_way.get() + 1);
+        let left_behind = self.left_behind();
         let service = Rc::clone(self);
         self.handle.spawn(async move {
+            // Here, for messages of a handover do not wait.
+            let have_ended = || left_behind.iter().all(|calls| calls.get() == 0).then_some(());
+            service.ended.wait_for(have_ended).await;
             let result = service.apply(&device, operation, payload).await;
             // Only now may the peer send as much again: its speed is that of the store.
             drop(credit);
@@ -79,8 +101,11 @@ impl Service {
                 (false, Address::Owner(_)) => Urgency::Awaited,
                 (false, Address::Replica(_)) => Urgency::Bulk,
             };
-            conversation.answer(urgency, call, result, payload);
-            service.under_way.set(service.under_way.get() - 1);
+            // N.B. a former process is not answered: its successor may have given a call of its own that number.
+            if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
+                conversation.answer(urgency, call, result, payload);
+            }
+            under_way.set(under_way.get() - 1);
             service.ended.notify();
         });
     }
