@@ -31,6 +31,8 @@ pub use event::{FlushResult, TargetAction, TargetEvent};
 
 /// Time between two questions of a prepared target about what became of the try.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two questions of a target that is being copied to: its source may have ended the migration unheard.
+const ASK_INTERVAL: Duration = Duration::from_secs(30);
 /// Pause before a commit that the journal did not take is tried again.
 const COMMIT_RETRY: Duration = Duration::from_millis(200);
 /// When the planted bug 1 makes a prepared target leave.
@@ -45,6 +47,8 @@ pub struct Target {
     state: State,
     /// The latest try known to be aborted.
     aborted: Attempt,
+    /// When the source is asked next, with a journal of its own.
+    ask_at: Duration,
     /// The commit that the state waits for is the last one asked for; answers to others are of states gone by.
     last_commit: CommitId,
     actions: VecDeque<TargetAction>,
@@ -182,6 +186,7 @@ impl Target {
             journal,
             state: State::Receiving,
             aborted: Attempt::NONE,
+            ask_at: Duration::ZERO,
             last_commit: CommitId(0),
             actions: VecDeque::new(),
         }
@@ -230,6 +235,9 @@ impl Target {
         {
             *retry_at = None;
             self.commit();
+        } else if self.waits_for_source() && now >= self.ask_at {
+            self.ask_at = now + ASK_INTERVAL;
+            self.ask();
         }
     }
 
@@ -256,6 +264,9 @@ impl Target {
             | State::Aborting { retry_at, .. }
             | State::Active { end: End::Committing { retry_at }, .. }
             | State::Gone { end: End::Committing { retry_at }, .. } => Some(((*retry_at)?, "the journal")),
+            State::Receiving | State::HandedBack { .. } if self.journal == Journal::Own => {
+                Some((self.ask_at, "the source to go on, or to end it"))
+            }
             _ => None,
         }
     }
@@ -312,7 +323,13 @@ impl Target {
     /// Asks what became of the try under way, or of the migration. A source that goes on takes it for nothing new; one
     /// that has ended answers.
     fn ask(&mut self) {
-        let waits_for_the_source = matches!(
+        if self.waits_for_source() {
+            self.say(ToSource::Query(self.attempt_under_way().unwrap_or(Attempt::NONE)));
+        }
+    }
+
+    fn waits_for_source(&self) -> bool {
+        let waits = matches!(
             self.state,
             State::Receiving
                 | State::Withdrawing { .. }
@@ -320,9 +337,7 @@ impl Target {
                 | State::Prepared { .. }
                 | State::HandedBack { .. }
         );
-        if self.journal == Journal::Own && waits_for_the_source {
-            self.say(ToSource::Query(self.attempt_under_way().unwrap_or(Attempt::NONE)));
-        }
+        waits && self.journal == Journal::Own
     }
 
     fn attempt_under_way(&self) -> Option<Attempt> {
