@@ -96,7 +96,7 @@ impl Clock {
         drop(events);
     }
 
-    fn step(&self, deadline: Option<Duration>) {
+    pub(crate) fn step(&self, deadline: Option<Duration>) {
         let next = self.events.borrow().peek().map(|Reverse(event)| event.at);
         self.steps.set(self.steps.get() + 1);
         match (next, deadline) {

@@ -276,7 +276,7 @@ fn volume_id(index: usize) -> VolumeId {
     VolumeId([index as u8; 16])
 }
 
-fn prefill(disk: &SimDisk, filled_percent: u64, random: &mut Random) {
+pub(crate) fn prefill(disk: &SimDisk, filled_percent: u64, random: &mut Random) {
     disk.with_medium(|medium| {
         // Of grains of 4 KiB, or of stretches long enough to be found empty when they are copied.
         let stretch = random.pick(&[8, 8, 128, 256]);

@@ -19,6 +19,16 @@ use crate::random::Random;
 pub(crate) struct Options {
     /// Guest requests of a simulation, at least, over all its volumes.
     pub(crate) operations: u32,
+    pub(crate) hosts: Hosts,
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hosts {
+    /// Migrations between stores of one host.
+    One,
+    /// Migrations from one host to another.
+    Two,
 }
 
 /// Everything that is drawn before a simulation begins.

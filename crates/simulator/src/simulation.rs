@@ -9,7 +9,7 @@ use crate::coverage::Struck;
 use crate::driver::{Clock, VirtualDriver};
 use crate::host::Host;
 use crate::random::Random;
-use crate::scenario::{Options, Scenario};
+use crate::scenario::{Hosts, Options, Scenario};
 use crate::trace::{Audience, Trace};
 use crate::world::{Stop, Violation, World};
 
@@ -35,7 +35,15 @@ pub(crate) struct Finding {
     pub(crate) hash: u64,
 }
 
-/// Runs the simulation of `seed`.
+/// Runs the simulation of `seed` with as many hosts as are wanted.
+pub(crate) fn simulate_hosts(seed: u64, options: &Options, audience: Audience) -> Finding {
+    match options.hosts {
+        Hosts::One => simulate(seed, options, audience),
+        Hosts::Two => crate::pair::simulate(seed, options, audience),
+    }
+}
+
+/// Runs the simulation of `seed` with one host.
 pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Finding {
     let mut random = Random::new(seed);
     let world = World::new(&mut random, Trace::new(audience));

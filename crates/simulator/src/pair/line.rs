@@ -1,0 +1,272 @@
+//! A way between two hosts, over several connections: what is sent comes once while both processes live, in any order,
+//! and waits while the link is broken.
+//!
+//! ```text
+//!   send ──► a connection's delay, with a tail ──► link up? ──yes──► there, if both processes are still the same
+//!                                                     └──no──► held until it is mended
+//! ```
+//! It keeps the promise that the product's transport makes to a lane (`lane::peer`); how the transport does that is not
+//! simulated here.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_channel::mpsc;
+use lane::peer::{Arrival, Urgency};
+
+use super::party::Place;
+use crate::random::Random;
+use crate::world::World;
+
+/// Connections of a line: each has a delay of its own, so what goes over one overtakes what goes over another.
+const CONNECTIONS: u64 = 3;
+
+/// What a process has of a line: the end that it sends on, and what arrives.
+type Ends = (Box<dyn lane::peer::Line>, mpsc::UnboundedReceiver<Arrival>);
+
+/// One line between the hosts.
+pub(crate) struct Line {
+    world: Rc<World>,
+    random: RefCell<Random>,
+    number: u64,
+    /// Delays of the connections.
+    delays: [Duration; CONNECTIONS as usize],
+    is_up: Cell<bool>,
+    ends: [End; 2],
+    /// What would have arrived while the link was broken.
+    held: RefCell<Vec<Frame>>,
+}
+
+#[derive(Default)]
+struct End {
+    /// Grows with each process at this end.
+    incarnation: Cell<u64>,
+    /// The process at the other end that this one knows.
+    knows: Cell<u64>,
+    arrivals: RefCell<Option<mpsc::UnboundedSender<Arrival>>>,
+}
+
+struct Frame {
+    to: usize,
+    /// The processes that it is from and for.
+    from_incarnation: u64,
+    to_incarnation: u64,
+    head: Bytes,
+    payload: Bytes,
+}
+
+/// The sending end of a line, as a process has it.
+struct Sender {
+    line: Weak<Line>,
+    from: usize,
+    incarnation: u64,
+}
+
+impl Line {
+    pub(crate) fn new(world: &Rc<World>, mut random: Random, number: u64) -> Rc<Self> {
+        let round_trip = random.pick(&[
+            Duration::from_micros(100),
+            Duration::from_micros(500),
+            Duration::from_millis(5),
+            Duration::from_millis(40),
+        ]);
+        let delays = [0; CONNECTIONS as usize].map(|_| random.duration(round_trip / 4, round_trip));
+        Rc::new(Self {
+            world: Rc::clone(world),
+            random: RefCell::new(random),
+            number,
+            delays,
+            is_up: Cell::new(true),
+            ends: Default::default(),
+            held: RefCell::default(),
+        })
+    }
+
+    /// A new process begins at `place`; returns its end.
+    pub(crate) fn open(self: &Rc<Self>, place: Place) -> Ends {
+        let own = &self.ends[place as usize];
+        own.incarnation.set(own.incarnation.get() + 1);
+        let (sender, arrivals) = mpsc::unbounded();
+        *own.arrivals.borrow_mut() = Some(sender);
+        let other = &self.ends[1 - place as usize];
+        own.knows.set(other.incarnation.get());
+        if !self.is_up.get() {
+            self.tell(place as usize, Arrival::Lost("the link is broken".to_owned()));
+        }
+        // The other end hears of it before anything that this process sends.
+        let (me, incarnation) = (Rc::downgrade(self), own.incarnation.get());
+        self.world.clock.after(self.delays[0], move || {
+            if let Some(line) = me.upgrade().filter(|line| line.is_up.get()) {
+                line.introduce(place as usize, incarnation);
+            }
+        });
+        let line = Sender { line: Rc::downgrade(self), from: place as usize, incarnation };
+        (Box::new(line), arrivals)
+    }
+
+    /// The process at `place` is gone.
+    pub(crate) fn close(&self, place: Place) {
+        self.ends[place as usize].arrivals.borrow_mut().take();
+    }
+
+    /// The link breaks: both ends are told, what is on its way waits.
+    pub(crate) fn break_it(&self) {
+        if self.is_up.replace(false) {
+            (0..2).for_each(|end| self.tell(end, Arrival::Lost("the link is broken".to_owned())));
+        }
+    }
+
+    /// The link works again: both ends are told, and what waited arrives, in any order.
+    pub(crate) fn mend(self: &Rc<Self>) {
+        if self.is_up.replace(true) {
+            return;
+        }
+        for place in 0..2 {
+            self.introduce(place, self.ends[place].incarnation.get());
+        }
+        (0..2).for_each(|end| self.tell(end, Arrival::Back));
+        for frame in self.held.take() {
+            let delay = self.delay();
+            self.carry(frame, delay);
+        }
+    }
+
+    pub(crate) fn clear(&self) {
+        self.held.borrow_mut().clear();
+        self.ends.iter().for_each(|end| drop(end.arrivals.borrow_mut().take()));
+    }
+
+    /// The other end learns that the process at `from` is this one.
+    fn introduce(&self, from: usize, incarnation: u64) {
+        let other = &self.ends[1 - from];
+        if other.knows.get() < incarnation {
+            let is_first = other.knows.replace(incarnation) == 0;
+            if !is_first {
+                self.tell(1 - from, Arrival::Restarted);
+            }
+        }
+    }
+
+    fn tell(&self, end: usize, arrival: Arrival) {
+        if let Some(arrivals) = &*self.ends[end].arrivals.borrow() {
+            // The daemon may have stopped listening.
+            let _ = arrivals.unbounded_send(arrival);
+        }
+    }
+
+    fn delay(&self) -> Duration {
+        let mut random = self.random.borrow_mut();
+        let delay = random.pick(&self.delays);
+        let tail = if random.percent(3) { 1 + random.below(20) as u32 } else { 1 };
+        delay * tail + Duration::from_nanos(random.below(20_000))
+    }
+
+    fn carry(self: &Rc<Self>, frame: Frame, delay: Duration) {
+        let me = Rc::downgrade(self);
+        self.world.clock.after(delay, move || {
+            if let Some(line) = me.upgrade() {
+                line.arrive(frame);
+            }
+        });
+    }
+
+    fn arrive(&self, frame: Frame) {
+        if !self.is_up.get() {
+            self.held.borrow_mut().push(frame);
+            return;
+        }
+        let (to, from) = (&self.ends[frame.to], &self.ends[1 - frame.to]);
+        // What is for a process that is gone, or from one that is known to be gone, is never delivered.
+        if to.incarnation.get() != frame.to_incarnation || from.incarnation.get() < frame.from_incarnation {
+            return;
+        }
+        self.introduce(1 - frame.to, frame.from_incarnation);
+        if to.knows.get() > frame.from_incarnation {
+            return;
+        }
+        self.world.note("frame", self.number << 1 | frame.to as u64, frame.payload.len() as u64);
+        let credit: Box<dyn Any + Send> = Box::new(());
+        self.tell(frame.to, Arrival::Sent { head: frame.head, payload: frame.payload, credit });
+    }
+}
+
+impl lane::peer::Line for Sender {
+    fn send(&self, _: Urgency, head: Bytes, payload: Bytes) {
+        let Some(line) = self.line.upgrade() else { return };
+        let to = 1 - self.from;
+        let to_incarnation = line.ends[self.from].knows.get();
+        let frame = Frame { to, from_incarnation: self.incarnation, to_incarnation, head, payload };
+        let delay = line.delay();
+        line.carry(frame, delay);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::executor::Executor;
+    use block::{BufferPool, MemoryStore};
+    use lane::filter::{Gate, GateMode};
+    use lane::peer::head::{Address, Head, Operation};
+    use lane::peer::{Conversation, Listener, Service};
+
+    use super::*;
+    use crate::driver::Clock;
+    use crate::pair::PairDriver;
+
+    /// Keeps the heads of what was sent.
+    struct Sent(Rc<RefCell<Vec<Bytes>>>);
+
+    impl lane::peer::Line for Sent {
+        fn send(&self, _: Urgency, head: Bytes, _: Bytes) {
+            self.0.borrow_mut().push(head);
+        }
+    }
+
+    struct Deaf;
+
+    impl Listener for Deaf {
+        fn said(&self, _: &[u8]) {}
+
+        fn lost(&self, _: &str) {}
+
+        fn back(&self) {}
+
+        fn restarted(&self) {}
+    }
+
+    #[test]
+    fn calls_of_a_former_process_end_before_those_of_its_successor_and_are_not_answered() {
+        let clock = Clock::new(Random::new(1));
+        let mut executor = Executor::new(PairDriver::new(&clock));
+        let (handle, buffers) = (executor.handle(), BufferPool::new());
+        let mut rest = || (0..100).for_each(|_| executor.turn());
+        let slow = Rc::new(Gate::new(Rc::new(MemoryStore::new(1 << 20))));
+        slow.set_mode(GateMode::Hold);
+        let (service, sent) = (Service::new(handle.clone(), buffers), Rc::new(RefCell::new(Vec::new())));
+        let conversation = Conversation::new(Box::new(Sent(Rc::clone(&sent))));
+        let (line, arrivals) = mpsc::unbounded();
+        handle.spawn(conversation.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
+        let operation = Operation::Write { offset: 0, durable: false };
+        // Each process begins to count its calls anew.
+        let head = Head::Call { call: 0, address: Address::Replica(0), operation }.encode();
+        let call = || Arrival::Sent {
+            head: head.clone(),
+            payload: Bytes::from(vec![1; 4096]),
+            credit: Box::new(()),
+        };
+        service.offer(Address::Replica(0), slow.clone());
+        line.unbounded_send(call()).unwrap();
+        rest();
+        line.unbounded_send(Arrival::Restarted).unwrap();
+        service.offer(Address::Replica(0), Rc::new(MemoryStore::new(1 << 20)));
+        line.unbounded_send(call()).unwrap();
+        rest();
+        assert_eq!(sent.borrow().len(), 0, "it overtakes a write of the process before");
+        slow.set_mode(GateMode::Open);
+        rest();
+        assert_eq!(sent.borrow().len(), 1, "one call is answered: the living process's");
+    }
+}
