@@ -63,7 +63,7 @@ pub(crate) struct Pair {
     /// A power cut has been survived whose losses have yet to be looked at.
     power_was_cut: Cell<bool>,
     migrations_left: Cell<u32>,
-    /// Phases that the source has been in, for what faults are to meet.
+    /// Guests ask for nothing more: the end is near.
     is_settling: Cell<bool>,
 }
 
