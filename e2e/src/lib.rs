@@ -14,12 +14,16 @@ pub mod file_system;
 pub mod fio;
 pub mod guest;
 pub mod machine;
+mod pair;
 pub mod program;
 pub mod qemu_nbd;
 mod scene;
 pub mod switch_over;
 mod wait;
+mod wire;
 
+pub use self::pair::{Pair, play_pair};
 pub use self::program::{Outcome, Program};
 pub use self::scene::{Scene, play, play_unstarted, play_with_mounts};
 pub use self::wait::{DEADLINE, until};
+pub use self::wire::{State as WireState, Wire};

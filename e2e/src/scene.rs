@@ -129,12 +129,21 @@ impl Scene {
     /// # Errors
     /// If it ends instead.
     pub fn start(&mut self) -> anyhow::Result<()> {
+        self.start_with(&[])
+    }
+
+    /// As [`Scene::start`], with these variables in its environment.
+    ///
+    /// # Errors
+    /// If it ends instead.
+    pub fn start_with(&mut self, environment: &[(&str, &str)]) -> anyhow::Result<()> {
         ensure!(self.daemon.is_none(), "the daemon runs already");
         let log = File::options().create(true).append(true).open(self.path("daemon.log"));
         let log = log.context("make the daemon's log")?;
         let mut command = Command::new(&self.program);
         command.arg("serve").arg("--config").arg(self.path("sterna.toml"));
         command.env_remove("STERNA_HOST").env("STERNA_LOG", "info");
+        command.envs(environment.iter().copied());
         let daemon = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
         self.daemon = Some(daemon.with_context(|| format!("start {}", self.program.display()))?);
         until("the daemon answers", || {
@@ -218,7 +227,7 @@ impl Scene {
         Ok(kibibytes << 10)
     }
 
-    fn with_log(&self, error: &anyhow::Error) -> anyhow::Error {
+    pub(crate) fn with_log(&self, error: &anyhow::Error) -> anyhow::Error {
         anyhow::anyhow!("{error:#}\n\n{}", self.end_of_log())
     }
 

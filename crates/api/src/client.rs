@@ -11,8 +11,8 @@ use tokio::net::UnixStream;
 
 use crate::{
     Address, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost, MigrateVolume,
-    Migration, MigrationHistory, NewIdentity, NewInvitation, NewVolume, Peer, RESPONSE_BYTES_MAX,
-    RemoveVolume, RemovedPeer, RemovedVolume, ResizeVolume, Store, Volume, Watch,
+    Migration, MigrationHistory, NewIdentity, NewInvitation, NewVolume, Peer, PromoteVolume,
+    RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVolume, ResizeVolume, Store, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -126,6 +126,30 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::CannotShrink`], [`ErrorCode::CannotGrow`].
     pub async fn resize_volume(&self, name: &str, order: &ResizeVolume) -> Result<Volume, ClientError> {
         self.send(Method::POST, &format!("/v1/volumes/{}/resize", Segment(name)), Some(order)).await
+    }
+
+    /// Takes over a volume that another host has prepared here; answers when it is served.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::NotPrepared`], [`ErrorCode::TicketRefused`].
+    pub async fn promote_volume(&self, name: &str, order: &PromoteVolume) -> Result<Volume, ClientError> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/promote", Segment(name)), Some(order)).await
+    }
+
+    /// Lets a migration rest.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::NotMigrating`].
+    pub async fn pause_migration(&self, id: &str) -> Result<Migration, ClientError> {
+        self.send(Method::POST, &format!("/v1/migrations/{}/pause", Segment(id)), None::<&()>).await
+    }
+
+    /// Goes on with a migration that rests.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::NotMigrating`].
+    pub async fn resume_migration(&self, id: &str) -> Result<Migration, ClientError> {
+        self.send(Method::POST, &format!("/v1/migrations/{}/resume", Segment(id)), None::<&()>).await
     }
 
     /// Removes a volume; answers when it is no longer served.

@@ -63,6 +63,10 @@ pub enum ErrorCode {
     NotMigrating,
     /// The migration is past its commit point.
     TooLate,
+    /// Nothing waits here to be promoted.
+    NotPrepared,
+    /// The ticket does not fit what waits here.
+    TicketRefused,
     /// Clients are connected to the volume.
     VolumeInUse,
     /// Another operation on the volume is under way.
@@ -77,6 +81,8 @@ pub enum ErrorCode {
     InvitationRefused,
     /// The other host cannot be reached, or is not the one that was expected.
     HostUnreachable,
+    /// The other host does not take the volume; the message says why.
+    HostRefused,
     /// The request is malformed, or a value is out of range.
     InvalidRequest,
     /// The body of the request is too large.
@@ -116,12 +122,15 @@ impl ErrorCode {
             | Self::VolumeBusy
             | Self::ImageInUse
             | Self::StoreOccupied
-            | Self::PlaceFenced => 409,
+            | Self::PlaceFenced
+            | Self::NotPrepared
+            | Self::HostRefused => 409,
             Self::ImageUnsuitable
             | Self::TargetTooSmall
             | Self::CannotShrink
             | Self::CannotGrow
-            | Self::InvitationRefused => 422,
+            | Self::InvitationRefused
+            | Self::TicketRefused => 422,
             Self::InvalidRequest => 400,
             Self::RequestTooLarge => 413,
             Self::NoSpace => 507,

@@ -12,9 +12,12 @@
 //!   DELETE /v1/volumes/{name}           RemoveVolume   -> RemovedVolume
 //!   POST   /v1/volumes/{name}/resize    ResizeVolume   -> Volume
 //!   POST   /v1/volumes/{name}/migrate   MigrateVolume  -> Migration
+//!   POST   /v1/volumes/{name}/promote   PromoteVolume  -> Volume
 //!   GET    /v1/migrations               [Migration]
 //!   GET    /v1/migrations/{id}          Watch          -> Migration
 //!   POST   /v1/migrations/{id}/cancel   Migration
+//!   POST   /v1/migrations/{id}/pause    Migration
+//!   POST   /v1/migrations/{id}/resume   Migration
 //!   GET    /v1/migrations/{id}/history  MigrationHistory
 //!   GET    /v1/identity                 Identity
 //!   POST   /v1/identity                 NewIdentity    -> Identity
@@ -52,8 +55,8 @@ pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,
 };
 pub use volume::{
-    ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, RemoveVolume, RemovedVolume, ResizeVolume,
-    Volume, VolumeCreation, VolumeSource, VolumeState, VolumeStatistics,
+    ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, PromoteVolume, RemoveVolume, RemovedVolume,
+    ResizeVolume, Volume, VolumeCreation, VolumeSource, VolumeState, VolumeStatistics,
 };
 
 /// Largest body of a request, in bytes: every request fits many times over.

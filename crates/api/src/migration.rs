@@ -9,7 +9,7 @@ use crate::volume::{ImageFormat, ImageKind};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateVolume {
-    /// Name of the target store.
+    /// Name of the target store, or `HOST:STORE` of another host; `HOST` alone: its only store.
     pub to: String,
     /// Bytes a second that may be copied, at least 1; `None`: as fast as it goes. Guest writes are not slowed.
     #[serde(default)]
@@ -27,6 +27,10 @@ pub struct MigrateVolume {
     /// has itself is copied. Otherwise the new image has everything.
     #[serde(default)]
     pub keep_chain: bool,
+    /// Goes on serving the volume here, for good, from the other host's store; otherwise only clients that stay
+    /// connected are served here, until they leave.
+    #[serde(default)]
+    pub serve_here: bool,
 }
 
 /// How much of its space a new image takes at once.
@@ -93,6 +97,10 @@ pub struct Migration {
     pub waiting_for: Option<WaitingFor>,
     /// Why guest writes do not go to the target for the time being; `None` while they do.
     pub suspended: Option<String>,
+    /// What `volume promote` at the other host accepts if this host is not heard there any more; `None` unless the
+    /// volume is released to it and it has not answered.
+    #[serde(default)]
+    pub ticket: Option<String>,
     /// How long the guest was held at the switch-over; `None` until that has happened.
     pub switch_over: Option<SwitchOver>,
     /// Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`,
@@ -222,6 +230,7 @@ impl MigrateVolume {
             format: None,
             allocation: Allocation::Thin,
             keep_chain: false,
+            serve_here: false,
         }
     }
 }

@@ -98,6 +98,10 @@ pub enum VolumeState {
     Creating,
     /// Somebody holds a lock on its image; it is served as soon as the lock is free.
     Waiting,
+    /// It comes from another host; guests wait until it is here.
+    Arriving,
+    /// Another host has it; guests that stayed are served from there.
+    Forwarding,
     /// Guests can use it.
     Serving,
     /// It cannot be served; the message says why.
@@ -136,6 +140,16 @@ pub struct VolumeStatistics {
     pub bytes_written: u64,
     /// Requests that failed.
     pub errors: u64,
+}
+
+/// Takes over a volume that another host has prepared here, without hearing from that host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PromoteVolume {
+    /// What the other host prints once it has released the volume: nobody else has it then.
+    pub ticket: Option<String>,
+    /// Without a ticket. **N.B.** If the other host goes on with the volume, there are two of it from then on.
+    pub force: bool,
 }
 
 /// Makes a volume.

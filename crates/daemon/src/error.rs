@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use api::ErrorCode;
 use block::store::{ImageError, Qcow2Error, RemoteError};
 use migration::journal::{Fence, FencedContent, Place};
+use migration::ticket::TicketError;
+use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
 
 use crate::copying::FillError;
@@ -29,6 +31,48 @@ pub(crate) enum RequestError {
         name: String,
         /// The names there are.
         known: String,
+    },
+    /// Neither a store nor a host has the name.
+    #[error(
+        "there is no store and no host \"{name}\"; stores: {stores}; hosts: {hosts} (write HOST or HOST:STORE)"
+    )]
+    DestinationNotFound {
+        /// What was asked for.
+        name: String,
+        /// The stores there are.
+        stores: String,
+        /// The hosts that are known.
+        hosts: String,
+    },
+    /// Nothing of the volume waits for a promotion.
+    #[error(
+        "volume \"{0}\" does not wait here for another host's word, so there is nothing to promote; see: sterna volume show {0}"
+    )]
+    NotPrepared(String),
+    /// A promotion is founded on nothing.
+    #[error(
+        "give the ticket that the other host prints (sterna migration show), or --force: if that host goes on with the \
+         volume, there are two of it from then on"
+    )]
+    NoTicket,
+    /// The ticket does not fit.
+    #[error(transparent)]
+    Ticket(#[from] TicketError),
+    /// Another host cannot be reached.
+    #[error("host \"{host}\" cannot be reached: {reason}; see: sterna host show {host}")]
+    HostUnreachable {
+        /// Which.
+        host: String,
+        /// What was tried, and what came of it.
+        reason: String,
+    },
+    /// Another host does not take a volume.
+    #[error("host \"{host}\" does not take the volume: {}", refusal.detail)]
+    HostRefused {
+        /// Which.
+        host: String,
+        /// Why.
+        refusal: Refusal,
     },
     /// No migration has the identity.
     #[error("there is no migration \"{0}\"; see: sterna migration list")]
@@ -255,6 +299,12 @@ impl RequestError {
         match self {
             Self::VolumeNotFound(_) => ErrorCode::VolumeNotFound,
             Self::StoreNotFound { .. } => ErrorCode::StoreNotFound,
+            Self::DestinationNotFound { .. } => ErrorCode::StoreNotFound,
+            Self::NotPrepared(_) => ErrorCode::NotPrepared,
+            Self::NoTicket => ErrorCode::InvalidRequest,
+            Self::Ticket(_) => ErrorCode::TicketRefused,
+            Self::HostUnreachable { .. } => ErrorCode::HostUnreachable,
+            Self::HostRefused { .. } => ErrorCode::HostRefused,
             Self::MigrationNotFound(_) => ErrorCode::MigrationNotFound,
             Self::RouteNotFound { .. } => ErrorCode::RouteNotFound,
             Self::VolumeExists(_) => ErrorCode::VolumeExists,

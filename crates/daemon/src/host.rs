@@ -9,15 +9,20 @@
 //!
 //! An operation runs in a task of its own: a client that goes away does not leave it half done.
 
+mod arrive;
 mod chain;
 mod create;
 mod describe;
+mod elsewhere;
 pub(crate) mod export;
 mod given;
+mod leave;
 mod migrate;
 mod pairing;
+mod promote;
 mod release;
 mod remove;
+mod reserve;
 mod resize;
 mod serving;
 
@@ -34,6 +39,7 @@ use crate::history::Histories;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::Migrations;
+use crate::peers::Peers;
 use crate::recovery;
 use crate::sockets::SocketFolder;
 use crate::stores::Stores;
@@ -57,6 +63,8 @@ pub(crate) struct Host {
     pub(crate) sockets: SocketFolder,
     /// Other hosts.
     pub(crate) hosts: Arc<Hosts>,
+    /// What is said to them about migrations, and heard.
+    pub(crate) peers: Arc<Peers>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
     /// Looks at stores for descriptions; those at a disk that hangs keep theirs.
@@ -76,16 +84,23 @@ impl Host {
         sockets: SocketFolder,
         encryption: Encryption,
         hosts: Arc<Hosts>,
+        peers: Arc<Peers>,
     ) -> Arc<Self> {
+        let migrations = Arc::<Migrations>::default();
+        migrations.name({
+            let hosts = Arc::clone(&hosts);
+            move || hosts.own()
+        });
         Arc::new(Self {
             encryption,
             hosts,
+            peers,
             histories: Arc::new(Histories::new(&config.data_dir)),
             config,
             journal,
             stores,
             volumes: Arc::default(),
-            migrations: Arc::default(),
+            migrations,
             sockets,
             started_unix_ms: now_unix_ms(),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX as usize)),
@@ -150,7 +165,7 @@ impl Host {
 
     async fn stop_lanes(&self, deadline: Duration) {
         let lanes = self.volumes.list().into_iter().filter_map(|(name, _, service)| match service {
-            Service::Serving(lane) => Some((name, lane)),
+            Service::Serving(lane) | Service::Arriving(lane, _) => Some((name, lane)),
             _ => None,
         });
         let stops = lanes.map(|(name, lane)| async move {

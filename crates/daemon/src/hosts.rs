@@ -148,12 +148,43 @@ impl Hosts {
         Ok(removed)
     }
 
-    /// The session with another host, and the host: for whoever has something to say to it.
-    #[expect(dead_code, reason = "migrations between hosts are what will ask for it")]
-    pub(crate) fn session(&self, name: &str) -> Result<(Peer, Session), HostsError> {
-        let peer = self.known()?.get(name).ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
-        let session = self.endpoint(|endpoint| endpoint.session(&peer))?;
-        Ok((peer, session))
+    /// The host of that name; `None`: nobody is called so, or nobody is known.
+    pub(crate) fn find(&self, name: &str) -> Option<Peer> {
+        self.known().ok()?.get(name)
+    }
+
+    /// The session with another host, for whoever has something to say to it.
+    pub(crate) fn session(&self, peer: &Peer) -> Result<Session, HostsError> {
+        self.endpoint(|endpoint| endpoint.session(peer))
+    }
+
+    /// The session with the host that is known by this identifier.
+    pub(crate) fn session_with(&self, host: migration::HostId) -> Result<Session, HostsError> {
+        let id = transport::HostId(host.0);
+        let peer = self.known()?.list().into_iter().find(|peer| peer.id == id);
+        self.session(&peer.ok_or_else(|| HostsError::NotFound(id.short()))?)
+    }
+
+    /// This host's identifier; `None`: it has no identity.
+    pub(crate) fn own(&self) -> Option<migration::HostId> {
+        match &*self.lock() {
+            State::Running(_, identity) => Some(migration::HostId(identity.id().0)),
+            _ => None,
+        }
+    }
+
+    /// Names of all other hosts, for people.
+    pub(crate) fn names(&self) -> String {
+        let peers = self.known().map(|known| known.list()).unwrap_or_default();
+        let names: Vec<String> = peers.into_iter().map(|peer| peer.name).collect();
+        if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+    }
+
+    /// The name by which people know a host here.
+    pub(crate) fn name_of(&self, host: migration::HostId) -> String {
+        let id = transport::HostId(host.0);
+        let peers = self.known().map(|known| known.list()).unwrap_or_default();
+        peers.into_iter().find(|peer| peer.id == id).map_or_else(|| id.short(), |peer| peer.name)
     }
 
     /// Ends all sessions. It may sleep for a second or two.

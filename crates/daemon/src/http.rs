@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use http_body_util::BodyExt as _;
+use lane::Rest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use utoipa_axum::router::OpenApiRouter;
@@ -57,6 +58,9 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(list_migrations))
         .routes(routes!(show_migration))
         .routes(routes!(cancel_migration))
+        .routes(routes!(pause_migration))
+        .routes(routes!(resume_migration))
+        .routes(routes!(promote_volume))
         .routes(routes!(show_history))
         .merge(hosts::routes())
 }
@@ -184,6 +188,35 @@ async fn show_migration(
     responses((status = 200, description = "The migration", body = api::Migration)))]
 async fn cancel_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
     host.operate(Arc::clone(&host).cancel_migration(id)).await.map(Json)
+}
+
+/// Lets a migration rest: nothing is copied, and it is not handed over.
+#[utoipa::path(post, path = "/v1/migrations/{id}/pause",
+    params(("id" = String, Path, description = "Identity of the migration, for example m7")),
+    responses((status = 200, description = "The migration", body = api::Migration)))]
+async fn pause_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
+    host.operate(Arc::clone(&host).rest_migration(id, Rest::Pause)).await.map(Json)
+}
+
+/// Goes on with a migration that rests.
+#[utoipa::path(post, path = "/v1/migrations/{id}/resume",
+    params(("id" = String, Path, description = "Identity of the migration, for example m7")),
+    responses((status = 200, description = "The migration", body = api::Migration)))]
+async fn resume_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
+    host.operate(Arc::clone(&host).rest_migration(id, Rest::Resume)).await.map(Json)
+}
+
+/// Takes over a volume that another host has prepared here and released, without hearing from that host.
+#[utoipa::path(post, path = "/v1/volumes/{name}/promote", params(("name" = String, Path, description = "Name of the volume")),
+    request_body = api::PromoteVolume,
+    responses((status = 200, description = "The volume, once it is served", body = api::Volume)))]
+async fn promote_volume(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Volume> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host).promote_volume(name, order)).await.map(Json)
 }
 
 /// Describes one migration with what was recorded of it.

@@ -9,13 +9,14 @@
 mod view;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::Migration;
 use lane::Report;
 use migration::journal::{Outcome, Summary};
-use migration::{MigrationId, Progress, VolumeId};
+use migration::ticket::Ticket;
+use migration::{HostId, MigrationId, Progress, VolumeId};
 use tokio::sync::watch;
 
 use crate::error::RequestError;
@@ -24,9 +25,11 @@ use crate::journal::Journal;
 pub(crate) use view::{image_format, image_location, phase as api_phase};
 
 /// Migrations since this daemon began.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Migrations {
     live: Mutex<BTreeMap<MigrationId, Tracked>>,
+    /// Who this host is to others: part of its tickets.
+    own: OnceLock<Box<dyn Fn() -> Option<HostId> + Send + Sync>>,
 }
 
 /// A migration that a lane of this daemon runs, or has run.
@@ -105,7 +108,11 @@ impl Migrations {
     pub(crate) fn get(&self, journal: &Journal, migration: MigrationId) -> Result<Migration, RequestError> {
         let recorded = journal.read(|state| state.migrations.get(&migration).cloned());
         match recorded {
-            Some(state) => Ok(view::migration(migration, &state, self.live(migration).as_ref())),
+            Some(state) => {
+                let mut shown = view::migration(migration, &state, self.live(migration).as_ref());
+                shown.ticket = self.ticket(journal, migration);
+                Ok(shown)
+            }
             None => Err(RequestError::MigrationNotFound(migration.to_string())),
         }
     }
@@ -127,6 +134,26 @@ impl Migrations {
             let _ = tokio::time::timeout(wait, changed).await;
         }
         self.get(journal, migration)
+    }
+
+    /// The ticket of a migration that is released to another host which has not answered.
+    fn ticket(&self, journal: &Journal, migration: MigrationId) -> Option<String> {
+        let own = (*self.own.get()?)()?;
+        let ticket = journal.read(|state| Ticket::print(state, own, migration));
+        ticket.ok().map(|ticket| ticket.to_string())
+    }
+
+    /// Says how this host is known to others, once it is.
+    pub(crate) fn name(&self, own: impl Fn() -> Option<HostId> + Send + Sync + 'static) {
+        // It is said once.
+        let _ = self.own.set(Box::new(own));
+    }
+
+    /// How a migration ended, once it has; `None` if it is not tracked.
+    pub(crate) async fn outcome(&self, migration: MigrationId) -> Option<Outcome> {
+        let mut news = self.subscribe(migration)?;
+        let live = news.wait_for(|live| live.ended.is_some()).await.ok()?;
+        live.ended.as_ref().map(|(outcome, _)| outcome.clone())
     }
 
     fn subscribe(&self, migration: MigrationId) -> Option<watch::Receiver<Live>> {

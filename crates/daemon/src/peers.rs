@@ -1,28 +1,361 @@
-//! What hosts say to each other: the receiver of all sessions.
+//! Other hosts: what this one tells them and hears from them about migrations.
 //!
-//! Nothing is said yet: hosts are paired and connected, and whatever a newer host sends is dropped, which returns its
-//! credit.
+//! ```text
+//!   transport ──delivered──► Peers ──┬─ openings ──► Host: takes a migration, or says why not
+//!                                    ├─ a route ───► the lane that has the volume
+//!                                    └─ no route ──► the journal answers: ended, forgotten, never begun
+//!   lane ──Line──► Session ──► transport
+//! ```
+//! Called on transport threads, and never waits there.
 
-use transport::{Delivery, HostId, Incarnation, Receiver, Session};
+pub(crate) mod channel;
 
-/// Takes what arrives from other hosts.
-pub(crate) struct PeerMessages;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-impl Receiver for PeerMessages {
-    fn connected(&self, session: &Session, _incarnation: Incarnation) {
-        tracing::info!(peer = %session.peer().short(), "another host is connected");
+use bytes::Bytes;
+use futures_channel::mpsc;
+use lane::peer::head::{Address, Fault, Head};
+use lane::peer::{Arrival, Line, PeerLine, Urgency};
+use migration::wire::{self, Acceptance, Message, Offer, Refusal};
+use migration::{HostId, MigrationId, VolumeId};
+use tokio::sync::oneshot;
+use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
+
+use self::channel::{Kind, OPENINGS, Subject};
+use crate::host::Host;
+
+type RouteKey = (HostId, ChannelId);
+type Answer = oneshot::Sender<Result<Acceptance, Refusal>>;
+
+/// What this host has to do with others.
+pub(crate) struct Peers {
+    me: Weak<Self>,
+    runtime: tokio::runtime::Handle,
+    host: OnceLock<Weak<Host>>,
+    routes: Arc<Routes>,
+    /// What came before this host was ready; `None`: it is.
+    held: Mutex<Option<Vec<(Session, Delivery)>>>,
+    /// Openings that were sent and not answered.
+    opening: Mutex<BTreeMap<(HostId, MigrationId), Answer>>,
+}
+
+/// Lanes by the channels that lead to them.
+#[derive(Default)]
+struct Routes {
+    by_key: Mutex<BTreeMap<RouteKey, mpsc::UnboundedSender<Arrival>>>,
+}
+
+impl Peers {
+    /// Makes a switchboard that answers nothing before it is [connected](Peers::connect) to its host.
+    pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            runtime,
+            host: OnceLock::new(),
+            routes: Arc::default(),
+            held: Mutex::new(Some(Vec::new())),
+            opening: Mutex::default(),
+        })
+    }
+
+    /// Says which host it is that answers.
+    pub(crate) fn connect(&self, host: &Arc<Host>) {
+        // There is one.
+        let _ = self.host.set(Arc::downgrade(host));
+    }
+
+    /// Begins to answer: what this host had to do with others before its start has its lanes again.
+    pub(crate) fn begin(&self) {
+        loop {
+            let mut held = lock(&self.held);
+            let waiting = held.take().unwrap_or_default();
+            if waiting.is_empty() {
+                return;
+            }
+            // What comes meanwhile is behind these.
+            *held = Some(Vec::new());
+            drop(held);
+            waiting.into_iter().for_each(|(session, delivery)| self.take(&session, delivery));
+        }
+    }
+
+    /// This host, as others know it. Before it has an identity nobody asks.
+    pub(crate) fn own(&self) -> HostId {
+        self.host().and_then(|host| host.hosts.own()).unwrap_or(HostId([0; 32]))
+    }
+
+    /// A line to the other host about `subject`; what comes from there goes to whoever has it, until its sending end
+    /// is dropped.
+    pub(crate) fn line(&self, session: &Session, subject: Subject) -> PeerLine {
+        let peer = host_id(session.peer());
+        let target = if subject.source == peer { self.own() } else { peer };
+        self.open_route(session, subject.channel(target))
+    }
+
+    /// Offers a migration to another host and waits for its answer; without end while the host cannot be reached, so
+    /// the caller limits that.
+    pub(crate) async fn offer(
+        &self,
+        session: &Session,
+        migration: MigrationId,
+        offer: Offer,
+    ) -> Result<Acceptance, Refusal> {
+        let (answer, answered) = oneshot::channel();
+        let key = (host_id(session.peer()), migration);
+        lock(&self.opening).insert(key, answer);
+        send_opening(session, &Message::Open { migration, offer });
+        let outcome = answered.await;
+        lock(&self.opening).remove(&key);
+        outcome.unwrap_or_else(|_| {
+            let detail = "the other host was started again before it answered; try again".to_owned();
+            Err(Refusal { code: wire::RefusalCode::Busy, detail })
+        })
+    }
+
+    /// No longer waits for the answer to an offer.
+    pub(crate) fn give_up_offer(&self, peer: HostId, migration: MigrationId) {
+        lock(&self.opening).remove(&(peer, migration));
+    }
+
+    fn open_route(&self, session: &Session, channel: ChannelId) -> PeerLine {
+        let (sender, arrivals) = mpsc::unbounded();
+        let key = (host_id(session.peer()), channel);
+        lock(&self.routes.by_key).insert(key, sender.clone());
+        let line = SessionLine {
+            session: session.clone(),
+            channel,
+            routes: Arc::clone(&self.routes),
+            route: sender,
+        };
+        PeerLine { line: Box::new(line), arrivals }
+    }
+
+    fn routes_of(&self, peer: HostId, tell: impl Fn() -> Arrival) {
+        for ((host, _), route) in lock(&self.routes.by_key).iter() {
+            if *host == peer {
+                // A lane that has just ended hears nothing.
+                let _ = route.unbounded_send(tell());
+            }
+        }
+    }
+
+    fn host(&self) -> Option<Arc<Host>> {
+        self.host.get()?.upgrade()
+    }
+}
+
+impl transport::Receiver for Peers {
+    fn connected(&self, session: &Session, _: Incarnation) {
+        self.routes_of(host_id(session.peer()), || Arrival::Back);
     }
 
     fn delivered(&self, session: &Session, delivery: Delivery) {
-        let channel = delivery.message.channel().0;
-        tracing::debug!(peer = %session.peer().short(), channel, "a message for nobody is dropped");
+        if let Some(held) = &mut *lock(&self.held) {
+            // As much as the credit of the peers allows.
+            held.push((session.clone(), delivery));
+            return;
+        }
+        self.take(session, delivery);
     }
 
-    fn disconnected(&self, peer: HostId, reason: &str) {
-        tracing::info!(peer = %peer.short(), reason, "another host is not connected any more");
+    fn disconnected(&self, peer: transport::HostId, reason: &str) {
+        self.routes_of(host_id(peer), || Arrival::Lost(reason.to_owned()));
     }
 
-    fn restarted(&self, session: &Session, _before: Incarnation, _now: Incarnation) {
-        tracing::info!(peer = %session.peer().short(), "another host was started again");
+    fn restarted(&self, session: &Session, _: Incarnation, _: Incarnation) {
+        let peer = host_id(session.peer());
+        lock(&self.opening).retain(|(host, _), _| *host != peer);
+        self.routes_of(peer, || Arrival::Restarted);
     }
+}
+
+// What has come.
+impl Peers {
+    fn take(&self, session: &Session, delivery: Delivery) {
+        let Delivery { message, credit } = delivery;
+        let (peer, channel) = (host_id(session.peer()), message.channel());
+        let (head, payload) = message.into_parts();
+        if channel == OPENINGS {
+            self.opening_said(session, peer, &payload);
+            return;
+        }
+        let route = lock(&self.routes.by_key).get(&(peer, channel)).cloned();
+        let arrival = Arrival::Sent { head, payload, credit: Box::new(credit) };
+        let unheard = match route {
+            None => Some(arrival),
+            Some(route) => route.unbounded_send(arrival).err().map(mpsc::TrySendError::into_inner),
+        };
+        if let Some(Arrival::Sent { head, payload, credit }) = unheard {
+            self.unrouted(session, channel, head, payload, credit);
+        }
+    }
+
+    fn opening_said(&self, session: &Session, peer: HostId, message: &[u8]) {
+        match wire::decode(message) {
+            Ok(Message::Open { migration, offer }) => self.opened(session, peer, migration, offer),
+            Ok(Message::Accepted { migration, acceptance }) => {
+                self.opening_answered(peer, migration, Ok(acceptance));
+            }
+            Ok(Message::Refused { migration, refusal }) => {
+                self.opening_answered(peer, migration, Err(refusal));
+            }
+            Ok(_) => tracing::warn!(%peer, "a host sent a message on the wrong channel; it is left out"),
+            Err(error) => tracing::warn!(%peer, %error, "a host sent what is not understood; it is left out"),
+        }
+    }
+
+    fn opened(&self, session: &Session, peer: HostId, migration: MigrationId, offer: Offer) {
+        let Some(host) = self.host() else { return };
+        let session = session.clone();
+        self.runtime.spawn(async move {
+            let answer = match host.take_migration(&session, peer, migration, offer).await {
+                Ok(acceptance) => Message::Accepted { migration, acceptance },
+                Err(refusal) => Message::Refused { migration, refusal },
+            };
+            send_opening(&session, &answer);
+        });
+    }
+
+    fn opening_answered(&self, peer: HostId, migration: MigrationId, answer: Result<Acceptance, Refusal>) {
+        if let Some(waiting) = lock(&self.opening).remove(&(peer, migration)) {
+            // Whoever asked may have given up.
+            let _ = waiting.send(answer);
+        }
+    }
+
+    /// Answers what no lane hears: from the journal, or by finding a lane for it.
+    fn unrouted(
+        &self,
+        session: &Session,
+        channel: ChannelId,
+        head: Bytes,
+        payload: Bytes,
+        credit: Box<dyn std::any::Any + Send>,
+    ) {
+        let peer = host_id(session.peer());
+        match (Subject::of(channel, self.own(), peer), Head::decode(&head)) {
+            (
+                Some(Subject { kind: Kind::Forwarding, .. }),
+                Ok(Head::Call { address: Address::Owner(volume), .. }),
+            ) => {
+                let line = self.open_route(session, channel);
+                // The first of many: the others find the route.
+                if let Some(route) = lock(&self.routes.by_key).get(&(peer, channel)) {
+                    let _ = route.unbounded_send(Arrival::Sent { head, payload, credit });
+                }
+                self.attach(session, channel, VolumeId(volume), line);
+            }
+            (_, Ok(Head::Call { call, .. })) => refuse(session, channel, call),
+            (Some(Subject { kind: Kind::Migration, .. }), Ok(Head::Said)) => {
+                self.answer_from_journal(session, channel, &payload);
+            }
+            // An answer that nobody waits for any more.
+            (_, Ok(_)) => {}
+            (_, Err(error)) => tracing::warn!(%peer, %error, "a host sent what is not understood"),
+        }
+    }
+
+    fn answer_from_journal(&self, session: &Session, channel: ChannelId, message: &[u8]) {
+        let (Some(host), peer) = (self.host(), host_id(session.peer())) else { return };
+        let answer = match wire::decode(message) {
+            Ok(Message::ToTarget { migration, message }) => host
+                .answer_as_target(peer, migration, &message)
+                .map(|message| Message::ToSource { migration, message }),
+            Ok(Message::ToSource { migration, message }) => host
+                .answer_as_source(peer, migration, &message)
+                .map(|message| Message::ToTarget { migration, message }),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::warn!(%peer, %error, "a host sent what is not understood; it is left out");
+                None
+            }
+        };
+        let answer = answer.and_then(|answer| wire::encode(&answer).ok());
+        if let Some(answer) = answer {
+            send(session, channel, Priority::Control, Head::Said.encode(), answer.into());
+        }
+    }
+
+    /// Lets the lane of a volume that is here take what another host's clients ask for.
+    fn attach(&self, session: &Session, channel: ChannelId, volume: VolumeId, mut line: PeerLine) {
+        let (Some(host), session, Some(me)) = (self.host(), session.clone(), self.me.upgrade()) else {
+            return;
+        };
+        self.runtime.spawn(async move {
+            match host.lane_of(volume).await {
+                Some(lane) => lane.attach(line),
+                None => {
+                    let key = (host_id(session.peer()), channel);
+                    lock(&me.routes.by_key).remove(&key);
+                    while let Ok(Arrival::Sent { head, .. }) = line.arrivals.try_recv() {
+                        if let Ok(Head::Call { call, .. }) = Head::decode(&head) {
+                            refuse(&session, channel, call);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The sending end of a line: one channel of a session.
+struct SessionLine {
+    session: Session,
+    channel: ChannelId,
+    routes: Arc<Routes>,
+    /// The way back, to know it by.
+    route: mpsc::UnboundedSender<Arrival>,
+}
+
+impl Line for SessionLine {
+    fn send(&self, urgency: Urgency, head: Bytes, payload: Bytes) {
+        let priority = match urgency {
+            Urgency::Control => Priority::Control,
+            Urgency::Awaited => Priority::Pulled,
+            Urgency::Mirrored => Priority::Asynchronous,
+            Urgency::Bulk => Priority::Bulk,
+        };
+        send(&self.session, self.channel, priority, head, payload);
+    }
+}
+
+impl Drop for SessionLine {
+    fn drop(&mut self) {
+        let key = (host_id(self.session.peer()), self.channel);
+        let mut routes = lock(&self.routes.by_key);
+        // A later line about the same has taken its place.
+        if routes.get(&key).is_some_and(|route| route.same_receiver(&self.route)) {
+            routes.remove(&key);
+        }
+    }
+}
+
+fn send_opening(session: &Session, message: &Message) {
+    match wire::encode(message) {
+        Ok(bytes) => send(session, OPENINGS, Priority::Control, Bytes::new(), bytes.into()),
+        Err(error) => tracing::error!(%error, "a message to another host cannot be encoded"),
+    }
+}
+
+fn refuse(session: &Session, channel: ChannelId, call: u64) {
+    let gone = Head::Answer { call, result: Err(Fault::Gone) };
+    send(session, channel, Priority::Control, gone.encode(), Bytes::new());
+}
+
+fn send(session: &Session, channel: ChannelId, priority: Priority, head: Bytes, payload: Bytes) {
+    match transport::Message::new(channel, priority, head, payload) {
+        Ok(message) => session.send(message),
+        // Whoever makes payloads keeps to the limit; a handover's messages are far below it.
+        Err(error) => tracing::error!(%error, "something for another host is left out"),
+    }
+}
+
+/// The same host, in the words of the core.
+pub(crate) fn host_id(id: transport::HostId) -> HostId {
+    HostId(id.0)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,7 +26,7 @@ use crate::hosts::Hosts;
 use crate::http;
 use crate::journal::{Journal, JournalError};
 use crate::lock::{FolderLock, LockError};
-use crate::peers::PeerMessages;
+use crate::peers::Peers;
 use crate::recovery;
 use crate::sockets::{self, SocketError, SocketFolder};
 use crate::stores::Stores;
@@ -128,9 +128,13 @@ impl Daemon {
         let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
         recovery::run(&journal).await.map_err(ServeError::Recovery)?;
         settle(&stores, &journal.read(State::clone));
-        let hosts = Hosts::start(&config, Arc::new(PeerMessages));
-        let host = Host::new(config, journal, stores, sockets, encryption, hosts);
+        let peers = Peers::new(tokio::runtime::Handle::current());
+        let hosts = Hosts::start(&config, Arc::clone(&peers) as Arc<dyn transport::Receiver>);
+        let host = Host::new(config, journal, stores, sockets, encryption, hosts, Arc::clone(&peers));
+        peers.connect(&host);
         host.serve_all().await;
+        host.resume_with_others().await;
+        peers.begin();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
         Ok(Self { host, listener, api })
     }

@@ -163,7 +163,8 @@ impl Stores {
         RequestError::StoreNotChosen { known: self.known() }
     }
 
-    fn known(&self) -> String {
+    /// The names of all, for people.
+    pub(crate) fn known(&self) -> String {
         self.by_name.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 }

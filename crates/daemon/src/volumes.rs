@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lane::LaneHandle;
-use migration::VolumeId;
+use migration::{MigrationId, VolumeId};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -52,6 +52,8 @@ pub(crate) enum Service {
     Starting,
     /// Somebody holds its image; the text says who.
     Waiting(String),
+    /// It comes from another host; its lane waits for it.
+    Arriving(LaneHandle, MigrationId),
     /// It is served.
     Serving(LaneHandle),
     /// It cannot be served; the text says why.
@@ -131,6 +133,34 @@ impl Volumes {
         self.changed.notify_waiters();
     }
 
+    /// Resolves when a volume is not on its way here any more.
+    pub(crate) async fn arrived(&self, name: &str) {
+        loop {
+            let changed = self.changed();
+            if !matches!(self.service(name), Some(Service::Arriving(..))) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// The lane of a volume that is served, or that waits for it on its way here.
+    ///
+    /// # Errors
+    /// As [`Volumes::lane`].
+    pub(crate) async fn lane_of_migration(&self, name: &str) -> Result<LaneHandle, RequestError> {
+        match self.service(name) {
+            Some(Service::Arriving(lane, _)) => Ok(lane),
+            _ => self.lane(name).await,
+        }
+    }
+
+    /// Forgets a volume that is not this host's any more, unless a later attempt serves it.
+    pub(crate) fn forget(&self, name: &str, attempt: &Arc<AtomicBool>) {
+        self.lock().retain(|known, entry| known != name || !Arc::ptr_eq(&entry.given_up, attempt));
+        self.changed.notify_waiters();
+    }
+
     /// How a volume is served.
     pub(crate) fn service(&self, name: &str) -> Option<Service> {
         self.lock().get(name).map(|entry| entry.service.clone())
@@ -167,6 +197,7 @@ impl Volumes {
             Some(Service::Serving(lane)) => return Ok(lane),
             Some(Service::Waiting(reason) | Service::Failed(reason)) => reason,
             Some(Service::Creating(_)) => "it is being created".to_owned(),
+            Some(Service::Arriving(_, migration)) => format!("it is still on its way here ({migration})"),
             Some(Service::Starting) => "its image is being opened".to_owned(),
             Some(Service::Removing) => "it is being removed".to_owned(),
         };
@@ -212,6 +243,24 @@ impl Claim {
             entry.volume = Some(volume);
             entry.service = Service::Starting;
         }
+    }
+
+    /// Says that the volume comes from another host; returns what ends the attempts to serve it, once it is here.
+    pub(crate) fn arriving(
+        &self,
+        volume: VolumeId,
+        lane: LaneHandle,
+        migration: MigrationId,
+    ) -> Arc<AtomicBool> {
+        let mut entries = self.volumes.lock();
+        // The claim keeps the entry.
+        let Some(entry) = entries.get_mut(&self.name) else { return Arc::default() };
+        entry.volume = Some(volume);
+        // A lane that forwards clients goes on with that.
+        if !matches!(entry.service, Service::Serving(_)) {
+            entry.service = Service::Arriving(lane, migration);
+        }
+        Arc::clone(&entry.given_up)
     }
 
     /// Says that the volume is being removed; attempts to serve it end. Returns how it was served.

@@ -9,8 +9,8 @@ use futures_util::FutureExt;
 use futures_util::future::Shared;
 
 use chronicle::{BlockSize, Epoch, Generation};
-use migration::journal::{ImageLocation, MigrationState};
-use migration::{CommitFault, MigrationId, VolumeId};
+use migration::journal::{ImageLocation, MigrationState, Promotion};
+use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 
 use crate::conductor::TargetContent;
 use crate::peer::PeerLine;
@@ -50,6 +50,39 @@ pub enum Opening {
     Serving,
     /// They may connect, and what they ask for waits: whether the volume is this host's is still to be seen.
     Waiting,
+}
+
+/// Whether a migration rests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Nothing is copied, and it is not handed over.
+    Pause,
+    /// It goes on.
+    Resume,
+}
+
+/// What a target is to take over without having heard COMMIT.
+#[derive(Clone, Debug)]
+pub struct Promoted {
+    /// In which try.
+    pub attempt: Attempt,
+    /// The generation that each volume has from then on.
+    pub generations: Vec<(VolumeId, Generation)>,
+    /// What it is founded on.
+    pub promotion: Promotion,
+}
+
+/// What a lane serves.
+pub enum LaneStore {
+    /// A store of this host.
+    Here(Opened),
+    /// The volume, of this size in bytes, at the host that owns it.
+    Elsewhere {
+        /// The way there.
+        line: PeerLine,
+        /// Its size.
+        size_bytes: u64,
+    },
 }
 
 /// Where a lane takes connections: bound and listening stream sockets.
@@ -92,6 +125,8 @@ pub struct LeavingOrder {
     pub zeroes: ZeroMode,
     /// How long the gates may be closed before the commit point: round trips are in it.
     pub switch_over_max: Duration,
+    /// How long the way to the other host and back is.
+    pub round_trip: Duration,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
 }
@@ -103,7 +138,9 @@ pub struct ComingOrder {
     pub migration: MigrationId,
     /// Its number at its source.
     pub remote: MigrationId,
-    /// Where the volume comes to: what the lane has as its store.
+    /// The generation that the volume has at its source.
+    pub generation: Generation,
+    /// Where the volume comes to.
     pub image: ImageLocation,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
@@ -245,6 +282,7 @@ pub(crate) enum Command {
     },
     Come {
         order: Box<ComingOrder>,
+        store: Option<Opened>,
         line: PeerLine,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
@@ -253,6 +291,16 @@ pub(crate) enum Command {
     },
     Cancel {
         migration: MigrationId,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Rest {
+        migration: MigrationId,
+        rest: Rest,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    Promote {
+        migration: MigrationId,
+        promoted: Box<Promoted>,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     SetBandwidth {
@@ -301,13 +349,20 @@ impl LaneHandle {
         self.ask(|answer| Command::Leave { order: Box::new(order), line, forward, answer }).await?
     }
 
-    /// Takes part in a migration from another host, or goes on with one: `line` leads to the source's half. The lane's
-    /// store is what the volume comes to, and it [waits](Opening::Waiting).
+    /// Takes part in a migration from another host, or goes on with one: `line` leads to the source's half.
+    ///
+    /// The volume comes to `store`: of a lane that serves clients whom the volume had left behind. Without one it comes
+    /// to the lane's own store, and the lane [waits](Opening::Waiting).
     ///
     /// # Errors
     /// [`Refused`]; the line is ended.
-    pub async fn come(&self, order: ComingOrder, line: PeerLine) -> Result<(), Refused> {
-        self.ask(|answer| Command::Come { order: Box::new(order), line, answer }).await?
+    pub async fn come(
+        &self,
+        order: ComingOrder,
+        store: Option<Opened>,
+        line: PeerLine,
+    ) -> Result<(), Refused> {
+        self.ask(|answer| Command::Come { order: Box::new(order), store, line, answer }).await?
     }
 
     /// Lets another host use the volume for clients that it has left, over `line`.
@@ -322,6 +377,22 @@ impl LaneHandle {
     /// [`Refused::NotMigrating`], [`Refused::TooLate`], [`Refused::Ended`].
     pub async fn cancel(&self, migration: MigrationId) -> Result<(), Refused> {
         self.ask(|answer| Command::Cancel { migration, answer }).await?
+    }
+
+    /// Lets a migration rest, or go on.
+    ///
+    /// # Errors
+    /// [`Refused::NotMigrating`], [`Refused::Ended`].
+    pub async fn rest(&self, migration: MigrationId, rest: Rest) -> Result<(), Refused> {
+        self.ask(|answer| Command::Rest { migration, rest, answer }).await?
+    }
+
+    /// Takes the volume over without having heard COMMIT: only what is prepared, in the try that is named.
+    ///
+    /// # Errors
+    /// [`Refused::NotMigrating`], [`Refused::Ended`]. Whether it came in time, the journal says.
+    pub async fn promote(&self, migration: MigrationId, promoted: Promoted) -> Result<(), Refused> {
+        self.ask(|answer| Command::Promote { migration, promoted: Box::new(promoted), answer }).await?
     }
 
     /// Changes how much a migration may copy, in bytes a second; `None`: as fast as it goes.

@@ -36,8 +36,8 @@ pub use conductor::{
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
 pub use handle::{
     Access, ClientCertificates, ComingOrder, CredentialFiles, Credentials, CredentialsError, Encryption,
-    LaneHandle, LaneSettings, LaneStatus, LeavingOrder, Listeners, MigrationOrder, MigrationTarget, Opening,
-    Refused, StoreRole,
+    LaneHandle, LaneSettings, LaneStatus, LaneStore, LeavingOrder, Listeners, MigrationOrder,
+    MigrationTarget, Opening, Promoted, Refused, Rest, StoreRole,
 };
 pub use latency::Latencies;
 pub use pulse::Window;

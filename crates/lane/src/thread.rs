@@ -14,9 +14,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::device::ALIGNMENT;
 use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Align;
-use block::{BlockDevice, Executor, Handle, IoError, Opened, ZeroMode};
+use block::{BlockDevice, Executor, Geometry, Handle, IoError, ZeroMode};
 use chronicle::Chronicle;
 use export::nbd;
 use futures_channel::{mpsc, oneshot};
@@ -24,15 +25,15 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use migration::journal::Outcome;
 use migration::strategy::Acknowledgement;
-use migration::{MigrationId, PacingSettings};
+use migration::{MigrationId, PacingSettings, VolumeId};
 use tracing::{info, warn};
 
 use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetBaton, TargetContent, TimeLimits};
 use crate::control::Control;
 use crate::filter::{Counters, Meter};
 use crate::handle::{
-    Command, LaneHandle, LaneSettings, LaneStatus, Listeners, MigrationOrder, MigrationTarget, Opening,
-    Refused,
+    Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
+    Opening, Refused, Rest,
 };
 use crate::peer::Conversation;
 use crate::pulse::Pulse;
@@ -68,7 +69,7 @@ pub enum LaneError {
 /// [`LaneError`]; nothing is left of the lane then.
 pub fn start(
     settings: LaneSettings,
-    store: Opened,
+    store: LaneStore,
     listeners: Listeners,
     engine: EngineChoice,
     control: impl FnOnce() -> Rc<dyn Control> + Send + 'static,
@@ -95,7 +96,7 @@ pub fn start(
             let mut executor = Executor::new(driver);
             let (handle, control) = (executor.handle(), control());
             executor.run(async move {
-                let store = match store.into_device(&handle, &engine).await {
+                let store = match open_store(store, settings.volume, &handle, &engine).await {
                     Ok(store) => store,
                     Err(error) => {
                         let _ = started.send(Err(LaneError::Store(error)));
@@ -116,6 +117,22 @@ pub fn start(
     Ok(LaneHandle::new(commands, ended))
 }
 
+async fn open_store(
+    store: LaneStore,
+    volume: VolumeId,
+    handle: &Handle,
+    engine: &Rc<dyn Engine>,
+) -> Result<Rc<dyn BlockDevice>, IoError> {
+    match store {
+        LaneStore::Here(opened) => opened.into_device(handle, engine).await,
+        LaneStore::Elsewhere { line, size_bytes } => {
+            let geometry =
+                Geometry { size: size_bytes, alignment: ALIGNMENT, read_only: false, discards: true };
+            Ok(leaving::owner_elsewhere(handle, engine.buffers(), volume, line, geometry))
+        }
+    }
+}
+
 /// What lives on the thread.
 struct Lane {
     handle: Handle,
@@ -126,8 +143,6 @@ struct Lane {
     counters: Rc<Counters>,
     pulse: Rc<Pulse>,
     server: nbd::Server,
-    /// What clients see of the volume.
-    exported: Rc<dyn BlockDevice>,
     /// Other hosts that use the volume, for clients that they have left.
     attached: RefCell<Vec<Rc<Conversation>>>,
     migration: Rc<CurrentMigration>,
@@ -163,12 +178,11 @@ impl Lane {
         let counters = Rc::<Counters>::default();
         let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
-        let metered = Meter::new(Rc::new(aligned), Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
-        let exported = Rc::new(metered) as Rc<dyn BlockDevice>;
+        let device = Meter::new(Rc::new(aligned), Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
         let export = nbd::Export {
             name: settings.name.clone(),
             description: format!("Sterna volume {}", settings.name),
-            device: Rc::clone(&exported),
+            device: Rc::new(device),
             access: settings.access,
         };
         let exports = nbd::Exports::new([export]);
@@ -188,7 +202,6 @@ impl Lane {
             counters,
             pulse,
             server,
-            exported,
             attached: RefCell::default(),
             migration: Rc::default(),
             is_growing: Cell::new(false),
@@ -211,12 +224,27 @@ impl Lane {
                 Command::Leave { order, line, forward, answer } => {
                     let _ = answer.send(self.leave(&order, line, forward));
                 }
-                Command::Come { order, line, answer } => {
-                    let _ = answer.send(self.come(&order, line));
+                Command::Come { order, store, line, answer } => {
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.come(&order, store, line).await);
+                    });
                 }
                 Command::Attach { line } => self.attach(line),
                 Command::Cancel { migration, answer } => {
                     let _ = answer.send(self.cancel(migration));
+                }
+                Command::Rest { migration, rest, answer } => {
+                    let _ = answer.send(self.with_migration(migration, |baton| {
+                        match rest {
+                            Rest::Pause => baton.pause(),
+                            Rest::Resume => baton.resume(),
+                        }
+                        Ok(())
+                    }));
+                }
+                Command::Promote { migration, promoted, answer } => {
+                    let _ = answer.send(self.promote(migration, *promoted));
                 }
                 Command::SetBandwidth { migration, bytes_per_second, answer } => {
                     let _ = answer.send(self.with_migration(migration, |baton| {
@@ -360,7 +388,8 @@ impl Lane {
         LaneStatus {
             engine: self.engine.name(),
             connections: self.server.connections().len(),
-            requests_in_flight: counters.in_flight.get(),
+            // Those of clients of other hosts are not counted above the gate.
+            requests_in_flight: counters.in_flight.get().max(self.volume.gate().in_flight()),
             reads: counters.reads.get(),
             writes: counters.writes.get(),
             flushes: counters.flushes.get(),

@@ -84,6 +84,11 @@ impl Volume {
         self.generation.get()
     }
 
+    /// Says which generation the volume has, where another host has it.
+    pub(crate) fn set_generation(&self, generation: Generation) {
+        self.generation.set(generation);
+    }
+
     /// The gate, to look at.
     pub fn gate(&self) -> &Gate {
         &self.gate
@@ -138,7 +143,8 @@ impl Volume {
 
     /// Serves the volume from `store` from now on, which has the generation that is given. The gate stays as it is.
     ///
-    /// **N.B.** Only with the gate closed and drained, and only when the journal says that `store` owns the volume.
+    /// **N.B.** Only when the journal says that `store` owns the volume, and with the gate closed and drained, unless what
+    /// is below leads to another host: requests that are there come back by the host that has given the volume away.
     pub(crate) fn change_hands(&self, store: Rc<dyn BlockDevice>, generation: Generation) {
         self.generation.set(generation);
         self.copy.replace(None);

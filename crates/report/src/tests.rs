@@ -34,6 +34,7 @@ fn migration() -> Migration {
         attempt: 2,
         waiting_for: None,
         suspended: None,
+        ticket: None,
         switch_over: Some(SwitchOver {
             gate_closed_ms: 1.003,
             drain_ms: 0.004,

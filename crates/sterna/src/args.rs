@@ -102,6 +102,9 @@ pub(crate) enum VolumeCommand {
     /// Show one volume: where it is, what clients connect to, what its guest does.
     #[command(after_help = SHOW_HELP)]
     Show(VolumeArguments),
+    /// Take over a volume that waits for the word of another host, which is not heard any more.
+    #[command(after_help = PROMOTE_HELP)]
+    Promote(PromoteArguments),
     /// Make a volume larger, while its guest works and also while it moves.
     #[command(after_help = RESIZE_HELP)]
     Resize(ResizeArguments),
@@ -221,8 +224,8 @@ pub(crate) struct RemoveArguments {
 pub(crate) struct MigrateArguments {
     /// Name of the volume.
     pub(crate) name: String,
-    /// The store to move it to.
-    #[arg(long, value_name = "STORE")]
+    /// The store to move it to, or another host: its only store, or one of them.
+    #[arg(long, value_name = "STORE|HOST[:STORE]")]
     pub(crate) to: String,
     /// Copy at most this fast, for example 200MiB/s; the guest's own writes are not slowed.
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
@@ -242,6 +245,9 @@ pub(crate) struct MigrateArguments {
     /// Take all of the new image's space before anything is copied; without room for it, nothing is begun.
     #[arg(long)]
     pub(crate) thick: bool,
+    /// Go on serving the volume here, from the other host's store; by default only to clients that stay connected.
+    #[arg(long)]
+    pub(crate) serve_here: bool,
     /// Return as soon as the migration has begun.
     #[arg(long)]
     pub(crate) detach: bool,
@@ -277,6 +283,12 @@ pub(crate) enum MigrationCommand {
     /// Write a migration's report: one HTML page with its course, its cost to the guest, and what was decided.
     #[command(after_help = REPORT_HELP)]
     Report(ReportArguments),
+    /// Let a migration rest: nothing is copied, the volume stays where it is.
+    #[command(after_help = "Example:\n  sterna migration pause m7")]
+    Pause(MigrationArguments),
+    /// Go on with a migration that rests.
+    #[command(after_help = "Example:\n  sterna migration resume m7")]
+    Resume(MigrationArguments),
     /// Cancel a migration: the volume stays at the source, the half-made target is deleted.
     #[command(after_help = "Example:\n  sterna migration cancel m7")]
     Cancel(MigrationArguments),
@@ -289,6 +301,18 @@ pub(crate) struct ReportArguments {
     /// The file to write, - for standard output; by default the identity with the ending .html.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PromoteArguments {
+    /// Name of the volume.
+    pub(crate) name: String,
+    /// What `sterna migration show` prints at the other host: it has released the volume, and nobody else has it.
+    #[arg(long, conflicts_with = "force", required_unless_present = "force")]
+    pub(crate) ticket: Option<String>,
+    /// Without a ticket: if the other host goes on with the volume, there are two of it from then on.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -401,6 +425,14 @@ moves to becomes larger as well; if that cannot, nothing changes.
 
 What is new reads as zeroes. NBD tells the size of a disk to who connects, so guests see it when their client connects
 anew. How to do that with QEMU while the machine runs is in docs/nbd.md.";
+
+const PROMOTE_HELP: &str = "\
+Examples:
+  sterna volume promote web1 --ticket sterna-ticket-1-…
+  sterna volume promote web1 --force
+
+Only a volume that is all here can be taken over: its source had everything copied, and was about to hand it over. If the
+source comes back, it learns of it.";
 
 const REMOVE_HELP: &str = "\
 Examples:

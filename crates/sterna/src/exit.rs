@@ -110,6 +110,9 @@ impl Exit {
             | ErrorCode::NoIdentity
             | ErrorCode::InvitationRefused
             | ErrorCode::HostUnreachable
+            | ErrorCode::HostRefused
+            | ErrorCode::NotPrepared
+            | ErrorCode::TicketRefused
             | ErrorCode::ShuttingDown => Self::Refused,
             ErrorCode::RouteNotFound
             | ErrorCode::RequestTooLarge

@@ -176,6 +176,14 @@ pub(crate) fn migration(migration: &Migration) -> String {
         rows.push(("done", format!("{}, {}", percent(migration.fraction), remaining(migration))));
     }
     rows.extend(waiting(migration).map(|waiting| ("waits for", waiting)));
+    if let Some(ticket) = &migration.ticket {
+        rows.push(("ticket", ticket.clone()));
+        let (target, volume) = (place(&migration.target), &migration.volume);
+        rows.push((
+            "",
+            format!("if this host is not heard at {target}: sterna volume promote {volume} --ticket … there"),
+        ));
+    }
     rows.extend(migration.suspended.clone().map(|reason| ("suspended", reason)));
     rows.extend(cost(migration));
     properties(&rows)
@@ -262,6 +270,8 @@ fn volume_state(state: VolumeState) -> &'static str {
     match state {
         VolumeState::Creating => "creating",
         VolumeState::Waiting => "waiting",
+        VolumeState::Arriving => "arriving",
+        VolumeState::Forwarding => "forwarding",
         VolumeState::Serving => "serving",
         VolumeState::Failed => "failed",
         VolumeState::Removing => "removing",

@@ -195,7 +195,7 @@ impl Host {
             let changed = self.volumes.changed();
             match self.volumes.service(name) {
                 Some(Service::Starting | Service::Creating(_)) => changed.await,
-                Some(Service::Serving(_)) => return Ok(()),
+                Some(Service::Serving(_) | Service::Arriving(..)) => return Ok(()),
                 Some(Service::Waiting(reason) | Service::Failed(reason)) => {
                     let reason = format!("it was made, but {reason}");
                     return Err(RequestError::VolumeUnavailable { volume: name.to_owned(), reason });
@@ -344,6 +344,11 @@ fn record(name: &str, size_bytes: u64, image: ImageLocation, export: ExportSetti
 
 /// An identity that no other volume on any host has.
 fn new_identity() -> VolumeId {
+    VolumeId(random_bytes())
+}
+
+/// What nobody else has.
+pub(super) fn random_bytes() -> [u8; 16] {
     let mut bytes = [0; 16];
     let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     if random.is_err() {
@@ -351,7 +356,7 @@ fn new_identity() -> VolumeId {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         bytes = now.as_nanos().to_le_bytes();
     }
-    VolumeId(bytes)
+    bytes
 }
 
 fn absolute(path: String) -> Result<PathBuf, RequestError> {

@@ -130,6 +130,14 @@ impl Host {
             }
         }
         add_service(&mut shown, service).await;
+        let moved = volume.and_then(|id| self.journal.read(|state| state.moved.get(&id).cloned()));
+        if let (Some(moved), VolumeState::Serving) = (moved, shown.state) {
+            add_recorded(&mut shown, &moved.volume);
+            (shown.store, shown.image) = (None, String::new());
+            (shown.allocated_bytes, shown.generation) = (None, moved.generation.0);
+            shown.state = VolumeState::Forwarding;
+            shown.message = Some(format!("it is at host \"{}\" ({})", moved.host_name, moved.migration));
+        }
         shown
     }
 }
@@ -166,6 +174,9 @@ async fn add_service(shown: &mut api::Volume, service: Service) {
         Service::Waiting(reason) => (VolumeState::Waiting, Some(reason)),
         Service::Failed(reason) => (VolumeState::Failed, Some(reason)),
         Service::Removing => (VolumeState::Removing, None),
+        Service::Arriving(_, migration) => {
+            (VolumeState::Arriving, Some(format!("it is on its way here ({migration})")))
+        }
         Service::Serving(lane) => match tokio::time::timeout(ANSWER_MAX, lane.status()).await {
             Ok(Ok(status)) => {
                 shown.statistics = Some(statistics(&status));

@@ -6,26 +6,23 @@
 //! A crash leaves an empty file that no journal knows, or a migration that recovery ends: never somebody else's file
 //! that is taken for a half-made target. A device or an export is fenced by *started*, before anything is written there.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use api::{MigrateVolume, Migration, MigrationHistory};
-use block::store::qcow2::TopLayer;
-use lane::{LaneHandle, MigrationOrder, Refused, Report};
+use lane::{LaneHandle, MigrationOrder, Refused, Report, Rest};
 use migration::journal::{
-    FailureCode, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
-    VolumeRecord,
+    FailureCode, ImageFormat, ImageLocation, MigratingVolume, Outcome, Record, Side, Summary, VolumeRecord,
 };
 use migration::{CommitFault, MigrationId};
 
+use super::reserve::{Reserved, Wanted};
 use super::{Host, blocking, chain};
 use crate::error::RequestError;
 use crate::history::Facts;
 use crate::images;
 use crate::migrations::{image_format, parse_id};
-use crate::opening::{self, Allocation};
-use crate::stores::StoreClaim;
+use crate::opening;
 
 impl Host {
     /// Begins to move a volume to another store.
@@ -45,8 +42,17 @@ impl Host {
         if let Some(migration) = self.migrations.running_of(volume) {
             return Err(RequestError::AlreadyMigrating { volume: name, migration });
         }
+        if let Some(elsewhere) = self.elsewhere(&order.to)? {
+            let lane = self.volumes.lane(&name).await?;
+            return self.migrate_away(record, lane, elsewhere, order).await;
+        }
         if record.image.store == order.to {
             return Err(RequestError::SameStore { volume: name, store: order.to });
+        }
+        if order.serve_here {
+            let text =
+                "every client is served here after a move between stores of one host; leave --serve-here out";
+            return Err(RequestError::Invalid(text.to_owned()));
         }
         self.stores.get(&order.to)?;
         let lane = self.volumes.lane(&name).await?;
@@ -78,7 +84,7 @@ impl Host {
         .await
     }
 
-    fn begin_history(&self, migration: MigrationId, record: &VolumeRecord, order: &MigrateVolume) {
+    pub(super) fn begin_history(&self, migration: MigrationId, record: &VolumeRecord, order: &MigrateVolume) {
         let started = self.journal.read(|state| Some(state.migrations.get(&migration)?.started_unix_ms));
         let facts = Facts {
             started_unix_ms: started.unwrap_or_default(),
@@ -89,22 +95,44 @@ impl Host {
         self.histories.begin(migration, facts);
     }
 
+    /// Lets a migration rest, or go on.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`].
+    pub(crate) async fn rest_migration(
+        self: Arc<Self>,
+        id: String,
+        rest: Rest,
+    ) -> Result<Migration, RequestError> {
+        let (migration, name) = self.running_named(&id)?;
+        match self.volumes.lane(&name).await?.rest(migration, rest).await {
+            Ok(()) => self.migrations.get(&self.journal, migration),
+            // It is on its way here: its source is who lets it rest. Or it has just ended.
+            Err(_) => Err(RequestError::VolumeBusy(name)),
+        }
+    }
+
+    /// A migration that is under way, and the name of its volume.
+    fn running_named(&self, id: &str) -> Result<(MigrationId, String), RequestError> {
+        let migration = parse_id(id)?;
+        let found = self.journal.read(|state| {
+            let state = state.migrations.get(&migration)?;
+            Some((state.has_ended(), state.names.first().cloned().unwrap_or_default()))
+        });
+        match found {
+            None => Err(RequestError::MigrationNotFound(id.to_owned())),
+            Some((true, _)) => Err(RequestError::NotMigrating(migration)),
+            Some((false, name)) => Ok((migration, name)),
+        }
+    }
+
     /// Asks for a migration to be cancelled.
     ///
     /// # Errors
     /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::TooLate`].
     pub(crate) async fn cancel_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
-        let migration = parse_id(&id)?;
-        let found = self.journal.read(|state| {
-            let state = state.migrations.get(&migration)?;
-            Some((state.has_ended(), state.names.first().cloned().unwrap_or_default()))
-        });
-        let name = match found {
-            None => return Err(RequestError::MigrationNotFound(id)),
-            Some((true, _)) => return Err(RequestError::NotMigrating(migration)),
-            Some((false, name)) => name,
-        };
-        match self.volumes.lane(&name).await?.cancel(migration).await {
+        let (migration, name) = self.running_named(&id)?;
+        match self.volumes.lane_of_migration(&name).await?.cancel(migration).await {
             Ok(()) => self.migrations.get(&self.journal, migration),
             Err(Refused::TooLate(_)) => Err(RequestError::TooLate(migration)),
             // The lane has not got it yet, or has just ended it.
@@ -115,43 +143,30 @@ impl Host {
         }
     }
 
-    /// Checks the target and takes it: its file is made, empty, or its device or export claimed.
     async fn reserve_target(
         self: &Arc<Self>,
         record: &VolumeRecord,
         order: &MigrateVolume,
     ) -> Result<Reserved, RequestError> {
-        let (host, record, order) = (Arc::clone(self), record.clone(), order.clone());
-        blocking(move || {
-            let store = host.stores.get(&order.to)?;
-            store.require()?;
-            let chain = if order.keep_chain { Some(chain::kept(&record, &order, store)?) } else { None };
-            let kept_format = chain.is_some().then_some(ImageFormat::Qcow2);
-            let format = order.format.map(image_format).or(kept_format);
-            let location = store.image_of(&record.name, format, record.image.format)?;
-            let claim = host.journal.read(|state| store.claim(state))?;
-            let allocation = allocation(&order, &location.place)?;
-            let Some(path) = location.place.file().map(PathBuf::from) else {
-                // The size is seen when it is opened, before anything is copied.
-                return Ok(Reserved { location, allocation, chain, file: None, _claim: claim });
-            };
-            if path.symlink_metadata().is_ok() {
-                return Err(RequestError::TargetExists { path });
+        let chain = match order.keep_chain {
+            false => None,
+            true => {
+                let (host, record, order) = (Arc::clone(self), record.clone(), order.clone());
+                Some(blocking(move || chain::kept(&record, &order, host.stores.get(&order.to)?)).await?)
             }
-            let needed = match allocation {
-                Allocation::Thick => record.size_bytes,
-                Allocation::Thin => allocated_bytes(&record)?,
-            };
-            store.require_space(needed)?;
-            match images::reserve(&path) {
-                Ok(Some(file)) => {
-                    Ok(Reserved { location, allocation, chain, file: Some((path, file)), _claim: claim })
-                }
-                Ok(None) => Err(RequestError::TargetExists { path }),
-                Err(error) => Err(RequestError::storage("make", &path, &error)),
-            }
-        })
-        .await
+        };
+        let kept_format = chain.is_some().then_some(ImageFormat::Qcow2);
+        let wanted = Wanted {
+            store: order.to.clone(),
+            volume: record.name.clone(),
+            format: order.format.map(image_format).or(kept_format),
+            otherwise: record.image.format,
+            allocation: order.allocation,
+            size_bytes: record.size_bytes,
+            chain,
+        };
+        let copied = record.clone();
+        self.reserve(wanted, move || allocated_bytes(&copied)).await
     }
 
     /// Makes the start durable; the target's file goes again if that fails for certain.
@@ -241,28 +256,6 @@ impl Host {
         }
         self.migrations.report(Report::Ended { migration, outcome, summary });
         self.histories.forget(migration);
-    }
-}
-
-/// A target that nothing else can take.
-struct Reserved {
-    location: ImageLocation,
-    allocation: Allocation,
-    /// The top of the chain that it is to stand on as well; `None`: it stands alone.
-    chain: Option<TopLayer>,
-    /// Its file, empty; `None`: it is none.
-    file: Option<(PathBuf, File)>,
-    _claim: StoreClaim,
-}
-
-fn allocation(order: &MigrateVolume, place: &Place) -> Result<Allocation, RequestError> {
-    match (order.allocation, place) {
-        (api::Allocation::Thin, _) => Ok(Allocation::Thin),
-        (api::Allocation::Thick, Place::File(_)) => Ok(Allocation::Thick),
-        (api::Allocation::Thick, _) => Err(RequestError::Invalid(format!(
-            "store \"{}\" is no folder: its space is not ours to reserve; leave --thick out",
-            order.to
-        ))),
     }
 }
 

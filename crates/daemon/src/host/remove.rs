@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{ImageFate, RemoveVolume, RemovedVolume};
+use migration::VolumeId;
 use migration::journal::{Record, VolumeRecord};
 
 use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::images;
 use crate::stores::removed_path;
-use crate::volumes::Service;
+use crate::volumes::{Claim, Service};
 
 impl Host {
     /// Stops serving a volume and forgets it.
@@ -27,8 +28,11 @@ impl Host {
         if let Some(migration) = self.migrations.running_of(volume) {
             return Err(RequestError::AlreadyMigrating { volume: name, migration });
         }
-        let record = self.record(volume, &name)?;
         self.refuse_in_use(&name, how).await?;
+        if self.journal.read(|state| state.moved.contains_key(&volume)) {
+            return self.remove_forwarding(claim, volume, name).await;
+        }
+        let record = self.record(volume, &name)?;
         if let Some(Service::Serving(lane)) = claim.removing() {
             lane.stop(self.config.limits.stop_wait_max).await;
         }
@@ -48,6 +52,26 @@ impl Host {
             None => ImageFate::Kept,
         };
         Ok(RemovedVolume { name, image: record.image.place.name().to_owned(), image_fate })
+    }
+
+    /// Ends what is left here of a volume that another host has.
+    async fn remove_forwarding(
+        &self,
+        claim: Claim,
+        volume: VolumeId,
+        name: String,
+    ) -> Result<RemovedVolume, RequestError> {
+        self.forget_moved(volume).await?;
+        if let Some(Service::Serving(lane)) = claim.removing() {
+            lane.stop(self.config.limits.stop_wait_max).await;
+        }
+        let socket = self.sockets.volume_socket(&name);
+        if let Err(error) = crate::sockets::remove(&socket) {
+            tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
+        }
+        claim.removed();
+        tracing::info!(volume = %name, "clients are no longer forwarded");
+        Ok(RemovedVolume { name, image: String::new(), image_fate: ImageFate::Kept })
     }
 
     async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {

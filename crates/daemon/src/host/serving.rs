@@ -9,7 +9,7 @@ use block::engine::EngineChoice;
 use block::store::Opened;
 use block::store::image::Patience;
 use chronicle::{BlockSize, Epoch};
-use lane::{LaneHandle, LaneSettings, Listeners, Report};
+use lane::{LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
 use migration::VolumeId;
 use migration::journal::{ExportAccess, MigrationState, Record, Stage, VolumeRecord};
 
@@ -65,20 +65,43 @@ impl Host {
 
     /// Begins to serve a volume that is known, and goes on trying until it is removed or the daemon stops.
     pub(super) fn serve_in_background(self: &Arc<Self>, name: &str) {
-        let Some(attempt) = self.volumes.attempt(name) else { return };
-        let (host, name) = (Arc::clone(self), name.to_owned());
+        if let Some(attempt) = self.volumes.attempt(name) {
+            self.keep_serving(name.to_owned(), attempt, None);
+        }
+    }
+
+    /// Goes on serving a volume, with `first` as its lane if that is there, until it is removed, has gone to another
+    /// host, or the daemon stops.
+    pub(super) fn keep_serving(
+        self: &Arc<Self>,
+        name: String,
+        attempt: Arc<AtomicBool>,
+        mut first: Option<LaneHandle>,
+    ) {
+        let host = Arc::clone(self);
         tokio::spawn(async move {
             // Guests connect to the socket at once, and wait there for the lane.
             let mut listener = None;
             let mut said = String::new();
             let mut ends = Ends::default();
             while !attempt.load(Ordering::SeqCst) {
-                let pause = match host.try_to_serve(&name, &attempt, &mut listener).await {
+                let tried = match first.take() {
+                    Some(lane) => Ok(lane),
+                    None => host.try_to_serve(&name, &attempt, &mut listener).await,
+                };
+                let pause = match tried {
                     Ok(lane) => {
                         let began = Instant::now();
                         host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                         lane.ended().await;
                         if attempt.load(Ordering::SeqCst) {
+                            return;
+                        }
+                        if host.record_named(&name).is_err() {
+                            // It has gone to another host, and its last clients with the thread that served them.
+                            tracing::error!(volume = %name, "the thread that forwarded its clients has ended by a defect");
+                            host.volumes.forget(&name, &attempt);
+                            host.resume_later(|recorded| recorded.names.contains(&name));
                             return;
                         }
                         host.lane_ended(&name, &attempt).await;
@@ -148,15 +171,16 @@ impl Host {
         let Some(unix) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
         };
-        self.start_lane(&record, store, Listeners { unix, tcp }).await
+        self.start_lane(&record, LaneStore::Here(store), Listeners { unix, tcp }, Opening::Serving).await
     }
 
-    /// Starts the lane of a volume whose image is open.
-    async fn start_lane(
+    /// Starts the lane of a volume.
+    pub(super) async fn start_lane(
         self: &Arc<Self>,
         record: &VolumeRecord,
-        store: Opened,
+        store: LaneStore,
         listeners: Listeners,
+        opening: Opening,
     ) -> Result<LaneHandle, RequestError> {
         let block_size =
             BlockSize::new(record.block_size_bytes).map_err(|error| unavailable(&record.name, &error))?;
@@ -173,7 +197,7 @@ impl Host {
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,
             },
             connections_max: own_limit.or(self.config.nbd.connections_max),
-            opening: lane::Opening::Serving,
+            opening,
         };
         let engine = match self.config.engine {
             EngineSetting::Auto => EngineChoice::Auto,
@@ -196,11 +220,12 @@ impl Host {
 
     /// Makes durable that a range of epochs may be used from now on, and returns the last that may have been before: no
     /// number is given out twice, whatever was lost (design §5.8, hard case 11).
-    async fn reserve_epochs(&self, record: &VolumeRecord) -> Result<Epoch, RequestError> {
+    pub(super) async fn reserve_epochs(&self, record: &VolumeRecord) -> Result<Epoch, RequestError> {
         let volume = record.volume;
         let reserved =
             self.journal.read(|state| state.volumes.get(&volume).map(|volume| volume.epochs_reserved));
-        let used = reserved.unwrap_or_default();
+        // A volume that is not this host's yet uses none.
+        let Some(used) = reserved else { return Ok(Epoch::default()) };
         let reserved = Epoch(used.0.saturating_add(EPOCHS_PER_START));
         self.journal.commit(vec![Record::EpochsReserved { volume, reserved }]).await?;
         Ok(used)

@@ -40,6 +40,7 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
         attempt: 0,
         waiting_for: None,
         suspended: None,
+        ticket: None,
         switch_over: None,
         failure: None,
         message: None,

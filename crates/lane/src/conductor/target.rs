@@ -22,6 +22,7 @@ use migration::{Target, VolumeIndex};
 
 use super::{ComingVolume, Post, TargetPlan, flush, left_over};
 use crate::control::Control;
+use crate::handle::Promoted;
 use crate::peer::head::Address;
 
 /// Bytes read from the target's store to see whether it answers, before writes are let through.
@@ -52,6 +53,12 @@ impl TargetBaton {
     /// Tells that the source's host can be reached again, or is another process now.
     pub fn link_back(&self) {
         let _ = self.events.unbounded_send(TargetEvent::LinkBack);
+    }
+
+    /// Takes the volumes over without COMMIT, if they are prepared in the try that is named.
+    pub fn promote(&self, promoted: Promoted) {
+        let Promoted { attempt, generations, promotion } = promoted;
+        let _ = self.events.unbounded_send(TargetEvent::Promote { attempt, generations, promotion });
     }
 
     /// Ends the migration; returns whether it is early enough for that: nothing is promised yet.

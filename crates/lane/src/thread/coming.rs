@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use block::{BlockDevice, Opened};
 use migration::journal::Summary;
 use migration::message::ToSource;
 use migration::wire::{self, Message};
@@ -12,7 +13,7 @@ use tracing::{info, warn};
 use super::Lane;
 use crate::conductor::{ComingVolume, Post, TargetBaton, TargetConductor, TargetPlan};
 use crate::control::Report;
-use crate::handle::{ComingOrder, Refused};
+use crate::handle::{ComingOrder, Promoted, Refused};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, Service};
 
@@ -20,17 +21,39 @@ use crate::peer::{Conversation, Listener, PeerLine, Service};
 const ONLY: u32 = 0;
 
 impl Lane {
-    /// Takes part in a migration from another host, or goes on with one. The gate of the volume is closed until then.
-    pub(super) fn come(self: &Rc<Self>, order: &ComingOrder, line: PeerLine) -> Result<(), Refused> {
+    /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is
+    /// closed, or leads to the host that has it.
+    pub(super) async fn come(
+        self: &Rc<Self>,
+        order: &ComingOrder,
+        store: Option<Opened>,
+        line: PeerLine,
+    ) -> Result<(), Refused> {
         self.check_idle()?;
+        self.migration.opening.set(Some(order.migration));
+        let store = match store {
+            None => Ok(self.volume.store()),
+            Some(store) => store.into_device(&self.handle, &self.engine).await,
+        };
+        self.migration.opening.set(None);
+        self.begin_coming(order, store.map_err(Refused::Target)?, line)
+    }
+
+    fn begin_coming(
+        self: &Rc<Self>,
+        order: &ComingOrder,
+        store: Rc<dyn BlockDevice>,
+        line: PeerLine,
+    ) -> Result<(), Refused> {
+        self.volume.set_generation(order.generation);
         let conversation = Conversation::new(line.line);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
-        service.offer(Address::Replica(ONLY), self.volume.store());
+        service.offer(Address::Replica(ONLY), Rc::clone(&store));
         let plan = TargetPlan {
             migration: order.migration,
             volumes: vec![ComingVolume {
                 volume: Rc::clone(&self.volume),
-                store: self.volume.store(),
+                store,
                 image: order.image.clone(),
             }],
             trial_max: self.settings.mirror_wait_max,
@@ -60,11 +83,24 @@ impl Lane {
         Ok(())
     }
 
+    /// Takes the volume over without having heard COMMIT.
+    pub(super) fn promote(&self, migration: MigrationId, promoted: Promoted) -> Result<(), Refused> {
+        match &*self.migration.coming.borrow() {
+            Some((coming, baton)) if *coming == migration => {
+                baton.promote(promoted);
+                Ok(())
+            }
+            _ => Err(Refused::NotMigrating(migration)),
+        }
+    }
+
     /// Lets another host use the volume for the clients that it has left.
     pub(super) fn attach(&self, line: PeerLine) {
         let conversation = Conversation::new(line.line);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
-        service.offer(Address::Owner(self.settings.volume.0), Rc::clone(&self.exported));
+        // N.B. below the alignment filter: a request of a client of this host that went to the other host while the volume
+        // was there, and comes back, still has its claim there.
+        service.offer(Address::Owner(self.settings.volume.0), self.volume.device());
         self.handle.spawn(conversation.run(line.arrivals, service, Rc::new(Nobody)));
         self.attached.borrow_mut().push(conversation);
     }

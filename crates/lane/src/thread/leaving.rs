@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use block::{BlockDevice, Geometry};
+use block::{BlockDevice, BufferPool, Geometry, Handle};
 
 use migration::message::ToTarget;
 use migration::source::Peer;
 use migration::strategy::Acknowledgement;
 use migration::wire::{self, Message};
-use migration::{MigrationId, PacingSettings};
+use migration::{MigrationId, PacingSettings, VolumeId};
 use tracing::warn;
 
 use super::Lane;
@@ -18,6 +18,11 @@ use crate::handle::{LeavingOrder, Refused};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, PeerStore, Service, Urgency};
 
+/// What a link is thought to carry, in bytes a second, when it is filled: 1.25 Gbit. A faster one that is long as well is
+/// not filled, a slower one has a longer queue.
+const LINK_BYTES_PER_SECOND: f64 = 156e6;
+/// Chunks that may be on the way at most: what the transport's window lets through of bulk.
+const DEPTH_MAX: f64 = 64.0;
 /// Position of the volume among those of its migration: a lane has one.
 const ONLY: u32 = 0;
 /// Bytes of guest writes that may be on their way to another host: three times what fills 1 Gbit/s at 180 ms.
@@ -33,7 +38,9 @@ impl Lane {
     ) -> Result<(), Refused> {
         self.check_idle()?;
         let conversation = Conversation::new(line.line);
-        let successor = self.other_host(forward);
+        let (handle, volume) = (&self.handle, self.settings.volume);
+        let successor =
+            owner_elsewhere(handle, self.engine.buffers(), volume, forward, self.geometry_elsewhere());
         let plan = self.plan_to_leave(order, &conversation, successor);
         let control = self.begin_recording(order.migration);
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
@@ -50,15 +57,6 @@ impl Lane {
         self.handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(listener)));
         self.conduct(baton, conductor.run());
         Ok(())
-    }
-
-    /// The volume as another host serves it, reached over `line`.
-    pub(super) fn other_host(&self, line: PeerLine) -> Rc<dyn BlockDevice> {
-        let conversation = Conversation::new(line.line);
-        let nothing = Service::new(self.handle.clone(), self.engine.buffers().clone());
-        self.handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(Deaf)));
-        let address = Address::Owner(self.settings.volume.0);
-        Rc::new(PeerStore::new(conversation, address, self.geometry_elsewhere(), Urgency::Awaited))
     }
 
     fn plan_to_leave(
@@ -86,10 +84,7 @@ impl Lane {
                 successor: Some(successor),
             }],
             keep_source: order.keep_source,
-            pacing: PacingSettings {
-                bytes_per_second: order.bandwidth_bytes_per_second,
-                ..PacingSettings::default()
-            },
+            pacing: pacing(order),
             limits: TimeLimits {
                 mirror_wait_max: self.settings.mirror_wait_max,
                 switch_over_max: order.switch_over_max,
@@ -107,6 +102,33 @@ impl Lane {
     fn geometry_elsewhere(&self) -> Geometry {
         let here = self.volume.device().geometry();
         Geometry { read_only: false, discards: true, ..here }
+    }
+}
+
+/// A volume as another host serves it, reached over `line`.
+pub(super) fn owner_elsewhere(
+    handle: &Handle,
+    buffers: &BufferPool,
+    volume: VolumeId,
+    line: PeerLine,
+    geometry: Geometry,
+) -> Rc<dyn BlockDevice> {
+    let conversation = Conversation::new(line.line);
+    let nothing = Service::new(handle.clone(), buffers.clone());
+    handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(Deaf)));
+    Rc::new(PeerStore::new(conversation, Address::Owner(volume.0), geometry, Urgency::Awaited))
+}
+
+/// How much is copied at once: as on one host, and what is on the way of a long link besides.
+fn pacing(order: &LeavingOrder) -> PacingSettings {
+    let near = PacingSettings::default();
+    let on_the_way = order.round_trip.as_secs_f64() * LINK_BYTES_PER_SECOND;
+    // Rounded up; a round trip of hours is none.
+    let further = (on_the_way / near.chunk_bytes as f64).ceil().min(DEPTH_MAX) as usize;
+    PacingSettings {
+        depth: near.depth.saturating_add(further),
+        bytes_per_second: order.bandwidth_bytes_per_second,
+        ..near
     }
 }
 

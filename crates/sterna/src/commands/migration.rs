@@ -21,6 +21,16 @@ pub(super) async fn run(
         }
         MigrationCommand::Report(order) => return report::run(client, order, format).await,
         MigrationCommand::Watch(migration) => return watch(client, &migration.id, format).await,
+        MigrationCommand::Pause(migration) => {
+            let shown = client.pause_migration(&migration.id).await?;
+            output::print(format, &shown, |migration| {
+                format!("{id} rests; go on with: sterna migration resume {id}\n", id = migration.id)
+            })?;
+        }
+        MigrationCommand::Resume(migration) => {
+            let shown = client.resume_migration(&migration.id).await?;
+            output::print(format, &shown, |migration| format!("{} goes on\n", migration.id))?;
+        }
         MigrationCommand::Cancel(migration) => {
             let shown = client.cancel_migration(&migration.id).await?;
             output::print(format, &shown, |migration| {

@@ -3,7 +3,10 @@
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use api::{Client, ClientError, ImageFate, NewVolume, RemoveVolume, ResizeVolume, Volume, VolumeSource};
+use api::{
+    Client, ClientError, ImageFate, NewVolume, PromoteVolume, RemoveVolume, ResizeVolume, Volume,
+    VolumeSource,
+};
 
 use crate::args::VolumeCommand;
 use crate::commands::{CommandError, absolute};
@@ -55,6 +58,13 @@ pub(super) async fn run(
                     _ => "; clients that are connected see that when they connect anew",
                 };
                 format!("{} has {size} ({} bytes){note}\n", resized.name, resized.size_bytes)
+            })?;
+        }
+        VolumeCommand::Promote(order) => {
+            let request = PromoteVolume { ticket: order.ticket, force: order.force };
+            let promoted = client.promote_volume(&order.name, &request).await?;
+            output::print(format, &promoted, |promoted| {
+                format!("{} is this host's, and served at {}\n", promoted.name, promoted.uri)
             })?;
         }
         VolumeCommand::Remove(order) => {

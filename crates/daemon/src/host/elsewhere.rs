@@ -1,0 +1,266 @@
+//! Volumes that went to another host: what is left of them here, and how an interrupted departure goes on.
+//!
+//! Until its last client has left, or for good if somebody asked for that, this host forwards requests to the owner. A
+//! restart ends the connections of clients, so then only those that were asked for are forwarded again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use block::ZeroMode;
+use block::store::image::Patience;
+use block::store::{Holder, Opened};
+use lane::{LaneHandle, LaneStore, LeavingOrder, Listeners, Opening, TargetContent};
+use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, Stage, VolumeRecord};
+use migration::message::{ToSource, ToTarget};
+use migration::recovery;
+use migration::{HostId, MigrationId, VolumeId};
+
+use super::leave::{round_trip, switch_over_max};
+use super::{Host, blocking};
+use crate::error::{RequestError, with_causes};
+use crate::opening;
+use crate::peers::channel::{Kind, Subject};
+use crate::volumes::Service;
+
+/// Time between two attempts to go on with an interrupted migration.
+const RESUME_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the last writes of a killed daemon are waited for when its migrations go on.
+const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked whether the clients of a volume that is away have left.
+const CLIENTS_POLL: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// Goes on with what other hosts take part in, after a start: interrupted migrations, and forwarding.
+    pub(crate) async fn resume_with_others(self: &Arc<Self>) {
+        let (unfinished, moved) = self.journal.read(|state| {
+            let unfinished: Vec<_> = state.unfinished().map(|(id, known)| (id, known.clone())).collect();
+            (unfinished, state.moved.values().cloned().collect::<Vec<_>>())
+        });
+        for (migration, recorded) in unfinished.into_iter().filter(|(_, known)| known.side != Side::OneHost) {
+            if !self.resume_one(migration, recorded).await {
+                let host = Arc::clone(self);
+                tokio::spawn(async move { host.resume_in_the_end(migration).await });
+            }
+        }
+        for moved in moved {
+            let has_ended = self
+                .journal
+                .read(|state| state.migrations.get(&moved.migration).is_none_or(MigrationState::has_ended));
+            if has_ended && moved.forwarding == Forwarding::Always {
+                let name = moved.volume.record.name.clone();
+                if let Err(error) = self.forward(moved).await {
+                    tracing::error!(volume = %name, reason = %error.message(), "its clients are not forwarded");
+                }
+            }
+        }
+    }
+
+    /// Goes on with one migration; returns whether it could, or has ended it.
+    async fn resume_one(self: &Arc<Self>, migration: MigrationId, recorded: MigrationState) -> bool {
+        let (names, stage) = (recorded.names.join(", "), recorded.stage.clone());
+        let target = recorded.volumes.first().map(|moving| moving.target.clone());
+        let is_incoming = matches!(recorded.side, Side::Incoming { .. });
+        let resumed = match is_incoming {
+            true => self.resume_arrival(migration, recorded).await,
+            false => self.resume_departure(migration, recorded).await,
+        };
+        let Err(error) = resumed else { return true };
+        let reason = error.message();
+        tracing::error!(%migration, volumes = names, reason, "an interrupted migration cannot go on for the time being");
+        if let (true, Stage::Copying, Some(target)) = (is_incoming, stage, target) {
+            // Nothing was promised: its source is told that there is no such migration, and begins another one.
+            self.end_arrival(migration, target, &error).await;
+            return true;
+        }
+        false
+    }
+
+    /// Goes on with interrupted migrations between hosts whose lane has ended by a defect.
+    pub(super) fn resume_later(self: &Arc<Self>, concerned: impl Fn(&MigrationState) -> bool) {
+        let found: Vec<_> = self.journal.read(|state| {
+            let between =
+                state.unfinished().filter(|(_, known)| known.side != Side::OneHost && concerned(known));
+            between.map(|(id, _)| id).collect()
+        });
+        for migration in found {
+            let host = Arc::clone(self);
+            tokio::spawn(async move { host.resume_in_the_end(migration).await });
+        }
+    }
+
+    /// Tries again and again to go on with a migration whose image, or other host, is not to be had.
+    async fn resume_in_the_end(self: Arc<Self>, migration: MigrationId) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(RESUME_INTERVAL) => {}
+                () = self.stopping() => return,
+            }
+            let recorded = self.journal.read(|state| state.migrations.get(&migration).cloned());
+            let recorded = recorded.filter(|recorded| !recorded.has_ended());
+            let Some(recorded) = recorded else { return };
+            if self.resume_one(migration, recorded).await {
+                return;
+            }
+        }
+    }
+
+    /// What this host answers as the source of a migration that no lane has.
+    pub(crate) fn answer_as_source(
+        &self,
+        peer: HostId,
+        migration: MigrationId,
+        message: &ToSource,
+    ) -> Option<ToTarget> {
+        self.journal.read(|state| recovery::answer_as_source(state, peer, migration, message))
+    }
+
+    /// What this host answers as the target of a migration that no lane has.
+    pub(crate) fn answer_as_target(
+        &self,
+        peer: HostId,
+        remote: MigrationId,
+        message: &ToTarget,
+    ) -> Option<ToSource> {
+        self.journal.read(|state| recovery::answer_as_target(state, peer, remote, message))
+    }
+
+    /// The lane of a volume that this host owns.
+    pub(crate) async fn lane_of(&self, volume: VolumeId) -> Option<LaneHandle> {
+        let name = self.journal.read(|state| Some(state.volumes.get(&volume)?.record.name.clone()))?;
+        match self.volumes.service(&name) {
+            // The journal says that it has arrived; this process is about to hear of it.
+            Some(Service::Arriving(lane, _)) => Some(lane),
+            _ => self.volumes.lane(&name).await.ok(),
+        }
+    }
+
+    /// Sees to the clients of a volume that has left: they are forwarded by its lane until the last of them is gone.
+    pub(super) async fn see_departure(self: Arc<Self>, name: String, volume: VolumeId, lane: LaneHandle) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(CLIENTS_POLL) => {}
+                () = lane.ended() => return,
+            }
+            let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
+            // It has come home.
+            let Some(moved) = moved else { return };
+            // Requests of another host's clients may be on their way back through here, too.
+            let in_use =
+                lane.status().await.map_or(0, |status| status.connections + status.requests_in_flight);
+            if moved.forwarding == Forwarding::Always || in_use > 0 {
+                continue;
+            }
+            // An operation that has the volume is likely to bring it home.
+            let Ok((claim, _)) = self.volumes.claim(&name) else { continue };
+            claim.removing();
+            lane.stop(self.config.limits.stop_wait_max).await;
+            let socket = self.sockets.volume_socket(&name);
+            if let Err(error) = crate::sockets::remove(&socket) {
+                tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");
+            }
+            claim.removed();
+            tracing::info!(volume = %name, host = %moved.host_name, "the last client has left; the volume is gone from here");
+            return;
+        }
+    }
+
+    /// Goes on with a departure that a restart interrupted.
+    async fn resume_departure(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        recorded: MigrationState,
+    ) -> Result<(), RequestError> {
+        let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
+        let Some(moving) = recorded.volumes.first().cloned() else { return Ok(()) };
+        let session = self.hosts.session_with(*peer)?;
+        let name = recorded.names.first().cloned().unwrap_or_default();
+        let lane = match recorded.stage {
+            Stage::Released(_) => self.wait_for_owner(moving.volume).await?,
+            _ => self.volumes.lane(&name).await?,
+        };
+        let block_size = self.journal.read(|state| {
+            let here = state.volumes.get(&moving.volume).map(|volume| volume.record.block_size_bytes);
+            here.or_else(|| Some(state.moved.get(&moving.volume)?.volume.record.block_size_bytes))
+        });
+        self.migrations.track(migration, moving.volume, block_size.unwrap_or_default().into());
+        let order = LeavingOrder {
+            migration,
+            source: moving.source,
+            keep_source: recorded.keep_source,
+            bandwidth_bytes_per_second: None,
+            // Parts of it are there, and what they are is not known here.
+            content: TargetContent::Unknown,
+            zeroes: ZeroMode::MayUnmap,
+            switch_over_max: switch_over_max(&session),
+            round_trip: round_trip(&session),
+            recorded: Some(Box::new(recorded)),
+        };
+        self.hand_over_to(&name, moving.volume, &lane, &session, order).await
+    }
+
+    /// A lane for a volume that was released to another host and may still come back: its clients wait.
+    async fn wait_for_owner(self: &Arc<Self>, volume: VolumeId) -> Result<LaneHandle, RequestError> {
+        let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
+        let missing = || RequestError::VolumeNotFound(volume.to_string());
+        let moved = moved.ok_or_else(missing)?;
+        let record = moved.volume.record.clone();
+        let store = match open_for_resuming(&record).await {
+            Ok(opened) => LaneStore::Here(opened),
+            // It has been dealt with, so the other host has the volume for good: only the end was not recorded.
+            Err(error) if error.code() == api::ErrorCode::ImageNotFound => self.store_elsewhere(&moved)?,
+            Err(error) => return Err(error),
+        };
+        let lane = self.start_waiting(&record, store).await?;
+        self.volumes.add(&record.name, volume);
+        if let Some(attempt) = self.volumes.attempt(&record.name) {
+            self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
+            self.keep_serving(record.name, attempt, Some(lane.clone()));
+        }
+        Ok(lane)
+    }
+
+    /// Serves a volume of another host to clients of this one.
+    async fn forward(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
+        let store = self.store_elsewhere(&moved)?;
+        let record = moved.volume.record;
+        let access = self.socket_access(&record.export)?;
+        let bound = self.sockets.bind_volume(&record.name, &access);
+        let unix = bound.map_err(|error| RequestError::VolumeUnavailable {
+            volume: record.name.clone(),
+            reason: with_causes(&error),
+        })?;
+        let listeners = Listeners { unix, tcp: self.listen_on_port(&record)? };
+        let lane = self.start_lane(&record, store, listeners, Opening::Serving).await?;
+        self.volumes.add(&record.name, record.volume);
+        if let Some(attempt) = self.volumes.attempt(&record.name) {
+            self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
+            self.keep_serving(record.name, attempt, Some(lane));
+        }
+        Ok(())
+    }
+
+    /// The volume at the host that has it.
+    fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
+        let session = self.hosts.session_with(moved.host)?;
+        let subject =
+            Subject { kind: Kind::Forwarding, source: self.peers.own(), migration: moved.migration };
+        let line = self.peers.line(&session, subject);
+        Ok(LaneStore::Elsewhere { line, size_bytes: moved.volume.record.size_bytes })
+    }
+
+    /// Forgets where a volume went; clients that are forwarded are cut off.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(super) async fn forget_moved(&self, volume: VolumeId) -> Result<(), RequestError> {
+        Ok(self.journal.commit(vec![Record::MovedForgotten { volume }]).await?)
+    }
+}
+
+/// Opens the image of a volume whose migration goes on; a killed daemon's last writes are waited for.
+pub(super) async fn open_for_resuming(record: &VolumeRecord) -> Result<Opened, RequestError> {
+    let (record, deadline) = (record.clone(), Instant::now() + GHOST_WAIT_MAX);
+    let patience =
+        move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
+    blocking(move || opening::open(&record, None, patience)).await
+}

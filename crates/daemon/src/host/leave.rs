@@ -1,0 +1,270 @@
+//! A volume leaves for another host: checks here, an offer there, then the lane.
+//!
+//! ```text
+//!   checks ──► started, durably ──► offered ──► accepted: its image is there ──► lane
+//!                                      └─ refused, or no answer: ended, nothing is left
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{MigrateVolume, Migration};
+use block::ZeroMode;
+use chronicle::Epoch;
+use lane::{LaneHandle, LeavingOrder, TargetContent};
+use migration::journal::{
+    FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
+    VolumeRecord,
+};
+use migration::wire::{Acceptance, Allocation, FormerContent, Offer, OfferedVolume, Refusal, RefusalCode};
+use migration::{MigrationId, VolumeId};
+use transport::{Peer, Session};
+
+use super::Host;
+use crate::error::RequestError;
+use crate::migrations::image_format;
+use crate::peers::channel::{Kind, Subject};
+use crate::peers::host_id;
+
+/// How long another host may take to answer an offer: it makes an image meanwhile, perhaps a thick one.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// How long it may take until there is a connection at all.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked whether there is one.
+const CONNECT_POLL: Duration = Duration::from_millis(20);
+/// How long the gates may be closed before the commit point, beside the round trips: as on one host.
+const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
+/// Round trips that lie between the closing of the gates and the commit point: what is still in flight, and *prepare*.
+/// One more, because a round trip is not always the same.
+const SWITCH_OVER_ROUND_TRIPS: u32 = 3;
+
+/// Where a volume is to go.
+pub(super) struct Elsewhere {
+    /// The host.
+    pub peer: Peer,
+    /// The store there; empty: its only one.
+    pub store: String,
+}
+
+impl Host {
+    /// The host that `to` names, as HOST or HOST:STORE; `None`: it is a store of this host.
+    ///
+    /// # Errors
+    /// [`RequestError::DestinationNotFound`].
+    pub(super) fn elsewhere(&self, to: &str) -> Result<Option<Elsewhere>, RequestError> {
+        if self.stores.get(to).is_ok() {
+            return Ok(None);
+        }
+        let (host, store) = to.split_once(':').unwrap_or((to, ""));
+        match self.hosts.find(host) {
+            Some(peer) => Ok(Some(Elsewhere { peer, store: store.to_owned() })),
+            None if self.hosts.own().is_none() => self.stores.get(to).map(|_| None),
+            None => Err(RequestError::DestinationNotFound {
+                name: to.to_owned(),
+                stores: self.stores.known(),
+                hosts: self.hosts.names(),
+            }),
+        }
+    }
+
+    /// Begins to move a volume to another host.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the volume stays where it is, and nothing is left there.
+    pub(super) async fn migrate_away(
+        self: &Arc<Self>,
+        record: VolumeRecord,
+        lane: LaneHandle,
+        elsewhere: Elsewhere,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        if order.keep_chain {
+            let text = "a chain cannot be kept at another host; leave --keep-chain out";
+            return Err(RequestError::Invalid(text.to_owned()));
+        }
+        let session = self.hosts.session(&elsewhere.peer)?;
+        self.reach(&session, &elsewhere.peer).await?;
+        let migration = self.record_leaving(&record, &elsewhere, &order).await?;
+        self.migrations.track(migration, record.volume, u64::from(record.block_size_bytes));
+        self.begin_history(migration, &record, &order);
+        let begun = self.offer_and_leave(&record, &lane, &elsewhere, &session, migration, &order).await;
+        if let Err(error) = begun {
+            self.end_refused(migration, &error).await;
+            return Err(error);
+        }
+        tracing::info!(volume = %record.name, %migration, host = %elsewhere.peer.name, "migration begun");
+        self.migrations.get(&self.journal, migration)
+    }
+
+    /// Waits until there is a connection: nothing is begun with a host that is not there.
+    async fn reach(&self, session: &Session, peer: &Peer) -> Result<(), RequestError> {
+        let connected = async {
+            while !session.status().is_connected {
+                tokio::time::sleep(CONNECT_POLL).await;
+            }
+        };
+        let unreachable = |_| RequestError::HostUnreachable {
+            host: peer.name.clone(),
+            reason: session.status().last_error.unwrap_or_else(|| "it does not answer".to_owned()),
+        };
+        tokio::time::timeout(CONNECT_MAX, connected).await.map_err(unreachable)
+    }
+
+    async fn record_leaving(
+        &self,
+        record: &VolumeRecord,
+        elsewhere: &Elsewhere,
+        order: &MigrateVolume,
+    ) -> Result<MigrationId, RequestError> {
+        let starting = self.starting_migration.lock().await;
+        let migration = MigrationId(self.journal.read(|state| state.next_migration));
+        let (peer, format) = (&elsewhere.peer, order.format.map_or(record.image.format, image_format));
+        // Where exactly its image is there, is the other host's affair.
+        let store = format!("{}:{}", peer.name, elsewhere.store);
+        let target = ImageLocation { store, place: Place::File(String::new()), format };
+        let volumes = vec![MigratingVolume { volume: record.volume, source: record.image.clone(), target }];
+        let side = Side::Outgoing {
+            peer: host_id(peer.id),
+            peer_name: peer.name.clone(),
+            store: elsewhere.store.clone(),
+            forwarding: forwarding(order),
+        };
+        let keep_source = order.keep_source;
+        let started = Record::MigrationStarted { migration, volumes, keep_source, side };
+        self.journal.commit(vec![started]).await?;
+        drop(starting);
+        Ok(migration)
+    }
+
+    async fn offer_and_leave(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        lane: &LaneHandle,
+        elsewhere: &Elsewhere,
+        session: &Session,
+        migration: MigrationId,
+        order: &MigrateVolume,
+    ) -> Result<(), RequestError> {
+        let host = elsewhere.peer.name.clone();
+        let offer = offer(record, &elsewhere.store, order);
+        let answered = tokio::time::timeout(ANSWER_MAX, self.peers.offer(session, migration, offer)).await;
+        let acceptance = match answered {
+            Ok(Ok(acceptance)) => acceptance,
+            Ok(Err(refusal)) => return Err(RequestError::HostRefused { host, refusal }),
+            Err(_) => {
+                self.peers.give_up_offer(host_id(session.peer()), migration);
+                let reason = format!("it did not answer within {} s", ANSWER_MAX.as_secs());
+                return Err(RequestError::HostUnreachable { host, reason });
+            }
+        };
+        let order = LeavingOrder {
+            migration,
+            source: record.image.clone(),
+            keep_source: order.keep_source,
+            bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+            content: content(&acceptance),
+            zeroes: match order.allocation {
+                api::Allocation::Thin => ZeroMode::MayUnmap,
+                api::Allocation::Thick => ZeroMode::KeepAllocated,
+            },
+            switch_over_max: switch_over_max(session),
+            round_trip: round_trip(session),
+            recorded: None,
+        };
+        self.hand_over_to(&record.name, record.volume, lane, session, order).await
+    }
+
+    /// Gives a lane its orders, and the lines to the other host.
+    pub(super) async fn hand_over_to(
+        self: &Arc<Self>,
+        name: &str,
+        volume: VolumeId,
+        lane: &LaneHandle,
+        session: &Session,
+        order: LeavingOrder,
+    ) -> Result<(), RequestError> {
+        let migration = order.migration;
+        let subject = |kind| Subject { kind, source: self.peers.own(), migration };
+        let line = self.peers.line(session, subject(Kind::Migration));
+        let forward = self.peers.line(session, subject(Kind::Forwarding));
+        lane.leave(order, line, forward).await.map_err(|refused| RequestError::VolumeUnavailable {
+            volume: name.to_owned(),
+            reason: refused.to_string(),
+        })?;
+        let (host, name, lane) = (Arc::clone(self), name.to_owned(), lane.clone());
+        tokio::spawn(async move {
+            if let Some(Outcome::Moved { .. }) = host.migrations.outcome(migration).await {
+                host.see_departure(name, volume, lane).await;
+            }
+        });
+        Ok(())
+    }
+
+    /// Ends a migration that the other host did not take. If it did after all, it asks, and is told that there is none.
+    async fn end_refused(&self, migration: MigrationId, error: &RequestError) {
+        let outcome = Outcome::Failed { code: FailureCode::HostRefused, detail: error.message() };
+        let summary = Summary::default();
+        let ended = Record::MigrationEnded { migration, outcome: outcome.clone(), summary };
+        if let Err(fault) = self.journal.commit(vec![ended]).await {
+            tracing::warn!(%migration, %fault, "that the migration has ended is left to the next start");
+        }
+        self.migrations.report(lane::Report::Ended { migration, outcome, summary });
+        self.histories.forget(migration);
+    }
+}
+
+/// How long the gates may be closed, given how far away the other host is.
+pub(super) fn switch_over_max(session: &Session) -> Duration {
+    SWITCH_OVER_MAX + round_trip(session) * SWITCH_OVER_ROUND_TRIPS
+}
+
+/// The longest way to the other host and back, as it was measured last.
+pub(super) fn round_trip(session: &Session) -> Duration {
+    let status = session.status();
+    let round_trips = status.connections.iter().filter_map(|connection| connection.round_trip);
+    round_trips.max().unwrap_or_default()
+}
+
+fn forwarding(order: &MigrateVolume) -> Forwarding {
+    if order.serve_here { Forwarding::Always } else { Forwarding::WhileConnected }
+}
+
+fn offer(record: &VolumeRecord, store: &str, order: &MigrateVolume) -> Offer {
+    let volume = OfferedVolume {
+        volume: record.volume,
+        name: record.name.clone(),
+        size_bytes: record.size_bytes,
+        block_size_bytes: record.block_size_bytes,
+        generation: record.generation,
+        epoch: Epoch::default(),
+    };
+    Offer {
+        volumes: vec![volume],
+        store: store.to_owned(),
+        format: order.format.map(image_format),
+        allocation: match order.allocation {
+            api::Allocation::Thin => Allocation::Thin,
+            api::Allocation::Thick => Allocation::Thick,
+        },
+        forwarding: forwarding(order),
+    }
+}
+
+/// What is where nothing of the volume is yet.
+fn content(acceptance: &Acceptance) -> TargetContent {
+    let all_zero = acceptance.volumes.iter().all(|volume| volume.elsewhere == FormerContent::Zero);
+    if all_zero { TargetContent::Zero } else { TargetContent::Unknown }
+}
+
+/// What another host is told of what went wrong here.
+pub(super) fn refusal(error: &RequestError) -> Refusal {
+    let code = match error.code() {
+        api::ErrorCode::NoSpace | api::ErrorCode::TargetTooSmall => RefusalCode::NoSpace,
+        api::ErrorCode::StoreNotFound => RefusalCode::UnknownStore,
+        api::ErrorCode::VolumeExists => RefusalCode::NameTaken,
+        api::ErrorCode::InvalidRequest | api::ErrorCode::StoreOccupied => RefusalCode::Unsuitable,
+        api::ErrorCode::VolumeBusy | api::ErrorCode::AlreadyMigrating => RefusalCode::Busy,
+        _ => RefusalCode::Failed,
+    };
+    Refusal { code, detail: error.message() }
+}

@@ -1,0 +1,118 @@
+//! A wire between two hosts: a TCP proxy on loopback that can be cut, or swallow everything.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+/// How often a direction that is black-holed looks whether it still is.
+const LOOK: Duration = Duration::from_millis(20);
+/// Bytes that are taken at a time.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// What becomes of what is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// It arrives.
+    Whole,
+    /// Connections are closed, and new ones too.
+    Cut,
+    /// Connections stay, and nothing arrives.
+    BlackHole,
+}
+
+/// A TCP proxy.
+#[derive(Debug)]
+pub struct Wire {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    target: u16,
+    state: AtomicU8,
+    open: Mutex<Vec<TcpStream>>,
+}
+
+impl Wire {
+    /// Makes a wire that leads to a port of this machine.
+    ///
+    /// # Errors
+    /// If nothing can be listened on.
+    pub fn to(target: u16) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("listen for the wire")?;
+        let port = listener.local_addr()?.port();
+        let shared =
+            Arc::new(Shared { target, state: AtomicU8::new(State::Whole as u8), open: Mutex::default() });
+        let accepting = Arc::clone(&shared);
+        // Ends with the process: a test has few of them.
+        thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                if accepting.state() != State::Cut {
+                    accepting.connect(near);
+                }
+            }
+        });
+        Ok(Self { port, shared })
+    }
+
+    /// Where it begins.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Changes what becomes of what is sent.
+    pub fn set(&self, state: State) {
+        self.shared.state.store(state as u8, Ordering::SeqCst);
+        if state == State::Cut {
+            let mut open = self.shared.open.lock().unwrap_or_else(PoisonError::into_inner);
+            for stream in open.drain(..) {
+                // It may have ended.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> State {
+        match self.state.load(Ordering::SeqCst) {
+            0 => State::Whole,
+            1 => State::Cut,
+            _ => State::BlackHole,
+        }
+    }
+
+    fn connect(self: &Arc<Self>, near: TcpStream) {
+        let Ok(far) = TcpStream::connect(("127.0.0.1", self.target)) else { return };
+        let (Ok(near_too), Ok(far_too)) = (near.try_clone(), far.try_clone()) else { return };
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.extend([&near, &far].into_iter().filter_map(|stream| stream.try_clone().ok()));
+        drop(open);
+        for (from, to) in [(near, far), (far_too, near_too)] {
+            let shared = Arc::clone(self);
+            thread::spawn(move || shared.carry(from, to));
+        }
+    }
+
+    fn carry(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut piece = vec![0; PIECE_BYTES];
+        while let Ok(length @ 1..) = from.read(&mut piece) {
+            while self.state() == State::BlackHole {
+                thread::sleep(LOOK);
+            }
+            if to.write_all(&piece[..length]).is_err() {
+                break;
+            }
+        }
+        for stream in [from, to] {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}

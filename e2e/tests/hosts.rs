@@ -1,0 +1,232 @@
+//! Volumes between two hosts that share nothing, with guests that know what they wrote.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use api::{GuestLocation, Migration, MigrationState, Volume, VolumeState};
+use e2e::{Scene, WireState, guest, play_pair, until};
+
+const DISK_BYTES: u64 = 32 << 20;
+const FILL_BYTES: u64 = 16 << 20;
+/// Slow enough that a migration of what is filled is under way for a while.
+const SLOWLY: &str = "6MiB/s";
+
+/// Waits until so many bytes have been copied.
+fn until_copied(scene: &Scene, migration: &Migration, bytes: u64) -> anyhow::Result<()> {
+    until("a part is copied", || Ok((scene.migration(&migration.id)?.bytes_copied >= bytes).then_some(())))
+}
+
+#[test]
+fn volume_goes_to_another_host_and_comes_home_while_its_guest_stays_connected() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        for round in 0..3 {
+            pair.leave()?;
+            let left: Volume = pair.alpha.volume()?;
+            ensure!(left.state == VolumeState::Forwarding, "round {round}: {left:?}");
+            pair.come_home()?;
+        }
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn cut_and_silent_links_cost_time_and_nothing_else() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let began = Instant::now();
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
+        for (state, copied) in [(WireState::Cut, FILL_BYTES / 4), (WireState::BlackHole, FILL_BYTES / 2)] {
+            until_copied(&pair.alpha, &begun, copied)?;
+            pair.wire.set(state);
+            // The time is what is tried: long enough for a guest that would wait to be noticed.
+            sleep(Duration::from_secs(3));
+            pair.wire.set(WireState::Whole);
+        }
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        pair.check_at(&pair.beta, &pair.alpha)?;
+        let stopped = guest::stop_and_verify(guest)?;
+        // No request waits longer than a second for a host that cannot be reached; the rest is the machine's slack.
+        let stall = stopped.recorder.longest_stall(began, Instant::now());
+        ensure!(stall < Duration::from_millis(2500), "the guest was held for {stall:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn killed_target_host_goes_on_where_it_stopped() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
+        until_copied(&pair.alpha, &begun, FILL_BYTES / 4)?;
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        pair.check_at(&pair.beta, &pair.alpha)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn killed_source_host_goes_on_with_the_migration() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
+        until_copied(&pair.alpha, &begun, FILL_BYTES / 4)?;
+        // Its client has gone when the daemon is killed, so what it knows is compared afterwards.
+        let stopped = guest::stop_and_verify(guest)?;
+        pair.alpha.kill()?;
+        pair.alpha.start()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        pair.check_at(&pair.beta, &pair.alpha)?;
+        pair.beta.stop()?;
+        guest::verify_image(&pair.beta.path("a/v.img"), &stopped.content)
+    });
+}
+
+#[test]
+fn cancelled_migration_leaves_nothing_at_the_other_host() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
+        pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
+        pair.check_at(&pair.alpha, &pair.beta)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn what_cannot_be_taken_is_refused_with_the_reason_and_leaves_nothing() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        for (to, part) in [("beta:nowhere", "no store \"nowhere\""), ("gamma", "no host \"gamma\"")] {
+            let refused = pair.alpha.sterna(["migrate", "v", "--to", to])?;
+            ensure!(refused.code != 0 && refused.stderr.contains(part), "{to}: {refused:?}");
+        }
+        pair.beta.create_volume(DISK_BYTES)?;
+        let refused = pair.alpha.sterna(["migrate", "v", "--to", "beta:b"])?;
+        ensure!(refused.code == 4 && refused.stderr.contains("exists"), "{refused:?}");
+        ensure!(pair.beta.images("b")?.is_empty());
+        pair.alpha.check_place("a")
+    });
+}
+
+#[test]
+fn volume_that_was_released_to_a_host_that_heard_nothing_is_promoted_there_with_the_ticket() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
+        pair.alpha.stop()?;
+        pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-released")])?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", None)?;
+        ensure!(pair.alpha.wait_for_end()? == 137, "the daemon is to be killed at its commit point");
+        let waiting = pair.beta.volume()?;
+        ensure!(waiting.state == VolumeState::Arriving, "{waiting:?}");
+        // Nobody serves it, and neither does the source, which has released it: the link never comes back.
+        pair.wire.set(WireState::Cut);
+        pair.alpha.start()?;
+        let released = until("the source prints its ticket", || {
+            Ok(Some(pair.alpha.migration(&begun.id)?).filter(|migration| migration.ticket.is_some()))
+        })?;
+        ensure!(
+            released.state == MigrationState::Running && released.guest == GuestLocation::Target,
+            "{released:?}"
+        );
+        let ticket = released.ticket.unwrap_or_default();
+
+        let refused = pair.beta.sterna(["volume", "promote", "v", "--ticket", "sterna-ticket-1-00"])?;
+        ensure!(refused.code != 0, "{refused:?}");
+        pair.beta.sterna(["volume", "promote", "v", "--ticket", &ticket])?.success()?;
+        let promoted = pair.beta.volume()?;
+        ensure!(promoted.state == VolumeState::Serving && promoted.generation == 1, "{promoted:?}");
+
+        // The source hears of it when the link is there again, and nothing is left of the volume but the way to it.
+        pair.wire.set(WireState::Whole);
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        pair.check_at(&pair.beta, &pair.alpha)?;
+        pair.beta.stop()?;
+        guest::verify_image(&pair.beta.path("a/v.img"), &stopped.content)
+    });
+}
+
+#[test]
+fn migration_that_rests_copies_nothing_until_it_goes_on() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
+        pair.alpha.sterna(["migration", "pause", &begun.id])?.success()?;
+        // What was under way when it was paused has ended by then; that nothing follows takes time to see.
+        sleep(Duration::from_millis(500));
+        let before = pair.alpha.migration(&begun.id)?;
+        // As above: with the rate of this migration it would be six megabytes.
+        sleep(Duration::from_secs(1));
+        let after = pair.alpha.migration(&begun.id)?;
+        ensure!(before.bytes_copied == after.bytes_copied, "{before:?} {after:?}");
+        pair.alpha.sterna(["migration", "resume", &begun.id])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
+    let steps = [
+        ("alpha", "after-started"),
+        ("alpha", "before-released"),
+        ("alpha", "after-released"),
+        ("alpha", "before-ended"),
+        ("beta", "after-started"),
+        ("beta", "after-prepared"),
+        ("beta", "before-owned"),
+        ("beta", "after-owned"),
+        ("beta", "before-ended"),
+    ];
+    for (host, step) in steps {
+        play_pair(|pair| {
+            pair.alpha.create_volume(DISK_BYTES)?;
+            let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
+            let killed = if host == "alpha" { &mut pair.alpha } else { &mut pair.beta };
+            killed.stop()?;
+            killed.start_with(&[("STERNA_FAIL_POINT", step)])?;
+            // It is cut off in the middle of this, or told that the other host is gone.
+            let migrating = pair.alpha.start_migrating("beta:a")?;
+            let killed = if host == "alpha" { &mut pair.alpha } else { &mut pair.beta };
+            ensure!(killed.wait_for_end()? == 137, "{host} {step}: it was not killed");
+            drop(migrating);
+            killed.start()?;
+            until("exactly one host serves the volume", || {
+                let served = |scene: &Scene| {
+                    let volume = scene.volume().ok();
+                    volume.is_some_and(|volume| volume.state == VolumeState::Serving)
+                };
+                Ok(match (served(&pair.alpha), served(&pair.beta)) {
+                    (true, false) | (false, true) => Some(()),
+                    (true, true) => anyhow::bail!("{host} {step}: both serve it"),
+                    (false, false) => None,
+                })
+            })?;
+            // What was begun ends by itself, wherever that is.
+            until("no migration is under way", || {
+                let migrations: Vec<Migration> = pair.alpha.ask(&["migration", "list"])?;
+                Ok(migrations.iter().all(|migration| migration.state.has_ended()).then_some(()))
+            })?;
+            let image = if pair.beta.images("a")?.is_empty() { &mut pair.alpha } else { &mut pair.beta };
+            image.stop()?;
+            guest::verify_image(&image.path("a/v.img"), &stopped.content)
+        });
+    }
+}
