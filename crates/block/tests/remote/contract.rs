@@ -47,7 +47,21 @@ fn nbdkit_memory_of_odd_sizes() {
 
 #[test]
 fn qemu_nbd_raw() {
-    check("qemu-nbd raw", SIZES, |size| Server::qemu_nbd("raw", size, &["--discard=unmap"]));
+    check("qemu-nbd raw", SIZES, |size| Server::qemu_nbd("raw", size, &["--discard=unmap", "--shared=8"]));
+}
+
+/// How large an export may become is asked on a new connection, which a server with one client refuses.
+#[test]
+fn server_that_takes_one_client_cannot_say_how_large_it_may_become_and_serves_on() {
+    on_both(|engine, handle| async move {
+        let server = Server::qemu_nbd("raw", 4096, &[]);
+        let store = store(server.connect(), &engine, &handle);
+        let growth = store.growth().unwrap();
+        assert!(growth.capacity().await.is_err());
+        let data = Buffer::copy_of(&[7; 4096]);
+        store.write(0, data, Durability::Durable).await.unwrap();
+        assert_eq!(store.read(0, Buffer::zeroed(4096)).await.unwrap().as_slice(), [7; 4096]);
+    });
 }
 
 #[test]
