@@ -122,7 +122,7 @@ impl Ticket {
         Ok((id, recorded))
     }
 
-    /// Reads what [`Ticket::to_string`] wrote; spaces, line breaks and the case of letters do not matter.
+    /// Reads what its `Display` wrote; spaces, line breaks and the case of letters do not matter.
     ///
     /// # Errors
     /// [`TicketError::Unreadable`].
