@@ -147,6 +147,11 @@ impl Daemon {
         migration.await.with_context(context).map_err(|error| self.with_log(error))
     }
 
+    /// What speaks to it.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Describes a volume.
     ///
     /// # Errors
@@ -218,7 +223,8 @@ impl Daemon {
         }
     }
 
-    fn with_log(&self, error: anyhow::Error) -> anyhow::Error {
+    /// Adds the end of its log to an error.
+    pub(super) fn with_log(&self, error: anyhow::Error) -> anyhow::Error {
         let log = std::fs::read(&self.log).unwrap_or_default();
         with_tail(error, "the daemon's log", &String::from_utf8_lossy(&log))
     }

@@ -49,8 +49,16 @@ impl DemoFolder {
         for path in [folder.source_store(), folder.target_store(), folder.data()] {
             std::fs::create_dir(&path).with_context(|| format!("make the folder {}", path.display()))?;
         }
-        std::fs::write(folder.config(), folder.config_text()).context("write the daemon's configuration")?;
+        folder.configure("")?;
         Ok(folder)
+    }
+
+    /// Adds lines to the daemon's configuration.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub(super) fn configure(&self, lines: &str) -> anyhow::Result<()> {
+        std::fs::write(self.config(), self.config_text() + lines).context("write the daemon's configuration")
     }
 
     /// The folder itself.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::progress::Progress;
-use super::report::Wrong;
+use super::report::{Bytes, Wrong};
 use crate::nbd_client::{Address, Client, ClientOptions, StopFlag};
 use crate::workload::{self, Content, Findings, Guest, GuestOptions, Mark, Step, StoppedGuest};
 
@@ -116,7 +116,11 @@ impl DemoGuest for ThreadGuest {
     fn description(&self) -> String {
         let reads = 100 - (self.options.mix.writes / (workload::Mix::WHOLE / 100)).min(100);
         let (block, in_flight) = (self.block_bytes / 1024, self.options.in_flight);
-        format!("{block} KiB, {reads}/{} random, {in_flight} outstanding", 100 - reads)
+        let place = match self.options.working_set_bytes {
+            Some(bytes) => format!(" in {}", Bytes(bytes.get())),
+            None => String::new(),
+        };
+        format!("{block} KiB, {reads}/{} random{place}, {in_flight} outstanding", 100 - reads)
     }
 
     fn mark(&self) -> Mark {

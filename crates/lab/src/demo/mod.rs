@@ -12,6 +12,7 @@
 mod daemon;
 mod folder;
 mod guest;
+mod hosts;
 mod progress;
 mod report;
 mod signals;
@@ -32,13 +33,16 @@ use crate::workload::GuestOptions;
 pub(crate) use self::daemon::{Daemon, with_tail};
 pub(crate) use self::folder::{DemoFolder, check_free_space, usual_parent};
 pub(crate) use self::guest::with_progress;
-pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, ThreadGuest};
+pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, StoppedThreadGuest, ThreadGuest};
+pub use self::hosts::{
+    Copied, Cut, CutPlan, HostsFigures, HostsOptions, HostsReport, LinkKind, WayFigures, run_hosts,
+};
 pub use self::progress::Progress;
 pub(crate) use self::report::Bytes;
 pub use self::report::{Figures, Report, Wrong};
 pub use self::signals::Interrupted;
 pub(crate) use self::signals::Signals;
-pub use self::sparkline::Timeline;
+pub use self::sparkline::{Span, Timeline};
 
 /// How the demo is run.
 #[derive(Clone, Debug)]

@@ -111,18 +111,18 @@ impl fmt::Display for Report {
     }
 }
 
-fn row(formatter: &mut fmt::Formatter<'_>, name: &str, value: &str, remark: &str) -> fmt::Result {
+pub(super) fn row(formatter: &mut fmt::Formatter<'_>, name: &str, value: &str, remark: &str) -> fmt::Result {
     let line = format!("  {name:<20} {value:>12}   {remark}");
     writeln!(formatter, "{}", line.trim_end())
 }
 
 /// Bytes per second; 0 if no time has passed.
-fn rate(bytes: u64, seconds: f64) -> u64 {
+pub(super) fn rate(bytes: u64, seconds: f64) -> u64 {
     if seconds > 0.0 { (bytes as f64 / seconds) as u64 } else { 0 }
 }
 
 /// `after` relative to `before`, as a change in per cent.
-fn change(before: f64, after: f64) -> String {
+pub(super) fn change(before: f64, after: f64) -> String {
     if before <= 0.0 {
         return String::new();
     }
@@ -132,7 +132,7 @@ fn change(before: f64, after: f64) -> String {
     format!("{percent:+.0} %")
 }
 
-fn seconds(value: f64) -> String {
+pub(super) fn seconds(value: f64) -> String {
     format!("{value:.2} s")
 }
 

@@ -4,18 +4,29 @@
 //!   ▇▇▇█▇▇▇▇▆▅▅▅▅▅▅▅▅▅▅▅▅▅▅▇▇▇▇▇▇▇▇
 //!           └─ migrating ─┘
 //! ```
+//!
+//! Parts that have a name are marked below their bars; there may be several.
 
 /// How wide the line is at most, so that the report fits a terminal of 80 columns.
 const COLUMNS_MAX: usize = 56;
 /// From nothing to the most.
 const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The rates of a guest in equal steps of time, and which of them belong to the migration.
+/// The rates of a guest in equal steps of time, and which of them belong to a migration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// Requests per second, step by step.
     pub rates: Vec<f64>,
-    /// The first step of the migration.
+    /// The parts that are marked, in order and apart.
+    pub spans: Vec<Span>,
+}
+
+/// A part of a timeline that has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// What is written below it.
+    pub name: &'static str,
+    /// The first step of it.
     pub begin: usize,
     /// The first step after it.
     pub end: usize,
@@ -24,11 +35,21 @@ pub struct Timeline {
 impl Timeline {
     /// Puts the three parts of a demo together.
     pub fn of(before: &[f64], during: &[f64], after: &[f64]) -> Self {
-        let rates = [before, during, after].concat();
-        Self { rates, begin: before.len(), end: before.len() + during.len() }
+        Self::of_parts(&[(None, before), (Some("migrating"), during), (None, after)])
     }
 
-    /// The bars, and below them the mark of the migration. `None` if there is nothing to show.
+    /// Puts parts together; those that have a name are marked.
+    pub fn of_parts(parts: &[(Option<&'static str>, &[f64])]) -> Self {
+        let mut timeline = Self::default();
+        for (name, rates) in parts {
+            let begin = timeline.rates.len();
+            timeline.rates.extend_from_slice(rates);
+            timeline.spans.extend(name.map(|name| Span { name, begin, end: timeline.rates.len() }));
+        }
+        timeline
+    }
+
+    /// The bars, and below them the marks. `None` if there is nothing to show.
     pub fn lines(&self) -> Option<(String, String)> {
         if self.rates.is_empty() {
             return None;
@@ -38,7 +59,11 @@ impl Timeline {
         let values: Vec<f64> = (0..columns).map(|column| self.mean(column, columns)).collect();
         let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let bars = values.iter().map(|value| bar(value / most)).collect();
-        Some((bars, mark(column_of(self.begin), column_of(self.end))))
+        let mut marks = String::new();
+        for Span { name, begin, end } in &self.spans {
+            mark(&mut marks, name, column_of(*begin), column_of(*end));
+        }
+        Some((bars, marks))
     }
 
     /// The mean rate of the steps that fall into a column.
@@ -57,21 +82,23 @@ fn bar(part: f64) -> char {
     BARS[index.clamp(usize::from(part > 0.0), last)]
 }
 
-fn mark(begin: usize, end: usize) -> String {
-    const LABEL: &str = " migrating ";
+/// Adds the mark of the columns from `begin` to `end` to a line of marks that may end before or, if a name was too long
+/// for its part, behind `begin`.
+fn mark(line: &mut String, name: &str, begin: usize, end: usize) {
+    let label = format!(" {name} ");
+    let length = label.chars().count();
     let width = end.saturating_sub(begin);
-    let space = " ".repeat(begin);
-    match width {
-        0 | 1 => format!("{space}╵{LABEL}"),
+    line.push_str(&" ".repeat(begin.saturating_sub(line.chars().count())));
+    let mark = match width {
+        0 | 1 => format!("╵{label}"),
         // Too narrow to hold the words.
-        width if width < LABEL.len() + 4 => format!("{space}└{}┘{LABEL}", "─".repeat(width - 2)),
+        width if width < length + 4 => format!("└{}┘{label}", "─".repeat(width - 2)),
         width => {
-            let dashes = width - 2 - LABEL.len();
-            format!("{space}└{}{LABEL}{}┘", "─".repeat(dashes / 2), "─".repeat(dashes - dashes / 2))
+            let dashes = width - 2 - length;
+            format!("└{}{label}{}┘", "─".repeat(dashes / 2), "─".repeat(dashes - dashes / 2))
         }
-    }
-    .trim_end()
-    .to_owned()
+    };
+    line.push_str(mark.trim_end());
 }
 
 #[cfg(test)]
@@ -92,6 +119,18 @@ mod tests {
         assert_eq!(mark, "    └─┘ migrating");
         let (_, mark) = Timeline::of(&[1.0; 4], &[], &[1.0; 4]).lines().unwrap();
         assert_eq!(mark, "    ╵ migrating");
+    }
+
+    #[test]
+    fn each_part_with_a_name_has_its_mark() {
+        let rates = [1.0; 12];
+        let parts =
+            [(None, &rates[..4]), (Some("there"), &rates), (None, &rates[..3]), (Some("home"), &rates)];
+        let (_, marks) = Timeline::of_parts(&parts).lines().unwrap();
+        assert_eq!(marks, "    └─ there ──┘   └── home ──┘");
+        let parts = [(Some("there"), &rates[..3]), (None, &rates[..1]), (Some("home"), &rates[..2])];
+        let (_, marks) = Timeline::of_parts(&parts).lines().unwrap();
+        assert_eq!(marks, "└─┘ there└┘ home");
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct GuestOptions {
     pub in_flight: NonZeroU32,
     /// What it asks for.
     pub mix: Mix,
+    /// How much of the disk, from its beginning, it works on, in bytes; `None`: on all of it.
+    pub working_set_bytes: Option<NonZeroU64>,
     /// Decides which requests come, and in which order.
     pub seed: u64,
     /// After how many requests the guest ends by itself; `None` means never.
@@ -32,7 +34,13 @@ pub struct GuestOptions {
 impl Default for GuestOptions {
     fn default() -> Self {
         const IN_FLIGHT: NonZeroU32 = NonZeroU32::new(16).unwrap();
-        Self { in_flight: IN_FLIGHT, mix: Mix::default(), seed: 1, requests_max: None }
+        Self {
+            in_flight: IN_FLIGHT,
+            mix: Mix::default(),
+            working_set_bytes: None,
+            seed: 1,
+            requests_max: None,
+        }
     }
 }
 
@@ -172,6 +180,8 @@ struct Worker {
     client: Client,
     content: Content,
     options: GuestOptions,
+    /// How many blocks, from the first on, it works on.
+    blocks: u64,
     random: Random,
     findings: Findings,
     recorder: Arc<Mutex<Recorder>>,
@@ -183,7 +193,9 @@ impl Worker {
     fn new(client: Client, content: Content, options: GuestOptions, recorder: Arc<Mutex<Recorder>>) -> Self {
         let random = Random::new(options.seed);
         let (findings, buffers) = (Findings::default(), Vec::new());
-        Self { client, content, options, random, findings, recorder, buffers }
+        let of_working_set = |bytes: NonZeroU64| (bytes.get() / u64::from(content.block_bytes())).max(1);
+        let blocks = options.working_set_bytes.map_or(u64::MAX, of_working_set).min(content.blocks());
+        Self { client, content, options, blocks, random, findings, recorder, buffers }
     }
 
     fn run(mut self, stop: &StopFlag) -> Result<Self, ClientError> {
@@ -262,7 +274,7 @@ impl Worker {
     }
 
     fn claim_range(&mut self) -> (u64, u32) {
-        let count = 1 + self.random.below(RANGE_BLOCKS_MAX.min(self.content.blocks()));
+        let count = 1 + self.random.below(RANGE_BLOCKS_MAX.min(self.blocks));
         let blocks = self.claim_blocks(count);
         let block_bytes = self.content.block_bytes();
         let length = u32::try_from(blocks.end - blocks.start).unwrap_or(1) * block_bytes;
@@ -272,8 +284,8 @@ impl Worker {
     /// Claims up to `count` blocks at a place where no request is in flight.
     fn claim_blocks(&mut self, count: u64) -> Range<u64> {
         loop {
-            let start = self.random.below(self.content.blocks());
-            let blocks = start..(start + count).min(self.content.blocks());
+            let start = self.random.below(self.blocks);
+            let blocks = start..(start + count).min(self.blocks);
             if self.content.claim(blocks.clone()) {
                 return blocks;
             }

@@ -1,6 +1,9 @@
-//! `sterna demo`: the disk of a working guest moves from one store to another, and is judged.
+//! `sterna demo`: the disk of a working guest moves from one store to another, or to another host and home, and is judged.
 
-use lab::demo::{self, DemoOptions, Interrupted, Progress};
+use std::path::PathBuf;
+
+use api::MigrationHistory;
+use lab::demo::{self, DemoOptions, HostsOptions, Interrupted, Progress};
 
 use crate::args::{DemoArguments, Guest};
 use crate::commands::CommandError;
@@ -10,19 +13,16 @@ use crate::output::Format;
 
 pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit, CommandError> {
     let program = std::env::current_exe().map_err(CommandError::Program)?;
-    let mut options = match arguments.guest() {
-        Guest::Thread => DemoOptions::with_thread(program),
-        Guest::Machine => {
-            DemoOptions::with_machine(program, arguments.image.as_deref()).map_err(CommandError::Demo)?
-        }
-    };
-    options.parent = arguments.folder;
     let mut progress = match format {
         Format::Text => Progress::on_stderr(),
         Format::Json => Progress::silent(),
     };
-    let report = match demo::run(options, &mut progress).await {
-        Ok(report) => report,
+    let ended = match arguments.hosts {
+        true => between_hosts(program, &arguments, &mut progress).await,
+        false => between_stores(program, &arguments, &mut progress).await,
+    };
+    let ended = match ended {
+        Ok(ended) => ended,
         Err(error) => match error.downcast::<Interrupted>() {
             Ok(interrupted) => {
                 eprintln!("sterna: {interrupted}");
@@ -32,14 +32,50 @@ pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit
         },
     };
     if let Some(path) = &arguments.report {
-        let history = report.history.as_ref();
+        let history = ended.history.as_ref();
         let missing =
             || anyhow::anyhow!("the daemon gave no history of the migration, so there is no report");
         write_report(path, history.ok_or_else(missing).map_err(CommandError::Demo)?)?;
     }
     match format {
-        Format::Text => print!("{report}"),
-        Format::Json => println!("{}", report.json().map_err(|error| CommandError::Unwritten(error.into()))?),
+        Format::Text => print!("{}", ended.text),
+        Format::Json => println!("{}", ended.json.map_err(|error| CommandError::Unwritten(error.into()))?),
     }
-    Ok(if report.figures.verified { Exit::Success } else { Exit::Unexpected })
+    Ok(ended.exit)
+}
+
+/// What is left of a demo.
+struct Ended {
+    text: String,
+    json: serde_json::Result<String>,
+    history: Option<MigrationHistory>,
+    exit: Exit,
+}
+
+async fn between_stores(
+    program: PathBuf,
+    arguments: &DemoArguments,
+    progress: &mut Progress,
+) -> anyhow::Result<Ended> {
+    let mut options = match arguments.guest() {
+        Guest::Thread => DemoOptions::with_thread(program),
+        Guest::Machine => DemoOptions::with_machine(program, arguments.image.as_deref())?,
+    };
+    options.parent.clone_from(&arguments.folder);
+    let report = demo::run(options, progress).await?;
+    let exit = if report.figures.verified { Exit::Success } else { Exit::Unexpected };
+    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
+}
+
+async fn between_hosts(
+    program: PathBuf,
+    arguments: &DemoArguments,
+    progress: &mut Progress,
+) -> anyhow::Result<Ended> {
+    let mut options = HostsOptions::new(program);
+    options.parent.clone_from(&arguments.folder);
+    let report = demo::run_hosts(options, progress).await?;
+    let good = report.figures.demo.verified && report.figures.resumed;
+    let exit = if good { Exit::Success } else { Exit::Unexpected };
+    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
 }

@@ -1,0 +1,249 @@
+//! The demo with two hosts: the disk of a working guest moves to the other host and home again, over a link that is cut
+//! once.
+//!
+//! ```text
+//!     host a: folder, daemon ◄────── link ──────► host b: folder, daemon          the hosts are paired
+//!               ▲ NBD
+//!     guest fills ─► works ─┬─ before ─┬─ there ──┬─ forwarded ─┬─ home ─┬─ after ─┐
+//!                           mark       │ ╳ cut    │             │        │         mark
+//!     report ◄─ compare the image file ◄─ daemons end ◄─ compare the whole disk ◄─ guest stops
+//! ```
+//!
+//! The guest is connected to host *a* from the beginning to the end. However it ends, nothing is left behind, as with
+//! the plain demo; namespaces have no names, and go with the daemons in them.
+
+mod link;
+mod pair;
+mod proxy;
+mod report;
+mod travel;
+
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use api::{MigrationHistory, Volume};
+
+use self::link::Link;
+use self::pair::{Folders, Pair, arrived};
+use self::travel::{Way, travel};
+use super::{
+    Bytes, Daemon, DemoFolder, DemoGuest as _, Felt, MARGIN, Progress, Signals, StoppedDemoGuest as _,
+    StoppedThreadGuest, ThreadGuest, Timeline, VOLUME, check_free_space, usual_parent, wait,
+};
+use crate::nbd_client::StopFlag;
+use crate::network::BitRate;
+use crate::workload::GuestOptions;
+
+pub use self::link::LinkKind;
+pub use self::report::{Copied, HostsFigures, HostsReport, WayFigures};
+pub use self::travel::{Cut, CutPlan};
+
+/// What the hosts are called.
+const NAMES: [&str; 2] = ["a", "b"];
+/// The store of either host.
+const STORE: &str = DemoFolder::STORES.0;
+
+/// How the demo with two hosts is run.
+#[derive(Clone, Debug)]
+pub struct HostsOptions {
+    /// The program whose `serve` is the daemons: normally the one that runs now.
+    pub program: PathBuf,
+    /// Where the temporary folders are made; `None`: the usual place for temporary files, if it is on a disk.
+    pub parent: Option<PathBuf>,
+    /// Size of the disk in bytes.
+    pub disk_bytes: u64,
+    /// How much of it the guest fills at first, in bytes.
+    pub fill_bytes: u64,
+    /// Bytes of a request.
+    pub block_bytes: u32,
+    /// What the guest does.
+    pub guest: GuestOptions,
+    /// How long the guest works before, between and after the migrations.
+    pub margin: Duration,
+    /// What the hosts are; `None`: namespaces if they can be made.
+    pub kind: Option<LinkKind>,
+    /// What the link carries each way.
+    pub rate: BitRate,
+    /// When the link is cut on the way there.
+    pub cut: CutPlan,
+}
+
+impl HostsOptions {
+    /// The demo as everybody sees it.
+    pub fn new(program: PathBuf) -> Self {
+        // Without locality the writes of two seconds would touch most of the disk, and all of it would have to be copied
+        // again, whether the copying goes on or begins anew.
+        const WORKING_SET: NonZeroU64 = NonZeroU64::new(64 << 20).unwrap();
+        Self {
+            program,
+            parent: None,
+            disk_bytes: 1 << 30,
+            fill_bytes: 768 << 20,
+            block_bytes: 8192,
+            guest: GuestOptions { working_set_bytes: Some(WORKING_SET), ..GuestOptions::default() },
+            margin: MARGIN,
+            kind: None,
+            rate: BitRate::megabits(1000),
+            cut: CutPlan { fraction: 0.45, length: Duration::from_secs(2) },
+        }
+    }
+}
+
+/// Runs the demo with two hosts. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
+///
+/// # Errors
+/// What went wrong, with the logs of the daemons; [`super::Interrupted`] after a signal. Wrong content is no error: then
+/// [`super::Figures::verified`] is false. Nor is a copy that began anew: then [`HostsFigures::resumed`] is false.
+pub async fn run_hosts(options: HostsOptions, progress: &mut Progress) -> anyhow::Result<HostsReport> {
+    let parent = options.parent.clone().unwrap_or_else(usual_parent);
+    let copies = format!("two copies of a {} disk", Bytes(options.disk_bytes));
+    check_free_space(&parent, options.disk_bytes.saturating_mul(2), "the demo", &copies)?;
+    let folders = [DemoFolder::create_in(&parent)?, DemoFolder::create_in(&parent)?];
+    let mut signals = Signals::listen()?;
+    let result = play(&options, &folders, &mut signals, progress).await;
+    progress.end();
+    let [near, far] = folders.map(DemoFolder::remove);
+    let report = result?;
+    near.and(far).map(|()| report)
+}
+
+/// What is known when the volume is home again, and the guest has compared its disk.
+struct Travelled {
+    stopped: StoppedThreadGuest,
+    guest: String,
+    /// The volume where it is in the end.
+    volume: Volume,
+    ways: [Way; 2],
+    copied: Copied,
+    before: Felt,
+    forwarded: Felt,
+    after: Felt,
+    whole: Felt,
+    timeline: Timeline,
+    /// Of the way there.
+    history: Option<MigrationHistory>,
+}
+
+/// Runs the demo in its folders; the daemons have ended when this returns.
+async fn play(
+    options: &HostsOptions,
+    folders: &Folders,
+    signals: &mut Signals,
+    progress: &mut Progress,
+) -> anyhow::Result<HostsReport> {
+    progress.begin("starting the hosts");
+    let mut link = Link::create(options.kind, options.rate).await?;
+    let pair = signals.unless(Pair::start(&options.program, folders, &link)).await?;
+    let stop = StopFlag::default();
+    let travelled = signals.unless(there_and_home(options, &pair, &mut link, &stop, progress)).await;
+    stop.raise();
+    let travelled = travelled.map_err(|error| match error.is::<super::Interrupted>() {
+        true => error,
+        false => pair.with_logs(error),
+    });
+    let ended = pair.stop().await;
+    let mut travelled = travelled?;
+    ended?;
+    let image = Path::new(&travelled.volume.image);
+    signals.unless(travelled.stopped.verify_image(image, progress)).await?;
+    Ok(report::report(travelled, options, link.description()))
+}
+
+/// Makes the volume at the first host, moves it to the second and home under a guest, which then compares its disk.
+async fn there_and_home(
+    options: &HostsOptions,
+    pair: &Pair,
+    link: &mut Link,
+    stop: &StopFlag,
+    progress: &mut Progress,
+) -> anyhow::Result<Travelled> {
+    let Pair { near, far } = pair;
+    let volume = near.create_volume(VOLUME, options.disk_bytes, STORE).await?;
+    let HostsOptions { fill_bytes, block_bytes, guest, .. } = *options;
+    let guest =
+        ThreadGuest::start(volume.uri.parse()?, fill_bytes, block_bytes, guest, stop.clone(), progress)
+            .await?;
+    let description = guest.description();
+    let margin = options.margin;
+    let measured = async {
+        let start = guest.mark();
+        let before = work("measuring the guest before", &guest, margin, progress).await;
+
+        progress.begin("migrating to the other host");
+        let wrote = Wrote::ask(near).await?;
+        let to_far = format!("{}:{STORE}", NAMES[1]);
+        let there = travel((near, &to_far), &guest, link, Some(options.cut), progress).await?;
+        let copied = wrote.copied(near, &there).await?;
+        arrived(far, VOLUME).await?;
+        let forwarded = work("measuring the guest, forwarded", &guest, margin, progress).await;
+
+        progress.begin("migrating home");
+        let to_near = format!("{}:{STORE}", NAMES[0]);
+        let home = travel((far, &to_near), &guest, link, None, progress).await?;
+        arrived(near, VOLUME).await?;
+        let after = work("measuring the guest after", &guest, margin, progress).await;
+
+        let whole = guest.between(&start, &guest.mark());
+        let timeline = Timeline::of_parts(&[
+            (None, &before.1),
+            (Some("there"), &there.rates),
+            (None, &forwarded.1),
+            (Some("home"), &home.rates),
+            (None, &after.1),
+        ]);
+        let history = near.history(&there.migration.id).await;
+        let felt = [before.0, forwarded.0, after.0, whole];
+        anyhow::Ok(([there, home], copied, felt, timeline, history))
+    };
+    let (ways, copied, [before, forwarded, after, whole], timeline, history) = tokio::select! {
+        measured = measured => measured?,
+        failure = guest.failure() => return Err(failure),
+    };
+    let stopped = guest.stop_and_verify(progress).await?;
+    let volume = arrived(near, VOLUME).await?;
+    ensure!(volume.store.as_deref() == Some(STORE), "the volume says that it is in {:?}", volume.store);
+    let guest = description;
+    Ok(Travelled { stopped, guest, volume, ways, copied, before, forwarded, after, whole, timeline, history })
+}
+
+/// Lets the guest work for a while; returns what it felt, and its rates.
+async fn work(
+    step: &str,
+    guest: &ThreadGuest,
+    duration: Duration,
+    progress: &mut Progress,
+) -> (Felt, Vec<f64>) {
+    progress.begin(step);
+    let first = guest.mark();
+    wait(duration, progress).await;
+    let last = guest.mark();
+    (guest.between(&first, &last), guest.rates(&first, &last))
+}
+
+/// What a volume takes of its store, and what its guest had written, at one moment.
+struct Wrote {
+    allocated_bytes: u64,
+    bytes_written: u64,
+}
+
+impl Wrote {
+    async fn ask(daemon: &Daemon) -> anyhow::Result<Self> {
+        let volume = daemon.volume(VOLUME).await?;
+        let allocated_bytes = volume.allocated_bytes.unwrap_or(volume.size_bytes);
+        let statistics = volume.statistics.context("the volume has no statistics")?;
+        Ok(Self { allocated_bytes, bytes_written: statistics.bytes_written })
+    }
+
+    /// What was copied since then, and what of that had to be.
+    async fn copied(self, daemon: &Daemon, way: &Way) -> anyhow::Result<Copied> {
+        let now = Self::ask(daemon).await?;
+        Ok(Copied {
+            allocated_bytes: self.allocated_bytes,
+            written_bytes: now.bytes_written.saturating_sub(self.bytes_written),
+            mirrored_bytes: way.migration.bytes_mirrored,
+            copied_bytes: way.migration.bytes_copied,
+        })
+    }
+}

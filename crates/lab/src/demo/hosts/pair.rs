@@ -1,0 +1,104 @@
+//! Two hosts that are paired: a daemon and a folder each.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use api::{Client, JoinHost, NewIdentity, NewInvitation, Volume, VolumeState};
+use tokio::time::{Instant, sleep};
+
+use super::NAMES;
+use super::link::Link;
+use crate::demo::{Daemon, DemoFolder};
+
+/// How long an invitation holds, in seconds: it is used at once.
+const INVITATION_LIFETIME_S: u64 = 60;
+/// How long a host may take to see that it has a volume that has arrived.
+const ARRIVAL_DEADLINE: Duration = Duration::from_secs(20);
+/// How often it is asked.
+const ARRIVAL_PAUSE: Duration = Duration::from_millis(20);
+
+/// Both hosts' folders, in the order of [`NAMES`].
+pub(super) type Folders = [DemoFolder; 2];
+
+/// Two daemons that know each other.
+#[derive(Debug)]
+pub(super) struct Pair {
+    /// Where the volume begins, and its guest stays. It calls the other one.
+    pub(super) near: Daemon,
+    /// Where the volume goes.
+    pub(super) far: Daemon,
+}
+
+impl Pair {
+    /// Starts a daemon on each host and pairs them.
+    ///
+    /// # Errors
+    /// If one does not start, or refuses the other; the message ends with the logs.
+    pub(super) async fn start(program: &Path, folders: &Folders, link: &Link) -> anyhow::Result<Self> {
+        let (listen, call) = link.addresses();
+        let [near, far] = folders;
+        near.configure("[hosts]\nlisten = []\n")?;
+        far.configure(&format!("[hosts]\nlisten = [\"{listen}\"]\nlinks = [{{ address = \"{call}\" }}]\n"))?;
+        let (near, far) = tokio::try_join!(
+            Daemon::start_by(link.command(0, program)?, near),
+            Daemon::start_by(link.command(1, program)?, far),
+        )?;
+        let pair = Self { near, far };
+        match pair.introduce(link, &call.to_string()).await {
+            Ok(()) => Ok(pair),
+            Err(error) => Err(pair.with_logs(error)),
+        }
+    }
+
+    /// Ends both daemons, and waits for them.
+    ///
+    /// # Errors
+    /// If one of them does not end in order.
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        let (near, far) = tokio::join!(self.near.stop(), self.far.stop());
+        near.with_context(|| format!("on host {}", NAMES[0]))?;
+        far.with_context(|| format!("on host {}", NAMES[1]))
+    }
+
+    /// Adds the ends of both logs to an error.
+    pub(super) fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
+        self.near.with_log(self.far.with_log(error))
+    }
+
+    async fn introduce(&self, link: &Link, call: &str) -> anyhow::Result<()> {
+        name(self.near.client(), NAMES[0]).await?;
+        let listening = name(self.far.client(), NAMES[1]).await?;
+        let listening = listening.first().context("the second host listens nowhere")?;
+        link.lead_to(listening.parse().context("read where the second host listens")?);
+        let order = NewInvitation { lifetime_s: INVITATION_LIFETIME_S };
+        let invitation = self.far.client().invite(&order).await.context("ask for an invitation")?;
+        let order = JoinHost { token: invitation.token, address: Some(call.to_owned()) };
+        self.near.client().join_host(&order).await.context("pair the hosts")?;
+        Ok(())
+    }
+}
+
+/// Waits until a host serves a volume that has just arrived.
+///
+/// # Errors
+/// If it does not in time.
+pub(super) async fn arrived(host: &Daemon, volume: &str) -> anyhow::Result<Volume> {
+    let give_up_at = Instant::now() + ARRIVAL_DEADLINE;
+    loop {
+        let found = host.volume(volume).await?;
+        if found.state == VolumeState::Serving {
+            return Ok(found);
+        }
+        if Instant::now() >= give_up_at {
+            bail!("volume {volume} has been moved, but it is still {:?}: {:?}", found.state, found.message);
+        }
+        sleep(ARRIVAL_PAUSE).await;
+    }
+}
+
+/// Gives a host its identity; returns where it listens.
+async fn name(client: &Client, name: &str) -> anyhow::Result<Vec<String>> {
+    let identity = client.create_identity(&NewIdentity { name: name.to_owned() }).await;
+    Ok(identity.with_context(|| format!("name host {name}"))?.listening)
+}
