@@ -168,7 +168,7 @@ async fn open_when_free(path: &Path, access: Access, handle: &Handle) -> Result<
     for _ in 0..500 {
         match Qcow2Image::open_waiting(path, access, |_| Patience::GiveUp) {
             Err(Qcow2Error::Image(ImageError::Locked { .. })) => {
-                handle.sleep(Duration::from_millis(20)).await
+                handle.sleep(Duration::from_millis(20)).await;
             }
             result => return result,
         }
