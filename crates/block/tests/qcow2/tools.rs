@@ -50,9 +50,25 @@ pub(crate) fn on_engine<F: Future<Output = ()> + 'static>(
     true
 }
 
+/// How often, and how long apart, a program is run again that found its image locked.
+const LOCK_TRIES: u32 = 100;
+const LOCK_POLL: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// Runs a program of QEMU's and expects it to succeed.
+///
+/// A program that another test starts at this moment holds what is locked here, from its fork to its exec: then it is
+/// tried again.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let output = try_run(program, arguments);
+    let mut output = try_run(program, arguments);
+    for _ in 0..LOCK_TRIES {
+        let is_locked =
+            String::from_utf8_lossy(&output.stderr).contains("Is another process using the image");
+        if output.status.success() || !is_locked {
+            break;
+        }
+        std::thread::sleep(LOCK_POLL);
+        output = try_run(program, arguments);
+    }
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success(),
