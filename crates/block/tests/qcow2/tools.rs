@@ -66,6 +66,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
         if output.status.success() || !is_locked {
             break;
         }
+        // Nothing tells when the other test's program has begun.
         std::thread::sleep(LOCK_POLL);
         output = try_run(program, arguments);
     }
