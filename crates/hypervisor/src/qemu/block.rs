@@ -1,0 +1,119 @@
+//! What QEMU tells of a machine's disks: what the guest sees, and the nodes below.
+
+use serde_json::Value;
+
+use super::error::MachineError;
+use super::machine::{Machine, unexpected};
+
+/// What the guest sees as a disk or a drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockDevice {
+    /// The name that `-drive` gave it; empty with `-blockdev`.
+    pub name: String,
+    /// The device's identity or its path among QEMU's objects; `None` if QEMU tells none.
+    pub device: Option<String>,
+    /// The node that it reads and writes; `None` for a drive without a medium.
+    pub node: Option<BlockNode>,
+    /// What a disk's error made of the machine: `ok`, `failed` or `nospace`; `None` if QEMU tells nothing.
+    pub io_status: Option<String>,
+}
+
+/// One node of the graph below a device: a format, a filter, a file, a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockNode {
+    /// Its name. QEMU makes one up, beginning with `#`, where none was given.
+    pub name: String,
+    /// What drives it: `raw`, `qcow2`, `file`, `nbd`.
+    pub driver: String,
+    /// The file or address, as QEMU writes it.
+    pub file: String,
+    /// Whether nothing is written through it.
+    pub is_read_only: bool,
+    /// Whether it was given to another process, as a migration does at its end.
+    pub is_inactive: bool,
+    /// Bytes that the guest sees; `None` if QEMU tells none.
+    pub size_bytes: Option<u64>,
+    /// Names of bitmaps that record writes for backups.
+    pub bitmaps: Vec<String>,
+}
+
+impl Machine {
+    /// The devices, in QEMU's order.
+    ///
+    /// # Errors
+    /// If QEMU does not tell.
+    pub async fn query_block(&self) -> Result<Vec<BlockDevice>, MachineError> {
+        const COMMAND: &str = "query-block";
+        let answer = self.ask(COMMAND).await?;
+        let devices = answer.as_array().map(|devices| devices.iter().map(read_device).collect());
+        let devices: Option<Option<Vec<_>>> = devices;
+        Ok(devices.flatten().ok_or_else(|| unexpected(COMMAND, "a list of devices"))?)
+    }
+
+    /// All nodes that have names, in QEMU's order.
+    ///
+    /// # Errors
+    /// If QEMU does not tell.
+    pub async fn named_nodes(&self) -> Result<Vec<BlockNode>, MachineError> {
+        const COMMAND: &str = "query-named-block-nodes";
+        let answer = self.ask(COMMAND).await?;
+        let nodes = answer.as_array().map(|nodes| nodes.iter().map(read_node).collect());
+        let nodes: Option<Option<Vec<_>>> = nodes;
+        Ok(nodes.flatten().ok_or_else(|| unexpected(COMMAND, "a list of nodes"))?)
+    }
+}
+
+fn read_device(device: &Value) -> Option<BlockDevice> {
+    let node = match device.get("inserted") {
+        Some(node) => Some(read_node(node)?),
+        None => None,
+    };
+    let text = |name: &str| device[name].as_str().map(str::to_owned);
+    Some(BlockDevice {
+        name: text("device")?,
+        device: text("qdev").filter(|device| !device.is_empty()),
+        node,
+        io_status: text("io-status"),
+    })
+}
+
+fn read_node(node: &Value) -> Option<BlockNode> {
+    let text = |name: &str| node[name].as_str().map(str::to_owned);
+    let bitmaps = node["dirty-bitmaps"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let bitmaps = bitmaps.iter().filter_map(|bitmap| bitmap["name"].as_str().map(str::to_owned));
+    Some(BlockNode {
+        name: text("node-name").unwrap_or_default(),
+        driver: text("drv")?,
+        file: text("file").unwrap_or_default(),
+        is_read_only: node["ro"].as_bool().unwrap_or(false),
+        is_inactive: node["active"].as_bool().is_some_and(|is_active| !is_active),
+        size_bytes: node["image"]["virtual-size"].as_u64(),
+        bitmaps: bitmaps.collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn drives_with_and_without_a_medium_are_read() {
+        let disk = json!({
+            "device": "", "qdev": "/machine/peripheral-anon/device[0]/virtio-backend", "io-status": "ok", "type": "unknown",
+            "inserted": {
+                "node-name": "d0", "drv": "raw", "file": "disk.img", "ro": false, "image": {"virtual-size": 4096},
+                "dirty-bitmaps": [{"name": "backup", "granularity": 65536}, {"granularity": 1}],
+            },
+        });
+        let disk = read_device(&disk).unwrap();
+        assert_eq!(disk.device.as_deref(), Some("/machine/peripheral-anon/device[0]/virtio-backend"));
+        let node = disk.node.unwrap();
+        assert_eq!((node.name.as_str(), node.size_bytes), ("d0", Some(4096)));
+        assert_eq!(node.bitmaps, ["backup"]);
+        let drive = read_device(&json!({"device": "ide1-cd0", "qdev": "", "removable": true})).unwrap();
+        assert_eq!((drive.node, drive.device), (None, None));
+        assert_eq!(read_device(&json!({"device": "x", "inserted": {}})), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! One running QEMU: what it does, and its being told to run, to stop and to end.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::error::{MachineError, QmpError};
+use super::qmp::{Events, Qmp};
+use super::state::{RunState, Version};
+
+/// How long QEMU may take for a command that changes or asks little. It answers within a millisecond, unless its main
+/// loop waits for a disk: a read that was held for 8 s has been seen to keep it silent for as long.
+pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
+/// How long pausing and resuming may take: requests that are under way end first, and a disk over NBD whose server is
+/// gone fails them only after its `reconnect-delay`, 30 s with most.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(45);
+/// How often a socket that is not there yet is looked for.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// One running QEMU, by its monitor.
+///
+/// Dropping it leaves the machine as it is; the monitor then serves the next client. All methods may be called at the
+/// same time from several tasks.
+#[derive(Debug)]
+pub struct Machine {
+    qmp: Qmp,
+    socket: PathBuf,
+}
+
+impl Machine {
+    /// Connects to a monitor's socket.
+    ///
+    /// # Errors
+    /// If nobody listens there, it is no monitor, or it serves somebody else.
+    pub async fn connect(socket: &Path) -> Result<Self, MachineError> {
+        Ok(Self { qmp: Qmp::connect(socket).await?, socket: socket.to_owned() })
+    }
+
+    /// Connects to the monitor of a QEMU that is being started: tries again while there is no socket yet.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]; that nobody listened until `deadline` was over.
+    pub async fn connect_within(socket: &Path, deadline: Duration) -> Result<Self, MachineError> {
+        let begun = Instant::now();
+        loop {
+            match Self::connect(socket).await {
+                Err(MachineError::Qmp(QmpError::Connect { source, .. }))
+                    if is_not_there_yet(&source) && begun.elapsed() < deadline => {}
+                connected => return connected,
+            }
+            sleep(CONNECT_INTERVAL).await;
+        }
+    }
+
+    /// The protocol, for what has no method here.
+    pub fn qmp(&self) -> &Qmp {
+        &self.qmp
+    }
+
+    /// The monitor's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The version that runs.
+    pub fn version(&self) -> &Version {
+        self.qmp.version()
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> Events {
+        self.qmp.events()
+    }
+
+    /// What the machine does.
+    ///
+    /// # Errors
+    /// If QEMU does not tell.
+    pub async fn status(&self) -> Result<RunState, MachineError> {
+        let status = self.ask("query-status").await?;
+        let name = status["status"].as_str();
+        let name = name.ok_or_else(|| unexpected("query-status", "a state"))?;
+        Ok(RunState::of(name))
+    }
+
+    /// Lets the processors run (`cont`): a machine that was paused, has loaded its memory, or has sent it elsewhere.
+    ///
+    /// QEMU takes its disks' images back before, if they were given to another process.
+    ///
+    /// **N.B.** A machine whose memory has gone elsewhere (*postmigrate*) must be resumed only if it never runs there.
+    ///
+    /// # Errors
+    /// If QEMU refuses: the machine is still loading, an image cannot be locked. It does not run then.
+    pub async fn resume(&self) -> Result<(), MachineError> {
+        self.tell("cont", json!({}), DRAIN_DEADLINE).await
+    }
+
+    /// Pauses the processors, and waits until the disks' requests have ended.
+    ///
+    /// A machine that waits for memory is told not to run once it has it.
+    ///
+    /// # Errors
+    /// If QEMU does not answer. Requests that are held by a disk's server hold this up too.
+    pub async fn stop(&self) -> Result<(), MachineError> {
+        self.tell("stop", json!({}), DRAIN_DEADLINE).await
+    }
+
+    /// Tells the guest that its power button was pressed; it shuts down if it likes to.
+    ///
+    /// # Errors
+    /// If QEMU does not answer.
+    pub async fn power_down(&self) -> Result<(), MachineError> {
+        self.tell("system_powerdown", json!({}), ANSWER_DEADLINE).await
+    }
+
+    /// Ends QEMU at once, as if the power had gone. Its process ends a little later.
+    ///
+    /// # Errors
+    /// If QEMU does not answer; that it has gone is no error.
+    pub async fn quit(&self) -> Result<(), MachineError> {
+        match self.tell("quit", json!({}), DRAIN_DEADLINE).await {
+            Err(error) if error.is_gone() => Ok(()),
+            told => told,
+        }
+    }
+
+    /// Waits until the monitor has gone, and says how. QEMU's process may end a little later.
+    pub async fn closed(&self) -> String {
+        self.qmp.closed().await
+    }
+
+    /// Asks something that needs no arguments.
+    pub(super) async fn ask(&self, command: &str) -> Result<Value, QmpError> {
+        self.qmp.execute(command, json!({}), ANSWER_DEADLINE).await
+    }
+
+    /// Has something done that returns nothing of interest.
+    pub(super) async fn tell(
+        &self,
+        command: &str,
+        arguments: Value,
+        deadline: Duration,
+    ) -> Result<(), MachineError> {
+        self.qmp.execute(command, arguments, deadline).await?;
+        Ok(())
+    }
+}
+
+/// An answer that does not fit its command.
+pub(super) fn unexpected(command: &str, expected: &'static str) -> QmpError {
+    QmpError::Unexpected { command: command.to_owned(), expected }
+}
+
+fn is_not_there_yet(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}

@@ -1,0 +1,165 @@
+//! The side that a machine leaves.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::{MemoryOptions, MemoryProgress, THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT, address};
+use crate::qemu::error::MachineError;
+use crate::qemu::machine::{ANSWER_DEADLINE, Machine};
+use crate::qemu::qmp::{Event, Events, Heard};
+use crate::qemu::state::MigrationStatus;
+
+/// How often the status is asked for beside the events, which may be lost to a listener that is too slow.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The event that tells a status.
+const EVENT: &str = "MIGRATION";
+
+impl Machine {
+    /// Why QEMU cannot migrate this machine at all, in its words; empty if it can.
+    ///
+    /// # Errors
+    /// If QEMU does not tell.
+    pub async fn migration_blockers(&self) -> Result<Vec<String>, MachineError> {
+        let answer = self.ask("query-migrate").await?;
+        let reasons = answer["blocked-reasons"].as_array().map(Vec::as_slice).unwrap_or_default();
+        Ok(reasons.iter().filter_map(|reason| reason.as_str().map(str::to_owned)).collect())
+    }
+
+    /// Begins to send the memory to `stream`, a unix socket on which somebody listens.
+    ///
+    /// The machine works on. It pauses by itself at [`MigrationStatus::PreSwitchover`], and waits there for
+    /// [`Self::switch_over`] or [`Self::abandon`].
+    ///
+    /// # Errors
+    /// If the machine cannot be migrated, or QEMU refuses. Nothing is under way then.
+    pub async fn offer_memory(&self, stream: &Path, options: MemoryOptions) -> Result<(), MachineError> {
+        let address = address(stream)?;
+        let reasons = self.migration_blockers().await?;
+        if !reasons.is_empty() {
+            return Err(MachineError::Blocked { reasons });
+        }
+        self.agree().await?;
+        self.tell("migrate-set-parameters", options.parameters(), ANSWER_DEADLINE).await?;
+        self.tell("migrate", json!({ "uri": address }), ANSWER_DEADLINE).await
+    }
+
+    /// How far the move is. Works on the target's side too, where most figures are zero.
+    ///
+    /// # Errors
+    /// If QEMU does not answer, as in state *device* while the stream is stalled.
+    pub async fn memory_progress(&self) -> Result<MemoryProgress, MachineError> {
+        Ok(MemoryProgress::read(&self.ask("query-migrate").await?))
+    }
+
+    /// Waits until the move has, or has had, one of the statuses, and returns it.
+    ///
+    /// It listens to QEMU's events, so the answer comes with the change; it asks as well from time to time. QEMU's silence
+    /// is no reason to give up before the deadline.
+    ///
+    /// # Errors
+    /// If the move ends with another status, in which case nothing more will come; that QEMU is gone; that `deadline` is
+    /// over.
+    pub async fn await_status(
+        &self,
+        wanted: &[MigrationStatus],
+        deadline: Duration,
+    ) -> Result<MigrationStatus, MachineError> {
+        // Before the first question: what happens after it is heard.
+        let mut events = self.events();
+        let begun = Instant::now();
+        let mut seen = None;
+        let mut pause = Duration::ZERO;
+        loop {
+            let left = deadline.saturating_sub(begun.elapsed());
+            let ask = async {
+                sleep(pause.min(left)).await;
+                self.migration_within(left.saturating_sub(pause)).await
+            };
+            // A question that is dropped is answered to nobody; QEMU may be silent while it tells.
+            let status = tokio::select! {
+                biased;
+                told = next_status(&mut events) => told,
+                asked = ask => asked?.map(|progress| progress.status),
+            };
+            pause = if status.is_some() { POLL_INTERVAL } else { Duration::ZERO };
+            match status {
+                Some(status) if wanted.contains(&status) => return Ok(status),
+                Some(status) if status.is_end() => return Err(self.ended(status).await),
+                Some(status) => seen = Some(status),
+                None => {}
+            }
+            if begun.elapsed() >= deadline {
+                break;
+            }
+        }
+        let wanted: Vec<&str> = wanted.iter().map(MigrationStatus::as_str).collect();
+        Err(MachineError::Deadline {
+            what: format!("QEMU's migration to be {}", wanted.join(" or ")),
+            still: seen.map_or_else(|| "silent".to_owned(), |status| status.to_string()),
+            waited: deadline,
+        })
+    }
+
+    /// Lets a machine that waits at [`MigrationStatus::PreSwitchover`] send the last of its memory and its devices' states.
+    ///
+    /// Wait for [`MigrationStatus::Completed`] then. Until that, a failure lets the machine run on here by itself; after it,
+    /// only [`Self::resume`] does.
+    ///
+    /// **N.B.** *Completed* means that the target has everything, not that it is ready: hand nothing over before
+    /// [`Self::await_loaded`] has returned there as well.
+    ///
+    /// # Errors
+    /// If it does not wait there, or QEMU does not answer.
+    pub async fn switch_over(&self) -> Result<(), MachineError> {
+        self.tell("migrate-continue", json!({ "state": "pre-switchover" }), ANSWER_DEADLINE).await
+    }
+
+    /// Lets QEMU take up to so much of their time from the guest's processors, so that it makes less memory dirty.
+    ///
+    /// QEMU does so only while memory gets dirty at more than half the rate at which it is sent, and then goes there in
+    /// one step, at the end of a round. `percent` is brought between 1 and 99.
+    ///
+    /// # Errors
+    /// If QEMU refuses or does not answer.
+    pub async fn raise_throttle(&self, percent: u8) -> Result<(), MachineError> {
+        let percent = percent.clamp(THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT);
+        let parameters = json!({ "max-cpu-throttle": percent, "cpu-throttle-increment": percent });
+        self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
+    }
+
+    /// Gives the move up: the machine runs on here, and the stream is closed.
+    ///
+    /// Returns when QEMU has taken note; wait for [`MigrationStatus::Cancelled`] or [`MigrationStatus::Failed`] to know that
+    /// it is over. A move that is over is left as it is.
+    ///
+    /// **N.B.** In status *device* QEMU does not answer while the stream is stalled. The caller must break the stream
+    /// instead: the status becomes *failed*, and the machine runs on by itself.
+    ///
+    /// # Errors
+    /// If QEMU does not answer.
+    pub async fn abandon(&self) -> Result<(), MachineError> {
+        self.tell("migrate_cancel", json!({}), ANSWER_DEADLINE).await
+    }
+
+    /// That the move has ended so, with QEMU's reason if it still answers.
+    async fn ended(&self, status: MigrationStatus) -> MachineError {
+        let progress = self.migration_within(ANSWER_DEADLINE).await.ok().flatten();
+        MachineError::MigrationEnded { status, detail: progress.and_then(|progress| progress.error) }
+    }
+}
+
+/// The next status that is told; nothing if some may have been missed, so that it must be asked for.
+async fn next_status(events: &mut Events) -> Option<MigrationStatus> {
+    loop {
+        match events.next().await {
+            Heard::Event(Event { name, data, .. }) if name == EVENT => {
+                return Some(MigrationStatus::of(data["status"].as_str()?));
+            }
+            Heard::Event(_) => {}
+            Heard::Missed(_) | Heard::Gone => return None,
+        }
+    }
+}

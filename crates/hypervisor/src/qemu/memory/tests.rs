@@ -1,0 +1,179 @@
+//! Moves of memory against monitors that behave as QEMU does at its best and at its worst.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::qemu::fake::{FakeMonitor, Reply};
+use crate::qemu::state::MigrationStatus;
+
+/// Longer than any fake monitor takes on a busy host.
+const LONG: Duration = Duration::from_secs(60);
+/// Short enough to wait for.
+const SHORT: Duration = Duration::from_millis(50);
+
+fn returned(value: Value) -> Vec<Reply> {
+    vec![Reply::Return(value)]
+}
+
+fn status(name: &'static str) -> Reply {
+    Reply::Event("MIGRATION", json!({ "status": name }))
+}
+
+async fn connect(monitor: &FakeMonitor) -> Machine {
+    Machine::connect(&monitor.socket()).await.unwrap()
+}
+
+#[test]
+fn a_path_that_qemu_would_read_otherwise_is_refused() {
+    assert_eq!(address(Path::new("/run/m")).unwrap(), "unix:/run/m");
+    let long = format!("/{}", "m".repeat(SOCKET_PATH_BYTES_MAX));
+    for path in ["/run/m,server=on", &long] {
+        assert!(matches!(address(Path::new(path)), Err(MachineError::Path { .. })), "{path}");
+    }
+}
+
+#[test]
+fn a_move_begins_without_slowing_the_guest_down() {
+    let options = MemoryOptions::for_downtime(Duration::from_secs(1_000_000));
+    let parameters = options.parameters();
+    assert_eq!(parameters["max-cpu-throttle"], 1);
+    assert_eq!(parameters["downtime-limit"], 2_000_000);
+    assert_eq!(parameters["max-bandwidth"], 1_u64 << 40);
+}
+
+#[tokio::test]
+async fn memory_is_offered_in_the_order_that_qemu_needs() {
+    let mut monitor = FakeMonitor::start(|_, _| returned(json!({})));
+    let machine = connect(&monitor).await;
+    let options = MemoryOptions::for_downtime(Duration::from_millis(300));
+    machine.offer_memory(Path::new("/run/memory"), options).await.unwrap();
+    machine.raise_throttle(200).await.unwrap();
+    let mut heard = Vec::new();
+    for _ in 0..6 {
+        heard.push(monitor.heard().await);
+    }
+    let names: Vec<&str> = heard.iter().map(|(name, _)| name.as_str()).collect();
+    let expected = [
+        "qmp_capabilities",
+        "query-migrate",
+        "migrate-set-capabilities",
+        "migrate-set-parameters",
+        "migrate",
+        "migrate-set-parameters",
+    ];
+    assert_eq!(names, expected);
+    assert_eq!(heard[3].1["downtime-limit"], 300);
+    assert_eq!(heard[4].1, json!({ "uri": "unix:/run/memory" }));
+    assert_eq!(heard[5].1["max-cpu-throttle"], THROTTLE_MOST_PERCENT);
+}
+
+#[tokio::test]
+async fn a_machine_that_cannot_be_migrated_is_refused_before_anything_is_set() {
+    let monitor = FakeMonitor::start(|command, _| {
+        assert_eq!(command, "query-migrate");
+        returned(json!({ "blocked-reasons": ["VFIO device doesn't support migration"] }))
+    });
+    let options = MemoryOptions::for_downtime(SHORT);
+    let refused = connect(&monitor).await.offer_memory(Path::new("/m"), options).await.unwrap_err();
+    assert!(refused.to_string().contains("VFIO"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_status_that_is_told_while_qemu_does_not_answer_is_heard() {
+    // As in status "device" with a stalled stream: the question is never answered.
+    let mut monitor = FakeMonitor::start(|_, _| vec![]);
+    let machine = connect(&monitor).await;
+    let wanted = [MigrationStatus::Completed];
+    let telling = async {
+        while monitor.heard().await.0 != "query-migrate" {}
+        monitor.act(status("device"));
+        monitor.act(status("completed"));
+    };
+    let (waited, ()) = tokio::join!(machine.await_status(&wanted, LONG), telling);
+    assert_eq!(waited.unwrap(), MigrationStatus::Completed);
+}
+
+#[tokio::test]
+async fn a_status_is_found_by_asking_if_its_event_is_lost() {
+    let asked = AtomicUsize::new(0);
+    let monitor = FakeMonitor::start(move |_, _| {
+        let is_first = asked.fetch_add(1, Ordering::Relaxed) == 0;
+        returned(json!({ "status": if is_first { "active" } else { "pre-switchover" } }))
+    });
+    let machine = connect(&monitor).await;
+    let status = machine.await_status(&[MigrationStatus::PreSwitchover], LONG).await;
+    assert_eq!(status.unwrap(), MigrationStatus::PreSwitchover);
+}
+
+#[tokio::test]
+async fn a_move_that_fails_ends_the_wait_with_qemus_reason() {
+    let asked = AtomicUsize::new(0);
+    let monitor = FakeMonitor::start(move |_, _| match asked.fetch_add(1, Ordering::Relaxed) {
+        0 => vec![Reply::Return(json!({ "status": "active" })), status("failed")],
+        _ => returned(json!({ "status": "failed", "error-desc": "Unable to write to socket" })),
+    });
+    let machine = connect(&monitor).await;
+    let failed = machine.await_status(&[MigrationStatus::Completed], LONG).await.unwrap_err();
+    assert!(matches!(failed, MachineError::MigrationEnded { .. }), "{failed:?}");
+    assert!(failed.to_string().contains("Unable to write"), "{failed}");
+}
+
+#[tokio::test]
+async fn a_wait_that_is_over_says_what_was_seen_last() {
+    let monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "active" })));
+    let machine = connect(&monitor).await;
+    let late = machine.await_status(&[MigrationStatus::PreSwitchover], SHORT).await.unwrap_err();
+    let expected = "waited 50 ms for QEMU's migration to be pre-switchover, and it is still active";
+    assert_eq!(late.to_string(), expected);
+    let silent = FakeMonitor::start(|_, _| vec![]);
+    let late = connect(&silent).await.await_status(&[MigrationStatus::Completed], SHORT).await;
+    assert!(late.unwrap_err().to_string().ends_with("still silent"));
+}
+
+#[tokio::test]
+async fn a_target_is_stopped_before_it_listens_and_refused_if_it_does_not_wait() {
+    let mut monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "inmigrate" })));
+    let machine = connect(&monitor).await;
+    machine.expect_memory(Path::new("/run/memory")).await.unwrap();
+    let mut names = Vec::new();
+    for _ in 0..5 {
+        names.push(monitor.heard().await.0);
+    }
+    let expected =
+        ["qmp_capabilities", "query-status", "stop", "migrate-set-capabilities", "migrate-incoming"];
+    assert_eq!(names, expected);
+    let running = FakeMonitor::start(|_, _| returned(json!({ "status": "running" })));
+    let refused = connect(&running).await.expect_memory(Path::new("/run/memory")).await.unwrap_err();
+    assert_eq!(refused.to_string(), "the machine is running, and should be inmigrate");
+}
+
+/// A target that says `first` until it is told that its migration has completed, and `then` from there on.
+fn target(first: &'static str, then: &'static str, migration: &'static str) -> FakeMonitor {
+    let asked = Arc::new(AtomicUsize::new(0));
+    FakeMonitor::start(move |command, _| match command {
+        "query-status" if asked.fetch_add(1, Ordering::Relaxed) == 0 => {
+            vec![Reply::Return(json!({ "status": first })), status("completed")]
+        }
+        "query-status" => returned(json!({ "status": then })),
+        _ => returned(json!({ "status": migration, "error-desc": "load of migration failed" })),
+    })
+}
+
+#[tokio::test]
+async fn a_loaded_target_is_paused_and_nothing_else() {
+    connect(&target("inmigrate", "paused", "active")).await.await_loaded(LONG).await.unwrap();
+    let running = connect(&target("inmigrate", "running", "active")).await.await_loaded(LONG).await;
+    assert!(matches!(running, Err(MachineError::State { .. })), "{running:?}");
+    let failed = connect(&target("inmigrate", "inmigrate", "failed")).await.await_loaded(LONG).await;
+    assert!(failed.unwrap_err().to_string().contains("load of migration failed"));
+    let late = connect(&target("inmigrate", "inmigrate", "active")).await.await_loaded(SHORT).await;
+    assert!(matches!(late, Err(MachineError::Deadline { .. })), "{late:?}");
+}
+
+#[tokio::test]
+async fn a_target_that_ends_while_it_loads_is_gone() {
+    let monitor = FakeMonitor::start(|_, _| vec![Reply::Close]);
+    let gone = connect(&monitor).await.await_loaded(LONG).await.unwrap_err();
+    assert!(gone.is_gone(), "{gone:?}");
+}

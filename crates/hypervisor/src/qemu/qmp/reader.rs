@@ -1,0 +1,44 @@
+//! Lines from a monitor, each of bounded length.
+
+use std::io;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::net::unix::OwnedReadHalf;
+
+/// The longest line that is read. The longest useful answers describe every block node of a machine, a few KiB each; the
+/// description of the whole protocol has some 300 KiB.
+pub(super) const LINE_BYTES_MAX: usize = 8 << 20;
+
+/// Reads lines.
+#[derive(Debug)]
+pub(super) struct Lines {
+    input: BufReader<OwnedReadHalf>,
+}
+
+impl Lines {
+    /// Reads from there.
+    pub(super) fn new(input: OwnedReadHalf) -> Self {
+        Self { input: BufReader::new(input) }
+    }
+
+    /// The next line, without its end. Must not be called again after an error, nor after its future was dropped.
+    ///
+    /// # Errors
+    /// If the connection ends or a line is too long.
+    pub(super) async fn next(&mut self) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        let limit = LINE_BYTES_MAX as u64;
+        (&mut self.input).take(limit).read_until(b'\n', &mut line).await?;
+        if line.pop_if(|last| *last == b'\n').is_some() {
+            return Ok(line);
+        }
+        Err(match line.len() {
+            0 => io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed"),
+            LINE_BYTES_MAX => {
+                let message = format!("a line is longer than {LINE_BYTES_MAX} bytes");
+                io::Error::new(io::ErrorKind::InvalidData, message)
+            }
+            _ => io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed within a line"),
+        })
+    }
+}

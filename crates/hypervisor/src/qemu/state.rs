@@ -1,0 +1,209 @@
+//! The states of a machine and of its migration, and versions, in QEMU's words and ours.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// What a machine does, as `query-status` tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// Its processors run.
+    Running,
+    /// It was stopped, or has loaded its memory and was not told to run.
+    Paused,
+    /// It waits for memory from another process.
+    InMigrate,
+    /// It was started stopped and has never run.
+    PreLaunch,
+    /// Its memory has gone to another process; it can be resumed, unless it runs there.
+    PostMigrate,
+    /// It is stopped while the last of its memory goes.
+    FinishMigrate,
+    /// A disk answered with an error, and the machine was stopped until somebody resumes it.
+    IoError,
+    /// Its guest has shut down.
+    Shutdown,
+    /// Another one, by QEMU's name.
+    Other(String),
+}
+
+impl RunState {
+    /// The state of that name.
+    pub fn of(name: &str) -> Self {
+        match name {
+            "running" => Self::Running,
+            "paused" => Self::Paused,
+            "inmigrate" => Self::InMigrate,
+            "prelaunch" => Self::PreLaunch,
+            "postmigrate" => Self::PostMigrate,
+            "finish-migrate" => Self::FinishMigrate,
+            "io-error" => Self::IoError,
+            "shutdown" => Self::Shutdown,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+
+    /// QEMU's name of it.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::InMigrate => "inmigrate",
+            Self::PreLaunch => "prelaunch",
+            Self::PostMigrate => "postmigrate",
+            Self::FinishMigrate => "finish-migrate",
+            Self::IoError => "io-error",
+            Self::Shutdown => "shutdown",
+            Self::Other(name) => name,
+        }
+    }
+}
+
+impl fmt::Display for RunState {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+/// How far a move of memory is, on either side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MigrationStatus {
+    /// There was none in this process.
+    None,
+    /// It begins.
+    Setup,
+    /// Memory is on its way.
+    Active,
+    /// Everything but the last is there, and the machine is paused: it goes on when it is told to.
+    PreSwitchover,
+    /// The last of the memory and the devices' states are on their way.
+    Device,
+    /// The machine runs at the target while memory is missing there.
+    PostcopyActive,
+    /// The same, and the stream has broken.
+    PostcopyPaused,
+    /// The same, and the stream is being made again.
+    PostcopyRecover,
+    /// It is being cancelled.
+    Cancelling,
+    /// It was cancelled; the source goes on.
+    Cancelled,
+    /// It has failed; the source goes on.
+    Failed,
+    /// All of it is there.
+    Completed,
+    /// Another one, by QEMU's name.
+    Other(String),
+}
+
+impl MigrationStatus {
+    /// The status of that name.
+    pub fn of(name: &str) -> Self {
+        match name {
+            "none" => Self::None,
+            "setup" => Self::Setup,
+            "active" => Self::Active,
+            "pre-switchover" => Self::PreSwitchover,
+            "device" => Self::Device,
+            "postcopy-active" => Self::PostcopyActive,
+            "postcopy-paused" => Self::PostcopyPaused,
+            "postcopy-recover" => Self::PostcopyRecover,
+            "cancelling" => Self::Cancelling,
+            "cancelled" => Self::Cancelled,
+            "failed" => Self::Failed,
+            "completed" => Self::Completed,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+
+    /// QEMU's name of it.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::None => "none",
+            Self::Setup => "setup",
+            Self::Active => "active",
+            Self::PreSwitchover => "pre-switchover",
+            Self::Device => "device",
+            Self::PostcopyActive => "postcopy-active",
+            Self::PostcopyPaused => "postcopy-paused",
+            Self::PostcopyRecover => "postcopy-recover",
+            Self::Cancelling => "cancelling",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+            Self::Completed => "completed",
+            Self::Other(name) => name,
+        }
+    }
+
+    /// Whether nothing comes after it.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::Cancelled | Self::Failed | Self::Completed)
+    }
+}
+
+impl fmt::Display for MigrationStatus {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+/// A version of QEMU. Versions are ordered as they came out.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// The first number.
+    pub major: u64,
+    /// The second.
+    pub minor: u64,
+    /// The third.
+    pub micro: u64,
+    /// What a distribution says of its package; may be empty.
+    pub package: String,
+}
+
+impl Version {
+    /// Reads `{"qemu": {"major": …, "minor": …, "micro": …}, "package": …}`.
+    pub(super) fn read(value: &Value) -> Option<Self> {
+        let number = |name| value["qemu"][name].as_u64();
+        Some(Self {
+            major: number("major")?,
+            minor: number("minor")?,
+            micro: number("micro")?,
+            package: value["package"].as_str().unwrap_or_default().to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn states_keep_their_names_whether_they_are_known_or_not() {
+        for name in ["running", "paused", "inmigrate", "finish-migrate", "io-error", "guest-panicked", ""] {
+            assert_eq!(RunState::of(name).to_string(), name);
+        }
+        for name in ["none", "active", "pre-switchover", "device", "completed", "colo", "wait-unplug"] {
+            assert_eq!(MigrationStatus::of(name).to_string(), name);
+        }
+        assert!(matches!(RunState::of("guest-panicked"), RunState::Other(_)));
+    }
+
+    #[test]
+    fn versions_are_read_and_ordered() {
+        let version = |major: u64, minor: u64| {
+            let numbers = json!({"qemu": {"major": major, "minor": minor, "micro": 1}, "package": "Debian"});
+            Version::read(&numbers).unwrap()
+        };
+        assert!(version(7, 2) < version(10, 0));
+        assert_eq!(version(7, 2).to_string(), "7.2.1");
+        assert_eq!(Version::read(&json!({"qemu": {"major": -1}})), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! Two QEMU processes, without guests of their own: firmware that finds nothing to boot is a machine that runs.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use hypervisor::qemu::{Heard, Machine, MemoryOptions, MigrationStatus, RunState};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+/// Longer than any step takes while every processor is busy with something else.
+pub(super) const DEADLINE: Duration = Duration::from_secs(120);
+/// Bytes of the disk.
+pub(super) const DISK_BYTES: u64 = 1 << 20;
+const QEMU: &str = "qemu-system-x86_64";
+
+/// A folder with a disk that all machines of it share.
+pub(super) struct Scene {
+    folder: TempDir,
+}
+
+/// A machine and its process, which is killed when this is dropped.
+pub(super) struct Qemu {
+    pub(super) process: Child,
+    pub(super) machine: Machine,
+    memory: PathBuf,
+}
+
+impl Scene {
+    /// `None` if there is no QEMU, which is told.
+    pub(super) fn new() -> Option<Self> {
+        let is_there = std::process::Command::new(QEMU).arg("--version").output().is_ok();
+        if !is_there {
+            omission::machine_lacks(QEMU);
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::File::create(folder.path().join("disk")).unwrap().set_len(DISK_BYTES).unwrap();
+        Some(Self { folder })
+    }
+
+    /// Starts a machine, and waits until its monitor answers.
+    pub(super) async fn start(&self, name: &str, more: &[&str]) -> Qemu {
+        let path = |ending: &str| self.folder.path().join(format!("{name}.{ending}"));
+        let socket = path("qmp");
+        let process = Command::new(QEMU)
+            .args(["-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none"])
+            .args([
+                "-blockdev",
+                &format!("file,node-name=file,filename={}", text(&self.folder.path().join("disk"))),
+            ])
+            .args(["-blockdev", "raw,node-name=disk,file=file", "-device", "virtio-blk-pci,drive=disk"])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", text(&socket))])
+            .args(more)
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let machine = Machine::connect_within(&socket, DEADLINE).await.unwrap();
+        Qemu { process, machine, memory: path("memory") }
+    }
+
+    /// Starts a machine that waits for memory.
+    pub(super) async fn start_target(&self, name: &str) -> Qemu {
+        self.start(name, &["-incoming", "defer", "-S"]).await
+    }
+
+    /// A source whose memory is there but for the last, and its target.
+    pub(super) async fn pair(&self) -> (Qemu, Qemu) {
+        let source = self.start("source", &[]).await;
+        let target = self.start_target("target").await;
+        self.offer(&source, &target).await;
+        (source, target)
+    }
+
+    /// Brings a move to where the source waits to be told to switch over.
+    pub(super) async fn offer(&self, source: &Qemu, target: &Qemu) {
+        target.machine.expect_memory(&target.memory).await.unwrap();
+        let options = MemoryOptions::for_downtime(Duration::from_millis(300));
+        source.machine.offer_memory(&target.memory, options).await.unwrap();
+        source.machine.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
+    }
+
+    /// Waits until a machine runs again by itself.
+    pub(super) async fn until_running(&self, qemu: &Qemu) {
+        let mut events = qemu.machine.events();
+        while qemu.machine.status().await.unwrap() != RunState::Running {
+            assert_ne!(events.next().await, Heard::Gone);
+        }
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
