@@ -74,3 +74,19 @@ fn a_bandwidth_limit_of_the_mover_throttles_no_guest() {
     let seen = Bench::run(&setting);
     assert_eq!(seen.throttles, 0);
 }
+
+#[test]
+fn a_bandwidth_limit_does_not_bind_behind_closed_gates() {
+    // A chunk at this rate takes longer than gates may be closed.
+    let bandwidth = Some(MIB / 4);
+    let setting = Setting {
+        bandwidth,
+        disk_latency: Duration::from_millis(4),
+        volume_bytes: 2 * MIB,
+        pattern: Pattern::Hot { bytes: MIB },
+        ..setting()
+    };
+    let seen = Bench::run(&setting);
+    assert!(seen.took >= Duration::from_secs(6), "the limit was not kept: {:?}", seen.took);
+    assert!(seen.drained_in <= Duration::from_millis(300), "gates closed for {:?}", seen.drained_in);
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::{BlockIndex, BlockRange, ByteRange};
 
-use super::{Bulk, Mirror, Mover, Stage, Standing};
+use super::{Bulk, Gate, Mirror, Mover, Stage, Standing};
 use crate::journal::FailureCode;
 use crate::pacing::PacingSettings;
 use crate::planted::{Bug, broken};
@@ -59,7 +59,8 @@ impl Mirror {
             return None;
         }
         let start_at = self.pacing.next_start(now);
-        if start_at > now {
+        // Behind closed gates guests wait for what is left: it is counted, and kept to no rate.
+        if start_at > now && self.gate == Gate::Open {
             self.tokens_at = Some(start_at);
             return None;
         }
