@@ -97,7 +97,12 @@ impl Source {
                 self.end(now, outcome);
             }
             (_, ToSource::Unknown) => {
-                let detail = "the other host knows nothing of it".to_owned();
+                let detail = "it was ended at the other host, or is not known there".to_owned();
+                self.end_before_release(Outcome::Failed { code: FailureCode::HostRefused, detail });
+            }
+            // Somebody there wants no more of it: only a target that has promised nothing says so by itself.
+            (_, ToSource::Discarded { left_over }) => {
+                let detail = with_left_over("it was ended at the other host", &left_over);
                 self.end_before_release(Outcome::Failed { code: FailureCode::HostRefused, detail });
             }
             (_, ToSource::TakenByForce { generations }) => {

@@ -222,6 +222,7 @@ pub(super) enum Standing {
 mod tests {
     use super::*;
     use crate::identity::MigrationId;
+    use crate::message::ToSource;
     use crate::source::{SourceEvent, SourceSettings};
 
     #[test]
@@ -242,5 +243,21 @@ mod tests {
         source.handle_timeout(at);
         let attempt = source.attempt();
         assert_eq!(source.poll_action(), Some(SourceAction::Flush { volume, attempt }));
+    }
+
+    #[test]
+    fn a_migration_that_is_ended_at_the_other_host_ends_here_at_once() {
+        let left_over = "v.img".to_owned();
+        for said in [ToSource::Discarded { left_over }, ToSource::Unknown] {
+            let settings = SourceSettings {
+                migration: MigrationId(1),
+                volumes: vec![(VolumeId([1; 16]), Generation(0))],
+                switch_over_max: Duration::from_secs(1),
+                peer: crate::source::Peer::OtherHost,
+            };
+            let mut source = Source::new(Duration::ZERO, settings);
+            source.handle_event(Duration::from_secs(1), SourceEvent::Received(said.clone()));
+            assert_eq!(source.phase(), Phase::Discarding, "{said:?}");
+        }
     }
 }
