@@ -17,8 +17,9 @@ use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Fault, Head};
 use lane::peer::{Arrival, Line, PeerLine, Urgency};
+use migration::message::ToTarget;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
-use migration::{HostId, MigrationId, VolumeId};
+use migration::{Attempt, HostId, MigrationId, VolumeId};
 use tokio::sync::oneshot;
 use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 
@@ -246,7 +247,12 @@ impl Peers {
                 }
                 self.attach(session, channel, VolumeId(volume), line);
             }
-            (_, Ok(Head::Call { call, .. })) => refuse(session, channel, call),
+            (subject, Ok(Head::Call { call, .. })) => {
+                refuse(session, channel, call);
+                if let Some(Subject { kind: Kind::Migration, migration, .. }) = subject {
+                    self.tell_of_end(session, channel, migration);
+                }
+            }
             (Some(Subject { kind: Kind::Migration, .. }), Ok(Head::Said)) => {
                 self.answer_from_journal(session, channel, &payload);
             }
@@ -273,6 +279,18 @@ impl Peers {
         };
         let answer = answer.and_then(|answer| wire::encode(&answer).ok());
         if let Some(answer) = answer {
+            send(session, channel, Priority::Control, Head::Said.encode(), answer.into());
+        }
+    }
+
+    /// Tells a source that still copies that its migration has ended here: the word of that may have been lost with a
+    /// process, and its target's store would only seem to be broken.
+    fn tell_of_end(&self, session: &Session, channel: ChannelId, migration: MigrationId) {
+        let Some(host) = self.host() else { return };
+        let asked = ToTarget::Prepare(Attempt::NONE);
+        let answer = host.answer_as_target(host_id(session.peer()), migration, &asked);
+        let answer = answer.map(|message| wire::encode(&Message::ToSource { migration, message }));
+        if let Some(Ok(answer)) = answer {
             send(session, channel, Priority::Control, Head::Said.encode(), answer.into());
         }
     }

@@ -353,10 +353,10 @@ impl Host {
         let Some(record) = volumes.into_iter().next() else { return Ok(()) };
         self.migrations.track(migration, record.volume, u64::from(record.block_size_bytes));
         let session = self.hosts.session_with(peer)?;
-        let (claim, _) = self.volumes.claim_new(&record.name)?;
+        let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
         let store = open_for_resuming(&record).await?;
         let arrival = Arrival { migration, remote, record, recorded: Some(Box::new(recorded)) };
-        self.wait_for_volume(&session, arrival, store, claim, None).await
+        self.wait_for_volume(&session, arrival, store, claim, home).await
     }
 }
 

@@ -26,6 +26,8 @@ use crate::volumes::Service;
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the last writes of a killed daemon are waited for when its migrations go on.
 const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked whether a volume has a lane, besides being told.
+const LANE_POLL: Duration = Duration::from_millis(100);
 /// How often it is looked whether the clients of a volume that is away have left.
 const CLIENTS_POLL: Duration = Duration::from_secs(1);
 
@@ -36,21 +38,19 @@ impl Host {
             let unfinished: Vec<_> = state.unfinished().map(|(id, known)| (id, known.clone())).collect();
             (unfinished, state.moved.values().cloned().collect::<Vec<_>>())
         });
-        for (migration, recorded) in unfinished.into_iter().filter(|(_, known)| known.side != Side::OneHost) {
-            if !self.resume_one(migration, recorded).await {
-                let host = Arc::clone(self);
-                tokio::spawn(async move { host.resume_in_the_end(migration).await });
-            }
-        }
+        // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
         for moved in moved {
-            let has_ended = self
-                .journal
-                .read(|state| state.migrations.get(&moved.migration).is_none_or(MigrationState::has_ended));
-            if has_ended && moved.forwarding == Forwarding::Always {
+            if self.has_ended(moved.migration) && moved.forwarding == Forwarding::Always {
                 let name = moved.volume.record.name.clone();
                 if let Err(error) = self.forward(moved).await {
                     tracing::error!(volume = %name, reason = %error.message(), "its clients are not forwarded");
                 }
+            }
+        }
+        for (migration, recorded) in unfinished.into_iter().filter(|(_, known)| known.side != Side::OneHost) {
+            if !self.resume_one(migration, recorded).await {
+                let host = Arc::clone(self);
+                tokio::spawn(async move { host.resume_in_the_end(migration).await });
             }
         }
     }
@@ -124,14 +124,51 @@ impl Host {
         self.journal.read(|state| recovery::answer_as_target(state, peer, remote, message))
     }
 
-    /// The lane of a volume that this host owns.
-    pub(crate) async fn lane_of(&self, volume: VolumeId) -> Option<LaneHandle> {
-        let name = self.journal.read(|state| Some(state.volumes.get(&volume)?.record.name.clone()))?;
-        match self.volumes.service(&name) {
-            // The journal says that it has arrived; this process is about to hear of it.
-            Some(Service::Arriving(lane, _)) => Some(lane),
-            _ => self.volumes.lane(&name).await.ok(),
+    /// The lane to which another host's clients of a volume lead: of a volume that is here, or will be, its own; of one
+    /// that has gone on from here, one that forwards. `None`: this host knows nothing of it.
+    ///
+    /// It takes as long as the volume takes to be served: those clients wait, as those of this host do, who cannot
+    /// connect meanwhile.
+    pub(crate) async fn lane_of(self: &Arc<Self>, volume: VolumeId) -> Option<LaneHandle> {
+        loop {
+            let changed = self.volumes.changed();
+            let (name, moved) = self.journal.read(|state| {
+                let moved = state.moved.get(&volume).cloned();
+                let here = state.volumes.get(&volume).map(|here| here.record.name.clone());
+                Some((here.or_else(|| Some(moved.as_ref()?.volume.record.name.clone()))?, moved))
+            })?;
+            match (self.volumes.service(&name), moved) {
+                // The journal may say that it has arrived when this process is only about to hear of it.
+                (Some(Service::Serving(lane) | Service::Arriving(lane, _)), _) => return Some(lane),
+                (None, Some(moved)) if self.has_ended(moved.migration) => {
+                    return self.forward_on_demand(moved).await;
+                }
+                _ => {}
+            }
+            tokio::select! {
+                _ = tokio::time::timeout(LANE_POLL, changed) => {}
+                () = self.stopping() => return None,
+            }
         }
+    }
+
+    /// Forwards what is asked of a volume that has gone on from here: its former clients at another host have not
+    /// heard of that yet.
+    async fn forward_on_demand(self: &Arc<Self>, moved: Moved) -> Option<LaneHandle> {
+        let (name, volume) = (moved.volume.record.name.clone(), moved.volume.record.volume);
+        let (claim, _) = self.volumes.claim_new(&name).ok()?;
+        if let Err(error) = self.forward(moved).await {
+            tracing::error!(volume = %name, reason = %error.message(), "another host's clients are not forwarded");
+            return None;
+        }
+        drop(claim);
+        let Some(Service::Serving(lane)) = self.volumes.service(&name) else { return None };
+        tokio::spawn(Arc::clone(self).see_departure(name, volume, lane.clone()));
+        Some(lane)
+    }
+
+    fn has_ended(&self, migration: MigrationId) -> bool {
+        self.journal.read(|state| state.migrations.get(&migration).is_none_or(MigrationState::has_ended))
     }
 
     /// Sees to the clients of a volume that has left: they are forwarded by its lane until the last of them is gone.
