@@ -17,6 +17,7 @@ pub mod machine;
 mod pair;
 pub mod program;
 pub mod qemu_nbd;
+pub mod rounds;
 mod scene;
 pub mod switch_over;
 mod wait;

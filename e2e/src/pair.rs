@@ -42,7 +42,11 @@ pub fn play_pair(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
 }
 
 impl Pair {
-    fn new() -> anyhow::Result<Self> {
+    /// Makes two hosts, pairs them, and leaves both daemons ready.
+    ///
+    /// # Errors
+    /// If one does not start, or they do not get to know each other.
+    pub fn new() -> anyhow::Result<Self> {
         let (mut alpha, mut beta) = (Scene::new()?, Scene::new()?);
         let port = free_port()?;
         let wire = Wire::to(port)?;

@@ -173,6 +173,24 @@ impl Scene {
         Ok(code(status?))
     }
 
+    /// Whether a daemon was started whose end nobody has seen.
+    pub fn runs(&self) -> bool {
+        self.daemon.is_some()
+    }
+
+    /// How the daemon has ended; `None` while it runs.
+    ///
+    /// # Errors
+    /// If none was started, or the system does not say.
+    pub fn take_end(&mut self) -> anyhow::Result<Option<i32>> {
+        let daemon = self.daemon.as_mut().context("no daemon runs")?;
+        let status = daemon.try_wait()?;
+        if status.is_some() {
+            self.daemon = None;
+        }
+        Ok(status.map(code))
+    }
+
     /// Ends the daemon in order.
     ///
     /// # Errors

@@ -46,6 +46,9 @@ pub struct ClientOptions {
     pub reconnect_deadline: Duration,
     /// How long a request may wait for its answer, reconnects included.
     pub answer_deadline: Duration,
+    /// Where else the export may be: a broken connection is replaced by one to any of these addresses, or to the first
+    /// one. Only one server at a time may answer for the export.
+    pub elsewhere: Vec<Address>,
     /// Ends any wait early.
     pub stop: StopFlag,
 }
@@ -56,6 +59,7 @@ impl Default for ClientOptions {
             replies: ReplyStyle::Structured,
             reconnect_deadline: Duration::from_secs(30),
             answer_deadline: Duration::from_secs(60),
+            elsewhere: Vec::new(),
             stop: StopFlag::default(),
         }
     }
@@ -317,12 +321,14 @@ impl Client {
             if self.options.stop.is_raised() {
                 return Err(ClientError::Stopped);
             }
-            match handshake::connect(&self.address, self.options.replies) {
-                Ok((socket, export)) => return self.resume(socket, &export),
-                Err(error) if error.is_broken_connection() => cause = error,
-                // A server that is still starting may not know all its exports yet.
-                Err(error @ ClientError::Refused { .. }) => cause = error,
-                Err(error) => return Err(error),
+            for address in std::iter::once(&self.address).chain(&self.options.elsewhere) {
+                match handshake::connect(address, self.options.replies) {
+                    Ok((socket, export)) => return self.resume(socket, &export),
+                    Err(error) if error.is_broken_connection() => cause = error,
+                    // A server that is still starting may not know all its exports yet.
+                    Err(error @ ClientError::Refused { .. }) => cause = error,
+                    Err(error) => return Err(error),
+                }
             }
             std::thread::sleep(RECONNECT_PAUSE);
         }

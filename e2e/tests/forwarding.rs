@@ -1,0 +1,112 @@
+//! Clients that stay at a host which their volume has left, or is on its way to, whatever becomes of the daemons.
+
+use anyhow::{Context as _, ensure};
+use api::{Migration, MigrationState, VolumeState};
+use e2e::{Pair, Scene, WireState, guest, play_pair, until};
+use lab::workload::Guest;
+
+const DISK_BYTES: u64 = 32 << 20;
+const FILL_BYTES: u64 = 16 << 20;
+/// Slow enough that a migration of what is filled is under way for a while.
+const SLOWLY: &str = "6MiB/s";
+
+/// Begins to bring the volume `v` from `beta` home, and says which migration that is.
+fn begin_to_come_home(pair: &Pair, bandwidth: Option<&str>) -> anyhow::Result<Migration> {
+    pair.beta.begin_to_migrate("alpha:a", bandwidth)
+}
+
+/// The migration that is under way at a host.
+fn under_way(scene: &Scene) -> anyhow::Result<Migration> {
+    let migrations: Vec<Migration> = scene.ask(&["migration", "list"])?;
+    migrations.into_iter().find(|migration| !migration.state.has_ended()).context("nothing is under way")
+}
+
+/// Waits until a guest has done so many more requests.
+fn until_worked(guest: &Guest, requests: u64) -> anyhow::Result<()> {
+    let first = guest.mark();
+    until("the guest works", || {
+        let done = guest.between(&first, &guest.mark()).completions;
+        Ok((done >= requests).then_some(()))
+    })
+}
+
+#[test]
+fn owner_that_is_killed_after_it_released_the_volume_fails_no_request_of_clients_elsewhere() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        pair.leave()?;
+        pair.beta.stop()?;
+        pair.beta.start_with(&[("STERNA_FAIL_POINT", "after-released")])?;
+        // Its answer may go down with the daemon.
+        let migrating = pair.beta.start_migrating("alpha:a")?;
+        ensure!(pair.beta.wait_for_end()? == 137, "the owner is to be killed at its commit point");
+        drop(migrating);
+        // The guest's requests are on their way to a host that has given the volume away.
+        pair.beta.start()?;
+        pair.check_at(&pair.alpha, &pair.beta)?;
+        until_worked(&guest, 100)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn clients_are_served_from_the_owner_while_their_volume_comes_home_to_a_daemon_that_was_killed() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        pair.alpha.sterna(["migrate", "v", "--to", "beta:a", "--serve-here"])?.success()?;
+        let begun = begin_to_come_home(pair, Some(SLOWLY))?;
+        pair.alpha.kill()?;
+        pair.alpha.start()?;
+        until_worked(&guest, 100)?;
+        let seen = pair.beta.migration(&begun.id)?;
+        ensure!(seen.state == MigrationState::Running, "the guest was held until it was over: {seen:?}");
+        let ended = pair.beta.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        pair.check_at(&pair.alpha, &pair.beta)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn migration_that_is_cancelled_where_it_goes_says_so_where_it_comes_from() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
+        pair.beta.sterna(["migration", "cancel", &under_way(&pair.beta)?.id])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        let message = ended.message.clone().unwrap_or_default();
+        ensure!(
+            ended.state == MigrationState::Failed && message.contains("ended at the other host"),
+            "{ended:?}"
+        );
+        pair.check_at(&pair.alpha, &pair.beta)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn source_that_was_killed_while_its_migration_was_cancelled_elsewhere_hears_of_it() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
+        pair.wire.set(WireState::Cut);
+        pair.alpha.kill()?;
+        pair.beta.sterna(["migration", "cancel", &under_way(&pair.beta)?.id])?.success()?;
+        until("the other host has nothing of it", || Ok(pair.beta.images("a")?.is_empty().then_some(())))?;
+        pair.alpha.start()?;
+        pair.wire.set(WireState::Whole);
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        let message = ended.message.clone().unwrap_or_default();
+        ensure!(
+            ended.state == MigrationState::Failed && message.contains("ended at the other host"),
+            "{ended:?}"
+        );
+        ensure!(pair.alpha.volume()?.state == VolumeState::Serving);
+        pair.alpha.stop()?;
+        guest::verify_image(&pair.alpha.path("a/v.img"), &stopped.content)
+    });
+}
