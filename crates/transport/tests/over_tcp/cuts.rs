@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::proxy::{Fate, Proxy};
-use crate::support::{Host, Inbox, PATIENCE, message, two_hosts};
+use crate::support::{Host, Inbox, PATIENCE, message, two_hosts, wait_until};
 use transport::{
     ChannelId, Delivery, HostId, Identity, Incarnation, Message, Peer, Priority, Receiver, Session, Settings,
 };
@@ -159,8 +159,9 @@ fn a_connection_that_is_silent_one_way_is_noticed_and_made_again() {
 
 #[test]
 fn one_lost_link_of_two_is_no_loss() {
+    // So long that the other link is not taken for lost as well, however busy the machine is.
     let (source, target) =
-        two_hosts(|settings: &mut Settings| settings.limits.silence_max = Duration::from_millis(400));
+        two_hosts(|settings: &mut Settings| settings.limits.silence_max = Duration::from_secs(5));
     let proxies = [(); 2].map(|()| Proxy::start(target.endpoint.addresses()[0]));
     let session = source.endpoint.session(&target.peer_at(&[proxies[0].address, proxies[1].address]));
     source.inbox.connected();
@@ -170,6 +171,7 @@ fn one_lost_link_of_two_is_no_loss() {
         session.send(message(Priority::Bulk, "", vec![1; 50_000]));
     }
     drop(target.inbox.deliveries(200));
+    wait_up(&session, 1);
     let disconnected =
         |event: &crate::support::Event| matches!(event, crate::support::Event::Disconnected(_)).then_some(());
     assert_eq!(source.inbox.try_wait(Duration::ZERO, disconnected), None);
@@ -177,17 +179,14 @@ fn one_lost_link_of_two_is_no_loss() {
 
 /// Waits until a session has so many connections.
 fn wait_up(session: &Session, count: usize) {
-    let begun = Instant::now();
-    while session.status().connections.iter().filter(|it| it.is_up).count() != count {
-        assert!(begun.elapsed() < PATIENCE, "{:#?}", session.status());
-        // Only looks now and then.
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let is_up = || session.status().connections.iter().filter(|it| it.is_up).count() == count;
+    wait_until(&format!("{count} connections are up"), is_up);
 }
 
 #[test]
 fn what_a_silent_link_carries_goes_over_the_other_before_it_is_known_to_be_dead() {
-    let silence_max = Duration::from_secs(16);
+    // An eighth of it passes before the link is suspected; half of it is time enough on any machine.
+    let silence_max = Duration::from_secs(40);
     let (source, target) = two_hosts(|settings: &mut Settings| settings.limits.silence_max = silence_max);
     let proxies = [(); 2].map(|()| Proxy::start(target.endpoint.addresses()[0]));
     let session = source.endpoint.session(&target.peer_at(&[proxies[0].address, proxies[1].address]));
@@ -204,15 +203,19 @@ fn what_a_silent_link_carries_goes_over_the_other_before_it_is_known_to_be_dead(
 
 #[test]
 fn a_stopped_endpoint_leaves_nothing_behind() {
-    let (source, target) = two_hosts(|_| {});
+    // Heartbeats are rare: one that met the goodbye on its way would find the connection broken.
+    let (source, target) =
+        two_hosts(|settings: &mut Settings| settings.limits.silence_max = Duration::from_secs(100));
     let session = source.endpoint.session(&target.peer());
     session.send(message(Priority::Bulk, "", vec![1; 1 << 20]));
     drop(target.inbox.deliveries(1));
+    // So would an acknowledgement.
+    wait_until("all is acknowledged", || session.unacknowledged_bytes() == 0);
     drop(session);
     let Host { endpoint, inbox, known, .. } = source;
     endpoint.stop();
-    // Every thread, task, connection and session held these.
-    assert_eq!((Arc::strong_count(&inbox), Arc::strong_count(&known)), (1, 1));
+    // Every thread, task, connection and session held these; a busy machine ends threads in its own time.
+    wait_until("nobody holds them", || (Arc::strong_count(&inbox), Arc::strong_count(&known)) == (1, 1));
     assert!(target.inbox.disconnected().contains("goodbye"));
 }
 

@@ -5,15 +5,25 @@ pub(crate) mod proxy;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use transport::{
     ChannelId, Delivery, Endpoint, HostId, Identity, Incarnation, Link, Message, Peer, Peers, Priority,
     Receiver, Session, Settings,
 };
 
-/// How long anything may take before a test gives up waiting for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long anything may take before a test gives up waiting for it. It only bounds a failure, so it is long.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something is so.
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "waited in vain: {what}");
+        // Only looks now and then.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 /// The hosts that one host knows.
 #[derive(Default)]
