@@ -228,7 +228,8 @@ fn a_client_that_does_not_negotiate_loses_its_place() {
         let limits = Limits { negotiation_timeout: Duration::from_millis(30), ..Limits::STANDARD };
         let server = Running::start(choice, limits);
         let mut silent = RawClient::try_connect(&server).unwrap();
-        silent.stream.write_all(&[0, 0, 0]).unwrap();
+        // On a busy machine its time may be over already.
+        let _ = silent.stream.write_all(&[0, 0, 0]);
         assert!(silent.is_closed());
     });
 }

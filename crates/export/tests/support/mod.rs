@@ -30,8 +30,8 @@ use futures_util::StreamExt;
 
 use device::{Probe, TestDevice};
 
-/// How long a test waits for what must happen soon.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a test waits for what must happen soon. It only bounds a failure, so it is long.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Size of the disks that tests serve, in bytes.
 pub(crate) const SIZE: u64 = 64 << 20;
