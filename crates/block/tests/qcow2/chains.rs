@@ -6,7 +6,8 @@ use block::store::qcow2::{BackingFile, Format, Qcow2Error, Qcow2Image, Qcow2Opti
 use block::{Access, BlockDevice, ByteRange, ExtentKind, ImageError};
 
 use crate::tools::{
-    alone, check_clean, check_equal, folder, on_each_engine, path_in, read, run, text, try_run, work, write,
+    alone, check_clean, check_equal, folder, on_each_engine, path_in, read, run, text, try_run, when_free,
+    work, write,
 };
 
 const MIB: u64 = 1 << 20;
@@ -56,7 +57,8 @@ fn a_chain_of_three_is_read_written_and_left_alone_below() {
         run("qemu-io", &["-f", "qcow2", "-c", "write -P 0x22 3M 3M", "-c", "write -z 4M 64k", text(&middle)]);
         model[3 * MIB as usize..6 * MIB as usize].fill(0x22);
         model[4 * MIB as usize..][..64 << 10].fill(0);
-        let image = Qcow2Image::create(&top, size, &on("below/middle.qcow2", Format::Qcow2)).unwrap();
+        let image = when_free(|| Qcow2Image::create(&top, size, &on("below/middle.qcow2", Format::Qcow2)));
+        let image = image.unwrap();
         let named: Vec<_> = image.backing_files().map(Path::to_owned).collect();
         assert_eq!(named, [middle.clone(), base.clone()]);
         let below = [std::fs::read(&middle).unwrap(), std::fs::read(&base).unwrap()];
@@ -131,9 +133,10 @@ fn files_below_may_be_shared_but_not_written() {
     let folder = folder();
     let base = path_in(&folder, "base.qcow2");
     drop(Qcow2Image::create(&base, MIB, &alone(64 << 10)).unwrap());
-    let (first, second) = (path_in(&folder, "first.qcow2"), path_in(&folder, "second.qcow2"));
-    let first = Qcow2Image::create(&first, MIB, &on("base.qcow2", Format::Qcow2)).unwrap();
-    let second = Qcow2Image::create(&second, MIB, &on("base.qcow2", Format::Qcow2)).unwrap();
+    let [first, second] = ["first.qcow2", "second.qcow2"].map(|name| {
+        let create = || Qcow2Image::create(&path_in(&folder, name), MIB, &on("base.qcow2", Format::Qcow2));
+        when_free(create).unwrap()
+    });
     let Err(Qcow2Error::Image(ImageError::Locked { .. })) = Qcow2Image::open(&base, Access::ReadWrite) else {
         panic!("it is written under those that stand on it")
     };
@@ -141,7 +144,7 @@ fn files_below_may_be_shared_but_not_written() {
     assert!(!output.status.success());
     drop((first, second));
     run("qemu-io", &["-f", "qcow2", "-c", "write 0 4k", text(&base)]);
-    let _writer = Qcow2Image::open(&base, Access::ReadWrite).unwrap();
+    let _writer = when_free(|| Qcow2Image::open(&base, Access::ReadWrite)).unwrap();
     let Err(error) = Qcow2Image::open(&path_in(&folder, "first.qcow2"), Access::ReadOnly) else {
         panic!("it stands on what is being written")
     };
@@ -193,7 +196,7 @@ fn loops_and_endless_chains_are_refused() {
     rebase("2", "1");
     for name in ["0", "1", "2"] {
         for access in [Access::ReadOnly, Access::ReadWrite] {
-            let Err(error) = Qcow2Image::open(&path_in(&folder, name), access) else {
+            let Err(error) = when_free(|| Qcow2Image::open(&path_in(&folder, name), access)) else {
                 panic!("{name} is a loop")
             };
             assert!(error.to_string().contains("in its own chain"), "{error}");
@@ -203,14 +206,8 @@ fn loops_and_endless_chains_are_refused() {
     let mut below = "2".to_owned();
     for index in 3.. {
         let name = index.to_string();
-        let made = loop {
-            match Qcow2Image::create(&path_in(&folder, &name), MIB, &on(&below, Format::Qcow2)) {
-                // A process that another test is just starting has all our files, and with them their locks.
-                Err(Qcow2Error::Backing { source, .. }) if source.to_string().contains("is in use by") => {}
-                made => break made,
-            }
-        };
-        match made {
+        let create = || Qcow2Image::create(&path_in(&folder, &name), MIB, &on(&below, Format::Qcow2));
+        match when_free(create) {
             Ok(_) => below = name,
             Err(error) => {
                 assert!(matches!(error, Qcow2Error::TooDeep { .. }), "{error}");

@@ -2,13 +2,11 @@
 //! nothing asks for memory without bounds.
 
 use std::path::Path;
-use std::time::Duration;
 
-use block::store::image::Patience;
 use block::store::qcow2::{HeaderError, Qcow2Error, Qcow2Image};
-use block::{Access, BlockDevice, Buffer, ByteRange, Durability, Handle, ImageError};
+use block::{Access, BlockDevice, Buffer, ByteRange, Durability};
 
-use crate::tools::{Random, alone, folder, on_each_engine, path_in, run, text};
+use crate::tools::{Random, alone, folder, on_each_engine, path_in, run, text, when_free};
 
 const MIB: u64 = 1 << 20;
 
@@ -23,7 +21,7 @@ fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
     std::fs::write(&path, bytes).unwrap();
     let mut told = Vec::new();
     for access in [Access::ReadOnly, Access::ReadWrite] {
-        match Qcow2Image::open(&path, access) {
+        match when_free(|| Qcow2Image::open(&path, access)) {
             Err(Qcow2Error::Header { reason, .. }) => told.push(reason.to_string()),
             Err(error) => panic!("{error}"),
             Ok(_) => panic!("it is accepted"),
@@ -100,7 +98,9 @@ fn qemu_s_own_unsupported_images_are_named() {
         arguments.extend(options);
         arguments.extend([text(&path), "8M"]);
         run("qemu-img", &arguments);
-        let Err(error) = Qcow2Image::open(&path, Access::ReadWrite) else { panic!("{name} is accepted") };
+        let Err(error) = when_free(|| Qcow2Image::open(&path, Access::ReadWrite)) else {
+            panic!("{name} is accepted")
+        };
         assert!(error.to_string().contains(expected), "{error}");
     };
     check("zstd", &["-o", "compression_type=zstd"], "compression");
@@ -143,7 +143,7 @@ fn damaged_tables_fail_requests_and_nothing_else() {
             }
             std::fs::write(&path, &damaged).unwrap();
             for access in [Access::ReadOnly, Access::ReadWrite] {
-                let image = match open_when_free(&path, access, &lane.handle).await {
+                let image = match lane.open_when_free(&path, access).await {
                     Ok(image) => image,
                     Err(Qcow2Error::Header { .. } | Qcow2Error::Backing { .. }) => continue,
                     Err(error) => panic!("{error:?}"),
@@ -160,20 +160,6 @@ fn damaged_tables_fail_requests_and_nothing_else() {
         }
         assert!(opened > 100 && failed > 10, "{opened} were opened, {failed} requests failed");
     });
-}
-
-/// Opens an image as soon as nobody holds it: programs that other tests start may for a moment, and so does the device
-/// before, until this thread's executor has had a turn. So the thread must not sleep meanwhile.
-async fn open_when_free(path: &Path, access: Access, handle: &Handle) -> Result<Qcow2Image, Qcow2Error> {
-    for _ in 0..500 {
-        match Qcow2Image::open_waiting(path, access, |_| Patience::GiveUp) {
-            Err(Qcow2Error::Image(ImageError::Locked { .. })) => {
-                handle.sleep(Duration::from_millis(20)).await;
-            }
-            result => return result,
-        }
-    }
-    panic!("{} is held for ten seconds", path.display());
 }
 
 /// An image with data, zeroes, compressed clusters and a snapshot, in small clusters.

@@ -209,7 +209,7 @@ async fn cut_power(lane: Lane, start: Start, batches: u64, cuts: u64) {
     let folder = folder();
     let path = path_in(&folder, "disk.qcow2");
     let old = start.make(&path);
-    let image = Qcow2Image::open(&path, Access::ReadWrite).unwrap();
+    let image = lane.open_when_free(&path, Access::ReadWrite).await.unwrap();
     let before = std::fs::read(&path).unwrap();
     let notes = Rc::<RefCell<Notes>>::default();
     let noting = Noting { inner: Rc::clone(&lane.engine), notes: Rc::clone(&notes) };

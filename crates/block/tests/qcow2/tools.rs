@@ -4,10 +4,11 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::engine::{self, Engine, EngineChoice};
-use block::store::qcow2::{Qcow2Image, Qcow2Options, Qcow2Store};
-use block::{Access, BlockDevice, Buffer, ByteRange, Durability, Executor, Handle, ZeroMode};
+use block::store::qcow2::{Qcow2Error, Qcow2Image, Qcow2Options, Qcow2Store};
+use block::{Access, BlockDevice, Buffer, ByteRange, Durability, Executor, Handle, ImageError, ZeroMode};
 use futures_util::future::join_all;
 
 /// A lane's thread, as far as a store sees it.
@@ -20,7 +21,19 @@ pub(crate) struct Lane {
 impl Lane {
     /// Opens an image that is there and can be used.
     pub(crate) async fn open(&self, path: &Path, access: Access) -> Qcow2Store {
-        self.serve(Qcow2Image::open(path, access).unwrap()).await
+        self.serve(self.open_when_free(path, access).await.unwrap()).await
+    }
+
+    /// Opens an image as soon as nobody holds it: programs that other tests start may for a moment, and so does the device
+    /// before, until this thread's executor has had a turn. So the thread must not sleep meanwhile.
+    pub(crate) async fn open_when_free(&self, path: &Path, access: Access) -> Result<Qcow2Image, Qcow2Error> {
+        for _ in 0..LOCK_TRIES {
+            match Qcow2Image::open(path, access) {
+                Err(error) if is_held(&error) => self.handle.sleep(LOCK_POLL).await,
+                result => return result,
+            }
+        }
+        Qcow2Image::open(path, access)
     }
 
     pub(crate) async fn serve(&self, image: Qcow2Image) -> Qcow2Store {
@@ -50,26 +63,38 @@ pub(crate) fn on_engine<F: Future<Output = ()> + 'static>(
     true
 }
 
-/// How often, and how long apart, a program is run again that found its image locked.
-const LOCK_TRIES: u32 = 100;
-const LOCK_POLL: std::time::Duration = std::time::Duration::from_millis(20);
+/// How often, and how long apart, something is tried again that found an image locked: half a minute in all, which only
+/// bounds a failure.
+const LOCK_TRIES: u32 = 1500;
+const LOCK_POLL: Duration = Duration::from_millis(20);
+
+/// Opens or makes an image, again while a file that it needs is held.
+///
+/// A program that another test starts at this moment has all our files, and with them their locks, from its fork to its
+/// exec: also those of images that were closed here meanwhile.
+pub(crate) fn when_free<T>(mut attempt: impl FnMut() -> Result<T, Qcow2Error>) -> Result<T, Qcow2Error> {
+    for _ in 0..LOCK_TRIES {
+        match attempt() {
+            // Nothing tells when the other test's program has begun.
+            Err(error) if is_held(&error) => std::thread::sleep(LOCK_POLL),
+            result => return result,
+        }
+    }
+    attempt()
+}
+
+/// Whether an image, or one that it stands on, is held by somebody.
+fn is_held(error: &Qcow2Error) -> bool {
+    match error {
+        Qcow2Error::Image(error) => matches!(error, ImageError::Locked { .. }),
+        Qcow2Error::Backing { source, .. } => is_held(source),
+        _ => false,
+    }
+}
 
 /// Runs a program of QEMU's and expects it to succeed.
-///
-/// A program that another test starts at this moment holds what is locked here, from its fork to its exec: then it is
-/// tried again.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let mut output = try_run(program, arguments);
-    for _ in 0..LOCK_TRIES {
-        let is_locked =
-            String::from_utf8_lossy(&output.stderr).contains("Is another process using the image");
-        if output.status.success() || !is_locked {
-            break;
-        }
-        // Nothing tells when the other test's program has begun.
-        std::thread::sleep(LOCK_POLL);
-        output = try_run(program, arguments);
-    }
+    let output = run_when_free(program, arguments);
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success(),
@@ -77,6 +102,21 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
         String::from_utf8_lossy(&output.stderr)
     );
     told
+}
+
+/// Runs a program of QEMU's, again while it finds its image locked, for the reason that [`when_free`] has.
+fn run_when_free(program: &str, arguments: &[&str]) -> Output {
+    let mut output = try_run(program, arguments);
+    for _ in 0..LOCK_TRIES {
+        let told = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() || !told.contains("Is another process using the image") {
+            break;
+        }
+        // As above.
+        std::thread::sleep(LOCK_POLL);
+        output = try_run(program, arguments);
+    }
+    output
 }
 
 pub(crate) fn try_run(program: &str, arguments: &[&str]) -> Output {
@@ -91,7 +131,7 @@ pub(crate) fn check_clean(path: &Path) {
 
 /// Expects `qemu-img check` to find no corruption; returns how many clusters are lost, which it can find again.
 pub(crate) fn check_whole(path: &Path) -> u64 {
-    let output = try_run("qemu-img", &["check", "-f", "qcow2", "--output=json", text(path)]);
+    let output = run_when_free("qemu-img", &["check", "-f", "qcow2", "--output=json", text(path)]);
     let told = String::from_utf8_lossy(&output.stdout);
     let number = |name: &str| {
         let (_, rest) = told.split_once(&format!("\"{name}\": ")).unwrap_or(("", "0"));

@@ -11,12 +11,12 @@ use block::{Access, Executor, Handle, RemoteStore};
 use rustix::process::Signal;
 
 /// How long a server may take to start on a busy machine.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Options of tests that are about something else than waiting.
 pub(crate) const OPTIONS: RemoteOptions = RemoteOptions {
-    connect_timeout: Duration::from_secs(5),
-    answer_deadline: Duration::from_secs(20),
+    connect_timeout: Duration::from_secs(30),
+    answer_deadline: Duration::from_secs(60),
     connections_max: 4,
 };
 
@@ -80,7 +80,7 @@ impl Server {
     fn spawn(folder: tempfile::TempDir, uri: NbdUri, command: &[&str]) -> Self {
         let place = folder.path().to_str().unwrap();
         let command: Vec<String> = command.iter().map(|word| word.replace("{folder}", place)).collect();
-        let child = spawn(&command);
+        let child = spawn(&command, folder.path());
         let server = Self { command, uri, child, folder };
         server.wait_until_it_listens();
         server
@@ -101,7 +101,7 @@ impl Server {
 
     /// Starts it again, as it was.
     pub(crate) fn restart(&mut self) {
-        self.child = spawn(&self.command);
+        self.child = spawn(&self.command, self.folder.path());
         self.wait_until_it_listens();
     }
 
@@ -168,9 +168,10 @@ impl Drop for Server {
     }
 }
 
-fn spawn(command: &[String]) -> Child {
+/// Starts a program that has its own temporary files in `folder`: it is killed, and leaves them behind.
+fn spawn(command: &[String], folder: &Path) -> Child {
     let mut process = Command::new(&command[0]);
-    process.args(&command[1..]).stdin(Stdio::null()).stdout(Stdio::null());
+    process.args(&command[1..]).env("TMPDIR", folder).stdin(Stdio::null()).stdout(Stdio::null());
     process.spawn().unwrap_or_else(|error| panic!("install {}: {error}", command[0]))
 }
 
