@@ -24,7 +24,8 @@ async fn demo(behaviour: Behaviour) -> anyhow::Result<Report> {
         program: fake_daemon::program(programs.path(), behaviour),
         parent: Some(parent.path().to_owned()),
         disk_bytes: 8 << 20,
-        margin: Duration::from_millis(50),
+        // So long that the guest surely does something in it.
+        margin: Duration::from_millis(500),
         guest: GuestKind::Thread { block_bytes: 4096, fill_bytes: 4 << 20, options: guest },
     };
     let result = run(options, &mut Progress::silent()).await;

@@ -42,7 +42,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long the comparison of the whole disk may take.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(300);
 /// How long powering off may take.
-const END_DEADLINE: Duration = Duration::from_secs(20);
+const END_DEADLINE: Duration = Duration::from_secs(60);
 /// How long QEMU tries to reach a server that went away; requests wait meanwhile.
 const RECONNECT_SECONDS: u32 = 30;
 /// Memory of the machine: kernel, initramfs and a buffer for each worker fit many times.

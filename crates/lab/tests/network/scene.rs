@@ -1,6 +1,6 @@
 //! Two hosts with a link, and what tests ask of them.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use lab::network::{BitRate, Conditions, Hosts, Namespace, ShapedLink, WideAreaLi
 use lab::workload::random::Random;
 
 /// What a test waits for comes within this time, or never.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 /// How long a rate is measured.
 const WINDOW: Duration = Duration::from_millis(500);
 
@@ -83,9 +83,18 @@ impl<Link> Scene<Link> {
         [near, far]
     }
 
-    /// Tries to connect, for at most half a second.
-    pub(crate) fn connect(&self, address: Ipv4Addr) -> std::io::Result<TcpStream> {
-        let timeout = Duration::from_millis(500);
+    /// How an attempt to connect fails, where somebody answers or nobody can be reached.
+    pub(crate) fn refusal(&self, address: Ipv4Addr) -> ErrorKind {
+        self.connect(address, DEADLINE).unwrap_err().kind()
+    }
+
+    /// Whether half a second passes without any answer to an attempt to connect.
+    pub(crate) fn is_silent(&self, address: Ipv4Addr) -> bool {
+        let connected = self.connect(address, Duration::from_millis(500));
+        connected.unwrap_err().kind() == ErrorKind::TimedOut
+    }
+
+    fn connect(&self, address: Ipv4Addr, timeout: Duration) -> std::io::Result<TcpStream> {
         self.source().run(|| TcpStream::connect_timeout(&(address, 1).into(), timeout)).unwrap()
     }
 }

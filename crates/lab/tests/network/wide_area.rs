@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lab::network::{BitRate, Conditions, Cut, Order, WideAreaLink, measure};
 
-use crate::scene::{Scene, Turn, expect_intact, expect_rate, interfaces, part_of, wait_until};
+use crate::scene::{DEADLINE, Scene, Turn, expect_intact, expect_rate, interfaces, part_of, wait_until};
 
 const RATE: BitRate = BitRate::megabits(100);
 
@@ -22,11 +22,12 @@ fn round_trips_take_what_they_are_told_to() {
     for (round_trip_us, count) in [(500, 200), (10_000, 50), (50_000, 10), (180_000, 5)] {
         let round_trip = Duration::from_micros(round_trip_us);
         scene.link.change(Conditions::of(BitRate::megabits(1000), round_trip)).unwrap();
-        let times = measure::round_trips(scene.source(), scene.target(), scene.address(), count).unwrap();
-        assert!(times.iter().all(|time| *time >= round_trip), "{times:?}");
-        // The shortest tells of the link, the others of who else wants the processors.
-        let shortest = *times.iter().min().unwrap();
-        assert!(shortest < round_trip.mul_f64(1.2), "{shortest:?} instead of {round_trip:?}");
+        wait_until("a round trip takes little more than it is told to", || {
+            let times = measure::round_trips(scene.source(), scene.target(), scene.address(), count).unwrap();
+            assert!(times.iter().all(|time| *time >= round_trip), "{times:?}");
+            // The shortest tells of the link, the others of who else wants the processors.
+            times.iter().any(|time| *time < round_trip.mul_f64(1.2))
+        });
     }
 }
 
@@ -50,8 +51,8 @@ fn a_gigabit_fills_at_180_ms_for_buffers_grow_as_far_as_that_needs() {
     let rate = BitRate::megabits(1000);
     let scene = Scene::with_wide_area(Conditions::of(rate, Duration::from_millis(180)));
     let flow = scene.flow(scene.address());
-    // With buffers of 4 MiB it would be at most 0.19.
-    wait_until("half of the link is used", || part_of(rate, &flow) > 0.5);
+    // With buffers of 4 MiB it would be at most 0.19; how much more it is, is a matter of the processors.
+    wait_until("a third of the link is used", || part_of(rate, &flow) > 0.33);
 }
 
 #[test]
@@ -76,29 +77,33 @@ fn the_same_packets_are_lost_for_the_same_seed() {
     let Some(_turn) = Turn::take() else { return };
     let survivors = |seed| -> BTreeSet<u32> {
         const COUNT: u32 = 2000;
+        const AHEAD_MAX: u32 = 100;
         let scene = Scene::with_wide_area(Conditions { lost_per_million: 50_000, seed, ..conditions(1) });
         let address = scene.address();
         let far = scene.target().run(|| UdpSocket::bind((address, 0))).unwrap().unwrap();
         let near = scene.source().run(|| UdpSocket::bind(("0.0.0.0", 0))).unwrap().unwrap();
         near.connect(far.local_addr().unwrap()).unwrap();
         let mut survivors = BTreeSet::new();
-        let mut receive = |timeout| {
-            let mut bytes = [0; 4];
-            far.set_read_timeout(Some(timeout)).unwrap();
-            while far.recv(&mut bytes).is_ok() {
-                survivors.insert(u32::from_le_bytes(bytes));
+        // They come in the order in which they were sent: when a later one is there, all earlier ones are, or are lost.
+        far.set_read_timeout(Some(DEADLINE)).unwrap();
+        for number in 0..COUNT {
+            near.send(&number.to_le_bytes()).unwrap();
+            // Far more would not fit into the buffers on the way; and of so many in a row some arrive.
+            while number >= AHEAD_MAX && survivors.last() < Some(&(number - AHEAD_MAX)) {
+                survivors.insert(receive(&far).unwrap());
             }
-        };
-        let numbers: Vec<u32> = (0..COUNT).collect();
-        for batch in numbers.chunks(100) {
-            for number in batch {
-                near.send(&number.to_le_bytes()).unwrap();
-            }
-            // More would not fit into the socket's buffer, if nobody read them.
-            receive(Duration::from_millis(20));
         }
-        // Longer than any of them takes to come.
-        receive(Duration::from_millis(300));
+        far.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        while !survivors.contains(&COUNT) {
+            // It may be lost as well.
+            near.send(&COUNT.to_le_bytes()).unwrap();
+            while survivors.last() < Some(&COUNT)
+                && let Some(number) = receive(&far)
+            {
+                survivors.insert(number);
+            }
+        }
+        survivors.remove(&COUNT);
         let part = survivors.len() as f64 / f64::from(COUNT);
         assert!((0.93..0.97).contains(&part), "{part}");
         survivors
@@ -106,6 +111,12 @@ fn the_same_packets_are_lost_for_the_same_seed() {
     let first = survivors(1);
     assert_eq!(first, survivors(1));
     assert_ne!(first, survivors(2));
+}
+
+/// The number that comes next, if one comes in time.
+fn receive(socket: &UdpSocket) -> Option<u32> {
+    let mut bytes = [0; 4];
+    socket.recv(&mut bytes).ok().map(|_| u32::from_le_bytes(bytes))
 }
 
 #[test]
@@ -124,14 +135,12 @@ fn jitter_is_felt_and_stays_within_its_bounds() {
 fn a_wide_area_link_that_is_down_is_unreachable_and_a_black_hole_is_silent() {
     let Some(_turn) = Turn::take() else { return };
     let mut scene = Scene::with_wide_area(conditions(1));
-    let expect = |scene: &Scene<WideAreaLink>, kind| {
-        assert_eq!(scene.connect(scene.address()).unwrap_err().kind(), kind);
-    };
+    let expect = |scene: &Scene<WideAreaLink>, kind| assert_eq!(scene.refusal(scene.address()), kind);
     expect(&scene, ErrorKind::ConnectionRefused);
     scene.link.cut(Cut::Down).unwrap();
     expect(&scene, ErrorKind::NetworkUnreachable);
     scene.link.cut(Cut::BlackHole).unwrap();
-    expect(&scene, ErrorKind::TimedOut);
+    assert!(scene.is_silent(scene.address()));
     scene.link.restore().unwrap();
     expect(&scene, ErrorKind::ConnectionRefused);
     let source = scene.source().clone();

@@ -5,9 +5,9 @@
 //! calls [`main`].
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use api::{
@@ -51,8 +51,11 @@ pub(crate) fn program(folder: &Path, behaviour: Behaviour) -> PathBuf {
         "#!/bin/sh\nexport {ARGUMENTS}=\"$*\" {BEHAVIOUR}={behaviour:?}\nexec '{}' --exact {TEST} --ignored --nocapture\n",
         executable.display()
     );
-    std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // Written by another process: if this one had it open, a program that another test is just starting would too, for a
+    // moment, and what is open for writing cannot be started.
+    let write = "printf %s \"$1\" >\"$2\" && chmod 755 \"$2\"";
+    let written = Command::new("sh").args(["-c", write, "sh", &script]).arg(&path).status();
+    assert!(written.unwrap().success());
     path
 }
 
