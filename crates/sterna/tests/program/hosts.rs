@@ -1,17 +1,16 @@
 //! Two daemons are paired, find each other again after a restart, and forget each other.
 
-use std::net::TcpListener;
 use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::scene::{DEADLINE, Scene, code};
+use crate::scene::{DEADLINE, Scene, code, own_address};
 
-/// A daemon that listens for others on a port that nobody has.
+/// A daemon that listens for others at an address that nobody has.
 fn host() -> (Scene, String) {
     let mut scene = Scene::new();
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    scene.configure(&format!("[hosts]\nlisten = ['{address}']\n"));
+    let address = own_address().to_string();
+    scene.configure(&format!("[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"));
     scene.start(None);
     (scene, address)
 }
@@ -85,6 +84,6 @@ fn tokens_that_are_no_good_are_refused_with_their_reason() {
     check(&address, token, "invitation_refused", "redeemed by another host already");
     check(&address, &token[..token.len() - 4], "invitation_refused", "copy the whole line again");
     check(&address, "nonsense", "invitation_refused", "this is no invitation");
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let closed = own_address().to_string();
     check(&closed, token, "host_unreachable", "refused");
 }

@@ -193,7 +193,8 @@ fn watching_prints_every_change_as_a_line_of_json() {
     assert!(fractions.is_sorted(), "progress runs backwards: {fractions:?}");
     let last = lines.last().unwrap();
     assert_eq!((&last["state"], &last["fraction"]), (&"moved".into(), &1.0.into()));
-    assert!(last["bytes_copied"].as_u64().unwrap() >= 8 << 20, "{last}");
+    // What the guest discards before its turn comes is not copied: it has time for a part of what it filled.
+    assert!(last["bytes_copied"].as_u64().unwrap() >= 4 << 20, "{last}");
     stop_and_verify(guest);
 }
 

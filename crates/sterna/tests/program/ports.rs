@@ -1,15 +1,9 @@
 //! Volumes on ports of their own, for clients of other hosts; sockets for other users; exports that are only read.
 
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use crate::scene::{DEADLINE, Scene, code, stop_and_verify};
-
-/// A port of the loopback interface that nobody listens on at this moment.
-fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
+use crate::scene::{DEADLINE, Scene, code, own_address, stop_and_verify};
 
 /// What `nbdinfo` says of an export; empty if it could not be used.
 fn nbdinfo(uri: &str) -> String {
@@ -21,7 +15,7 @@ fn nbdinfo(uri: &str) -> String {
 #[test]
 fn volume_has_a_port_of_its_own_that_survives_restarts_and_moves() {
     let mut scene = Scene::started();
-    let address = free_port();
+    let address = own_address().to_string();
     let create = ["volume", "create", "v", "--store", "a", "--size", "32MiB", "--listen", &address];
     scene.succeed(&[&create[..], &["--connections-max", "3"]].concat());
     let uri = format!("nbd://{address}/v");
@@ -51,6 +45,8 @@ fn where_tls_is_demanded_nobody_gets_in_without() {
     let mut scene = Scene::new();
     let path = |name: &str| scene.path(name).display().to_string();
     let (certificate, key, trust) = (path("server.pem"), path("server.key"), path("trust"));
+    let address = own_address();
+    let names = format!("subjectAltName=DNS:localhost,IP:{}", address.ip());
     let made = Command::new("openssl")
         .args([
             "req",
@@ -63,14 +59,14 @@ fn where_tls_is_demanded_nobody_gets_in_without() {
             "-days",
             "2",
         ])
-        .args(["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
+        .args(["-subj", "/CN=localhost", "-addext", &names])
         .args(["-out", &certificate, "-keyout", &key])
         .output()
         .unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     scene.configure(&format!("[nbd]\ntls = {{ certificate = '{certificate}', key = '{key}' }}\n"));
-    let address = free_port();
     scene.start(None);
+    let address = address.to_string();
     scene.succeed(&["volume", "create", "v", "--store", "a", "--size", "1MiB", "--listen", &address]);
     let uri = scene.json(&["volume", "show", "v"]).1["tcp_uri"].as_str().unwrap().to_owned();
     assert_eq!(uri, format!("nbds://{address}/v"));

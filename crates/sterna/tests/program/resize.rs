@@ -224,7 +224,7 @@ fn target_of_a_migration_that_cannot_grow_refuses_and_is_named() {
     scene.start(None);
     scene.create_volume();
     let guest = scene.start_guest();
-    scene.succeed(&["migrate", "v", "--to", "d", "--bandwidth", "2MiB/s", "--detach"]);
+    scene.succeed(&["migrate", "v", "--to", "d", "--bandwidth", "1MiB/s", "--detach"]);
     let reason = refused(&scene, LARGER, "cannot_grow");
     assert!(reason.contains("the target of m0 (cancel that with: sterna migration cancel m0)"), "{reason}");
     assert_eq!(std::fs::metadata(scene.path("a/v.img")).unwrap().len(), DISK_BYTES, "nothing has changed");
@@ -284,7 +284,7 @@ fn killed_while_it_grows_and_moves_a_volume_is_at_its_source_and_whole() {
         scene.start(Some(point));
         scene.create_volume();
         let guest = scene.start_guest();
-        scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "4MiB/s", "--detach"]);
+        scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s", "--detach"]);
         scene.run(&["volume", "resize", "v", &LARGER.to_string()]);
         scene.wait_for_death();
         scene.start(None);

@@ -1,9 +1,11 @@
 //! A daemon with two stores in a temporary folder, driven through the program as a user would.
 
 use std::io::{BufRead as _, BufReader};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use serde_json::Value;
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_sterna");
 /// Longest that anything may take that a test waits for; nothing comes near it unless it hangs.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 /// Size of the disk that guests work on, in bytes.
 pub(crate) const DISK_BYTES: u64 = 32 << 20;
 /// How much of it they fill at first.
@@ -225,7 +227,8 @@ impl Scene {
     /// Lets a guest work on the volume `v`; it survives restarts of the daemon.
     pub(crate) fn start_guest(&self) -> Guest {
         let address = Address::new(self.path("run/volumes/v.sock"), "v");
-        let mut client = Client::connect(&address, ClientOptions::default()).unwrap();
+        let options = ClientOptions { reconnect_deadline: DEADLINE, ..ClientOptions::default() };
+        let mut client = Client::connect(&address, options).unwrap();
         let mut content = Content::new(DISK_BYTES, 4096, 1);
         workload::fill(&mut client, &mut content, FILL_BYTES, &mut |_| {}).unwrap();
         Guest::start(client, content, GuestOptions::default()).unwrap()
@@ -294,6 +297,17 @@ pub(crate) fn stop_and_verify(guest: Guest) {
 /// The code of an error in JSON.
 pub(crate) fn code(value: &Value) -> &str {
     value["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {value}"))
+}
+
+/// An address of the loopback interface that no other test has, and a port there: nobody else is given that port, also
+/// while the daemon that is to have it does not run.
+pub(crate) fn own_address() -> SocketAddr {
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let last = COUNT.fetch_add(1, Ordering::Relaxed);
+    // Clear of 127.0.0.1, where everybody else is.
+    let address = Ipv4Addr::new(127, 64 | high >> 2, low, last);
+    TcpListener::bind((address, 0)).unwrap().local_addr().unwrap()
 }
 
 /// Reads a file from `start` on.
