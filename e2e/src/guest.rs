@@ -6,6 +6,8 @@ use anyhow::ensure;
 use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{self, Content, Findings, Guest, GuestOptions, StoppedGuest};
 
+use crate::wait::DEADLINE;
+
 /// Bytes of the guest's requests.
 pub const BLOCK_BYTES: u32 = 8192;
 /// Any number will do: disks are new.
@@ -16,7 +18,8 @@ const SEED: u64 = 0xe2e;
 /// # Errors
 /// If the disk cannot be reached or filled.
 pub fn start(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
-    let mut client = Client::connect(export, ClientOptions::default())?;
+    let options = ClientOptions { reconnect_deadline: DEADLINE, ..ClientOptions::default() };
+    let mut client = Client::connect(export, options)?;
     let mut content = Content::new(client.export().size, BLOCK_BYTES, SEED);
     workload::fill(&mut client, &mut content, fill_bytes, |_| {})?;
     Guest::start(client, content, GuestOptions::default())

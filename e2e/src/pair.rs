@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, Volume, VolumeState};
@@ -48,12 +49,12 @@ impl Pair {
     /// If one does not start, or they do not get to know each other.
     pub fn new() -> anyhow::Result<Self> {
         let (mut alpha, mut beta) = (Scene::new()?, Scene::new()?);
-        let port = free_port()?;
-        let wire = Wire::to(port)?;
+        let address = own_address()?;
+        let wire = Wire::to(address)?;
         // Only `alpha` calls, and only over the wire; `beta` listens behind it.
         configure(&alpha, "listen = []")?;
-        let link = format!("127.0.0.1:{}", wire.port());
-        configure(&beta, &format!("listen = ['127.0.0.1:{port}']\nlinks = [{{ address = '{link}' }}]"))?;
+        let link = wire.address().to_string();
+        configure(&beta, &format!("listen = ['{address}']\nlinks = [{{ address = '{link}' }}]"))?;
         alpha.start()?;
         beta.start()?;
         alpha.sterna(["host", "init", "--name", ALPHA])?.success()?;
@@ -105,7 +106,12 @@ fn configure(scene: &Scene, hosts: &str) -> anyhow::Result<()> {
     write!(file, "[hosts]\n{hosts}\n").context("configure")
 }
 
-/// A port that nobody listens on at the moment.
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+/// An address of the loopback interface that no other test has, and a port there: nobody else is given that port, also while
+/// the daemon that is to have it does not run.
+fn own_address() -> anyhow::Result<SocketAddr> {
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    // Clear of 127.0.0.1, where everybody else is.
+    let address = Ipv4Addr::new(127, 128 | high >> 2, low, COUNT.fetch_add(1, Ordering::Relaxed));
+    Ok(TcpListener::bind((address, 0))?.local_addr()?)
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
-use api::{Address, Migration, Volume, VolumeState};
+use api::{Address, Migration, MigrationState, Volume, VolumeState, VolumeStatistics};
 use lab::nbd_client;
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
@@ -307,6 +307,41 @@ impl Scene {
     /// What the daemon says.
     pub fn volume(&self) -> anyhow::Result<Volume> {
         self.ask(&["volume", "show", "v"])
+    }
+
+    /// What has been counted of the volume `v`, which is served: a busy machine may be asked more than once.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn statistics(&self) -> anyhow::Result<VolumeStatistics> {
+        until("the volume is served", || Ok(self.volume()?.statistics))
+    }
+
+    /// Does something with the volume `v` while it moves to `store`, and does not end before that.
+    ///
+    /// If the migration was over first, the volume moves back and `work` is done again, in a slower one.
+    ///
+    /// # Errors
+    /// If `work` fails, or the volume does not get there.
+    pub fn while_migrating<T>(
+        &self,
+        store: &str,
+        mut work: impl FnMut() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let source = self.volume()?.store.context("the volume is in a store")?;
+        for rate in ["12MiB/s", "4MiB/s", "1MiB/s"] {
+            let begun = self.begin_to_migrate(store, Some(rate))?;
+            let done = work().with_context(|| format!("during migration {}", begun.id))?;
+            let state = self.migration(&begun.id)?.state;
+            let ended = self.wait_for_migration(&begun.id)?;
+            ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+            self.check_place(store)?;
+            if state == MigrationState::Running {
+                return Ok(done);
+            }
+            self.migrate(&source)?;
+        }
+        bail!("no migration took long enough to prove anything")
     }
 
     /// Where NBD clients find the volume `v`.

@@ -1,7 +1,7 @@
 //! A wire between two hosts: a TCP proxy on loopback that can be cut, or swallow everything.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -29,25 +29,25 @@ pub enum State {
 /// A TCP proxy.
 #[derive(Debug)]
 pub struct Wire {
-    port: u16,
+    address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    target: u16,
+    target: SocketAddr,
     state: AtomicU8,
     open: Mutex<Vec<TcpStream>>,
 }
 
 impl Wire {
-    /// Makes a wire that leads to a port of this machine.
+    /// Makes a wire that leads to an address of this machine.
     ///
     /// # Errors
     /// If nothing can be listened on.
-    pub fn to(target: u16) -> anyhow::Result<Self> {
+    pub fn to(target: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("listen for the wire")?;
-        let port = listener.local_addr()?.port();
+        let address = listener.local_addr()?;
         let shared =
             Arc::new(Shared { target, state: AtomicU8::new(State::Whole as u8), open: Mutex::default() });
         let accepting = Arc::clone(&shared);
@@ -59,12 +59,12 @@ impl Wire {
                 }
             }
         });
-        Ok(Self { port, shared })
+        Ok(Self { address, shared })
     }
 
     /// Where it begins.
-    pub fn port(&self) -> u16 {
-        self.port
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Changes what becomes of what is sent.
@@ -90,7 +90,7 @@ impl Shared {
     }
 
     fn connect(self: &Arc<Self>, near: TcpStream) {
-        let Ok(far) = TcpStream::connect(("127.0.0.1", self.target)) else { return };
+        let Ok(far) = TcpStream::connect(self.target) else { return };
         let (Ok(near_too), Ok(far_too)) = (near.try_clone(), far.try_clone()) else { return };
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.extend([&near, &far].into_iter().filter_map(|stream| stream.try_clone().ok()));

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Context as _, ensure};
 use api::{GuestLocation, Migration, MigrationState};
-use e2e::{Scene, fio, guest, play, until};
+use e2e::{fio, guest, play, until};
 use lab::workload::random::Random;
 use rustix::process::Signal;
 
@@ -16,23 +16,19 @@ fn a_client_that_is_killed_with_requests_in_flight_harms_neither_the_migration_n
     play(|scene| {
         let uri = scene.create_volume(DISK_BYTES)?.uri;
         for store in ["b", "a"] {
-            let written = statistics(scene)?.writes;
+            let written = scene.statistics()?.writes;
             let fio = fio::write_and_verify(&uri, DISK_BYTES, 1).start()?;
-            until("fio works", || Ok((statistics(scene)?.writes > written + 500).then_some(())))?;
+            until("fio works", || Ok((scene.statistics()?.writes > written + 500).then_some(())))?;
             let migration = scene.begin_to_migrate(store, Some("16MiB/s"))?;
             fio.signal(Signal::KILL)?;
             drop(fio);
-            until("the connection is gone", || Ok((statistics(scene)?.connections == 0).then_some(())))?;
+            until("the connection is gone", || Ok((scene.statistics()?.connections == 0).then_some(())))?;
             ensure!(scene.wait_for_migration(&migration.id)?.state == MigrationState::Moved);
             scene.check_place(store)?;
             fio::run(fio::write_and_verify(&uri, DISK_BYTES, 2)).context("the next client")?;
         }
         Ok(())
     });
-}
-
-fn statistics(scene: &Scene) -> anyhow::Result<api::VolumeStatistics> {
-    scene.volume()?.statistics.context("the volume is served")
 }
 
 #[test]
@@ -52,10 +48,9 @@ fn garbage_on_the_sockets_does_not_disturb_a_guest_whose_disk_moves() {
         }
         ensure!(scene.wait_for_migration(&migration.id)?.state == MigrationState::Moved);
         guest::stop_and_verify(guest)?;
-        until(
-            "the garbage's connections are gone",
-            || Ok((statistics(scene)?.connections == 0).then_some(())),
-        )
+        until("the garbage's connections are gone", || {
+            Ok((scene.statistics()?.connections == 0).then_some(()))
+        })
     });
 }
 
@@ -73,8 +68,9 @@ fn migrations_that_are_cancelled_half_way_leave_nothing_and_can_be_begun_again()
     play(|scene| {
         scene.create_volume(DISK_BYTES)?;
         let guest = guest::start(&scene.export()?, DISK_BYTES)?;
-        for bytes in [0, 1 << 20, 6 << 20, 12 << 20] {
-            let begun = scene.begin_to_migrate("b", Some("16MiB/s"))?;
+        // All of it would take eight seconds.
+        for bytes in [0, 1 << 20, 3 << 20, 6 << 20] {
+            let begun = scene.begin_to_migrate("b", Some("4MiB/s"))?;
             until("enough is copied", || {
                 Ok((scene.migration(&begun.id)?.bytes_copied >= bytes).then_some(()))
             })?;

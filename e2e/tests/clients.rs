@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use api::MigrationState;
 use e2e::{Program, Scene, play, until};
 use serde_json::Value;
 
@@ -42,7 +41,7 @@ fn every_byte_range_reads_as_the_model_says_while_the_disk_moves() {
 
 /// Requests that guests of the volume have done.
 fn requests(scene: &Scene) -> anyhow::Result<u64> {
-    let statistics = scene.volume()?.statistics.context("the volume is served")?;
+    let statistics = scene.statistics()?;
     Ok(statistics.reads + statistics.writes)
 }
 
@@ -74,19 +73,19 @@ fn images_are_copied_in_and_out_and_compared_at_rest_and_while_the_disk_moves() 
         let compare_all = || compare(&image, "raw", &uri, "raw");
 
         copy_in(&old)?;
-        during_a_migration(scene, "b", || copy_in(&image))?;
+        scene.while_migrating("b", || copy_in(&image))?;
         copy_out()?;
-        during_a_migration(scene, "a", copy_out)?;
+        scene.while_migrating("a", copy_out)?;
         compare_all()?;
-        during_a_migration(scene, "b", compare_all)?;
+        scene.while_migrating("b", compare_all)?;
         convert_out()?;
-        during_a_migration(scene, "a", convert_out)?;
+        scene.while_migrating("a", convert_out)?;
         convert_in(&old)?;
         compare(&old, "raw", &uri, "raw")?;
-        during_a_migration(scene, "b", || convert_in(&image))?;
+        scene.while_migrating("b", || convert_in(&image))?;
         compare_all()?;
         describe(&uri)?;
-        during_a_migration(scene, "a", || describe(&uri))?;
+        scene.while_migrating("a", || describe(&uri))?;
         // Where the image had holes, the last copy has them too.
         let map: Value = nbdinfo(&["--map", "--json", &uri])?;
         ensure!(map.to_string().contains("hole"), "{map}");
@@ -103,22 +102,6 @@ fn describe(uri: &str) -> anyhow::Result<()> {
     let bytes: Option<u64> = extents.iter().map(|extent| extent["length"].as_u64()).sum();
     ensure!(bytes == Some(DISK_BYTES), "{map}");
     Ok(())
-}
-
-/// Does something while a migration runs: not before, not after.
-fn during_a_migration<T>(
-    scene: &Scene,
-    store: &str,
-    work: impl FnOnce() -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let begun = scene.begin_to_migrate(store, Some("12MiB/s"))?;
-    let done = work().with_context(|| format!("during migration {}", begun.id))?;
-    let state = scene.migration(&begun.id)?.state;
-    ensure!(state == MigrationState::Running, "{} was too short to prove anything: {state:?}", begun.id);
-    let ended = scene.wait_for_migration(&begun.id)?;
-    ensure!(ended.state == MigrationState::Moved, "{ended:?}");
-    scene.check_place(store)?;
-    Ok(done)
 }
 
 fn compare(image: &Path, format: &str, other: &str, other_format: &str) -> anyhow::Result<()> {

@@ -12,7 +12,7 @@ fn fio_verifies_a_disk_that_moves_ten_times() {
     play(|scene| {
         scene.create_volume(DISK_BYTES)?;
         let ((), passes) = fio::at_work(scene, DISK_BYTES, || scene.migrate_to_and_fro(10))?;
-        let statistics = scene.volume()?.statistics.context("the volume is served")?;
+        let statistics = scene.statistics()?;
         ensure!(statistics.errors == 0, "{statistics:?}");
         println!("{} passes of fio: {passes:?}", passes.len());
         Ok(())

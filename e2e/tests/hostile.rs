@@ -8,7 +8,7 @@ mod nbd_clients;
 #[path = "hostile/raw.rs"]
 mod raw;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use api::{MigrationState, Volume};
 use e2e::{Scene, guest, play, until};
 
@@ -32,5 +32,5 @@ fn undisturbed(attack: impl FnOnce(&Scene, &Volume) -> anyhow::Result<()>) {
 }
 
 fn connections(scene: &Scene) -> anyhow::Result<usize> {
-    Ok(scene.volume()?.statistics.context("the volume is served")?.connections)
+    Ok(scene.statistics()?.connections)
 }

@@ -4,14 +4,11 @@
 //! `virtual_machine.rs`.
 
 use anyhow::{Context as _, ensure};
-use api::MigrationState;
 use e2e::file_system::FileSystem;
-use e2e::{Program, Scene, play, play_with_mounts};
+use e2e::{Program, play, play_with_mounts};
 use serde_json::Value;
 
 const DISK_BYTES: u64 = 48 << 20;
-/// Copied at this rate, what [`fill`] writes takes longer than anything that is done meanwhile.
-const SLOWLY: &str = "8MiB/s";
 
 #[test]
 fn qemu_io_reads_what_it_wrote_zeroed_and_discarded() {
@@ -93,15 +90,13 @@ fn a_file_system_over_nbdfuse_is_whole_after_moves() {
             let name = folder.join(format!("file-{round}"));
             let content: Vec<u8> =
                 (0..2_u32 << 20).map(|byte| (byte / 7 + round as u32 * 31) as u8).collect();
-            if let Some(store) = store {
-                let begun = scene.begin_to_migrate(store, Some(SLOWLY))?;
+            let write = || {
                 std::fs::write(&name, &content)?;
-                std::fs::File::open(&name)?.sync_all()?;
-                let ended = scene.wait_for_migration(&begun.id)?;
-                ensure!(ended.state == MigrationState::Moved, "{ended:?}");
-                scene.check_place(store)?;
-            } else {
-                std::fs::write(&name, &content)?;
+                Ok(std::fs::File::open(&name)?.sync_all()?)
+            };
+            match store {
+                Some(store) => scene.while_migrating(store, write)?,
+                None => write()?,
             }
             expected.push((name, content));
             for (name, content) in &expected {
@@ -121,20 +116,10 @@ fn at_rest_and_moving(work: impl Fn(&str, u64) -> anyhow::Result<()>) {
         let uri = scene.create_volume(DISK_BYTES)?.uri;
         fill(&uri)?;
         work(&uri, 0).context("at rest")?;
-        moving(scene, "b", || work(&uri, 1).context("while it moves"))?;
+        scene.while_migrating("b", || work(&uri, 1).context("while it moves"))?;
         work(&uri, 2).context("after it has moved")?;
-        moving(scene, "a", || work(&uri, 3).context("on its way back"))
+        scene.while_migrating("a", || work(&uri, 3).context("on its way back"))
     });
-}
-
-fn moving(scene: &Scene, store: &str, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let begun = scene.begin_to_migrate(store, Some(SLOWLY))?;
-    work()?;
-    let state = scene.migration(&begun.id)?.state;
-    ensure!(state == MigrationState::Running, "{} was too short to prove anything: {state:?}", begun.id);
-    let ended = scene.wait_for_migration(&begun.id)?;
-    ensure!(ended.state == MigrationState::Moved, "{ended:?}");
-    scene.check_place(store)
 }
 
 fn fill(uri: &str) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 
 /// Longest that anybody waits for bytes: longer than any of the daemon's deadlines.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Length of the server's greeting.
 const GREETING_BYTES: usize = 18;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
