@@ -262,6 +262,9 @@ pub(crate) struct DemoArguments {
     /// daemons on loopback.
     #[arg(long, conflicts_with = "vm")]
     pub(crate) hosts: bool,
+    /// Size of the disk, a multiple of 1 MiB; three quarters of it are filled.
+    #[arg(long, default_value = "1GiB", value_parser = parse_demo_size, conflicts_with = "vm")]
+    pub(crate) size: u64,
     /// The folder that holds the machine's kernel and initramfs; by default the one that `make demo` fills.
     #[arg(long, value_name = "DIR", requires = "vm")]
     pub(crate) image: Option<PathBuf>,
@@ -353,6 +356,22 @@ impl From<ExportArguments> for api::ExportSettings {
             socket_owner: given.socket_owner,
         }
     }
+}
+
+/// The smallest disk of a demo: on a smaller one there would be nothing to see.
+const DEMO_BYTES_MIN: u64 = 128 << 20;
+
+fn parse_demo_size(text: &str) -> Result<u64, String> {
+    parse_size_of_at_least(text, DEMO_BYTES_MIN)
+}
+
+/// Parses a size in whole MiB that has a least.
+fn parse_size_of_at_least(text: &str, bytes_min: u64) -> Result<u64, String> {
+    let size = parse_size(text).map_err(|error| error.to_string())?;
+    if size < bytes_min || !size.is_multiple_of(1 << 20) {
+        return Err(format!("it must be a multiple of 1MiB, and at least {}MiB", bytes_min >> 20));
+    }
+    Ok(size)
 }
 
 impl DemoArguments {
@@ -461,7 +480,7 @@ Examples:
   sterna demo --report demo.html
   sterna demo --vm
   sterna demo --hosts
-  sterna demo --hosts --json
+  sterna demo --hosts --size 256MiB --json
 
 It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU. The exit code is 0 only if
 everything held what the guest had written; with --hosts also only if the copy went on after the cut where it was.

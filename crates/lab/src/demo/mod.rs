@@ -76,11 +76,11 @@ pub enum GuestKind {
 }
 
 impl DemoOptions {
-    /// The demo with a thread as guest.
-    pub fn with_thread(program: PathBuf) -> Self {
+    /// The demo with a thread as guest, and a disk of so many bytes.
+    pub fn with_thread(program: PathBuf, disk_bytes: u64) -> Self {
         let options = GuestOptions::default();
-        let guest = GuestKind::Thread { block_bytes: 8192, fill_bytes: 768 << 20, options };
-        Self { program, parent: None, disk_bytes: 1 << 30, margin: MARGIN, guest }
+        let guest = GuestKind::Thread { block_bytes: 8192, fill_bytes: filled(disk_bytes), options };
+        Self { program, parent: None, disk_bytes, margin: MARGIN, guest }
     }
 
     /// The demo with a machine in QEMU as guest; its disk is smaller, because it is slower.
@@ -91,6 +91,11 @@ impl DemoOptions {
         let guest = GuestKind::Machine(MachineOptions::new(GuestImage::find(image)?));
         Ok(Self { program, parent: None, disk_bytes: 512 << 20, margin: MARGIN, guest })
     }
+}
+
+/// How much of a disk the guest fills at first: three quarters.
+fn filled(disk_bytes: u64) -> u64 {
+    disk_bytes / 4 * 3
 }
 
 /// How long the guest works before and after the migration, unless somebody says otherwise: long enough for a rate.

@@ -8,7 +8,7 @@ use lab::bench::link::Part as LinkPart;
 use lab::bench::mirror::Part;
 use lab::bench::nbd::Workload;
 
-use crate::units::parse_size;
+use super::parse_size_of_at_least;
 
 /// The smallest image: below that, less would be measured than a disk and its cache.
 const SIZE_BYTES_MIN: u64 = 32 << 20;
@@ -168,11 +168,7 @@ impl ValueEnum for BenchWorkload {
 }
 
 fn parse_image_size(text: &str) -> Result<u64, String> {
-    let size = parse_size(text).map_err(|error| error.to_string())?;
-    if size < SIZE_BYTES_MIN || !size.is_multiple_of(1 << 20) {
-        return Err(format!("it must be a multiple of 1MiB, and at least {}MiB", SIZE_BYTES_MIN >> 20));
-    }
-    Ok(size)
+    parse_size_of_at_least(text, SIZE_BYTES_MIN)
 }
 
 const NBD_HELP: &str = "\

@@ -58,7 +58,7 @@ async fn between_stores(
     progress: &mut Progress,
 ) -> anyhow::Result<Ended> {
     let mut options = match arguments.guest() {
-        Guest::Thread => DemoOptions::with_thread(program),
+        Guest::Thread => DemoOptions::with_thread(program, arguments.size),
         Guest::Machine => DemoOptions::with_machine(program, arguments.image.as_deref())?,
     };
     options.parent.clone_from(&arguments.folder);
@@ -72,7 +72,7 @@ async fn between_hosts(
     arguments: &DemoArguments,
     progress: &mut Progress,
 ) -> anyhow::Result<Ended> {
-    let mut options = HostsOptions::new(program);
+    let mut options = HostsOptions::new(program, arguments.size);
     options.parent.clone_from(&arguments.folder);
     let report = demo::run_hosts(options, progress).await?;
     let good = report.figures.demo.verified && report.figures.resumed;

@@ -30,7 +30,7 @@ use self::pair::{Folders, Pair, arrived};
 use self::travel::{Way, travel};
 use super::{
     Bytes, Daemon, DemoFolder, DemoGuest as _, Felt, MARGIN, Progress, Signals, StoppedDemoGuest as _,
-    StoppedThreadGuest, ThreadGuest, Timeline, VOLUME, check_free_space, usual_parent, wait,
+    StoppedThreadGuest, ThreadGuest, Timeline, VOLUME, check_free_space, filled, usual_parent, wait,
 };
 use crate::nbd_client::StopFlag;
 use crate::network::BitRate;
@@ -71,16 +71,16 @@ pub struct HostsOptions {
 }
 
 impl HostsOptions {
-    /// The demo as everybody sees it.
-    pub fn new(program: PathBuf) -> Self {
+    /// The demo as everybody sees it, with a disk of so many bytes.
+    pub fn new(program: PathBuf, disk_bytes: u64) -> Self {
         // Without locality the writes of two seconds would touch most of the disk, and all of it would have to be copied
         // again, whether the copying goes on or begins anew.
         const WORKING_SET: NonZeroU64 = NonZeroU64::new(64 << 20).unwrap();
         Self {
             program,
             parent: None,
-            disk_bytes: 1 << 30,
-            fill_bytes: 768 << 20,
+            disk_bytes,
+            fill_bytes: filled(disk_bytes),
             block_bytes: 8192,
             guest: GuestOptions { working_set_bytes: Some(WORKING_SET), ..GuestOptions::default() },
             margin: MARGIN,
