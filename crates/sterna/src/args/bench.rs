@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::builder::PossibleValue;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use lab::bench::link::Part as LinkPart;
 use lab::bench::mirror::Part;
@@ -51,8 +51,8 @@ pub(crate) struct BenchNbdArguments {
     #[command(flatten)]
     pub(crate) bench: BenchArguments,
     /// Measure this alone; may be given several times.
-    #[arg(long, value_name = "WORKLOAD")]
-    pub(crate) only: Vec<BenchWorkload>,
+    #[arg(long, value_name = "WORKLOAD", value_parser = one_of(Workload::ALL, Workload::name, Workload::title))]
+    only: Vec<Workload>,
 }
 
 #[derive(Debug, Args)]
@@ -84,36 +84,14 @@ pub(crate) struct BenchLinkArguments {
     #[command(flatten)]
     pub(crate) bench: BenchArguments,
     /// Measure this alone; may be given several times.
-    #[arg(long, value_name = "PART")]
-    pub(crate) only: Vec<BenchLinkPart>,
+    #[arg(long, value_name = "PART", value_parser = one_of(LinkPart::ALL, LinkPart::name, LinkPart::title))]
+    only: Vec<LinkPart>,
 }
 
 impl BenchLinkArguments {
     /// What is measured: what was asked for in the usual order, or everything.
     pub(crate) fn parts(&self) -> Vec<LinkPart> {
-        let is_wanted = |part: &LinkPart| self.only.is_empty() || self.only.contains(&BenchLinkPart(*part));
-        LinkPart::ALL.into_iter().filter(is_wanted).collect()
-    }
-}
-
-/// A part of `bench link` on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BenchLinkPart(pub(crate) LinkPart);
-
-impl ValueEnum for BenchLinkPart {
-    fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [BenchLinkPart; 5] = [
-            BenchLinkPart(LinkPart::Near),
-            BenchLinkPart(LinkPart::Metro),
-            BenchLinkPart(LinkPart::Far),
-            BenchLinkPart(LinkPart::TwoLinks),
-            BenchLinkPart(LinkPart::Guest),
-        ];
-        &ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.0.name()).help(self.0.title()))
+        wanted(LinkPart::ALL, &self.only)
     }
 }
 
@@ -137,34 +115,28 @@ impl BenchMirrorArguments {
     }
 }
 
-/// A workload on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BenchWorkload(pub(crate) Workload);
-
 impl BenchNbdArguments {
     /// What is measured: what was asked for in the usual order, or everything.
     pub(crate) fn workloads(&self) -> Vec<Workload> {
-        let is_wanted =
-            |workload: &Workload| self.only.is_empty() || self.only.contains(&BenchWorkload(*workload));
-        Workload::ALL.into_iter().filter(is_wanted).collect()
+        wanted(Workload::ALL, &self.only)
     }
 }
 
-impl ValueEnum for BenchWorkload {
-    fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [BenchWorkload; 5] = [
-            BenchWorkload(Workload::Mixed1),
-            BenchWorkload(Workload::Mixed16),
-            BenchWorkload(Workload::Reads16),
-            BenchWorkload(Workload::SequentialReads),
-            BenchWorkload(Workload::SequentialWrites),
-        ];
-        &ALL
-    }
+/// What of all is asked for, in the order of all; everything if nothing is.
+fn wanted<T: PartialEq, const COUNT: usize>(all: [T; COUNT], only: &[T]) -> Vec<T> {
+    all.into_iter().filter(|one| only.is_empty() || only.contains(one)).collect()
+}
 
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.0.name()).help(self.0.title()))
-    }
+/// Parses the name of one of several things, which `--help` lists with their titles.
+fn one_of<T: Copy + Send + Sync + 'static, const COUNT: usize>(
+    all: [T; COUNT],
+    name: fn(T) -> &'static str,
+    title: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let named = all.map(|one| PossibleValue::new(name(one)).help(title(one)));
+    PossibleValuesParser::new(named).try_map(move |given| {
+        all.into_iter().find(|one| name(*one) == given).ok_or("there is nothing of that name")
+    })
 }
 
 fn parse_image_size(text: &str) -> Result<u64, String> {
