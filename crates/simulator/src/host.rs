@@ -31,7 +31,7 @@ use crate::faults::Fault;
 use crate::guest::Guest;
 use crate::journal::SimJournal;
 use crate::random::Random;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, VolumePlan};
 use crate::world::{Stop, World};
 
 /// How long after a journal that closed itself, or a recovery that failed, the daemon is restarted at most.
@@ -107,28 +107,11 @@ impl Host {
         let mut images = BTreeMap::new();
         let (mut records, mut guests) = (Vec::new(), Vec::new());
         for (index, plan) in scenario.volumes.iter().enumerate() {
-            let path = format!("/a/{index}.0");
-            let disk = SimDisk::new(world, index as u32, plan.disk.clone(), random.fork());
-            prefill(&disk, plan.filled_percent, random);
-            let initial = disk.with_medium(|medium| medium.current().to_vec());
-            guests.push(Guest::new(
-                world,
-                index,
-                plan.guest.clone(),
-                random.fork(),
-                &initial,
-                buffers.clone(),
-            ));
-            records.push(Record::VolumeAdded(VolumeRecord {
-                volume: volume_id(index),
-                name: format!("v{index}"),
-                size_bytes: plan.disk.size_bytes,
-                block_size_bytes: plan.block_size.into(),
-                image: ImageLocation::raw_file("a", path.clone()),
-                generation: Generation(1),
-                export: ExportSettings::default(),
-            }));
-            images.insert(path, disk);
+            let (path, volume) = (format!("/a/{index}.0"), volume_id(index));
+            let volume = PlannedVolume::make(world, random, (index, volume, plan), &path, buffers.clone());
+            guests.push(volume.guest);
+            records.push(volume.record);
+            images.insert(path, volume.disk);
         }
         for fault in &scenario.faults {
             world.faults.plan(*fault);
@@ -276,7 +259,41 @@ fn volume_id(index: usize) -> VolumeId {
     VolumeId([index as u8; 16])
 }
 
-pub(crate) fn prefill(disk: &SimDisk, filled_percent: u64, random: &mut Random) {
+/// A volume as it is before anything happens: in an image of store `a`, with a guest.
+pub(crate) struct PlannedVolume {
+    pub(crate) disk: Rc<SimDisk>,
+    pub(crate) guest: Rc<Guest>,
+    /// What the journal begins with.
+    pub(crate) record: Record,
+}
+
+impl PlannedVolume {
+    /// Makes the volume of this number and identity, as planned.
+    pub(crate) fn make(
+        world: &Rc<World>,
+        random: &mut Random,
+        (index, volume, plan): (usize, VolumeId, &VolumePlan),
+        path: &str,
+        buffers: BufferPool,
+    ) -> Self {
+        let disk = SimDisk::new(world, index as u32, plan.disk.clone(), random.fork());
+        prefill(&disk, plan.filled_percent, random);
+        let initial = disk.with_medium(|medium| medium.current().to_vec());
+        let guest = Guest::new(world, index, plan.guest.clone(), random.fork(), &initial, buffers);
+        let record = Record::VolumeAdded(VolumeRecord {
+            volume,
+            name: format!("v{index}"),
+            size_bytes: plan.disk.size_bytes,
+            block_size_bytes: plan.block_size.into(),
+            image: ImageLocation::raw_file("a", path),
+            generation: Generation(1),
+            export: ExportSettings::default(),
+        });
+        Self { disk, guest, record }
+    }
+}
+
+fn prefill(disk: &SimDisk, filled_percent: u64, random: &mut Random) {
     disk.with_medium(|medium| {
         // Of grains of 4 KiB, or of stretches long enough to be found empty when they are copied.
         let stretch = random.pick(&[8, 8, 128, 256]);

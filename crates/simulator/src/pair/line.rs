@@ -210,11 +210,12 @@ mod tests {
     use block::{BufferPool, MemoryStore};
     use lane::filter::{Gate, GateMode};
     use lane::peer::head::{Address, Head, Operation};
-    use lane::peer::{Conversation, Listener, Service};
+    use lane::peer::{Conversation, Service};
 
     use super::*;
     use crate::driver::Clock;
     use crate::pair::PairDriver;
+    use crate::pair::serving::Deaf;
 
     /// Keeps the heads of what was sent.
     struct Sent(Rc<RefCell<Vec<Bytes>>>);
@@ -223,18 +224,6 @@ mod tests {
         fn send(&self, _: Urgency, head: Bytes, _: Bytes) {
             self.0.borrow_mut().push(head);
         }
-    }
-
-    struct Deaf;
-
-    impl Listener for Deaf {
-        fn said(&self, _: &[u8]) {}
-
-        fn lost(&self, _: &str) {}
-
-        fn back(&self) {}
-
-        fn restarted(&self) {}
     }
 
     #[test]

@@ -6,10 +6,10 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
-use chronicle::{BlockSize, Generation};
+use chronicle::BlockSize;
 use futures_channel::oneshot;
 use lane::TimeLimits;
-use migration::journal::{ExportSettings, ImageLocation, Record, Stage, State, VolumeRecord};
+use migration::journal::{Record, Stage, State};
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
 use migration::strategy::Acknowledgement;
@@ -21,6 +21,7 @@ use super::serving::Serving;
 use crate::checker::owner::{Permission, permission};
 use crate::disk::{DiskSettings, Role, SimDisk};
 use crate::guest::Guest;
+use crate::host::PlannedVolume;
 use crate::journal::SimJournal;
 use crate::random::Random;
 use crate::scenario::Scenario;
@@ -84,23 +85,12 @@ pub(super) fn make(
     let (mut records, mut guests, mut images) = (Vec::new(), Vec::new(), BTreeMap::new());
     let mut geometries = Vec::new();
     for (index, plan) in scenario.volumes.iter().enumerate() {
-        let path = format!("/a/{index}");
-        let disk = SimDisk::new(world, index as u32, plan.disk.clone(), random.fork());
-        crate::host::prefill(&disk, plan.filled_percent, random);
-        let initial = disk.with_medium(|medium| medium.current().to_vec());
-        let buffers = BufferPool::new();
-        guests.push(Guest::new(world, index, plan.guest.clone(), random.fork(), &initial, buffers));
-        geometries.push(disk.geometry());
-        records.push(Record::VolumeAdded(VolumeRecord {
-            volume: volume_id(index),
-            name: format!("v{index}"),
-            size_bytes: plan.disk.size_bytes,
-            block_size_bytes: plan.block_size.into(),
-            image: ImageLocation::raw_file("a", path.clone()),
-            generation: Generation(1),
-            export: ExportSettings::default(),
-        }));
-        images.insert(path, disk);
+        let (path, volume) = (format!("/a/{index}"), volume_id(index));
+        let volume = PlannedVolume::make(world, random, (index, volume, plan), &path, BufferPool::new());
+        guests.push(volume.guest);
+        geometries.push(volume.disk.geometry());
+        records.push(volume.record);
+        images.insert(path, volume.disk);
     }
     let plan = &scenario.migrations[0];
     let acknowledgement = Acknowledgement::Source {

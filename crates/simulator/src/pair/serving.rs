@@ -497,7 +497,7 @@ impl Listener for Ear {
 }
 
 /// Hears nothing: of a conversation that is only calls.
-struct Deaf;
+pub(super) struct Deaf;
 
 impl Listener for Deaf {
     fn said(&self, _: &[u8]) {}
