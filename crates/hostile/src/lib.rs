@@ -14,6 +14,7 @@ mod journal;
 mod nbd;
 mod qcow2;
 mod remote;
+mod transport;
 
 /// Something that is fed with any bytes.
 #[derive(Clone, Copy)]
@@ -25,7 +26,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "nbd_decoders", feed: nbd::feed_decoders },
     Target { name: "nbd_connection", feed: nbd::feed_connection },
     Target { name: "http_api", feed: http::feed },
@@ -34,6 +35,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "remote_decoders", feed: remote::feed_decoders },
     Target { name: "remote_store", feed: remote::feed_store },
     Target { name: "qcow2_image", feed: qcow2::feed },
+    Target { name: "transport_frames", feed: transport::feed_frames },
 ];
 
 /// Feeds the target of this name.

@@ -50,6 +50,11 @@ fn qcow2_images_take_their_corpus() {
 }
 
 #[test]
+fn the_frames_of_other_hosts_take_their_corpus() {
+    replay("transport_frames");
+}
+
+#[test]
 fn every_target_is_fuzzed_and_has_a_small_corpus() {
     for Target { name, .. } in TARGETS {
         let program = folder().join("fuzz_targets").join(name).with_extension("rs");

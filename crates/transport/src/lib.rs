@@ -28,6 +28,7 @@ mod endpoint;
 mod frame;
 mod greeting;
 mod host_id;
+pub mod hostile;
 mod identity;
 mod incoming;
 mod invitation;
