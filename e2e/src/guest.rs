@@ -6,7 +6,7 @@ use anyhow::ensure;
 use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{self, Content, Findings, Guest, GuestOptions, StoppedGuest};
 
-use crate::wait::DEADLINE;
+use crate::wait::{DEADLINE, until};
 
 /// Bytes of the guest's requests.
 pub const BLOCK_BYTES: u32 = 8192;
@@ -23,6 +23,18 @@ pub fn start(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
     let mut content = Content::new(client.export().size, BLOCK_BYTES, SEED);
     workload::fill(&mut client, &mut content, fill_bytes, |_| {})?;
     Guest::start(client, content, GuestOptions::default())
+}
+
+/// Waits until a guest has done so many more requests.
+///
+/// # Errors
+/// If it does not in time.
+pub fn until_worked(guest: &Guest, requests: u64) -> anyhow::Result<()> {
+    let first = guest.mark();
+    until("the guest works", || {
+        let done = guest.between(&first, &guest.mark()).completions;
+        Ok((done >= requests).then_some(()))
+    })
 }
 
 /// Waits until a guest has done all that it was to do, and compares its whole disk.

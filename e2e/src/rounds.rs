@@ -28,7 +28,7 @@ pub use self::trip::Trip;
 
 /// How long the guest tries for a new connection, and waits for an answer: longer than any mishap, and all that follows
 /// from it.
-const GUEST_WAITS_MAX: Duration = Duration::from_secs(100);
+const GUEST_WAITS_MAX: Duration = Duration::from_secs(200);
 
 /// What is played.
 #[derive(Clone, Debug)]

@@ -14,11 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use api::{Client, MigrateVolume, Migration, MigrationState, Phase, SwitchOver, WAIT_MAX_MS, Watch};
 use comfy_table::{CellAlignment, Table, presets};
-use lab::workload::{Guest, Recorder};
+use lab::workload::Recorder;
 
 use crate::guest;
 use crate::scene::Scene;
-use crate::wait::until;
 
 /// Requests that the guest does between two migrations: a quarter of a second on a quick machine.
 const REQUESTS_BETWEEN: u64 = 5000;
@@ -63,7 +62,8 @@ pub fn measure(scene: &Scene, settings: Settings) -> anyhow::Result<Rounds> {
     let client = Client::new(scene.address()?);
     let mut observed = Vec::new();
     for round in 0..settings.rounds {
-        let_it_work(&guest)?;
+        // What the last migration left to do is behind it then.
+        guest::until_worked(&guest, REQUESTS_BETWEEN)?;
         let store = if round % 2 == 0 { "b" } else { "a" };
         let one = runtime.block_on(observe(&client, store));
         observed.push(one.with_context(|| format!("migration {} of {}", round + 1, settings.rounds))?);
@@ -83,15 +83,6 @@ struct Observed {
     /// When an answer first said that the guest is let through at the target.
     switched: Instant,
     migration: Duration,
-}
-
-/// Lets the guest do so much that what the last migration left to do is behind it.
-fn let_it_work(guest: &Guest) -> anyhow::Result<()> {
-    let first = guest.mark();
-    until("the guest works", || {
-        let done = guest.between(&first, &guest.mark()).completions;
-        Ok((done >= REQUESTS_BETWEEN).then_some(()))
-    })
 }
 
 impl Observed {

@@ -100,10 +100,8 @@ fn a_daemon_that_is_stopped_or_killed_at_any_moment_serves_the_guest_again() {
             let target = if place == "a" { "b" } else { "a" };
             let migrating = scene.start_migrating(target)?;
             // Not a time but a number of requests: it ends up in another phase each time, on any machine.
-            let (begun, requests) = (guest.mark(), random.below(1200));
-            until("the guest works", || {
-                Ok((guest.between(&begun, &guest.mark()).completions >= requests).then_some(()))
-            })?;
+            let requests = random.below(1200);
+            guest::until_worked(&guest, requests)?;
             if round % 2 == 0 {
                 scene.kill()?;
             } else {

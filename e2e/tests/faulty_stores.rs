@@ -72,10 +72,7 @@ fn a_target_that_hangs_holds_the_guest_for_a_second_and_the_migration_goes_on_la
         let before = guest.mark();
         let hung = faults.hang()?;
         let suspended = until("mirroring is suspended", || Ok(scene.migration(&migration.id)?.suspended))?;
-        let suspended_at = guest.mark();
-        until("the guest works while the target hangs", || {
-            Ok((guest.between(&suspended_at, &guest.mark()).completions > 2000).then_some(()))
-        })?;
+        guest::until_worked(&guest, 2000).context("while the target hangs")?;
         drop(hung);
         let ended = scene.wait_for_migration(&migration.id)?;
         ensure!(ended.state == MigrationState::Moved, "{ended:?}");

@@ -3,12 +3,11 @@
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, VolumeState};
 use e2e::{Pair, Scene, WireState, guest, play_pair, until};
-use lab::workload::Guest;
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
-/// Slow enough that a migration of what is filled is under way for a while.
-const SLOWLY: &str = "6MiB/s";
+/// Slow enough that a migration of what is filled is under way until a daemon has been started again, and its clients work.
+const SLOWLY: &str = "2MiB/s";
 
 /// Begins to bring the volume `v` from `beta` home, and says which migration that is.
 fn begin_to_come_home(pair: &Pair, bandwidth: Option<&str>) -> anyhow::Result<Migration> {
@@ -19,15 +18,6 @@ fn begin_to_come_home(pair: &Pair, bandwidth: Option<&str>) -> anyhow::Result<Mi
 fn under_way(scene: &Scene) -> anyhow::Result<Migration> {
     let migrations: Vec<Migration> = scene.ask(&["migration", "list"])?;
     migrations.into_iter().find(|migration| !migration.state.has_ended()).context("nothing is under way")
-}
-
-/// Waits until a guest has done so many more requests.
-fn until_worked(guest: &Guest, requests: u64) -> anyhow::Result<()> {
-    let first = guest.mark();
-    until("the guest works", || {
-        let done = guest.between(&first, &guest.mark()).completions;
-        Ok((done >= requests).then_some(()))
-    })
 }
 
 #[test]
@@ -45,7 +35,7 @@ fn owner_that_is_killed_after_it_released_the_volume_fails_no_request_of_clients
         // The guest's requests are on their way to a host that has given the volume away.
         pair.beta.start()?;
         pair.check_at(&pair.alpha, &pair.beta)?;
-        until_worked(&guest, 100)?;
+        guest::until_worked(&guest, 100)?;
         guest::stop_and_verify(guest).map(drop)
     });
 }
@@ -59,7 +49,7 @@ fn clients_are_served_from_the_owner_while_their_volume_comes_home_to_a_daemon_t
         let begun = begin_to_come_home(pair, Some(SLOWLY))?;
         pair.alpha.kill()?;
         pair.alpha.start()?;
-        until_worked(&guest, 100)?;
+        guest::until_worked(&guest, 100)?;
         let seen = pair.beta.migration(&begun.id)?;
         ensure!(seen.state == MigrationState::Running, "the guest was held until it was over: {seen:?}");
         let ended = pair.beta.wait_for_migration(&begun.id)?;

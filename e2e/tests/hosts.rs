@@ -36,14 +36,6 @@ fn until_left(pair: &Pair, begun: &Migration) -> anyhow::Result<()> {
     pair.check_at(&pair.beta, &pair.alpha)
 }
 
-/// Waits until a guest has done so much more.
-fn until_worked(guest: &Guest, requests: u64) -> anyhow::Result<()> {
-    let first = guest.mark();
-    until("the guest works", || {
-        Ok((guest.between(&first, &guest.mark()).completions >= requests).then_some(()))
-    })
-}
-
 /// Waits until so many bytes have been copied.
 fn until_copied(scene: &Scene, migration: &Migration, bytes: u64) -> anyhow::Result<()> {
     until("a part is copied", || Ok((scene.migration(&migration.id)?.bytes_copied >= bytes).then_some(())))
@@ -72,10 +64,10 @@ fn cut_and_silent_links_cost_time_and_nothing_else() {
             pair.wire.set(state);
             // A guest that waits for the other host waits until the test gives up.
             let cut = Instant::now();
-            until_worked(&guest, WORK_REQUESTS)?;
+            guest::until_worked(&guest, WORK_REQUESTS)?;
             // And so does one that is held only when the loss of the link has been noticed.
             sleep(NOTICED_AFTER.saturating_sub(cut.elapsed()));
-            until_worked(&guest, WORK_REQUESTS)?;
+            guest::until_worked(&guest, WORK_REQUESTS)?;
             pair.wire.set(WireState::Whole);
         }
         until_left(pair, &begun)?;

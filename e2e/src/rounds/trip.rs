@@ -19,7 +19,7 @@ use crate::scene::Scene;
 use crate::wait::until;
 
 /// How long a trip may take from its last mishap on: longer than everything in the product that waits for another host.
-const SETTLES_MAX: Duration = Duration::from_secs(90);
+const SETTLES_MAX: Duration = Duration::from_secs(180);
 /// Time between two looks: each is a process or two.
 const LOOK: Duration = Duration::from_millis(40);
 /// How a daemon ends that is killed, or kills itself.
