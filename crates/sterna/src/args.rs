@@ -1,11 +1,13 @@
 //! The command line.
 
 mod bench;
+mod demo;
 mod host;
 
 use std::path::PathBuf;
 
 pub(crate) use self::bench::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
+pub(crate) use self::demo::{DemoArguments, Guest};
 pub(crate) use self::host::HostCommand;
 
 use api::Address;
@@ -48,14 +50,14 @@ pub(crate) enum Command {
     /// Volumes: make, list, remove.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Move a volume to another store while its guest works.
+    /// Move a volume to another store, or to another host, while its guest works.
     #[command(after_help = MIGRATE_HELP)]
     Migrate(MigrateArguments),
     /// Migrations: list, watch, cancel.
     #[command(subcommand)]
     Migration(MigrationCommand),
-    /// Watch the disk of a busy guest move between two stores of a temporary daemon, and be verified.
-    #[command(after_help = DEMO_HELP)]
+    /// Watch the disk of a busy guest move between two stores of a temporary daemon, or between two hosts, and be verified.
+    #[command(after_help = demo::HELP)]
     Demo(DemoArguments),
     /// Measure Sterna beside the raw disk, QEMU's storage daemon and off-line copies.
     #[command(subcommand)]
@@ -253,29 +255,6 @@ pub(crate) struct MigrateArguments {
     pub(crate) detach: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct DemoArguments {
-    /// With a virtual machine in QEMU as guest, rather than a thread of this program.
-    #[arg(long)]
-    vm: bool,
-    /// Between two hosts, there and home again, over a link that is cut once: network namespaces as root, otherwise two
-    /// daemons on loopback.
-    #[arg(long, conflicts_with = "vm")]
-    pub(crate) hosts: bool,
-    /// Size of the disk, a multiple of 1 MiB; three quarters of it are filled.
-    #[arg(long, default_value = "1GiB", value_parser = parse_demo_size, conflicts_with = "vm")]
-    pub(crate) size: u64,
-    /// The folder that holds the machine's kernel and initramfs; by default the one that `make demo` fills.
-    #[arg(long, value_name = "DIR", requires = "vm")]
-    pub(crate) image: Option<PathBuf>,
-    /// Write the migration's report, an HTML page, to this file.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<PathBuf>,
-    /// Where the temporary folder is made; by default where temporary files are.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) folder: Option<PathBuf>,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
     /// List the migrations under way and the latest that have ended, with what became of them and why.
@@ -328,15 +307,6 @@ pub(crate) struct MigrationArguments {
     pub(crate) id: String,
 }
 
-/// Who works on the disk of the demo.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Guest {
-    /// A thread of this program.
-    Thread,
-    /// A virtual machine.
-    Machine,
-}
-
 impl From<ImageFormat> for api::ImageFormat {
     fn from(format: ImageFormat) -> Self {
         match format {
@@ -358,13 +328,6 @@ impl From<ExportArguments> for api::ExportSettings {
     }
 }
 
-/// The smallest disk of a demo: on a smaller one there would be nothing to see.
-const DEMO_BYTES_MIN: u64 = 128 << 20;
-
-fn parse_demo_size(text: &str) -> Result<u64, String> {
-    parse_size_of_at_least(text, DEMO_BYTES_MIN)
-}
-
 /// Parses a size in whole MiB that has a least.
 fn parse_size_of_at_least(text: &str, bytes_min: u64) -> Result<u64, String> {
     let size = parse_size(text).map_err(|error| error.to_string())?;
@@ -372,13 +335,6 @@ fn parse_size_of_at_least(text: &str, bytes_min: u64) -> Result<u64, String> {
         return Err(format!("it must be a multiple of 1MiB, and at least {}MiB", bytes_min >> 20));
     }
     Ok(size)
-}
-
-impl DemoArguments {
-    /// Who works on the disk.
-    pub(crate) fn guest(&self) -> Guest {
-        if self.vm { Guest::Machine } else { Guest::Thread }
-    }
 }
 
 impl Arguments {
@@ -472,22 +428,6 @@ Examples:
 
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and
 waits until that is done; a second Ctrl-C stops waiting.";
-
-const DEMO_HELP: &str = "\
-Examples:
-  sterna demo
-  sterna demo --json
-  sterna demo --report demo.html
-  sterna demo --vm
-  sterna demo --hosts
-  sterna demo --hosts --size 256MiB --json
-
-It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU. The exit code is 0 only if
-everything held what the guest had written; with --hosts also only if the copy went on after the cut where it was.
-
---json prints the figures of the report; bytes and seconds of both ways of --hosts are added up, and two fields more are
-printed: resumed, which is true only if what was copied shows that the copy did not begin anew, and longest_gap_ms, the
-longest time in which nothing more arrived at the other host.";
 
 const REPORT_HELP: &str = "\
 Examples:
