@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use crate::bitmap::LayeredBitmap;
-use crate::units::{BlockCount, BlockRange, BlockSize, Epoch};
+use crate::kept::{Kept, KeptReplica, ReplicaOf};
+use crate::units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch};
 
 /// The epochs of one volume on one branch of its lineage.
 #[derive(Clone, Debug)]
@@ -96,6 +97,53 @@ impl Chronicle {
         self
     }
 
+    /// Changes how writes are marked, from the next epoch on, which it opens; returns that one's number.
+    ///
+    /// What was written before under [`MarkPolicy::Volatile`] is known to this object only.
+    pub fn advance_under(&mut self, policy: MarkPolicy) -> Epoch {
+        self.mark_policy = policy;
+        self.advance()
+    }
+
+    /// How a write is marked before it may be submitted.
+    pub fn mark_policy(&self) -> MarkPolicy {
+        self.mark_policy
+    }
+
+    /// The regions that were written in the open epoch: those that are likely to be written in the next one, too.
+    ///
+    /// Empty while marks are volatile.
+    pub fn regions_written(&self) -> Vec<BlockRange> {
+        let mut regions: Vec<BlockRange> = Vec::new();
+        let mut from = BlockIndex(0);
+        while let Some(run) = self.open_blocks.next_run(from, u64::MAX) {
+            let region = self.regions_of(run);
+            if region.is_empty() {
+                break;
+            }
+            from = region.end;
+            match regions.last_mut() {
+                Some(last) if last.end >= region.start => last.end = region.end,
+                _ => regions.push(region),
+            }
+        }
+        regions
+    }
+
+    /// What is to be kept of it for replicas that are as of `oldest` or later, once the open epoch has been frozen
+    /// ([`Chronicle::advance`]): every epoch before the open one, exactly.
+    pub fn keep(&self, oldest: Epoch, replicas: BTreeMap<ReplicaOf, KeptReplica>) -> Kept {
+        let later = self.frozen.range((Bound::Excluded(oldest), Bound::Unbounded));
+        Kept {
+            block_size: self.block_size,
+            size_bytes: self.size_bytes,
+            known_after: self.known_after.max(oldest),
+            through: Epoch(self.open.0.saturating_sub(1)),
+            epochs: later.map(|(epoch, written)| (*epoch, written.clone())).collect(),
+            replicas,
+        }
+    }
+
     /// Goes on with a volume that has grown; a size that is not larger changes nothing.
     ///
     /// To be called before anything is written to the new part. No epoch up to here has written there: a copy that is
@@ -157,16 +205,11 @@ impl Chronicle {
     ///
     /// Empty when [`Chronicle::record`] would not ask to wait. It may include regions that are marked already.
     pub fn regions_to_mark(&self, offset: u64, length: u64) -> BlockRange {
-        let MarkPolicy::Regions { blocks_per_region } = self.mark_policy else {
-            return BlockRange::default();
-        };
         let blocks = self.touched(offset, length);
         if self.marked.contains_all(blocks) {
             return BlockRange::default();
         }
-        let region = blocks_per_region.max(1);
-        let end = blocks.end.0.div_ceil(region).saturating_mul(region);
-        BlockRange::new(blocks.start.0 / region * region, end.min(self.blocks().0))
+        self.regions_of(blocks)
     }
 
     /// Takes note that it is durable that these blocks may be written in `epoch`.
@@ -263,6 +306,16 @@ impl Chronicle {
         size_of::<Self>() - inline + numbers + bitmaps.map(LayeredBitmap::bytes_used).sum::<usize>()
     }
 
+    /// The regions that a run of blocks touches; empty while marks are volatile.
+    fn regions_of(&self, blocks: BlockRange) -> BlockRange {
+        let MarkPolicy::Regions { blocks_per_region } = self.mark_policy else {
+            return BlockRange::default();
+        };
+        let region = blocks_per_region.max(1);
+        let end = blocks.end.0.div_ceil(region).saturating_mul(region);
+        BlockRange::new(blocks.start.0 / region * region, end.min(self.blocks().0))
+    }
+
     /// Tells whether everything written after `epoch` has been recorded here.
     fn knows(&self, epoch: Epoch) -> bool {
         self.known_after <= epoch && epoch <= self.open
@@ -306,4 +359,21 @@ pub enum MarkPolicy {
         /// 0 counts as 1.
         blocks_per_region: u64,
     },
+}
+
+/// Smallest region: what a mark costs is little beside writing as much.
+const REGION_BYTES_MIN: u64 = 1 << 20;
+/// Largest region: what is copied at least for a block that was written before a crash.
+const REGION_BYTES_MAX: u64 = 64 << 20;
+/// Regions of a volume at least, unless they would be too small: so many marks an epoch is the most that a guest waits
+/// for, and a crash costs a thousandth of the volume for each place that it was writing to.
+const REGIONS: u64 = 1024;
+
+impl MarkPolicy {
+    /// Regions that suit a volume of this size.
+    pub fn regions_for(block_size: BlockSize, size_bytes: u64) -> Self {
+        let bytes = size_bytes.div_ceil(REGIONS).max(1).checked_next_power_of_two();
+        let bytes = bytes.unwrap_or(REGION_BYTES_MAX).clamp(REGION_BYTES_MIN, REGION_BYTES_MAX);
+        Self::Regions { blocks_per_region: (bytes / block_size.bytes()).max(1) }
+    }
 }

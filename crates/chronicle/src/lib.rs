@@ -7,6 +7,7 @@
 pub mod bitmap;
 mod byte_range;
 pub mod chronicle;
+pub mod kept;
 pub mod lineage;
 pub mod replica;
 pub mod units;
@@ -14,6 +15,7 @@ pub mod units;
 pub use bitmap::LayeredBitmap;
 pub use byte_range::ByteRange;
 pub use chronicle::{Chronicle, MarkPolicy, Recorded};
+pub use kept::{Kept, KeptReplica, ReplicaOf};
 pub use lineage::{BranchId, BranchPoint, Lineage, LineageError, LineageId, missing_after_branching};
 pub use replica::{MissingPolicy, Replica};
 pub use units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch, Generation, InvalidBlockSize};

@@ -3,12 +3,13 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use lane::{Control, ControlFault, LaneFuture, Report};
+use lane::{Control, ControlFault, Keeper, LaneFuture, Report};
 use migration::journal::{ImageLocation, MigrationState, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId};
 use tokio::sync::oneshot;
 
+use crate::chronicles::Chronicles;
 use crate::fail_point;
 use crate::history::Histories;
 use crate::images;
@@ -20,6 +21,7 @@ pub(crate) struct LaneControl {
     pub(crate) journal: Journal,
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) histories: Arc<Histories>,
+    pub(crate) chronicles: Chronicles,
     /// Whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -80,6 +82,10 @@ impl Control for LaneControl {
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
         let location = image.clone();
         self.run(&location, "delete", move || images::discard(&image))
+    }
+
+    fn keeper(&self) -> Option<Rc<dyn Keeper>> {
+        Some(self.chronicles.keeper())
     }
 
     fn report(&self, report: Report) {

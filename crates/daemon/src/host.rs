@@ -33,6 +33,7 @@ use std::time::Duration;
 use lane::Encryption;
 use tokio::sync::{Mutex, Semaphore, watch};
 
+use crate::chronicles::Chronicles;
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::history::Histories;
@@ -54,6 +55,8 @@ const LOOKS_MAX: usize = 64;
 pub(crate) struct Host {
     pub(crate) config: Config,
     pub(crate) journal: Journal,
+    /// What volumes' chronicles say, across restarts.
+    pub(crate) chronicles: Chronicles,
     pub(crate) stores: Stores,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) migrations: Arc<Migrations>,
@@ -75,11 +78,17 @@ pub(crate) struct Host {
     stopping: watch::Sender<bool>,
 }
 
+/// What a host remembers across restarts.
+pub(crate) struct Books {
+    pub(crate) journal: Journal,
+    pub(crate) chronicles: Chronicles,
+}
+
 impl Host {
     /// Puts the parts together. Nothing is served yet.
     pub(crate) fn new(
         config: Config,
-        journal: Journal,
+        Books { journal, chronicles }: Books,
         stores: Stores,
         sockets: SocketFolder,
         encryption: Encryption,
@@ -98,6 +107,7 @@ impl Host {
             histories: Arc::new(Histories::new(&config.data_dir)),
             config,
             journal,
+            chronicles,
             stores,
             volumes: Arc::default(),
             migrations,

@@ -18,10 +18,11 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use crate::chronicles::Chronicles;
 use crate::config::{Config, DEFAULT_STORE, StoreConfig};
 use crate::fail_point::{self, UnknownFailPoint};
-use crate::host::Host;
 use crate::host::export::encryption;
+use crate::host::{Books, Host};
 use crate::hosts::Hosts;
 use crate::http;
 use crate::journal::{Journal, JournalError};
@@ -122,6 +123,9 @@ impl Daemon {
         make_folder(&config.data_dir)?;
         let lock = FolderLock::acquire(&config.data_dir).map_err(ServeError::DataFolder)?;
         let journal = Journal::open(&config.data_dir, lock)?;
+        let chronicles = Chronicles::open(&config.data_dir);
+        let chronicles =
+            chronicles.map_err(|source| ServeError::Folder { path: config.data_dir.clone(), source })?;
         let encryption = encryption(&config.nbd).map_err(ServeError::Credentials)?;
         let stores = open_stores(&config)?;
         let sockets = SocketFolder::open(&config.volume_sockets_dir)?;
@@ -130,7 +134,15 @@ impl Daemon {
         settle(&stores, &journal.read(State::clone));
         let peers = Peers::new(tokio::runtime::Handle::current());
         let hosts = Hosts::start(&config, Arc::clone(&peers) as Arc<dyn transport::Receiver>);
-        let host = Host::new(config, journal, stores, sockets, encryption, hosts, Arc::clone(&peers));
+        let host = Host::new(
+            config,
+            Books { journal, chronicles },
+            stores,
+            sockets,
+            encryption,
+            hosts,
+            Arc::clone(&peers),
+        );
         peers.connect(&host);
         host.serve_all().await;
         host.resume_with_others().await;

@@ -5,12 +5,14 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 
 use migration::journal::{ImageLocation, Outcome, Record, Summary};
 use migration::recovery::Retirement;
 use migration::strategy::Tally;
 use migration::{CommitFault, MigrationId, Phase, Progress};
 
+use crate::chronicler::Keeper;
 use crate::pulse::Window;
 
 /// A future that stays on the lane's thread.
@@ -36,6 +38,11 @@ pub trait Control {
     /// Tells that a migration has entered a phase: each of them, also while the gates are closed. So it takes no time.
     fn entered(&self, migration: MigrationId, phase: Phase) {
         let _ = (migration, phase);
+    }
+
+    /// Who keeps what has to outlast the daemon of volumes' chronicles; `None`: nobody.
+    fn keeper(&self) -> Option<Rc<dyn Keeper>> {
+        None
     }
 
     /// Carries a message between the two sides of a migration; `None`: it is there at once, as on one host.

@@ -14,6 +14,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, ByteRange, ExtentKind, Handle, IoError, ZeroMode};
+use chronicle::LayeredBitmap;
 use futures_channel::mpsc;
 use futures_util::future::{Either, select};
 use migration::VolumeIndex;
@@ -134,6 +135,18 @@ impl VolumeCopy {
                 Err(_) => self.event(VolumeEvent::Allocated(range)),
             }
             offset = range.end();
+        }
+        self.event(VolumeEvent::AllocationKnown);
+    }
+
+    /// Starts to copy what the target's copy of the volume lacks, and nothing else.
+    ///
+    /// **N.B.** Only once every write goes through the mirror filter and those that did not have ended.
+    pub(crate) fn begin_with(&self, lacking: &LayeredBitmap) {
+        let block_size = self.with_strategy(|strategy| strategy.block_size());
+        for run in lacking.runs() {
+            let (offset, length) = block_size.byte_range(run);
+            self.event(VolumeEvent::Allocated(ByteRange::new(offset, length)));
         }
         self.event(VolumeEvent::AllocationKnown);
     }

@@ -8,7 +8,7 @@ use futures_channel::{mpsc, oneshot};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 
-use chronicle::{BlockSize, Epoch, Generation};
+use chronicle::{BlockSize, Epoch, Generation, Kept, ReplicaOf};
 use migration::journal::{ImageLocation, MigrationState, Promotion};
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 
@@ -32,6 +32,8 @@ pub struct LaneSettings {
     pub generation: Generation,
     /// Epochs up to this one may have been used; its history goes on with the next (design §5.8).
     pub epochs_used: Epoch,
+    /// What was kept of its chronicle, with later marks; `None`: nothing, and no copy of it is known.
+    pub kept: Option<Box<Kept>>,
     /// How long a guest's write may be held because of a migration (design §5.7).
     pub mirror_wait_max: Duration,
     /// What clients may do.
@@ -121,6 +123,8 @@ pub struct LeavingOrder {
     pub bandwidth_bytes_per_second: Option<u64>,
     /// What the target's store holds now.
     pub content: TargetContent,
+    /// The copy of the volume that it holds, of this generation; if the chronicle knows it, only what it lacks is copied.
+    pub known: Option<(ReplicaOf, Generation)>,
     /// How zeroes are written to it.
     pub zeroes: ZeroMode,
     /// How long the gates may be closed before the commit point: round trips are in it.

@@ -13,6 +13,7 @@
 //! the devices, and [`Control`], which keeps the journal. The simulator runs the same conductor, copyings, filters and
 //! volumes as the product.
 
+pub mod chronicler;
 pub mod conductor;
 pub mod control;
 pub mod copy;
@@ -24,11 +25,13 @@ mod mover;
 pub mod peer;
 mod pulse;
 mod recorder;
+pub mod resuming;
 mod thread;
 pub mod volume;
 
 use block::signal;
 
+pub use chronicler::{Beginning, Chronicler, Keeper, NotDurable};
 pub use conductor::{
     Baton, ComingVolume, Conductor, LeavingVolume, Plan, PlannedVolume, Post, Replica, SourceConductor,
     SourcePlan, TargetBaton, TargetConductor, TargetContent, TargetPlan, TimeLimits,

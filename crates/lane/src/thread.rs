@@ -18,7 +18,7 @@ use block::device::ALIGNMENT;
 use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Align;
 use block::{BlockDevice, Executor, Geometry, Handle, IoError, ZeroMode};
-use chronicle::Chronicle;
+use chronicle::{Chronicle, MarkPolicy};
 use export::nbd;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
@@ -28,6 +28,7 @@ use migration::strategy::Acknowledgement;
 use migration::{MigrationId, PacingSettings, VolumeId};
 use tracing::{info, warn};
 
+use crate::chronicler::{Beginning, Chronicler};
 use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetBaton, TargetContent, TimeLimits};
 use crate::control::Control;
 use crate::filter::{Counters, Meter};
@@ -167,14 +168,28 @@ impl Lane {
     fn new(
         handle: Handle,
         engine: Rc<dyn Engine>,
-        settings: LaneSettings,
+        mut settings: LaneSettings,
         store: Rc<dyn BlockDevice>,
         control: Rc<dyn Control>,
     ) -> Self {
         let size = store.geometry().size;
-        // What was written before this start is not known: every block may have been.
-        let chronicle = Chronicle::resume(settings.block_size, size, settings.epochs_used);
-        let volume = Volume::with_chronicle(settings.volume, chronicle, settings.generation, store);
+        let (id, used) = (settings.volume, settings.epochs_used);
+        let chronicler = match control.keeper() {
+            Some(keeper) => {
+                let kept = settings.kept.take().map(|kept| *kept);
+                let beginning = Beginning {
+                    volume: id,
+                    block_size: settings.block_size,
+                    size_bytes: size,
+                    reserved: used,
+                    regions: MarkPolicy::regions_for(settings.block_size, size),
+                };
+                Chronicler::kept(beginning, kept, keeper, handle.clone())
+            }
+            // What was written before this start is not known: every block may have been.
+            None => Chronicler::volatile(id, Chronicle::resume(settings.block_size, size, used)),
+        };
+        let volume = Volume::with_chronicler(id, chronicler, settings.generation, store);
         let counters = Rc::<Counters>::default();
         let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
@@ -418,6 +433,10 @@ impl Lane {
         let flushed = select(store.flush(), self.handle.sleep(deadline)).await;
         if let Either::Left((Err(error), _)) = flushed {
             warn!(volume = %self.settings.name, %error, "the last flush failed");
+        }
+        // N.B. after the last write: from here on the marks are not needed any more.
+        if let Err(error) = self.volume.chronicler().close().await {
+            warn!(volume = %self.settings.name, %error, "its chronicle is kept only as the marks tell it");
         }
         info!(volume = %self.settings.name, "no longer served");
     }

@@ -13,6 +13,7 @@ use block::{BlockDevice, IoError};
 use chronicle::{BlockSize, Chronicle, Epoch, Generation};
 use migration::VolumeId;
 
+use crate::chronicler::Chronicler;
 use crate::copy::VolumeCopy;
 use crate::filter::{Gate, GateMode, MirrorFilter, Tracker};
 
@@ -24,7 +25,7 @@ pub struct Volume {
     id: VolumeId,
     block_size: BlockSize,
     generation: Cell<Generation>,
-    chronicle: Rc<RefCell<Chronicle>>,
+    chronicler: Rc<Chronicler>,
     gate: Rc<Gate>,
     store: RefCell<Rc<dyn BlockDevice>>,
     /// The copying that the mirror in the stack belongs to; `None` while there is no mirror.
@@ -40,24 +41,22 @@ impl Volume {
         store: Rc<dyn BlockDevice>,
     ) -> Rc<Self> {
         let chronicle = Chronicle::new(block_size, store.geometry().size, FIRST_EPOCH);
-        Self::with_chronicle(id, chronicle, generation, store)
+        Self::with_chronicler(id, Chronicler::volatile(id, chronicle), generation, store)
     }
 
     /// Makes the stack of a volume whose history goes on; its bytes are in `store`, its gate is open.
-    pub fn with_chronicle(
+    pub fn with_chronicler(
         id: VolumeId,
-        chronicle: Chronicle,
+        chronicler: Rc<Chronicler>,
         generation: Generation,
         store: Rc<dyn BlockDevice>,
     ) -> Rc<Self> {
-        let block_size = chronicle.block_size();
-        let chronicle = Rc::new(RefCell::new(chronicle));
-        let tracker = Tracker::new(Rc::clone(&store), Rc::clone(&chronicle));
+        let tracker = Tracker::new(Rc::clone(&store), Rc::clone(&chronicler));
         Rc::new(Self {
             id,
-            block_size,
+            block_size: chronicler.block_size(),
             generation: Cell::new(generation),
-            chronicle,
+            chronicler,
             gate: Rc::new(Gate::new(Rc::new(tracker))),
             store: RefCell::new(store),
             copy: RefCell::default(),
@@ -77,6 +76,11 @@ impl Volume {
     /// Bytes per block of its chronicle and of migrations.
     pub fn block_size(&self) -> BlockSize {
         self.block_size
+    }
+
+    /// Its chronicle, and the copies that refer to it.
+    pub fn chronicler(&self) -> &Rc<Chronicler> {
+        &self.chronicler
     }
 
     /// How often it has changed hands.
@@ -112,7 +116,7 @@ impl Volume {
     /// Shows everybody the larger size that the store was prepared for.
     pub(crate) fn show_growth(&self, size: u64) {
         // Before a guest can write to what is new.
-        self.chronicle.borrow_mut().grow(size);
+        self.chronicler.grow(size);
         if let Some(growth) = self.store.borrow().growth() {
             growth.show(size);
         }
@@ -160,6 +164,6 @@ impl Volume {
     }
 
     fn replace(&self, below_tracker: Rc<dyn BlockDevice>) -> impl Future<Output = ()> + use<> {
-        self.gate.replace(Rc::new(Tracker::new(below_tracker, Rc::clone(&self.chronicle))))
+        self.gate.replace(Rc::new(Tracker::new(below_tracker, Rc::clone(&self.chronicler))))
     }
 }

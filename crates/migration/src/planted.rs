@@ -24,6 +24,10 @@ pub enum Bug {
     WritesInFlight,
     /// 8: the source is not flushed before it is released.
     SourceCache,
+    /// 11: a write is submitted before it is durable that its region may be written.
+    MarkNotAwaited,
+    /// 11: a restart goes on with epoch numbers that were given out before it.
+    EpochReused,
     /// 12: a restarted daemon does not wait for the writes of the killed one.
     GhostWrites,
     /// 13: what a restarted target had not made durable is believed to be there.
@@ -34,7 +38,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::PreparedTargetLeaves,
         Self::StaleAttempt,
         Self::TwoCopiesInFlight,
@@ -44,6 +48,8 @@ impl Bug {
         Self::HoleAhead,
         Self::WritesInFlight,
         Self::SourceCache,
+        Self::MarkNotAwaited,
+        Self::EpochReused,
         Self::GhostWrites,
         Self::TargetRestart,
         Self::Discard,
@@ -61,6 +67,8 @@ impl Bug {
             Self::HoleAhead => "hole-ahead",
             Self::WritesInFlight => "writes-in-flight",
             Self::SourceCache => "source-cache",
+            Self::MarkNotAwaited => "mark-not-awaited",
+            Self::EpochReused => "epoch-reused",
             Self::GhostWrites => "ghost-writes",
             Self::TargetRestart => "target-restart",
             Self::Discard => "discard",

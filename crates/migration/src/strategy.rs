@@ -79,6 +79,8 @@ pub enum VolumeEvent {
     /// The target has lost what was not durable, and works again. Answers to what was submitted before may still
     /// come, and count as failures.
     TargetRestarted,
+    /// What the target has is to be made durable soon: a restart of either host is to cost little.
+    FlushWanted,
     /// The volume's gate begins to close for a try at the handover: nothing is held from here on, and what is left goes
     /// to the target as fast as it can.
     GateCloses,

@@ -43,7 +43,7 @@ use crate::trace::Audience;
 const PLANTED_SEEDS_MAX: u64 = 10_000;
 
 /// Runs migrations in virtual time against disks that fail, reorder, tear and hang, and checks what must hold.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(name = "simulator")]
 struct Arguments {
     /// How many seeds to run.
@@ -91,6 +91,16 @@ impl Arguments {
     fn options(&self) -> Options {
         let hosts = if self.hosts == 2 { Hosts::Two } else { Hosts::One };
         Options { operations: self.operations, hosts }
+    }
+
+    /// The same with as many hosts as it takes to notice a rule that is broken.
+    #[cfg(feature = "planted-bugs")]
+    fn noticing(&self, bug: migration::planted::Bug) -> Self {
+        use migration::planted::Bug;
+
+        // Only a migration between hosts outlasts a daemon.
+        let needs_two = matches!(bug, Bug::MarkNotAwaited | Bug::EpochReused);
+        Self { hosts: if needs_two { 2 } else { self.hosts }, ..self.clone() }
     }
 }
 
@@ -180,6 +190,7 @@ fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool 
     }
     let mut all_noticed = true;
     for bug in chosen {
+        let arguments = &arguments.noticing(bug);
         if let Some(seed) = seed {
             plant(Some(bug));
             all_noticed &= !run_one(arguments, seed);

@@ -10,6 +10,7 @@
 //! Each host has an executor of its own; both go by one clock. What a host's daemon does dies with it; disks, journals
 //! and guests stay. Guests stay at A: once B owns their volumes their requests are forwarded.
 
+mod chronicles;
 mod control;
 mod line;
 mod party;

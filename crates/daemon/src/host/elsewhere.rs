@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use block::ZeroMode;
 use block::store::image::Patience;
 use block::store::{Holder, Opened};
+use chronicle::ReplicaOf;
 use lane::{LaneHandle, LaneStore, LeavingOrder, Listeners, Opening, TargetContent};
 use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, Stage, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
@@ -219,14 +220,17 @@ impl Host {
             let here = state.volumes.get(&moving.volume).map(|volume| volume.record.block_size_bytes);
             here.or_else(|| Some(state.moved.get(&moving.volume)?.volume.record.block_size_bytes))
         });
+        let generation =
+            self.journal.read(|state| Some(state.volumes.get(&moving.volume)?.record.generation));
         self.migrations.track(migration, moving.volume, block_size.unwrap_or_default().into());
         let order = LeavingOrder {
             migration,
             source: moving.source,
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: None,
-            // Parts of it are there, and what they are is not known here.
+            // If it is not known which parts of it are there, it may hold anything.
             content: TargetContent::Unknown,
+            known: generation.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
             zeroes: ZeroMode::MayUnmap,
             switch_over_max: switch_over_max(&session),
             round_trip: round_trip(&session),

@@ -163,6 +163,7 @@ impl Host {
             keep_source: order.keep_source,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
             content: content(&acceptance),
+            known: None,
             zeroes: match order.allocation {
                 api::Allocation::Thin => ZeroMode::MayUnmap,
                 api::Allocation::Thick => ZeroMode::KeepAllocated,

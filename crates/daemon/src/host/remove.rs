@@ -45,6 +45,10 @@ impl Host {
         if let Err(error) = crate::sockets::remove(&socket) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
+        let chronicles = self.chronicles.clone();
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || chronicles.forget_now(volume)).await {
+            tracing::warn!(volume = %name, %error, "what was kept of its chronicle is left over");
+        }
         claim.removed();
         tracing::info!(volume = %name, "volume removed");
         let image_fate = match doomed(&record, how) {

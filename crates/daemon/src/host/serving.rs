@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use block::engine::EngineChoice;
 use block::store::Opened;
 use block::store::image::Patience;
-use chronicle::{BlockSize, Epoch};
+use chronicle::{BlockSize, Epoch, Kept};
 use lane::{LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
 use migration::VolumeId;
 use migration::journal::{ExportAccess, MigrationState, Record, Stage, VolumeRecord};
@@ -191,6 +191,7 @@ impl Host {
             block_size,
             generation: record.generation,
             epochs_used: self.reserve_epochs(record).await?,
+            kept: self.kept_chronicle(record, opening).await?.map(Box::new),
             mirror_wait_max: self.config.limits.mirror_wait_max,
             access: match record.export.access {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
@@ -208,6 +209,7 @@ impl Host {
             journal: self.journal.clone(),
             migrations: Arc::clone(&self.migrations),
             histories: Arc::clone(&self.histories),
+            chronicles: self.chronicles.clone(),
             runtime: tokio::runtime::Handle::current(),
         };
         let name = record.name.clone();
@@ -216,6 +218,24 @@ impl Host {
             started.map_err(|error| unavailable(&name, &error))
         });
         lane.await
+    }
+
+    /// What was kept of the volume's chronicle. Of one that is not this host's yet nothing is known: what an earlier stay
+    /// left goes.
+    async fn kept_chronicle(
+        &self,
+        record: &VolumeRecord,
+        opening: Opening,
+    ) -> Result<Option<Kept>, RequestError> {
+        let (chronicles, volume, name) = (self.chronicles.clone(), record.volume, record.name.clone());
+        blocking(move || {
+            let found = match opening {
+                Opening::Serving => chronicles.load(volume),
+                Opening::Waiting => chronicles.forget_now(volume).map(|()| None),
+            };
+            found.map_err(|error| unavailable(&name, &error))
+        })
+        .await
     }
 
     /// Makes durable that a range of epochs may be used from now on, and returns the last that may have been before: no

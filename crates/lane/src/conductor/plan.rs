@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, ZeroMode};
+use chronicle::{Generation, ReplicaOf};
 use migration::journal::ImageLocation;
 use migration::source::Peer;
 use migration::strategy::Acknowledgement;
@@ -84,6 +85,9 @@ pub struct Replica {
     pub mirrored: Rc<dyn BlockDevice>,
     /// What that store holds now.
     pub content: TargetContent,
+    /// The copy of the volume that it holds, of this generation, if the volume's chronicle knows that one: only what
+    /// it lacks is copied then, and the rest counts as there.
+    pub known: Option<(ReplicaOf, Generation)>,
     /// How zeroes are written to it.
     pub zeroes: ZeroMode,
 }
@@ -139,6 +143,7 @@ impl PlannedVolume {
             bulk: Rc::clone(&self.target),
             mirrored: self.target,
             content: self.target_content,
+            known: None,
             zeroes: self.zeroes,
         };
         let leaving =

@@ -344,9 +344,14 @@ fn start_copy(
     let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), strategy, notices);
     let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
     let begins = Rc::clone(&copy);
+    let (chronicler, known) = (Rc::clone(leaving.volume.chronicler()), leaving.replica.known);
     handle.spawn(async move {
         in_place.await;
-        begins.begin().await;
+        // Not before: what passed the mirror by is in the chronicle when it has ended.
+        match known.and_then(|(of, generation)| chronicler.lacking(of, generation)) {
+            Some(lacking) => begins.begin_with(&lacking),
+            None => begins.begin().await,
+        }
     });
     copy
 }

@@ -1,41 +1,39 @@
 //! Records every write in the volume's chronicle, before it is submitted (design §5.1, §5.3).
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
-use chronicle::{Chronicle, Epoch, Recorded};
+
+use crate::chronicler::Chronicler;
 
 /// The tracker of one volume. It is always in the stack.
 pub struct Tracker {
     below: Rc<dyn BlockDevice>,
-    chronicle: Rc<RefCell<Chronicle>>,
+    chronicler: Rc<Chronicler>,
 }
 
 impl Tracker {
-    /// Makes a tracker above `below` that feeds `chronicle`.
-    pub fn new(below: Rc<dyn BlockDevice>, chronicle: Rc<RefCell<Chronicle>>) -> Self {
-        Self { below, chronicle }
+    /// Makes a tracker above `below` that feeds the chronicle of `chronicler`.
+    pub fn new(below: Rc<dyn BlockDevice>, chronicler: Rc<Chronicler>) -> Self {
+        Self { below, chronicler }
     }
 
-    /// Carries `write` out between two looks at the chronicle.
-    async fn tracked<T>(&self, range: ByteRange, write: IoFuture<'_, T>) -> Result<T, block::IoError> {
-        let opened = self.record(range);
-        let result = write.await;
+    /// Carries a write out between two looks at the chronicle.
+    ///
+    /// **N.B.** What is below hears of it at the very instant of the first, with nothing in between: a copy that is
+    /// referred to from then on knows it as a write under way.
+    async fn tracked<'a, T>(
+        &'a self,
+        range: ByteRange,
+        write: impl FnOnce() -> IoFuture<'a, T>,
+    ) -> Result<T, block::IoError> {
+        let recorded = self.chronicler.record(range).await;
+        let result = write().await;
         // It may have reached the disk in either epoch, also if it failed: it is in both.
-        if self.chronicle.borrow().open_epoch() != opened {
-            self.record(range);
+        if self.chronicler.open_epoch() != recorded {
+            self.chronicler.record(range).await;
         }
         result
-    }
-
-    /// Returns the epoch in which the range is recorded.
-    fn record(&self, range: ByteRange) -> Epoch {
-        match self.chronicle.borrow_mut().record(range.offset, range.length) {
-            Recorded::Marked(epoch) => epoch,
-            // The lane's chronicles have volatile marks (`MarkPolicy::Volatile`), for which this is never answered.
-            Recorded::WaitForMark(epoch) => epoch,
-        }
     }
 }
 
@@ -52,7 +50,7 @@ impl BlockDevice for Tracker {
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
         let range = ByteRange::new(offset, data.len() as u64);
-        Box::pin(async move { self.tracked(range, self.below.write(offset, data, durability)).await })
+        Box::pin(async move { self.tracked(range, || self.below.write(offset, data, durability)).await })
     }
 
     /// Passthrough.
@@ -61,11 +59,13 @@ impl BlockDevice for Tracker {
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.tracked(range, self.below.discard(range)).await })
+        Box::pin(async move { self.tracked(range, || self.below.discard(range)).await })
     }
 
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.tracked(range, self.below.write_zeroes(range, mode, durability)).await })
+        Box::pin(
+            async move { self.tracked(range, || self.below.write_zeroes(range, mode, durability)).await },
+        )
     }
 
     /// Passthrough.

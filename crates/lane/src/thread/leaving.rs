@@ -17,6 +17,7 @@ use crate::conductor::{Baton, LeavingVolume, Post, Replica, SourceConductor, Sou
 use crate::handle::{LeavingOrder, Refused};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, PeerStore, Service, Urgency};
+use crate::resuming::{self, Rhythm};
 
 /// What a link is thought to carry, in bytes a second, when it is filled: 1.25 Gbit. A faster one that is long as well is
 /// not filled, a slower one has a longer queue.
@@ -56,6 +57,11 @@ impl Lane {
         let nothing = Service::new(self.handle.clone(), buffers.clone());
         self.handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(listener)));
         self.conduct(baton, conductor.run());
+        let lane = Rc::clone(self);
+        let migration = order.migration;
+        let is_over = move || lane.with_migration(migration, |_| Ok(())).is_err();
+        let (handle, volume, rhythm) = (self.handle.clone(), Rc::clone(&self.volume), Rhythm::default());
+        self.handle.spawn(resuming::remember(handle, volume, migration, rhythm, is_over));
         Ok(())
     }
 
@@ -73,6 +79,7 @@ impl Lane {
             bulk: store(Urgency::Bulk),
             mirrored: store(Urgency::Mirrored),
             content: order.content,
+            known: order.known,
             zeroes: order.zeroes,
         };
         SourcePlan {

@@ -11,9 +11,10 @@ use block::{
     BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, MemoryStore, ZeroMode,
 };
 use chronicle::{BlockSize, Chronicle, Epoch};
+use lane::Chronicler;
 use lane::filter::{Gate, GateMode, Tracker};
-use migration::VolumeIndex;
 use migration::journal::{Outcome, Record};
+use migration::{VolumeId, VolumeIndex};
 use rustix::io::Errno;
 
 /// A memory store that remembers how durable each write was to be, and how often it was flushed.
@@ -74,32 +75,33 @@ fn started(scene: &Scene, request: impl Future<Output = Result<(), IoError>> + '
 fn a_write_is_recorded_before_it_is_submitted_and_again_when_the_epoch_has_moved_on() {
     play(|scene| async move {
         let block_size = BlockSize::DEFAULT;
-        let chronicle = Rc::new(RefCell::new(Chronicle::new(block_size, SIZE, Epoch(1))));
+        let chronicle = Chronicler::volatile(VolumeId([7; 16]), Chronicle::new(block_size, SIZE, Epoch(1)));
         let (slow, delay) = Delay::new(Rc::new(MemoryStore::new(SIZE)), scene.handle.clone());
         let tracker = Tracker::new(Rc::new(slow), Rc::clone(&chronicle));
         delay.hang(Operations::ALL);
         let ended = started(&scene, async move { tracker.write(0, block_of(1), Durability::Volatile).await });
         scene.handle.sleep(Duration::from_millis(1)).await;
         // It is under way and has not ended: it is in the epoch that was open when it came.
-        assert_eq!(chronicle.borrow().blocks_since(Epoch(0)), 1);
-        chronicle.borrow_mut().advance();
-        assert_eq!(chronicle.borrow().blocks_since(Epoch(1)), 0);
+        assert_eq!(chronicle.blocks_since(Epoch(0)), 1);
+        chronicle.advance();
+        assert_eq!(chronicle.blocks_since(Epoch(1)), 0);
         delay.release();
         scene.handle.sleep(Duration::from_millis(1)).await;
         assert!(ended.get());
-        assert_eq!(chronicle.borrow().blocks_since(Epoch(1)), 1, "it ended in the second epoch");
+        assert_eq!(chronicle.blocks_since(Epoch(1)), 1, "it ended in the second epoch");
     });
 }
 
 #[test]
 fn a_write_that_fails_is_recorded_all_the_same() {
     play(|scene| async move {
-        let chronicle = Rc::new(RefCell::new(Chronicle::new(BlockSize::DEFAULT, SIZE, Epoch(1))));
+        let chronicle =
+            Chronicler::volatile(VolumeId([7; 16]), Chronicle::new(BlockSize::DEFAULT, SIZE, Epoch(1)));
         let eio = IoError::os("write", Errno::IO);
         scene.source.fault.add(FaultRule::always(Operations::CHANGES, eio));
         let tracker = Tracker::new(Rc::clone(&scene.source.device), Rc::clone(&chronicle));
         assert_eq!(tracker.discard(ByteRange::new(0, 4096)).await, Err(eio));
-        assert_eq!(chronicle.borrow().blocks_since(Epoch(0)), 1);
+        assert_eq!(chronicle.blocks_since(Epoch(0)), 1);
     });
 }
 

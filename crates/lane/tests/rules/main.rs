@@ -1,6 +1,7 @@
 //! The rules of the design's section 5 that one host can break, on a clock that jumps: each test fails when its rule is
 //! broken (`docs/invariants.md`).
 
+mod chronicle;
 mod elastic;
 mod filters;
 mod growth;

@@ -54,6 +54,11 @@ impl Chunks {
         self.chunks.iter().map(|chunk| chunk.blocks.len()).sum()
     }
 
+    /// The blocks of each.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = BlockRange> {
+        self.chunks.iter().map(|chunk| chunk.blocks)
+    }
+
     pub(super) fn push(&mut self, chunk: Chunk) {
         self.chunks.push(chunk);
     }

@@ -21,7 +21,7 @@ mod guest_write;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use chronicle::{BlockIndex, BlockSize};
+use chronicle::{BlockIndex, BlockSize, LayeredBitmap};
 
 use super::chunks::Chunks;
 use super::drain::{Admission, Drain};
@@ -100,6 +100,8 @@ pub struct Mirror {
     restarts: u32,
     /// Whether what the mover has copied is durable.
     bulk: Bulk,
+    /// Whether somebody wants what the target has to be durable soon.
+    is_flush_wanted: bool,
     /// Whether the volume is about to become larger.
     is_growing: bool,
     /// The last thing said.
@@ -201,6 +203,7 @@ impl Mirror {
             source_faults: 0,
             restarts: 0,
             bulk: Bulk::Durable,
+            is_flush_wanted: false,
             is_growing: false,
             said: Standing::Behind,
             next_chunk: 0,
@@ -241,6 +244,7 @@ impl Mirror {
                     self.replica.target_restarted();
                 }
             }
+            VolumeEvent::FlushWanted => self.is_flush_wanted = true,
             VolumeEvent::GateCloses => self.gate = Gate::Closing,
             VolumeEvent::GateOpens => self.gate = Gate::Open,
             VolumeEvent::LinkLost => self.link_lost(),
@@ -303,6 +307,27 @@ impl Mirror {
     /// Blocks missing or in flight, those that late writes touch included.
     pub fn blocks_remaining(&self) -> u64 {
         self.replica.blocks_missing() + self.chunks.blocks()
+    }
+
+    /// Bytes of a block.
+    pub fn block_size(&self) -> BlockSize {
+        self.settings.block_size
+    }
+
+    /// Everything that the target lacks if both hosts lose at this instant what is not durable: what is missing, in
+    /// flight, not confirmed to be durable there, or being written. `None` while it is not known, and during a try at
+    /// the handover: nothing more is asked of the source's store then.
+    pub fn lacking(&self) -> Option<LayeredBitmap> {
+        if self.stage != Stage::Copying || self.gate == Gate::Closing {
+            return None;
+        }
+        let mut lacking = self.replica.lacking();
+        let chunks = self.chunks.ranges();
+        let writes = self.writes.iter().map(|write| write.blocks);
+        chunks.chain(writes).chain(self.values.ranges()).for_each(|blocks| {
+            lacking.insert(blocks);
+        });
+        Some(lacking)
     }
 
     /// Blocks that became synchronised, each time counted.

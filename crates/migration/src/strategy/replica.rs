@@ -48,6 +48,16 @@ impl ReplicaBlocks {
         self.missing.is_empty()
     }
 
+    /// What is missing, and what is not known to be durable.
+    pub(super) fn lacking(&self) -> LayeredBitmap {
+        let mut lacking = self.missing.clone();
+        lacking.union_with(&self.unconfirmed);
+        if let Some(flush) = &self.flushing {
+            lacking.union_with(&flush.confirms);
+        }
+        lacking
+    }
+
     pub(super) fn blocks_missing(&self) -> u64 {
         self.missing.count()
     }

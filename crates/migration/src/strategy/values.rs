@@ -55,6 +55,11 @@ impl Values {
         self.by_id.insert(id, value);
     }
 
+    /// The blocks that each part of a value touches.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = BlockRange> {
+        self.by_id.values().flat_map(|value| value.parts.iter().map(|(_, blocks)| *blocks))
+    }
+
     pub(super) fn contains(&self, id: WriteId) -> bool {
         self.by_id.contains_key(&id)
     }

@@ -6,9 +6,10 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
-use chronicle::BlockSize;
+use chronicle::{BlockSize, MarkPolicy};
 use futures_channel::oneshot;
 use lane::TimeLimits;
+use lane::resuming::Rhythm;
 use migration::journal::{Record, Stage, State};
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
@@ -16,6 +17,7 @@ use migration::strategy::Acknowledgement;
 use migration::{HostId, MigrationId, PacingSettings, VolumeId};
 
 use super::Pair;
+use super::chronicles::SimChronicles;
 use super::line::Line;
 use super::serving::Serving;
 use crate::checker::owner::{Permission, permission};
@@ -50,6 +52,10 @@ pub(crate) struct Manner {
     pub(crate) target_disk: DiskSettings,
     pub(crate) block_sizes: Vec<BlockSize>,
     pub(crate) geometries: Vec<Geometry>,
+    /// What is marked at once in the chronicles.
+    pub(crate) regions: MarkPolicy,
+    /// How often it is remembered how far a copying is.
+    pub(crate) rhythm: Rhythm,
 }
 
 /// A host.
@@ -62,6 +68,7 @@ pub(crate) struct Party {
     pub(super) buffers: BufferPool,
     pub(super) manner: Rc<Manner>,
     journal: Rc<SimJournal>,
+    pub(super) chronicles: Rc<SimChronicles>,
     /// By path.
     pub(super) images: RefCell<BTreeMap<String, Rc<SimDisk>>>,
     pub(super) lines: [Rc<Line>; 2],
@@ -104,6 +111,12 @@ pub(super) fn make(
         target_disk: DiskSettings { latency: plan.target_latency, ..scenario.volumes[0].disk.clone() },
         block_sizes: scenario.volumes.iter().map(|volume| volume.block_size).collect(),
         geometries,
+        regions: MarkPolicy::Regions { blocks_per_region: random.pick(&[1, 2, 8]) },
+        // Simulated volumes are small, and copied within a second.
+        rhythm: Rhythm {
+            interval_min: random.pick(&[4, 40, 150].map(Duration::from_millis)),
+            interval_max: Duration::from_millis(300),
+        },
     });
     let [first, second] = handles;
     let mut party = |place, handle, records, images, guests| {
@@ -140,6 +153,7 @@ impl Party {
                 place,
                 world: Rc::clone(world),
                 journal: SimJournal::new(world, random.fork(), records, changed),
+                chronicles: SimChronicles::new(world, random.fork()),
                 random: RefCell::new(random),
                 handle,
                 buffers: BufferPool::new(),
@@ -202,6 +216,7 @@ impl Party {
         drop(serving);
         self.lines.iter().for_each(|line| line.close(self.place));
         self.journal.crash();
+        self.chronicles.crash();
         for disk in self.images.borrow().values() {
             match how {
                 Stop::PowerCut => disk.power_cut(),

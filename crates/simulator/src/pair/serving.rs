@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use block::filter::Align;
 use block::{BlockDevice, Geometry, ZeroMode};
-use chronicle::Generation;
+use chronicle::{Epoch, Generation, ReplicaOf};
 use lane::filter::GateMode;
 use lane::peer::head::Address;
 use lane::peer::{Conversation, Listener, PeerStore, Service, Urgency};
+use lane::resuming;
 use lane::{
-    Baton, ComingVolume, Control, LeavingVolume, Replica, SourceConductor, SourcePlan, TargetBaton,
-    TargetConductor, TargetContent, TargetPlan, Volume,
+    Baton, Beginning, Chronicler, ComingVolume, Control, Keeper, LeavingVolume, Replica, SourceConductor,
+    SourcePlan, TargetBaton, TargetConductor, TargetContent, TargetPlan, Volume,
 };
 use migration::journal::{
     Forwarding, ImageLocation, MigratingVolume, MigrationState, Record, Side, Stage, State,
@@ -26,6 +27,8 @@ use super::party::{Party, Place, volume_id};
 use crate::disk::Role;
 use crate::guest::Connection;
 
+/// Epochs of one life of a daemon: as many as this is a power of two.
+const EPOCHS_SHIFT: u32 = 20;
 /// Pause before the other host is asked again to take a migration.
 const ASK_AGAIN: Duration = Duration::from_millis(30);
 
@@ -98,7 +101,24 @@ impl Party {
             Some(disk) => disk,
             None => Rc::new(block::MemoryStore::new(self.manner.geometries[index].size)),
         };
-        let volume = Volume::new(id, self.manner.block_sizes[index], known.record.generation, disk);
+        let kept = match mode {
+            GateMode::Open => self.chronicles.load(id),
+            _ => {
+                self.chronicles.forget_now(id);
+                None
+            }
+        };
+        let beginning = Beginning {
+            volume: id,
+            block_size: self.manner.block_sizes[index],
+            size_bytes: disk.geometry().size,
+            // Each life of the daemon has numbers of its own, which are durable before it begins.
+            reserved: Epoch(self.incarnation() << EPOCHS_SHIFT),
+            regions: self.manner.regions,
+        };
+        let keeper: Rc<dyn Keeper> = Rc::clone(&self.chronicles) as Rc<dyn Keeper>;
+        let chronicler = Chronicler::kept(beginning, kept, keeper, self.handle.clone());
+        let volume = Volume::with_chronicler(id, chronicler, known.record.generation, disk);
         volume.gate().set_mode(mode);
         Some(volume)
     }
@@ -357,6 +377,7 @@ impl Party {
                     bulk: store(Urgency::Bulk),
                     mirrored: store(Urgency::Mirrored),
                     content,
+                    known: recorded.map(|_| (ReplicaOf::Migration(id.0), volume.generation())),
                     zeroes: ZeroMode::MayUnmap,
                 };
                 leaving.push((index, Rc::clone(volume), replica, moving.source.clone()));
@@ -364,6 +385,7 @@ impl Party {
             (leaving, Rc::clone(&serving.conversation))
         };
         let (leaving, conversation) = made;
+        let remembered: Vec<_> = leaving.iter().map(|(_, volume, ..)| Rc::clone(volume)).collect();
         let volumes = leaving.into_iter().map(|(index, volume, replica, source_image)| LeavingVolume {
             volume,
             replica,
@@ -388,6 +410,16 @@ impl Party {
         let Some((conductor, baton)) = made else { return };
         if let Some(serving) = &*self.serving.borrow() {
             serving.source.replace(Some(baton));
+        }
+        for volume in remembered {
+            let (handle, me) = (self.handle.clone(), Rc::downgrade(self));
+            let is_over = move || {
+                let party = me.upgrade();
+                let serving = party.as_ref().map(|party| party.serving.borrow());
+                let source = serving.as_deref().and_then(|serving| Some(serving.as_ref()?.source.borrow()));
+                source.is_none_or(|source| source.as_ref().is_none_or(|baton| baton.migration() != id))
+            };
+            self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, is_over));
         }
         let me = Rc::clone(self);
         self.handle.spawn(async move {

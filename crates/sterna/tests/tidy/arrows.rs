@@ -10,8 +10,10 @@ const HEADING: &str = "## Crates and arrows";
 
 /// Crates that hold decisions alone, and the only outside crates that they may use: no runtime, socket, file, clock or
 /// randomness can come in by one of these.
-const PURE: [(&str, &[&str]); 2] =
-    [("chronicle", &["serde", "thiserror"]), ("migration", &["crc32c", "postcard", "serde", "thiserror"])];
+const PURE: [(&str, &[&str]); 2] = [
+    ("chronicle", &["crc32c", "serde", "thiserror"]),
+    ("migration", &["crc32c", "postcard", "serde", "thiserror"]),
+];
 
 /// The data plane runs on its own executor; what belongs to the control plane has no place in it.
 const DATA_PLANE: [&str; 3] = ["block", "export", "lane"];

@@ -183,7 +183,9 @@ impl Mirror {
         let much = self.replica.blocks_unconfirmed() >= FLUSH_EVERY_BYTES / self.settings.block_size.bytes();
         let last = self.bulk == Bulk::Applied && self.replica.is_complete() && self.chunks.is_empty();
         let last = if self.is_asynchronous() { self.wants_confirmation() } else { last };
-        if much || last {
+        let wanted = self.is_flush_wanted && self.replica.blocks_unconfirmed() > 0;
+        if much || last || wanted {
+            self.is_flush_wanted = false;
             let flush = FlushId(self.next_flush);
             self.next_flush += 1;
             self.tally.target_flushes += 1;

@@ -1,0 +1,278 @@
+//! What is kept of a chronicle across restarts, and its form as bytes.
+//!
+//! ```text
+//!   kept whole, now and then:    epochs up to `through`, exactly; replicas, and what each lacked at its epoch
+//!   kept meanwhile, by others:   marks: regions that may be written in a later epoch, durable before the first write
+//! ```
+//! Together they say at least what was written ([`Chronicle::restore`](crate::Chronicle::restore)), and after a clean
+//! stop no more than that. Who stores the bytes, and where, is not known here.
+
+use std::collections::BTreeMap;
+
+use crate::bitmap::{BLOCKS_MAX, LayeredBitmap};
+use crate::units::{BlockCount, BlockRange, BlockSize, Epoch, Generation};
+
+/// Runs of one set that are kept; a set with more is kept coarser. 16 MiB of bytes at most.
+pub const RUNS_MAX: usize = 1 << 20;
+/// Sets and replicas that are read at most: more than a volume ever has copies.
+const ENTRIES_MAX: u64 = 4096;
+/// What the bytes begin with; the last is the version.
+const HEADER: [u8; 8] = *b"STERNAC\x01";
+/// Header and checksum.
+const PREFIX_BYTES: usize = HEADER.len() + 4;
+
+/// A chronicle, and the replicas that refer to it, as they are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Bytes of a block.
+    pub block_size: BlockSize,
+    /// Size of the volume in bytes, when this was kept.
+    pub size_bytes: u64,
+    /// The oldest epoch after which everything written is known.
+    pub known_after: Epoch,
+    /// Up to this epoch `epochs` say all that was written; of later ones the marks do.
+    pub through: Epoch,
+    /// What was written in each epoch later than `known_after`.
+    pub epochs: Vec<(Epoch, LayeredBitmap)>,
+    /// The copies that refer to it.
+    pub replicas: BTreeMap<ReplicaOf, KeptReplica>,
+}
+
+/// Who has a copy. What the numbers mean is known to whoever keeps the chronicle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReplicaOf {
+    /// The target of a migration that is under way.
+    Migration(u64),
+    /// A host that had the volume before.
+    Host([u8; 32]),
+}
+
+/// What is known of one copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptReplica {
+    /// The generation of the volume that it is a copy of.
+    pub generation: Generation,
+    /// It lacks what was written later than this epoch …
+    pub as_of: Epoch,
+    /// … and these blocks.
+    pub missing: LayeredBitmap,
+}
+
+/// Bytes that are no kept chronicle: damaged, of another version, or something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("read a kept chronicle of {bytes} bytes")]
+pub struct NotKept {
+    /// How many there are.
+    pub bytes: usize,
+}
+
+impl Kept {
+    /// The bytes to store.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = HEADER.to_vec();
+        bytes.extend([0; 4]);
+        let head = [self.block_size.bytes(), self.size_bytes, self.known_after.0, self.through.0];
+        head.into_iter().for_each(|number| put(&mut bytes, number));
+        put(&mut bytes, self.epochs.len() as u64);
+        for (epoch, written) in &self.epochs {
+            put(&mut bytes, epoch.0);
+            put_set(&mut bytes, written);
+        }
+        put(&mut bytes, self.replicas.len() as u64);
+        for (of, replica) in &self.replicas {
+            let (tag, name) = match of {
+                ReplicaOf::Migration(number) => (*number, [0; 32]),
+                ReplicaOf::Host(host) => (u64::MAX, *host),
+            };
+            put(&mut bytes, tag);
+            bytes.extend(name);
+            put(&mut bytes, replica.generation.0);
+            put(&mut bytes, replica.as_of.0);
+            put_set(&mut bytes, &replica.missing);
+        }
+        let checksum = crc32c::crc32c(&bytes[PREFIX_BYTES..]).to_le_bytes();
+        bytes[HEADER.len()..PREFIX_BYTES].copy_from_slice(&checksum);
+        bytes
+    }
+
+    /// Reads what [`Kept::encode`] made.
+    ///
+    /// # Errors
+    /// [`NotKept`]: nothing is known then; every copy is to be taken for one that lacks everything.
+    pub fn decode(bytes: &[u8]) -> Result<Self, NotKept> {
+        Self::read(bytes).ok_or(NotKept { bytes: bytes.len() })
+    }
+
+    /// Adds what marks say: blocks that may have been written in epochs later than [`Kept::through`].
+    pub fn with_marks(mut self, marks: impl IntoIterator<Item = (Epoch, Vec<BlockRange>)>) -> Self {
+        let later = marks.into_iter().filter(|(epoch, _)| *epoch > self.through);
+        for (epoch, runs) in later.collect::<Vec<_>>() {
+            let mut marked = LayeredBitmap::new(self.block_size.blocks_of(self.size_bytes));
+            // A volume that has grown since has marks beyond its former end.
+            marked.grow(BlockCount(runs.iter().map(|run| run.end.0).max().unwrap_or(0)));
+            for run in runs {
+                marked.insert(run);
+            }
+            self.epochs.push((epoch, marked));
+        }
+        self
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (prefix, body) = bytes.split_at_checked(PREFIX_BYTES)?;
+        let (header, checksum) = prefix.split_at_checked(HEADER.len())?;
+        if *header != HEADER || *checksum != crc32c::crc32c(body).to_le_bytes() {
+            return None;
+        }
+        let mut rest = Rest(body);
+        let block_size = BlockSize::new(u32::try_from(rest.number()?).ok()?).ok()?;
+        let size_bytes = rest.number()?;
+        let (known_after, through) = (Epoch(rest.number()?), Epoch(rest.number()?));
+        let blocks = block_size.blocks_of(size_bytes);
+        let mut epochs = Vec::new();
+        for _ in 0..rest.count()? {
+            epochs.push((Epoch(rest.number()?), rest.set(blocks)?));
+        }
+        let mut replicas = BTreeMap::new();
+        for _ in 0..rest.count()? {
+            let (tag, host) = (rest.number()?, rest.name()?);
+            let of = if tag == u64::MAX { ReplicaOf::Host(host) } else { ReplicaOf::Migration(tag) };
+            let (generation, as_of) = (Generation(rest.number()?), Epoch(rest.number()?));
+            replicas.insert(of, KeptReplica { generation, as_of, missing: rest.set(blocks)? });
+        }
+        rest.0.is_empty().then_some(Self { block_size, size_bytes, known_after, through, epochs, replicas })
+    }
+}
+
+/// A set with at most so many runs that holds all blocks of `set`, and as few others as that allows, about.
+pub fn coarsened(set: &LayeredBitmap, runs_max: usize) -> LayeredBitmap {
+    let mut coarse = set.clone();
+    let mut grain = 1_u64;
+    while coarse.runs().nth(runs_max.max(1)).is_some() {
+        // A grain as large as the volume leaves one run.
+        grain = grain.saturating_mul(2);
+        let mut coarser = LayeredBitmap::new(set.blocks());
+        for run in coarse.runs() {
+            let end = run.end.0.div_ceil(grain).saturating_mul(grain);
+            coarser.insert(BlockRange::new(run.start.0 / grain * grain, end));
+        }
+        coarse = coarser;
+    }
+    coarse
+}
+
+fn put(bytes: &mut Vec<u8>, number: u64) {
+    bytes.extend(number.to_le_bytes());
+}
+
+fn put_set(bytes: &mut Vec<u8>, set: &LayeredBitmap) {
+    let set = coarsened(set, RUNS_MAX);
+    put(bytes, set.runs().count() as u64);
+    for run in set.runs() {
+        put(bytes, run.start.0);
+        put(bytes, run.end.0);
+    }
+}
+
+/// What has not been read yet.
+struct Rest<'a>(&'a [u8]);
+
+impl Rest<'_> {
+    fn number(&mut self) -> Option<u64> {
+        let (number, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*number))
+    }
+
+    fn name(&mut self) -> Option<[u8; 32]> {
+        let (name, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*name)
+    }
+
+    fn count(&mut self) -> Option<u64> {
+        self.number().filter(|count| *count <= ENTRIES_MAX)
+    }
+
+    /// A set, whose runs are in order. What it takes is bounded by the bytes that are there.
+    fn set(&mut self, blocks: BlockCount) -> Option<LayeredBitmap> {
+        let mut set = LayeredBitmap::new(BlockCount(blocks.0.min(BLOCKS_MAX.0)));
+        let runs = self.number().filter(|runs| *runs <= RUNS_MAX as u64)?;
+        for _ in 0..runs {
+            let (start, end) = (self.number()?, self.number()?);
+            if start >= end || end > blocks.0 {
+                return None;
+            }
+            set.insert(BlockRange::new(start, end));
+        }
+        Some(set)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(runs: &[(u64, u64)]) -> LayeredBitmap {
+        let mut set = LayeredBitmap::new(BlockCount(1000));
+        for (start, end) in runs {
+            set.insert(BlockRange::new(*start, *end));
+        }
+        set
+    }
+
+    fn kept() -> Kept {
+        let host = KeptReplica { generation: Generation(4), as_of: Epoch(7), missing: set(&[(5, 6)]) };
+        let target = KeptReplica { generation: Generation(5), as_of: Epoch(9), missing: set(&[(0, 1000)]) };
+        Kept {
+            block_size: BlockSize::DEFAULT,
+            size_bytes: 1000 << 16,
+            known_after: Epoch(7),
+            through: Epoch(9),
+            epochs: vec![(Epoch(8), set(&[(1, 3), (10, 20)])), (Epoch(9), set(&[]))],
+            replicas: [(ReplicaOf::Host([9; 32]), host), (ReplicaOf::Migration(3), target)].into(),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_comes_back() {
+        assert_eq!(Kept::decode(&kept().encode()), Ok(kept()));
+    }
+
+    #[test]
+    fn bytes_that_were_changed_or_cut_off_are_refused() {
+        let bytes = kept().encode();
+        for end in 0..bytes.len() {
+            assert!(Kept::decode(&bytes[..end]).is_err(), "{end} bytes");
+        }
+        for index in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[index] ^= 1;
+            assert!(Kept::decode(&changed).is_err(), "byte {index}");
+        }
+    }
+
+    #[test]
+    fn counts_that_promise_more_than_there_is_are_refused_before_anything_is_allocated() {
+        let mut bytes = kept().encode();
+        // The number of epochs comes behind four numbers.
+        let at = PREFIX_BYTES + 4 * 8;
+        bytes[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[PREFIX_BYTES..]).to_le_bytes();
+        bytes[HEADER.len()..PREFIX_BYTES].copy_from_slice(&checksum);
+        assert!(Kept::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_set_with_too_many_runs_is_kept_coarser_and_lacks_nothing() {
+        let scattered = set(&(0..250).map(|index| (4 * index, 4 * index + 1)).collect::<Vec<_>>());
+        for runs_max in [1, 7, 100, 250, 1000] {
+            let coarse = coarsened(&scattered, runs_max);
+            assert!(coarse.runs().count() <= runs_max, "{runs_max}");
+            let mut left_out = scattered.clone();
+            left_out.subtract(&coarse);
+            assert!(left_out.is_empty(), "{runs_max}");
+        }
+        assert_eq!(coarsened(&scattered, 250), scattered);
+    }
+}

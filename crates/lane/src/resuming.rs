@@ -1,0 +1,74 @@
+//! Remembers, while a volume is copied to another host, what the copy there lacks: a restart goes on from the last time.
+//!
+//! ```text
+//!   every so often:  the target flushes ──► what it lacks is taken down, the epoch ends, the source flushes ──► kept
+//!   after a restart: lacking then  ∪  what the chronicle says was written since
+//! ```
+//! A target that names the blocks that it holds would not be enough: which of them guests have written since they were
+//! sent, only the source knows. So the source remembers, and need not ask.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::Handle;
+use chronicle::ReplicaOf;
+use migration::MigrationId;
+use migration::strategy::VolumeEvent;
+use tracing::warn;
+
+use crate::volume::Volume;
+
+/// Time between two times at least: each is a flush there, and a small file here.
+const INTERVAL_MIN: Duration = Duration::from_secs(1);
+/// Time between two times at most.
+const INTERVAL_MAX: Duration = Duration::from_secs(30);
+/// Between these it is so much of what the copying has taken so far: what a restart costs is that much, about.
+const INTERVAL_PART: u32 = 20;
+/// How long the target is given to flush, of the interval. One that takes longer is counted the next time.
+const FLUSH_PART: u32 = 4;
+
+/// How often it is remembered.
+#[derive(Clone, Copy, Debug)]
+pub struct Rhythm {
+    /// Time between two times at least.
+    pub interval_min: Duration,
+    /// Time between two times at most.
+    pub interval_max: Duration,
+}
+
+impl Default for Rhythm {
+    fn default() -> Self {
+        Self { interval_min: INTERVAL_MIN, interval_max: INTERVAL_MAX }
+    }
+}
+
+/// Remembers the copy that `migration` makes, until `is_over` says that it makes none any more.
+pub async fn remember(
+    handle: Handle,
+    volume: Rc<Volume>,
+    migration: MigrationId,
+    rhythm: Rhythm,
+    is_over: impl Fn() -> bool,
+) {
+    let (began, of) = (handle.now(), ReplicaOf::Migration(migration.0));
+    loop {
+        let part = (handle.now() - began) / INTERVAL_PART;
+        let interval = part.max(rhythm.interval_min).min(rhythm.interval_max);
+        handle.sleep(interval - interval / FLUSH_PART).await;
+        if is_over() {
+            break;
+        }
+        if let Some(copy) = volume.copy() {
+            copy.event(VolumeEvent::FlushWanted);
+        }
+        handle.sleep(interval / FLUSH_PART).await;
+        let lacking = || volume.copy()?.with_strategy(|strategy| strategy.lacking());
+        let (generation, store) = (volume.generation(), volume.store());
+        if let Err(error) = volume.chronicler().refer_to(of, generation, &*store, lacking).await {
+            warn!(%migration, %error, "how far the copying is cannot be kept; a restart would begin again");
+        }
+    }
+    if let Err(error) = volume.chronicler().forget(of).await {
+        warn!(%migration, %error, "what is kept of a migration that has ended stays until the next time");
+    }
+}
