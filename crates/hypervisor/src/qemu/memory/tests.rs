@@ -123,8 +123,10 @@ async fn a_move_that_fails_ends_the_wait_with_qemus_reason() {
 async fn a_wait_that_is_over_says_what_was_seen_last() {
     let monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "active" })));
     let machine = connect(&monitor).await;
-    let late = machine.await_status(&[MigrationStatus::PreSwitchover], SHORT).await.unwrap_err();
-    let expected = "waited 50 ms for QEMU's migration to be pre-switchover, and it is still active";
+    // Time enough for an answer, also on a busy host.
+    let deadline = Duration::from_secs(2);
+    let late = machine.await_status(&[MigrationStatus::PreSwitchover], deadline).await.unwrap_err();
+    let expected = "waited 2000 ms for QEMU's migration to be pre-switchover, and it is still active";
     assert_eq!(late.to_string(), expected);
     let silent = FakeMonitor::start(|_, _| vec![]);
     let late = connect(&silent).await.await_status(&[MigrationStatus::Completed], SHORT).await;
