@@ -149,8 +149,8 @@ Examples:
   sterna bench nbd --only mixed-16 --rounds 3 --folder /srv/fast
   sterna bench nbd --html nbd.html --json > nbd.json
 
-One image is measured raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns, by
-fio. It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common).
+One image is measured raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns, by \
+fio. It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common). \
 Let the machine be idle meanwhile.";
 
 const MIRROR_HELP: &str = "\
@@ -160,10 +160,10 @@ Examples:
   sterna bench mirror --only load --rounds 3 --folder /srv/fast
   sterna bench mirror --only load --guest-iops 5000 --json > mirror.json
 
-Idle: an image with a quarter of holes is migrated by a temporary daemon of this program, copied by cp and qemu-img, and
-mirrored by qemu-storage-daemon in both modes, in turns. Load: the same of Sterna and qemu-storage-daemon while fio works
-on the image. Every copy is compared with its source. It needs no root (but drops only the images' own cache then) and
-leaves nothing behind; it needs fio, qemu-img and qemu-storage-daemon (Debian: fio, qemu-utils, qemu-system-common).
+Idle: an image with a quarter of holes is migrated by a temporary daemon of this program, copied by cp and qemu-img, and \
+mirrored by qemu-storage-daemon in both modes, in turns. Load: the same of Sterna and qemu-storage-daemon while fio works \
+on the image. Every copy is compared with its source. It needs no root (but drops only the images' own cache then) and \
+leaves nothing behind; it needs fio, qemu-img and qemu-storage-daemon (Debian: fio, qemu-utils, qemu-system-common). \
 Let the machine be idle meanwhile.";
 
 const LINK_HELP: &str = "\
@@ -173,10 +173,10 @@ Examples:
   sterna bench link --only metro --only far --rounds 1 --size 512MiB
   sterna bench link --only guest --json > link.json
 
-Two hosts are made on this machine, with links that carry so much and take so long, and an image goes from one to the other:
-over plain TCP, by temporary daemons of this program, and by qemu-storage-daemon. Then the same while a guest writes more than
-the link carries. Every copy is compared with its source. It needs root, for hosts are network namespaces, and leaves nothing
-behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors.
+Two hosts are made on this machine, with links that carry so much and take so long, and an image goes from one to the other: \
+over plain TCP, by temporary daemons of this program, and by qemu-storage-daemon. Then the same while a guest writes more than \
+the link carries. Every copy is compared with its source. It needs root, for hosts are network namespaces, and leaves nothing \
+behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors. \
 Let the machine be idle meanwhile. All of it takes the time of about 50 copies at 1 Gbit/s: half an hour for 2 GiB.";
 
 #[cfg(test)]

@@ -61,9 +61,9 @@ Examples:
   sterna demo --hosts
   sterna demo --hosts --size 256MiB --json
 
-It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU. The exit code is 0 only if
+It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU. The exit code is 0 only if \
 everything held what the guest had written; with --hosts also only if the copy went on after the cut where it was.
 
---json prints the figures of the report; bytes and seconds of both ways of --hosts are added up, and two fields more are
-printed: resumed, which is true only if what was copied shows that the copy did not begin anew, and longest_gap_ms, the
+--json prints the figures of the report; bytes and seconds of both ways of --hosts are added up, and two fields more are \
+printed: resumed, which is true only if what was copied shows that the copy did not begin anew, and longest_gap_ms, the \
 longest time in which nothing more arrived at the other host.";
