@@ -3,9 +3,10 @@
 mod reader;
 mod writer;
 
+use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -49,10 +50,30 @@ pub(crate) struct Heartbeat {
     ping_due: AtomicBool,
     /// The number of the ping to answer, plus one; 0 if none.
     pong_due: AtomicU64,
-    /// The ping that was sent last, and when.
-    pinged: std::sync::Mutex<Option<(u64, Instant)>>,
+    /// Pings that were sent and not answered, and when: on a long link there are several.
+    pinged: Mutex<VecDeque<(u64, Instant)>>,
     /// Wakes the writer.
     wake: Notify,
+}
+
+impl Heartbeat {
+    /// A ping goes out.
+    fn sent(&self, ping: u64, now: Instant) {
+        let mut pinged = self.pinged.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that is as old is no longer waited for: the connection is dead, or nearly so.
+        if pinged.len() == HEARTBEATS as usize {
+            pinged.pop_front();
+        }
+        pinged.push_back((ping, now));
+    }
+
+    /// The answer to a ping has come: how long that took. Answers come in order, so those before it come no more.
+    fn answered(&self, ping: u64, now: Instant) -> Option<Duration> {
+        let mut pinged = self.pinged.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = pinged.iter().position(|(sent, _)| *sent == ping)?;
+        let (_, at) = pinged.drain(..=place).next_back()?;
+        Some(now.saturating_duration_since(at))
+    }
 }
 
 impl Connection {
@@ -130,4 +151,27 @@ pub(crate) enum Ended {
     Unexpected,
     #[error("the session gave it up")]
     Stopped,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_trip_is_measured_also_where_it_is_longer_than_the_time_between_two_pings() {
+        let heartbeat = Heartbeat::default();
+        let began = Instant::now();
+        let after = |milliseconds| began + Duration::from_millis(milliseconds);
+        for ping in 1..=3 {
+            heartbeat.sent(ping, after(250 * ping));
+        }
+        assert_eq!(heartbeat.answered(1, after(850)), Some(Duration::from_millis(600)));
+        // The second one's answer was overtaken by a newer one: a host answers the newest ping.
+        assert_eq!(heartbeat.answered(3, after(1350)), Some(Duration::from_millis(600)));
+        assert_eq!(heartbeat.answered(2, after(1350)), None);
+        for ping in 4..1000 {
+            heartbeat.sent(ping, after(2000));
+        }
+        assert_eq!(heartbeat.pinged.lock().unwrap().len(), HEARTBEATS as usize);
+    }
 }

@@ -1,7 +1,7 @@
 //! Reads a connection: takes frames out of the bytes, puts messages together, gives them to the session.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, ReadHalf};
@@ -59,11 +59,8 @@ fn take_control(connection: &Connection, control: &Control) -> Result<(), Ended>
             heartbeat.wake.notify_one();
         }
         Control::Pong(number) => {
-            let pinged = *heartbeat.pinged.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((sent, at)) = pinged
-                && sent == *number
-            {
-                connection.counters.round_trip(at.elapsed());
+            if let Some(took) = heartbeat.answered(*number, Instant::now()) {
+                connection.counters.round_trip(took);
             }
             connection.counters.answered();
             connection.session.trust(connection.id);

@@ -3,7 +3,6 @@
 //! A long message is sent in parts, and between two parts a more urgent message may go first: so at most one message of
 //! each priority is unfinished. Small frames are gathered and sent together.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -147,8 +146,7 @@ impl Writer<'_> {
         let heartbeat = &self.connection.heartbeat;
         if heartbeat.ping_due.swap(false, Ordering::Relaxed) {
             self.pings += 1;
-            *heartbeat.pinged.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some((self.pings, Instant::now()));
+            heartbeat.sent(self.pings, Instant::now());
             frame::encode_control(&Control::Ping(self.pings), &mut self.gathered);
         }
         let pong = heartbeat.pong_due.swap(0, Ordering::Relaxed);
