@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use api::{
-    Address, Client, ExportSettings, MigrateVolume, Migration, MigrationHistory, MigrationState, NewVolume,
-    Volume, VolumeSource, Watch,
+    Address, Client, ExportSettings, JoinHost, MigrateVolume, Migration, MigrationHistory, MigrationState,
+    NewIdentity, NewInvitation, NewVolume, Volume, VolumeSource, Watch,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
@@ -20,6 +20,8 @@ use super::folder::DemoFolder;
 const START_DEADLINE: Duration = Duration::from_secs(20);
 /// How long it may take to end after it was asked to.
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
+/// How long an invitation of the lab is good: it is redeemed at once.
+const INVITATION_LIFETIME: Duration = Duration::from_secs(60);
 /// How often it is looked whether it answers.
 const START_PAUSE: Duration = Duration::from_millis(20);
 /// How much of its log a failure shows.
@@ -109,6 +111,29 @@ impl Daemon {
     ) -> anyhow::Result<Volume> {
         let image = image.to_str().with_context(|| format!("{} is no Unicode", image.display()))?;
         self.new_volume(name, VolumeSource::file(image), export).await
+    }
+
+    /// Makes the identity of its host, which others call `name`.
+    ///
+    /// # Errors
+    /// What the daemon says; the message ends with its log.
+    pub(crate) async fn create_identity(&self, name: &str) -> anyhow::Result<()> {
+        let made = self.client.create_identity(&NewIdentity { name: name.to_owned() }).await;
+        let made = made.with_context(|| format!("make the identity of host {name}"));
+        made.map(|_| ()).map_err(|error| self.with_log(error))
+    }
+
+    /// Pairs its host with that of `other`, which is called at `address`.
+    ///
+    /// # Errors
+    /// What the daemons say; the message ends with the log of the one that failed.
+    pub(crate) async fn join(&self, other: &Self, address: &str) -> anyhow::Result<()> {
+        let lifetime_s = INVITATION_LIFETIME.as_secs();
+        let invitation = other.client.invite(&NewInvitation { lifetime_s }).await.context("invite a host");
+        let token = invitation.map_err(|error| other.with_log(error))?.token;
+        let joined = self.client.join_host(&JoinHost { token, address: Some(address.to_owned()) }).await;
+        let joined = joined.with_context(|| format!("join the host at {address}"));
+        joined.map(|_| ()).map_err(|error| self.with_log(error))
     }
 
     /// Number of its process; `None` once it has ended.

@@ -141,7 +141,7 @@ fn bench_link_measures_everybody_and_leaves_nothing_behind() {
     let outcome = Outcome::of(bench(folder.path(), &[&arguments[..], &["--html", &page]].concat()));
     assert_eq!(outcome.code, 0, "{outcome:?}");
     // One for each of the copies, two of guests, and one for each of those who moved one.
-    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 7);
+    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 8);
     drop(pages);
     expect_empty(folder.path());
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
@@ -162,7 +162,7 @@ fn bench_link_measures_everybody_and_leaves_nothing_behind() {
         }
     }
     let guest = report["guest"]["contenders"].as_array().unwrap();
-    assert_eq!((copies.len(), guest.len()), (2, 3));
+    assert_eq!((copies.len(), guest.len()), (2, 4));
     for contender in guest {
         for figure in ["seconds", "written_bytes_per_second", "written_to_link", "worst_latency_ms"] {
             expect_figure(&contender[figure]);

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use api::Migration;
 use tokio::time::sleep;
 
 use super::figures::{CopyReport, CopySample};
-use super::stage::{Stage, Sternas, StorageDaemons};
+use super::stage::{Stage, StorageDaemons, Way};
 use super::{Contender, show_turn, turns};
 use crate::bench::image::{Blocks, drop_caches};
 use crate::bench::server::CopyMode;
@@ -27,7 +28,8 @@ pub(super) async fn measure(stage: &Stage<'_>, progress: &mut Progress) -> anyho
         show_turn(progress, stage.part, (round, rounds), contender);
         let sample = match contender {
             Contender::Tcp => tcp(stage).await,
-            Contender::SternaNbd => sterna(stage).await,
+            Contender::Sterna => sterna(stage, Way::Host).await,
+            Contender::SternaNbd => sterna(stage, Way::NbdStore).await,
             Contender::Background => storage_daemon(stage, CopyMode::Background).await,
             Contender::WriteBlocking => storage_daemon(stage, CopyMode::WriteBlocking).await,
         };
@@ -50,28 +52,30 @@ async fn tcp(stage: &Stage<'_>) -> anyhow::Result<CopySample> {
         let start = move || Flow::start(&source, &target, address, Some(share as u64));
         flows.push(tokio::task::spawn_blocking(start).await??);
     }
+    let mut pace = Pace::default();
     while !flows.iter().all(Flow::has_ended) {
+        pace.note(flows.iter().map(Flow::received_bytes).sum());
         sleep(PAUSE).await;
     }
     let seconds = begun.elapsed().as_secs_f64();
+    pace.note(flows.iter().map(Flow::received_bytes).sum());
     let received = flows.into_iter().map(Flow::wait).sum::<Result<u64, _>>()?;
     // A share is cut to whole bytes.
     ensure!(received + 2 >= size_bytes, "TCP has brought {received} bytes of {size_bytes}");
-    Ok(CopySample { seconds })
+    Ok(CopySample { seconds, second_half: pace.of_second_half(size_bytes) })
 }
 
 /// From the order to the answer that the volume is at the target: checks, journal and switch-over are part of it.
-async fn sterna(stage: &Stage<'_>) -> anyhow::Result<CopySample> {
-    let servers = stage.sternas().await?;
+async fn sterna(stage: &Stage<'_>, way: Way) -> anyhow::Result<CopySample> {
+    let servers = stage.sternas(way).await?;
     drop_caches(&[stage.source]).await?;
     let begun = Instant::now();
-    servers.source.migrate(&servers.volume.name, Sternas::STORE, |_| {}).await?;
+    let mut pace = Pace::default();
+    let seen = |migration: &Migration| pace.note(migration.bytes_copied);
+    servers.source.migrate(&servers.volume.name, servers.store(), seen).await?;
     let seconds = begun.elapsed().as_secs_f64();
-    servers.stop().await?;
-    let source = stage.fenced_source()?;
-    stage.verify(&source, Blocks::default()).await?;
-    std::fs::rename(&source, stage.source).context("put the source's image back")?;
-    Ok(CopySample { seconds })
+    stage.finish_sternas(servers, Blocks::default()).await?;
+    Ok(CopySample { seconds, second_half: pace.of_second_half(stage.options.bench.size_bytes) })
 }
 
 /// From the order to the end of the job, and a flush: QEMU's mirror does not wait for the disk.
@@ -84,6 +88,29 @@ async fn storage_daemon(stage: &Stage<'_>, mode: CopyMode) -> anyhow::Result<Cop
     stage.flush().await?;
     let seconds = begun.elapsed().as_secs_f64();
     servers.stop().await?;
-    stage.verify(stage.source, Blocks::default()).await?;
-    Ok(CopySample { seconds })
+    stage.verify([stage.source, &stage.target], Blocks::default()).await?;
+    Ok(CopySample { seconds, second_half: None })
+}
+
+/// How many bytes had been brought when: what a copy does once it has found out what the link carries.
+#[derive(Debug, Default)]
+struct Pace {
+    /// When a number of bytes was first seen, in order.
+    seen: Vec<(Instant, u64)>,
+}
+
+impl Pace {
+    fn note(&mut self, bytes: u64) {
+        if self.seen.last().is_none_or(|(_, before)| *before < bytes) {
+            self.seen.push((Instant::now(), bytes));
+        }
+    }
+
+    /// Bytes a second from the middle of so many to their end; `None` if too few were seen on the way.
+    fn of_second_half(&self, all: u64) -> Option<f64> {
+        let (began, before) = self.seen.iter().find(|(_, bytes)| *bytes >= all / 2)?;
+        let (ended, after) = self.seen.last()?;
+        let seconds = ended.duration_since(*began).as_secs_f64();
+        (seconds > 0.0).then(|| (after - before) as f64 / seconds)
+    }
 }

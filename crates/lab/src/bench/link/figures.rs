@@ -52,6 +52,11 @@ pub struct CopyFigures {
     pub bytes_per_second: Summary,
     /// Throughput ÷ that of TCP in the same round; none of TCP.
     pub to_tcp: Option<Summary>,
+    /// Bytes a second while the second half was brought: without the beginning, in which TCP finds out what the link
+    /// carries, and without what comes after the copying; none of those who do not say how far they are.
+    pub second_half_bytes_per_second: Option<Summary>,
+    /// The same ÷ that of TCP in the same round; none of TCP.
+    pub second_half_to_tcp: Option<Summary>,
 }
 
 /// Migrations of a guest that writes as fast as it can, up to twice what the link carries.
@@ -92,6 +97,8 @@ pub struct GuestFigures {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopySample {
     pub(super) seconds: f64,
+    /// Bytes a second while the second half was brought, if that is known.
+    pub(super) second_half: Option<f64>,
 }
 
 /// One migration under a guest.
@@ -117,20 +124,27 @@ impl CopyReport {
     ) -> Option<Self> {
         let seconds =
             |samples: &[CopySample]| Summary::of(samples.iter().map(|sample| sample.seconds).collect());
+        let second_half = |samples: &[CopySample]| {
+            let known = samples.iter().map(|sample| sample.second_half).collect::<Option<Vec<_>>>();
+            known.and_then(Summary::of)
+        };
         let measured = contenders.iter().zip(samples);
-        let measured = measured.map(|(contender, samples)| Some((*contender, seconds(samples)?)));
+        let measured =
+            measured.map(|(contender, samples)| Some((*contender, seconds(samples)?, second_half(samples))));
         let measured = measured.collect::<Option<Vec<_>>>()?;
-        let tcp =
-            measured.iter().find(|(contender, _)| *contender == Contender::Tcp).map(|(_, seconds)| seconds);
-        let figures = measured.iter().map(|(contender, seconds)| {
+        let tcp = measured.iter().find(|(contender, ..)| *contender == Contender::Tcp);
+        let figures = measured.iter().map(|(contender, seconds, second_half)| {
             let speeds = seconds.samples.iter().map(|seconds| size_bytes as f64 / seconds);
-            // Throughputs of the same bytes: the quotient of the times, the other way round.
-            let to_tcp = tcp.filter(|_| *contender != Contender::Tcp);
+            let tcp = tcp.filter(|_| *contender != Contender::Tcp);
             Some(CopyFigures {
                 name: contender.name(),
                 bytes_per_second: Summary::of(speeds.collect())?,
-                to_tcp: to_tcp.and_then(|tcp| Summary::of_ratios(tcp, seconds)),
+                // Throughputs of the same bytes: the quotient of the times, the other way round.
+                to_tcp: tcp.and_then(|(_, tcp, _)| Summary::of_ratios(tcp, seconds)),
                 seconds: seconds.clone(),
+                second_half_bytes_per_second: second_half.clone(),
+                second_half_to_tcp: tcp
+                    .and_then(|(.., tcp)| Summary::of_ratios(second_half.as_ref()?, tcp.as_ref()?)),
             })
         });
         Some(Self {
@@ -182,20 +196,25 @@ mod tests {
     use super::*;
 
     fn copies(seconds: &[f64]) -> Vec<CopySample> {
-        seconds.iter().map(|&seconds| CopySample { seconds }).collect()
+        seconds.iter().map(|&seconds| CopySample { seconds, second_half: Some(1000.0 / seconds) }).collect()
     }
 
     #[test]
     fn everybody_is_compared_with_tcp_in_the_same_round() {
         let samples = [copies(&[4.0, 8.0]), copies(&[5.0, 8.0]), copies(&[8.0, 16.0])];
+        let contenders = &Contender::COPY[..3];
         let report =
-            CopyReport::of(Part::TwoLinks, Duration::from_micros(600), 800, Contender::COPY, &samples)
-                .unwrap();
-        let [tcp, sterna, mirror] = &report.contenders[..] else { unreachable!() };
+            CopyReport::of(Part::TwoLinks, Duration::from_micros(600), 800, contenders, &samples).unwrap();
+        let [tcp, sterna, nbd] = &report.contenders[..] else { unreachable!() };
         assert_eq!((tcp.name, &tcp.to_tcp), ("tcp", &None));
         assert_eq!(tcp.bytes_per_second.samples, [200.0, 100.0]);
         assert_eq!(sterna.to_tcp.as_ref().unwrap().samples, [0.8, 1.0]);
-        assert_eq!(mirror.to_tcp.as_ref().unwrap().samples, [0.5, 0.5]);
+        assert_eq!(nbd.to_tcp.as_ref().unwrap().samples, [0.5, 0.5]);
+        assert_eq!(
+            (&tcp.second_half_to_tcp, sterna.second_half_bytes_per_second.as_ref().unwrap().samples[0]),
+            (&None, 200.0)
+        );
+        assert_eq!(sterna.second_half_to_tcp.as_ref().unwrap().samples, [0.8, 1.0]);
         assert_eq!((report.round_trip_ms, report.link_bytes_per_second), (0.6, 187.5e6));
         assert!(CopyReport::of(Part::Near, Duration::ZERO, 1, Contender::COPY, &[vec![]]).is_none());
     }

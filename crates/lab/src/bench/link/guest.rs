@@ -10,7 +10,7 @@ use api::Phase;
 use tokio::time::{sleep, timeout};
 
 use super::figures::{GuestReport, GuestSample};
-use super::stage::{Stage, Sternas, StorageDaemons};
+use super::stage::{Stage, StorageDaemons, Way};
 use super::{Contender, show_turn, turns};
 use crate::bench::fio::{Job, Pattern};
 use crate::bench::guest::{Guest, Limit, Load, Requests, now_ms, wait_for_guest};
@@ -48,7 +48,8 @@ pub(super) async fn measure(stage: &Stage<'_>, progress: &mut Progress) -> anyho
         show_turn(progress, stage.part, (round, rounds), contender);
         let sample = match contender {
             Contender::Tcp => anyhow::bail!("TCP has no guests"),
-            Contender::SternaNbd => sterna(stage).await,
+            Contender::Sterna => sterna(stage, Way::Host).await,
+            Contender::SternaNbd => sterna(stage, Way::NbdStore).await,
             Contender::Background => storage_daemon(stage, CopyMode::Background).await,
             Contender::WriteBlocking => storage_daemon(stage, CopyMode::WriteBlocking).await,
         };
@@ -58,8 +59,8 @@ pub(super) async fn measure(stage: &Stage<'_>, progress: &mut Progress) -> anyho
     GuestReport::of(stage.part, link, contenders, &samples).context("a measurement has no figures")
 }
 
-async fn sterna(stage: &Stage<'_>) -> anyhow::Result<GuestSample> {
-    let servers = stage.sternas().await?;
+async fn sterna(stage: &Stage<'_>, way: Way) -> anyhow::Result<GuestSample> {
+    let servers = stage.sternas(way).await?;
     drop_caches(&[stage.source]).await?;
     let process = servers.source.process_id().context("the daemon has ended")?;
     let migration = async {
@@ -70,7 +71,7 @@ async fn sterna(stage: &Stage<'_>) -> anyhow::Result<GuestSample> {
                 copying_ms = now_ms();
             }
         };
-        let migrated = servers.source.migrate(&servers.volume.name, Sternas::STORE, seen);
+        let migrated = servers.source.migrate(&servers.volume.name, servers.store(), seen);
         let switched = timeout(give_up_after(stage), migrated).await.ok().transpose()?;
         Ok(Course { begun_ms, switched_ms: switched.map(|_| copying_ms), ended_ms: now_ms() })
     };
@@ -81,10 +82,8 @@ async fn sterna(stage: &Stage<'_>) -> anyhow::Result<GuestSample> {
         drop(servers);
         return given_up(stage, sample);
     };
-    servers.stop().await?;
-    let source = stage.fenced_source()?;
-    stage.verify(&source, requests.written_since(switched_ms.saturating_sub(SWITCH_SLACK_MS))).await?;
-    std::fs::rename(&source, stage.source).context("put the source's image back")?;
+    let except = requests.written_since(switched_ms.saturating_sub(SWITCH_SLACK_MS));
+    stage.finish_sternas(servers, except).await?;
     Ok(sample)
 }
 
@@ -106,7 +105,8 @@ async fn storage_daemon(stage: &Stage<'_>, mode: CopyMode) -> anyhow::Result<Gue
         return given_up(stage, sample);
     };
     servers.stop().await?;
-    stage.verify(stage.source, requests.written_since(switched_ms.saturating_sub(SWITCH_SLACK_MS))).await?;
+    let except = requests.written_since(switched_ms.saturating_sub(SWITCH_SLACK_MS));
+    stage.verify([stage.source, &stage.target], except).await?;
     Ok(sample)
 }
 

@@ -1,5 +1,6 @@
 //! Two hosts with the links of a part, and the servers on them.
 
+use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,6 +21,11 @@ use crate::network::{BitRate, Conditions, Hosts, Namespace, WideAreaLink};
 const PORT: u16 = 10_809;
 /// The node of QEMU that is the target's export.
 const FAR_NODE: &str = "far";
+/// Where hosts reach each other.
+const HOSTS_PORT: u16 = 7423;
+/// What hosts call each other.
+const SOURCE_NAME: &str = "source";
+const TARGET_NAME: &str = "target";
 /// The store of Sterna that is the target's export.
 const FAR_STORE: &str = "far";
 /// How often a round trip is measured: its median is shown.
@@ -45,7 +51,7 @@ impl<'a> Stage<'a> {
         part: Part,
         source: &'a Path,
     ) -> anyhow::Result<Self> {
-        let mut hosts = Hosts::create(["source", "target"])?;
+        let mut hosts = Hosts::create([SOURCE_NAME, TARGET_NAME])?;
         let links = part.rates().iter().map(|&rate| {
             let conditions = Conditions::of(rate, part.round_trip());
             hosts.wide_area_link([0, 1], conditions)
@@ -107,25 +113,76 @@ impl<'a> Stage<'a> {
         Ok(StorageDaemons { source, target })
     }
 
-    /// Starts daemons of this program, one on each host; the source's has the target's volume for a store.
-    pub(super) async fn sternas(&self) -> anyhow::Result<Sternas> {
-        self.make_target()?;
-        let program = &self.options.bench.program;
-        let (host, port) = self.target_port();
-        let target_folder = DemoFolder::create_in(self.folder.root())?;
-        let target = Daemon::start_by(self.target_host().command(program).into(), &target_folder)
-            .await
-            .context("on the target host")?;
-        let export = ExportSettings { listen: Some(format!("{host}:{port}")), ..ExportSettings::default() };
-        target.export_volume(NAME, &self.target, export).await?;
-        let source_folder = DemoFolder::create_in(self.folder.root())?;
-        let store = format!("[stores.{FAR_STORE}]\nnbd = \"nbd://{host}:{port}/{NAME}\"\n");
-        std::fs::write(source_folder.config(), store).context("write the source's configuration")?;
-        let source = Daemon::start_by(self.source_host().command(program).into(), &source_folder)
-            .await
-            .context("on the source host")?;
+    /// Starts daemons of this program, one on each host; the source's serves the image, and can bring it to the other.
+    pub(super) async fn sternas(&self, way: Way) -> anyhow::Result<Sternas> {
+        let folder = || DemoFolder::create_in(self.folder.root());
+        let folders = [folder()?, folder()?];
+        let (address, port) = self.target_port();
+        let store = match way {
+            Way::Host => {
+                for (end, folder) in folders.iter().enumerate() {
+                    self.let_hosts_reach(folder, end)?;
+                }
+                format!("{TARGET_NAME}:{}", DemoFolder::STORES.0)
+            }
+            Way::NbdStore => {
+                let store = format!("[stores.{FAR_STORE}]\nnbd = \"nbd://{address}:{port}/{NAME}\"\n");
+                std::fs::write(folders[0].config(), store).context("write the source's configuration")?;
+                FAR_STORE.to_owned()
+            }
+        };
+        let target = self.start_sterna(self.target_host(), &folders[1]).await?;
+        if way == Way::NbdStore {
+            self.make_target()?;
+            let export =
+                ExportSettings { listen: Some(format!("{address}:{port}")), ..ExportSettings::default() };
+            target.export_volume(NAME, &self.target, export).await?;
+        }
+        let source = self.start_sterna(self.source_host(), &folders[0]).await?;
+        if way == Way::Host {
+            target.create_identity(TARGET_NAME).await?;
+            source.create_identity(SOURCE_NAME).await?;
+            source.join(&target, &format!("{address}:{HOSTS_PORT}")).await?;
+        }
         let volume = source.add_volume(NAME, self.source).await?;
-        Ok(Sternas { source, target, folders: [source_folder, target_folder], volume })
+        Ok(Sternas { source, target, folders, volume, way, store })
+    }
+
+    async fn start_sterna(&self, host: &Namespace, folder: &DemoFolder) -> anyhow::Result<Daemon> {
+        let command = host.command(&self.options.bench.program).into();
+        Daemon::start_by(command, folder).await.with_context(|| format!("on the {} host", host.name()))
+    }
+
+    /// Tells the daemon of a folder at which addresses others reach it: all of this end.
+    fn let_hosts_reach(&self, folder: &DemoFolder, end: usize) -> anyhow::Result<()> {
+        let mut listen = Vec::new();
+        let mut links = String::new();
+        for link in &self.links {
+            let address = format!("\"{}:{HOSTS_PORT}\"", link.addresses()[end]);
+            let speed_mbit = link.conditions().rate.bits_per_second() / 1_000_000;
+            // Writing to a string cannot fail.
+            let _ = write!(links, "[[hosts.links]]\naddress = {address}\nspeed_mbit = {speed_mbit}\n");
+            listen.push(address);
+        }
+        let stores = std::fs::read_to_string(folder.config()).context("read a configuration")?;
+        let text = format!("{stores}[hosts]\nlisten = [{}]\n{links}", listen.join(", "));
+        std::fs::write(folder.config(), text).context("write a configuration")
+    }
+
+    /// Lets the daemons end after a migration, compares, and puts the source's image back for the next turn.
+    pub(super) async fn finish_sternas(&self, servers: Sternas, except: Blocks) -> anyhow::Result<u64> {
+        let copy = match servers.way {
+            Way::Host => PathBuf::from(servers.target.volume(NAME).await?.image),
+            Way::NbdStore => self.target.clone(),
+        };
+        let Sternas { source, target, folders, .. } = servers;
+        source.stop().await?;
+        target.stop().await?;
+        let original = self.fenced_source()?;
+        let compared_bytes = self.verify([&original, &copy], except).await?;
+        std::fs::rename(&original, self.source).context("put the source's image back")?;
+        folders.into_iter().try_for_each(DemoFolder::remove)?;
+        Ok(compared_bytes)
     }
 
     /// Waits until the target is on the disk.
@@ -134,19 +191,24 @@ impl<'a> Stage<'a> {
         tokio::task::spawn_blocking(move || file.sync_all()).await?.context("flush the target")
     }
 
-    /// Makes sure that the copy is one, but for some blocks, and deletes it. Nobody may use the images meanwhile.
-    pub(super) async fn verify(&self, source: &Path, except: Blocks) -> anyhow::Result<u64> {
-        let Compared { bytes, first_difference } = compare(source, &self.target, except).await?;
+    /// Makes sure that the second image is a copy of the first, but for some blocks, and deletes it. Nobody may use the
+    /// images meanwhile.
+    pub(super) async fn verify(&self, [source, target]: [&Path; 2], except: Blocks) -> anyhow::Result<u64> {
+        let Compared { bytes, first_difference } = compare(source, target, except).await?;
         if let Some(offset) = first_difference {
             bail!("the target differs from the source at byte {offset}");
         }
         ensure!(bytes > 0, "the guest has written every block since the switch: nothing could be compared");
-        self.delete_target()?;
+        std::fs::remove_file(target).context("delete the target")?;
         Ok(bytes)
     }
 
+    /// Deletes what a migration that was given up may have left of the target.
     pub(super) fn delete_target(&self) -> anyhow::Result<()> {
-        std::fs::remove_file(&self.target).context("delete the target")
+        match std::fs::remove_file(&self.target) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            deleted => deleted.context("delete the target"),
+        }
     }
 
     /// Where the source's image is after a migration of Sterna, which fences what it leaves by renaming it.
@@ -180,25 +242,32 @@ impl StorageDaemons {
     }
 }
 
+/// How Sterna brings a volume to the other host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The hosts are paired, and the volume moves from one to the other.
+    Host,
+    /// A volume of the other host is a store of the first, by NBD.
+    NbdStore,
+}
+
 /// Daemons of this program.
 #[derive(Debug)]
 pub(super) struct Sternas {
     pub(super) source: Daemon,
-    pub(super) target: Daemon,
+    target: Daemon,
+    /// The source's, then the target's.
     folders: [DemoFolder; 2],
     /// The source's.
     pub(super) volume: Volume,
+    way: Way,
+    store: String,
 }
 
 impl Sternas {
     /// Where the volume is to go.
-    pub(super) const STORE: &'static str = FAR_STORE;
-
-    /// Ends them in order.
-    pub(super) async fn stop(self) -> anyhow::Result<()> {
-        self.source.stop().await?;
-        self.target.stop().await?;
-        self.folders.into_iter().try_for_each(DemoFolder::remove)
+    pub(super) fn store(&self) -> &str {
+        &self.store
     }
 }
 

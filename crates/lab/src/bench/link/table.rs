@@ -2,6 +2,7 @@
 
 use super::{CopyReport, GuestReport};
 use crate::bench::show::{Table, figure_and_spread, mebibytes, milliseconds, ratio, seconds};
+use crate::bench::statistics::Summary;
 
 impl CopyReport {
     /// The copies for people.
@@ -14,14 +15,15 @@ impl CopyReport {
                 spread,
                 mebibytes(contender.bytes_per_second.median),
                 part(contender.bytes_per_second.median / self.link_bytes_per_second),
-                contender.to_tcp.as_ref().map_or_else(|| "-".to_owned(), |to_tcp| part(to_tcp.median)),
+                part_of_tcp(contender.to_tcp.as_ref()),
+                part_of_tcp(contender.second_half_to_tcp.as_ref()),
             ]
         };
         let beside = self.contenders.iter().filter_map(|contender| {
             Some(format!("{}: {} × what TCP carries", contender.name, ratio(contender.to_tcp.as_ref()?)))
         });
         Table {
-            header: vec!["", "SECONDS", "", "MiB/s", "OF LINK", "OF TCP"],
+            header: vec!["", "SECONDS", "", "MiB/s", "OF LINK", "OF TCP", "SECOND HALF"],
             rows: self.contenders.iter().map(row).collect(),
             conclusion: beside.collect::<Vec<_>>().join("; "),
         }
@@ -71,6 +73,11 @@ impl GuestReport {
             ),
         }
     }
+}
+
+/// A part of what TCP carries; a dash of TCP itself, and of what is not known.
+fn part_of_tcp(ratios: Option<&Summary>) -> String {
+    ratios.map_or_else(|| "-".to_owned(), |ratios| part(ratios.median))
 }
 
 /// A part of a whole.

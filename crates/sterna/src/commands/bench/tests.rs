@@ -120,6 +120,8 @@ fn copies_over_links_are_a_table_and_a_sentence() {
         seconds: summary(seconds),
         bytes_per_second: summary(&[f64::from(100 << 20)]),
         to_tcp: to_tcp.map(summary),
+        second_half_bytes_per_second: Some(summary(&[f64::from(110 << 20)])),
+        second_half_to_tcp: to_tcp.map(|_| summary(&[0.97])),
     };
     let report = CopyReport {
         name: "near",
@@ -131,9 +133,9 @@ fn copies_over_links_are_a_table_and_a_sentence() {
             contender("sterna", &[2.5, 2.0, 3.0], Some(&[0.8, 0.75, 0.9])),
         ],
     };
-    let expected = "        SECONDS             MiB/s  OF LINK  OF TCP
-tcp        2.00  2.00–2.00    100     0.80       -
-sterna     2.50  2.00–3.00    100     0.80    0.80
+    let expected = "        SECONDS             MiB/s  OF LINK  OF TCP  SECOND HALF
+tcp        2.00  2.00–2.00    100     0.80       -            -
+sterna     2.50  2.00–3.00    100     0.80    0.80         0.97
 sterna: 0.80 (0.75–0.90) × what TCP carries
 ";
     assert_eq!(lines(&report.table()), expected);
