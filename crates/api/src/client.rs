@@ -11,8 +11,9 @@ use tokio::net::UnixStream;
 
 use crate::{
     Address, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost, MigrateVolume,
-    Migration, MigrationHistory, NewIdentity, NewInvitation, NewVolume, Peer, PromoteVolume,
-    RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVolume, ResizeVolume, Store, Volume, Watch,
+    Migration, MigrationHistory, NewIdentity, NewInvitation, NewVm, NewVolume, Peer, PromoteVolume,
+    RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, ResizeVolume, StopVm, Store, Vm,
+    Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -257,6 +258,54 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::HostNotFound`].
     pub async fn remove_peer(&self, name: &str) -> Result<RemovedPeer, ClientError> {
         self.send(Method::DELETE, &format!("/v1/hosts/{}", Segment(name)), None::<&()>).await
+    }
+
+    /// Lists the machines, by name.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn vms(&self) -> Result<Vec<Vm>, ClientError> {
+        self.get("/v1/vms").await
+    }
+
+    /// Describes one machine.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmNotFound`].
+    pub async fn vm(&self, name: &str) -> Result<Vm, ClientError> {
+        self.get(&format!("/v1/vms/{}", Segment(name))).await
+    }
+
+    /// Adds a machine; it does not run yet.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmUnsuitable`], [`ErrorCode::VmExists`].
+    pub async fn add_vm(&self, vm: &NewVm) -> Result<Vm, ClientError> {
+        self.send(Method::POST, "/v1/vms", Some(vm)).await
+    }
+
+    /// Starts a machine; answers when its QEMU does.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmWrongState`], [`ErrorCode::VmFailed`].
+    pub async fn start_vm(&self, name: &str) -> Result<Vm, ClientError> {
+        self.send(Method::POST, &format!("/v1/vms/{}/start", Segment(name)), None::<&()>).await
+    }
+
+    /// Stops a machine; answers when its QEMU has ended.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmWrongState`].
+    pub async fn stop_vm(&self, name: &str, how: StopVm) -> Result<Vm, ClientError> {
+        self.send(Method::POST, &format!("/v1/vms/{}/stop", Segment(name)), Some(&how)).await
+    }
+
+    /// Forgets a machine that does not run; its volumes stay.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmWrongState`].
+    pub async fn remove_vm(&self, name: &str) -> Result<RemovedVm, ClientError> {
+        self.send(Method::DELETE, &format!("/v1/vms/{}", Segment(name)), None::<&()>).await
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {

@@ -31,12 +31,22 @@ pub enum ErrorCode {
     MigrationNotFound,
     /// No other host has this name.
     HostNotFound,
+    /// No machine has this name.
+    VmNotFound,
     /// The image file that a volume was to be made of is not there.
     ImageNotFound,
     /// The API has no such path or method.
     RouteNotFound,
     /// A volume of this name exists.
     VolumeExists,
+    /// A machine of this name exists.
+    VmExists,
+    /// The machine runs, does not run, or is on its way; the message says which.
+    VmWrongState,
+    /// The machine's definition cannot be used, or the machine could not move.
+    VmUnsuitable,
+    /// The machine's QEMU did not start, or does not do what it is told.
+    VmFailed,
     /// The host has an identity already.
     IdentityExists,
     /// The host has no identity yet, or cannot use it; the message says why.
@@ -108,9 +118,12 @@ impl ErrorCode {
             | Self::StoreNotFound
             | Self::MigrationNotFound
             | Self::HostNotFound
+            | Self::VmNotFound
             | Self::ImageNotFound
             | Self::RouteNotFound => 404,
             Self::VolumeExists
+            | Self::VmExists
+            | Self::VmWrongState
             | Self::IdentityExists
             | Self::NoIdentity
             | Self::TargetExists
@@ -126,6 +139,7 @@ impl ErrorCode {
             | Self::NotPrepared
             | Self::HostRefused => 409,
             Self::ImageUnsuitable
+            | Self::VmUnsuitable
             | Self::TargetTooSmall
             | Self::CannotShrink
             | Self::CannotGrow
@@ -135,7 +149,9 @@ impl ErrorCode {
             Self::RequestTooLarge => 413,
             Self::NoSpace => 507,
             Self::ShuttingDown | Self::VolumeUnavailable | Self::HostUnreachable => 503,
-            Self::JournalFailed | Self::StorageFailed | Self::Internal | Self::Unknown => 500,
+            Self::VmFailed | Self::JournalFailed | Self::StorageFailed | Self::Internal | Self::Unknown => {
+                500
+            }
         }
     }
 }

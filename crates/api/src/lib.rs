@@ -13,6 +13,12 @@
 //!   POST   /v1/volumes/{name}/resize    ResizeVolume   -> Volume
 //!   POST   /v1/volumes/{name}/migrate   MigrateVolume  -> Migration
 //!   POST   /v1/volumes/{name}/promote   PromoteVolume  -> Volume
+//!   GET    /v1/vms                      [Vm]
+//!   POST   /v1/vms                      NewVm          -> Vm
+//!   GET    /v1/vms/{name}               Vm
+//!   DELETE /v1/vms/{name}               RemovedVm
+//!   POST   /v1/vms/{name}/start         Vm
+//!   POST   /v1/vms/{name}/stop          StopVm         -> Vm
 //!   GET    /v1/migrations               [Migration]
 //!   GET    /v1/migrations/{id}          Watch          -> Migration
 //!   POST   /v1/migrations/{id}/cancel   Migration
@@ -38,6 +44,7 @@ mod history;
 mod host;
 mod migration;
 mod peer;
+mod vm;
 mod volume;
 
 pub use address::{Address, AddressError};
@@ -54,6 +61,7 @@ pub use migration::{
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,
 };
+pub use vm::{NewVm, RemovedVm, StopVm, Vm, VmState};
 pub use volume::{
     ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, PromoteVolume, RemoveVolume, RemovedVolume,
     ResizeVolume, Volume, VolumeCreation, VolumeSource, VolumeState, VolumeStatistics,

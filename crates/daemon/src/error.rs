@@ -15,6 +15,7 @@ use crate::hosts::HostsError;
 use crate::images::CopyError;
 use crate::names::InvalidName;
 use crate::stores::{Occupant, StoreProblem};
+use crate::vms::VmError;
 
 /// Why a request was not carried out.
 ///
@@ -267,6 +268,19 @@ pub(crate) enum RequestError {
     /// Something about other hosts was not done.
     #[error(transparent)]
     Hosts(#[from] HostsError),
+    /// Something about machines was not done.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    /// The volume is a disk of a machine.
+    #[error(
+        "volume \"{volume}\" is a disk of the machine \"{vm}\"; remove that first: sterna vm remove {vm}"
+    )]
+    VolumeOfVm {
+        /// Which volume.
+        volume: String,
+        /// Whose it is.
+        vm: String,
+    },
     /// The daemon is going down.
     #[error("the daemon is shutting down; try again when it is back")]
     ShuttingDown,
@@ -334,6 +348,8 @@ impl RequestError {
             Self::Shrinks { .. } => ErrorCode::CannotShrink,
             Self::CannotGrow { .. } => ErrorCode::CannotGrow,
             Self::Hosts(error) => error.code(),
+            Self::Vm(error) => error.code(),
+            Self::VolumeOfVm { .. } => ErrorCode::VolumeInUse,
             Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::Journal(_) => ErrorCode::JournalFailed,
             Self::Internal(_) => ErrorCode::Internal,

@@ -17,6 +17,7 @@ mod elsewhere;
 pub(crate) mod export;
 mod given;
 mod leave;
+mod machines;
 mod migrate;
 mod pairing;
 mod promote;
@@ -44,6 +45,7 @@ use crate::peers::Peers;
 use crate::recovery;
 use crate::sockets::SocketFolder;
 use crate::stores::Stores;
+use crate::vms::Vms;
 use crate::volumes::{Service, Volumes};
 
 /// Operations under way at a time. More wait; each may hold a helper thread.
@@ -68,6 +70,8 @@ pub(crate) struct Host {
     pub(crate) hosts: Arc<Hosts>,
     /// What is said to them about migrations, and heard.
     pub(crate) peers: Arc<Peers>,
+    /// The machines whose disks volumes are.
+    pub(crate) vms: Arc<Vms>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
     /// Looks at stores for descriptions; those at a disk that hangs keep theirs.
@@ -105,6 +109,7 @@ impl Host {
             hosts,
             peers,
             histories: Arc::new(Histories::new(&config.data_dir)),
+            vms: Vms::open(&config.data_dir, &config.volume_sockets_dir),
             config,
             journal,
             chronicles,

@@ -3,6 +3,7 @@
 mod hosts;
 mod openapi;
 mod server;
+mod vms;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +64,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(promote_volume))
         .routes(routes!(show_history))
         .merge(hosts::routes())
+        .merge(vms::routes())
 }
 
 type Answer<T> = Result<Json<T>, RequestError>;

@@ -8,6 +8,7 @@
 //!              ├──► migrations ◄────┤
 //!              ├──► journal    ◄────┘
 //!              ├──► stores, images, sockets
+//!              ├──► vms ──► hypervisor: QEMU processes
 //!              └──► hosts ──► transport ──► peers: what other hosts say
 //! ```
 //!
@@ -37,7 +38,9 @@ mod recovery;
 mod serve;
 mod sockets;
 mod stores;
+mod vms;
 mod volumes;
+mod whole_file;
 
 pub use config::{Config, ConfigError, EngineSetting, StoreConfig};
 pub use folders::Folders;

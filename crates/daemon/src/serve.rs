@@ -145,6 +145,7 @@ impl Daemon {
         );
         peers.connect(&host);
         host.serve_all().await;
+        host.vms.find_running();
         host.resume_with_others().await;
         peers.begin();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");

@@ -25,6 +25,7 @@
 //! ```
 
 mod block;
+mod disk;
 mod error;
 #[cfg(test)]
 mod fake;
@@ -34,6 +35,7 @@ mod qmp;
 mod state;
 
 pub use block::{BlockDevice, BlockNode};
+pub use disk::{DiskOptions, ExportAddress, LocalDisk, StayReason, StayingDisk};
 pub use error::{ErrorClass, MachineError, QmpError};
 pub use machine::Machine;
 pub use memory::{MemoryOptions, MemoryProgress};

@@ -3,12 +3,14 @@
 mod bench;
 mod demo;
 mod host;
+mod vm;
 
 use std::path::PathBuf;
 
 pub(crate) use self::bench::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
 pub(crate) use self::demo::{DemoArguments, Guest};
 pub(crate) use self::host::HostCommand;
+pub(crate) use self::vm::VmCommand;
 
 use api::Address;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -50,6 +52,9 @@ pub(crate) enum Command {
     /// Volumes: make, list, remove.
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Virtual machines: add, start, stop, show; take over the disks of one that runs.
+    #[command(subcommand)]
+    Vm(VmCommand),
     /// Move a volume to another store, or to another host, while its guest works.
     #[command(after_help = MIGRATE_HELP)]
     Migrate(MigrateArguments),

@@ -8,6 +8,7 @@ mod migration;
 mod report;
 mod serve;
 mod store;
+mod vm;
 mod volume;
 
 use std::path::{Path, PathBuf};
@@ -63,6 +64,14 @@ pub(crate) enum CommandError {
         /// What the system answered.
         source: std::io::Error,
     },
+    /// A file of the command line cannot be read.
+    #[error("the file {path} cannot be read")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
     /// A path of the command line cannot be made absolute.
     #[error("the path {path} cannot be followed")]
     Path {
@@ -90,6 +99,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,
         Command::Host(command) => host::run(&client(arguments.host)?, command, format).await,
         Command::Volume(command) => volume::run(&client(arguments.host)?, command, format).await,
+        Command::Vm(command) => vm::run(&client(arguments.host)?, command, format).await,
         Command::Migrate(order) => migrate::run(&client(arguments.host)?, order, format).await,
         Command::Migration(command) => migration::run(&client(arguments.host)?, &command, format).await,
     }

@@ -50,7 +50,7 @@ impl Exit {
     pub(crate) fn of(error: &CommandError) -> Self {
         match error {
             CommandError::Client(error) => Self::of_client(error),
-            CommandError::Config(_) => Self::Usage,
+            CommandError::Config(_) | CommandError::File { .. } => Self::Usage,
             CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Demo(_)
             | CommandError::Bench(_)
@@ -87,9 +87,13 @@ impl Exit {
             | ErrorCode::StoreNotFound
             | ErrorCode::MigrationNotFound
             | ErrorCode::HostNotFound
+            | ErrorCode::VmNotFound
             | ErrorCode::ImageNotFound => Self::NotFound,
             ErrorCode::InvalidRequest => Self::Usage,
             ErrorCode::VolumeExists
+            | ErrorCode::VmExists
+            | ErrorCode::VmWrongState
+            | ErrorCode::VmUnsuitable
             | ErrorCode::TargetExists
             | ErrorCode::TargetTooSmall
             | ErrorCode::CannotShrink
@@ -115,6 +119,7 @@ impl Exit {
             | ErrorCode::TicketRefused
             | ErrorCode::ShuttingDown => Self::Refused,
             ErrorCode::RouteNotFound
+            | ErrorCode::VmFailed
             | ErrorCode::RequestTooLarge
             | ErrorCode::JournalFailed
             | ErrorCode::StorageFailed

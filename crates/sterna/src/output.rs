@@ -1,6 +1,7 @@
 //! How results and errors are printed: tables and sentences for people, JSON for programs.
 
 pub(crate) mod hosts;
+pub(crate) mod vms;
 
 use std::io::{self, Write as _};
 

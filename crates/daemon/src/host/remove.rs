@@ -28,6 +28,9 @@ impl Host {
         if let Some(migration) = self.migrations.running_of(volume) {
             return Err(RequestError::AlreadyMigrating { volume: name, migration });
         }
+        if let Some(vm) = self.vms.user_of(&name) {
+            return Err(RequestError::VolumeOfVm { volume: name, vm });
+        }
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.moved.contains_key(&volume)) {
             return self.remove_forwarding(claim, volume, name).await;

@@ -5,13 +5,15 @@
 //! replaced as a whole: written beside, synced, renamed.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use transport::{HostId, Link, Peer, Peers};
+
+use crate::whole_file;
 
 /// Name of the file in the data folder.
 const FILE: &str = "hosts.json";
@@ -97,7 +99,7 @@ impl Known {
         let content = Content { version: VERSION, hosts: hosts.values().map(Entry::from).collect() };
         let failed = |source| KnownError::Io { path: self.path.clone(), done: "written", source };
         let text = serde_json::to_vec_pretty(&content).map_err(|error| failed(error.into()))?;
-        replace(&self.path, &text).map_err(failed)
+        whole_file::replace(&self.path, &text).map_err(failed)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Peer>> {
@@ -185,19 +187,6 @@ fn read(path: &Path) -> Result<Option<Content>, KnownError> {
         return Err(unsuitable(format!("its version is {}, this program knows {VERSION}", content.version)));
     }
     Ok(Some(content))
-}
-
-/// Replaces a file: after a power cut there is the old one or the new one.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let begun = path.with_extension("new");
-    let mut file = File::create(&begun)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&begun, path)?;
-    match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
 }
 
 #[cfg(test)]

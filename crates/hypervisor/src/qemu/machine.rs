@@ -16,7 +16,7 @@ use super::state::{RunState, Version};
 pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
 /// How long pausing and resuming may take: requests that are under way end first, and a disk over NBD whose server is
 /// gone fails them only after its `reconnect-delay`, 30 s with most.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(45);
+pub(super) const DRAIN_DEADLINE: Duration = Duration::from_secs(45);
 /// How often a socket that is not there yet is looked for.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -68,6 +68,11 @@ impl Machine {
     /// The version that runs.
     pub fn version(&self) -> &Version {
         self.qmp.version()
+    }
+
+    /// QEMU's process, as the kernel tells it of the socket.
+    pub fn process(&self) -> Option<i32> {
+        self.qmp.process()
     }
 
     /// What happens from now on.

@@ -46,6 +46,8 @@ const EVENTS_KEPT: usize = 256;
 #[derive(Debug)]
 pub struct Qmp {
     version: Version,
+    /// The process that listens, if the kernel told.
+    process: Option<i32>,
     shared: Arc<Shared>,
     lines: mpsc::Sender<Vec<u8>>,
     next_identity: AtomicU64,
@@ -75,6 +77,7 @@ impl Qmp {
     async fn connect_within(socket: &Path, deadline: Duration) -> Result<Self, QmpError> {
         let connect = |source| QmpError::Connect { socket: socket.to_owned(), source };
         let stream = UnixStream::connect(socket).await.map_err(connect)?;
+        let process = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
         let (input, output) = stream.into_split();
         let mut input = Lines::new(input);
         let greeting = timeout(deadline, input.next()).await;
@@ -89,7 +92,7 @@ impl Qmp {
         let reader = tokio::spawn(listen(input, Arc::clone(&shared))).abort_handle();
         let writer = tokio::spawn(speak(output, queued, Arc::clone(&shared))).abort_handle();
         let next_identity = AtomicU64::new(1);
-        let qmp = Self { version, shared, lines, next_identity, tasks: [reader, writer] };
+        let qmp = Self { version, process, shared, lines, next_identity, tasks: [reader, writer] };
         qmp.execute("qmp_capabilities", json!({}), GREETING_DEADLINE).await?;
         Ok(qmp)
     }
@@ -97,6 +100,13 @@ impl Qmp {
     /// The version that QEMU greeted with.
     pub fn version(&self) -> &Version {
         &self.version
+    }
+
+    /// The process that listens at the socket; `None` if the kernel does not tell.
+    ///
+    /// It is the one that bound the socket: QEMU, unless somebody else did so for it.
+    pub fn process(&self) -> Option<i32> {
+        self.process
     }
 
     /// Has a command carried out, and returns what it returns.

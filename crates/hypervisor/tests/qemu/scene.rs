@@ -39,17 +39,25 @@ impl Scene {
         Some(Self { folder })
     }
 
-    /// Starts a machine, and waits until its monitor answers.
+    /// A path in the folder.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Starts a machine on the disk, and waits until its monitor answers.
     pub(super) async fn start(&self, name: &str, more: &[&str]) -> Qemu {
+        let file = format!("file,node-name=file,filename={}", text(&self.path("disk")));
+        let disk = ["-blockdev", &file, "-blockdev", "raw,node-name=disk,file=file"];
+        let device = ["-device", "virtio-blk-pci,drive=disk"];
+        self.start_with(name, &[&disk[..], &device[..], more].concat()).await
+    }
+
+    /// Starts a machine without a disk, and waits until its monitor answers.
+    pub(super) async fn start_with(&self, name: &str, more: &[&str]) -> Qemu {
         let path = |ending: &str| self.folder.path().join(format!("{name}.{ending}"));
         let socket = path("qmp");
         let process = Command::new(QEMU)
             .args(["-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none"])
-            .args([
-                "-blockdev",
-                &format!("file,node-name=file,filename={}", text(&self.folder.path().join("disk"))),
-            ])
-            .args(["-blockdev", "raw,node-name=disk,file=file", "-device", "virtio-blk-pci,drive=disk"])
             .args(["-qmp", &format!("unix:{},server=on,wait=off", text(&socket))])
             .args(more)
             .stdin(Stdio::null())

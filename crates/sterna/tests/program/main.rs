@@ -12,6 +12,7 @@ mod errors;
 mod full;
 mod hosts;
 mod life;
+mod machines;
 mod ports;
 mod qcow2;
 mod qemu;

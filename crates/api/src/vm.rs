@@ -1,0 +1,86 @@
+//! Virtual machines: what they are, and whether they run.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Adds a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewVm {
+    /// Its name: letters, digits, '.', '_' and '-'.
+    pub name: String,
+    /// Its definition in TOML: the command that starts it, its disks and its files.
+    pub definition: String,
+}
+
+/// A virtual machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub state: VmState,
+    /// Why it is so, or what QEMU said last; `None` if there is nothing to say.
+    #[serde(default)]
+    pub message: Option<String>,
+    /// The volumes that are its disks, by name.
+    pub volumes: Vec<String>,
+    /// QEMU's process; `None` while there is none.
+    #[serde(default)]
+    pub process: Option<u32>,
+    /// QEMU's version; `None` while it does not run.
+    #[serde(default)]
+    pub hypervisor: Option<String>,
+    /// Absolute path of its monitor's socket. The daemon is connected to it; QEMU serves one client at a time.
+    pub monitor: String,
+    /// Absolute path of the file with what QEMU says.
+    pub log: String,
+    /// Its definition, as it was written.
+    pub definition: String,
+    /// When it was added here, in milliseconds since 1970.
+    pub added_unix_ms: u64,
+}
+
+/// What a machine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// There is no QEMU.
+    Stopped,
+    /// QEMU does not answer yet.
+    Starting,
+    /// It runs.
+    Running,
+    /// QEMU is there, and the machine is paused; the message says how.
+    Paused,
+    /// QEMU has ended by itself; the message has its last words.
+    Crashed,
+    /// It comes from another host.
+    Arriving,
+    /// It goes to another host.
+    Leaving,
+    /// One that this program does not know: the daemon is newer.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Stops a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StopVm {
+    /// Cut its power, rather than pressing its power button.
+    #[serde(default)]
+    pub now: bool,
+    /// How long its guest may take to shut down, in seconds; then its power is cut. `None`: a minute.
+    #[serde(default)]
+    pub wait_s: Option<u64>,
+}
+
+/// What has become of a machine that was removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RemovedVm {
+    /// What it was called.
+    pub name: String,
+    /// The volumes that were its disks; they stay.
+    pub volumes: Vec<String>,
+}

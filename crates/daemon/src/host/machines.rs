@@ -1,0 +1,137 @@
+//! Machines, as the API asks for them: checks that need the volumes, and what people see.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{NewVm, RemovedVm, StopVm, Vm, VmState};
+use hypervisor::qemu::RunState;
+
+use super::{Host, blocking};
+use crate::error::RequestError;
+use crate::names;
+use crate::vms::{Ending, Known, Life, Standing};
+
+/// How long a guest may take to shut down if nobody says.
+const SHUT_DOWN_DEFAULT: Duration = Duration::from_secs(60);
+/// The longest that it may be given: a client waits meanwhile.
+const SHUT_DOWN_MAX: Duration = Duration::from_secs(3600);
+/// How long QEMU may take to say what a machine does before that is left out of its description.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// Adds a machine.
+    ///
+    /// # Errors
+    /// [`RequestError`]; there is no such machine then.
+    pub(crate) async fn add_vm(self: Arc<Self>, order: NewVm) -> Result<Vm, RequestError> {
+        let NewVm { name, definition } = order;
+        names::check(&name).map_err(|reason| {
+            RequestError::Invalid(format!("\"{name}\" cannot be the name of a machine: {reason}"))
+        })?;
+        let checked = crate::vms::Definition::parse(&definition).map_err(crate::vms::VmError::from)?;
+        let volumes = checked.volumes();
+        if let Some(missing) = volumes.iter().find(|volume| self.volumes.service(volume).is_none()) {
+            return Err(RequestError::VolumeNotFound(missing.clone()));
+        }
+        let (host, added) = (Arc::clone(&self), name.clone());
+        blocking(move || Ok(host.vms.add(&added, &definition)?)).await?;
+        tracing::info!(vm = %name, "machine added");
+        self.describe_vm(&name).await
+    }
+
+    /// Starts a machine whose volumes are served.
+    ///
+    /// # Errors
+    /// [`RequestError`]; it does not run then.
+    pub(crate) async fn start_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        for volume in self.vms.get(&name)?.volumes {
+            self.volumes.lane(&volume).await?;
+        }
+        self.vms.start(&name, &self.sockets).await?;
+        self.describe_vm(&name).await
+    }
+
+    /// Stops a machine.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(crate) async fn stop_vm(self: Arc<Self>, name: String, how: StopVm) -> Result<Vm, RequestError> {
+        let wait = how.wait_s.map_or(SHUT_DOWN_DEFAULT, Duration::from_secs);
+        if wait > SHUT_DOWN_MAX {
+            return Err(RequestError::Invalid("a guest is waited for an hour at most: wait_s".to_owned()));
+        }
+        let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
+        self.vms.stop(&name, ending).await?;
+        tracing::info!(vm = %name, "machine stopped");
+        self.describe_vm(&name).await
+    }
+
+    /// Forgets a machine.
+    ///
+    /// # Errors
+    /// [`RequestError`]; it is there as before then.
+    pub(crate) async fn remove_vm(self: Arc<Self>, name: String) -> Result<RemovedVm, RequestError> {
+        let volumes = self.vms.get(&name)?.volumes;
+        let (host, removed) = (Arc::clone(&self), name.clone());
+        blocking(move || Ok(host.vms.remove(&removed)?)).await?;
+        tracing::info!(vm = %name, "machine removed");
+        Ok(RemovedVm { name, volumes })
+    }
+
+    /// Describes the machines, by name.
+    pub(crate) async fn describe_vms(&self) -> Vec<Vm> {
+        futures_util::future::join_all(self.vms.list().into_iter().map(describe)).await
+    }
+
+    /// Describes one machine.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is none of that name.
+    pub(crate) async fn describe_vm(&self, name: &str) -> Result<Vm, RequestError> {
+        Ok(describe(self.vms.get(name)?).await)
+    }
+}
+
+async fn describe(known: Known) -> Vm {
+    let (state, message) = state(&known).await;
+    let alive = match &known.life {
+        Life::Alive(alive) => Some(alive),
+        Life::Stopped | Life::Starting | Life::Crashed(_) => None,
+    };
+    Vm {
+        state,
+        message,
+        volumes: known.volumes,
+        process: alive.and_then(|alive| u32::try_from(alive.process_id()).ok()),
+        hypervisor: alive.map(|alive| format!("QEMU {}", alive.machine.version())),
+        monitor: known.monitor.display().to_string(),
+        log: known.log.display().to_string(),
+        definition: known.definition,
+        added_unix_ms: known.added_unix_ms,
+        name: known.name,
+    }
+}
+
+async fn state(known: &Known) -> (VmState, Option<String>) {
+    let (state, message) = match &known.life {
+        Life::Stopped => (VmState::Stopped, None),
+        Life::Starting => (VmState::Starting, Some("its QEMU does not answer yet".to_owned())),
+        Life::Crashed(message) => (VmState::Crashed, Some(message.clone())),
+        Life::Alive(alive) => match tokio::time::timeout(ANSWER_MAX, alive.machine.status()).await {
+            Ok(Ok(RunState::Running)) => (VmState::Running, None),
+            Ok(Ok(RunState::Paused)) => (VmState::Paused, None),
+            Ok(Ok(RunState::IoError)) => {
+                let why = "a disk answered with an error; QEMU goes on when it is told to (cont)";
+                (VmState::Paused, Some(why.to_owned()))
+            }
+            Ok(Ok(other)) => (VmState::Paused, Some(format!("QEMU says: {other}"))),
+            Ok(Err(error)) => (VmState::Running, Some(error.to_string())),
+            Err(_) => (VmState::Running, Some("its QEMU does not answer".to_owned())),
+        },
+    };
+    match (known.standing, &known.life) {
+        (Standing::Arriving, Life::Alive(_) | Life::Starting) => (VmState::Arriving, message),
+        (Standing::Leaving, Life::Alive(_) | Life::Starting) => (VmState::Leaving, message),
+        _ => (state, message),
+    }
+}

@@ -1,0 +1,68 @@
+//! The part of the API about machines.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Segment, body};
+use crate::error::RequestError;
+use crate::host::Host;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
+    OpenApiRouter::new()
+        .routes(routes!(list_vms, add_vm))
+        .routes(routes!(show_vm, remove_vm))
+        .routes(routes!(start_vm))
+        .routes(routes!(stop_vm))
+}
+
+/// Lists the machines, by name.
+#[utoipa::path(get, path = "/v1/vms", responses((status = 200, description = "The machines", body = [api::Vm])))]
+async fn list_vms(State(host): State<Arc<Host>>) -> Json<Vec<api::Vm>> {
+    Json(host.describe_vms().await)
+}
+
+/// Adds a machine; it does not run yet.
+#[utoipa::path(post, path = "/v1/vms", request_body = api::NewVm,
+    responses((status = 201, description = "The machine", body = api::Vm)))]
+async fn add_vm(
+    State(host): State<Arc<Host>>,
+    request: Request,
+) -> Result<(StatusCode, Json<api::Vm>), RequestError> {
+    let order = body(request).await?;
+    let vm = host.operate(Arc::clone(&host).add_vm(order)).await?;
+    Ok((StatusCode::CREATED, Json(vm)))
+}
+
+/// Describes one machine.
+#[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the machine")),
+    responses((status = 200, description = "The machine", body = api::Vm)))]
+async fn show_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
+    host.describe_vm(&name).await.map(Json)
+}
+
+/// Forgets a machine that does not run; its volumes stay.
+#[utoipa::path(delete, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the machine")),
+    responses((status = 200, description = "What has been forgotten", body = api::RemovedVm)))]
+async fn remove_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::RemovedVm> {
+    host.operate(Arc::clone(&host).remove_vm(name)).await.map(Json)
+}
+
+/// Starts a machine; answers when its QEMU does.
+#[utoipa::path(post, path = "/v1/vms/{name}/start", params(("name" = String, Path, description = "Name of the machine")),
+    responses((status = 200, description = "The machine", body = api::Vm)))]
+async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
+    host.operate(Arc::clone(&host).start_vm(name)).await.map(Json)
+}
+
+/// Stops a machine; answers when its QEMU has ended.
+#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path, description = "Name of the machine")),
+    request_body = api::StopVm, responses((status = 200, description = "The machine", body = api::Vm)))]
+async fn stop_vm(State(host): State<Arc<Host>>, Segment(name): Segment, request: Request) -> Answer<api::Vm> {
+    let how = body(request).await?;
+    host.operate(Arc::clone(&host).stop_vm(name, how)).await.map(Json)
+}

@@ -1,0 +1,376 @@
+//! Virtual machines of this host: what they are, whether they run, and how they come and go.
+//!
+//! ```text
+//!            add                start                       SHUTDOWN
+//!   nothing ─────► Stopped ──► Starting ──► Alive ────────────────────► Stopped
+//!                                  │          │ ended in any other way
+//!                                  └──────────┴────────────────────────► Crashed (can be started again)
+//!
+//!   standing:   Home ── leaving() ──► Leaving ── left() ──► nothing      stayed(): Home
+//!               nothing ── prepare_arrival() ──► Arriving ── arrived() ──► Home     abandon_arrival(): nothing
+//! ```
+//!
+//! QEMU is a child that outlives the daemon: after a restart it is found again by its monitor's socket, and the kernel says
+//! which process that is. What a machine does is asked of QEMU, not remembered. Who moves a machine, and when, is not
+//! decided here: that is the migration's affair, which says so by [`Vms::leaving`] and the others.
+
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "migrations of volumes do not take their machines along yet")
+)]
+mod arrival;
+mod catalogue;
+mod definition;
+mod error;
+mod life;
+mod movable;
+mod parcel;
+mod places;
+mod process;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hypervisor::qemu::Machine;
+use tokio::sync::{Notify, OwnedMutexGuard};
+
+pub(crate) use self::catalogue::Standing;
+use self::catalogue::{Catalogue, Fate, Record};
+pub(crate) use self::definition::Definition;
+pub(crate) use self::error::VmError;
+use self::parcel::Parcel;
+use self::process::Process;
+use crate::journal::now_unix_ms;
+use crate::sockets::SocketFolder;
+
+/// Folder in the data folder: one of each machine, with its files and its log.
+const FOLDER: &str = "vms";
+/// Folder beside that of the volumes' sockets, with the monitors' sockets.
+const MONITORS_FOLDER: &str = "vms";
+/// How long QEMU may take from its start until its monitor answers.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+/// How long QEMU may take to end once it was told to; then it is killed.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The machines of this host.
+pub(crate) struct Vms {
+    folder: PathBuf,
+    monitors: PathBuf,
+    /// Why the list cannot be used is kept instead of it.
+    catalogue: Result<Catalogue, String>,
+    entries: Mutex<BTreeMap<String, Entry>>,
+    /// Told when what a machine does has changed.
+    changed: Notify,
+}
+
+struct Entry {
+    record: Record,
+    definition: Arc<Definition>,
+    life: Life,
+    /// Held by whoever changes the machine.
+    operation: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Whether a machine's QEMU is there.
+#[derive(Clone)]
+pub(crate) enum Life {
+    /// There is none.
+    Stopped,
+    /// It has been started, or is looked for, and does not answer yet.
+    Starting,
+    /// It is there.
+    Alive(Alive),
+    /// It has ended by itself; the text says what it said last.
+    Crashed(String),
+}
+
+/// A QEMU that is there.
+#[derive(Clone)]
+pub(crate) struct Alive {
+    pub(crate) machine: Arc<Machine>,
+    process: Arc<Process>,
+}
+
+/// What is known of a machine without asking its QEMU.
+pub(crate) struct Known {
+    pub(crate) name: String,
+    pub(crate) standing: Standing,
+    pub(crate) life: Life,
+    /// Its volumes, by name.
+    pub(crate) volumes: Vec<String>,
+    /// Its definition, as it was written.
+    pub(crate) definition: String,
+    /// Its monitor's socket.
+    pub(crate) monitor: PathBuf,
+    /// What QEMU has said.
+    pub(crate) log: PathBuf,
+    pub(crate) added_unix_ms: u64,
+}
+
+/// How a machine is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Its power button is pressed; if it runs on until the time is over, its power is cut.
+    PowerButton(Duration),
+    /// Its power is cut.
+    AtOnce,
+}
+
+impl Alive {
+    /// QEMU's process.
+    pub(crate) fn process_id(&self) -> i32 {
+        self.process.id()
+    }
+}
+
+impl Vms {
+    /// Reads what is known. Machines that were running are looked for by [`Self::find_running`].
+    pub(crate) fn open(data_dir: &Path, volume_sockets_dir: &Path) -> Arc<Self> {
+        let catalogue = Catalogue::open(data_dir).map_err(|error| crate::error::with_causes(&error));
+        let mut entries = BTreeMap::new();
+        for record in catalogue.iter().flat_map(Catalogue::records) {
+            match Definition::parse(&record.definition) {
+                Ok(definition) => drop(entries.insert(record.name.clone(), Entry::new(record, definition))),
+                // An older version had other rules: the machine stays in the file, and is not shown.
+                Err(error) => {
+                    tracing::warn!(vm = %record.name, %error, "a machine's definition is no longer one")
+                }
+            }
+        }
+        if let Err(problem) = &catalogue {
+            tracing::warn!(%problem, "machines cannot be managed");
+        }
+        Arc::new(Self {
+            folder: data_dir.join(FOLDER),
+            monitors: volume_sockets_dir.with_file_name(MONITORS_FOLDER),
+            catalogue,
+            entries: Mutex::new(entries),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Adds a machine. It may sleep.
+    ///
+    /// # Errors
+    /// [`VmError`]; there is no such machine then.
+    pub(crate) fn add(&self, name: &str, text: &str) -> Result<(), VmError> {
+        let definition = Definition::parse(text)?;
+        let record = Record {
+            name: name.to_owned(),
+            definition: text.to_owned(),
+            standing: Standing::Home,
+            fate: Fate::Stopped,
+            added_unix_ms: now_unix_ms(),
+        };
+        let files = parcel::read_files(definition.files())?;
+        // What could not be sent is not taken.
+        let parcel = Parcel { name: name.to_owned(), definition: text.to_owned(), files };
+        parcel.encode()?;
+        self.enter(&record, definition, &parcel.files)
+    }
+
+    /// Starts a machine and returns when its QEMU answers.
+    ///
+    /// # Errors
+    /// [`VmError`]; it does not run then.
+    pub(crate) async fn start(self: &Arc<Self>, name: &str, sockets: &SocketFolder) -> Result<(), VmError> {
+        let _operation = self.operate(name)?;
+        if !matches!(self.life(name)?, Life::Stopped | Life::Crashed(_)) {
+            return Err(VmError::Running(name.to_owned()));
+        }
+        self.launch(name, sockets, &[]).await.map(drop)
+    }
+
+    /// Ends a machine and returns when its QEMU has ended.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<(), VmError> {
+        let _operation = self.operate(name)?;
+        let alive = self.alive(name)?;
+        self.end(name, &alive, ending).await
+    }
+
+    /// Forgets a machine that does not run; its volumes stay. It may sleep.
+    ///
+    /// # Errors
+    /// [`VmError`]; it is there as before then.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), VmError> {
+        let _operation = self.operate(name)?;
+        match self.life(name)? {
+            Life::Stopped | Life::Crashed(_) => self.erase(name),
+            Life::Starting | Life::Alive(_) => Err(VmError::Running(name.to_owned())),
+        }
+    }
+
+    /// All machines, by name.
+    pub(crate) fn list(&self) -> Vec<Known> {
+        self.entries().values().map(|entry| self.known(entry)).collect()
+    }
+
+    /// What is known of a machine.
+    ///
+    /// # Errors
+    /// [`VmError::NotFound`].
+    pub(crate) fn get(&self, name: &str) -> Result<Known, VmError> {
+        let entries = self.entries();
+        let entry = entries.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
+        Ok(self.known(entry))
+    }
+
+    /// The machines whose move was under way when the daemon ended: whoever knows how it went says so by
+    /// [`Self::arrived`], [`Self::left`] and the others.
+    #[cfg_attr(not(test), expect(dead_code, reason = "migrations of volumes do not take their machines along yet"))]
+    pub(crate) fn unsettled(&self) -> Vec<(String, Standing)> {
+        let entries = self.entries();
+        let unsettled = entries.values().filter(|entry| entry.record.standing != Standing::Home);
+        unsettled.map(|entry| (entry.record.name.clone(), entry.record.standing)).collect()
+    }
+
+    /// The machine that has a volume among its disks.
+    pub(crate) fn user_of(&self, volume: &str) -> Option<String> {
+        let entries = self.entries();
+        let user =
+            entries.values().find(|entry| entry.definition.volumes().iter().any(|name| name == volume));
+        user.map(|entry| entry.record.name.clone())
+    }
+
+    fn known(&self, entry: &Entry) -> Known {
+        let name = &entry.record.name;
+        Known {
+            name: name.clone(),
+            standing: entry.record.standing,
+            life: entry.life.clone(),
+            volumes: entry.definition.volumes(),
+            definition: entry.definition.text().to_owned(),
+            monitor: self.monitor(name),
+            log: self.log(name),
+            added_unix_ms: entry.record.added_unix_ms,
+        }
+    }
+
+    /// Writes a new machine's files, then the list with it.
+    fn enter(
+        &self,
+        record: &Record,
+        definition: Definition,
+        files: &[(String, Vec<u8>)],
+    ) -> Result<(), VmError> {
+        let catalogue = self.catalogue()?;
+        // Held throughout: a name is taken once.
+        let mut entries = self.entries();
+        if entries.contains_key(&record.name) {
+            return Err(VmError::Exists(record.name.clone()));
+        }
+        for volume in definition.volumes() {
+            let of = |entry: &&Entry| entry.definition.volumes().contains(&volume);
+            if let Some(user) = entries.values().find(of) {
+                return Err(VmError::VolumeTaken { volume, vm: user.record.name.clone() });
+            }
+        }
+        let folder = self.machine_folder(&record.name);
+        let written =
+            parcel::write_files(&folder, files).map_err(|error| VmError::io("make", &folder, error));
+        let entered = written.and_then(|()| Ok(catalogue.put(record)?));
+        if let Err(error) = entered {
+            remove_folder(&folder);
+            return Err(error);
+        }
+        entries.insert(record.name.clone(), Entry::new(record.clone(), definition));
+        Ok(())
+    }
+
+    /// Forgets a machine durably, then deletes its files.
+    fn erase(&self, name: &str) -> Result<(), VmError> {
+        let mut entries = self.entries();
+        self.catalogue()?.delete(name)?;
+        entries.remove(name);
+        drop(entries);
+        remove_folder(&self.machine_folder(name));
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Changes what is remembered of a machine, durably.
+    fn record(&self, name: &str, change: impl FnOnce(&mut Record)) -> Result<(), VmError> {
+        let mut entries = self.entries();
+        let entry = entries.get_mut(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
+        let mut changed = entry.record.clone();
+        change(&mut changed);
+        self.catalogue()?.put(&changed)?;
+        entry.record = changed;
+        Ok(())
+    }
+
+    /// The right to change a machine that is at home; there is one at a time.
+    fn operate(&self, name: &str) -> Result<OwnedMutexGuard<()>, VmError> {
+        let entries = self.entries();
+        let entry = entries.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
+        if entry.record.standing != Standing::Home {
+            return Err(VmError::Busy { vm: name.to_owned(), why: entry.record.standing.why() });
+        }
+        let operation = Arc::clone(&entry.operation).try_lock_owned();
+        operation
+            .map_err(|_| VmError::Busy { vm: name.to_owned(), why: "is being started, stopped or removed" })
+    }
+
+    fn life(&self, name: &str) -> Result<Life, VmError> {
+        let entries = self.entries();
+        let entry = entries.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
+        Ok(entry.life.clone())
+    }
+
+    fn alive(&self, name: &str) -> Result<Alive, VmError> {
+        match self.life(name)? {
+            Life::Alive(alive) => Ok(alive),
+            Life::Stopped | Life::Starting | Life::Crashed(_) => Err(VmError::NotRunning(name.to_owned())),
+        }
+    }
+
+    fn catalogue(&self) -> Result<&Catalogue, VmError> {
+        self.catalogue.as_ref().map_err(|problem| VmError::Unusable(problem.clone()))
+    }
+
+    fn machine_folder(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn monitor(&self, name: &str) -> PathBuf {
+        self.monitors.join(format!("{name}.qmp"))
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.machine_folder(name).join("log")
+    }
+
+    /// A panic elsewhere does not make the map wrong.
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn new(record: Record, definition: Definition) -> Self {
+        let life = match &record.fate {
+            Fate::Stopped => Life::Stopped,
+            // Until it is found, or not.
+            Fate::Started => Life::Starting,
+            Fate::Crashed { message } => Life::Crashed(message.clone()),
+        };
+        Self { record, definition: Arc::new(definition), life, operation: Arc::default() }
+    }
+}
+
+/// What is left of a machine that is gone is only looked at when another gets its name.
+fn remove_folder(folder: &Path) {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(path = %folder.display(), %error, "the folder of a machine is left over");
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,176 @@
+//! Machines that leave for another host, and that come from one: the steps, for whoever decides when they are taken.
+//!
+//! ```text
+//!   here                                              there
+//!   leaving() ── parcel ─────────────────────────►  prepare_arrival(): QEMU waits for memory
+//!      │  memory, disks, the commit                    │
+//!   left(): QEMU ended, forgotten                   arrived(): at home there
+//!   stayed(): at home                               abandon_arrival(): QEMU ended, forgotten
+//! ```
+//!
+//! A step that is taken twice changes nothing the second time: a restarted daemon may not know how far it was.
+
+use std::sync::Arc;
+
+use hypervisor::qemu::Machine;
+
+use super::catalogue::{Fate, Record, Standing};
+use super::parcel::{self, Parcel};
+use super::{Alive, Definition, Life, VmError, Vms};
+use crate::journal::now_unix_ms;
+use crate::sockets::SocketFolder;
+
+/// What makes QEMU wait for a machine's memory, and not run it by itself.
+const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
+
+/// A machine whose QEMU waits here for its memory.
+pub(crate) struct Arrival {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its QEMU.
+    pub(crate) machine: Arc<Machine>,
+}
+
+impl Vms {
+    /// What another host must be given to run a machine, at most [`parcel::PARCEL_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn definition(self: &Arc<Self>, name: &str) -> Result<Vec<u8>, VmError> {
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || {
+            let known = vms.get(&name)?;
+            let definition = Definition::parse(&known.definition)?;
+            let folder = vms.machine_folder(&name);
+            let here =
+                definition.files().keys().map(|file| (file.clone(), parcel::file(&folder, file))).collect();
+            let files = parcel::read_files(&here)?;
+            Ok(Parcel { name, definition: known.definition, files }.encode()?)
+        })
+        .await
+    }
+
+    /// The volumes of a machine that came as these bytes, and its name.
+    ///
+    /// # Errors
+    /// [`VmError`]: the bytes are none.
+    pub(crate) fn announced(bytes: &[u8]) -> Result<(String, Vec<String>), VmError> {
+        let parcel = Parcel::decode(bytes)?;
+        Ok((parcel.name, Definition::parse(&parcel.definition)?.volumes()))
+    }
+
+    /// Says that a machine begins to leave: nobody else starts, stops or removes it. Returns its QEMU.
+    ///
+    /// # Errors
+    /// [`VmError`]; it is at home as before then.
+    pub(crate) async fn leaving(self: &Arc<Self>, name: &str) -> Result<Arc<Machine>, VmError> {
+        let operation = self.operate(name)?;
+        let alive = self.alive(name)?;
+        self.stand(name, Standing::Leaving).await?;
+        drop(operation);
+        Ok(alive.machine)
+    }
+
+    /// Says that a machine stays here after all. It is not resumed by this.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn stayed(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
+        self.stand(name, Standing::Home).await
+    }
+
+    /// Says that a machine runs elsewhere: its QEMU here is ended, and it is forgotten with its files.
+    ///
+    /// **N.B.** Only after the other host has said that it runs there: nothing here can go on with it from then on.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn left(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
+        self.give_up(name, Standing::Leaving).await
+    }
+
+    /// Makes a machine of what another host has sent, and starts its QEMU, which waits for memory.
+    ///
+    /// Its volumes must have their sockets by then.
+    ///
+    /// # Errors
+    /// [`VmError`]; nothing is left of it here then.
+    pub(crate) async fn prepare_arrival(
+        self: &Arc<Self>,
+        bytes: &[u8],
+        sockets: &SocketFolder,
+    ) -> Result<Arrival, VmError> {
+        let Parcel { name, definition: text, files } = Parcel::decode(bytes)?;
+        let definition = Definition::parse(&text)?;
+        let record = Record {
+            name: name.clone(),
+            definition: text,
+            standing: Standing::Arriving,
+            fate: Fate::Stopped,
+            added_unix_ms: now_unix_ms(),
+        };
+        let vms = Arc::clone(self);
+        blocking(move || vms.enter(&record, definition, &files)).await?;
+        match self.launch(&name, sockets, &WAITING).await {
+            Ok(Alive { machine, .. }) => Ok(Arrival { name, machine }),
+            Err(error) => {
+                self.give_up(&name, Standing::Arriving).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Says that a machine that came is this host's from now on. It is not resumed by this.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn arrived(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
+        self.stand(name, Standing::Home).await
+    }
+
+    /// Says that a machine does not come: its QEMU is ended, and nothing is left of it here.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn abandon_arrival(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
+        self.give_up(name, Standing::Arriving).await
+    }
+
+    /// The QEMU of a machine, whatever its standing.
+    ///
+    /// # Errors
+    /// [`VmError::NotFound`], [`VmError::NotRunning`].
+    pub(crate) fn machine(&self, name: &str) -> Result<Arc<Machine>, VmError> {
+        Ok(self.alive(name)?.machine)
+    }
+
+    async fn stand(self: &Arc<Self>, name: &str, standing: Standing) -> Result<(), VmError> {
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || vms.record(&name, |record| record.standing = standing)).await
+    }
+
+    /// Ends and forgets a machine that has the standing; one that is gone already is left so.
+    async fn give_up(self: &Arc<Self>, name: &str, standing: Standing) -> Result<(), VmError> {
+        let found = match self.get(name) {
+            Err(VmError::NotFound(_)) => return Ok(()),
+            known => known?.standing,
+        };
+        if found != standing {
+            return Err(VmError::Busy { vm: name.to_owned(), why: "is not on its way" });
+        }
+        self.until_found(name).await;
+        if let Life::Alive(alive) = self.life(name)? {
+            self.cut_off(name, &alive).await;
+        }
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || vms.erase(&name)).await
+    }
+}
+
+/// Runs work that may sleep on a helper thread.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
+) -> Result<T, VmError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(VmError::Unusable(error.to_string())))
+}

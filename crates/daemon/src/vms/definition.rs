@@ -1,0 +1,271 @@
+//! What a machine is: the command that starts it, with places for what differs from host to host.
+//!
+//! ```toml
+//! command = ["qemu-system-x86_64", "-m", "2048", "-qmp", "unix:{qmp},server=on,wait=off",
+//!     "-blockdev", "driver=nbd,node-name=root,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=30",
+//!     "-device", "virtio-blk-pci,drive=root"]
+//!
+//! [disks]
+//! root = "web1-root"                # a volume
+//!
+//! [files]                           # small files that go with the machine: UEFI variables, a cloud-init image
+//! vars = "/var/lib/machines/web1.vars"
+//! ```
+//!
+//! A definition is checked when it is added, so that what cannot move is known before anything moves.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::movable::{self, Unmovable};
+use super::places::{Place, Template};
+use crate::names;
+
+/// Longest definition in bytes: a request that holds one must fit into the API's limit.
+pub(super) const DEFINITION_BYTES_MAX: usize = 48 << 10;
+/// Words of a command; QEMU's longest have a few hundred.
+const WORDS_MAX: usize = 2000;
+/// Disks, and files, of one machine.
+const THINGS_MAX: usize = 64;
+
+/// A machine's definition, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Definition {
+    text: String,
+    command: Vec<Template>,
+    /// Volumes by the names of their places.
+    disks: BTreeMap<String, String>,
+    /// Files by the names of their places, as they are where the machine was added.
+    files: BTreeMap<String, PathBuf>,
+}
+
+/// Why a definition is none, or is one of a machine that cannot move.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DefinitionError {
+    /// It is no TOML, or has other keys.
+    #[error("it cannot be read: {0}")]
+    Toml(Box<toml::de::Error>),
+    /// Something is out of bounds.
+    #[error("{0}")]
+    Bounds(String),
+    /// There is no such place.
+    #[error(
+        "there is no place {place}; there are {{qmp}}, {{name}}, and {{disk:NAME}}, {{export:NAME}} and {{file:NAME}} \
+         with the names in [disks] and [files]"
+    )]
+    UnknownPlace {
+        /// As it is written.
+        place: String,
+    },
+    /// Something is given and not used.
+    #[error("[{section}] has {name}, but no word of the command has {{{kind}:{name}}}")]
+    Unused {
+        /// The table.
+        section: &'static str,
+        /// The kind of place.
+        kind: &'static str,
+        /// Which.
+        name: String,
+    },
+    /// QEMU could not be steered.
+    #[error("no word of the command has {{qmp}}: add \"-qmp\", \"unix:{{qmp}},server=on,wait=off\"")]
+    NoMonitor,
+    /// The guest would see errors when the daemon is started again.
+    #[error(
+        "the disk {name} has no reconnect-delay: add reconnect-delay=30 to its word, so that a restart of the daemon is a pause"
+    )]
+    NoReconnect {
+        /// Which.
+        name: String,
+    },
+    /// A file's path is relative.
+    #[error("the file {name} must have an absolute path")]
+    RelativePath {
+        /// Which.
+        name: String,
+    },
+    /// It could not move.
+    #[error(transparent)]
+    Unmovable(#[from] Unmovable),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    command: Vec<String>,
+    #[serde(default)]
+    disks: BTreeMap<String, String>,
+    #[serde(default)]
+    files: BTreeMap<String, PathBuf>,
+}
+
+impl Definition {
+    /// Reads and checks a definition.
+    pub(crate) fn parse(text: &str) -> Result<Self, DefinitionError> {
+        let bounds = |what: &str| Err(DefinitionError::Bounds(what.to_owned()));
+        if text.len() > DEFINITION_BYTES_MAX {
+            return bounds("it is larger than 48 KiB");
+        }
+        let written: Written =
+            toml::from_str(text).map_err(|error| DefinitionError::Toml(Box::new(error)))?;
+        let Written { command, disks, files } = written;
+        if command.first().is_none_or(String::is_empty) {
+            return bounds("command must begin with the program, such as \"qemu-system-x86_64\"");
+        }
+        if command.len() > WORDS_MAX || disks.len() > THINGS_MAX || files.len() > THINGS_MAX {
+            return bounds("it has more than 2000 words, 64 disks or 64 files");
+        }
+        if command.iter().any(|word| word.contains('\0')) {
+            return bounds("a word of the command contains a zero byte");
+        }
+        for name in disks.keys().chain(files.keys()) {
+            names::check(name)
+                .map_err(|reason| DefinitionError::Bounds(format!("{name:?} is no name: {reason}")))?;
+        }
+        if let Some(name) = files.iter().find_map(|(name, path)| path.is_relative().then_some(name)) {
+            return Err(DefinitionError::RelativePath { name: name.clone() });
+        }
+        movable::check(&command)?;
+        let command = command.iter().map(|word| Template::parse(word)).collect();
+        let definition = Self { text: text.to_owned(), command, disks, files };
+        definition.check_places()?;
+        Ok(definition)
+    }
+
+    /// As it was written.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The names of its volumes, each once.
+    pub(crate) fn volumes(&self) -> Vec<String> {
+        let mut volumes: Vec<String> = self.disks.values().cloned().collect();
+        volumes.sort();
+        volumes.dedup();
+        volumes
+    }
+
+    /// The files that go with it, by the names of their places.
+    pub(super) fn files(&self) -> &BTreeMap<String, PathBuf> {
+        &self.files
+    }
+
+    /// The command's words.
+    pub(super) fn command(
+        &self,
+        machine: &str,
+        monitor: &Path,
+        socket: impl Fn(&str) -> PathBuf,
+        file: impl Fn(&str) -> PathBuf,
+    ) -> Vec<String> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let volume = |name: &str| self.disks.get(name).cloned().unwrap_or_default();
+        let value = |place: &Place| match place.kind.as_str() {
+            "qmp" => text(monitor),
+            "name" => machine.to_owned(),
+            "disk" => text(&socket(&volume(&place.name))),
+            "export" => volume(&place.name),
+            // Every other place was refused.
+            _ => text(&file(&place.name)),
+        };
+        self.command.iter().map(|word| word.fill(value)).collect()
+    }
+
+    fn check_places(&self) -> Result<(), DefinitionError> {
+        let places = || self.command.iter().flat_map(Template::places);
+        for place in places() {
+            let is_known = match (place.kind.as_str(), place.name.as_str()) {
+                ("qmp" | "name", "") => true,
+                ("disk" | "export", name) => self.disks.contains_key(name),
+                ("file", name) => self.files.contains_key(name),
+                _ => false,
+            };
+            if !is_known {
+                return Err(DefinitionError::UnknownPlace { place: place.to_string() });
+            }
+        }
+        let has = |kind: &str, name: &str| places().any(|place| place.kind == kind && place.name == name);
+        if !has("qmp", "") {
+            return Err(DefinitionError::NoMonitor);
+        }
+        let unused =
+            |section, kind, name: &String| DefinitionError::Unused { section, kind, name: name.clone() };
+        if let Some(name) = self.disks.keys().find(|name| !has("disk", name)) {
+            return Err(unused("disks", "disk", name));
+        }
+        if let Some(name) = self.files.keys().find(|name| !has("file", name)) {
+            return Err(unused("files", "file", name));
+        }
+        for word in &self.command {
+            let reconnects = word.fill(|_| String::new()).contains("reconnect-delay");
+            if let Some(place) = word.places().find(|place| place.kind == "disk" && !reconnects) {
+                return Err(DefinitionError::NoReconnect { name: place.name.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        command = ["qemu-system-x86_64", "-name", "{name}", "-qmp", "unix:{qmp},server=on,wait=off",
+            "-blockdev", "driver=nbd,server.path={disk:root},export={export:root},reconnect-delay=30",
+            "-drive", "if=pflash,format=raw,file={file:vars}"]
+        [disks]
+        root = "web1-root"
+        [files]
+        vars = "/srv/web1.vars"
+    "#;
+
+    #[test]
+    fn a_definition_becomes_a_command() {
+        let definition = Definition::parse(GOOD).unwrap();
+        let command = definition.command(
+            "web1",
+            Path::new("/run/web1.qmp"),
+            |volume| format!("/run/{volume}.sock").into(),
+            |file| format!("/data/{file}").into(),
+        );
+        let expected = [
+            "qemu-system-x86_64",
+            "-name",
+            "web1",
+            "-qmp",
+            "unix:/run/web1.qmp,server=on,wait=off",
+            "-blockdev",
+            "driver=nbd,server.path=/run/web1-root.sock,export=web1-root,reconnect-delay=30",
+            "-drive",
+            "if=pflash,format=raw,file=/data/vars",
+        ];
+        assert_eq!(command, expected);
+        assert_eq!(definition.volumes(), ["web1-root"]);
+        assert_eq!(definition.text(), GOOD);
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_by_name() {
+        for (from, to, expected) in [
+            ("{disk:root}", "{disk:rot}", "there is no place {disk:rot}"),
+            ("{name}", "{nmae}", "there is no place {nmae}"),
+            ("unix:{qmp}", "unix:/q", "no word of the command has {qmp}"),
+            ("{file:vars}", "{file:vars},readonly=on\", \"{nothing}", "there is no place {nothing}"),
+            ("server.path={disk:root},", "", "[disks] has root"),
+            (",reconnect-delay=30", "", "the disk root has no reconnect-delay"),
+            ("/srv/web1.vars", "web1.vars", "absolute"),
+            ("[files]", "[flies]", "cannot be read"),
+            ("vars = ", "\"../vars\" = ", "is no name"),
+        ] {
+            let text = GOOD.replacen(from, to, 1);
+            assert_ne!(text, GOOD);
+            let error = Definition::parse(&text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{to}: {error}");
+        }
+        assert!(Definition::parse("command = []").is_err());
+        assert!(Definition::parse(&" ".repeat(DEFINITION_BYTES_MAX + 1)).is_err());
+    }
+}

@@ -1,0 +1,117 @@
+//! Why something was not done with a machine, by cause; each says what to do next.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use api::ErrorCode;
+use hypervisor::qemu::MachineError;
+
+use super::catalogue::CatalogueError;
+use super::definition::DefinitionError;
+use super::parcel::ParcelError;
+
+/// Why something was not done with a machine.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VmError {
+    /// No machine has the name.
+    #[error("there is no machine \"{0}\"; see: sterna vm list")]
+    NotFound(String),
+    /// The name is taken.
+    #[error("a machine \"{0}\" exists; choose another name, or remove it first: sterna vm remove {0}")]
+    Exists(String),
+    /// A volume is the disk of another machine.
+    #[error("the volume \"{volume}\" is a disk of the machine \"{vm}\" already")]
+    VolumeTaken {
+        /// Which volume.
+        volume: String,
+        /// Whose it is.
+        vm: String,
+    },
+    /// Its definition is none.
+    #[error("the definition cannot be used: {0}")]
+    Definition(#[from] DefinitionError),
+    /// What goes with it cannot.
+    #[error(transparent)]
+    Parcel(#[from] ParcelError),
+    /// It runs.
+    #[error("the machine \"{0}\" runs; stop it first: sterna vm stop {0}")]
+    Running(String),
+    /// It does not run.
+    #[error("the machine \"{0}\" does not run; start it: sterna vm start {0}")]
+    NotRunning(String),
+    /// Somebody else changes it.
+    #[error("the machine \"{vm}\" {why}; try again when that is done")]
+    Busy {
+        /// Which.
+        vm: String,
+        /// What is done with it.
+        why: &'static str,
+    },
+    /// QEMU ended while it was started.
+    #[error("QEMU ended while the machine \"{vm}\" was started: {said}")]
+    Ended {
+        /// Which.
+        vm: String,
+        /// Its last words.
+        said: String,
+    },
+    /// QEMU cannot be started.
+    #[error("{program} cannot be started for the machine \"{vm}\": {source}; is it installed?")]
+    Program {
+        /// Which.
+        vm: String,
+        /// The program.
+        program: String,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// QEMU did not do something.
+    #[error("the machine \"{vm}\": {source}")]
+    Machine {
+        /// Which.
+        vm: String,
+        /// What QEMU said.
+        source: MachineError,
+    },
+    /// A file cannot be used.
+    #[error("cannot {operation} {path}: {source}")]
+    Io {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// The list of machines cannot be changed.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    /// The list of machines cannot be used.
+    #[error("machines cannot be managed: {0}")]
+    Unusable(String),
+}
+
+impl VmError {
+    /// An I/O error with the file it is about.
+    pub(super) fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { operation, path: path.to_owned(), source }
+    }
+
+    /// What QEMU said, with the machine it is about.
+    pub(super) fn of(vm: &str) -> impl Fn(MachineError) -> Self {
+        move |source| Self::Machine { vm: vm.to_owned(), source }
+    }
+
+    /// The cause, as the API calls it.
+    pub(crate) fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotFound(_) => ErrorCode::VmNotFound,
+            Self::Exists(_) => ErrorCode::VmExists,
+            Self::Definition(_) | Self::Parcel(_) => ErrorCode::VmUnsuitable,
+            Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
+            Self::Running(_) | Self::NotRunning(_) | Self::Busy { .. } => ErrorCode::VmWrongState,
+            Self::Ended { .. } | Self::Program { .. } | Self::Machine { .. } => ErrorCode::VmFailed,
+            Self::Io { .. } | Self::Catalogue(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! From a machine's start to its end: QEMU is started, found again, watched, and ended.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hypervisor::qemu::{Events, Heard, Machine, MachineError};
+use tokio::time::{sleep, timeout};
+
+use super::catalogue::Fate;
+use super::process::{self, Process};
+use super::{Alive, END_DEADLINE, Ending, Life, START_DEADLINE, VmError, Vms, parcel};
+use crate::sockets::SocketFolder;
+
+/// Only the user that runs the daemon may steer machines.
+const MONITORS_FOLDER_MODE: u32 = 0o700;
+/// How long a process may take to end after its monitor has gone, before the monitor is looked for again.
+const AFTER_MONITOR_DEADLINE: Duration = Duration::from_secs(5);
+/// How often a monitor that does not answer is tried again.
+const MONITOR_INTERVAL: Duration = Duration::from_secs(1);
+/// QEMU's event of an end in order: by its guest, by us, or by a signal from somebody who may.
+const ORDERLY_END: &str = "SHUTDOWN";
+
+impl Vms {
+    /// Looks for the machines that were running when the daemon ended. Returns at once.
+    pub(crate) fn find_running(self: &Arc<Self>) {
+        let starting = |life: &Life| matches!(life, Life::Starting);
+        let names: Vec<String> = {
+            let entries = self.entries();
+            let lost = entries.iter().filter(|(_, entry)| starting(&entry.life));
+            lost.map(|(name, _)| name.clone()).collect()
+        };
+        for name in names {
+            let vms = Arc::clone(self);
+            tokio::spawn(async move {
+                match vms.find(&name).await {
+                    Some((alive, events)) => {
+                        tracing::info!(vm = %name, process = alive.process_id(), "the machine runs");
+                        vms.watch(name, alive, events);
+                    }
+                    None => vms.ended(&name, None, false).await,
+                }
+            });
+        }
+    }
+
+    /// Starts QEMU with more words at the end of its command, and returns when it answers.
+    pub(super) async fn launch(
+        self: &Arc<Self>,
+        name: &str,
+        sockets: &SocketFolder,
+        more: &[&str],
+    ) -> Result<Alive, VmError> {
+        let definition = {
+            let entries = self.entries();
+            let entry = entries.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
+            Arc::clone(&entry.definition)
+        };
+        let (folder, monitor, log) = (self.machine_folder(name), self.monitor(name), self.log(name));
+        let made = DirBuilder::new().recursive(true).mode(MONITORS_FOLDER_MODE).create(&self.monitors);
+        made.map_err(|error| VmError::io("make", &self.monitors, error))?;
+        let mut command = definition.command(
+            name,
+            &monitor,
+            |volume| sockets.volume_socket(volume),
+            |file| parcel::file(&folder, file),
+        );
+        command.extend(more.iter().map(|word| (*word).to_owned()));
+        // N.B. Before the process: a daemon that is killed in between looks for it at its next start.
+        self.remember(name, Fate::Started).await?;
+        self.set(name, None, Life::Starting);
+        let launched = async {
+            let child = process::start(&command, &folder, &log);
+            let program = command.first().cloned().unwrap_or_default();
+            let mut child =
+                child.map_err(|source| VmError::Program { vm: name.to_owned(), program, source })?;
+            let connected = tokio::select! {
+                connected = Machine::connect_within(&monitor, START_DEADLINE) => connected,
+                _ = child.wait() => return Err(self.last_words(name)),
+            };
+            let taken = connected.map_err(VmError::of(name)).and_then(|machine| self.take(name, machine));
+            match taken {
+                Ok(alive) => {
+                    // Whoever starts a process must take note of its end.
+                    tokio::spawn(async move { child.wait().await });
+                    Ok(alive)
+                }
+                Err(error) => {
+                    // Nothing of it may be left to run by itself.
+                    if let Err(error) = child.kill().await {
+                        tracing::warn!(vm = %name, %error, "a QEMU that does not answer is not killed");
+                    }
+                    Err(error)
+                }
+            }
+        };
+        match launched.await {
+            Ok(alive) => {
+                tracing::info!(vm = %name, process = alive.process_id(), "machine started");
+                self.set(name, None, Life::Alive(alive.clone()));
+                self.watch(name.to_owned(), alive.clone(), alive.machine.events());
+                Ok(alive)
+            }
+            Err(error) => {
+                self.set(name, None, Life::Stopped);
+                self.remember(name, Fate::Stopped).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a machine that is there.
+    pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<(), VmError> {
+        if let Ending::PowerButton(deadline) = ending {
+            alive.machine.power_down().await.map_err(VmError::of(name))?;
+            if timeout(deadline, alive.process.ended()).await.is_ok() {
+                self.until_noticed(name, alive).await;
+                return Ok(());
+            }
+            tracing::info!(vm = %name, "the guest does not shut down; its power is cut");
+        }
+        self.cut_off(name, alive).await;
+        Ok(())
+    }
+
+    /// Ends QEMU, one way or the other.
+    pub(super) async fn cut_off(&self, name: &str, alive: &Alive) {
+        let quit = async {
+            alive.machine.quit().await?;
+            alive.process.ended().await;
+            Ok::<(), MachineError>(())
+        };
+        if !matches!(timeout(END_DEADLINE, quit).await, Ok(Ok(()))) {
+            tracing::warn!(vm = %name, "QEMU does not end when it is told to; it is killed");
+            alive.process.kill();
+            alive.process.ended().await;
+        }
+        self.until_noticed(name, alive).await;
+    }
+
+    /// Remembers what has become of a machine's QEMU.
+    pub(super) async fn remember(self: &Arc<Self>, name: &str, fate: Fate) -> Result<(), VmError> {
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        let remembered = tokio::task::spawn_blocking(move || vms.record(&name, |record| record.fate = fate));
+        remembered.await.unwrap_or_else(|error| Err(VmError::Unusable(error.to_string())))
+    }
+
+    /// Takes hold of the process behind a monitor.
+    fn take(&self, name: &str, machine: Machine) -> Result<Alive, VmError> {
+        let monitor = self.monitor(name);
+        let id =
+            machine.process().ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
+        let process =
+            Process::open(id).map_err(|error| VmError::io("find the process of", &monitor, error))?;
+        Ok(Alive { machine: Arc::new(machine), process: Arc::new(process) })
+    }
+
+    /// Finds a machine by its monitor; `None`: nobody listens there.
+    ///
+    /// A QEMU whose disk waits for the daemon may be silent for a while: it is waited for.
+    async fn find(&self, name: &str) -> Option<(Alive, Events)> {
+        loop {
+            match Machine::connect(&self.monitor(name)).await {
+                Ok(machine) => {
+                    let events = machine.events();
+                    // That it answers after its process was taken hold of proves that it is the one.
+                    if let Ok(alive) = self.take(name, machine)
+                        && alive.machine.status().await.is_ok()
+                    {
+                        self.set(name, None, Life::Alive(alive.clone()));
+                        return Some((alive, events));
+                    }
+                }
+                Err(error) if error.is_gone() => return None,
+                Err(error) => tracing::warn!(vm = %name, %error, "the machine's monitor does not answer yet"),
+            }
+            sleep(MONITOR_INTERVAL).await;
+        }
+    }
+
+    /// Follows a machine to its end, in a task of its own.
+    fn watch(self: &Arc<Self>, name: String, mut alive: Alive, mut events: Events) {
+        let vms = Arc::clone(self);
+        tokio::spawn(async move {
+            let mut is_orderly = false;
+            loop {
+                match events.next().await {
+                    Heard::Event(event) => is_orderly |= event.name == ORDERLY_END,
+                    Heard::Missed(_) => {}
+                    Heard::Gone => {
+                        if timeout(AFTER_MONITOR_DEADLINE, alive.process.ended()).await.is_ok() {
+                            break;
+                        }
+                        // The process is there without its monitor: it was cut off.
+                        let Some((found, heard)) = vms.find(&name).await else {
+                            alive.process.ended().await;
+                            break;
+                        };
+                        (alive, events) = (found, heard);
+                    }
+                }
+            }
+            vms.ended(&name, Some(&alive), is_orderly).await;
+        });
+    }
+
+    /// Takes note of a machine's end.
+    async fn ended(self: &Arc<Self>, name: &str, alive: Option<&Alive>, is_orderly: bool) {
+        let (life, fate) = if is_orderly {
+            (Life::Stopped, Fate::Stopped)
+        } else {
+            let message = match alive {
+                Some(_) => process::last_words(&self.log(name)),
+                None => {
+                    format!("it ended while the daemon was away: {}", process::last_words(&self.log(name)))
+                }
+            };
+            tracing::warn!(vm = %name, %message, "the machine has ended by itself");
+            (Life::Crashed(message.clone()), Fate::Crashed { message })
+        };
+        // It may have been removed meanwhile.
+        if let Err(error) = self.remember(name, fate).await {
+            tracing::debug!(vm = %name, %error, "the end of a machine is not remembered");
+        }
+        let _ = std::fs::remove_file(self.monitor(name));
+        self.set(name, alive, life);
+    }
+
+    /// Says what a machine does; of the QEMU `of`, if one is given, unless there is another one by now.
+    fn set(&self, name: &str, of: Option<&Alive>, life: Life) {
+        if let Some(entry) = self.entries().get_mut(name) {
+            let is_current = match (&entry.life, of) {
+                (Life::Alive(current), Some(of)) => Arc::ptr_eq(&current.process, &of.process),
+                _ => true,
+            };
+            if is_current {
+                entry.life = life;
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Resolves when the end of a QEMU has been taken note of.
+    async fn until_noticed(&self, name: &str, alive: &Alive) {
+        loop {
+            let changed = self.changed.notified();
+            match self.life(name) {
+                Ok(Life::Alive(current)) if Arc::ptr_eq(&current.process, &alive.process) => changed.await,
+                _ => return,
+            }
+        }
+    }
+
+    /// Resolves when it is known whether a machine's QEMU is there.
+    pub(super) async fn until_found(&self, name: &str) {
+        loop {
+            let changed = self.changed.notified();
+            if !matches!(self.life(name), Ok(Life::Starting)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn last_words(&self, name: &str) -> VmError {
+        VmError::Ended { vm: name.to_owned(), said: process::last_words(&self.log(name)) }
+    }
+}

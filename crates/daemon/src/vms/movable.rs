@@ -1,0 +1,208 @@
+//! Whether a machine could move at all: what of its command ties it to one host.
+//!
+//! QEMU would refuse some of this when the machine is to move, and would leave the rest behind without a word. Either is
+//! too late, so it is looked for when a machine is added. What the command's text does not show, QEMU is asked at run time.
+
+use serde_json::Value;
+
+/// Something that keeps a machine from moving, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} {reason}")]
+pub(crate) struct Unmovable {
+    /// The words that say so.
+    pub(crate) what: String,
+    /// Why, and what to do.
+    pub(crate) reason: &'static str,
+}
+
+/// Options that Sterna gives itself, or that would take QEMU out of its hands.
+const OPTIONS: [(&str, &str); 9] = [
+    ("-incoming", "is given by Sterna when a machine arrives: leave it out"),
+    ("-S", "is given by Sterna when a machine arrives: leave it out"),
+    ("-daemonize", "would take QEMU from Sterna, which lets it live on without: leave it out"),
+    ("-snapshot", "keeps writes in a temporary file, which would be left behind: leave it out"),
+    ("-loadvm", "starts from a snapshot in a local image: leave it out"),
+    ("-virtfs", "shares a folder of this host: put what the guest needs on a volume"),
+    ("-fsdev", "shares a folder of this host: put what the guest needs on a volume"),
+    ("-tpmdev", "keeps state in a process or a chip of this host, which does not move yet"),
+    ("-usbdevice", "may be a device of this host: use -device with an emulated one"),
+];
+
+/// Beginnings of devices' names.
+const DEVICES: [(&str, &str); 8] = [
+    ("vfio-", "is a device of this host: detach it before, or use an emulated one"),
+    ("usb-host", "is a device of this host: detach it before, or use an emulated one"),
+    ("vhost-user-fs", "shares a folder of this host (virtiofs): put what the guest needs on a volume"),
+    ("vhost-user-", "keeps state in a process of this host, which does not move"),
+    ("virtio-9p-", "shares a folder of this host: put what the guest needs on a volume"),
+    ("ivshmem-", "shares memory with others on this host"),
+    ("nvdimm", "keeps data in a file of this host: put it on a volume"),
+    ("scsi-block", "is a device of this host: serve it as a volume (sterna volume add --device)"),
+];
+
+/// Options whose value is a path of an image, by their name alone.
+const IMAGES: [&str; 11] =
+    ["-hda", "-hdb", "-hdc", "-hdd", "-cdrom", "-fda", "-fdb", "-sd", "-mtdblock", "-pflash", "-cdimage"];
+
+/// Where distributions put firmware: it is the same on hosts that have the same packages.
+const SYSTEM_FOLDER: &str = "/usr/";
+
+const LOCAL_IMAGE: &str = "is a local file, which would be left behind: a disk is made a volume (sterna volume add) and \
+    its place is {disk:NAME}; a small image, such as of cloud-init or of UEFI variables, goes into [files] and its place \
+    is {file:NAME}; firmware that is the same on all hosts is below /usr and read-only";
+
+/// Looks through a command.
+pub(crate) fn check(command: &[String]) -> Result<(), Unmovable> {
+    let mut words = command.iter().skip(1);
+    while let Some(word) = words.next() {
+        // QEMU takes options with one hyphen or with two.
+        let option = word.strip_prefix('-').filter(|rest| rest.starts_with('-')).unwrap_or(word);
+        let fault = |what: String, reason| Err(Unmovable { what, reason });
+        if let Some((_, reason)) = OPTIONS.iter().find(|(name, _)| *name == option) {
+            return fault(word.clone(), reason);
+        }
+        let is_image = IMAGES.contains(&option);
+        if !is_image && !["-device", "-drive", "-blockdev"].contains(&option) {
+            continue;
+        }
+        let Some(value) = words.next() else { break };
+        let values = Values::read(value);
+        match option {
+            "-device" => {
+                let driver = values.driver();
+                if let Some((_, reason)) = DEVICES.iter().find(|(begin, _)| driver.starts_with(begin)) {
+                    return fault(format!("{word} {driver}"), reason);
+                }
+            }
+            _ if is_image => {
+                let is_system = option == "-cdrom" && value.starts_with(SYSTEM_FOLDER);
+                if !is_portable(value) && !is_system {
+                    return fault(format!("{word} {value}"), LOCAL_IMAGE);
+                }
+            }
+            _ => {
+                if let Some(path) = values.local_image(option) {
+                    return fault(format!("{word} {path}"), LOCAL_IMAGE);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A value of an option: QEMU takes `driver,key=value,…`, and JSON.
+struct Values {
+    /// In order; without a key where there is none.
+    pairs: Vec<(String, String)>,
+}
+
+impl Values {
+    fn read(value: &str) -> Self {
+        if let Ok(json @ Value::Object(_)) = serde_json::from_str(value) {
+            let mut pairs = Vec::new();
+            collect("", &json, &mut pairs);
+            return Self { pairs };
+        }
+        // Two commas are one in a value.
+        let joined = value.replace(",,", "\0");
+        let pairs = joined.split(',').map(|part| {
+            let part = part.replace('\0', ",");
+            match part.split_once('=') {
+                Some((key, value)) => (key.to_owned(), value.to_owned()),
+                None => (String::new(), part),
+            }
+        });
+        Self { pairs: pairs.collect() }
+    }
+
+    fn get(&self, wanted: &str) -> Option<&str> {
+        self.pairs.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.as_str())
+    }
+
+    fn driver(&self) -> &str {
+        self.get("driver").or_else(|| self.get("")).unwrap_or_default()
+    }
+
+    /// A path of an image that would be left behind.
+    fn local_image(&self, option: &str) -> Option<&str> {
+        let is_read_only = ["readonly", "read-only"]
+            .iter()
+            .any(|key| self.get(key).is_some_and(|value| matches!(value, "on" | "yes" | "true")));
+        // Of -blockdev, `file` is the name of a node.
+        let is_path = |key: &str| {
+            key == "filename" || key.ends_with(".filename") || (option == "-drive" && key == "file")
+        };
+        let is_system = |path: &str| is_read_only && path.starts_with(SYSTEM_FOLDER);
+        let mut paths = self.pairs.iter().filter(|(key, _)| is_path(key)).map(|(_, path)| path.as_str());
+        paths.find(|path| !is_portable(path) && !is_system(path))
+    }
+}
+
+/// Whether a path means the same on another host: a place, or an address of a server.
+fn is_portable(path: &str) -> bool {
+    ["{file:", "{disk:", "nbd:", "nbd+unix:", "nbds:"].iter().any(|begin| path.starts_with(begin))
+}
+
+fn collect(key: &str, value: &Value, pairs: &mut Vec<(String, String)>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                collect(&key, value, pairs);
+            }
+        }
+        Value::String(text) => pairs.push((key.to_owned(), text.clone())),
+        other => pairs.push((key.to_owned(), other.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+
+    fn refusal(words: &str) -> Option<String> {
+        let command: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        check(&command).err().map(|unmovable| unmovable.to_string())
+    }
+
+    #[test]
+    fn what_ties_a_machine_to_its_host_is_named() {
+        for (words, expected) in [
+            ("qemu -snapshot", "-snapshot keeps writes"),
+            ("qemu --incoming tcp:0:1", "--incoming is given"),
+            ("qemu -device vfio-pci,host=01:00.0", "-device vfio-pci is a device"),
+            (r#"qemu -device {"driver":"usb-host"}"#, "-device usb-host is a device"),
+            ("qemu -device vhost-user-fs-pci,chardev=c", "virtiofs"),
+            ("qemu -hda /srv/disk.img", "-hda /srv/disk.img is a local file"),
+            ("qemu -drive file=/srv/disk.img,if=virtio", "-drive /srv/disk.img is a local file"),
+            ("qemu -drive if=virtio,file=/srv/disk,,1.img", "-drive /srv/disk,1.img is a local file"),
+            ("qemu -cdrom /srv/seed.iso", "[files]"),
+            ("qemu -blockdev file,filename=/srv/disk.img,node-name=f", "is a local file"),
+            (
+                r#"qemu -blockdev {"driver":"raw","file":{"driver":"file","filename":"/d"}}"#,
+                "-blockdev /d is",
+            ),
+            ("qemu -drive if=pflash,format=raw,file=/usr/share/OVMF/VARS.fd", "is a local file"),
+            ("qemu -pflash /usr/share/OVMF/VARS.fd", "is a local file"),
+            ("qemu -drive file=disk.img", "-drive disk.img is a local file"),
+        ] {
+            let refusal = refusal(words).unwrap_or_else(|| panic!("{words} passes"));
+            assert!(refusal.contains(expected), "{words}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn what_moves_passes() {
+        for words in [
+            "qemu -m 256 -device virtio-blk-pci,drive=root -nic user",
+            "qemu -blockdev driver=nbd,server.type=unix,server.path={disk:root},node-name=n",
+            "qemu -blockdev raw,file=n,node-name=root",
+            "qemu -drive file=nbd+unix:///v?socket={disk:root},if=virtio",
+            "qemu -drive if=pflash,format=raw,readonly=on,file=/usr/share/OVMF/CODE.fd",
+            "qemu -drive if=pflash,format=raw,file={file:vars} -cdrom {file:seed}",
+            "qemu -kernel /boot/vmlinuz -device",
+        ] {
+            assert_eq!(refusal(words), None, "{words}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What another host must have to run a machine: its definition and its small files, as bytes.
+//!
+//! ```text
+//!   version, length of the head: 4 bytes each, little endian │ head: JSON │ the files, one after the other
+//! ```
+//!
+//! The bytes come from another host, which is not trusted to keep the rules: every length is checked before it is used.
+
+use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::names;
+use crate::whole_file;
+
+/// Version of the form.
+const VERSION: u32 = 1;
+/// Bytes before the head.
+const PREFIX_BYTES: usize = 8;
+/// Longest head: a definition, with its quotes and ends of lines escaped.
+const HEAD_BYTES_MAX: usize = 100 << 10;
+/// All files of a machine together: UEFI variables have 528 KiB, a cloud-init image has 366. What is larger is a disk.
+const FILES_BYTES_MAX: usize = 900 << 10;
+/// Longest parcel. It goes to another host in one message.
+pub(crate) const PARCEL_BYTES_MAX: usize = PREFIX_BYTES + HEAD_BYTES_MAX + FILES_BYTES_MAX;
+const _: () = assert!(PARCEL_BYTES_MAX <= transport::PAYLOAD_BYTES_MAX, "a parcel is sent in one message");
+/// Folder of a machine's files in its own.
+const FILES_FOLDER: &str = "files";
+/// Only the user that runs the daemon, and QEMU, may look at them.
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// What goes with a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Parcel {
+    pub(super) name: String,
+    /// The definition, as it was written.
+    pub(super) definition: String,
+    /// By the names of their places.
+    pub(super) files: Vec<(String, Vec<u8>)>,
+}
+
+/// Why a machine's small files cannot go with it, or what came is none.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ParcelError {
+    /// A file cannot be read.
+    #[error("the file {path} cannot be read: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// They are too large.
+    #[error(
+        "the files of a machine may have {} KiB together; make a volume of what is larger: sterna volume add",
+        FILES_BYTES_MAX >> 10
+    )]
+    TooLarge,
+    /// The bytes are no parcel.
+    #[error("what the other host has sent of the machine cannot be read: {0}")]
+    Malformed(&'static str),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    name: String,
+    definition: String,
+    files: Vec<FileHead>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct FileHead {
+    name: String,
+    bytes: usize,
+}
+
+impl Parcel {
+    /// The bytes that go to another host.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, ParcelError> {
+        let files =
+            self.files.iter().map(|(name, content)| FileHead { name: name.clone(), bytes: content.len() });
+        let head =
+            Head { name: self.name.clone(), definition: self.definition.clone(), files: files.collect() };
+        let head = serde_json::to_vec(&head).map_err(|_| ParcelError::Malformed("it has no JSON form"))?;
+        let length = u32::try_from(head.len()).ok().filter(|_| head.len() <= HEAD_BYTES_MAX);
+        let length = length.ok_or(ParcelError::Malformed("its head is too long"))?;
+        let mut bytes = [VERSION.to_le_bytes(), length.to_le_bytes()].concat();
+        bytes.extend(head);
+        self.files.iter().for_each(|(_, content)| bytes.extend(content));
+        Ok(bytes)
+    }
+
+    /// What came from another host.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, ParcelError> {
+        const SHORT: ParcelError = ParcelError::Malformed("it is too short");
+        let (version, rest) = bytes.split_first_chunk().ok_or(SHORT)?;
+        let (length, rest) = rest.split_first_chunk().ok_or(SHORT)?;
+        if u32::from_le_bytes(*version) != VERSION {
+            return Err(ParcelError::Malformed("it has another version"));
+        }
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > HEAD_BYTES_MAX {
+            return Err(ParcelError::Malformed("its head is too long"));
+        }
+        let (head, mut rest) = rest.split_at_checked(length).ok_or(SHORT)?;
+        let head: Head =
+            serde_json::from_slice(head).map_err(|_| ParcelError::Malformed("its head is no head"))?;
+        names::check(&head.name).map_err(|_| ParcelError::Malformed("its name is none"))?;
+        let mut files = Vec::new();
+        for FileHead { name, bytes } in head.files {
+            names::check(&name).map_err(|_| ParcelError::Malformed("the name of a file is none"))?;
+            let content;
+            (content, rest) = rest.split_at_checked(bytes).ok_or(SHORT)?;
+            files.push((name, content.to_vec()));
+        }
+        if !rest.is_empty() {
+            return Err(ParcelError::Malformed("something follows its end"));
+        }
+        Ok(Self { name: head.name, definition: head.definition, files })
+    }
+}
+
+/// Where a machine's file is.
+pub(super) fn file(folder: &Path, name: &str) -> PathBuf {
+    folder.join(FILES_FOLDER).join(name)
+}
+
+/// Reads files. It may sleep.
+pub(super) fn read_files(files: &BTreeMap<String, PathBuf>) -> Result<Vec<(String, Vec<u8>)>, ParcelError> {
+    let mut left = FILES_BYTES_MAX;
+    let mut read = Vec::new();
+    for (name, path) in files {
+        let failed = |source| ParcelError::File { path: path.clone(), source };
+        let content = match whole_file::read(path, left as u64) {
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Err(ParcelError::TooLarge),
+            content => content.map_err(failed)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?,
+        };
+        left -= content.len();
+        read.push((name.clone(), content));
+    }
+    Ok(read)
+}
+
+/// Makes a machine's folder with its files, durably. What is left there of an earlier machine goes. It may sleep.
+pub(super) fn write_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let below = folder.join(FILES_FOLDER);
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&below)?;
+    for (name, content) in files {
+        let path = file(folder, name);
+        let mut written =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path)?;
+        written.write_all(content)?;
+        written.sync_all()?;
+    }
+    std::fs::File::open(&below)?.sync_all()?;
+    std::fs::File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parcel() -> Parcel {
+        let files = vec![("seed".to_owned(), vec![]), ("vars".to_owned(), vec![7; 1000])];
+        Parcel { name: "web1".to_owned(), definition: "command = []\n".to_owned(), files }
+    }
+
+    #[test]
+    fn a_parcel_arrives_as_it_was_sent() {
+        let bytes = parcel().encode().unwrap();
+        assert!(bytes.len() < PARCEL_BYTES_MAX);
+        assert_eq!(Parcel::decode(&bytes).unwrap(), parcel());
+    }
+
+    #[test]
+    fn what_is_cut_longer_or_changed_is_refused_or_another_parcel_and_never_panics() {
+        let bytes = parcel().encode().unwrap();
+        for length in 0..bytes.len() {
+            assert!(Parcel::decode(&bytes[..length]).is_err(), "{length}");
+        }
+        assert!(Parcel::decode(&[&bytes[..], &[0]].concat()).is_err());
+        for at in 0..bytes.len() - 1000 {
+            for value in [0, 0xff, b'"', b'9', b'/'] {
+                let mut changed = bytes.clone();
+                changed[at] = value;
+                if let Ok(decoded) = Parcel::decode(&changed) {
+                    let names = decoded.files.iter().map(|(name, _)| name).chain([&decoded.name]);
+                    names.for_each(|name| names::check(name).unwrap());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn files_are_read_and_written_within_their_limits() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("original");
+        std::fs::write(&path, b"variables").unwrap();
+        let files = BTreeMap::from([("vars".to_owned(), path.clone())]);
+        let read = read_files(&files).unwrap();
+        let machine = folder.path().join("vms/web1");
+        write_files(&machine, &read).unwrap();
+        std::fs::write(machine.join("log"), b"old").unwrap();
+        write_files(&machine, &read).unwrap();
+        assert_eq!(std::fs::read(file(&machine, "vars")).unwrap(), b"variables");
+        assert!(!machine.join("log").exists());
+        std::fs::File::create(&path).unwrap().set_len(FILES_BYTES_MAX as u64 + 1).unwrap();
+        assert!(matches!(read_files(&files), Err(ParcelError::TooLarge)));
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(read_files(&files), Err(ParcelError::File { .. })));
+    }
+}

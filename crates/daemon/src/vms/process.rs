@@ -1,0 +1,124 @@
+//! QEMU's process: started so that it outlives the daemon, known again by the kernel, never by a number alone.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::process::{Child, Command};
+
+/// How much of the end of a log is looked at for QEMU's last words.
+const LAST_WORDS_BYTES_MAX: u64 = 4 << 10;
+/// And how many lines of it are told.
+const LAST_WORDS_LINES_MAX: usize = 6;
+
+/// Starts QEMU in a process group of its own, with its words going to a file.
+///
+/// # Errors
+/// If the program or the file cannot be used.
+pub(super) fn start(command: &[String], folder: &Path, log: &Path) -> io::Result<Child> {
+    let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let output = File::create(log)?;
+    Command::new(program)
+        .args(arguments)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        // Ctrl-C on the daemon's terminal is not for guests.
+        .process_group(0)
+        .kill_on_drop(false)
+        .spawn()
+}
+
+/// The last lines of a log, as one line.
+pub(super) fn last_words(log: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LAST_WORDS_BYTES_MAX)))?;
+        let mut end = Vec::new();
+        file.take(LAST_WORDS_BYTES_MAX).read_to_end(&mut end)?;
+        Ok(end)
+    };
+    let end = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&end);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    match lines.as_slice() {
+        [] => format!("it said nothing (its log is {})", log.display()),
+        lines => lines[lines.len().saturating_sub(LAST_WORDS_LINES_MAX)..].join("; "),
+    }
+}
+
+/// A process that runs, or has ended; no other can be taken for it.
+#[derive(Debug)]
+pub(super) struct Process {
+    id: i32,
+    descriptor: AsyncFd<OwnedFd>,
+}
+
+impl Process {
+    /// Takes hold of a process by its number, which must be known to be its own while this is called.
+    ///
+    /// # Errors
+    /// If there is no such process.
+    pub(super) fn open(id: i32) -> io::Result<Self> {
+        let process = Pid::from_raw(id).ok_or(io::ErrorKind::InvalidInput)?;
+        let descriptor = pidfd_open(process, PidfdFlags::NONBLOCK)?;
+        #[expect(
+            deprecated,
+            reason = "an owned descriptor is what it wants; what replaces it is unsafe for all others"
+        )]
+        let descriptor = AsyncFd::with_interest(descriptor, Interest::READABLE)?;
+        Ok(Self { id, descriptor })
+    }
+
+    /// Its number.
+    pub(super) fn id(&self) -> i32 {
+        self.id
+    }
+
+    /// Resolves when it has ended.
+    pub(super) async fn ended(&self) {
+        // It becomes readable at the end, and stays so.
+        if let Err(error) = self.descriptor.readable().await {
+            tracing::warn!(process = self.id, %error, "the end of a process cannot be waited for");
+        }
+    }
+
+    /// Kills it, if it has not ended.
+    pub(super) fn kill(&self) {
+        if let Err(error) = pidfd_send_signal(self.descriptor.get_ref(), Signal::KILL) {
+            tracing::debug!(process = self.id, %error, "a process is not killed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_process_is_known_to_its_end_and_its_last_words_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let shell = |script: &str| ["sh", "-c", script].map(str::to_owned);
+        let mut child =
+            start(&shell("echo one; echo two >&2; exec cat /dev/zero"), folder.path(), &log).unwrap();
+        let process = Process::open(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+        process.kill();
+        process.ended().await;
+        process.ended().await;
+        assert!(!child.wait().await.unwrap().success());
+        // The number is free, and may be another's.
+        process.kill();
+        let mut child = start(&shell("echo one; echo two >&2"), folder.path(), &log).unwrap();
+        child.wait().await.unwrap();
+        assert_eq!(last_words(&log), "one; two");
+        assert!(last_words(&folder.path().join("none")).contains("said nothing"));
+    }
+}

@@ -1,0 +1,234 @@
+//! Machines without disks, in real QEMU processes: started, found again, ended, and moved between two hosts' lists.
+
+use hypervisor::qemu::{MemoryOptions, MigrationStatus, RunState};
+use tempfile::TempDir;
+
+use super::*;
+
+/// Longer than any step takes while every processor is busy with something else.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// Firmware that finds nothing to boot is a machine that runs.
+const DEFINITION: &str = r#"
+    command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none",
+        "-name", "{name}", "-qmp", "unix:{qmp},server=on,wait=off", "-drive", "if=pflash,format=raw,file={file:vars}"]
+    [files]
+    vars = "VARS"
+"#;
+
+/// What a daemon has, without a daemon.
+struct Host {
+    folder: TempDir,
+    sockets: SocketFolder,
+    vms: Arc<Vms>,
+}
+
+impl Host {
+    /// `None` if there is no QEMU, which is told.
+    fn new() -> Option<Self> {
+        const QEMU: &str = "qemu-system-x86_64";
+        if std::process::Command::new(QEMU).arg("--version").output().is_err() {
+            omission::machine_lacks(QEMU);
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let sockets = SocketFolder::open(&folder.path().join("run/volumes")).unwrap();
+        // As large as flash must be.
+        std::fs::write(folder.path().join("vars"), vec![0xff; 256 << 10]).unwrap();
+        let vms = Vms::open(folder.path(), &folder.path().join("run/volumes"));
+        Some(Self { folder, sockets, vms })
+    }
+
+    fn add(&self, name: &str) {
+        self.vms.add(name, &self.definition()).unwrap();
+    }
+
+    fn definition(&self) -> String {
+        DEFINITION.replace("VARS", self.folder.path().join("vars").to_str().unwrap())
+    }
+
+    async fn start(&self, name: &str) -> Alive {
+        self.vms.start(name, &self.sockets).await.unwrap();
+        self.vms.alive(name).unwrap()
+    }
+
+    /// Forgets everything that a daemon forgets which is killed. Whatever it did must have ended with its runtime.
+    fn restart(&mut self) {
+        self.vms = Vms::open(self.folder.path(), &self.folder.path().join("run/volumes"));
+    }
+
+    async fn state(&self, name: &str) -> RunState {
+        self.vms.machine(name).unwrap().status().await.unwrap()
+    }
+
+    /// Waits until a machine is not there any more, and returns its last words if it has crashed.
+    async fn until_ended(&self, name: &str) -> Option<String> {
+        loop {
+            let changed = self.vms.changed.notified();
+            match self.vms.life(name).unwrap() {
+                Life::Stopped => return None,
+                Life::Crashed(message) => return Some(message),
+                Life::Starting | Life::Alive(_) => changed.await,
+            }
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let entries = self.vms.entries();
+        for entry in entries.values() {
+            if let Life::Alive(alive) = &entry.life {
+                alive.process.kill();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_machine_is_added_started_stopped_and_removed() {
+    let Some(host) = Host::new() else { return };
+    host.add("m");
+    assert!(matches!(host.vms.add("m", &host.definition()), Err(VmError::Exists(_))));
+    assert!(matches!(host.vms.stop("m", Ending::AtOnce).await, Err(VmError::NotRunning(_))));
+    host.start("m").await;
+    assert_eq!(host.state("m").await, RunState::Running);
+    assert!(matches!(host.vms.start("m", &host.sockets).await, Err(VmError::Running(_))));
+    assert!(matches!(host.vms.remove("m"), Err(VmError::Running(_))));
+    // Firmware alone takes no note of a power button.
+    host.vms.stop("m", Ending::PowerButton(Duration::from_millis(10))).await.unwrap();
+    assert!(matches!(host.vms.life("m").unwrap(), Life::Stopped));
+    host.start("m").await;
+    host.vms.stop("m", Ending::AtOnce).await.unwrap();
+    host.vms.remove("m").unwrap();
+    assert!(host.vms.list().is_empty());
+    assert!(!host.folder.path().join("vms/m").exists());
+}
+
+#[tokio::test]
+async fn a_machine_that_is_killed_has_crashed_and_can_be_started_again() {
+    let Some(mut host) = Host::new() else { return };
+    host.add("m");
+    host.start("m").await.process.kill();
+    assert!(host.until_ended("m").await.is_some());
+    host.restart();
+    assert!(matches!(host.vms.life("m").unwrap(), Life::Crashed(_)));
+    host.start("m").await;
+    assert_eq!(host.state("m").await, RunState::Running);
+}
+
+#[tokio::test]
+async fn a_qemu_that_does_not_start_says_why() {
+    let Some(host) = Host::new() else { return };
+    let text = host.definition().replace("\"-m\", \"32\"", "\"-machine\", \"teapot\"");
+    host.vms.add("m", &text).unwrap();
+    let ended = host.vms.start("m", &host.sockets).await.unwrap_err();
+    assert!(ended.to_string().contains("machine type"), "{ended}");
+    host.vms.remove("m").unwrap();
+    host.vms.add("m", &host.definition().replace("qemu-system-x86_64", "/no/qemu")).unwrap();
+    let missing = host.vms.start("m", &host.sockets).await.unwrap_err();
+    assert!(missing.to_string().contains("/no/qemu"), "{missing}");
+    assert!(matches!(host.vms.life("m").unwrap(), Life::Stopped));
+}
+
+/// The life of one daemon: its connections and tasks end with it.
+fn life<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+#[test]
+fn a_machine_outlives_the_daemon_and_is_found_again() {
+    let Some(mut host) = Host::new() else { return };
+    host.add("m");
+    let before = life(async { host.start("m").await.process_id() });
+    host.restart();
+    assert!(matches!(host.vms.life("m").unwrap(), Life::Starting));
+    life(async {
+        host.vms.find_running();
+        host.vms.until_found("m").await;
+        assert_eq!(host.vms.alive("m").unwrap().process_id(), before);
+        assert_eq!(host.state("m").await, RunState::Running);
+        host.vms.alive("m").unwrap().process.kill();
+        assert!(host.until_ended("m").await.is_some());
+    });
+}
+
+#[test]
+fn a_machine_that_ended_while_nobody_looked_has_crashed() {
+    let Some(mut host) = Host::new() else { return };
+    host.add("m");
+    let alive = life(host.start("m"));
+    alive.process.kill();
+    host.restart();
+    life(async {
+        host.vms.find_running();
+        assert!(host.until_ended("m").await.unwrap().contains("while the daemon was away"));
+    });
+}
+
+/// Brings a machine from `source` to where its memory is at `target` and neither runs.
+async fn move_memory(source: &Host, target: &Host, name: &str) {
+    let leaving = source.vms.leaving(name).await.unwrap();
+    let parcel = source.vms.definition(name).await.unwrap();
+    assert_eq!(Vms::announced(&parcel).unwrap(), (name.to_owned(), vec![]));
+    let arrival = target.vms.prepare_arrival(&parcel, &target.sockets).await.unwrap();
+    assert_eq!(arrival.name, name);
+    let stream = target.folder.path().join("memory");
+    arrival.machine.expect_memory(&stream).await.unwrap();
+    let options = MemoryOptions::for_downtime(Duration::from_millis(300));
+    leaving.offer_memory(&stream, options).await.unwrap();
+    leaving.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
+    leaving.switch_over().await.unwrap();
+    leaving.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
+    arrival.machine.await_loaded(DEADLINE).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_goes_to_another_host_and_comes_home() {
+    let (Some(here), Some(there)) = (Host::new(), Host::new()) else { return };
+    here.add("m");
+    here.start("m").await;
+    for (source, target) in [(&here, &there), (&there, &here)] {
+        move_memory(source, target, "m").await;
+        assert!(matches!(source.vms.stop("m", Ending::AtOnce).await, Err(VmError::Busy { .. })));
+        assert!(matches!(target.vms.remove("m"), Err(VmError::Busy { .. })));
+        target.vms.arrived("m").await.unwrap();
+        target.vms.machine("m").unwrap().resume().await.unwrap();
+        source.vms.left("m").await.unwrap();
+        assert!(source.vms.list().is_empty());
+        assert_eq!(target.state("m").await, RunState::Running);
+        let vars = target.folder.path().join("vms/m/files/vars");
+        assert_eq!(std::fs::metadata(vars).unwrap().len(), 256 << 10);
+    }
+    // What is done already is done.
+    there.vms.left("m").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_does_not_arrive_goes_on_at_home_and_leaves_nothing_there() {
+    let (Some(here), Some(there)) = (Host::new(), Host::new()) else { return };
+    here.add("m");
+    here.start("m").await;
+    move_memory(&here, &there, "m").await;
+    assert_eq!(there.vms.unsettled(), [("m".to_owned(), Standing::Arriving)]);
+    assert_eq!(here.vms.unsettled(), [("m".to_owned(), Standing::Leaving)]);
+    there.vms.abandon_arrival("m").await.unwrap();
+    there.vms.abandon_arrival("m").await.unwrap();
+    assert!(there.vms.list().is_empty() && !there.folder.path().join("vms/m").exists());
+    here.vms.machine("m").unwrap().resume().await.unwrap();
+    here.vms.stayed("m").await.unwrap();
+    assert_eq!(here.state("m").await, RunState::Running);
+    assert!(here.vms.unsettled().is_empty());
+    here.vms.stop("m", Ending::AtOnce).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_came_and_cannot_be_started_is_not_kept() {
+    let (Some(here), Some(there)) = (Host::new(), Host::new()) else { return };
+    let text = here.definition().replace("\"-m\", \"32\"", "\"-machine\", \"teapot\"");
+    here.vms.add("m", &text).unwrap();
+    let parcel = here.vms.definition("m").await.unwrap();
+    let refused = there.vms.prepare_arrival(&parcel, &there.sockets).await.err().unwrap();
+    assert!(refused.to_string().contains("machine type"), "{refused}");
+    assert!(there.vms.list().is_empty());
+    assert!(there.vms.prepare_arrival(&parcel[1..], &there.sockets).await.is_err());
+}

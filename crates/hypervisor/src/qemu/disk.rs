@@ -1,0 +1,99 @@
+//! The disks of a running QEMU that are plain files, and their being led over an NBD export and back, without a restart.
+//!
+//! ```text
+//!   before            between                         while it is led
+//!   device            device                          device
+//!     │                 │                               │
+//!   format            format        nbd ─► export     format
+//!     │                 │                               │
+//!   file ─► image     file ─► image                   nbd ─► export ─► image
+//!
+//!   -blockdev   the format node stays, and gets another child: blockdev-reopen
+//!   -drive      QEMU's own names cannot be reopened: the device gets another format node, qom-set drive
+//! ```
+//!
+//! Reopening sets every option that is not said to its default, so all of them are said, and what QEMU made of them is read
+//! back. Whoever serves the export does not hold QEMU's locks on the image when a command is given here: QEMU holds them
+//! until it is led away, and takes them when it is led back.
+
+mod lead;
+mod survey;
+
+use std::path::PathBuf;
+
+/// A disk of a machine whose bytes are in a local file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalDisk {
+    /// The device that the guest sees: its identity, or its path among QEMU's objects.
+    pub device: String,
+    /// The node that the device reads and writes.
+    pub node: String,
+    /// Whether somebody gave that node its name. Only such a node can be reopened.
+    pub is_named: bool,
+    /// What drives it: `raw` or `qcow2`.
+    pub format: String,
+    /// The node below it; `None` if it cannot be told.
+    pub file_node: Option<String>,
+    /// The file.
+    pub file: PathBuf,
+    /// How it is used.
+    pub options: DiskOptions,
+}
+
+/// How a disk's file is used, as far as QEMU tells.
+///
+/// It does not tell `discard`, which is taken to be `unmap`, nor `aio`, which is left to its default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// Nothing is written.
+    pub is_read_only: bool,
+    /// The host's page cache is not used.
+    pub cache_direct: bool,
+    /// Flushes are ignored.
+    pub cache_no_flush: bool,
+    /// What is done with zeroes that are written: `off`, `on` or `unmap`.
+    pub detect_zeroes: String,
+}
+
+/// A disk that cannot be led anywhere, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{device}: {reason}")]
+pub struct StayingDisk {
+    /// The device.
+    pub device: String,
+    /// Why.
+    pub reason: StayReason,
+}
+
+/// Why a disk cannot be led anywhere.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StayReason {
+    /// A job of QEMU works on it.
+    #[error("QEMU's job \"{0}\" works on it; wait for it, or cancel it")]
+    Job(String),
+    /// Bitmaps of a backup tool would be lost.
+    #[error("it has bitmaps of a backup tool ({}), which would be lost; remove them first", .0.join(", "))]
+    Bitmaps(Vec<String>),
+    /// A filter, or a format that is not known.
+    #[error("its uppermost node is driven by {0}; only raw and qcow2 over a file can be led elsewhere")]
+    Driver(String),
+    /// It is over the network, or is made of several files.
+    #[error("it is no plain file, but {0}")]
+    NotAFile(String),
+    /// It has no device that could be given another node.
+    #[error("QEMU does not tell which device it is")]
+    NoDevice,
+}
+
+/// Where an export is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportAddress {
+    /// The unix socket.
+    pub socket: PathBuf,
+    /// The name of the export.
+    pub export: String,
+    /// How long requests wait for a server that has gone, in seconds, before they fail.
+    ///
+    /// **N.B.** For as long QEMU does not answer a command that waits for its requests, such as `stop`.
+    pub reconnect_s: u32,
+}

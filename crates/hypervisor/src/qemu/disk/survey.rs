@@ -1,0 +1,131 @@
+//! Which disks a machine has, and which of them can be led elsewhere.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::{DiskOptions, LocalDisk, StayReason, StayingDisk};
+use crate::qemu::error::MachineError;
+use crate::qemu::machine::{Machine, unexpected};
+
+/// QEMU's names for nodes that nobody named begin so.
+const MADE_UP: char = '#';
+/// Formats whose file can be exchanged below them.
+const FORMATS: [&str; 2] = ["raw", "qcow2"];
+/// Drivers of plain files and devices.
+const FILES: [&str; 2] = ["file", "host_device"];
+
+impl Machine {
+    /// The disks of the machine; for those that cannot be led elsewhere, why. Drives without a medium are left out.
+    ///
+    /// # Errors
+    /// If QEMU does not tell.
+    pub async fn local_disks(&self) -> Result<Vec<Result<LocalDisk, StayingDisk>>, MachineError> {
+        let devices = self.ask("query-block").await?;
+        let nodes = self.ask("query-named-block-nodes").await?;
+        let jobs = self.ask("query-block-jobs").await?;
+        let devices = devices.as_array().ok_or_else(|| unexpected("query-block", "a list of devices"))?;
+        let nodes = nodes.as_array().map(Vec::as_slice).unwrap_or_default();
+        let jobs = jobs.as_array().map(Vec::as_slice).unwrap_or_default();
+        let disks = devices.iter().filter(|device| device["inserted"].is_object());
+        Ok(disks.map(|device| survey(device, nodes, jobs)).collect())
+    }
+}
+
+fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, StayingDisk> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let inserted = &device["inserted"];
+    let (drive, path, node) = (text(&device["device"]), text(&device["qdev"]), text(&inserted["node-name"]));
+    let name = [&path, &drive, &node].into_iter().find(|name| !name.is_empty()).cloned().unwrap_or_default();
+    let stay = |reason| Err(StayingDisk { device: name.clone(), reason });
+    if path.is_empty() {
+        return stay(StayReason::NoDevice);
+    }
+    let is_of_this = |job: &&Value| [&drive, &node].contains(&&text(&job["device"]));
+    // A job without a device may work on any of them.
+    if let Some(job) = jobs.iter().find(|job| is_of_this(job) || text(&job["device"]).starts_with(MADE_UP)) {
+        return stay(StayReason::Job(text(&job["device"])));
+    }
+    let bitmaps = inserted["dirty-bitmaps"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !bitmaps.is_empty() {
+        return stay(StayReason::Bitmaps(bitmaps.iter().map(|bitmap| text(&bitmap["name"])).collect()));
+    }
+    let format = text(&inserted["drv"]);
+    if !FORMATS.contains(&format.as_str()) {
+        return stay(StayReason::Driver(format));
+    }
+    let file = text(&inserted["file"]);
+    // With options that a path cannot say, QEMU writes them as JSON; other addresses are URIs.
+    if !file.starts_with('/') && (file.starts_with("json:") || file.contains("://") || file.is_empty()) {
+        return stay(StayReason::NotAFile(file));
+    }
+    let below = nodes
+        .iter()
+        .find(|below| FILES.contains(&text(&below["drv"]).as_str()) && text(&below["file"]) == file);
+    if below.is_none() {
+        return stay(StayReason::NotAFile(file));
+    }
+    let flag = |value: &Value| value.as_bool().unwrap_or(false);
+    Ok(LocalDisk {
+        device: path,
+        is_named: !node.starts_with(MADE_UP),
+        node,
+        format,
+        file_node: below.map(|below| text(&below["node-name"])),
+        file: PathBuf::from(file),
+        options: DiskOptions {
+            is_read_only: flag(&inserted["ro"]),
+            cache_direct: flag(&inserted["cache"]["direct"]),
+            cache_no_flush: flag(&inserted["cache"]["no-flush"]),
+            detect_zeroes: inserted["detect_zeroes"].as_str().unwrap_or("off").to_owned(),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn device(change: impl FnOnce(&mut Value)) -> Value {
+        let mut device = json!({
+            "device": "drive0", "qdev": "/machine/peripheral/d0",
+            "inserted": {
+                "node-name": "#block123", "drv": "raw", "file": "/srv/disk.raw", "ro": false, "detect_zeroes": "unmap",
+                "cache": {"direct": true, "no-flush": false, "writeback": true},
+            },
+        });
+        change(&mut device);
+        device
+    }
+
+    fn surveyed(device: &Value, jobs: &[Value]) -> Result<LocalDisk, StayReason> {
+        let nodes = [json!({"node-name": "#block77", "drv": "file", "file": "/srv/disk.raw"})];
+        survey(device, &nodes, jobs).map_err(|staying| staying.reason)
+    }
+
+    #[test]
+    fn a_plain_disk_is_described_with_its_options() {
+        let disk = surveyed(&device(|_| ()), &[]).unwrap();
+        assert!(!disk.is_named && disk.options.cache_direct);
+        assert_eq!(disk.file_node.as_deref(), Some("#block77"));
+        assert_eq!(disk.options.detect_zeroes, "unmap");
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_named() {
+        let job = json!({"device": "drive0", "type": "mirror"});
+        assert_eq!(surveyed(&device(|_| ()), &[job]), Err(StayReason::Job("drive0".to_owned())));
+        let bitmaps = device(|device| device["inserted"]["dirty-bitmaps"] = json!([{"name": "nightly"}]));
+        assert_eq!(surveyed(&bitmaps, &[]), Err(StayReason::Bitmaps(vec!["nightly".to_owned()])));
+        let filter = device(|device| device["inserted"]["drv"] = "throttle".into());
+        assert_eq!(surveyed(&filter, &[]), Err(StayReason::Driver("throttle".to_owned())));
+        for file in ["json:{\"driver\":\"raw\"}", "nbd://host/x", "", "/srv/other.raw"] {
+            let elsewhere = device(|device| device["inserted"]["file"] = file.into());
+            assert_eq!(surveyed(&elsewhere, &[]), Err(StayReason::NotAFile(file.to_owned())));
+        }
+        let nobodys = device(|device| device["qdev"] = Value::Null);
+        assert_eq!(surveyed(&nobodys, &[]), Err(StayReason::NoDevice));
+    }
+}

@@ -1,0 +1,150 @@
+//! Disks of running machines, led over an NBD export and back: nothing that was written on the way is lost.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use hypervisor::qemu::{ExportAddress, LocalDisk, StayReason};
+use serde_json::json;
+use tokio::process::{Child, Command};
+
+use crate::scene::{DEADLINE, Qemu, Scene};
+
+/// Bytes that each step writes at a place of its own.
+const STEP_BYTES: usize = 64 << 10;
+
+/// An NBD server that takes no locks, as whoever adopts a disk must at first.
+struct Server {
+    /// Killed when this is dropped.
+    _process: Child,
+    address: ExportAddress,
+}
+
+impl Server {
+    /// `None` if there is none, which is told.
+    async fn start(scene: &Scene) -> Option<Self> {
+        let socket = scene.path("nbd");
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-U"]).arg(&socket).arg("file").arg(scene.path("disk"));
+        let Ok(process) = command.stdin(Stdio::null()).kill_on_drop(true).spawn() else {
+            omission::machine_lacks("nbdkit");
+            return None;
+        };
+        while tokio::net::UnixStream::connect(&socket).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        let address = ExportAddress { socket, export: String::new(), reconnect_s: 30 };
+        Some(Self { _process: process, address })
+    }
+}
+
+impl Qemu {
+    /// Has QEMU write to the disk as the guest would.
+    async fn write(&self, step: u8) {
+        let device = &self.disk().await.device;
+        let start = usize::from(step) * STEP_BYTES;
+        let command = format!("qemu-io -d {device} \"write -P {step} {start} {STEP_BYTES}\"");
+        let arguments = json!({ "command-line": command });
+        let said = self.machine.qmp().execute("human-monitor-command", arguments, DEADLINE).await.unwrap();
+        assert!(said.as_str().unwrap().is_empty(), "{said}");
+    }
+
+    async fn disk(&self) -> LocalDisk {
+        // It is no local disk while it is led, but its device stays.
+        let devices = self.machine.query_block().await.unwrap();
+        let device = devices.into_iter().find_map(|device| device.device).unwrap();
+        let disks = self.machine.local_disks().await.unwrap();
+        disks.into_iter().find_map(Result::ok).unwrap_or_else(|| LocalDisk {
+            device,
+            node: String::new(),
+            is_named: true,
+            format: "raw".to_owned(),
+            file_node: None,
+            file: "/".into(),
+            options: hypervisor::qemu::DiskOptions {
+                is_read_only: false,
+                cache_direct: false,
+                cache_no_flush: false,
+                detect_zeroes: "off".to_owned(),
+            },
+        })
+    }
+
+    fn has_open(&self, file: &Path) -> bool {
+        let folder = format!("/proc/{}/fd", self.machine.process().unwrap());
+        let links = std::fs::read_dir(folder)
+            .unwrap()
+            .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+        links.into_iter().any(|link| link == file)
+    }
+}
+
+/// Leads the disk of a machine that was started with `words` there and back, twice, and looks at every byte.
+async fn check(scene: &Scene, words: &[&str]) {
+    let Some(server) = Server::start(scene).await else { return };
+    let qemu = scene.start_with("machine", words).await;
+    let before = qemu.disk().await;
+    let mut disk = before.clone();
+    let mut step = 1;
+    qemu.write(step).await;
+    for _ in 0..2 {
+        disk = qemu.machine.lead_over_export(&disk, &server.address, 0).await.unwrap();
+        assert!(!qemu.has_open(&before.file), "QEMU still has the file open");
+        step += 1;
+        qemu.write(step).await;
+        disk = qemu.machine.lead_to_file(&disk, 0).await.unwrap();
+        assert!(qemu.has_open(&before.file));
+        step += 1;
+        qemu.write(step).await;
+    }
+    // Its options are what they were, and nothing is left over.
+    let after = qemu.disk().await;
+    assert_eq!((&after.options, &after.file), (&before.options, &before.file));
+    let nodes = qemu.machine.named_nodes().await.unwrap();
+    assert_eq!(nodes.len(), 2, "{nodes:?}");
+    qemu.machine.quit().await.unwrap();
+    qemu.machine.closed().await;
+    let image = std::fs::read(&before.file).unwrap();
+    for step in 1..=step {
+        let start = usize::from(step) * STEP_BYTES;
+        assert!(image[start..start + STEP_BYTES].iter().all(|byte| *byte == step), "step {step}");
+    }
+}
+
+#[tokio::test]
+async fn a_disk_of_blockdev_is_led_over_an_export_and_back() {
+    let Some(scene) = Scene::new() else { return };
+    let file = format!("file,node-name=f,filename={}", scene.path("disk").display());
+    let raw = "raw,node-name=d,file=f,detect-zeroes=unmap,discard=unmap";
+    check(&scene, &["-blockdev", &file, "-blockdev", raw, "-device", "virtio-blk-pci,drive=d"]).await;
+}
+
+#[tokio::test]
+async fn a_disk_of_drive_is_led_over_an_export_and_back() {
+    let Some(scene) = Scene::new() else { return };
+    let drive =
+        format!("file={},if=none,id=drive-scsi0,format=raw,detect-zeroes=on", scene.path("disk").display());
+    let device = "scsi-hd,bus=scsi.0,drive=drive-scsi0,id=scsi0";
+    check(&scene, &["-device", "virtio-scsi-pci,id=scsi", "-drive", &drive, "-device", device]).await;
+}
+
+#[tokio::test]
+async fn a_disk_of_drive_without_a_name_is_led_over_an_export_and_back() {
+    let Some(scene) = Scene::new() else { return };
+    let drive = format!("file={},if=virtio,format=raw", scene.path("disk").display());
+    check(&scene, &["-drive", &drive]).await;
+}
+
+#[tokio::test]
+async fn a_disk_that_cannot_be_led_stays_where_it_was() {
+    let Some(scene) = Scene::new() else { return };
+    let qemu = scene.start("machine", &[]).await;
+    let disk = qemu.disk().await;
+    let nowhere = ExportAddress { socket: scene.path("nobody"), export: String::new(), reconnect_s: 30 };
+    qemu.machine.lead_over_export(&disk, &nowhere, 0).await.unwrap_err();
+    qemu.write(1).await;
+    assert_eq!(qemu.disk().await, disk);
+    let bitmap = json!({ "node": "disk", "name": "nightly" });
+    qemu.machine.qmp().execute("block-dirty-bitmap-add", bitmap, DEADLINE).await.unwrap();
+    let staying = qemu.machine.local_disks().await.unwrap().remove(0).unwrap_err();
+    assert_eq!(staying.reason, StayReason::Bitmaps(vec!["nightly".to_owned()]));
+}

@@ -1,0 +1,41 @@
+//! `sterna vm …`
+
+use std::path::Path;
+
+use api::{Client, NewVm, StopVm};
+
+use crate::args::VmCommand;
+use crate::commands::CommandError;
+use crate::exit::Exit;
+use crate::output::{self, Format, vms};
+
+pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> Result<Exit, CommandError> {
+    match command {
+        VmCommand::Add(order) => {
+            let definition = read(&order.definition)?;
+            let vm = client.add_vm(&NewVm { name: order.name, definition }).await?;
+            output::print(format, &vm, |vm| {
+                format!("{} is added; start it: sterna vm start {}\n", vm.name, vm.name)
+            })?;
+        }
+        VmCommand::Start(order) => {
+            output::print(format, &client.start_vm(&order.name).await?, vms::started)?;
+        }
+        VmCommand::Stop(order) => {
+            let how = StopVm { now: order.now, wait_s: order.wait };
+            let vm = client.stop_vm(&order.name, how).await?;
+            output::print(format, &vm, |vm| format!("{} is stopped\n", vm.name))?;
+        }
+        VmCommand::List => output::print(format, &client.vms().await?, vms::list)?,
+        VmCommand::Show(order) => output::print(format, &client.vm(&order.name).await?, vms::show)?,
+        VmCommand::Remove(order) => {
+            let removed = client.remove_vm(&order.name).await?;
+            output::print(format, &removed, vms::removed)?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+fn read(path: &Path) -> Result<String, CommandError> {
+    std::fs::read_to_string(path).map_err(|source| CommandError::File { path: path.to_owned(), source })
+}

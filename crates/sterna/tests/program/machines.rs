@@ -1,0 +1,149 @@
+//! Virtual machines through the program: added, refused, started on a volume, seen, stopped; and the daemon's death.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::scene::{DEADLINE, Scene, code};
+
+/// Firmware that finds nothing to boot is a machine that runs.
+const DEFINITION: &str = r#"
+    command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none",
+        "-qmp", "unix:{qmp},server=on,wait=off", "-device", "virtio-blk-pci,drive=disk", "-blockdev",
+        "driver=nbd,node-name=disk,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=30"]
+    [disks]
+    root = "v"
+"#;
+
+/// A daemon whose machine `m` ends with the test, however that ends: machines outlive daemons.
+struct Stage {
+    scene: Scene,
+}
+
+impl std::ops::Deref for Stage {
+    type Target = Scene;
+
+    fn deref(&self) -> &Scene {
+        &self.scene
+    }
+}
+
+impl std::ops::DerefMut for Stage {
+    fn deref_mut(&mut self) -> &mut Scene {
+        &mut self.scene
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let Ok(monitor) = UnixStream::connect(self.path("run/vms/m.qmp")) else { return };
+        if let Ok(qemu) = rustix::net::sockopt::socket_peercred(&monitor) {
+            // It may have ended by itself.
+            let _ = kill_process(qemu.pid, Signal::KILL);
+        }
+    }
+}
+
+/// A daemon with the volume `v`; `None` if there is no QEMU, which is told.
+fn scene() -> Option<Stage> {
+    const QEMU: &str = "qemu-system-x86_64";
+    if std::process::Command::new(QEMU).arg("--version").output().is_err() {
+        omission::machine_lacks(QEMU);
+        return None;
+    }
+    let scene = Scene::started();
+    scene.create_volume();
+    Some(Stage { scene })
+}
+
+fn definition(scene: &Scene, text: &str) -> PathBuf {
+    let path = scene.path("vm.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Adds the machine `m`.
+fn add(scene: &Scene, text: &str) -> (i32, Value) {
+    let path = definition(scene, text);
+    scene.json(&["vm", "add", "m", "--definition", path.to_str().unwrap()])
+}
+
+fn show(scene: &Scene) -> Value {
+    scene.json(&["vm", "show", "m"]).1
+}
+
+/// Waits until the machine does what `state` says.
+fn wait_for(scene: &Scene, state: &str) -> Value {
+    let began = Instant::now();
+    loop {
+        let vm = show(scene);
+        if vm["state"] == state {
+            return vm;
+        }
+        assert!(began.elapsed() < DEADLINE, "the machine is never {state}: {vm}");
+    }
+}
+
+#[test]
+fn machine_is_added_started_seen_stopped_and_removed() {
+    let Some(scene) = scene() else { return };
+    assert_eq!(add(&scene, DEFINITION).1["state"], "stopped");
+    assert_eq!(code(&add(&scene, DEFINITION).1), "vm_exists");
+    let (status, started) = scene.json(&["vm", "start", "m"]);
+    assert_eq!((status, &started["state"]), (0, &"running".into()), "{started}");
+    assert!(started["hypervisor"].as_str().unwrap().starts_with("QEMU "), "{started}");
+    assert!(scene.succeed(&["vm", "list"]).contains("running"));
+    assert_eq!(code(&scene.json(&["vm", "start", "m"]).1), "vm_wrong_state");
+    assert_eq!(code(&scene.json(&["vm", "remove", "m"]).1), "vm_wrong_state");
+    assert_eq!(code(&scene.json(&["volume", "remove", "v", "--force"]).1), "volume_in_use");
+    assert_eq!(scene.json(&["vm", "stop", "m", "--now"]).1["state"], "stopped");
+    scene.succeed(&["vm", "remove", "m"]);
+    assert_eq!(scene.json(&["vm", "show", "m"]).0, 3);
+    scene.succeed(&["volume", "remove", "v"]);
+}
+
+#[test]
+fn what_could_not_move_or_is_not_there_is_refused_when_it_is_added() {
+    let Some(scene) = scene() else { return };
+    for (from, to, expected) in [
+        ("\"-nodefaults\"", "\"-device\", \"vfio-pci,host=01:00.0\"", "vm_unsuitable"),
+        ("\"-nodefaults\"", "\"-cdrom\", \"/srv/seed.iso\"", "vm_unsuitable"),
+        ("{qmp}", "{qpm}", "vm_unsuitable"),
+        ("root = \"v\"", "root = \"w\"", "volume_not_found"),
+    ] {
+        let (status, refused) = add(&scene, &DEFINITION.replace(from, to));
+        assert_eq!(code(&refused), expected, "{status}: {refused}");
+    }
+    assert_eq!(scene.json(&["vm", "list"]).1, Value::Array(Vec::new()));
+}
+
+#[test]
+fn machine_runs_on_while_the_daemon_is_killed_and_is_found_again() {
+    let Some(mut scene) = scene() else { return };
+    add(&scene, DEFINITION);
+    let process = scene.json(&["vm", "start", "m"]).1["process"].clone();
+    scene.kill();
+    scene.start(None);
+    let found = wait_for(&scene, "running");
+    assert_eq!(found["process"], process);
+    // In order, too: machines are not the daemon's to end.
+    scene.stop();
+    scene.start(None);
+    assert_eq!(wait_for(&scene, "running")["process"], process);
+    scene.succeed(&["vm", "stop", "m", "--now"]);
+}
+
+#[test]
+fn machine_whose_qemu_is_killed_has_crashed_and_starts_again() {
+    let Some(scene) = scene() else { return };
+    add(&scene, DEFINITION);
+    let process = scene.json(&["vm", "start", "m"]).1["process"].as_i64().unwrap();
+    let process = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
+    kill_process(process, Signal::KILL).unwrap();
+    wait_for(&scene, "crashed");
+    assert_eq!(scene.json(&["vm", "start", "m"]).1["state"], "running");
+    scene.succeed(&["vm", "stop", "m", "--now"]);
+}
