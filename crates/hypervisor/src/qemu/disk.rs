@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Reopening sets every option that is not said to its default, so all of them are said, and what QEMU made of them is read
-//! back. Whoever serves the export does not hold QEMU's locks on the image when a command is given here: QEMU holds them
+//! back. A qcow2 image grows behind its end as it is written: an export of its file needs room there, or the guest gets
+//! errors; the image does not mind zeroes behind its end. Whoever serves the export does not hold QEMU's locks on the image when a command is given here: QEMU holds them
 //! until it is led away, and takes them when it is led back.
 
 mod lead;
@@ -36,6 +37,8 @@ pub struct LocalDisk {
     pub file_node: Option<String>,
     /// The file.
     pub file: PathBuf,
+    /// Bytes that the guest sees.
+    pub size_bytes: u64,
     /// How it is used.
     pub options: DiskOptions,
 }
@@ -77,6 +80,9 @@ pub enum StayReason {
     /// A filter, or a format that is not known.
     #[error("its uppermost node is driven by {0}; only raw and qcow2 over a file can be led elsewhere")]
     Driver(String),
+    /// What it shows is in several files.
+    #[error("it stands on a backing file, whose place below it cannot be said again; commit or rebase it first")]
+    Backing,
     /// It is over the network, or is made of several files.
     #[error("it is no plain file, but {0}")]
     NotAFile(String),

@@ -60,6 +60,7 @@ impl Qemu {
             format: "raw".to_owned(),
             file_node: None,
             file: "/".into(),
+            size_bytes: 0,
             options: hypervisor::qemu::DiskOptions {
                 is_read_only: false,
                 cache_direct: false,
@@ -86,11 +87,19 @@ async fn check(scene: &Scene, words: &[&str]) {
     let mut disk = before.clone();
     let mut step = 1;
     qemu.write(step).await;
-    for _ in 0..2 {
+    for round in 0..2 {
+        if round == 1 {
+            qemu.machine.stop().await.unwrap();
+            disk = qemu.machine.lead_to_nothing(&disk, 0).await.unwrap();
+            assert!(!qemu.has_open(&before.file), "QEMU still has the file open");
+        }
         disk = qemu.machine.lead_over_export(&disk, &server.address, 0).await.unwrap();
         assert!(!qemu.has_open(&before.file), "QEMU still has the file open");
+        qemu.machine.resume().await.unwrap();
         step += 1;
         qemu.write(step).await;
+        // As one that does not know what the disk is over.
+        disk.file_node = None;
         disk = qemu.machine.lead_to_file(&disk, 0).await.unwrap();
         assert!(qemu.has_open(&before.file));
         step += 1;
@@ -132,6 +141,48 @@ async fn a_disk_of_drive_without_a_name_is_led_over_an_export_and_back() {
     let Some(scene) = Scene::new() else { return };
     let drive = format!("file={},if=virtio,format=raw", scene.path("disk").display());
     check(&scene, &["-drive", &drive]).await;
+}
+
+#[tokio::test]
+async fn a_qcow2_image_is_led_over_an_export_with_room_behind_its_end_and_back() {
+    let Some(scene) = Scene::new() else { return };
+    let image = scene.path("disk");
+    std::fs::remove_file(&image).unwrap();
+    let Some(()) = qemu_img(["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "64M"]) else { return };
+    let file = format!("file,node-name=f,filename={}", image.display());
+    let words = ["-blockdev", &file, "-blockdev", "qcow2,node-name=d,file=f", "-device", "virtio-blk-pci,drive=d"];
+    let qemu = scene.start_with("machine", &words).await;
+    let disk = qemu.disk().await;
+    qemu.write(1).await;
+    // What is written while it is led needs clusters that the image does not have yet.
+    std::fs::File::options().write(true).open(&image).unwrap().set_len(8 << 20).unwrap();
+    let Some(server) = Server::start(&scene).await else { return };
+    let led = qemu.machine.lead_over_export(&disk, &server.address, 0).await.unwrap();
+    for step in 2..20 {
+        qemu.write(step).await;
+    }
+    qemu.machine.lead_to_file(&led, 0).await.unwrap();
+    qemu.write(20).await;
+    qemu.machine.quit().await.unwrap();
+    qemu.machine.closed().await;
+    qemu_img(["check", "-q", image.to_str().unwrap()]).unwrap();
+    let raw = scene.path("raw");
+    qemu_img(["convert", "-O", "raw", image.to_str().unwrap(), raw.to_str().unwrap()]).unwrap();
+    let content = std::fs::read(&raw).unwrap();
+    for step in 1..=20 {
+        let start = usize::from(step) * STEP_BYTES;
+        assert!(content[start..start + STEP_BYTES].iter().all(|byte| *byte == step), "step {step}");
+    }
+}
+
+/// Runs `qemu-img`, which must succeed; `None` if there is none, which is told.
+fn qemu_img<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<()> {
+    let Ok(status) = std::process::Command::new("qemu-img").args(words).status() else {
+        omission::machine_lacks("qemu-img");
+        return None;
+    };
+    assert!(status.success());
+    Some(())
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use crate::qemu::machine::{ANSWER_DEADLINE, DRAIN_DEADLINE, Machine, unexpected}
 const EXPORT_NODE: &str = "sterna-nbd-";
 const FORMAT_NODE: &str = "sterna-fmt-";
 const FILE_NODE: &str = "sterna-file-";
+const NOTHING_NODE: &str = "sterna-null-";
 
 impl Machine {
     /// Leads a disk over an export of the same bytes, and returns the disk as it is then.
@@ -33,10 +34,24 @@ impl Machine {
         self.exchange(disk, &node, options, number).await
     }
 
-    /// Leads a disk back to its file.
+    /// Takes a disk off its file, with nothing below it instead: QEMU closes the file, and holds no lock on it.
     ///
-    /// Nobody else may hold QEMU's locks on the file when this is called. When it returns, QEMU does, and nothing is sent
-    /// to the export any more.
+    /// **N.B.** The machine must be paused, and lead elsewhere before it runs again: what it would write is lost.
+    ///
+    /// # Errors
+    /// If QEMU refuses or does not answer. The disk is where it was then, unless QEMU fell silent.
+    pub async fn lead_to_nothing(&self, disk: &LocalDisk, number: u32) -> Result<LocalDisk, MachineError> {
+        let node = format!("{NOTHING_NODE}{number}");
+        let mut options = with_options(&node, "null-co", &disk.options);
+        options["size"] = disk.size_bytes.into();
+        options["read-zeroes"] = true.into();
+        self.exchange(disk, &node, options, number).await
+    }
+
+    /// Leads a disk back to its file, whatever it is over.
+    ///
+    /// Nobody else may hold QEMU's locks on the file when this is called, nor may the disk be over it already. When this
+    /// returns, QEMU does, and nothing is sent to an export any more.
     ///
     /// # Errors
     /// If QEMU refuses or does not answer. The disk is where it was then, unless QEMU fell silent.
@@ -48,7 +63,12 @@ impl Machine {
         };
         let mut options = with_options(&node, driver, &disk.options);
         options["filename"] = json!(disk.file);
-        self.exchange(disk, &node, options, number).await
+        let led = self.exchange(disk, &node, options, number).await?;
+        // Whoever gives a disk back may not know what it was over last.
+        for begin in [EXPORT_NODE, NOTHING_NODE] {
+            let _ = self.delete(&format!("{begin}{number}")).await;
+        }
+        Ok(led)
     }
 
     /// Puts another node below a disk's format.

@@ -54,6 +54,9 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
     if !FORMATS.contains(&format.as_str()) {
         return stay(StayReason::Driver(format));
     }
+    if inserted["backing_file_depth"].as_u64().unwrap_or(0) > 0 {
+        return stay(StayReason::Backing);
+    }
     let file = text(&inserted["file"]);
     // With options that a path cannot say, QEMU writes them as JSON; other addresses are URIs.
     if !file.starts_with('/') && (file.starts_with("json:") || file.contains("://") || file.is_empty()) {
@@ -73,6 +76,7 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
         format,
         file_node: below.map(|below| text(&below["node-name"])),
         file: PathBuf::from(file),
+        size_bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
         options: DiskOptions {
             is_read_only: flag(&inserted["ro"]),
             cache_direct: flag(&inserted["cache"]["direct"]),
@@ -125,6 +129,8 @@ mod tests {
             let elsewhere = device(|device| device["inserted"]["file"] = file.into());
             assert_eq!(surveyed(&elsewhere, &[]), Err(StayReason::NotAFile(file.to_owned())));
         }
+        let chain = device(|device| device["inserted"]["backing_file_depth"] = 1.into());
+        assert_eq!(surveyed(&chain, &[]), Err(StayReason::Backing));
         let nobodys = device(|device| device["qdev"] = Value::Null);
         assert_eq!(surveyed(&nobodys, &[]), Err(StayReason::NoDevice));
     }
