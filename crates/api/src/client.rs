@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::{
-    Address, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost, MigrateVolume,
+    Address, AdoptVm, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost, MigrateVolume,
     Migration, MigrationHistory, NewIdentity, NewInvitation, NewVm, NewVolume, Peer, PromoteVolume,
     RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, ResizeVolume, StopVm, Store, Vm,
     Volume, Watch,
@@ -298,6 +298,22 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::VmWrongState`].
     pub async fn stop_vm(&self, name: &str, how: StopVm) -> Result<Vm, ClientError> {
         self.send(Method::POST, &format!("/v1/vms/{}/stop", Segment(name)), Some(&how)).await
+    }
+
+    /// Takes over disks of a machine that runs; answers when they are served.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmUnsuitable`], [`ErrorCode::VmFailed`]; the machine has its disks as before then.
+    pub async fn adopt_vm(&self, name: &str, order: &AdoptVm) -> Result<Vm, ClientError> {
+        self.send(Method::POST, &format!("/v1/vms/{}/adopt", Segment(name)), Some(order)).await
+    }
+
+    /// Gives a machine its disks back as plain files; answers when it has them.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmFailed`].
+    pub async fn release_vm(&self, name: &str) -> Result<Vm, ClientError> {
+        self.send(Method::POST, &format!("/v1/vms/{}/release", Segment(name)), None::<&()>).await
     }
 
     /// Forgets a machine that does not run; its volumes stay.

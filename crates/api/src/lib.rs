@@ -19,6 +19,8 @@
 //!   DELETE /v1/vms/{name}               RemovedVm
 //!   POST   /v1/vms/{name}/start         Vm
 //!   POST   /v1/vms/{name}/stop          StopVm         -> Vm
+//!   POST   /v1/vms/{name}/adopt         AdoptVm        -> Vm
+//!   POST   /v1/vms/{name}/release       Vm
 //!   GET    /v1/migrations               [Migration]
 //!   GET    /v1/migrations/{id}          Watch          -> Migration
 //!   POST   /v1/migrations/{id}/cancel   Migration
@@ -61,7 +63,7 @@ pub use migration::{
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,
 };
-pub use vm::{NewVm, RemovedVm, StopVm, Vm, VmState};
+pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState};
 pub use volume::{
     ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, PromoteVolume, RemoveVolume, RemovedVolume,
     ResizeVolume, Volume, VolumeCreation, VolumeSource, VolumeState, VolumeStatistics,

@@ -33,10 +33,12 @@ pub struct Vm {
     pub hypervisor: Option<String>,
     /// Absolute path of its monitor's socket. The daemon is connected to it; QEMU serves one client at a time.
     pub monitor: String,
-    /// Absolute path of the file with what QEMU says.
-    pub log: String,
-    /// Its definition, as it was written.
-    pub definition: String,
+    /// Absolute path of the file with what QEMU says; `None`: Sterna has not started it.
+    #[serde(default)]
+    pub log: Option<String>,
+    /// Its definition, as it was written; `None`: Sterna has not started it.
+    #[serde(default)]
+    pub definition: Option<String>,
     /// When it was added here, in milliseconds since 1970.
     pub added_unix_ms: u64,
 }
@@ -74,6 +76,17 @@ pub struct StopVm {
     /// How long its guest may take to shut down, in seconds; then its power is cut. `None`: a minute.
     #[serde(default)]
     pub wait_s: Option<u64>,
+}
+
+/// Takes over disks of a machine that somebody else has started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AdoptVm {
+    /// Absolute path of its monitor's socket (QMP). Nobody else may be connected to it meanwhile.
+    pub monitor: String,
+    /// Its disks, by the names of their devices or nodes; none: all that can be written.
+    #[serde(default)]
+    pub disks: Vec<String>,
 }
 
 /// What has become of a machine that was removed.

@@ -9,6 +9,7 @@
 //!
 //! An operation runs in a task of its own: a client that goes away does not leave it half done.
 
+mod adopt;
 mod arrive;
 mod chain;
 mod create;
@@ -45,7 +46,7 @@ use crate::peers::Peers;
 use crate::recovery;
 use crate::sockets::SocketFolder;
 use crate::stores::Stores;
-use crate::vms::Vms;
+use crate::vms::{Adoptions, VmError, Vms};
 use crate::volumes::{Service, Volumes};
 
 /// Operations under way at a time. More wait; each may hold a helper thread.
@@ -72,6 +73,8 @@ pub(crate) struct Host {
     pub(crate) peers: Arc<Peers>,
     /// The machines whose disks volumes are.
     pub(crate) vms: Arc<Vms>,
+    /// The machines of others whose disks volumes are; why the list cannot be used is kept instead of it.
+    adoptions: Result<Adoptions, String>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
     /// Looks at stores for descriptions; those at a disk that hangs keep theirs.
@@ -110,6 +113,7 @@ impl Host {
             peers,
             histories: Arc::new(Histories::new(&config.data_dir)),
             vms: Vms::open(&config.data_dir, &config.volume_sockets_dir),
+            adoptions: Adoptions::open(&config.data_dir).map_err(|error| crate::error::with_causes(&error)),
             config,
             journal,
             chronicles,
@@ -141,6 +145,11 @@ impl Host {
             result
         });
         task.await.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string())))
+    }
+
+    /// The machines of others whose disks are served.
+    fn adoptions(&self) -> Result<&Adoptions, VmError> {
+        self.adoptions.as_ref().map_err(|problem| VmError::Unusable(problem.clone()))
     }
 
     /// Resolves when the daemon is to stop.

@@ -14,6 +14,7 @@
 //! which process that is. What a machine does is asked of QEMU, not remembered. Who moves a machine, and when, is not
 //! decided here: that is the migration's affair, which says so by [`Vms::leaving`] and the others.
 
+mod adoptions;
 #[cfg_attr(
     not(test),
     expect(dead_code, reason = "migrations of volumes do not take their machines along yet")
@@ -38,6 +39,7 @@ use std::time::Duration;
 use hypervisor::qemu::Machine;
 use tokio::sync::{Notify, OwnedMutexGuard};
 
+pub(crate) use self::adoptions::{Adopted, AdoptedDisk, Adoptions, RAW};
 pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};
 pub(crate) use self::definition::Definition;
@@ -137,7 +139,7 @@ impl Vms {
                 Ok(definition) => drop(entries.insert(record.name.clone(), Entry::new(record, definition))),
                 // An older version had other rules: the machine stays in the file, and is not shown.
                 Err(error) => {
-                    tracing::warn!(vm = %record.name, %error, "a machine's definition is no longer one")
+                    tracing::warn!(vm = %record.name, %error, "a machine's definition is no longer one");
                 }
             }
         }
@@ -224,7 +226,10 @@ impl Vms {
 
     /// The machines whose move was under way when the daemon ended: whoever knows how it went says so by
     /// [`Self::arrived`], [`Self::left`] and the others.
-    #[cfg_attr(not(test), expect(dead_code, reason = "migrations of volumes do not take their machines along yet"))]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "migrations of volumes do not take their machines along yet")
+    )]
     pub(crate) fn unsettled(&self) -> Vec<(String, Standing)> {
         let entries = self.entries();
         let unsettled = entries.values().filter(|entry| entry.record.standing != Standing::Home);

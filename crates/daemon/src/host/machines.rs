@@ -9,7 +9,7 @@ use hypervisor::qemu::RunState;
 use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::names;
-use crate::vms::{Ending, Known, Life, Standing};
+use crate::vms::{Definition, Ending, Known, Life, Standing, VmError};
 
 /// How long a guest may take to shut down if nobody says.
 const SHUT_DOWN_DEFAULT: Duration = Duration::from_secs(60);
@@ -25,10 +25,13 @@ impl Host {
     /// [`RequestError`]; there is no such machine then.
     pub(crate) async fn add_vm(self: Arc<Self>, order: NewVm) -> Result<Vm, RequestError> {
         let NewVm { name, definition } = order;
+        if self.adoptions()?.get(&name).is_some() {
+            return Err(VmError::Exists(name).into());
+        }
         names::check(&name).map_err(|reason| {
             RequestError::Invalid(format!("\"{name}\" cannot be the name of a machine: {reason}"))
         })?;
-        let checked = crate::vms::Definition::parse(&definition).map_err(crate::vms::VmError::from)?;
+        let checked = Definition::parse(&definition).map_err(VmError::from)?;
         let volumes = checked.volumes();
         if let Some(missing) = volumes.iter().find(|volume| self.volumes.service(volume).is_none()) {
             return Err(RequestError::VolumeNotFound(missing.clone()));
@@ -44,6 +47,7 @@ impl Host {
     /// # Errors
     /// [`RequestError`]; it does not run then.
     pub(crate) async fn start_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        self.refuse_adopted(&name)?;
         for volume in self.vms.get(&name)?.volumes {
             self.volumes.lane(&volume).await?;
         }
@@ -56,6 +60,7 @@ impl Host {
     /// # Errors
     /// [`RequestError`].
     pub(crate) async fn stop_vm(self: Arc<Self>, name: String, how: StopVm) -> Result<Vm, RequestError> {
+        self.refuse_adopted(&name)?;
         let wait = how.wait_s.map_or(SHUT_DOWN_DEFAULT, Duration::from_secs);
         if wait > SHUT_DOWN_MAX {
             return Err(RequestError::Invalid("a guest is waited for an hour at most: wait_s".to_owned()));
@@ -71,6 +76,7 @@ impl Host {
     /// # Errors
     /// [`RequestError`]; it is there as before then.
     pub(crate) async fn remove_vm(self: Arc<Self>, name: String) -> Result<RemovedVm, RequestError> {
+        self.refuse_adopted(&name)?;
         let volumes = self.vms.get(&name)?.volumes;
         let (host, removed) = (Arc::clone(&self), name.clone());
         blocking(move || Ok(host.vms.remove(&removed)?)).await?;
@@ -80,7 +86,17 @@ impl Host {
 
     /// Describes the machines, by name.
     pub(crate) async fn describe_vms(&self) -> Vec<Vm> {
-        futures_util::future::join_all(self.vms.list().into_iter().map(describe)).await
+        let mut vms = futures_util::future::join_all(self.vms.list().into_iter().map(describe)).await;
+        vms.extend(self.describe_adopted().await);
+        vms.sort_by(|one, other| one.name.cmp(&other.name));
+        vms
+    }
+
+    fn refuse_adopted(&self, name: &str) -> Result<(), RequestError> {
+        match self.adoptions()?.get(name) {
+            Some(_) => Err(VmError::Adopted(name.to_owned()).into()),
+            None => Ok(()),
+        }
     }
 
     /// Describes one machine.
@@ -88,7 +104,10 @@ impl Host {
     /// # Errors
     /// [`RequestError`]: there is none of that name.
     pub(crate) async fn describe_vm(&self, name: &str) -> Result<Vm, RequestError> {
-        Ok(describe(self.vms.get(name)?).await)
+        match self.describe_adopted_one(name).await {
+            Some(vm) => Ok(vm),
+            None => Ok(describe(self.vms.get(name)?).await),
+        }
     }
 }
 
@@ -105,8 +124,8 @@ async fn describe(known: Known) -> Vm {
         process: alive.and_then(|alive| u32::try_from(alive.process_id()).ok()),
         hypervisor: alive.map(|alive| format!("QEMU {}", alive.machine.version())),
         monitor: known.monitor.display().to_string(),
-        log: known.log.display().to_string(),
-        definition: known.definition,
+        log: Some(known.log.display().to_string()),
+        definition: Some(known.definition),
         added_unix_ms: known.added_unix_ms,
         name: known.name,
     }

@@ -12,6 +12,7 @@ use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::images;
 use crate::stores::removed_path;
+use crate::vms::VmError;
 use crate::volumes::{Claim, Service};
 
 impl Host {
@@ -24,12 +25,27 @@ impl Host {
         name: String,
         how: RemoveVolume,
     ) -> Result<RemovedVolume, RequestError> {
+        if let Some(vm) = self.vms.user_of(&name) {
+            return Err(RequestError::VolumeOfVm { volume: name, vm });
+        }
+        if let Some(vm) = self.adoptions()?.user_of(&name) {
+            return Err(VmError::Adopted(vm).into());
+        }
+        self.remove_unused_volume(name, how).await
+    }
+
+    /// The same for a volume that no machine needs, whatever is remembered of machines.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the volume is served as before then.
+    pub(super) async fn remove_unused_volume(
+        self: Arc<Self>,
+        name: String,
+        how: RemoveVolume,
+    ) -> Result<RemovedVolume, RequestError> {
         let (claim, volume) = self.volumes.claim(&name)?;
         if let Some(migration) = self.migrations.running_of(volume) {
             return Err(RequestError::AlreadyMigrating { volume: name, migration });
-        }
-        if let Some(vm) = self.vms.user_of(&name) {
-            return Err(RequestError::VolumeOfVm { volume: name, vm });
         }
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.moved.contains_key(&volume)) {

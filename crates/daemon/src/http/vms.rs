@@ -18,6 +18,8 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_vm, remove_vm))
         .routes(routes!(start_vm))
         .routes(routes!(stop_vm))
+        .routes(routes!(adopt_vm))
+        .routes(routes!(release_vm))
 }
 
 /// Lists the machines, by name.
@@ -65,4 +67,23 @@ async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answ
 async fn stop_vm(State(host): State<Arc<Host>>, Segment(name): Segment, request: Request) -> Answer<api::Vm> {
     let how = body(request).await?;
     host.operate(Arc::clone(&host).stop_vm(name, how)).await.map(Json)
+}
+
+/// Takes over the disks of a machine that runs; answers when they are served.
+#[utoipa::path(post, path = "/v1/vms/{name}/adopt", params(("name" = String, Path, description = "Name for the machine")),
+    request_body = api::AdoptVm, responses((status = 200, description = "The machine", body = api::Vm)))]
+async fn adopt_vm(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Vm> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host).adopt_vm(name, order)).await.map(Json)
+}
+
+/// Gives a machine its disks back as plain files; answers when it has them.
+#[utoipa::path(post, path = "/v1/vms/{name}/release", params(("name" = String, Path, description = "Name of the machine")),
+    responses((status = 200, description = "The machine, as it was before", body = api::Vm)))]
+async fn release_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
+    host.operate(Arc::clone(&host).release_vm(name)).await.map(Json)
 }

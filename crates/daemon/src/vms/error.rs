@@ -73,6 +73,19 @@ pub(crate) enum VmError {
         /// What QEMU said.
         source: MachineError,
     },
+    /// A disk of it cannot be adopted.
+    #[error("the disks of the machine \"{vm}\" are not adopted: {why}")]
+    Disk {
+        /// Which machine.
+        vm: String,
+        /// Why.
+        why: String,
+    },
+    /// It is somebody else's.
+    #[error(
+        "the machine \"{0}\" was started without Sterna, which serves its disks; to end that: sterna vm release {0}"
+    )]
+    Adopted(String),
     /// A file cannot be used.
     #[error("cannot {operation} {path}: {source}")]
     Io {
@@ -98,7 +111,7 @@ impl VmError {
     }
 
     /// What QEMU said, with the machine it is about.
-    pub(super) fn of(vm: &str) -> impl Fn(MachineError) -> Self {
+    pub(crate) fn of(vm: &str) -> impl Fn(MachineError) -> Self {
         move |source| Self::Machine { vm: vm.to_owned(), source }
     }
 
@@ -107,9 +120,11 @@ impl VmError {
         match self {
             Self::NotFound(_) => ErrorCode::VmNotFound,
             Self::Exists(_) => ErrorCode::VmExists,
-            Self::Definition(_) | Self::Parcel(_) => ErrorCode::VmUnsuitable,
+            Self::Definition(_) | Self::Parcel(_) | Self::Disk { .. } => ErrorCode::VmUnsuitable,
             Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
-            Self::Running(_) | Self::NotRunning(_) | Self::Busy { .. } => ErrorCode::VmWrongState,
+            Self::Running(_) | Self::NotRunning(_) | Self::Busy { .. } | Self::Adopted(_) => {
+                ErrorCode::VmWrongState
+            }
             Self::Ended { .. } | Self::Program { .. } | Self::Machine { .. } => ErrorCode::VmFailed,
             Self::Io { .. } | Self::Catalogue(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
         }

@@ -81,7 +81,9 @@ pub enum StayReason {
     #[error("its uppermost node is driven by {0}; only raw and qcow2 over a file can be led elsewhere")]
     Driver(String),
     /// What it shows is in several files.
-    #[error("it stands on a backing file, whose place below it cannot be said again; commit or rebase it first")]
+    #[error(
+        "it stands on a backing file, whose place below it cannot be said again; commit or rebase it first"
+    )]
     Backing,
     /// It is over the network, or is made of several files.
     #[error("it is no plain file, but {0}")]

@@ -150,7 +150,8 @@ async fn a_qcow2_image_is_led_over_an_export_with_room_behind_its_end_and_back()
     std::fs::remove_file(&image).unwrap();
     let Some(()) = qemu_img(["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "64M"]) else { return };
     let file = format!("file,node-name=f,filename={}", image.display());
-    let words = ["-blockdev", &file, "-blockdev", "qcow2,node-name=d,file=f", "-device", "virtio-blk-pci,drive=d"];
+    let words =
+        ["-blockdev", &file, "-blockdev", "qcow2,node-name=d,file=f", "-device", "virtio-blk-pci,drive=d"];
     let qemu = scene.start_with("machine", &words).await;
     let disk = qemu.disk().await;
     qemu.write(1).await;

@@ -15,6 +15,12 @@ pub(crate) enum VmCommand {
     /// Stop a machine: press its power button, and cut its power if it does not shut down.
     #[command(after_help = "Examples:\n  sterna vm stop web1\n  sterna vm stop web1 --now")]
     Stop(StopVmArguments),
+    /// Take over the disks of a running QEMU that somebody else has started: they can be moved then.
+    #[command(after_help = ADOPT_HELP)]
+    Adopt(AdoptArguments),
+    /// Give an adopted machine its disks back, as plain files.
+    #[command(after_help = "Example:\n  sterna vm release web1")]
+    Release(VmArguments),
     /// List the machines.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna vm list")]
     List,
@@ -52,6 +58,26 @@ pub(crate) struct StopVmArguments {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) wait: Option<u64>,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct AdoptArguments {
+    /// Name for the machine; its volumes are called NAME, or NAME-0, NAME-1 and so on.
+    pub(crate) name: String,
+    /// The socket of its monitor.
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) qmp: PathBuf,
+    /// A disk, by the name of its device or node; by default all that can be written.
+    #[arg(long, value_name = "ID")]
+    pub(crate) disk: Vec<String>,
+}
+
+const ADOPT_HELP: &str = "\
+Example:
+  sterna vm adopt web1 --qmp /run/web1.qmp
+
+Raw images, attached by -blockdev or -drive. The machine is paused for a moment and not restarted. Nobody else may be
+connected to the monitor meanwhile. QEMU must be allowed to connect to the sockets of volumes: --socket-owner and
+[volume_sockets] of the configuration.";
 
 const ADD_HELP: &str = "\
 Example:

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use api::{Client, NewVm, StopVm};
+use api::{AdoptVm, Client, NewVm, StopVm};
 
 use crate::args::VmCommand;
-use crate::commands::CommandError;
+use crate::commands::{CommandError, absolute};
 use crate::exit::Exit;
 use crate::output::{self, Format, vms};
 
@@ -25,6 +25,14 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
             let how = StopVm { now: order.now, wait_s: order.wait };
             let vm = client.stop_vm(&order.name, how).await?;
             output::print(format, &vm, |vm| format!("{} is stopped\n", vm.name))?;
+        }
+        VmCommand::Adopt(order) => {
+            let adopt = AdoptVm { monitor: absolute(&order.qmp)?, disks: order.disk };
+            output::print(format, &client.adopt_vm(&order.name, &adopt).await?, vms::adopted)?;
+        }
+        VmCommand::Release(order) => {
+            let vm = client.release_vm(&order.name).await?;
+            output::print(format, &vm, |vm| format!("{} has its disks back\n", vm.name))?;
         }
         VmCommand::List => output::print(format, &client.vms().await?, vms::list)?,
         VmCommand::Show(order) => output::print(format, &client.vm(&order.name).await?, vms::show)?,

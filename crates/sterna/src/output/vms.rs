@@ -25,7 +25,7 @@ pub(crate) fn show(vm: &Vm) -> String {
     rows.push(("process", vm.process.map_or_else(dash, |process| process.to_string())));
     rows.push(("hypervisor", vm.hypervisor.clone().unwrap_or_else(dash)));
     rows.push(("monitor", vm.monitor.clone()));
-    rows.push(("log", vm.log.clone()));
+    rows.extend(vm.log.clone().map(|log| ("log", log)));
     properties(&rows)
 }
 
@@ -33,6 +33,11 @@ pub(crate) fn show(vm: &Vm) -> String {
 pub(crate) fn started(vm: &Vm) -> String {
     let process = vm.process.map(|process| format!(" (process {process})")).unwrap_or_default();
     format!("{} is {}{process}\n", vm.name, state(vm.state))
+}
+
+/// That a machine's disks were adopted.
+pub(crate) fn adopted(vm: &Vm) -> String {
+    format!("{} goes on; its disks are served as: {}\n", vm.name, volumes(&vm.volumes))
 }
 
 /// What has become of a machine.

@@ -63,12 +63,7 @@ impl Machine {
         };
         let mut options = with_options(&node, driver, &disk.options);
         options["filename"] = json!(disk.file);
-        let led = self.exchange(disk, &node, options, number).await?;
-        // Whoever gives a disk back may not know what it was over last.
-        for begin in [EXPORT_NODE, NOTHING_NODE] {
-            let _ = self.delete(&format!("{begin}{number}")).await;
-        }
-        Ok(led)
+        self.exchange(disk, &node, options, number).await
     }
 
     /// Puts another node below a disk's format.
@@ -87,11 +82,11 @@ impl Machine {
         };
         match led {
             Ok(led) => {
-                // A node that was made with its parent goes with it; it is nobody's to delete.
-                if let Some(former) = &disk.file_node
-                    && let Err(error) = self.delete(former).await
-                {
-                    tracing::debug!(node = %former, %error, "a node that is not used is not deleted");
+                // Whoever gives a disk back may not know what it was over last.
+                let ours = [EXPORT_NODE, FILE_NODE, NOTHING_NODE].map(|begin| format!("{begin}{number}"));
+                for former in disk.file_node.iter().chain(&ours).filter(|former| *former != node) {
+                    // A node that was made with its parent goes with it, and most of these are not there.
+                    let _ = self.delete(former).await;
                 }
                 Ok(led)
             }

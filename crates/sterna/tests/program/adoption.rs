@@ -1,0 +1,143 @@
+//! Disks of machines that somebody else has started: adopted, moved, and given back as plain files.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use crate::scene::{DEADLINE, DISK_BYTES, Scene, code};
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// A machine that was started by hand; it ends with the test.
+struct Machine {
+    qemu: Child,
+    image: PathBuf,
+}
+
+impl Machine {
+    /// Starts a machine on a raw image; `words` say how it is attached, with the image's path for `IMAGE`. `None` if there
+    /// is no QEMU, which is told.
+    fn start(scene: &Scene, words: &[&str]) -> Option<Self> {
+        let image = scene.path("disk.raw");
+        let content: Vec<u8> = (0..DISK_BYTES / 4).flat_map(|number| (number as u32).to_le_bytes()).collect();
+        std::fs::write(&image, content).unwrap();
+        let monitor = scene.path("m.qmp");
+        let mut command = Command::new(QEMU);
+        command
+            .args(["-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none", "-qmp"])
+            .arg(format!("unix:{},server=on,wait=off", monitor.display()))
+            .args(words.iter().map(|word| word.replace("IMAGE", image.to_str().unwrap())))
+            .stdin(Stdio::null());
+        let Ok(qemu) = command.spawn() else {
+            omission::machine_lacks(QEMU);
+            return None;
+        };
+        let machine = Self { qemu, image };
+        let began = Instant::now();
+        while !monitor.exists() {
+            assert!(began.elapsed() < DEADLINE, "QEMU makes no monitor");
+            std::thread::yield_now();
+        }
+        Some(machine)
+    }
+
+    fn has_open(&self, file: &Path) -> bool {
+        let folder = format!("/proc/{}/fd", self.qemu.id());
+        let entries = std::fs::read_dir(folder).unwrap();
+        let mut links = entries.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+        links.any(|link| link == file)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+fn adopt(scene: &Scene) -> String {
+    scene.succeed(&["vm", "adopt", "m", "--qmp", scene.path("m.qmp").to_str().unwrap()])
+}
+
+/// Adopts a machine's disk, moves it to a store, gives it back, and compares what the machine has then with what it had.
+fn check(words: &[&str]) {
+    let scene = Scene::started();
+    let Some(machine) = Machine::start(&scene, words) else { return };
+    assert!(adopt(&scene).contains("are served as: m"));
+    assert!(!machine.has_open(&machine.image));
+    let (_, vm) = scene.json(&["vm", "show", "m"]);
+    assert_eq!((&vm["state"], &vm["process"]), (&"running".into(), &machine.qemu.id().into()), "{vm}");
+    let (_, volume) = scene.json(&["volume", "show", "m"]);
+    assert_eq!(volume["statistics"]["connections"], 1, "{volume}");
+    assert_eq!(code(&scene.json(&["volume", "remove", "m", "--force"]).1), "vm_wrong_state");
+    assert_eq!(code(&scene.json(&["vm", "stop", "m"]).1), "vm_wrong_state");
+    scene.succeed(&["migrate", "m", "--to", "b"]);
+    scene.succeed(&["vm", "release", "m"]);
+    let [name] = scene.images("b").try_into().unwrap();
+    let released = scene.path("b").join(name);
+    assert!(machine.has_open(&released));
+    assert_eq!(scene.json(&["vm", "list"]).1, serde_json::json!([]));
+    assert_eq!(scene.json(&["volume", "list"]).1, serde_json::json!([]));
+    drop(machine);
+    let original = std::fs::read(scene.path("disk.raw.moved-m0")).unwrap();
+    assert!(original == std::fs::read(&released).unwrap(), "the image is another one");
+}
+
+#[test]
+fn disk_of_blockdev_is_adopted_moved_and_released() {
+    let raw = "raw,node-name=d,file=f,discard=unmap";
+    check(&[
+        "-blockdev",
+        "file,node-name=f,filename=IMAGE",
+        "-blockdev",
+        raw,
+        "-device",
+        "virtio-blk-pci,drive=d",
+    ]);
+}
+
+#[test]
+fn disk_of_drive_is_adopted_moved_and_released() {
+    let drive = "file=IMAGE,if=none,id=drive-scsi0,format=raw,detect-zeroes=on";
+    let device = "scsi-hd,bus=scsi.0,drive=drive-scsi0,id=scsi0";
+    check(&["-device", "virtio-scsi-pci,id=scsi", "-drive", drive, "-device", device]);
+}
+
+#[test]
+fn disk_that_is_not_moved_is_released_where_it_was_also_after_the_daemon_was_killed() {
+    let mut scene = Scene::started();
+    let Some(machine) = Machine::start(&scene, &["-drive", "file=IMAGE,if=virtio,format=raw"]) else {
+        return;
+    };
+    adopt(&scene);
+    scene.kill();
+    scene.start(None);
+    scene.succeed(&["vm", "release", "m"]);
+    assert!(machine.has_open(&machine.image));
+    // And again, as if nothing had been.
+    adopt(&scene);
+    scene.succeed(&["vm", "release", "m"]);
+    assert!(machine.has_open(&machine.image));
+}
+
+#[test]
+fn disk_that_cannot_be_adopted_is_named_and_stays() {
+    let scene = Scene::started();
+    let Some(machine) = Machine::start(&scene, &["-drive", "file=IMAGE,if=virtio,format=raw"]) else {
+        return;
+    };
+    let monitor = scene.path("m.qmp");
+    let monitor = monitor.to_str().unwrap();
+    let (_, refused) = scene.json(&["vm", "adopt", "m", "--qmp", monitor, "--disk", "nothing"]);
+    assert_eq!(code(&refused), "vm_unsuitable", "{refused}");
+    scene.create_volume();
+    // The name of the volume is taken.
+    let (_, refused) = scene.json(&["vm", "adopt", "v", "--qmp", monitor]);
+    assert_eq!(code(&refused), "volume_exists", "{refused}");
+    let (_, refused) = scene.json(&["vm", "adopt", "m", "--qmp", scene.path("nobody").to_str().unwrap()]);
+    assert_eq!(code(&refused), "vm_failed", "{refused}");
+    assert!(machine.has_open(&machine.image));
+    assert_eq!(scene.json(&["vm", "list"]).1, serde_json::json!([]));
+}
