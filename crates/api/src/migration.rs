@@ -31,6 +31,9 @@ pub struct MigrateVolume {
     /// connected are served here, until they leave.
     #[serde(default)]
     pub serve_here: bool,
+    /// Copies everything, also if the other host keeps an image of an earlier stay of the volume.
+    #[serde(default)]
+    pub full: bool,
 }
 
 /// How much of its space a new image takes at once.
@@ -231,6 +234,7 @@ impl MigrateVolume {
             allocation: Allocation::Thin,
             keep_chain: false,
             serve_here: false,
+            full: false,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a lane asks of the control plane: the journal's thread commits, helper threads handle images.
 
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use crate::history::Histories;
 use crate::images;
 use crate::journal::{Journal, step_of};
 use crate::migrations::Migrations;
+use crate::replicas::{self, Facts};
 
 /// The control plane as one lane sees it; made on another thread, used on the lane's.
 pub(crate) struct LaneControl {
@@ -22,6 +24,8 @@ pub(crate) struct LaneControl {
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) histories: Arc<Histories>,
     pub(crate) chronicles: Chronicles,
+    /// Where records of what is kept of volumes that have left are.
+    pub(crate) data_dir: PathBuf,
     /// Whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -38,6 +42,22 @@ impl LaneControl {
         self.journal.read(|state| {
             let found = state.unfinished().find(|(_, migration)| leaves(migration));
             found.map(|(id, _)| id)
+        })
+    }
+
+    /// What is to be known of the image that the volume of `migration` leaves for another host.
+    fn facts(&self, image: &ImageLocation, migration: MigrationId) -> Option<Facts> {
+        if !replicas::is_replica(image) {
+            return None;
+        }
+        self.journal.read(|state| {
+            let moved = state.moved.values().find(|moved| moved.migration == migration)?;
+            let record = &moved.volume.record;
+            Some(Facts {
+                volume: record.volume.to_string(),
+                generation: record.generation.0,
+                size_bytes: record.size_bytes,
+            })
         })
     }
 
@@ -75,8 +95,18 @@ impl Control for LaneControl {
             let fault = ControlFault { operation: "retire", path: image.place.name().to_owned(), detail };
             return Box::pin(std::future::ready(Err(fault)));
         };
-        let location = image.clone();
-        self.run(&location, "retire", move || images::retire(&image, retirement, migration))
+        let (location, facts) = (image.clone(), self.facts(&image, migration));
+        let data_dir = self.data_dir.clone();
+        self.run(&location, "retire", move || {
+            images::retire(&image, retirement, migration)?;
+            if let (Retirement::Fence, Some(facts), Some(path)) = (retirement, facts, image.place.file()) {
+                let kept = images::fenced_path(std::path::Path::new(path), migration);
+                if let Err(error) = replicas::record(&data_dir, &kept, facts) {
+                    tracing::warn!(path = %kept.display(), %error, "the way home will be a whole copy");
+                }
+            }
+            Ok(())
+        })
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {

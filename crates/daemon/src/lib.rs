@@ -35,6 +35,7 @@ pub mod names;
 mod opening;
 mod peers;
 mod recovery;
+mod replicas;
 mod serve;
 mod sockets;
 mod stores;

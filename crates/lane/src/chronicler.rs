@@ -295,6 +295,18 @@ impl Chronicler {
         Ok(())
     }
 
+    /// Forgets all copies: the volume has been elsewhere, and what was written there is not known here.
+    ///
+    /// # Errors
+    /// [`NotDurable`]: a restart would still know them, and trust them wrongly.
+    pub(crate) async fn forget_all(&self) -> Result<(), NotDurable> {
+        let known: Vec<ReplicaOf> = self.replicas.borrow().keys().copied().collect();
+        for of in known {
+            self.forget(of).await?;
+        }
+        Ok(())
+    }
+
     /// Keeps all of it exactly: nothing is written to the volume any more.
     pub(crate) async fn close(&self) -> Result<(), NotDurable> {
         let Some((keeper, _)) = &self.keeper else { return Ok(()) };

@@ -144,6 +144,8 @@ pub struct ComingOrder {
     pub remote: MigrationId,
     /// The generation that the volume has at its source.
     pub generation: Generation,
+    /// Who keeps a replica of the generation that it has now: what is written from the handover on is remembered for it.
+    pub left_behind: Option<ReplicaOf>,
     /// Where the volume comes to.
     pub image: ImageLocation,
     /// How far it had come when a restart interrupted it; `None`: it begins.

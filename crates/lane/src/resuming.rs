@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Handle;
-use chronicle::ReplicaOf;
+use chronicle::{Generation, ReplicaOf};
 use migration::MigrationId;
 use migration::strategy::VolumeEvent;
 use tracing::warn;
@@ -42,12 +42,13 @@ impl Default for Rhythm {
     }
 }
 
-/// Remembers the copy that `migration` makes, until `is_over` says that it makes none any more.
+/// Remembers the copy that `migration` makes, perhaps of the replica `consumed`, until `is_over` says that it makes none any more.
 pub async fn remember(
     handle: Handle,
     volume: Rc<Volume>,
     migration: MigrationId,
     rhythm: Rhythm,
+    consumed: Option<(ReplicaOf, Generation)>,
     is_over: impl Fn() -> bool,
 ) {
     let (began, of) = (handle.now(), ReplicaOf::Migration(migration.0));
@@ -67,8 +68,21 @@ pub async fn remember(
         if let Err(error) = volume.chronicler().refer_to(of, generation, &*store, lacking).await {
             warn!(%migration, %error, "how far the copying is cannot be kept; a restart would begin again");
         }
+        if let Some((consumed, generation)) = consumed
+            && volume.chronicler().lacking(consumed, generation).is_some()
+            && volume.chronicler().lacking(of, volume.generation()).is_some()
+            && let Err(error) = volume.chronicler().forget(consumed).await
+        {
+            warn!(%migration, %error, "the replica that becomes the target is not forgotten yet");
+        }
     }
-    if let Err(error) = volume.chronicler().forget(of).await {
-        warn!(%migration, %error, "what is kept of a migration that has ended stays until the next time");
+    // What is left of a migration that was given up is none of anybody's any more.
+    // By then the volume may have been away and back, and a later replica may be at the same host.
+    let consumed =
+        consumed.filter(|(of, generation)| volume.chronicler().lacking(*of, *generation).is_some());
+    for gone in consumed.map(|(of, _)| of).into_iter().chain([of]) {
+        if let Err(error) = volume.chronicler().forget(gone).await {
+            warn!(%migration, %error, "what is kept of a migration that has ended stays until the next time");
+        }
     }
 }

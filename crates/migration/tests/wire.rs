@@ -6,9 +6,9 @@ use chronicle::{BlockRange, Epoch, Generation};
 use migration::journal::{Forwarding, ImageFormat};
 use migration::message::ToSource;
 use migration::wire::{
-    Acceptance, AcceptedVolume, Allocation, DETAIL_BYTES_MAX, FormerContent, Held, MESSAGE_BYTES_MAX,
-    Message, NAME_BYTES_MAX, Offer, OfferedVolume, RUNS_MAX, Refusal, RefusalCode, VERSION, WireError,
-    decode, encode,
+    Acceptance, AcceptedVolume, Allocation, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
+    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedVolume, RUNS_MAX, Refusal, RefusalCode,
+    VERSION, WireError, decode, encode,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 use proptest::prelude::*;
@@ -91,6 +91,7 @@ fn offer(name: &str) -> Message {
         block_size_bytes: 65536,
         generation: Generation(2),
         epoch: Epoch(77),
+        left_behind: LeftBehind::Replica,
     };
     let offer = Offer {
         volumes: vec![volume],

@@ -255,6 +255,9 @@ pub(crate) struct MigrateArguments {
     /// Go on serving the volume here, from the other host's store; by default only to clients that stay connected.
     #[arg(long)]
     pub(crate) serve_here: bool,
+    /// Copy everything, also if the other host keeps an image of an earlier stay.
+    #[arg(long)]
+    pub(crate) full: bool,
     /// Return as soon as the migration has begun.
     #[arg(long)]
     pub(crate) detach: bool,

@@ -11,13 +11,15 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use block::store::Opened;
+use chronicle::{Epoch, Generation, ReplicaOf};
 use lane::{ComingOrder, LaneHandle, LaneStore, Listeners, Opening, TargetContent};
 use migration::journal::{
     ExportSettings, FailureCode, ImageFormat, ImageLocation, MigratingVolume, MigrationState, Outcome,
     Record, Side, Summary, VolumeRecord,
 };
 use migration::wire::{
-    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, Offer, OfferedVolume, Refusal, RefusalCode,
+    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
+    RefusalCode,
 };
 use migration::{HostId, MigrationId, VolumeId};
 use transport::Session;
@@ -31,6 +33,7 @@ use crate::images;
 use crate::names;
 use crate::opening;
 use crate::peers::channel::{Kind, Subject};
+use crate::replicas::{self, is_replica};
 use crate::volumes::{Claim, Service};
 
 /// How long an offer waits for something else that is being done with the volume.
@@ -43,6 +46,8 @@ pub(super) struct Arrival {
     pub(super) migration: MigrationId,
     pub(super) remote: MigrationId,
     pub(super) record: VolumeRecord,
+    /// Whether the source keeps a replica.
+    pub(super) left_behind: LeftBehind,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub(super) recorded: Option<Box<MigrationState>>,
 }
@@ -70,10 +75,12 @@ impl Host {
                 Err(Refusal { code: RefusalCode::Over, detail })
             }
             // The answer was lost.
-            Some(false) => Ok(acceptance(offered, TargetContent::Unknown)),
+            Some(false) => Ok(acceptance(offered, TargetContent::Unknown, None)),
             None => {
                 let taken = self.begin_arrival(session, peer, remote, &offer, offered.clone()).await;
-                taken.map(|content| acceptance(offered, content)).map_err(|error| refusal(&error))
+                taken
+                    .map(|(content, replica)| acceptance(offered, content, replica))
+                    .map_err(|error| refusal(&error))
             }
         }
     }
@@ -85,7 +92,7 @@ impl Host {
         remote: MigrationId,
         offer: &Offer,
         offered: OfferedVolume,
-    ) -> Result<TargetContent, RequestError> {
+    ) -> Result<(TargetContent, Option<Generation>), RequestError> {
         let name = offered.name.clone();
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
@@ -165,6 +172,7 @@ impl Host {
             let moved = state.moved.get(&offered.volume);
             moved.map_or_else(ExportSettings::default, |moved| moved.volume.record.export.clone())
         });
+        let left_behind = offered.left_behind;
         let record = VolumeRecord {
             volume: offered.volume,
             name: offered.name,
@@ -190,7 +198,7 @@ impl Host {
             }
             return Err(fault.into());
         }
-        Ok(Arrival { migration, remote, record, recorded: None })
+        Ok(Arrival { migration, remote, record, left_behind, recorded: None })
     }
 
     async fn make_and_wait(
@@ -200,7 +208,11 @@ impl Host {
         reserved: &Reserved,
         claim: Claim,
         home: Option<LaneHandle>,
-    ) -> Result<TargetContent, RequestError> {
+    ) -> Result<(TargetContent, Option<Generation>), RequestError> {
+        if let Some((store, generation)) = self.take_replica(&arrival.record, reserved).await? {
+            self.wait_for_volume(session, arrival, store, claim, home).await?;
+            return Ok((TargetContent::Unknown, Some(generation)));
+        }
         let file = match &reserved.file {
             None => None,
             Some((path, file)) => {
@@ -213,7 +225,34 @@ impl Host {
             blocking(move || opening::make_target(&image, file.as_ref(), size, allocation, None)).await?;
         let content = target.content;
         self.wait_for_volume(session, arrival, target.store, claim, home).await?;
-        Ok(content)
+        Ok((content, None))
+    }
+
+    /// Makes the replica that an earlier stay of the volume left the target, if there is one that nobody has touched;
+    /// also tells of which generation it is.
+    ///
+    /// # Errors
+    /// [`RequestError`]. **N.B.** the target's file may hold anything then, and is of no use.
+    async fn take_replica(
+        &self,
+        record: &VolumeRecord,
+        reserved: &Reserved,
+    ) -> Result<Option<(Opened, Generation)>, RequestError> {
+        if reserved.allocation == opening::Allocation::Thick || !is_replica(&record.image) {
+            return Ok(None);
+        }
+        let (data_dir, record) = (self.config.data_dir.clone(), record.clone());
+        blocking(move || {
+            let path = std::path::Path::new(record.image.place.name());
+            let (volume, size) = (record.volume.to_string(), record.size_bytes);
+            let failed = |error: std::io::Error| RequestError::storage("take the replica for", path, &error);
+            let Some(generation) = replicas::take(&data_dir, &volume, size, path).map_err(failed)? else {
+                return Ok(None);
+            };
+            let opened = opening::open(&record, None, opening::at_once)?;
+            Ok(Some((opened, Generation(generation))))
+        })
+        .await
     }
 
     /// Lets a lane wait for the volume, and sees to what comes of it.
@@ -239,6 +278,10 @@ impl Host {
             migration: arrival.migration,
             remote: arrival.remote,
             generation: record.generation,
+            left_behind: match arrival.left_behind {
+                LeftBehind::Nothing => None,
+                LeftBehind::Replica => Some(ReplicaOf::Host(crate::peers::host_id(session.peer()).0)),
+            },
             image: record.image.clone(),
             recorded: arrival.recorded,
         };
@@ -355,16 +398,23 @@ impl Host {
         let session = self.hosts.session_with(peer)?;
         let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
         let store = open_for_resuming(&record).await?;
-        let arrival = Arrival { migration, remote, record, recorded: Some(Box::new(recorded)) };
+        // It is not in the journal; to remember for nobody costs little.
+        let left_behind = LeftBehind::Replica;
+        let arrival = Arrival { migration, remote, record, left_behind, recorded: Some(Box::new(recorded)) };
         self.wait_for_volume(&session, arrival, store, claim, home).await
     }
 }
 
-fn acceptance(offered: &OfferedVolume, content: TargetContent) -> Acceptance {
+fn acceptance(offered: &OfferedVolume, content: TargetContent, replica: Option<Generation>) -> Acceptance {
     let elsewhere = match content {
         TargetContent::Zero => FormerContent::Zero,
         TargetContent::Unknown | TargetContent::Backing => FormerContent::Unknown,
     };
-    let volume = AcceptedVolume { volume: offered.volume, held: Held::Nothing, elsewhere };
+    let held = match replica {
+        None => Held::Nothing,
+        // Its generation says which it is: each owner counts epochs by itself.
+        Some(generation) => Held::Copy { as_of: Epoch::default(), generation },
+    };
+    let volume = AcceptedVolume { volume: offered.volume, held, elsewhere };
     Acceptance { volumes: vec![volume], incarnation: 0 }
 }

@@ -10,14 +10,16 @@ use std::time::Duration;
 
 use api::{MigrateVolume, Migration};
 use block::ZeroMode;
-use chronicle::Epoch;
+use chronicle::{Epoch, Generation, ReplicaOf};
 use lane::{LaneHandle, LeavingOrder, TargetContent};
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
     VolumeRecord,
 };
-use migration::wire::{Acceptance, Allocation, FormerContent, Offer, OfferedVolume, Refusal, RefusalCode};
-use migration::{MigrationId, VolumeId};
+use migration::wire::{
+    Acceptance, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal, RefusalCode,
+};
+use migration::{HostId, MigrationId, VolumeId};
 use transport::{Peer, Session};
 
 use super::Host;
@@ -25,6 +27,7 @@ use crate::error::RequestError;
 use crate::migrations::image_format;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
+use crate::replicas::is_replica;
 
 /// How long another host may take to answer an offer: it makes an image meanwhile, perhaps a thick one.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -157,13 +160,14 @@ impl Host {
                 return Err(RequestError::HostUnreachable { host, reason });
             }
         };
+        let known = if order.full { None } else { held(&acceptance, host_id(session.peer())) };
         let order = LeavingOrder {
             migration,
             source: record.image.clone(),
             keep_source: order.keep_source,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
             content: content(&acceptance),
-            known: None,
+            known,
             zeroes: match order.allocation {
                 api::Allocation::Thin => ZeroMode::MayUnmap,
                 api::Allocation::Thick => ZeroMode::KeepAllocated,
@@ -238,6 +242,10 @@ fn offer(record: &VolumeRecord, store: &str, order: &MigrateVolume) -> Offer {
         block_size_bytes: record.block_size_bytes,
         generation: record.generation,
         epoch: Epoch::default(),
+        left_behind: match order.keep_source && is_replica(&record.image) {
+            true => LeftBehind::Replica,
+            false => LeftBehind::Nothing,
+        },
     };
     Offer {
         volumes: vec![volume],
@@ -248,6 +256,14 @@ fn offer(record: &VolumeRecord, store: &str, order: &MigrateVolume) -> Offer {
             api::Allocation::Thick => Allocation::Thick,
         },
         forwarding: forwarding(order),
+    }
+}
+
+/// The replica that the other host has made the target of.
+fn held(acceptance: &Acceptance, host: HostId) -> Option<(ReplicaOf, Generation)> {
+    match acceptance.volumes.first()?.held {
+        Held::Copy { generation, .. } => Some((ReplicaOf::Host(host.0), generation)),
+        Held::Nothing | Held::Parts(_) => None,
     }
 }
 

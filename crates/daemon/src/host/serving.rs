@@ -210,6 +210,7 @@ impl Host {
             migrations: Arc::clone(&self.migrations),
             histories: Arc::clone(&self.histories),
             chronicles: self.chronicles.clone(),
+            data_dir: self.config.data_dir.clone(),
             runtime: tokio::runtime::Handle::current(),
         };
         let name = record.name.clone();

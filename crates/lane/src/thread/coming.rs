@@ -4,10 +4,11 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, Opened};
+use chronicle::LayeredBitmap;
 use migration::journal::Summary;
 use migration::message::ToSource;
 use migration::wire::{self, Message};
-use migration::{MigrationId, Phase};
+use migration::{CommitFault, MigrationId, Phase};
 use tracing::{info, warn};
 
 use super::Lane;
@@ -35,8 +36,29 @@ impl Lane {
             None => Ok(self.volume.store()),
             Some(store) => store.into_device(&self.handle, &self.engine).await,
         };
+        let forgotten = self.volume.chronicler().forget_all().await;
+        if let (Ok(store), Ok(())) = (&store, &forgotten) {
+            self.remember_source(order, &**store).await;
+        }
         self.migration.opening.set(None);
+        if let Err(error) = forgotten {
+            warn!(migration = %order.migration, %error, "what is kept of an earlier stay of the volume does not go");
+            return Err(Refused::NotRecorded(CommitFault::NotWritten));
+        }
         self.begin_coming(order, store.map_err(Refused::Target)?, line)
+    }
+
+    /// Lets the chronicle tell, from here on, what the replica lacks that the source keeps.
+    ///
+    /// **N.B.** before any guest of this host can write. What is copied passes the chronicle by.
+    async fn remember_source(&self, order: &ComingOrder, store: &dyn BlockDevice) {
+        let Some(of) = order.left_behind else { return };
+        let complete = LayeredBitmap::new(self.volume.block_size().blocks_of(self.volume.size()));
+        let chronicler = self.volume.chronicler();
+        let referred = chronicler.refer_to(of, order.generation, store, || Some(complete));
+        if let Err(error) = referred.await {
+            warn!(migration = %order.migration, %error, "after a restart the way home will be a whole copy");
+        }
     }
 
     fn begin_coming(

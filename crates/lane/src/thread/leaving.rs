@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
+use chronicle::ReplicaOf;
 
 use migration::message::ToTarget;
 use migration::source::Peer;
@@ -61,7 +62,8 @@ impl Lane {
         let migration = order.migration;
         let is_over = move || lane.with_migration(migration, |_| Ok(())).is_err();
         let (handle, volume, rhythm) = (self.handle.clone(), Rc::clone(&self.volume), Rhythm::default());
-        self.handle.spawn(resuming::remember(handle, volume, migration, rhythm, is_over));
+        let consumed = order.known.filter(|(of, _)| matches!(of, ReplicaOf::Host(_)));
+        self.handle.spawn(resuming::remember(handle, volume, migration, rhythm, consumed, is_over));
         Ok(())
     }
 

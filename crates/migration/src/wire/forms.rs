@@ -7,7 +7,8 @@ use chronicle::{BlockRange, Epoch, Generation};
 use serde::{Deserialize, Serialize};
 
 use super::opening::{
-    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, Offer, OfferedVolume, Refusal, RefusalCode,
+    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
+    RefusalCode,
 };
 use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
 use crate::identity::{Attempt, MigrationId, VolumeId};
@@ -51,6 +52,7 @@ pub(super) struct OfferedForm {
     block_size_bytes: u32,
     generation: u64,
     epoch: u64,
+    left_behind: LeftForm,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -91,6 +93,7 @@ twin!(FormatForm = ImageFormat { Raw, Qcow2 });
 twin!(AllocationForm = Allocation { Thin, Thick });
 twin!(ForwardingForm = Forwarding { WhileConnected, Always });
 twin!(FormerForm = FormerContent { Zero, Unknown });
+twin!(LeftForm = LeftBehind { Nothing, Replica });
 twin!(
     CodeForm = RefusalCode {
         UnknownStore,
@@ -248,6 +251,7 @@ impl From<Offer> for OfferForm {
             block_size_bytes: volume.block_size_bytes,
             generation: volume.generation.0,
             epoch: volume.epoch.0,
+            left_behind: volume.left_behind.into(),
         };
         Self {
             volumes: offer.volumes.into_iter().map(volume).collect(),
@@ -268,6 +272,7 @@ impl From<OfferForm> for Offer {
             block_size_bytes: form.block_size_bytes,
             generation: Generation(form.generation),
             epoch: Epoch(form.epoch),
+            left_behind: form.left_behind.into(),
         };
         Self {
             volumes: form.volumes.into_iter().map(volume).collect(),

@@ -35,6 +35,17 @@ pub struct OfferedVolume {
     /// The newest epoch of its chronicle that has been closed: a copy that is current as of it lacks only what was
     /// written since.
     pub epoch: Epoch,
+    /// Whether the source keeps its image as it is at the handover.
+    pub left_behind: LeftBehind,
+}
+
+/// What a source keeps of a volume that it hands over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftBehind {
+    /// Nothing that anybody will come back to.
+    Nothing,
+    /// A replica: the target is to know what is written from the handover on, for the way home.
+    Replica,
 }
 
 /// How the space of an image is taken.

@@ -419,7 +419,7 @@ impl Party {
                 let source = serving.as_deref().and_then(|serving| Some(serving.as_ref()?.source.borrow()));
                 source.is_none_or(|source| source.as_ref().is_none_or(|baton| baton.migration() != id))
             };
-            self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, is_over));
+            self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, None, is_over));
         }
         let me = Rc::clone(self);
         self.handle.spawn(async move {

@@ -22,6 +22,7 @@ pub(super) async fn run(
         allocation: if order.thick { Allocation::Thick } else { Allocation::Thin },
         keep_chain: order.keep_chain,
         serve_here: order.serve_here,
+        full: order.full,
     };
     // From here on Ctrl-C does not end the program before it has said what becomes of the migration.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;

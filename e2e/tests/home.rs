@@ -1,0 +1,105 @@
+//! What the way home costs when the image of an earlier stay was kept: what was written since, and nothing else.
+
+use anyhow::{Context as _, ensure};
+use api::{Migration, MigrationState, Volume, VolumeState};
+use e2e::{Pair, Scene, guest, play_pair, until};
+
+const DISK_BYTES: u64 = 64 << 20;
+const FILL_BYTES: u64 = 32 << 20;
+
+/// Moves `v` to where it is not, keeps its old image, and waits until it is served there.
+fn travel(from: &Scene, to: &Scene, target: &str, more: &[&str]) -> anyhow::Result<Migration> {
+    let arguments = [&["migrate", "v", "--to", target, "--keep-source"], more].concat();
+    let ended: Migration = from.ask(&arguments)?;
+    ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+    until("the volume is served by its owner", || {
+        let volume: Option<Volume> = to.ask(&["volume", "show", "v"]).ok();
+        Ok(volume.filter(|volume| volume.state == VolumeState::Serving))
+    })?;
+    Ok(ended)
+}
+
+fn leave(pair: &Pair) -> anyhow::Result<Migration> {
+    travel(&pair.alpha, &pair.beta, "beta:a", &[])
+}
+
+fn come_home(pair: &Pair, more: &[&str]) -> anyhow::Result<Migration> {
+    travel(&pair.beta, &pair.alpha, "alpha:a", more)
+}
+
+/// What went over the link, and what was looked at and found to be zero.
+fn sent(ended: &Migration) -> u64 {
+    ended.bytes_moved + ended.bytes_zero
+}
+
+/// The content of a disk that is away at beta; its guest has left.
+fn away(pair: &mut Pair) -> anyhow::Result<lab::workload::Content> {
+    pair.alpha.create_volume(DISK_BYTES)?;
+    let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
+    drop(stopped.client);
+    let first = leave(pair)?;
+    ensure!(sent(&first) >= FILL_BYTES, "{first:?}");
+    until("its last client has left it", || Ok(pair.alpha.volume().is_err().then_some(())))?;
+    Ok(stopped.content)
+}
+
+#[test]
+fn volume_that_nobody_wrote_to_comes_home_for_nothing_and_goes_back_for_nothing() {
+    play_pair(|pair| {
+        let content = away(pair)?;
+        for ended in [come_home(pair, &[])?, leave(pair)?, come_home(pair, &[])?] {
+            ensure!(sent(&ended) == 0, "{ended:?}");
+        }
+        let whole = leave(pair)?;
+        ensure!(sent(&whole) == 0, "{whole:?}");
+        let whole = come_home(pair, &["--full"])?;
+        ensure!(sent(&whole) >= FILL_BYTES, "{whole:?}");
+        pair.alpha.stop()?;
+        guest::verify_image(&pair.alpha.path("a/v.img"), &content)
+    });
+}
+
+#[test]
+fn image_that_somebody_touched_is_not_come_home_to() {
+    play_pair(|pair| {
+        let content = away(pair)?;
+        let kept = pair.alpha.images("a")?.pop().context("the image is kept")?;
+        let path = pair.alpha.path("a").join(kept);
+        let file = std::fs::File::options().write(true).open(&path)?;
+        std::os::unix::fs::FileExt::write_all_at(&file, b"somebody else's", 4096)?;
+        drop(file);
+        let ended = come_home(pair, &[])?;
+        ensure!(sent(&ended) >= FILL_BYTES, "{ended:?}");
+        pair.alpha.stop()?;
+        guest::verify_image(&pair.alpha.path("a/v.img"), &content)
+    });
+}
+
+#[test]
+fn busy_guest_loses_nothing_when_its_disk_goes_to_and_fro_between_kept_images() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        for _ in 0..3 {
+            leave(pair)?;
+            come_home(pair, &[])?;
+        }
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn killed_owner_remembers_what_was_written_since_the_disk_left() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        leave(pair)?;
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        until("the volume is served again", || {
+            Ok(pair.beta.volume().ok().filter(|volume| volume.state == VolumeState::Serving))
+        })?;
+        come_home(pair, &[])?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
