@@ -57,8 +57,8 @@ pub use history::{
 };
 pub use host::{Host, Store, StoreKind};
 pub use migration::{
-    Allocation, GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, Phase,
-    RemainingSeconds, SwitchOver, WaitingFor, Watch,
+    Allocation, GuestLocation, ImageLocation, MachineDowntime, MachineMove, MemoryMove, MigrateVolume,
+    Migration, MigrationState, Phase, RemainingSeconds, SwitchOver, WaitingFor, Watch,
 };
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,

@@ -34,6 +34,9 @@ pub struct MigrateVolume {
     /// Copies everything, also if the other host keeps an image of an earlier stay of the volume.
     #[serde(default)]
     pub full: bool,
+    /// How long a machine may stand still, in milliseconds; `None`: 300. Volumes alone have no use for it.
+    #[serde(default)]
+    pub max_downtime_ms: Option<u64>,
 }
 
 /// How much of its space a new image takes at once.
@@ -104,10 +107,14 @@ pub struct Migration {
     /// volume is released to it and it has not answered.
     #[serde(default)]
     pub ticket: Option<String>,
+    /// The machine that goes along with the volume; `None` if none does, or this daemon knows no more of it.
+    #[serde(default)]
+    pub machine: Option<MachineMove>,
     /// How long the guest was held at the switch-over; `None` until that has happened.
     pub switch_over: Option<SwitchOver>,
     /// Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`,
-    /// `handover-refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up` or `internal`.
+    /// `handover-refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up`, `machine-stayed` or
+    /// `internal`.
     pub failure: Option<String>,
     /// How it ended, and why, for people.
     pub message: Option<String>,
@@ -119,6 +126,45 @@ pub struct Migration {
     pub ended_unix_ms: Option<u64>,
     /// Grows with every change; what [`Watch::after`] refers to. It begins anew when the daemon does.
     pub change: u64,
+}
+
+/// A machine that goes along with its volumes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MachineMove {
+    /// How far its memory is; `None` before it is copied.
+    pub memory: Option<MemoryMove>,
+    /// How long it stood still; `None` until it runs at the target.
+    pub downtime: Option<MachineDowntime>,
+}
+
+/// How far a machine's memory is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MemoryMove {
+    /// All of it, in bytes.
+    pub total_bytes: u64,
+    /// What must still be sent, as far as it is known, in bytes.
+    pub remaining_bytes: u64,
+    /// What was sent so far, in bytes: what the guest writes is sent again.
+    pub sent_bytes: u64,
+    /// Rounds over what the guest has written.
+    pub rounds: u64,
+    /// Bytes a second that the guest writes.
+    pub dirty_bytes_per_second: u64,
+    /// Bytes a second that are sent.
+    pub bytes_per_second: u64,
+    /// How much of their time is taken from the guest's processors, in percent, so that it writes less.
+    pub throttle_percent: u8,
+}
+
+/// How long a machine stood still, as its source saw it; the parts add up to the whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MachineDowntime {
+    /// From its stand at the source until it was heard that it runs at the target, in milliseconds.
+    pub total_ms: f64,
+    /// The last of its memory and its devices: until it was loaded at the target.
+    pub memory_ms: f64,
+    /// Its disks' handover, and its first step at the target: the rest.
+    pub handover_ms: f64,
 }
 
 /// An image.
@@ -158,6 +204,8 @@ pub enum MigrationState {
 pub enum Phase {
     /// Blocks are copied and writes mirrored; the guest works.
     Copying,
+    /// The memory of the machine that goes along is copied, while its disks are kept equal; the guest works until the end.
+    Memory,
     /// Guest requests in flight come to their end; new ones wait.
     Closing,
     /// Both stores are flushed; new requests wait.
@@ -235,6 +283,7 @@ impl MigrateVolume {
             keep_chain: false,
             serve_here: false,
             full: false,
+            max_downtime_ms: None,
         }
     }
 }
@@ -262,6 +311,7 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Copying => "copying",
+            Self::Memory => "memory",
             Self::Closing => "closing",
             Self::Preparing => "preparing",
             Self::Releasing => "releasing",

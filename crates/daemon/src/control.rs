@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lane::{Control, ControlFault, Keeper, LaneFuture, Report};
 use migration::journal::{ImageLocation, MigrationState, Record};
 use migration::recovery::Retirement;
-use migration::{CommitFault, MigrationId};
+use migration::{CommitFault, MigrationId, Phase};
 use tokio::sync::oneshot;
 
 use crate::chronicles::Chronicles;
@@ -16,6 +16,7 @@ use crate::history::Histories;
 use crate::images;
 use crate::journal::{Journal, step_of};
 use crate::migrations::Migrations;
+use crate::moving::Moving;
 use crate::replicas::{self, Facts};
 
 /// The control plane as one lane sees it; made on another thread, used on the lane's.
@@ -26,6 +27,7 @@ pub(crate) struct LaneControl {
     pub(crate) chronicles: Chronicles,
     /// Where records of what is kept of volumes that have left are.
     pub(crate) data_dir: PathBuf,
+    pub(crate) moving: Arc<Moving>,
     /// Whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -116,6 +118,18 @@ impl Control for LaneControl {
 
     fn keeper(&self) -> Option<Rc<dyn Keeper>> {
         Some(self.chronicles.keeper())
+    }
+
+    fn stop_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        Box::pin(self.moving.stop(migration))
+    }
+
+    fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        Box::pin(self.moving.run(migration))
+    }
+
+    fn entered(&self, migration: MigrationId, phase: Phase) {
+        self.moving.entered(migration, phase);
     }
 
     fn report(&self, report: Report) {

@@ -67,6 +67,24 @@ pub(crate) enum RequestError {
         /// What was tried, and what came of it.
         reason: String,
     },
+    /// Another host cannot run a machine.
+    #[error("host \"{host}\" cannot run the machine \"{vm}\": {reason}")]
+    MachineRefused {
+        /// Which machine.
+        vm: String,
+        /// Which host.
+        host: String,
+        /// Why.
+        reason: String,
+    },
+    /// A machine cannot be moved as it is.
+    #[error("the machine \"{vm}\" cannot be moved: {reason}")]
+    MachineUnmovable {
+        /// Which.
+        vm: String,
+        /// Why.
+        reason: String,
+    },
     /// Another host does not take a volume.
     #[error("host \"{host}\" does not take the volume: {}", refusal.detail)]
     HostRefused {
@@ -318,7 +336,8 @@ impl RequestError {
             Self::NoTicket => ErrorCode::InvalidRequest,
             Self::Ticket(_) => ErrorCode::TicketRefused,
             Self::HostUnreachable { .. } => ErrorCode::HostUnreachable,
-            Self::HostRefused { .. } => ErrorCode::HostRefused,
+            Self::HostRefused { .. } | Self::MachineRefused { .. } => ErrorCode::HostRefused,
+            Self::MachineUnmovable { .. } => ErrorCode::InvalidRequest,
             Self::MigrationNotFound(_) => ErrorCode::MigrationNotFound,
             Self::RouteNotFound { .. } => ErrorCode::RouteNotFound,
             Self::VolumeExists(_) => ErrorCode::VolumeExists,

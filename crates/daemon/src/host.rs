@@ -18,6 +18,7 @@ mod elsewhere;
 pub(crate) mod export;
 mod given;
 mod leave;
+mod machine;
 mod machines;
 mod migrate;
 mod pairing;
@@ -42,6 +43,7 @@ use crate::history::Histories;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::Migrations;
+use crate::moving::Moving;
 use crate::peers::Peers;
 use crate::recovery;
 use crate::sockets::SocketFolder;
@@ -71,6 +73,8 @@ pub(crate) struct Host {
     pub(crate) hosts: Arc<Hosts>,
     /// What is said to them about migrations, and heard.
     pub(crate) peers: Arc<Peers>,
+    /// Machines on their way from here and to here.
+    pub(crate) moving: Arc<Moving>,
     /// The machines whose disks volumes are.
     pub(crate) vms: Arc<Vms>,
     /// The machines of others whose disks volumes are; why the list cannot be used is kept instead of it.
@@ -107,6 +111,8 @@ impl Host {
             let hosts = Arc::clone(&hosts);
             move || hosts.own()
         });
+        let moving = Moving::new(tokio::runtime::Handle::current());
+        migrations.ask_of_machines(&moving);
         Arc::new(Self {
             encryption,
             hosts,
@@ -120,6 +126,7 @@ impl Host {
             stores,
             volumes: Arc::default(),
             migrations,
+            moving,
             sockets,
             started_unix_ms: now_unix_ms(),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX as usize)),

@@ -31,6 +31,7 @@ mod images;
 mod journal;
 mod lock;
 mod migrations;
+mod moving;
 pub mod names;
 mod opening;
 mod peers;

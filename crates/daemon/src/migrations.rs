@@ -9,7 +9,7 @@
 mod view;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::Migration;
@@ -21,6 +21,7 @@ use tokio::sync::watch;
 
 use crate::error::RequestError;
 use crate::journal::Journal;
+use crate::moving::Moving;
 
 pub(crate) use view::{image_format, image_location, phase as api_phase};
 
@@ -30,6 +31,8 @@ pub(crate) struct Migrations {
     live: Mutex<BTreeMap<MigrationId, Tracked>>,
     /// Who this host is to others: part of its tickets.
     own: OnceLock<Box<dyn Fn() -> Option<HostId> + Send + Sync>>,
+    /// What is known of machines that go along.
+    moving: OnceLock<Arc<Moving>>,
 }
 
 /// A migration that a lane of this daemon runs, or has run.
@@ -111,6 +114,8 @@ impl Migrations {
             Some(state) => {
                 let mut shown = view::migration(migration, &state, self.live(migration).as_ref());
                 shown.ticket = self.ticket(journal, migration);
+                let account = self.moving.get().and_then(|moving| moving.account(migration));
+                shown.machine = account.as_ref().map(view::machine);
                 Ok(shown)
             }
             None => Err(RequestError::MigrationNotFound(migration.to_string())),
@@ -147,6 +152,12 @@ impl Migrations {
     pub(crate) fn name(&self, own: impl Fn() -> Option<HostId> + Send + Sync + 'static) {
         // It is said once.
         let _ = self.own.set(Box::new(own));
+    }
+
+    /// Says who knows of machines that go along.
+    pub(crate) fn ask_of_machines(&self, moving: &Arc<Moving>) {
+        // It is said once.
+        let _ = self.moving.set(Arc::clone(moving));
     }
 
     /// How a migration ended, once it has; `None` if it is not tracked.

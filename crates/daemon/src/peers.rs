@@ -25,6 +25,7 @@ use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 
 use self::channel::{Kind, OPENINGS, Subject};
 use crate::host::Host;
+use crate::moving;
 
 type RouteKey = (HostId, ChannelId);
 type Answer = oneshot::Sender<Result<Acceptance, Refusal>>;
@@ -94,6 +95,20 @@ impl Peers {
         self.open_route(session, subject.channel(target))
     }
 
+    /// The way to the other host for a machine that goes along with a migration, which began at `source`.
+    pub(crate) fn machine_line(
+        &self,
+        session: &Session,
+        source: HostId,
+        migration: MigrationId,
+    ) -> moving::line::Line {
+        let peer = host_id(session.peer());
+        let target = if source == peer { self.own() } else { peer };
+        let channel = Subject { kind: Kind::Machine, source, migration }.channel(target);
+        let (line, arrivals) = self.route(session, channel);
+        moving::line::Line::new(Arc::new(line), arrivals)
+    }
+
     /// Offers a migration to another host and waits for its answer; without end while the host cannot be reached, so
     /// the caller limits that.
     pub(crate) async fn offer(
@@ -114,12 +129,31 @@ impl Peers {
         })
     }
 
+    /// Tells the other host of a migration for which no lane here has a line.
+    pub(crate) fn tell_target(&self, session: &Session, migration: MigrationId, message: ToTarget) {
+        let subject = Subject { kind: Kind::Migration, source: self.own(), migration };
+        if let Ok(bytes) = wire::encode(&Message::ToTarget { migration, message }) {
+            let channel = subject.channel(host_id(session.peer()));
+            send(session, channel, Priority::Control, Head::Said.encode(), bytes.into());
+        }
+    }
+
     /// No longer waits for the answer to an offer.
     pub(crate) fn give_up_offer(&self, peer: HostId, migration: MigrationId) {
         lock(&self.opening).remove(&(peer, migration));
     }
 
     fn open_route(&self, session: &Session, channel: ChannelId) -> PeerLine {
+        let (line, arrivals) = self.route(session, channel);
+        PeerLine { line: Box::new(line), arrivals }
+    }
+
+    /// The sending end of a channel, and what comes over it from now on.
+    fn route(
+        &self,
+        session: &Session,
+        channel: ChannelId,
+    ) -> (SessionLine, mpsc::UnboundedReceiver<Arrival>) {
         let (sender, arrivals) = mpsc::unbounded();
         let key = (host_id(session.peer()), channel);
         lock(&self.routes.by_key).insert(key, sender.clone());
@@ -129,7 +163,7 @@ impl Peers {
             routes: Arc::clone(&self.routes),
             route: sender,
         };
-        PeerLine { line: Box::new(line), arrivals }
+        (line, arrivals)
     }
 
     fn routes_of(&self, peer: HostId, tell: impl Fn() -> Arrival) {
@@ -335,6 +369,16 @@ impl Line for SessionLine {
             Urgency::Bulk => Priority::Bulk,
         };
         send(&self.session, self.channel, priority, head, payload);
+    }
+}
+
+impl moving::line::Send for SessionLine {
+    fn send(&self, priority: Priority, head: Bytes, payload: Bytes) {
+        match transport::Message::new(self.channel, priority, head, payload) {
+            // A stream is one thing after the other.
+            Ok(message) => self.session.send(message.ordered()),
+            Err(error) => tracing::error!(%error, "a piece of a machine's memory is left out"),
+        }
     }
 }
 

@@ -147,6 +147,7 @@ impl Daemon {
         host.serve_all().await;
         host.vms.find_running();
         host.resume_with_others().await;
+        host.settle_machines().await;
         peers.begin();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
         Ok(Self { host, listener, api })

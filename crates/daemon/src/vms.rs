@@ -15,10 +15,6 @@
 //! decided here: that is the migration's affair, which says so by [`Vms::leaving`] and the others.
 
 mod adoptions;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "migrations of volumes do not take their machines along yet")
-)]
 mod arrival;
 mod catalogue;
 mod definition;
@@ -44,6 +40,7 @@ pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};
 pub(crate) use self::definition::Definition;
 pub(crate) use self::error::VmError;
+pub(crate) use self::parcel::PARCEL_BYTES_MAX;
 use self::parcel::Parcel;
 use self::process::Process;
 use crate::journal::now_unix_ms;
@@ -226,10 +223,6 @@ impl Vms {
 
     /// The machines whose move was under way when the daemon ended: whoever knows how it went says so by
     /// [`Self::arrived`], [`Self::left`] and the others.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "migrations of volumes do not take their machines along yet")
-    )]
     pub(crate) fn unsettled(&self) -> Vec<(String, Standing)> {
         let entries = self.entries();
         let unsettled = entries.values().filter(|entry| entry.record.standing != Standing::Home);

@@ -3,7 +3,7 @@
 //! A lane makes no call that may sleep; whatever does is asked for here, and is done on another thread. The daemon
 //! implements [`Control`] with channels to its journal and its helper threads, the simulator with virtual ones.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -18,6 +18,9 @@ use crate::pulse::Window;
 /// A future that stays on the lane's thread.
 pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
+/// What is said where nobody keeps machines.
+const NO_MACHINE: &str = "there are no machines here";
+
 /// What a lane asks of the control plane.
 ///
 /// A thing is asked for when the method is called, not when its future is polled: commits are applied in the order of
@@ -28,6 +31,21 @@ pub trait Control {
 
     /// Deals with a source image whose volume has moved away. It can be repeated: an image that is gone is a success.
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>>;
+
+    /// Copies the memory of the machine that goes along with its volumes, and brings it to a stand: when this resolves,
+    /// it stands still here and is loaded at the target, or the text says why not (design §5.15).
+    ///
+    /// What [`Control::entered`] tells afterwards decides: [`Phase::Discarding`] lets it go on here.
+    fn stop_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        let _ = migration;
+        Box::pin(ready(Err(NO_MACHINE.to_owned())))
+    }
+
+    /// Lets the machine run that came along; its volumes are this host's, and open. The text says why it does not run.
+    fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        let _ = migration;
+        Box::pin(ready(Err(NO_MACHINE.to_owned())))
+    }
 
     /// Deletes a half-made or given-up target image. It can be repeated.
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>>;

@@ -10,6 +10,7 @@ use futures_util::future::Shared;
 
 use chronicle::{BlockSize, Epoch, Generation, Kept, ReplicaOf};
 use migration::journal::{ImageLocation, MigrationState, Promotion};
+use migration::source::Moves;
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 
 use crate::conductor::TargetContent;
@@ -131,6 +132,8 @@ pub struct LeavingOrder {
     pub switch_over_max: Duration,
     /// How long the way to the other host and back is.
     pub round_trip: Duration,
+    /// Whether a machine goes along.
+    pub moves: Moves,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
 }
@@ -148,6 +151,8 @@ pub struct ComingOrder {
     pub left_behind: Option<ReplicaOf>,
     /// Where the volume comes to.
     pub image: ImageLocation,
+    /// Whether a machine comes along: it reads while it waits.
+    pub moves: Moves,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
 }

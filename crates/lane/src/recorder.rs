@@ -161,6 +161,16 @@ impl Control for Recorder {
         self.below.discard(image)
     }
 
+    /// Passthrough.
+    fn stop_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        self.below.stop_machine(migration)
+    }
+
+    /// Passthrough.
+    fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        self.below.run_machine(migration)
+    }
+
     fn report(&self, report: Report) {
         match &report {
             Report::Progress { progress, .. } => {

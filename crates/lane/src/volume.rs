@@ -140,6 +140,11 @@ impl Volume {
         self.gate.drained()
     }
 
+    /// Lets reads through, and holds whatever changes the volume.
+    pub(crate) fn open_for_reading(&self) {
+        self.gate.set_mode(GateMode::ReadsOnly);
+    }
+
     /// Lets all requests through.
     pub(crate) fn open(&self) {
         self.gate.set_mode(GateMode::Open);

@@ -4,12 +4,15 @@
 //!            ┌───────────── a try is given up ◄──────────────┐
 //!            ▼                                               │
 //!  ──► Copying ──► Closing ──► Preparing ──► Releasing ──►╫ Committing ──► Retiring ──► Ended
-//!         │           │            │      (undecided until ╫     │                        ▲
-//!         └───────────┴────────────┴──► Discarding ────────╫─────┼─► TakingBack ──────────┤
+//!       │   │       ▲ │            │      (undecided until ╫     │                        ▲
+//!       │   ▼       │ │            │                       ╫     │                        │
+//!       │  Memory ──┘ │            │                       ╫     │                        │
+//!       └───┴─────────┴────────────┴──► Discarding ────────╫─────┼─► TakingBack ──────────┤
 //!                                            │             ╫     (nothing was written)    │
 //!                                            └─────────────╫─────────────────────────────►┘
 //!                                                          ╫ the commit point: no way back to the left
 //! ```
+//! Memory is gone through only if a machine goes along with its volumes; then a try that is given up is the last one.
 
 use serde::Serialize;
 
@@ -19,6 +22,8 @@ use serde::Serialize;
 pub enum Phase {
     /// Blocks are copied and writes mirrored; the guest works.
     Copying,
+    /// The disks are copied and mirrored; the memory of the machine that uses them is copied, until it stands still.
+    Memory,
     /// The gates are closing: requests in flight come to their end.
     Closing,
     /// The source's stores are flushed while the target flushes and promises to wait.
@@ -39,8 +44,9 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Copying,
+        Self::Memory,
         Self::Closing,
         Self::Preparing,
         Self::Releasing,
@@ -55,6 +61,7 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Copying => "copying",
+            Self::Memory => "memory",
             Self::Closing => "closing",
             Self::Preparing => "preparing",
             Self::Releasing => "releasing",
@@ -69,11 +76,13 @@ impl Phase {
     /// The transition table.
     pub fn may_become(self, next: Self) -> bool {
         use Phase::{
-            Closing, Committing, Copying, Discarding, Ended, Preparing, Releasing, Retiring, TakingBack,
+            Closing, Committing, Copying, Discarding, Ended, Memory, Preparing, Releasing, Retiring,
+            TakingBack,
         };
         matches!(
             (self, next),
-            (Copying, Closing | Discarding)
+            (Copying, Memory | Closing | Discarding)
+                | (Memory, Closing | Discarding)
                 | (Closing, Copying | Preparing | Discarding)
                 | (Preparing, Copying | Releasing | Discarding)
                 // A release that was certainly not written leaves the try as if it had not been begun.
@@ -86,7 +95,7 @@ impl Phase {
 
     /// Tells whether cancelling is still possible.
     pub fn can_be_cancelled(self) -> bool {
-        matches!(self, Self::Copying | Self::Closing | Self::Preparing)
+        matches!(self, Self::Copying | Self::Memory | Self::Closing | Self::Preparing)
     }
 }
 
@@ -111,7 +120,8 @@ mod tests {
             })
             .collect();
         insta::assert_snapshot!(table.join("\n"), @r"
-        copying -> closing | discarding
+        copying -> memory | closing | discarding
+        memory -> closing | discarding
         closing -> copying | preparing | discarding
         preparing -> copying | releasing | discarding
         releasing -> copying | committing

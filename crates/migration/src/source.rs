@@ -21,7 +21,7 @@ use crate::message::ToTarget;
 use crate::phase::Phase;
 
 pub use attempt::ATTEMPTS_MAX;
-pub use event::{Costs, Peer, SourceAction, SourceEvent, SourceSettings};
+pub use event::{Costs, Moves, Peer, SourceAction, SourceEvent, SourceSettings};
 
 /// Pause before a commit that the journal did not take, or a message without an answer, is repeated.
 const REPEAT: Duration = Duration::from_millis(200);
@@ -62,6 +62,8 @@ enum State {
     Settling {
         unflushed: Vec<VolumeIndex>,
     },
+    /// The machine's memory is copied, and the machine brought to a stand; the volumes are copied all the while.
+    MovingMemory,
     Closing {
         open: Vec<VolumeIndex>,
         began: Duration,
@@ -170,6 +172,7 @@ impl Source {
                 self.end_before_release(Outcome::Failed { code, detail });
             }
             SourceEvent::Cancel => self.end_before_release(Outcome::Cancelled),
+            SourceEvent::MachineStopped(result) => self.machine_stopped(now, result),
             SourceEvent::GateClosed { volume, attempt } => self.gate_closed(now, volume, attempt),
             SourceEvent::Flushed { volume, attempt, result } => self.flushed(now, volume, attempt, result),
             SourceEvent::Committed { commit, result } => {
@@ -265,7 +268,7 @@ impl Source {
                 Some((*repeat_at, "the target to delete its images"))
             }
             State::Released { handover, .. } => handover.poll_timeout(),
-            State::Settling { .. } | State::Ended => None,
+            State::Settling { .. } | State::MovingMemory | State::Ended => None,
         }
     }
 
@@ -273,6 +276,7 @@ impl Source {
     pub fn waits_for(&self) -> Option<&'static str> {
         match &self.state {
             State::Settling { .. } => Some("the source's stores to be flushed"),
+            State::MovingMemory => Some("the machine's memory to be copied"),
             State::Releasing { retry_at: None, .. }
             | State::Ending { retry_at: None, .. }
             | State::Discarding { step: DiscardStep::Aborting { retry_at: None }, .. } => Some("the journal"),
@@ -285,6 +289,7 @@ impl Source {
     pub fn phase(&self) -> Phase {
         match &self.state {
             State::Copying { .. } | State::Settling { .. } => Phase::Copying,
+            State::MovingMemory => Phase::Memory,
             State::Closing { .. } => Phase::Closing,
             State::Preparing { .. } => Phase::Preparing,
             State::Releasing { .. } => Phase::Releasing,

@@ -7,6 +7,9 @@
 //!       │                                                                                ▼
 //!       └──────────────Discard──────────────► Discarding ──► Gone ◄──Discard── HandedBack ◄── HandingBack
 //! ```
+//! A machine that comes along runs before it is said that the volumes are in use: its disks are opened for it, and if it
+//! does not run, and wrote nothing, they go back as if they had not been started.
+//!
 //! **N.B.** From *Prepared* on the target never leaves by itself, however long it waits (hard case 1): the source may
 //! have released the volumes, and then nobody else has them.
 //!
@@ -26,8 +29,9 @@ use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, MigrationState, Outcome, Promotion, Record, Side, Stage, Summary};
 use crate::message::ToSource;
 use crate::planted::{Bug, broken};
+use crate::source::Moves;
 
-pub use event::{FlushResult, TargetAction, TargetEvent};
+pub use event::{FlushResult, TargetAction, TargetEvent, Wrote};
 
 /// Time between two questions of a prepared target about what became of the try.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
@@ -43,6 +47,7 @@ const PLANTED_PATIENCE: Duration = Duration::from_millis(50);
 pub struct Target {
     migration: MigrationId,
     volumes: usize,
+    moves: Moves,
     journal: Journal,
     state: State,
     /// The latest try known to be aborted.
@@ -93,6 +98,11 @@ enum State {
         own: Ownership,
         took: Duration,
         left: Vec<VolumeIndex>,
+    },
+    /// The volumes are open for the machine, which is told to run. Only with a machine.
+    Running {
+        own: Ownership,
+        took: Duration,
     },
     Active {
         own: Ownership,
@@ -153,6 +163,12 @@ impl Target {
         Self::with_journal(migration, volumes, Journal::Own)
     }
 
+    /// Says that a machine comes along with the volumes.
+    #[must_use]
+    pub fn with_machine(self) -> Self {
+        Self { moves: Moves::Machine, ..self }
+    }
+
     /// Makes the machine of an incoming migration that a restart interrupted; `None` if there is nothing left for a
     /// machine to do ([`crate::recovery`] says what is left then).
     pub fn resume(now: Duration, migration: MigrationId, recorded: &MigrationState) -> Option<Self> {
@@ -183,6 +199,7 @@ impl Target {
         Self {
             migration,
             volumes,
+            moves: Moves::Volumes,
             journal,
             state: State::Receiving,
             aborted: Attempt::NONE,
@@ -204,6 +221,8 @@ impl Target {
             }
             TargetEvent::Started(volume) => self.started(volume),
             TargetEvent::StartFailed { volume, detail } => self.start_failed(volume, detail),
+            TargetEvent::MachineRuns => self.machine_runs(),
+            TargetEvent::MachineFailed { detail, wrote } => self.machine_failed(detail, wrote),
             TargetEvent::LinkBack => self.ask(),
             TargetEvent::Cancel => {
                 if self.journal == Journal::Own

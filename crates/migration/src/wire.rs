@@ -14,8 +14,8 @@ mod forms;
 mod opening;
 
 pub use opening::{
-    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
-    RefusalCode,
+    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
+    OfferedVolume, Refusal, RefusalCode,
 };
 
 use crate::identity::MigrationId;

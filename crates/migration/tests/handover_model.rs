@@ -12,7 +12,7 @@ use migration::journal::{
     VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
-use migration::source::{Peer, SourceAction, SourceEvent, SourceSettings};
+use migration::source::{Moves, Peer, SourceAction, SourceEvent, SourceSettings};
 use migration::target::{FlushResult, TargetAction, TargetEvent};
 use migration::{CommitFault, CommitId, MigrationId, Phase, Source, Target, VolumeId, VolumeIndex};
 use proptest::prelude::*;
@@ -74,6 +74,7 @@ impl Model {
             volumes: volumes.iter().map(|volume| (*volume, Generation(4))).collect(),
             switch_over_max: Duration::from_millis(500),
             peer: Peer::SameHost,
+            moves: Moves::Volumes,
         };
         let mut model = Self {
             source: Source::new(Duration::ZERO, settings),
@@ -250,6 +251,7 @@ impl Model {
             }
             SourceAction::Send(message) => self.pending.push(Pending::ToTarget(message)),
             SourceAction::StopCopying => {}
+            SourceAction::StopMachine => panic!("machines move between hosts"),
             SourceAction::TakeBack(generations) => {
                 assert!(generations.iter().all(|(_, generation)| *generation == Generation(6)));
                 self.source_gates.fill(Gate::Open);
@@ -283,6 +285,7 @@ impl Model {
             TargetAction::Open(volume) => self.target_gates[volume.as_usize()] = Gate::Open,
             TargetAction::Close(volume) => self.target_gates[volume.as_usize()] = Gate::Closed,
             TargetAction::End { .. } => panic!("the source ends it"),
+            TargetAction::RunMachine => panic!("machines move between hosts"),
             TargetAction::Discard => {
                 self.discarded = true;
                 let event = TargetEvent::Discarded { left_over: String::new() };

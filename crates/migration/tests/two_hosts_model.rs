@@ -8,8 +8,9 @@ mod hosts;
 #[path = "two_hosts_model/random.rs"]
 mod random;
 
-use hosts::{Bringing, Giving, Message};
+use hosts::{Bringing, Giving, Guest, Message};
 use migration::journal::{Outcome, Stage};
+use migration::source::Moves;
 use proptest::prelude::*;
 use random::Random;
 
@@ -22,6 +23,7 @@ struct Model {
     target: Bringing,
     link: Vec<Message>,
     random: Random,
+    moves: Moves,
     /// Messages that the link lost, crashes of either host: what the run was made of.
     crashes: (u32, u32),
 }
@@ -36,9 +38,11 @@ impl Model {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let volumes = 1 + random.below(3) as u8;
+        let moves = if random.below(2) == 0 { Moves::Volumes } else { Moves::Machine };
         Self {
-            source: Giving::new(volumes),
-            target: Bringing::new(volumes),
+            source: Giving::new(volumes, moves),
+            target: Bringing::new(volumes, moves),
+            moves,
             link: Vec::new(),
             random,
             crashes: (0, 0),
@@ -129,6 +133,15 @@ impl Model {
     fn check(&self) {
         let (source, target) = (self.source.serves(), self.target.serves());
         assert!(!(source && target), "both hosts let writes through");
+        if self.moves == Moves::Machine {
+            let run = (self.source.guest, self.target.guest);
+            assert_ne!(run, (Guest::Runs, Guest::Runs), "the machine runs at both hosts");
+            assert_ne!(
+                run,
+                (Guest::Runs, Guest::Broken),
+                "it goes on at the source from before what it wrote at the target"
+            );
+        }
         let (given, taken) = (self.source.stage(), self.target.stage());
         match given {
             Stage::Copying | Stage::HandedBack => {}
@@ -171,6 +184,11 @@ impl Model {
         let moved = |outcome: &Outcome| matches!(outcome, Outcome::Moved { .. });
         assert_eq!(moved(&given), moved(&taken), "{given:?} at the source, {taken:?} at the target");
         assert_eq!(moved(&given), self.target.serves());
+        if self.moves == Moves::Machine {
+            let there = moved(&given);
+            assert_eq!(self.source.guest == Guest::Runs, !there, "the machine is where its volumes are");
+            assert_eq!(self.target.guest != Guest::Stands, there, "the machine is where its volumes are");
+        }
         self.source.check_books(&given);
         self.target.check_books(&taken);
     }

@@ -7,8 +7,8 @@ use migration::journal::{Forwarding, ImageFormat};
 use migration::message::ToSource;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
-    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedVolume, RUNS_MAX, Refusal, RefusalCode,
-    VERSION, WireError, decode, encode,
+    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedMachine, OfferedVolume, RUNS_MAX, Refusal,
+    RefusalCode, VERSION, WireError, decode, encode,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 use proptest::prelude::*;
@@ -99,6 +99,7 @@ fn offer(name: &str) -> Message {
         format: Some(ImageFormat::Qcow2),
         allocation: Allocation::Thick,
         forwarding: Forwarding::Always,
+        machine: Some(OfferedMachine { name: name.to_owned() }),
     };
     Message::Open { migration: MIGRATION, offer }
 }

@@ -35,6 +35,7 @@ fn migration() -> Migration {
         waiting_for: None,
         suspended: None,
         ticket: None,
+        machine: None,
         switch_over: Some(SwitchOver {
             gate_closed_ms: 1.003,
             drain_ms: 0.004,

@@ -127,8 +127,9 @@ fn row(fault: Fault) -> usize {
 
 /// Why a fault cannot strike in a phase; `None` if it can.
 pub(crate) fn impossible(fault: Fault, phase: Phase) -> Option<&'static str> {
-    use Phase::{Closing, Committing, Discarding, Ended, Preparing, Releasing, Retiring, TakingBack};
+    use Phase::{Closing, Committing, Discarding, Ended, Memory, Preparing, Releasing, Retiring, TakingBack};
     match (fault, phase) {
+        (_, Memory) => Some("no machine goes along: the two hosts' model in `migration` has one"),
         (Fault::Kill | Fault::PowerCut | Fault::Cancel, _) => None,
         (_, Ended) => Some("it is over at the instant at which it begins"),
         (Fault::SourceError | Fault::SourceSlow, Releasing | Committing | TakingBack) => {

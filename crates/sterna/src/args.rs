@@ -229,7 +229,7 @@ pub(crate) struct RemoveArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArguments {
-    /// Name of the volume.
+    /// Name of the volume, or of the machine: that goes to another host with its memory and its volumes.
     pub(crate) name: String,
     /// The store to move it to, or another host: its only store, or one of them.
     #[arg(long, value_name = "STORE|HOST[:STORE]")]
@@ -258,6 +258,9 @@ pub(crate) struct MigrateArguments {
     /// Copy everything, also if the other host keeps an image of an earlier stay.
     #[arg(long)]
     pub(crate) full: bool,
+    /// How long a machine may stand still, in milliseconds: it is stopped when what is left takes no longer.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) max_downtime: u64,
     /// Return as soon as the migration has begun.
     #[arg(long)]
     pub(crate) detach: bool,

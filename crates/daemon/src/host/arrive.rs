@@ -17,6 +17,7 @@ use migration::journal::{
     ExportSettings, FailureCode, ImageFormat, ImageLocation, MigratingVolume, MigrationState, Outcome,
     Record, Side, Summary, VolumeRecord,
 };
+use migration::source::Moves;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
     RefusalCode,
@@ -50,6 +51,8 @@ pub(super) struct Arrival {
     pub(super) left_behind: LeftBehind,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub(super) recorded: Option<Box<MigrationState>>,
+    /// The machine that comes along.
+    pub(super) machine: Option<String>,
 }
 
 impl Host {
@@ -93,6 +96,9 @@ impl Host {
         offer: &Offer,
         offered: OfferedVolume,
     ) -> Result<(TargetContent, Option<Generation>), RequestError> {
+        if let Some(machine) = &offer.machine {
+            self.check_machine_name(&machine.name)?;
+        }
         let name = offered.name.clone();
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
@@ -112,7 +118,8 @@ impl Host {
         };
         // What of it is allocated, its source finds out while it copies; a store that fills up ends the migration.
         let reserved = self.reserve(wanted, || Ok(0)).await?;
-        let arrival = self.record_arrival(peer, remote, offered, &reserved).await?;
+        let mut arrival = self.record_arrival(peer, remote, offered, &reserved).await?;
+        arrival.machine = offer.machine.as_ref().map(|machine| machine.name.clone());
         let (migration, location) = (arrival.migration, reserved.location.clone());
         self.migrations.track(migration, arrival.record.volume, u64::from(arrival.record.block_size_bytes));
         let begun = self.make_and_wait(session, arrival, &reserved, claim, home).await;
@@ -198,7 +205,7 @@ impl Host {
             }
             return Err(fault.into());
         }
-        Ok(Arrival { migration, remote, record, left_behind, recorded: None })
+        Ok(Arrival { migration, remote, record, left_behind, recorded: None, machine: None })
     }
 
     async fn make_and_wait(
@@ -283,8 +290,13 @@ impl Host {
                 LeftBehind::Replica => Some(ReplicaOf::Host(crate::peers::host_id(session.peer()).0)),
             },
             image: record.image.clone(),
+            moves: if arrival.machine.is_some() { Moves::Machine } else { Moves::Volumes },
             recorded: arrival.recorded,
         };
+        if let Some(machine) = &arrival.machine {
+            let volumes = vec![record.name.clone()];
+            self.expect_machine(session, arrival.migration, arrival.remote, machine, volumes).await;
+        }
         let line = self.peers.line(session, subject);
         let come = lane.come(order, store, line).await;
         if let Err(refused) = come {
@@ -296,6 +308,15 @@ impl Host {
         }
         let attempt = claim.arriving(record.volume, lane.clone(), arrival.migration);
         tracing::info!(volume = %record.name, migration = %arrival.migration, "a volume arrives");
+        if let Some(machine) = arrival.machine {
+            let (host, migration) = (Arc::clone(self), arrival.migration);
+            tokio::spawn(async move {
+                // None: the daemon stops, and the next one finds out.
+                if let Some(outcome) = host.migrations.outcome(migration).await {
+                    host.see_machine_in(migration, &machine, &outcome).await;
+                }
+            });
+        }
         let (host, migration, record) = (Arc::clone(self), arrival.migration, arrival.record);
         tokio::spawn(async move { host.see_arrival(migration, record, lane, claim, attempt, is_home).await });
         Ok(())
@@ -400,7 +421,9 @@ impl Host {
         let store = open_for_resuming(&record).await?;
         // It is not in the journal; to remember for nobody costs little.
         let left_behind = LeftBehind::Replica;
-        let arrival = Arrival { migration, remote, record, left_behind, recorded: Some(Box::new(recorded)) };
+        let machine = self.machine_of_arrival(std::slice::from_ref(&record.name));
+        let recorded = Some(Box::new(recorded));
+        let arrival = Arrival { migration, remote, record, left_behind, recorded, machine };
         self.wait_for_volume(&session, arrival, store, claim, home).await
     }
 }

@@ -14,6 +14,7 @@ use lane::{LaneHandle, LaneStore, LeavingOrder, Listeners, Opening, TargetConten
 use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, Stage, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
+use migration::source::Moves;
 use migration::{HostId, MigrationId, VolumeId};
 
 use super::leave::{round_trip, switch_over_max};
@@ -223,6 +224,9 @@ impl Host {
         let generation =
             self.journal.read(|state| Some(state.volumes.get(&moving.volume)?.record.generation));
         self.migrations.track(migration, moving.volume, block_size.unwrap_or_default().into());
+        let machine = self.machine_of_departure(std::slice::from_ref(&name));
+        let moves = if machine.is_some() { Moves::Machine } else { Moves::Volumes };
+        let is_copying = matches!(recorded.stage, Stage::Copying);
         let order = LeavingOrder {
             migration,
             source: moving.source,
@@ -232,11 +236,22 @@ impl Host {
             content: TargetContent::Unknown,
             known: generation.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
             zeroes: ZeroMode::MayUnmap,
-            switch_over_max: switch_over_max(&session),
+            switch_over_max: switch_over_max(&session, moves),
             round_trip: round_trip(&session),
+            moves,
             recorded: Some(Box::new(recorded)),
         };
-        self.hand_over_to(&name, moving.volume, &lane, &session, order).await
+        if let Some(machine) = machine {
+            self.resume_machine(migration, machine, &session).await?;
+        }
+        self.hand_over_to(&name, moving.volume, &lane, &session, order).await?;
+        if moves == Moves::Machine && is_copying {
+            // What the other host had of its memory went with the daemon that carried it.
+            tracing::warn!(%migration, "a machine was on its way when this daemon was stopped; it stays here");
+            // Too late is as good.
+            let _ = lane.cancel(migration).await;
+        }
+        Ok(())
     }
 
     /// A lane for a volume that was released to another host and may still come back: its clients wait.

@@ -16,13 +16,16 @@ use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
     VolumeRecord,
 };
+use migration::source::Moves;
 use migration::wire::{
-    Acceptance, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal, RefusalCode,
+    Acceptance, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine, OfferedVolume, Refusal,
+    RefusalCode,
 };
 use migration::{HostId, MigrationId, VolumeId};
 use transport::{Peer, Session};
 
 use super::Host;
+use super::machine::{Company, HANDOVER_MAX};
 use crate::error::RequestError;
 use crate::migrations::image_format;
 use crate::peers::channel::{Kind, Subject};
@@ -80,6 +83,7 @@ impl Host {
         lane: LaneHandle,
         elsewhere: Elsewhere,
         order: MigrateVolume,
+        company: Option<Company>,
     ) -> Result<Migration, RequestError> {
         if order.keep_chain {
             let text = "a chain cannot be kept at another host; leave --keep-chain out";
@@ -90,7 +94,7 @@ impl Host {
         let migration = self.record_leaving(&record, &elsewhere, &order).await?;
         self.migrations.track(migration, record.volume, u64::from(record.block_size_bytes));
         self.begin_history(migration, &record, &order);
-        let begun = self.offer_and_leave(&record, &lane, &elsewhere, &session, migration, &order).await;
+        let begun = self.offer_and_leave(&record, &lane, &elsewhere, migration, &order, company).await;
         if let Err(error) = begun {
             self.end_refused(migration, &error).await;
             return Err(error);
@@ -144,12 +148,15 @@ impl Host {
         record: &VolumeRecord,
         lane: &LaneHandle,
         elsewhere: &Elsewhere,
-        session: &Session,
         migration: MigrationId,
         order: &MigrateVolume,
+        company: Option<Company>,
     ) -> Result<(), RequestError> {
+        let session = &self.hosts.session(&elsewhere.peer)?;
         let host = elsewhere.peer.name.clone();
-        let offer = offer(record, &elsewhere.store, order);
+        let machine = company.as_ref().map(|company| OfferedMachine { name: company.name.clone() });
+        let moves = if machine.is_some() { Moves::Machine } else { Moves::Volumes };
+        let offer = offer(record, &elsewhere.store, order, machine);
         let answered = tokio::time::timeout(ANSWER_MAX, self.peers.offer(session, migration, offer)).await;
         let acceptance = match answered {
             Ok(Ok(acceptance)) => acceptance,
@@ -161,6 +168,9 @@ impl Host {
             }
         };
         let known = if order.full { None } else { held(&acceptance, host_id(session.peer())) };
+        if let Some(company) = company {
+            self.see_machine_ready(migration, company, session, &elsewhere.peer.name).await?;
+        }
         let order = LeavingOrder {
             migration,
             source: record.image.clone(),
@@ -172,8 +182,9 @@ impl Host {
                 api::Allocation::Thin => ZeroMode::MayUnmap,
                 api::Allocation::Thick => ZeroMode::KeepAllocated,
             },
-            switch_over_max: switch_over_max(session),
+            switch_over_max: switch_over_max(session, moves),
             round_trip: round_trip(session),
+            moves,
             recorded: None,
         };
         self.hand_over_to(&record.name, record.volume, lane, session, order).await
@@ -219,8 +230,12 @@ impl Host {
 }
 
 /// How long the gates may be closed, given how far away the other host is.
-pub(super) fn switch_over_max(session: &Session) -> Duration {
-    SWITCH_OVER_MAX + round_trip(session) * SWITCH_OVER_ROUND_TRIPS
+pub(super) fn switch_over_max(session: &Session, moves: Moves) -> Duration {
+    let near = match moves {
+        Moves::Volumes => SWITCH_OVER_MAX,
+        Moves::Machine => HANDOVER_MAX,
+    };
+    near + round_trip(session) * SWITCH_OVER_ROUND_TRIPS
 }
 
 /// The longest way to the other host and back, as it was measured last.
@@ -234,7 +249,12 @@ fn forwarding(order: &MigrateVolume) -> Forwarding {
     if order.serve_here { Forwarding::Always } else { Forwarding::WhileConnected }
 }
 
-fn offer(record: &VolumeRecord, store: &str, order: &MigrateVolume) -> Offer {
+fn offer(
+    record: &VolumeRecord,
+    store: &str,
+    order: &MigrateVolume,
+    machine: Option<OfferedMachine>,
+) -> Offer {
     let volume = OfferedVolume {
         volume: record.volume,
         name: record.name.clone(),
@@ -256,6 +276,7 @@ fn offer(record: &VolumeRecord, store: &str, order: &MigrateVolume) -> Offer {
             api::Allocation::Thick => Allocation::Thick,
         },
         forwarding: forwarding(order),
+        machine,
     }
 }
 

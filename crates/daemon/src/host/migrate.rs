@@ -37,6 +37,9 @@ impl Host {
         if order.bandwidth_bytes_per_second == Some(0) {
             return Err(RequestError::Invalid("the bandwidth must be more than zero".to_owned()));
         }
+        if self.vms.get(&name).is_ok() {
+            return self.migrate_machine(name, order).await;
+        }
         let (_claim, volume) = self.volumes.claim(&name)?;
         let record = self.record(volume, &name)?;
         if let Some(migration) = self.migrations.running_of(volume) {
@@ -44,7 +47,7 @@ impl Host {
         }
         if let Some(elsewhere) = self.elsewhere(&order.to)? {
             let lane = self.volumes.lane(&name).await?;
-            return self.migrate_away(record, lane, elsewhere, order).await;
+            return self.migrate_away(record, lane, elsewhere, order, None).await;
         }
         if record.image.store == order.to {
             return Err(RequestError::SameStore { volume: name, store: order.to });

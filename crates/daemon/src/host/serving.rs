@@ -211,6 +211,7 @@ impl Host {
             histories: Arc::clone(&self.histories),
             chronicles: self.chronicles.clone(),
             data_dir: self.config.data_dir.clone(),
+            moving: Arc::clone(&self.moving),
             runtime: tokio::runtime::Handle::current(),
         };
         let name = record.name.clone();

@@ -10,6 +10,7 @@ use migration::{MigrationId, Phase, Progress};
 
 use super::Live;
 use crate::journal::now_unix_ms;
+use crate::moving::Account;
 
 /// The migration as the API shows it.
 pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: Option<&Live>) -> Migration {
@@ -41,6 +42,7 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
         waiting_for: None,
         suspended: None,
         ticket: None,
+        machine: None,
         switch_over: None,
         failure: None,
         message: None,
@@ -183,6 +185,26 @@ pub(crate) fn image_format(format: api::ImageFormat) -> journal::ImageFormat {
     }
 }
 
+/// How the API shows a machine that goes along.
+pub(super) fn machine(account: &Account) -> api::MachineMove {
+    let memory = account.memory.as_ref().map(|memory| api::MemoryMove {
+        total_bytes: memory.total_bytes,
+        remaining_bytes: memory.remaining_bytes,
+        sent_bytes: memory.transferred_bytes,
+        rounds: memory.rounds,
+        dirty_bytes_per_second: memory.dirty_bytes_per_s,
+        bytes_per_second: memory.bandwidth_bytes_per_s,
+        throttle_percent: memory.throttle_percent,
+    });
+    let milliseconds = |duration: Duration| duration.as_secs_f64() * 1000.0;
+    let downtime = account.downtime().map(|(loading, handing_over)| api::MachineDowntime {
+        total_ms: milliseconds(loading + handing_over),
+        memory_ms: milliseconds(loading),
+        handover_ms: milliseconds(handing_over),
+    });
+    api::MachineMove { memory, downtime }
+}
+
 fn nowhere() -> ImageLocation {
     ImageLocation {
         store: None,
@@ -196,6 +218,7 @@ fn nowhere() -> ImageLocation {
 pub(crate) fn phase(phase: Phase) -> api::Phase {
     match phase {
         Phase::Copying => api::Phase::Copying,
+        Phase::Memory => api::Phase::Memory,
         Phase::Closing => api::Phase::Closing,
         Phase::Preparing => api::Phase::Preparing,
         Phase::Releasing => api::Phase::Releasing,
@@ -219,5 +242,6 @@ fn failure_name(code: FailureCode) -> &'static str {
         FailureCode::HostRefused => "host-refused",
         FailureCode::PromotedElsewhere => "promoted-elsewhere",
         FailureCode::GivenUp => "given-up",
+        FailureCode::MachineStayed => "machine-stayed",
     }
 }

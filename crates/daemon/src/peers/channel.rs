@@ -4,6 +4,7 @@
 //!   0                                   openings of migrations
 //!   number × 8 + direction × 4 + 1      one migration: its handover, and calls on the target's stores
 //!   number × 8 + direction × 4 + 2      the volume that it moved, for clients that stayed at the source
+//!   number × 8 + direction × 4 + 3      the machine that goes along
 //! ```
 //! The number is the migration's at its source; the direction says which of the two hosts that is. So both know the
 //! channel without asking, also after a restart.
@@ -25,6 +26,8 @@ pub(crate) enum Kind {
     Migration,
     /// A volume at its new owner.
     Forwarding,
+    /// A machine that goes along with its volumes.
+    Machine,
 }
 
 /// A channel that is about one migration.
@@ -44,6 +47,7 @@ impl Subject {
         let kind = match self.kind {
             Kind::Migration => 1,
             Kind::Forwarding => 2,
+            Kind::Machine => 3,
         };
         let direction = if self.source > target { FROM_GREATER } else { 0 };
         ChannelId((self.migration.0 << NUMBER_SHIFT) | direction | kind)
@@ -54,6 +58,7 @@ impl Subject {
         let kind = match channel.0 & KIND_MASK {
             1 => Kind::Migration,
             2 => Kind::Forwarding,
+            3 => Kind::Machine,
             _ => return None,
         };
         let source = if channel.0 & FROM_GREATER == 0 { one.min(other) } else { one.max(other) };
@@ -69,7 +74,7 @@ mod tests {
     fn both_hosts_know_what_a_channel_is_about() {
         let (low, high) = (HostId([1; 32]), HostId([2; 32]));
         for (source, target) in [(low, high), (high, low)] {
-            for kind in [Kind::Migration, Kind::Forwarding] {
+            for kind in [Kind::Migration, Kind::Forwarding, Kind::Machine] {
                 let subject = Subject { kind, source, migration: MigrationId(77) };
                 let channel = subject.channel(target);
                 assert_eq!(Subject::of(channel, low, high), Some(subject));

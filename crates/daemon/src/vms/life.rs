@@ -253,7 +253,7 @@ impl Vms {
     }
 
     /// Resolves when it is known whether a machine's QEMU is there.
-    pub(super) async fn until_found(&self, name: &str) {
+    pub(crate) async fn until_found(&self, name: &str) {
         loop {
             let changed = self.changed.notified();
             if !matches!(self.life(name), Ok(Life::Starting)) {

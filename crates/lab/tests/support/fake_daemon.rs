@@ -236,6 +236,7 @@ fn migration(state: MigrationState) -> Migration {
         waiting_for: None,
         suspended: None,
         ticket: None,
+        machine: None,
         switch_over: Some(SwitchOver { gate_closed_ms: 0.5, ..SwitchOver::default() }),
         failure: None,
         message: (state == MigrationState::Failed).then(|| "the moon was too bright".to_owned()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use block::{BlockDevice, ZeroMode};
 use chronicle::{Generation, ReplicaOf};
 use migration::journal::ImageLocation;
-use migration::source::Peer;
+use migration::source::{Moves, Peer};
 use migration::strategy::Acknowledgement;
 use migration::{MigrationId, PacingSettings};
 
@@ -61,6 +61,8 @@ pub struct SourcePlan {
     pub acknowledgement: Acknowledgement,
     /// Where the target's half is.
     pub peer: Peer,
+    /// Whether a machine goes along.
+    pub moves: Moves,
 }
 
 /// One volume of a source's half.
@@ -102,6 +104,8 @@ pub struct TargetPlan {
     pub trial_max: Duration,
     /// What lets a source on another host use the stores; `None`: the source is on this host.
     pub service: Option<Rc<Service>>,
+    /// Whether a machine comes along.
+    pub moves: Moves,
 }
 
 /// One volume of a target's half.
@@ -127,8 +131,11 @@ impl Plan {
             limits: self.limits,
             acknowledgement: self.acknowledgement,
             peer: Peer::SameHost,
+            moves: Moves::Volumes,
         };
-        (source, TargetPlan { migration, volumes: coming, trial_max, service: None })
+        let target =
+            TargetPlan { migration, volumes: coming, trial_max, service: None, moves: Moves::Volumes };
+        (source, target)
     }
 }
 

@@ -319,6 +319,7 @@ fn settings(plan: &SourcePlan) -> SourceSettings {
         volumes: volumes.map(|volume| (volume.id(), volume.generation())).collect(),
         switch_over_max: plan.limits.switch_over_max,
         peer: plan.peer,
+        moves: plan.moves,
     }
 }
 

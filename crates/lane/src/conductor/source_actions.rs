@@ -16,6 +16,10 @@ impl SourceConductor {
     pub(super) fn carry_out(&mut self, action: SourceAction) {
         match action {
             SourceAction::Enter(phase) => self.enter(phase),
+            SourceAction::StopMachine => {
+                let stopped = self.control.stop_machine(self.plan.migration);
+                self.spawn(async move { SourceEvent::MachineStopped(stopped.await) });
+            }
             SourceAction::CloseGate { volume, attempt } => {
                 self.tell_copy(volume, VolumeEvent::GateCloses);
                 let closed = self.volume(volume).close();

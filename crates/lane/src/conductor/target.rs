@@ -17,7 +17,8 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use migration::journal::{MigrationState, Outcome};
 use migration::message::{ToSource, ToTarget};
-use migration::target::{TargetAction, TargetEvent};
+use migration::source::Moves;
+use migration::target::{TargetAction, TargetEvent, Wrote};
 use migration::{Target, VolumeIndex};
 
 use super::{ComingVolume, Post, TargetPlan, flush, left_over};
@@ -91,6 +92,7 @@ impl TargetConductor {
             None => Target::new(plan.migration, volumes),
             Some(_) => Target::between_hosts(plan.migration, volumes),
         };
+        let target = accompanied(target, &plan);
         Self::with_machine(handle, control, buffers, plan, to_source, target)
     }
 
@@ -104,7 +106,7 @@ impl TargetConductor {
         to_source: Post<ToSource>,
         recorded: &MigrationState,
     ) -> Option<(Self, TargetBaton)> {
-        let target = Target::resume(handle.now(), plan.migration, recorded)?;
+        let target = accompanied(Target::resume(handle.now(), plan.migration, recorded)?, &plan);
         Some(Self::with_machine(handle, control, buffers, plan, to_source, target))
     }
 
@@ -165,6 +167,7 @@ impl TargetConductor {
             TargetAction::Start(volume) => self.start(volume),
             // The loop ends with it.
             TargetAction::End { .. } => {}
+            TargetAction::RunMachine => self.run_machine(),
             TargetAction::Open(volume) => self.coming(volume).volume.open(),
             TargetAction::Close(volume) => drop(self.coming(volume).volume.close()),
             TargetAction::Discard => {
@@ -197,6 +200,24 @@ impl TargetConductor {
         });
     }
 
+    /// Lets the machine run; if it does not, it matters whether it has written anything.
+    fn run_machine(&self) {
+        let runs = self.control.run_machine(self.plan.migration);
+        let volumes: Vec<_> = self.plan.volumes.iter().map(|coming| Rc::clone(&coming.volume)).collect();
+        let before: u64 = volumes.iter().map(|volume| volume.gate().changes_admitted()).sum();
+        self.spawn(async move {
+            let Err(detail) = runs.await else { return TargetEvent::MachineRuns };
+            // N.B. closed first: what has not passed yet will not.
+            volumes.iter().for_each(|volume| drop(volume.close()));
+            let after: u64 = volumes.iter().map(|volume| volume.gate().changes_admitted()).sum();
+            let wrote = if after == before { Wrote::Nothing } else { Wrote::Something };
+            if wrote == Wrote::Something {
+                volumes.iter().for_each(|volume| volume.open());
+            }
+            TargetEvent::MachineFailed { detail, wrote }
+        });
+    }
+
     fn coming(&self, volume: VolumeIndex) -> &ComingVolume {
         &self.plan.volumes[volume.as_usize()]
     }
@@ -208,5 +229,12 @@ impl TargetConductor {
             // The conductor is gone only when the migration has ended.
             let _ = sender.unbounded_send(event);
         });
+    }
+}
+
+fn accompanied(target: Target, plan: &TargetPlan) -> Target {
+    match plan.moves {
+        Moves::Volumes => target,
+        Moves::Machine => target.with_machine(),
     }
 }

@@ -41,6 +41,8 @@ pub struct Gate {
     former: RefCell<Vec<Rc<Cell<usize>>>>,
     /// Requests below the gate, whichever stack they took.
     in_flight: Rc<Cell<usize>>,
+    /// Requests that change the volume, let through so far.
+    changes: Cell<u64>,
     changed: Rc<Signal>,
 }
 
@@ -72,6 +74,7 @@ impl Gate {
             below: RefCell::new(Below { device: below, requests: Rc::default() }),
             former: RefCell::default(),
             in_flight: Rc::default(),
+            changes: Cell::default(),
             changed: Rc::default(),
         }
     }
@@ -90,6 +93,11 @@ impl Gate {
     /// Requests below the gate.
     pub fn in_flight(&self) -> usize {
         self.in_flight.get()
+    }
+
+    /// Requests that change the volume, let through since the gate was made.
+    pub fn changes_admitted(&self) -> u64 {
+        self.changes.get()
     }
 
     /// Resolves when no request is below the gate.
@@ -116,6 +124,9 @@ impl Gate {
 
     async fn enter(&self, access: Access) -> Pass {
         self.changed.wait_for(|| self.admits(access).then_some(())).await;
+        if access == Access::Change {
+            self.changes.set(self.changes.get() + 1);
+        }
         let below = self.below.borrow().clone();
         below.requests.set(below.requests.get() + 1);
         self.in_flight.set(self.in_flight.get() + 1);

@@ -7,6 +7,7 @@ use block::{BlockDevice, Opened};
 use chronicle::LayeredBitmap;
 use migration::journal::Summary;
 use migration::message::ToSource;
+use migration::source::Moves;
 use migration::wire::{self, Message};
 use migration::{CommitFault, MigrationId, Phase};
 use tracing::{info, warn};
@@ -14,6 +15,7 @@ use tracing::{info, warn};
 use super::Lane;
 use crate::conductor::{ComingVolume, Post, TargetBaton, TargetConductor, TargetPlan};
 use crate::control::Report;
+use crate::filter::GateMode;
 use crate::handle::{ComingOrder, Promoted, Refused};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, Service};
@@ -80,6 +82,7 @@ impl Lane {
             }],
             trial_max: self.settings.mirror_wait_max,
             service: Some(Rc::clone(&service)),
+            moves: order.moves,
         };
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
         let (control, to_source) = (Rc::clone(&self.control), to_source(order.remote, &conversation));
@@ -90,6 +93,10 @@ impl Lane {
         let Some((conductor, baton)) = made else {
             return Err(Refused::NotMigrating(order.migration));
         };
+        // A machine that waits reads its disks when it begins (design §5.10): it does so when nothing of them is missing.
+        if order.moves == Moves::Machine && self.volume.gate().mode() == GateMode::Hold {
+            self.volume.open_for_reading();
+        }
         let listener = FromSource { remote: order.remote, baton: baton.clone() };
         self.handle.spawn(conversation.run(line.arrivals, service, Rc::new(listener)));
         self.migration.coming.replace(Some((order.migration, baton)));

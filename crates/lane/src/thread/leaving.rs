@@ -1,12 +1,13 @@
 //! A volume leaves for another host: its store there, and the source's half of the migration.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
 use chronicle::ReplicaOf;
 
 use migration::message::ToTarget;
-use migration::source::Peer;
+use migration::source::{Moves, Peer};
 use migration::strategy::Acknowledgement;
 use migration::wire::{self, Message};
 use migration::{MigrationId, PacingSettings, VolumeId};
@@ -27,6 +28,9 @@ const LINK_BYTES_PER_SECOND: f64 = 156e6;
 const DEPTH_MAX: f64 = 64.0;
 /// Position of the volume among those of its migration: a lane has one.
 const ONLY: u32 = 0;
+/// How long a write may be held whose guest may be about to be stopped: it does not come to a stand while one is held, and
+/// stands still for that long (hard case 16).
+const MACHINE_WAIT_MAX: Duration = Duration::from_millis(50);
 /// Bytes of guest writes that may be on their way to another host: three times what fills 1 Gbit/s at 180 ms.
 const BUFFER_BYTES_MAX: u64 = 64 << 20;
 
@@ -95,11 +99,15 @@ impl Lane {
             keep_source: order.keep_source,
             pacing: pacing(order),
             limits: TimeLimits {
-                mirror_wait_max: self.settings.mirror_wait_max,
+                mirror_wait_max: match order.moves {
+                    Moves::Volumes => self.settings.mirror_wait_max,
+                    Moves::Machine => self.settings.mirror_wait_max.min(MACHINE_WAIT_MAX),
+                },
                 switch_over_max: order.switch_over_max,
                 ..TimeLimits::default()
             },
             peer: Peer::OtherHost,
+            moves: order.moves,
             acknowledgement: Acknowledgement::Source {
                 buffer_bytes_max: BUFFER_BYTES_MAX,
                 drain_max: order.switch_over_max / 2,

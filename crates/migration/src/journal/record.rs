@@ -236,6 +236,8 @@ pub enum FailureCode {
     PromotedElsewhere,
     /// The source gave the migration up; it knows why.
     GivenUp,
+    /// The machine that uses the volumes could not be stopped and loaded at the target.
+    MachineStayed,
 }
 
 /// What a migration cost; durations in microseconds.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::Generation;
 
-use super::{DiscardStep, ReleaseFate, Source, SourceAction, State};
+use super::{DiscardStep, Moves, ReleaseFate, Source, SourceAction, State};
 use crate::identity::{Attempt, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, Outcome, Record};
 use crate::message::ToTarget;
@@ -69,6 +69,30 @@ impl Source {
             self.state = State::Copying { not_before: now };
             return;
         }
+        match self.settings.moves {
+            Moves::Volumes => self.close_gates(now),
+            Moves::Machine => {
+                self.state = State::MovingMemory;
+                self.actions.push_back(SourceAction::Enter(Phase::Memory));
+                self.actions.push_back(SourceAction::StopMachine);
+            }
+        }
+    }
+
+    /// **N.B.** Not before the machine stands still: one whose requests are held does not come to a stand (hard case 16).
+    pub(super) fn machine_stopped(&mut self, now: Duration, result: Result<(), String>) {
+        if !matches!(self.state, State::MovingMemory) {
+            return;
+        }
+        match result {
+            Ok(()) => self.close_gates(now),
+            Err(detail) => {
+                self.end_before_release(Outcome::Failed { code: FailureCode::MachineStayed, detail });
+            }
+        }
+    }
+
+    fn close_gates(&mut self, now: Duration) {
         let attempt = self.attempt;
         self.state = State::Closing { open: self.volumes().collect(), began: now };
         self.actions.push_back(SourceAction::Enter(Phase::Closing));
@@ -87,11 +111,12 @@ impl Source {
         }
     }
 
-    /// Goes on behind closed gates when the replicas have everything; those that were near enough will soon.
+    /// Goes on behind closed gates when the replicas have everything; those that were near enough will soon. With a
+    /// machine that stands still already, what is left is waited for in any case.
     fn prepare_if_complete(&mut self, now: Duration) {
         let State::Closing { began, .. } = &self.state else { return };
         let gates_closing_at = *began;
-        if !self.all_at_least(Standing::NearEnough) {
+        if !self.all_at_least(Standing::NearEnough) && self.settings.moves == Moves::Volumes {
             // The last mirrored writes failed at the target: they are copied, and then it is tried again.
             self.give_up_attempt(now);
             return;
@@ -168,6 +193,10 @@ impl Source {
     /// Ends a try before the commit point: the guests go on at once, the target is told when that is durable.
     pub(super) fn give_up_attempt(&mut self, now: Duration) {
         let told = !matches!(self.state, State::Settling { .. } | State::Closing { .. });
+        if self.settings.moves == Moves::Machine && !matches!(self.state, State::Settling { .. }) {
+            self.keep_machine();
+            return;
+        }
         self.state = State::Copying { not_before: now + ATTEMPT_PAUSE };
         self.actions.push_back(SourceAction::Enter(Phase::Copying));
         self.actions.extend(self.volumes().map(SourceAction::OpenGate));
@@ -182,6 +211,23 @@ impl Source {
         }
     }
 
+    /// A machine that was stopped for nothing goes on at once, here; to move it is begun anew or not at all.
+    fn keep_machine(&mut self) {
+        let detail = format!(
+            "the disks were not handed over within {} ms after the machine had been stopped",
+            self.settings.switch_over_max.as_millis()
+        );
+        let failed = Outcome::Failed { code: FailureCode::HandoverRefused, detail };
+        let outcome = self.pending_end.take().unwrap_or(failed);
+        if matches!(self.state, State::Releasing { .. }) {
+            // A release that was certainly not written; nothing is undecided.
+            self.state = State::Copying { not_before: Duration::ZERO };
+            self.actions.push_back(SourceAction::Enter(Phase::Copying));
+            self.actions.extend(self.volumes().map(SourceAction::OpenGate));
+        }
+        self.end_before_release(outcome);
+    }
+
     pub(super) fn commit_abort(&mut self) {
         let migration = self.settings.migration;
         self.commit(vec![Record::AttemptAborted { migration, attempt: self.attempt }]);
@@ -191,9 +237,10 @@ impl Source {
         match self.state {
             State::Copying { .. }
             | State::Settling { .. }
+            | State::MovingMemory
             | State::Closing { .. }
             | State::Preparing { .. } => {
-                let closed = !matches!(self.state, State::Copying { .. } | State::Settling { .. });
+                let closed = matches!(self.state, State::Closing { .. } | State::Preparing { .. });
                 self.actions.push_back(SourceAction::Enter(Phase::Discarding));
                 self.actions.push_back(SourceAction::StopCopying);
                 if closed {
@@ -233,6 +280,7 @@ mod tests {
             volumes: vec![(VolumeId([1; 16]), Generation(0))],
             switch_over_max: Duration::from_secs(1),
             peer: crate::source::Peer::SameHost,
+            moves: Moves::Volumes,
         };
         let copied = Duration::from_secs(5);
         let mut source = Source::new(Duration::ZERO, settings);
@@ -254,6 +302,7 @@ mod tests {
                 volumes: vec![(VolumeId([1; 16]), Generation(0))],
                 switch_over_max: Duration::from_secs(1),
                 peer: crate::source::Peer::OtherHost,
+                moves: Moves::Volumes,
             };
             let mut source = Source::new(Duration::ZERO, settings);
             source.handle_event(Duration::from_secs(1), SourceEvent::Received(said.clone()));

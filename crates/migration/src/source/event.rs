@@ -23,6 +23,19 @@ pub struct SourceSettings {
     pub switch_over_max: Duration,
     /// Where the target is.
     pub peer: Peer,
+    /// Whether a machine goes along.
+    pub moves: Moves,
+}
+
+/// What a migration moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moves {
+    /// Volumes; whoever uses them goes on from there.
+    #[default]
+    Volumes,
+    /// Volumes, and the machine that uses them: it is brought to a stand before the gates close, and runs at the target
+    /// after they have opened there (design §5.15).
+    Machine,
 }
 
 /// Where the target of a migration is, seen from its source.
@@ -75,6 +88,8 @@ pub enum SourceEvent {
     },
     /// The target says something.
     Received(ToSource),
+    /// The machine stands still at the source and is loaded, still, at the target; or why it does not.
+    MachineStopped(Result<(), String>),
     /// Somebody wants the migration to end. Too late from [`Phase::Releasing`] on.
     Cancel,
     /// The source's images have been dealt with.
@@ -89,6 +104,8 @@ pub enum SourceEvent {
 pub enum SourceAction {
     /// The phase has changed; for reports.
     Enter(Phase),
+    /// Copy the memory of the machine, and bring it to a stand. Until then its disks are mirrored.
+    StopMachine,
     /// Hold a volume's requests, and say when none is in flight.
     CloseGate {
         /// Which volume.

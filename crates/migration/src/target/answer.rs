@@ -11,6 +11,8 @@ use crate::failure::CommitFault;
 use crate::identity::{Attempt, VolumeId, VolumeIndex};
 use crate::journal::{Outcome, Promotion};
 use crate::message::{ToSource, ToTarget};
+use crate::source::Moves;
+use crate::target::Wrote;
 
 impl Target {
     pub(super) fn received(&mut self, now: Duration, message: ToTarget) {
@@ -32,6 +34,7 @@ impl Target {
                 // N.B. once the volumes are owned here, only a hand-back makes the images worthless.
                 State::Owning { .. }
                 | State::Starting { .. }
+                | State::Running { .. }
                 | State::Active { .. }
                 | State::HandingBack { .. }
                 | State::Aborting { .. }
@@ -187,23 +190,55 @@ impl Target {
         left.retain(|waiting| *waiting != volume);
         if left.is_empty() {
             let (own, took) = (own.clone(), *took);
-            let message = ToSource::Active { attempt: own.attempt, own: took };
-            let end = self.end();
-            self.state = State::Active { own, took, end };
             self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Open));
-            self.say(message);
-            if end != End::Recorded {
-                self.commit();
+            match self.moves {
+                Moves::Volumes => self.activate(own, took),
+                Moves::Machine => {
+                    self.state = State::Running { own, took };
+                    self.actions.push_back(TargetAction::RunMachine);
+                }
             }
+        }
+    }
+
+    pub(super) fn machine_runs(&mut self) {
+        if let State::Running { own, took } = &self.state {
+            let (own, took) = (own.clone(), *took);
+            self.activate(own, took);
+        }
+    }
+
+    /// Without a write of its own here the volumes can go back, and the machine goes on where it came from; otherwise
+    /// they are this host's, and so is the machine, whatever is wrong with it (design §5.14).
+    pub(super) fn machine_failed(&mut self, detail: String, wrote: Wrote) {
+        let State::Running { own, took } = &self.state else { return };
+        let (own, took) = (own.clone(), *took);
+        match wrote {
+            Wrote::Nothing => self.hand_back(&own, detail),
+            Wrote::Something => self.activate(own, took),
+        }
+    }
+
+    fn activate(&mut self, own: Ownership, took: Duration) {
+        let message = ToSource::Active { attempt: own.attempt, own: took };
+        let end = self.end();
+        self.state = State::Active { own, took, end };
+        self.say(message);
+        if end != End::Recorded {
+            self.commit();
         }
     }
 
     /// No gate has let a write through yet: the volumes can go back (design §5.14).
     pub(super) fn start_failed(&mut self, volume: VolumeIndex, detail: String) {
         let State::Starting { own, left, .. } = &mut self.state else { return };
-        if !left.contains(&volume) {
-            return;
+        if left.contains(&volume) {
+            let own = own.clone();
+            self.hand_back(&own, detail);
         }
+    }
+
+    fn hand_back(&mut self, own: &Ownership, detail: String) {
         let generations = own.generations.iter().map(|(id, generation)| (*id, generation.next())).collect();
         let own = Ownership { attempt: own.attempt, generations, promotion: own.promotion.clone() };
         self.state = State::HandingBack { own, detail, retry_at: None };
@@ -250,7 +285,10 @@ impl Target {
 
     fn taken_by_force(&self) -> Option<Vec<(VolumeId, Generation)>> {
         match &self.state {
-            State::Owning { own, .. } | State::Starting { own, .. } | State::Active { own, .. } => {
+            State::Owning { own, .. }
+            | State::Starting { own, .. }
+            | State::Running { own, .. }
+            | State::Active { own, .. } => {
                 let forced = matches!(own.promotion, Some(Promotion::Force { .. }));
                 forced.then(|| own.generations.clone())
             }

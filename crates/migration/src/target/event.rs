@@ -37,6 +37,15 @@ pub enum TargetEvent {
         /// Why.
         detail: String,
     },
+    /// The machine that came along runs.
+    MachineRuns,
+    /// The machine that came along does not run.
+    MachineFailed {
+        /// Why.
+        detail: String,
+        /// Whether it has written to its volumes here: then they cannot go back.
+        wrote: Wrote,
+    },
     /// The source's host can be heard again: what became of the migration meanwhile is asked.
     LinkBack,
     /// Somebody here wants no more of it. Only a target that has promised nothing can do that.
@@ -55,6 +64,15 @@ pub enum TargetEvent {
         /// What could not be deleted; empty if all is gone.
         left_over: String,
     },
+}
+
+/// Whether a guest's write has passed a gate since the volumes were started here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    /// None has: what is here is what the source released.
+    Nothing,
+    /// At least one has.
+    Something,
 }
 
 /// Whether a flush succeeded.
@@ -89,6 +107,8 @@ pub enum TargetAction {
     Start(VolumeIndex),
     /// Let a volume's writes through.
     Open(VolumeIndex),
+    /// Let the machine that came along run; its volumes are open.
+    RunMachine,
     /// Serve nothing of a volume any more.
     Close(VolumeIndex),
     /// Delete all images.

@@ -7,8 +7,8 @@ use chronicle::{BlockRange, Epoch, Generation};
 use serde::{Deserialize, Serialize};
 
 use super::opening::{
-    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
-    RefusalCode,
+    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
+    OfferedVolume, Refusal, RefusalCode,
 };
 use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
 use crate::identity::{Attempt, MigrationId, VolumeId};
@@ -42,6 +42,8 @@ pub(super) struct OfferForm {
     format: Option<FormatForm>,
     allocation: AllocationForm,
     forwarding: ForwardingForm,
+    /// Its name.
+    machine: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -120,7 +122,11 @@ impl Form {
                     // A block size is a power of two, and a volume is not empty.
                     let fits = volume.block_size_bytes.is_power_of_two() && volume.size_bytes > 0;
                     if fits { Ok(()) } else { Err(WireError::Malformed) }
-                })
+                })?;
+                offer
+                    .machine
+                    .iter()
+                    .try_for_each(|name| at_most(name.len(), NAME_BYTES_MAX, "bytes of a name"))
             }
             Self::Accepted { volumes, .. } => {
                 at_most(volumes.len(), VOLUMES_MAX, "volumes")?;
@@ -259,6 +265,7 @@ impl From<Offer> for OfferForm {
             format: offer.format.map(Into::into),
             allocation: offer.allocation.into(),
             forwarding: offer.forwarding.into(),
+            machine: offer.machine.map(|machine| machine.name),
         }
     }
 }
@@ -280,6 +287,7 @@ impl From<OfferForm> for Offer {
             format: form.format.map(Into::into),
             allocation: form.allocation.into(),
             forwarding: form.forwarding.into(),
+            machine: form.machine.map(|name| OfferedMachine { name }),
         }
     }
 }

@@ -17,6 +17,15 @@ pub struct Offer {
     pub allocation: Allocation,
     /// Who goes on offering them to clients.
     pub forwarding: crate::journal::Forwarding,
+    /// The machine that goes along with them; `None`: whoever uses them sees to itself.
+    pub machine: Option<OfferedMachine>,
+}
+
+/// A machine that goes along with its volumes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferedMachine {
+    /// The name that it has at the source, and is to have at the target.
+    pub name: String,
 }
 
 /// One volume of an offer.

@@ -12,8 +12,8 @@ use migration::journal::{
     Stage, State, VolumeRecord,
 };
 use migration::recovery::{self, Step};
-use migration::source::{Peer, SourceAction, SourceEvent, SourceSettings};
-use migration::target::{FlushResult, TargetAction, TargetEvent};
+use migration::source::{Moves, Peer, SourceAction, SourceEvent, SourceSettings};
+use migration::target::{FlushResult, TargetAction, TargetEvent, Wrote};
 use migration::wire;
 use migration::{CommitFault, CommitId, HostId, MigrationId, Phase, Source, Target, VolumeId, VolumeIndex};
 
@@ -88,6 +88,15 @@ impl Books {
     }
 }
 
+/// What the machine that goes along with the volumes does at one host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Guest {
+    Runs,
+    Stands,
+    /// It has written, and stands for ever.
+    Broken,
+}
+
 /// The host that has the volumes at first.
 pub(crate) struct Giving {
     books: Books,
@@ -100,6 +109,9 @@ pub(crate) struct Giving {
     volumes: u8,
     /// Grows whenever its gate opens: the guest writes then.
     version: u64,
+    moves: Moves,
+    /// Survives a crash of the daemon.
+    pub(crate) guest: Guest,
 }
 
 /// The host that they are to go to.
@@ -114,10 +126,12 @@ pub(crate) struct Bringing {
     /// The version that its stores held when they were last flushed; `None` if the guest was writing then.
     pub(crate) flushed: Option<u64>,
     pub(crate) flushes: u32,
+    moves: Moves,
+    pub(crate) guest: Guest,
 }
 
 impl Giving {
-    pub(crate) fn new(volumes: u8) -> Self {
+    pub(crate) fn new(volumes: u8, moves: Moves) -> Self {
         let added = (0..volumes).map(|number| Record::VolumeAdded(record(number, "source")));
         let side = Side::Outgoing {
             peer: TARGET_HOST,
@@ -138,6 +152,8 @@ impl Giving {
             phase: Phase::Copying,
             volumes,
             version: 0,
+            moves,
+            guest: Guest::Runs,
         };
         giving.machine = Some(Source::new(Duration::ZERO, giving.settings()));
         giving.synchronise();
@@ -150,6 +166,7 @@ impl Giving {
             volumes: (0..self.volumes).map(|number| (id(number), FIRST)).collect(),
             switch_over_max: Duration::from_millis(500),
             peer: Peer::OtherHost,
+            moves: self.moves,
         }
     }
 
@@ -198,6 +215,10 @@ impl Giving {
         let resumes = self.books.recover();
         self.is_open = self.owns();
         self.version += u64::from(self.is_open);
+        // A daemon that has restarted lets a machine go on whose volumes are its own.
+        if self.owns() {
+            self.guest = Guest::Runs;
+        }
         self.synchronised = false;
         if resumes {
             let recorded = &self.books.state.migrations[&MIGRATION];
@@ -232,8 +253,9 @@ impl Giving {
                 }
             }
             2 if faulty && random.below(20) == 0 => {
-                let event = match random.below(4) {
+                let event = match random.below(5) {
                     0 => SourceEvent::Cancel,
+                    4 => SourceEvent::MachineStopped(Err("x".to_owned())),
                     1 => {
                         SourceEvent::VolumeFailed { code: FailureCode::TargetFaulty, detail: "x".to_owned() }
                     }
@@ -257,6 +279,7 @@ impl Giving {
         match event {
             SourceEvent::Synchronised(_) => self.synchronised = true,
             SourceEvent::Behind(_) => self.synchronised = false,
+            SourceEvent::MachineStopped(Ok(())) if self.phase == Phase::Memory => self.guest = Guest::Stands,
             _ => {}
         }
         if let Some(machine) = &mut self.machine {
@@ -284,8 +307,14 @@ impl Giving {
                 SourceAction::Enter(phase) => {
                     assert!(phase == self.phase || self.phase.may_become(phase), "{} -> {phase}", self.phase);
                     self.phase = phase;
+                    if phase == Phase::Discarding {
+                        self.guest = Guest::Runs;
+                    }
                 }
+                SourceAction::StopMachine => self.pending.push(SourceEvent::MachineStopped(Ok(()))),
                 SourceAction::CloseGate { volume, attempt } => {
+                    let stands = self.moves == Moves::Volumes || self.guest == Guest::Stands;
+                    assert!(stands, "a gate closes below a machine that runs");
                     self.is_open = false;
                     self.pending.push(SourceEvent::GateClosed { volume, attempt });
                 }
@@ -339,7 +368,7 @@ impl Giving {
 }
 
 impl Bringing {
-    pub(crate) fn new(volumes: u8) -> Self {
+    pub(crate) fn new(volumes: u8, moves: Moves) -> Self {
         let side = Side::Incoming {
             peer: SOURCE_HOST,
             peer_name: "a".to_owned(),
@@ -350,7 +379,7 @@ impl Bringing {
         books.apply(vec![started(THERE, volumes, side)]);
         Self {
             books,
-            machine: Some(Target::between_hosts(THERE, usize::from(volumes))),
+            machine: Some(accompanied(Target::between_hosts(THERE, usize::from(volumes)), moves)),
             is_up: true,
             is_open: false,
             image_is_gone: false,
@@ -358,6 +387,8 @@ impl Bringing {
             volumes,
             flushed: None,
             flushes: 0,
+            moves,
+            guest: Guest::Stands,
         }
     }
 
@@ -404,9 +435,13 @@ impl Bringing {
         self.is_up = true;
         let resumes = self.books.recover();
         self.is_open = self.owns();
+        if self.owns() && self.guest == Guest::Stands {
+            self.guest = Guest::Runs;
+        }
         if resumes {
             let recorded = &self.books.state.migrations[&THERE];
-            self.machine = Some(Target::resume(self.books.now, THERE, recorded).unwrap());
+            let machine = Target::resume(self.books.now, THERE, recorded).unwrap();
+            self.machine = Some(accompanied(machine, self.moves));
             self.drain(link);
         }
     }
@@ -443,6 +478,16 @@ impl Bringing {
                         && random.below(6) == 0
                     {
                         event = TargetEvent::StartFailed { volume, detail: "x".to_owned() };
+                    }
+                    if event == TargetEvent::MachineRuns && faulty && random.below(3) == 0 {
+                        let wrote = if random.below(2) == 0 { Wrote::Nothing } else { Wrote::Something };
+                        if wrote == Wrote::Something {
+                            self.guest = Guest::Broken;
+                        }
+                        event = TargetEvent::MachineFailed { detail: "x".to_owned(), wrote };
+                    }
+                    if event == TargetEvent::MachineRuns {
+                        self.guest = Guest::Runs;
                     }
                     self.tell(event);
                 }
@@ -488,6 +533,7 @@ impl Bringing {
                 }
                 TargetAction::Start(volume) => self.pending.push(TargetEvent::Started(volume)),
                 TargetAction::Open(_) => self.is_open = true,
+                TargetAction::RunMachine => self.pending.push(TargetEvent::MachineRuns),
                 TargetAction::Close(_) => self.is_open = false,
                 TargetAction::Discard => {
                     self.image_is_gone = true;
@@ -505,6 +551,10 @@ impl Bringing {
         assert!(state.volumes.values().all(|volume| volume.record.generation == FIRST.next()));
         assert_eq!(self.image_is_gone, !moved, "leftovers, or the image is gone");
     }
+}
+
+fn accompanied(target: Target, moves: Moves) -> Target {
+    if moves == Moves::Machine { target.with_machine() } else { target }
 }
 
 fn started(migration: MigrationId, volumes: u8, side: Side) -> Record {

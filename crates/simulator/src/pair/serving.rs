@@ -18,7 +18,7 @@ use lane::{
 use migration::journal::{
     Forwarding, ImageLocation, MigratingVolume, MigrationState, Record, Side, Stage, State,
 };
-use migration::source::Peer;
+use migration::source::{Moves, Peer};
 use migration::wire::{self, Message};
 use migration::{MigrationId, recovery};
 
@@ -319,6 +319,7 @@ impl Party {
                 volumes: coming,
                 trial_max: self.manner.limits.mirror_wait_max,
                 service: Some(Rc::clone(&serving.service)),
+                moves: Moves::Volumes,
             };
             let post = {
                 let conversation = Rc::clone(&serving.conversation);
@@ -399,6 +400,7 @@ impl Party {
             pacing: self.manner.pacing.clone(),
             limits: self.manner.limits,
             peer: Peer::OtherHost,
+            moves: Moves::Volumes,
             acknowledgement: self.manner.acknowledgement,
         };
         let post = Box::new(move |message| say(&conversation, &Message::ToTarget { migration: id, message }));

@@ -23,6 +23,7 @@ pub(super) async fn run(
         keep_chain: order.keep_chain,
         serve_here: order.serve_here,
         full: order.full,
+        max_downtime_ms: Some(order.max_downtime),
     };
     // From here on Ctrl-C does not end the program before it has said what becomes of the migration.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;

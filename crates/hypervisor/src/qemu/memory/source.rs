@@ -6,7 +6,9 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{MemoryOptions, MemoryProgress, THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT, address};
+use super::{
+    DOWNTIME_LIMIT_MAX, MemoryOptions, MemoryProgress, THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT, address,
+};
 use crate::qemu::error::MachineError;
 use crate::qemu::machine::{ANSWER_DEADLINE, Machine};
 use crate::qemu::qmp::{Event, Events, Heard};
@@ -127,6 +129,17 @@ impl Machine {
     pub async fn raise_throttle(&self, percent: u8) -> Result<(), MachineError> {
         let percent = percent.clamp(THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT);
         let parameters = json!({ "max-cpu-throttle": percent, "cpu-throttle-increment": percent });
+        self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
+    }
+
+    /// Changes for how long the machine may stand still, in a move that is under way or to come.
+    ///
+    /// # Errors
+    /// If QEMU refuses or does not answer.
+    pub async fn aim_at_downtime(&self, downtime_limit: Duration) -> Result<(), MachineError> {
+        let milliseconds = downtime_limit.min(DOWNTIME_LIMIT_MAX).as_millis();
+        // It is at most two million.
+        let parameters = json!({ "downtime-limit": u64::try_from(milliseconds).unwrap_or(u64::MAX) });
         self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
     }
 

@@ -1,0 +1,304 @@
+//! A machine moves with its volumes, and is where they are: what this host does when it leaves, comes, and after a restart.
+//!
+//! ```text
+//!   source                                        target
+//!   checks ──► offer, with its name ────────────► name free ──► its volumes arrive
+//!   parcel ─────────────────────────────────────► could it run?
+//!   volumes copied ──► memory ──► stands ───────► loaded
+//!   volumes released ───────────────────────────► owned ──► it runs
+//!   left: its QEMU ended, forgotten               arrived: at home
+//! ```
+//! What of that is decided is decided by its volumes' migration, in the journals ([`crate::moving`]).
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{MigrateVolume, Migration};
+use hypervisor::qemu::{Machine, RunState};
+use migration::MigrationId;
+use migration::journal::{Outcome, Side};
+use migration::message::ToTarget;
+use transport::Session;
+
+use super::Host;
+use crate::error::RequestError;
+use crate::moving::{Coming, Keeper, Leaving};
+use crate::vms::{Standing, VmError, Vms};
+
+/// How long a machine may stand still, if nobody says.
+const DOWNTIME_DEFAULT: Duration = Duration::from_millis(300);
+/// How long its disks may take to be handed over while it stands still: a machine that is moved late is better off than one
+/// that is not moved and stood still for that.
+pub(super) const HANDOVER_MAX: Duration = Duration::from_secs(3);
+
+/// A machine that is to go along with its volumes.
+pub(super) struct Company {
+    pub(super) name: String,
+    parcel: Vec<u8>,
+    downtime_max: Duration,
+}
+
+impl Host {
+    /// Begins to move a machine to another host, with its volumes.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it goes on here, and nothing is left there.
+    pub(super) async fn migrate_machine(
+        self: &Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        let known = self.vms.get(&name)?;
+        let [volume] = known.volumes.as_slice() else {
+            let text = format!(
+                "the machine \"{name}\" has {} volumes, and this version moves machines with one; move the volumes one \
+                 by one while it is stopped",
+                known.volumes.len()
+            );
+            return Err(RequestError::Invalid(text));
+        };
+        let Some(elsewhere) = self.elsewhere(&order.to)? else {
+            let text = format!(
+                "a machine moves to another host; to move its disk to the store \"{}\": sterna migrate {volume} --to {}",
+                order.to, order.to
+            );
+            return Err(RequestError::Invalid(text));
+        };
+        let machine = self.vms.machine(&name)?;
+        check_movable(&name, &machine).await?;
+        let company = Company {
+            parcel: self.vms.definition(&name).await?,
+            downtime_max: order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis),
+            name,
+        };
+        let (_claim, id) = self.volumes.claim(volume)?;
+        let record = self.record(id, volume)?;
+        if let Some(migration) = self.migrations.running_of(id) {
+            return Err(RequestError::AlreadyMigrating { volume: volume.clone(), migration });
+        }
+        let lane = self.volumes.lane(volume).await?;
+        self.migrate_away(record, lane, elsewhere, order, Some(company)).await
+    }
+
+    /// The volumes are accepted: the other host is asked whether it could run the machine, before anything is copied.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the machine is at home as before.
+    pub(super) async fn see_machine_ready(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        company: Company,
+        session: &Session,
+        host: &str,
+    ) -> Result<(), RequestError> {
+        let machine = self.vms.leaving(&company.name).await?;
+        let line = self.peers.machine_line(session, self.peers.own(), migration);
+        let leaving = Arc::new(Leaving::new(machine, line, company.downtime_max));
+        if let Err(reason) = leaving.check(company.parcel).await {
+            self.vms.stayed(&company.name).await?;
+            // Its volumes wait there for nothing.
+            self.peers.tell_target(session, migration, ToTarget::Discard);
+            let (host, vm) = (host.to_owned(), company.name);
+            return Err(RequestError::MachineRefused { vm, host, reason });
+        }
+        self.see_machine_off(migration, company.name, leaving);
+        Ok(())
+    }
+
+    /// The machine goes along with this migration; sees to it when that has ended.
+    fn see_machine_off(self: &Arc<Self>, migration: MigrationId, name: String, leaving: Arc<Leaving>) {
+        self.moving.leaves(migration, leaving);
+        let host = Arc::clone(self);
+        tokio::spawn(async move {
+            // None: the daemon stops, and the next one finds out.
+            let Some(outcome) = host.migrations.outcome(migration).await else { return };
+            host.moving.forget(migration).await;
+            let settled = match outcome {
+                Outcome::Moved { .. } => host.vms.left(&name).await,
+                _ => host.vms.stayed(&name).await,
+            };
+            match settled {
+                Ok(()) => {
+                    tracing::info!(vm = %name, %migration, ?outcome, "the machine's migration has ended");
+                }
+                Err(error) => {
+                    tracing::error!(vm = %name, %error, "what is left of a machine that moved is not settled");
+                }
+            }
+        });
+    }
+
+    /// Looks whether a machine of this name may come.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(super) fn check_machine_name(&self, name: &str) -> Result<(), RequestError> {
+        crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
+        match self.vms.get(name) {
+            Err(VmError::NotFound(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => Err(VmError::Exists(name.to_owned()).into()),
+        }
+    }
+
+    /// A machine comes with the volumes of this migration.
+    pub(super) async fn expect_machine(
+        self: &Arc<Self>,
+        session: &Session,
+        migration: MigrationId,
+        remote: MigrationId,
+        name: &str,
+        volumes: Vec<String>,
+    ) {
+        let line = self.peers.machine_line(session, crate::peers::host_id(session.peer()), remote);
+        // It may have been here before this daemon was started.
+        self.vms.until_found(name).await;
+        if let Ok(machine) = self.vms.machine(name) {
+            self.moving.came(migration, Arc::new(Coming::found(line, machine)));
+            return;
+        }
+        let keeper = Reception { host: Arc::clone(self), name: name.to_owned(), volumes };
+        self.moving.comes(migration, &Arc::new(Coming::new(line)), Arc::new(keeper));
+    }
+
+    /// The migration of a machine that was to come has ended.
+    pub(super) async fn see_machine_in(&self, migration: MigrationId, name: &str, outcome: &Outcome) {
+        self.moving.forget(migration).await;
+        let settled = match outcome {
+            Outcome::Moved { .. } => self.vms.arrived(name).await,
+            _ => self.vms.abandon_arrival(name).await,
+        };
+        match settled {
+            Ok(()) => {}
+            // It was refused before it was here.
+            Err(VmError::NotFound(_)) => {}
+            Err(error) => tracing::error!(vm = %name, %error, "a machine that came is not settled"),
+        }
+    }
+
+    /// The machine that goes along with an outgoing migration that a restart interrupted.
+    pub(super) fn machine_of_departure(&self, volumes: &[String]) -> Option<String> {
+        self.machine_with(volumes, Standing::Leaving)
+    }
+
+    /// The machine that comes along with an incoming migration that a restart interrupted.
+    pub(super) fn machine_of_arrival(&self, volumes: &[String]) -> Option<String> {
+        self.machine_with(volumes, Standing::Arriving)
+    }
+
+    /// Goes on with a machine whose migration goes on after a restart.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is none any more.
+    pub(super) async fn resume_machine(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        name: String,
+        session: &Session,
+    ) -> Result<(), RequestError> {
+        self.vms.until_found(&name).await;
+        let machine = self.vms.machine(&name)?;
+        let line = self.peers.machine_line(session, self.peers.own(), migration);
+        self.see_machine_off(migration, name, Arc::new(Leaving::new(machine, line, DOWNTIME_DEFAULT)));
+        Ok(())
+    }
+
+    /// After a start: machines whose migration has ended, or never came to anything, are where their volumes are.
+    pub(crate) async fn settle_machines(self: &Arc<Self>) {
+        for (name, standing) in self.vms.unsettled() {
+            let Ok(known) = self.vms.get(&name) else { continue };
+            if self.is_under_way(&known.volumes) {
+                continue;
+            }
+            let is_here = known.volumes.iter().all(|volume| self.owns(volume));
+            let name = &name;
+            let settled = match (standing, is_here) {
+                (Standing::Home, _) => Ok(()),
+                (Standing::Leaving, false) => self.vms.left(name).await,
+                (Standing::Arriving, false) => self.vms.abandon_arrival(name).await,
+                (Standing::Leaving, true) => self.vms.stayed(name).await,
+                (Standing::Arriving, true) => self.vms.arrived(name).await,
+            };
+            if let Err(error) = settled {
+                tracing::error!(vm = %name, %error, "a machine that was moved is not settled");
+                continue;
+            }
+            if is_here {
+                self.let_run(name).await;
+            }
+        }
+    }
+
+    /// Lets a machine run that a migration had stopped.
+    async fn let_run(&self, name: &str) {
+        self.vms.until_found(name).await;
+        let Ok(machine) = self.vms.machine(name) else { return };
+        let result = match machine.status().await {
+            Ok(RunState::Paused | RunState::PostMigrate) => machine.resume().await,
+            other => other.map(drop),
+        };
+        if let Err(error) = result {
+            tracing::error!(vm = %name, %error, "the machine does not go on; look after it");
+        }
+    }
+
+    fn machine_with(&self, volumes: &[String], standing: Standing) -> Option<String> {
+        let name = self.vms.user_of(volumes.first()?)?;
+        let known = self.vms.get(&name).ok()?;
+        (known.standing == standing).then_some(name)
+    }
+
+    fn is_under_way(&self, volumes: &[String]) -> bool {
+        self.journal.read(|state| {
+            let mut between = state.unfinished().filter(|(_, known)| known.side != Side::OneHost);
+            between.any(|(_, known)| known.names.iter().any(|name| volumes.contains(name)))
+        })
+    }
+
+    fn owns(&self, volume: &str) -> bool {
+        self.journal.read(|state| state.volumes.values().any(|known| known.record.name == volume))
+    }
+}
+
+/// Takes a machine in that comes.
+struct Reception {
+    host: Arc<Host>,
+    name: String,
+    volumes: Vec<String>,
+}
+
+impl Keeper for Reception {
+    fn check(&self, parcel: &[u8]) -> Result<(), String> {
+        let (name, volumes) = Vms::announced(parcel).map_err(|error| error.to_string())?;
+        if name != self.name || volumes != self.volumes {
+            return Err(format!(
+                "the machine \"{name}\" with the volumes {} is not the one that was offered",
+                volumes.join(", ")
+            ));
+        }
+        self.host.check_machine_name(&name).map_err(|error| error.message())
+    }
+
+    fn start(&self, parcel: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>> {
+        let host = Arc::clone(&self.host);
+        Box::pin(async move {
+            let arrival = host.vms.prepare_arrival(&parcel, &host.sockets).await;
+            let arrival = arrival.map_err(|error| error.to_string())?;
+            tracing::info!(vm = %arrival.name, "a machine waits for its memory");
+            Ok(arrival.machine)
+        })
+    }
+}
+
+/// Looks whether a machine can be moved as it is now.
+async fn check_movable(name: &str, machine: &Machine) -> Result<(), RequestError> {
+    let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
+    let silent = |error: hypervisor::qemu::MachineError| unmovable(error.to_string());
+    match machine.status().await.map_err(silent)? {
+        RunState::Running => {}
+        other => return Err(unmovable(format!("it does not run (QEMU says: {other})"))),
+    }
+    let reasons = machine.migration_blockers().await.map_err(silent)?;
+    if reasons.is_empty() { Ok(()) } else { Err(unmovable(reasons.join("; "))) }
+}

@@ -1,0 +1,164 @@
+//! Machines that move between hosts: their memory, and when they stand still and run.
+//!
+//! ```text
+//!   source's lane ── stop_machine, entered ──► Moving ──► Leaving ══ Line ══► Coming ◄── Moving ◄── run_machine ── target's
+//! ```
+//! A machine is where its volumes are: what is decided about them, in the journals of both hosts, decides here.
+
+mod coming;
+mod convergence;
+mod leaving;
+pub(crate) mod line;
+mod words;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hypervisor::qemu::Machine;
+use migration::{MigrationId, Phase};
+use tokio::task::{AbortHandle, JoinHandle};
+
+pub(crate) use coming::{Coming, Keeper};
+pub(crate) use leaving::{Account, Leaving};
+
+/// Accounts of machines that have left: what `migration list` is likely to be asked for.
+const ACCOUNTS_MAX: usize = 100;
+
+/// The machines that move at present.
+pub(crate) struct Moving {
+    runtime: tokio::runtime::Handle,
+    leaving: Mutex<BTreeMap<MigrationId, Departure>>,
+    coming: Mutex<BTreeMap<MigrationId, Arrival>>,
+    /// Of those that have left since this daemon began, for people.
+    gone: Mutex<BTreeMap<MigrationId, Account>>,
+}
+
+struct Arrival {
+    coming: Arc<Coming>,
+    /// What takes part in the copying of its memory.
+    takes_part: Option<JoinHandle<()>>,
+}
+
+struct Departure {
+    leaving: Arc<Leaving>,
+    /// What copies the memory, while something does.
+    stops: Option<AbortHandle>,
+}
+
+impl Moving {
+    /// Nothing moves yet.
+    pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
+        Arc::new(Self {
+            runtime,
+            leaving: Mutex::default(),
+            coming: Mutex::default(),
+            gone: Mutex::default(),
+        })
+    }
+
+    /// A machine goes along with the volumes of this migration.
+    pub(crate) fn leaves(&self, migration: MigrationId, leaving: Arc<Leaving>) {
+        lock(&self.leaving).insert(migration, Departure { leaving, stops: None });
+    }
+
+    /// A machine comes along with the volumes of this migration.
+    pub(crate) fn comes(&self, migration: MigrationId, coming: &Arc<Coming>, keeper: Arc<dyn Keeper>) {
+        let takes_part = {
+            let coming = Arc::clone(coming);
+            self.runtime.spawn(async move { coming.take_part(&*keeper).await })
+        };
+        let arrival = Arrival { coming: Arc::clone(coming), takes_part: Some(takes_part) };
+        lock(&self.coming).insert(migration, arrival);
+    }
+
+    /// The machine of this migration is here already, from before a restart.
+    pub(crate) fn came(&self, migration: MigrationId, coming: Arc<Coming>) {
+        lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
+    }
+
+    /// The migration has ended; returns when nothing is done for it any more.
+    pub(crate) async fn forget(&self, migration: MigrationId) {
+        if let Some(departure) = lock(&self.leaving).remove(&migration) {
+            let mut gone = lock(&self.gone);
+            gone.insert(migration, departure.leaving.account());
+            while gone.len() > ACCOUNTS_MAX {
+                gone.pop_first();
+            }
+        }
+        let arrival = lock(&self.coming).remove(&migration);
+        if let Some(Arrival { coming, takes_part: Some(takes_part) }) = arrival {
+            coming.give_up();
+            // That it panicked is in the log.
+            let _ = takes_part.await;
+        }
+    }
+
+    /// What is known of the machine that leaves.
+    pub(crate) fn account(&self, migration: MigrationId) -> Option<Account> {
+        let leaves = lock(&self.leaving).get(&migration).map(|departure| departure.leaving.account());
+        leaves.or_else(|| lock(&self.gone).get(&migration).cloned())
+    }
+
+    /// Brings the machine of a migration to a stand; called on a lane's thread. See [`lane::Control::stop_machine`].
+    pub(crate) fn stop(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
+        let task = lock(&self.leaving).get_mut(&migration).map(|departure| {
+            let leaving = Arc::clone(&departure.leaving);
+            let task = self.runtime.spawn(async move { leaving.stop().await });
+            departure.stops = Some(task.abort_handle());
+            task
+        });
+        async move {
+            let task = task.ok_or("nothing is known of a machine that goes along")?;
+            task.await.unwrap_or_else(|_| Err("it was given up".to_owned()))
+        }
+    }
+
+    /// Lets the machine of a migration run that has come; called on a lane's thread. See [`lane::Control::run_machine`].
+    pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
+        let coming = lock(&self.coming).get(&migration).map(|arrival| Arc::clone(&arrival.coming));
+        let task = coming.map(|coming| self.runtime.spawn(async move { coming.run().await }));
+        async move {
+            let task = task.ok_or("the machine was lost when this daemon was started again")?;
+            task.await.unwrap_or_else(|error| Err(error.to_string()))
+        }
+    }
+
+    /// A migration has entered a phase; called on a lane's thread.
+    pub(crate) fn entered(&self, migration: MigrationId, phase: Phase) {
+        match phase {
+            // Not before: until then its volumes may be the target's (design §5.12).
+            Phase::Discarding => {}
+            Phase::Retiring => {
+                if let Some(departure) = lock(&self.leaving).get(&migration) {
+                    departure.leaving.runs_there();
+                }
+                return;
+            }
+            _ => return,
+        }
+        let departure = lock(&self.leaving).get_mut(&migration).map(|departure| {
+            // N.B. that breaks the stream, which a hypervisor that hangs understands.
+            departure.stops.take().inspect(AbortHandle::abort);
+            Arc::clone(&departure.leaving)
+        });
+        let Some(leaving) = departure else { return };
+        self.runtime.spawn(async move {
+            match leaving.go_on().await {
+                Ok(()) => tracing::info!(%migration, "the machine goes on here"),
+                Err(reason) => {
+                    tracing::error!(%migration, reason, "the machine does not go on here; look after it");
+                }
+            }
+        });
+    }
+}
+
+/// Where a hypervisor sends or takes the memory of a machine: beside its monitor.
+fn memory_socket(machine: &Machine) -> PathBuf {
+    machine.socket().with_extension("memory")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,148 @@
+//! Whether a machine's memory becomes less from round to round, and what is done if it does not ([VM51], stun during page
+//! send).
+//!
+//! ```text
+//!   a round that left hardly less than the one before ──► a longer stand is aimed at, up to what is allowed
+//!   and then                                          ──► the guest's processors get less time, step by step
+//!   at the last step, and still so after some rounds ───► it is given up, with the figures it was judged by
+//! ```
+
+use hypervisor::qemu::MemoryProgress;
+
+/// What a round must leave of the one before at most, to count as progress.
+const SHRINKS_TO: f64 = 0.8;
+/// Parts of the stand that is allowed that are aimed at, one after the other.
+pub(super) const AIMS: [u32; 3] = [8, 2, 1];
+/// Shares of their time that are taken from the guest's processors, in percent, one after the other.
+const STEPS: [u8; 6] = [10, 25, 45, 65, 85, 99];
+/// Rounds without progress that are waited for at the last step.
+const PATIENCE_ROUNDS: u32 = 20;
+
+/// Judges rounds.
+#[derive(Debug, Default)]
+pub(super) struct Convergence {
+    rounds: u64,
+    /// What was left when the last round began, in bytes.
+    left: Option<u64>,
+    aims: usize,
+    steps: usize,
+    in_vain: u32,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing.
+    GoOn,
+    /// A longer stand is to be aimed at: what is allowed, divided by this.
+    Aim {
+        /// What it is divided by.
+        divisor: u32,
+    },
+    /// The guest is to be slowed down.
+    Throttle {
+        /// By so much.
+        percent: u8,
+    },
+    /// It is not going to end.
+    Hopeless {
+        /// Why, with the figures.
+        reason: String,
+    },
+}
+
+impl Convergence {
+    /// Judges what the hypervisor says; a verdict falls once a round.
+    pub(super) fn judge(&mut self, progress: &MemoryProgress) -> Verdict {
+        if progress.rounds <= self.rounds {
+            return Verdict::GoOn;
+        }
+        self.rounds = progress.rounds;
+        let before = self.left.replace(progress.remaining_bytes);
+        let Some(before) = before else { return Verdict::GoOn };
+        if (progress.remaining_bytes as f64) <= before as f64 * SHRINKS_TO {
+            self.in_vain = 0;
+            return Verdict::GoOn;
+        }
+        if let Some(divisor) = AIMS.get(self.aims + 1).copied() {
+            self.aims += 1;
+            return Verdict::Aim { divisor };
+        }
+        if let Some(percent) = STEPS.get(self.steps).copied() {
+            self.steps += 1;
+            return Verdict::Throttle { percent };
+        }
+        self.in_vain += 1;
+        if self.in_vain < PATIENCE_ROUNDS {
+            return Verdict::GoOn;
+        }
+        let reason = format!(
+            "the machine makes {} MiB of memory dirty a second and the link carries {} MiB; {} MiB are left after {} rounds, \
+             although its processors are slowed down by {} %. Raise --max-downtime, or move it when it has less to do",
+            progress.dirty_bytes_per_s >> 20,
+            progress.bandwidth_bytes_per_s >> 20,
+            progress.remaining_bytes >> 20,
+            progress.rounds,
+            progress.throttle_percent,
+        );
+        Verdict::Hopeless { reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hypervisor::qemu::MigrationStatus;
+
+    use super::*;
+
+    fn round(rounds: u64, remaining_bytes: u64) -> MemoryProgress {
+        MemoryProgress {
+            status: MigrationStatus::Active,
+            total_bytes: 1 << 30,
+            remaining_bytes,
+            transferred_bytes: 0,
+            dirty_bytes_per_s: 500 << 20,
+            rounds,
+            throttle_percent: 99,
+            bandwidth_bytes_per_s: 100 << 20,
+            expected_downtime_ms: 0,
+            downtime_ms: None,
+            error: None,
+        }
+    }
+
+    #[test]
+    fn rounds_that_leave_less_are_left_alone() {
+        let mut convergence = Convergence::default();
+        for (number, left) in [1000, 700, 500, 300, 100].into_iter().enumerate() {
+            assert_eq!(convergence.judge(&round(number as u64 + 1, left << 20)), Verdict::GoOn);
+        }
+    }
+
+    #[test]
+    fn a_guest_that_writes_too_fast_is_slowed_down_step_by_step_and_then_given_up() {
+        let mut convergence = Convergence::default();
+        let (mut steps, mut aims) = (Vec::new(), Vec::new());
+        for number in 1.. {
+            match convergence.judge(&round(number, 500 << 20)) {
+                Verdict::GoOn => {}
+                Verdict::Aim { divisor } => aims.push(divisor),
+                Verdict::Throttle { percent } => steps.push(percent),
+                Verdict::Hopeless { reason } => {
+                    assert!(reason.contains("500 MiB of memory dirty"), "{reason}");
+                    break;
+                }
+            }
+            assert!(number < 100, "it is given up in the end");
+        }
+        assert_eq!((steps.as_slice(), aims.as_slice()), (STEPS.as_slice(), &AIMS[1..]));
+    }
+
+    #[test]
+    fn a_round_is_judged_once() {
+        let mut convergence = Convergence::default();
+        for _ in 0..100 {
+            assert_eq!(convergence.judge(&round(1, 500 << 20)), Verdict::GoOn);
+        }
+    }
+}
