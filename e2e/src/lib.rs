@@ -20,6 +20,7 @@ pub mod qemu_nbd;
 pub mod rounds;
 mod scene;
 pub mod switch_over;
+pub mod vm;
 mod wait;
 mod wire;
 

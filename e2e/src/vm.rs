@@ -1,0 +1,190 @@
+//! A machine that Sterna starts and moves: its guest works on its disk and checks it, and its console is ours, wherever it
+//! runs.
+//!
+//! ```text
+//!   QEMU at alpha ──┐
+//!   QEMU at beta ───┴── each connects to one socket ──► lines, in the order in which they came
+//! ```
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, bail, ensure};
+use api::{Vm, VmState};
+
+use crate::machine::guest_image;
+use crate::scene::Scene;
+use crate::wait::until;
+
+/// What the machine is called.
+pub const NAME: &str = "web1";
+/// Bytes of a block that the guest checks.
+const BLOCK_BYTES: u64 = 4096;
+
+/// The console of a machine that moves.
+#[derive(Debug)]
+pub struct Console {
+    heard: Arc<Mutex<Heard>>,
+    /// Where the machine's QEMU connects to: in its command line, and in no other.
+    socket: String,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    /// What the guest has said.
+    lines: Vec<String>,
+    /// To whichever QEMU is the guest's now.
+    speak: Vec<UnixStream>,
+}
+
+impl Console {
+    /// Adds a machine with the volume `v` of `scene` as its disk, and starts it.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn start(scene: &Scene, fill_bytes: u64) -> anyhow::Result<Self> {
+        let socket = scene.path("console");
+        let console = Self::listen(&socket)?;
+        let definition = scene.path("vm.toml");
+        std::fs::write(&definition, text(&socket, fill_bytes)?).context("write the definition")?;
+        let definition = definition.to_str().context("a folder that is not UTF-8")?;
+        scene.sterna(["vm", "add", NAME, "--definition", definition])?.success()?;
+        scene.sterna(["vm", "start", NAME])?.success()?;
+        console.work_on(1)?;
+        Ok(console)
+    }
+
+    /// Waits until the guest has made so many more requests.
+    ///
+    /// # Errors
+    /// If it does not, or has found something wrong.
+    pub fn work_on(&self, requests: u64) -> anyhow::Result<()> {
+        let wanted = self.requests()? + requests;
+        until("the guest works", || Ok((self.requests()? >= wanted).then_some(())))
+    }
+
+    /// Ends the guest's work; it then checks its whole disk.
+    ///
+    /// # Errors
+    /// If anything is not as it was written.
+    pub fn verify(&self) -> anyhow::Result<()> {
+        for stream in &mut self.lock().speak {
+            // Those of machines that are gone.
+            let _ = stream.write_all(b"verify\n");
+        }
+        let verdict = until("the guest has checked its disk", || {
+            let heard = self.lock();
+            Ok(heard.lines.iter().find(|line| line.contains("sterna: verified")).cloned())
+        })?;
+        ensure!(verdict.contains("errors=0"), "{verdict}");
+        Ok(())
+    }
+
+    fn listen(socket: &Path) -> anyhow::Result<Self> {
+        let listener = UnixListener::bind(socket).context("listen for the console")?;
+        let heard = Arc::<Mutex<Heard>>::default();
+        let console = Self { heard: Arc::clone(&heard), socket: socket.display().to_string() };
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let Ok(speak) = stream.try_clone() else { continue };
+                locked(&heard).speak.push(speak);
+                let heard = Arc::clone(&heard);
+                std::thread::spawn(move || {
+                    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                        locked(&heard).lines.push(line);
+                    }
+                });
+            }
+        });
+        Ok(console)
+    }
+
+    /// Requests that the guest has made, by its own account.
+    fn requests(&self) -> anyhow::Result<u64> {
+        let heard = self.lock();
+        if let Some(line) = heard.lines.iter().find(|line| line.contains("sterna: failed")) {
+            bail!("the guest says: {line}");
+        }
+        let Some(tick) = heard.lines.iter().rev().find(|line| line.contains("sterna: tick")) else {
+            return Ok(0);
+        };
+        ensure!(tick.contains("errors=0"), "the guest says: {tick}");
+        let requests = tick.split_whitespace().find_map(|word| word.strip_prefix("requests=")?.parse().ok());
+        // A line that the machine's stop has cut in two.
+        Ok(requests.unwrap_or(0))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Heard> {
+        locked(&self.heard)
+    }
+}
+
+impl Drop for Console {
+    /// Ends the machine, at whichever host it is: it outlives the daemons, also those of a test that has failed.
+    fn drop(&mut self) {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+        for process in processes {
+            let Some(number) = process.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command);
+            if command.starts_with("qemu-system") && command.contains(&self.socket) {
+                kill(number);
+            }
+        }
+    }
+}
+
+/// The machines of a host.
+///
+/// # Errors
+/// What the daemon says.
+pub fn vms(scene: &Scene) -> anyhow::Result<Vec<Vm>> {
+    scene.ask(&["vm", "list"])
+}
+
+/// Waits until the machine runs at `there`, and `elsewhere` knows of none.
+///
+/// # Errors
+/// If that does not happen.
+pub fn check_at(there: &Scene, elsewhere: &Scene) -> anyhow::Result<()> {
+    until("the machine is at one host only", || {
+        let (found, other) = (vms(there)?, vms(elsewhere)?);
+        let runs = matches!(found.as_slice(), [vm] if vm.state == VmState::Running);
+        Ok((runs && other.is_empty()).then_some(()))
+    })
+}
+
+/// Kills QEMU.
+pub fn kill(process: u32) {
+    let process = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
+    if let Some(process) = process {
+        // It may have ended.
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+    }
+}
+
+fn text(console: &Path, fill_bytes: u64) -> anyhow::Result<String> {
+    let image = guest_image()?;
+    let (kernel, initramfs, console) = (image.kernel.display(), image.initramfs.display(), console.display());
+    Ok(format!(
+        r#"
+command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "128", "-name", "{{name}}", "-display", "none", "-nodefaults",
+  "-machine", "pc-i440fx-7.2", "-kernel", "{kernel}", "-initrd", "{initramfs}",
+  "-append", "console=ttyS0 quiet sterna.check={BLOCK_BYTES},4,{fill_bytes},7",
+  "-chardev", "socket,id=console,path={console},server=off", "-serial", "chardev:console",
+  "-qmp", "unix:{{qmp}},server=on,wait=off",
+  "-blockdev", "driver=nbd,node-name=root,server.type=unix,server.path={{disk:root}},export={{export:root}},reconnect-delay=30",
+  "-device", "virtio-blk-pci,drive=root"]
+[disks]
+root = "v"
+"#
+    ))
+}
+
+fn locked(heard: &Mutex<Heard>) -> std::sync::MutexGuard<'_, Heard> {
+    heard.lock().unwrap_or_else(PoisonError::into_inner)
+}

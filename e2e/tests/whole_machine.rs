@@ -1,0 +1,151 @@
+//! Whole machines between two hosts: memory, processors and disk, there and home again, and with bad luck on the way. The
+//! guest works on its disk all the while and knows what it wrote.
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, ensure};
+use api::{Migration, MigrationState, Phase, VmState};
+use e2e::{Outcome, Pair, Scene, until, vm};
+
+const DISK_BYTES: u64 = 64 << 20;
+const FILL_BYTES: u64 = 16 << 20;
+/// What the guest does before, between and after moves.
+const REQUESTS: u64 = 200;
+
+/// One test at a time: two processors emulate one machine's well enough, and not four machines'.
+fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    e2e::play_pair(test);
+}
+
+/// What a command said that was refused.
+fn refusal(outcome: &Outcome) -> anyhow::Result<&str> {
+    ensure!(outcome.code != 0, "it was not refused: {outcome:?}");
+    Ok(&outcome.stderr)
+}
+
+fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
+    pair.alpha.create_volume(DISK_BYTES)?;
+    vm::Console::start(&pair.alpha, FILL_BYTES)
+}
+
+fn begin(scene: &Scene, to: &str) -> anyhow::Result<Migration> {
+    scene.ask(&["migrate", vm::NAME, "--to", to, "--detach"])
+}
+
+fn until_phase(scene: &Scene, migration: &Migration, phase: Phase) -> anyhow::Result<()> {
+    until("the phase is reached", || {
+        let shown = scene.migration(&migration.id)?;
+        ensure!(shown.state == MigrationState::Running, "it has ended: {shown:?}");
+        Ok((shown.phase == phase).then_some(()))
+    })
+}
+
+/// The process of the machine's QEMU at a host.
+fn process(scene: &Scene) -> anyhow::Result<u32> {
+    until("QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))
+}
+
+#[test]
+fn a_machine_goes_to_another_host_and_comes_home() {
+    play(|pair| {
+        let console = start(pair)?;
+        for _ in 0..2 {
+            for (from, to, name) in
+                [(&pair.alpha, &pair.beta, "beta:a"), (&pair.beta, &pair.alpha, "alpha:a")]
+            {
+                console.work_on(REQUESTS)?;
+                let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name])?;
+                ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+                let shown = from.migration(&moved.id)?.machine.context("a machine went along")?;
+                let downtime = shown.downtime.context("it stood still")?;
+                let parts = downtime.memory_ms + downtime.handover_ms;
+                ensure!((parts - downtime.total_ms).abs() < 0.01 && parts > 0.0, "{downtime:?}");
+                ensure!(
+                    shown.memory.is_some_and(|memory| memory.sent_bytes > 1 << 20),
+                    "its memory was sent"
+                );
+                vm::check_at(to, from)?;
+            }
+        }
+        console.work_on(REQUESTS)?;
+        console.verify()
+    });
+}
+
+#[test]
+fn a_machine_goes_on_where_it_was_when_its_move_comes_to_nothing() {
+    play(|pair| {
+        let console = start(pair)?;
+        // Cancelled while its memory is on its way.
+        let begun = begin(&pair.alpha, "beta:a")?;
+        until_phase(&pair.alpha, &begun, Phase::Memory)?;
+        pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
+        stays(pair, &console)?;
+        // The QEMU at the target is killed.
+        let begun = begin(&pair.alpha, "beta:a")?;
+        until_phase(&pair.alpha, &begun, Phase::Memory)?;
+        vm::kill(process(&pair.beta)?);
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Failed, "{ended:?}");
+        ensure!(ended.failure.as_deref() == Some("machine-stayed"), "{ended:?}");
+        stays(pair, &console)?;
+        console.verify()
+    });
+}
+
+#[test]
+fn a_machine_is_at_one_host_after_either_daemon_was_killed() {
+    play(|pair| {
+        let console = start(pair)?;
+        for kills_source in [true, false] {
+            let begun = begin(&pair.alpha, "beta:a")?;
+            until_phase(&pair.alpha, &begun, Phase::Memory)?;
+            let killed = if kills_source { &mut pair.alpha } else { &mut pair.beta };
+            killed.kill()?;
+            killed.start()?;
+            pair.alpha.wait_for_migration(&begun.id)?;
+            stays(pair, &console)?;
+        }
+        let moved: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a"])?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        vm::check_at(&pair.beta, &pair.alpha)?;
+        console.work_on(REQUESTS)?;
+        console.verify()
+    });
+}
+
+#[test]
+fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
+    play(|pair| {
+        let console = start(pair)?;
+        let there = pair.alpha.sterna(["migrate", vm::NAME, "--to", "b"])?;
+        ensure!(refusal(&there)?.contains("a machine moves to another host"));
+        // A machine of that name is there already.
+        pair.beta.create_volume(DISK_BYTES)?;
+        let definition = pair.alpha.path("vm.toml");
+        let definition = definition.to_str().context("a folder that is not UTF-8")?;
+        pair.beta.sterna(["vm", "add", vm::NAME, "--definition", definition])?.success()?;
+        let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
+        ensure!(refusal(&refused)?.contains(vm::NAME), "it says which");
+        // It does not run.
+        pair.alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
+        let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
+        ensure!(refusal(&refused)?.contains("not run"), "it says why");
+        drop(console);
+        Ok(())
+    });
+}
+
+/// The machine works at alpha, and beta has nothing of it.
+fn stays(pair: &Pair, console: &vm::Console) -> anyhow::Result<()> {
+    until("nothing is left at the target", || {
+        let nothing = vm::vms(&pair.beta)?.is_empty();
+        let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
+        Ok((nothing && stays).then_some(()))
+    })?;
+    console.work_on(REQUESTS)
+}
