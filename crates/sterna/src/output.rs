@@ -247,7 +247,27 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
         );
         rows.push(("guest held", held));
     }
+    if let Some(machine) = &migration.machine {
+        rows.extend(machine.memory.as_ref().map(|memory| ("memory", memory_sent(memory))));
+        rows.extend(machine.downtime.as_ref().map(|downtime| ("stood still", stood_still(downtime))));
+    }
     rows
+}
+
+fn memory_sent(memory: &api::MemoryMove) -> String {
+    let slowed = match memory.throttle_percent {
+        0 | 1 => String::new(),
+        percent => format!(", its processors slowed down by {percent} %"),
+    };
+    let (sent, total) = (bytes(memory.sent_bytes), bytes(memory.total_bytes));
+    format!("{sent} sent for {total} in {} rounds{slowed}", memory.rounds)
+}
+
+fn stood_still(downtime: &api::MachineDowntime) -> String {
+    format!(
+        "{:.1} ms (last memory and devices {:.1}, handover {:.1})",
+        downtime.total_ms, downtime.memory_ms, downtime.handover_ms,
+    )
 }
 
 fn image(volume: &Volume) -> String {

@@ -147,6 +147,11 @@ fn describe(migration: &Migration) -> String {
         bytes(migration.bytes_per_second as u64),
         remaining(migration),
     );
+    let memory = migration.machine.as_ref().and_then(|machine| machine.memory.as_ref());
+    if let (Some(memory), api::Phase::Memory) = (memory, migration.phase) {
+        let left = bytes(memory.remaining_bytes);
+        text = format!("{text}; {left} of its memory left after {} rounds", memory.rounds);
+    }
     if let Some(waiting) = waiting(migration) {
         text = format!("{text}; waits for {waiting}");
     }

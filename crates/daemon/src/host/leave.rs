@@ -127,7 +127,10 @@ impl Host {
         let migration = MigrationId(self.journal.read(|state| state.next_migration));
         let (peer, format) = (&elsewhere.peer, order.format.map_or(record.image.format, image_format));
         // Where exactly its image is there, is the other host's affair.
-        let store = format!("{}:{}", peer.name, elsewhere.store);
+        let store = match elsewhere.store.as_str() {
+            "" => peer.name.clone(),
+            store => format!("{}:{store}", peer.name),
+        };
         let target = ImageLocation { store, place: Place::File(String::new()), format };
         let volumes = vec![MigratingVolume { volume: record.volume, source: record.image.clone(), target }];
         let side = Side::Outgoing {

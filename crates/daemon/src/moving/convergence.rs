@@ -1,4 +1,4 @@
-//! Whether a machine's memory becomes less from round to round, and what is done if it does not ([VM51], stun during page
+//! Whether a machine's memory becomes less from round to round, and what is done if it does not (\[VM51\], stun during page
 //! send).
 //!
 //! ```text
