@@ -12,12 +12,20 @@ use super::ConfigError;
 const ADDRESSES_MAX: usize = 16;
 
 /// Where other hosts reach this one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostsConfig {
     /// Addresses to listen on; none: this host can only call others.
     pub listen: Vec<SocketAddr>,
     /// The links that other hosts are told of; none: the addresses that are listened on.
     pub links: Vec<Link>,
+    /// Whether paired hosts may bring machines, which run here as whoever the daemon runs as.
+    pub machines: bool,
+}
+
+impl Default for HostsConfig {
+    fn default() -> Self {
+        Self { listen: Vec::new(), links: Vec::new(), machines: true }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -25,6 +33,7 @@ pub struct HostsConfig {
 pub(super) struct FileHosts {
     listen: Vec<SocketAddr>,
     links: Vec<FileLink>,
+    machines: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -51,7 +60,7 @@ impl FileHosts {
             false => Err(ConfigError::Link { path: path.to_owned(), address }),
         };
         let links = self.links.into_iter().map(link).collect::<Result<_, _>>()?;
-        Ok(HostsConfig { listen: self.listen, links })
+        Ok(HostsConfig { listen: self.listen, links, machines: self.machines.unwrap_or(true) })
     }
 }
 

@@ -44,7 +44,7 @@ const ROOT: Table = Table::Keys(
     &["api", "api_socket", "data_dir", "engine", "hosts", "limits", "nbd", "stores", "volume_sockets"],
     &[
         ("api_socket", SOCKET),
-        ("hosts", Table::Keys(&["links", "listen"], &[])),
+        ("hosts", Table::Keys(&["links", "listen", "machines"], &[])),
         ("limits", Table::Keys(&["mirror_wait_max_ms", "stop_wait_max_ms"], &[])),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
         ("stores", Table::Named(&Table::Keys(&["device", "format", "nbd", "path"], &[]))),

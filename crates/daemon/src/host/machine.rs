@@ -134,6 +134,10 @@ impl Host {
     /// # Errors
     /// [`RequestError`].
     pub(super) fn check_machine_name(&self, name: &str) -> Result<(), RequestError> {
+        if !self.config.hosts.machines {
+            let text = "it takes no machines from other hosts; machines = true below [hosts] in its configuration lets them come";
+            return Err(RequestError::Invalid(text.to_owned()));
+        }
         crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
         match self.vms.get(name) {
             Err(VmError::NotFound(_)) => Ok(()),

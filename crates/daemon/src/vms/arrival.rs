@@ -56,7 +56,9 @@ impl Vms {
     /// [`VmError`]: the bytes are none.
     pub(crate) fn announced(bytes: &[u8]) -> Result<(String, Vec<String>), VmError> {
         let parcel = Parcel::decode(bytes)?;
-        Ok((parcel.name, Definition::parse(&parcel.definition)?.volumes()))
+        let definition = Definition::parse(&parcel.definition)?;
+        definition.check_program()?;
+        Ok((parcel.name, definition.volumes()))
     }
 
     /// Says that a machine begins to leave: nobody else starts, stops or removes it. Returns its QEMU.

@@ -173,6 +173,18 @@ impl Definition {
         self.command.iter().map(|word| word.fill(value)).collect()
     }
 
+    /// Looks whether the program is one that another host may have run here: a QEMU, found where this host's are.
+    pub(super) fn check_program(&self) -> Result<(), DefinitionError> {
+        let program = self.command.first().map(|word| word.fill(|_| String::new())).unwrap_or_default();
+        if program.starts_with("qemu-system-") && !program.contains('/') {
+            return Ok(());
+        }
+        let text = format!(
+            "the program is {program:?}; from another host it must be qemu-system-…, without a folder"
+        );
+        Err(DefinitionError::Bounds(text))
+    }
+
     fn check_places(&self) -> Result<(), DefinitionError> {
         let places = || self.command.iter().flat_map(Template::places);
         for place in places() {
@@ -267,5 +279,17 @@ mod tests {
         }
         assert!(Definition::parse("command = []").is_err());
         assert!(Definition::parse(&" ".repeat(DEFINITION_BYTES_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn another_host_may_have_qemu_run_and_nothing_else() {
+        let with = |program: &str| {
+            let text = format!("command = ['{program}', '-qmp', 'unix:{{qmp}},server=on,wait=off']");
+            Definition::parse(&text).unwrap().check_program().is_ok()
+        };
+        assert!(with("qemu-system-x86_64"));
+        for program in ["sh", "/usr/bin/qemu-system-x86_64", "qemu-system-/../sh", "{name}"] {
+            assert!(!with(program), "{program}");
+        }
     }
 }
