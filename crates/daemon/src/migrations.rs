@@ -38,15 +38,13 @@ pub(crate) struct Migrations {
 /// A migration that a lane of this daemon runs, or has run.
 #[derive(Debug)]
 struct Tracked {
-    volume: VolumeId,
+    volumes: Vec<VolumeId>,
     news: watch::Sender<Live>,
 }
 
 /// What is known of a migration besides the journal.
 #[derive(Clone, Debug)]
 struct Live {
-    /// Bytes per block, for what is counted in blocks.
-    block_size_bytes: u64,
     /// Grows with every report.
     change: u64,
     /// The latest report; `None` before the first.
@@ -57,9 +55,9 @@ struct Live {
 
 impl Migrations {
     /// Begins to track a migration. Reports about migrations that are not tracked are dropped.
-    pub(crate) fn track(&self, migration: MigrationId, volume: VolumeId, block_size_bytes: u64) {
-        let live = Live { block_size_bytes, change: 1, progress: None, ended: None };
-        self.lock().insert(migration, Tracked { volume, news: watch::Sender::new(live) });
+    pub(crate) fn track(&self, migration: MigrationId, volumes: Vec<VolumeId>) {
+        let live = Live { change: 1, progress: None, ended: None };
+        self.lock().insert(migration, Tracked { volumes, news: watch::Sender::new(live) });
     }
 
     /// Takes a report; called on lane threads.
@@ -87,14 +85,12 @@ impl Migrations {
     pub(crate) fn running_of(&self, volume: VolumeId) -> Option<MigrationId> {
         let live = self.lock();
         let mut running = live.iter().filter(|(_, tracked)| tracked.news.borrow().ended.is_none());
-        running.find(|(_, tracked)| tracked.volume == volume).map(|(id, _)| *id)
+        running.find(|(_, tracked)| tracked.volumes.contains(&volume)).map(|(id, _)| *id)
     }
 
-    /// Migrations under way, with their volumes.
-    pub(crate) fn running(&self) -> Vec<(MigrationId, VolumeId)> {
-        let live = self.lock();
-        let running = live.iter().filter(|(_, tracked)| tracked.news.borrow().ended.is_none());
-        running.map(|(id, tracked)| (*id, tracked.volume)).collect()
+    /// How many are under way.
+    pub(crate) fn running(&self) -> usize {
+        self.lock().values().filter(|tracked| tracked.news.borrow().ended.is_none()).count()
     }
 
     /// All migrations, oldest first.

@@ -19,7 +19,7 @@ use lane::peer::head::{Address, Fault, Head};
 use lane::peer::{Arrival, Line, PeerLine, Urgency};
 use migration::message::ToTarget;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
-use migration::{Attempt, HostId, MigrationId, VolumeId};
+use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
 use tokio::sync::oneshot;
 use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 
@@ -104,7 +104,8 @@ impl Peers {
     ) -> moving::line::Line {
         let peer = host_id(session.peer());
         let target = if source == peer { self.own() } else { peer };
-        let channel = Subject { kind: Kind::Machine, source, migration }.channel(target);
+        let channel =
+            Subject { kind: Kind::Machine, source, migration, volume: VolumeIndex(0) }.channel(target);
         let (line, arrivals) = self.route(session, channel);
         moving::line::Line::new(Arc::new(line), arrivals)
     }
@@ -131,7 +132,8 @@ impl Peers {
 
     /// Tells the other host of a migration for which no lane here has a line.
     pub(crate) fn tell_target(&self, session: &Session, migration: MigrationId, message: ToTarget) {
-        let subject = Subject { kind: Kind::Migration, source: self.own(), migration };
+        let (kind, source, volume) = (Kind::Migration, self.own(), VolumeIndex(0));
+        let subject = Subject { kind, source, migration, volume };
         if let Ok(bytes) = wire::encode(&Message::ToTarget { migration, message }) {
             let channel = subject.channel(host_id(session.peer()));
             send(session, channel, Priority::Control, Head::Said.encode(), bytes.into());
@@ -283,8 +285,8 @@ impl Peers {
             }
             (subject, Ok(Head::Call { call, .. })) => {
                 refuse(session, channel, call);
-                if let Some(Subject { kind: Kind::Migration, migration, .. }) = subject {
-                    self.tell_of_end(session, channel, migration);
+                if let Some(subject @ Subject { kind: Kind::Migration, .. }) = subject {
+                    self.tell_of_end(session, subject);
                 }
             }
             (Some(Subject { kind: Kind::Migration, .. }), Ok(Head::Said)) => {
@@ -319,10 +321,13 @@ impl Peers {
 
     /// Tells a source that still copies that its migration has ended here: the word of that may have been lost with a
     /// process, and its target's store would only seem to be broken.
-    fn tell_of_end(&self, session: &Session, channel: ChannelId, migration: MigrationId) {
+    fn tell_of_end(&self, session: &Session, subject: Subject) {
         let Some(host) = self.host() else { return };
+        let (migration, peer) = (subject.migration, host_id(session.peer()));
+        let target = if subject.source == peer { self.own() } else { peer };
+        let channel = subject.of_first().channel(target);
         let asked = ToTarget::Prepare(Attempt::NONE);
-        let answer = host.answer_as_target(host_id(session.peer()), migration, &asked);
+        let answer = host.answer_as_target(peer, migration, &asked);
         let answer = answer.map(|message| wire::encode(&Message::ToSource { migration, message }));
         if let Some(Ok(answer)) = answer {
             send(session, channel, Priority::Control, Head::Said.encode(), answer.into());

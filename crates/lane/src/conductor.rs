@@ -6,13 +6,17 @@
 //!                          ▲ ◄──────────────── Post ◄── Prepared, Active … ──┘
 //! ```
 //! Each half runs on the lane that has its store, and knows of the other only what messages say: on one host both are
-//! on one lane and [`Conductor`] joins them, between two hosts a link does. Both are written for N volumes.
+//! on one lane and [`Conductor`] joins them, between two hosts a link does. Both are written for N volumes, of which each
+//! has a lane of its own: a half is conducted on the first one's, and the others [follow](SourceMembership).
 
 mod plan;
 mod progress;
+mod seat;
 mod source;
 mod source_actions;
+pub(crate) mod source_part;
 mod target;
+pub(crate) mod target_part;
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -26,9 +30,10 @@ use tracing::warn;
 use crate::control::{Control, ControlFault, LaneFuture};
 
 pub use plan::{
-    ComingVolume, LeavingVolume, Plan, PlannedVolume, Replica, SourcePlan, TargetContent, TargetPlan,
-    TimeLimits,
+    ComingVolume, CopySettings, LeavingVolume, Plan, PlannedVolume, Replica, SourcePlan, TargetContent,
+    TargetPlan, TimeLimits,
 };
+pub use seat::{ComingTogether, LeavingTogether, SourceMembership, TargetMembership};
 pub(crate) use source::Event;
 pub use source::{Baton, SourceConductor};
 pub use target::{TargetBaton, TargetConductor};

@@ -13,7 +13,7 @@ use migration::journal::{ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 
-use crate::conductor::TargetContent;
+use crate::conductor::{ComingTogether, LeavingTogether, SourceMembership, TargetContent, TargetMembership};
 use crate::peer::PeerLine;
 
 pub use export::nbd::{
@@ -157,6 +157,30 @@ pub struct ComingOrder {
     pub recorded: Option<Box<MigrationState>>,
 }
 
+/// The ways to the other host for a volume that leaves.
+pub struct LeavingLines {
+    /// To the target's half, and to the store there.
+    pub replica: PeerLine,
+    /// To the volume at its new owner, for the clients that stay here.
+    pub owner: PeerLine,
+}
+
+/// What a volume's lane is to a migration to another host.
+pub enum LeavingRole {
+    /// It conducts the migration, of these volumes besides its own.
+    Conducts(LeavingTogether),
+    /// It follows the lane of the migration's first volume.
+    Follows(SourceMembership),
+}
+
+/// What a volume's lane is to a migration from another host.
+pub enum ComingRole {
+    /// It conducts the migration, of these volumes besides its own.
+    Conducts(ComingTogether),
+    /// It follows the lane of the migration's first volume.
+    Follows(TargetMembership),
+}
+
 /// The store that a volume goes to.
 pub struct MigrationTarget {
     /// The store: open, and as large as the volume.
@@ -287,14 +311,15 @@ pub(crate) enum Command {
     },
     Leave {
         order: Box<LeavingOrder>,
-        line: PeerLine,
-        forward: PeerLine,
+        lines: LeavingLines,
+        role: LeavingRole,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Come {
         order: Box<ComingOrder>,
         store: Option<Opened>,
         line: PeerLine,
+        role: ComingRole,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Attach {
@@ -351,13 +376,18 @@ impl LaneHandle {
         self.ask(|answer| Command::Migrate { order: Box::new(order), target, answer }).await?
     }
 
-    /// Begins a migration to another host, or goes on with one: `line` leads to the target's half, `forward` to the
-    /// volume there, for the clients that stay here. How it goes is told by [`crate::Report`]s.
+    /// Begins a migration to another host, or goes on with one, or takes part in one that another volume's lane conducts.
+    /// How it goes is told by [`crate::Report`]s.
     ///
     /// # Errors
-    /// [`Refused`]; the lines are ended.
-    pub async fn leave(&self, order: LeavingOrder, line: PeerLine, forward: PeerLine) -> Result<(), Refused> {
-        self.ask(|answer| Command::Leave { order: Box::new(order), line, forward, answer }).await?
+    /// [`Refused`]; the lines are ended, and whoever conducts the migration is told.
+    pub async fn leave(
+        &self,
+        order: LeavingOrder,
+        lines: LeavingLines,
+        role: LeavingRole,
+    ) -> Result<(), Refused> {
+        self.ask(|answer| Command::Leave { order: Box::new(order), lines, role, answer }).await?
     }
 
     /// Takes part in a migration from another host, or goes on with one: `line` leads to the source's half.
@@ -372,8 +402,9 @@ impl LaneHandle {
         order: ComingOrder,
         store: Option<Opened>,
         line: PeerLine,
+        role: ComingRole,
     ) -> Result<(), Refused> {
-        self.ask(|answer| Command::Come { order: Box::new(order), store, line, answer }).await?
+        self.ask(|answer| Command::Come { order: Box::new(order), store, line, role, answer }).await?
     }
 
     /// Lets another host use the volume for clients that it has left, over `line`.

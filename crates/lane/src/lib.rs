@@ -33,14 +33,15 @@ use block::signal;
 
 pub use chronicler::{Beginning, Chronicler, Keeper, NotDurable};
 pub use conductor::{
-    Baton, ComingVolume, Conductor, LeavingVolume, Plan, PlannedVolume, Post, Replica, SourceConductor,
-    SourcePlan, TargetBaton, TargetConductor, TargetContent, TargetPlan, TimeLimits,
+    Baton, ComingTogether, ComingVolume, Conductor, CopySettings, LeavingTogether, LeavingVolume, Plan,
+    PlannedVolume, Post, Replica, SourceConductor, SourceMembership, SourcePlan, TargetBaton,
+    TargetConductor, TargetContent, TargetMembership, TargetPlan, TimeLimits,
 };
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
 pub use handle::{
-    Access, ClientCertificates, ComingOrder, CredentialFiles, Credentials, CredentialsError, Encryption,
-    LaneHandle, LaneSettings, LaneStatus, LaneStore, LeavingOrder, Listeners, MigrationOrder,
-    MigrationTarget, Opening, Promoted, Refused, Rest, StoreRole,
+    Access, ClientCertificates, ComingOrder, ComingRole, CredentialFiles, Credentials, CredentialsError,
+    Encryption, LaneHandle, LaneSettings, LaneStatus, LaneStore, LeavingLines, LeavingOrder, LeavingRole,
+    Listeners, MigrationOrder, MigrationTarget, Opening, Promoted, Refused, Rest, StoreRole,
 };
 pub use latency::Latencies;
 pub use pulse::Window;

@@ -31,7 +31,7 @@ use tracing::{info, warn};
 use crate::chronicler::{Beginning, Chronicler};
 use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetBaton, TargetContent, TimeLimits};
 use crate::control::Control;
-use crate::filter::{Counters, Meter};
+use crate::filter::{Counters, GateMode, Meter};
 use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
     Opening, Refused, Rest,
@@ -157,6 +157,8 @@ struct CurrentMigration {
     baton: RefCell<Option<Baton>>,
     /// The one that comes from another host.
     coming: RefCell<Option<(MigrationId, TargetBaton)>>,
+    /// The one that the lane of another volume conducts, this one's included.
+    followed: Cell<Option<MigrationId>>,
     /// The migration whose target is being opened; it has no baton yet.
     opening: Cell<Option<MigrationId>>,
     /// Records it, or goes on to record the last one for a while.
@@ -236,13 +238,13 @@ impl Lane {
                         let _ = answer.send(lane.migrate(&order, target).await);
                     });
                 }
-                Command::Leave { order, line, forward, answer } => {
-                    let _ = answer.send(self.leave(&order, line, forward));
+                Command::Leave { order, lines, role, answer } => {
+                    let _ = answer.send(self.leave(&order, lines, role));
                 }
-                Command::Come { order, store, line, answer } => {
+                Command::Come { order, store, line, role, answer } => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
-                        let _ = answer.send(lane.come(&order, store, line).await);
+                        let _ = answer.send(lane.come(&order, store, line, role).await);
                     });
                 }
                 Command::Attach { line } => self.attach(line),
@@ -369,7 +371,7 @@ impl Lane {
         let current = &self.migration;
         let leaving = current.baton.borrow().as_ref().map(Baton::migration);
         let coming = current.coming.borrow().as_ref().map(|(migration, _)| *migration);
-        leaving.or(coming).or(current.opening.get())
+        leaving.or(coming).or(current.followed.get()).or(current.opening.get())
     }
 
     fn cancel(&self, migration: MigrationId) -> Result<(), Refused> {
@@ -419,9 +421,13 @@ impl Lane {
     async fn stop(&self, deadline: Duration) {
         let undecided =
             self.migration.baton.borrow().as_ref().is_some_and(|baton| !baton.phase().can_be_cancelled());
+        // Of a migration that another lane conducts, this is what shows that it is being handed over.
+        let undecided = undecided
+            || (self.migration.followed.get().is_some() && self.volume.gate().mode() == GateMode::Hold);
         if undecided {
-            let ended =
-                self.migration.ended.wait_for(|| self.migration.baton.borrow().is_none().then_some(()));
+            let current = &self.migration;
+            let is_over = || current.baton.borrow().is_none() && current.followed.get().is_none();
+            let ended = current.ended.wait_for(|| is_over().then_some(()));
             select(Box::pin(ended), self.handle.sleep(deadline)).await;
         }
         let drained = self.server.shutdown(deadline).await;

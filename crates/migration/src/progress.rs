@@ -10,10 +10,10 @@ use crate::strategy::Tally;
 pub struct Progress {
     /// Where it stands.
     pub phase: Phase,
-    /// Blocks that have become synchronised since it began, each time counted.
-    pub blocks_synchronised: u64,
-    /// Blocks still missing or in flight.
-    pub blocks_missing: u64,
+    /// Bytes of blocks that have become synchronised since it began, each time counted.
+    pub bytes_synchronised: u64,
+    /// Bytes of blocks still missing or in flight.
+    pub bytes_missing: u64,
     /// Part of the copying that is done, 0 to 1. Never falls, and is 1 only when nothing is missing.
     pub fraction: f64,
     /// Bytes that the mover has written to the target.

@@ -84,6 +84,9 @@ pub enum VolumeEvent {
     /// The volume's gate begins to close for a try at the handover: nothing is held from here on, and what is left goes
     /// to the target as fast as it can.
     GateCloses,
+    /// The gate is closed, the target has everything, and is about to promise: until the gate opens nothing is sent to
+    /// it, whatever is heard of it. It may be the owner before that is known here.
+    Freeze,
     /// The try is over, and the guest goes on here.
     GateOpens,
     /// The target's host cannot be reached. Requests to the target are answered later, or fail.

@@ -1,4 +1,4 @@
-//! A volume arrives from another host: its image is made, its lane waits, and serves when the volume is this host's.
+//! Volumes arrive from another host: their images are made, their lanes wait, and serve when they are this host's.
 //!
 //! ```text
 //!   offered ──► checks, image reserved ──► started, durably ──► image ──► lane waits ──► accepted
@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use block::store::Opened;
 use chronicle::{Epoch, Generation, ReplicaOf};
-use lane::{ComingOrder, LaneHandle, LaneStore, Listeners, Opening, TargetContent};
+use lane::{
+    ComingOrder, ComingRole, ComingTogether, LaneHandle, LaneStore, Listeners, Opening, TargetContent,
+};
 use migration::journal::{
     ExportSettings, FailureCode, ImageFormat, ImageLocation, MigratingVolume, MigrationState, Outcome,
     Record, Side, Summary, VolumeRecord,
@@ -22,7 +24,7 @@ use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
     RefusalCode,
 };
-use migration::{HostId, MigrationId, VolumeId};
+use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::Session;
 
 use super::elsewhere::open_for_resuming;
@@ -33,7 +35,7 @@ use crate::error::{RequestError, with_causes};
 use crate::images;
 use crate::names;
 use crate::opening;
-use crate::peers::channel::{Kind, Subject};
+use crate::peers::channel::{Kind, Subject, VOLUMES_MAX};
 use crate::replicas::{self, is_replica};
 use crate::volumes::{Claim, Service};
 
@@ -43,16 +45,44 @@ const BUSY_MAX: Duration = Duration::from_secs(5);
 const BUSY_POLL: Duration = Duration::from_millis(50);
 
 /// An arrival that is known to the journal.
-pub(super) struct Arrival {
-    pub(super) migration: MigrationId,
-    pub(super) remote: MigrationId,
-    pub(super) record: VolumeRecord,
-    /// Whether the source keeps a replica.
-    pub(super) left_behind: LeftBehind,
+struct Arrival {
+    migration: MigrationId,
+    remote: MigrationId,
     /// How far it had come when a restart interrupted it; `None`: it begins.
-    pub(super) recorded: Option<Box<MigrationState>>,
+    recorded: Option<Box<MigrationState>>,
     /// The machine that comes along.
-    pub(super) machine: Option<String>,
+    machine: Option<String>,
+}
+
+/// A volume for which there is room.
+struct Expected {
+    record: VolumeRecord,
+    /// Whether the source keeps a replica.
+    left_behind: LeftBehind,
+    reserved: Reserved,
+    claim: Claim,
+    /// The lane that forwards its clients, of a volume that comes home to them.
+    home: Option<LaneHandle>,
+}
+
+/// A volume whose image is there.
+struct Arriving {
+    record: VolumeRecord,
+    left_behind: LeftBehind,
+    store: Opened,
+    claim: Claim,
+    home: Option<LaneHandle>,
+}
+
+/// A volume whose lane waits for it.
+struct Awaited {
+    record: VolumeRecord,
+    left_behind: LeftBehind,
+    lane: LaneHandle,
+    /// Where it comes to, if that is not what the lane serves already.
+    store: Option<Opened>,
+    claim: Claim,
+    is_home: bool,
 }
 
 impl Host {
@@ -67,10 +97,6 @@ impl Host {
         remote: MigrationId,
         offer: Offer,
     ) -> Result<Acceptance, Refusal> {
-        let [offered] = offer.volumes.as_slice() else {
-            let detail = "this version takes one volume at a time".to_owned();
-            return Err(Refusal { code: RefusalCode::Unsuitable, detail });
-        };
         let known = self.journal.read(|state| Some(state.incoming(peer, remote)?.1.has_ended()));
         match known {
             Some(true) => {
@@ -78,12 +104,17 @@ impl Host {
                 Err(Refusal { code: RefusalCode::Over, detail })
             }
             // The answer was lost.
-            Some(false) => Ok(acceptance(offered, TargetContent::Unknown, None)),
+            Some(false) => {
+                let volumes = offer
+                    .volumes
+                    .iter()
+                    .map(|offered| accepted(offered.volume, TargetContent::Unknown, None));
+                Ok(Acceptance { volumes: volumes.collect(), incarnation: 0 })
+            }
             None => {
-                let taken = self.begin_arrival(session, peer, remote, &offer, offered.clone()).await;
-                taken
-                    .map(|(content, replica)| acceptance(offered, content, replica))
-                    .map_err(|error| refusal(&error))
+                let volumes = self.begin_arrival(session, peer, remote, offer).await;
+                let volumes = volumes.map_err(|error| refusal(&error))?;
+                Ok(Acceptance { volumes, incarnation: 0 })
             }
         }
     }
@@ -93,12 +124,44 @@ impl Host {
         session: &Session,
         peer: HostId,
         remote: MigrationId,
-        offer: &Offer,
-        offered: OfferedVolume,
-    ) -> Result<(TargetContent, Option<Generation>), RequestError> {
+        offer: Offer,
+    ) -> Result<Vec<AcceptedVolume>, RequestError> {
+        if !(1..=VOLUMES_MAX).contains(&offer.volumes.len()) {
+            let text =
+                format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());
+            return Err(RequestError::Invalid(text));
+        }
         if let Some(machine) = &offer.machine {
             self.check_machine_name(&machine.name)?;
         }
+        let mut expected = Vec::new();
+        for offered in &offer.volumes {
+            match self.make_room(&offer, offered).await {
+                Ok(volume) => expected.push(volume),
+                Err(error) => {
+                    forget_room(&expected);
+                    return Err(error);
+                }
+            }
+        }
+        let machine = offer.machine.map(|machine| machine.name);
+        let arrival = self.record_arrival(peer, remote, machine, &expected).await?;
+        let migration = arrival.migration;
+        let locations = expected.iter().map(|volume| volume.reserved.location.clone()).collect();
+        self.migrations.track(migration, expected.iter().map(|volume| volume.record.volume).collect());
+        let begun = self.make_and_wait(session, arrival, expected).await;
+        if let Err(error) = &begun {
+            self.end_arrival(migration, locations, error).await;
+        }
+        begun
+    }
+
+    /// Checks that a volume may come, and takes its name and a place for its image.
+    async fn make_room(
+        self: &Arc<Self>,
+        offer: &Offer,
+        offered: &OfferedVolume,
+    ) -> Result<Expected, RequestError> {
         let name = offered.name.clone();
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
@@ -118,15 +181,21 @@ impl Host {
         };
         // What of it is allocated, its source finds out while it copies; a store that fills up ends the migration.
         let reserved = self.reserve(wanted, || Ok(0)).await?;
-        let mut arrival = self.record_arrival(peer, remote, offered, &reserved).await?;
-        arrival.machine = offer.machine.as_ref().map(|machine| machine.name.clone());
-        let (migration, location) = (arrival.migration, reserved.location.clone());
-        self.migrations.track(migration, arrival.record.volume, u64::from(arrival.record.block_size_bytes));
-        let begun = self.make_and_wait(session, arrival, &reserved, claim, home).await;
-        if let Err(error) = &begun {
-            self.end_arrival(migration, location, error).await;
-        }
-        begun
+        // A volume that comes home is offered as it was before.
+        let export = self.journal.read(|state| {
+            let moved = state.moved.get(&offered.volume);
+            moved.map_or_else(ExportSettings::default, |moved| moved.volume.record.export.clone())
+        });
+        let record = VolumeRecord {
+            volume: offered.volume,
+            name,
+            size_bytes: offered.size_bytes,
+            block_size_bytes: offered.block_size_bytes,
+            image: reserved.location.clone(),
+            generation: offered.generation,
+            export,
+        };
+        Ok(Expected { record, left_behind: offered.left_behind, reserved, claim, home })
     }
 
     /// As [`Host::claim_arrival`], a little later if something else is being done with the volume: what is left of it
@@ -171,54 +240,56 @@ impl Host {
         &self,
         peer: HostId,
         remote: MigrationId,
-        offered: OfferedVolume,
-        reserved: &Reserved,
+        machine: Option<String>,
+        expected: &[Expected],
     ) -> Result<Arrival, RequestError> {
-        // A volume that comes home is offered as it was before.
-        let export = self.journal.read(|state| {
-            let moved = state.moved.get(&offered.volume);
-            moved.map_or_else(ExportSettings::default, |moved| moved.volume.record.export.clone())
-        });
-        let left_behind = offered.left_behind;
-        let record = VolumeRecord {
-            volume: offered.volume,
-            name: offered.name,
-            size_bytes: offered.size_bytes,
-            block_size_bytes: offered.block_size_bytes,
-            image: reserved.location.clone(),
-            generation: offered.generation,
-            export,
-        };
         let starting = self.starting_migration.lock().await;
         let migration = MigrationId(self.journal.read(|state| state.next_migration));
         let peer_name = self.hosts.name_of(peer);
-        let source = ImageLocation::raw_file(peer_name.clone(), String::new());
-        let target = reserved.location.clone();
-        let volumes = vec![MigratingVolume { volume: record.volume, source, target }];
-        let side = Side::Incoming { peer, peer_name, remote, volumes: vec![record.clone()] };
+        let moving = |Expected { record, reserved, .. }: &Expected| MigratingVolume {
+            volume: record.volume,
+            source: ImageLocation::raw_file(peer_name.clone(), String::new()),
+            target: reserved.location.clone(),
+        };
+        let volumes = expected.iter().map(moving).collect();
+        let records = expected.iter().map(|volume| volume.record.clone()).collect();
+        let side = Side::Incoming { peer, peer_name, remote, volumes: records };
         let started = Record::MigrationStarted { migration, volumes, keep_source: false, side };
         let result = self.journal.commit(vec![started]).await;
         drop(starting);
         if let Err(fault) = result {
-            if let (migration::CommitFault::NotWritten, Some((path, _))) = (fault, &reserved.file) {
-                let _ = std::fs::remove_file(path);
+            if fault == migration::CommitFault::NotWritten {
+                forget_room(expected);
             }
             return Err(fault.into());
         }
-        Ok(Arrival { migration, remote, record, left_behind, recorded: None, machine: None })
+        Ok(Arrival { migration, remote, recorded: None, machine })
     }
 
     async fn make_and_wait(
         self: &Arc<Self>,
         session: &Session,
         arrival: Arrival,
+        expected: Vec<Expected>,
+    ) -> Result<Vec<AcceptedVolume>, RequestError> {
+        let (mut answer, mut arriving) = (Vec::new(), Vec::new());
+        for Expected { record, left_behind, reserved, claim, home } in expected {
+            let (store, content, replica) = self.make_image(&record, &reserved).await?;
+            answer.push(accepted(record.volume, content, replica));
+            arriving.push(Arriving { record, left_behind, store, claim, home });
+        }
+        self.wait_for_volumes(session, arrival, arriving).await?;
+        Ok(answer)
+    }
+
+    /// Makes a volume's image, or takes the one that an earlier stay has left; says what it holds, and of which generation.
+    async fn make_image(
+        &self,
+        record: &VolumeRecord,
         reserved: &Reserved,
-        claim: Claim,
-        home: Option<LaneHandle>,
-    ) -> Result<(TargetContent, Option<Generation>), RequestError> {
-        if let Some((store, generation)) = self.take_replica(&arrival.record, reserved).await? {
-            self.wait_for_volume(session, arrival, store, claim, home).await?;
-            return Ok((TargetContent::Unknown, Some(generation)));
+    ) -> Result<(Opened, TargetContent, Option<Generation>), RequestError> {
+        if let Some((store, generation)) = self.take_replica(record, reserved).await? {
+            return Ok((store, TargetContent::Unknown, Some(generation)));
         }
         let file = match &reserved.file {
             None => None,
@@ -226,13 +297,10 @@ impl Host {
                 Some(file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?)
             }
         };
-        let (image, size, allocation) =
-            (reserved.location.clone(), arrival.record.size_bytes, reserved.allocation);
+        let (image, size, allocation) = (reserved.location.clone(), record.size_bytes, reserved.allocation);
         let target =
             blocking(move || opening::make_target(&image, file.as_ref(), size, allocation, None)).await?;
-        let content = target.content;
-        self.wait_for_volume(session, arrival, target.store, claim, home).await?;
-        Ok((content, None))
+        Ok((target.store, target.content, None))
     }
 
     /// Makes the replica that an earlier stay of the volume left the target, if there is one that nobody has touched;
@@ -262,54 +330,43 @@ impl Host {
         .await
     }
 
-    /// Lets a lane wait for the volume, and sees to what comes of it.
-    pub(super) async fn wait_for_volume(
+    /// Lets lanes wait for the volumes, and sees to what comes of it.
+    async fn wait_for_volumes(
         self: &Arc<Self>,
         session: &Session,
         arrival: Arrival,
-        store: Opened,
-        claim: Claim,
-        home: Option<LaneHandle>,
+        arriving: Vec<Arriving>,
     ) -> Result<(), RequestError> {
-        let record = &arrival.record;
-        let (lane, store, is_home) = match home {
-            Some(lane) => (lane, Some(store), true),
-            None => (self.start_waiting(record, LaneStore::Here(store)).await?, None, false),
-        };
-        let subject = Subject {
-            kind: Kind::Migration,
-            source: crate::peers::host_id(session.peer()),
-            migration: arrival.remote,
-        };
-        let order = ComingOrder {
-            migration: arrival.migration,
-            remote: arrival.remote,
-            generation: record.generation,
-            left_behind: match arrival.left_behind {
-                LeftBehind::Nothing => None,
-                LeftBehind::Replica => Some(ReplicaOf::Host(crate::peers::host_id(session.peer()).0)),
-            },
-            image: record.image.clone(),
-            moves: if arrival.machine.is_some() { Moves::Machine } else { Moves::Volumes },
-            recorded: arrival.recorded,
-        };
-        if let Some(machine) = &arrival.machine {
-            let volumes = vec![record.name.clone()];
-            self.expect_machine(session, arrival.migration, arrival.remote, machine, volumes).await;
-        }
-        let line = self.peers.line(session, subject);
-        let come = lane.come(order, store, line).await;
-        if let Err(refused) = come {
-            if !is_home {
-                lane.stop(self.config.limits.stop_wait_max).await;
+        let names: Vec<_> = arriving.iter().map(|volume| volume.record.name.clone()).collect();
+        let mut awaited = Vec::new();
+        for Arriving { record, left_behind, store, claim, home } in arriving {
+            let started = match home {
+                Some(lane) => Ok((lane, Some(store), true)),
+                None => {
+                    let started = self.start_waiting(&record, LaneStore::Here(store)).await;
+                    started.map(|lane| (lane, None, false))
+                }
+            };
+            match started {
+                Ok((lane, store, is_home)) => {
+                    awaited.push(Awaited { record, left_behind, lane, store, claim, is_home });
+                }
+                Err(error) => {
+                    self.stop_waiting(awaited).await;
+                    return Err(error);
+                }
             }
-            let (volume, reason) = (record.name.clone(), refused.to_string());
-            return Err(RequestError::VolumeUnavailable { volume, reason });
         }
-        let attempt = claim.arriving(record.volume, lane.clone(), arrival.migration);
-        tracing::info!(volume = %record.name, migration = %arrival.migration, "a volume arrives");
+        if let Some(machine) = &arrival.machine {
+            self.expect_machine(session, arrival.migration, arrival.remote, machine, names).await;
+        }
+        if let Err(error) = self.let_come(session, &arrival, &mut awaited).await {
+            self.stop_waiting(awaited).await;
+            return Err(error);
+        }
+        let migration = arrival.migration;
         if let Some(machine) = arrival.machine {
-            let (host, migration) = (Arc::clone(self), arrival.migration);
+            let host = Arc::clone(self);
             tokio::spawn(async move {
                 // None: the daemon stops, and the next one finds out.
                 if let Some(outcome) = host.migrations.outcome(migration).await {
@@ -317,9 +374,63 @@ impl Host {
                 }
             });
         }
-        let (host, migration, record) = (Arc::clone(self), arrival.migration, arrival.record);
-        tokio::spawn(async move { host.see_arrival(migration, record, lane, claim, attempt, is_home).await });
+        for Awaited { record, lane, claim, is_home, .. } in awaited {
+            let attempt = claim.arriving(record.volume, lane.clone(), migration);
+            tracing::info!(volume = %record.name, %migration, "a volume arrives");
+            let host = Arc::clone(self);
+            tokio::spawn(
+                async move { host.see_arrival(migration, record, lane, claim, attempt, is_home).await },
+            );
+        }
         Ok(())
+    }
+
+    /// Gives lanes their orders: that of the first volume conducts the migration, the others follow it.
+    async fn let_come(
+        &self,
+        session: &Session,
+        arrival: &Arrival,
+        awaited: &mut [Awaited],
+    ) -> Result<(), RequestError> {
+        let mut together = ComingTogether::default();
+        let mut roles = Vec::new();
+        for volume in awaited.iter().skip(1) {
+            let membership = together.add(volume.record.image.clone());
+            roles.push((membership.index(), ComingRole::Follows(membership)));
+        }
+        roles.push((VolumeIndex(0), ComingRole::Conducts(together)));
+        for (index, role) in roles {
+            let Some(volume) = awaited.get_mut(index.as_usize()) else { continue };
+            let peer = crate::peers::host_id(session.peer());
+            let record = &volume.record;
+            let order = ComingOrder {
+                migration: arrival.migration,
+                remote: arrival.remote,
+                generation: record.generation,
+                left_behind: match volume.left_behind {
+                    LeftBehind::Nothing => None,
+                    LeftBehind::Replica => Some(ReplicaOf::Host(peer.0)),
+                },
+                image: record.image.clone(),
+                moves: if arrival.machine.is_some() { Moves::Machine } else { Moves::Volumes },
+                recorded: arrival.recorded.clone(),
+            };
+            let (kind, migration) = (Kind::Migration, arrival.remote);
+            let line = self.peers.line(session, Subject { kind, source: peer, migration, volume: index });
+            let come = volume.lane.come(order, volume.store.take(), line, role).await;
+            come.map_err(|refused| {
+                let (volume, reason) = (record.name.clone(), refused.to_string());
+                RequestError::VolumeUnavailable { volume, reason }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Ends lanes that were to wait for volumes that will not come.
+    async fn stop_waiting(&self, awaited: Vec<Awaited>) {
+        for volume in awaited.into_iter().filter(|volume| !volume.is_home) {
+            volume.lane.stop(self.config.limits.stop_wait_max).await;
+        }
     }
 
     /// A lane whose clients wait.
@@ -387,14 +498,15 @@ impl Host {
     pub(super) async fn end_arrival(
         &self,
         migration: MigrationId,
-        target: ImageLocation,
+        targets: Vec<ImageLocation>,
         error: &RequestError,
     ) {
         let mut detail = error.message();
-        let discarded = tokio::task::spawn_blocking(move || images::discard(&target)).await;
-        if let Ok(Err(fault)) = discarded {
-            detail = format!("{detail}; left over: {fault}");
-        }
+        let discarded = tokio::task::spawn_blocking(move || {
+            let faults = targets.iter().filter_map(|target| images::discard(target).err());
+            faults.map(|fault| format!("; left over: {fault}")).collect::<String>()
+        });
+        detail.push_str(&discarded.await.unwrap_or_default());
         let outcome = Outcome::Failed { code: FailureCode::TargetFaulty, detail };
         let summary = Summary::default();
         let ended = Record::MigrationEnded { migration, outcome: outcome.clone(), summary };
@@ -414,21 +526,33 @@ impl Host {
         recorded: MigrationState,
     ) -> Result<(), RequestError> {
         let Side::Incoming { peer, remote, volumes, .. } = recorded.side.clone() else { return Ok(()) };
-        let Some(record) = volumes.into_iter().next() else { return Ok(()) };
-        self.migrations.track(migration, record.volume, u64::from(record.block_size_bytes));
         let session = self.hosts.session_with(peer)?;
-        let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
-        let store = open_for_resuming(&record).await?;
-        // It is not in the journal; to remember for nobody costs little.
-        let left_behind = LeftBehind::Replica;
-        let machine = self.machine_of_arrival(std::slice::from_ref(&record.name));
+        self.migrations.track(migration, volumes.iter().map(|record| record.volume).collect());
+        let machine = self.machine_of_arrival(&recorded.names);
+        let mut arriving = Vec::new();
+        for record in volumes {
+            let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
+            let store = open_for_resuming(&record).await?;
+            // It is not in the journal; to remember for nobody costs little.
+            let left_behind = LeftBehind::Replica;
+            arriving.push(Arriving { record, left_behind, store, claim, home });
+        }
         let recorded = Some(Box::new(recorded));
-        let arrival = Arrival { migration, remote, record, left_behind, recorded, machine };
-        self.wait_for_volume(&session, arrival, store, claim, home).await
+        let arrival = Arrival { migration, remote, recorded, machine };
+        self.wait_for_volumes(&session, arrival, arriving).await
     }
 }
 
-fn acceptance(offered: &OfferedVolume, content: TargetContent, replica: Option<Generation>) -> Acceptance {
+/// Takes back what was taken for volumes that will not come: files that are empty, and in no journal.
+fn forget_room(expected: &[Expected]) {
+    for (path, _) in expected.iter().filter_map(|volume| volume.reserved.file.as_ref()) {
+        if let Err(error) = std::fs::remove_file(path) {
+            tracing::warn!(path = %path.display(), %error, "an empty file is left over");
+        }
+    }
+}
+
+fn accepted(volume: VolumeId, content: TargetContent, replica: Option<Generation>) -> AcceptedVolume {
     let elsewhere = match content {
         TargetContent::Zero => FormerContent::Zero,
         TargetContent::Unknown | TargetContent::Backing => FormerContent::Unknown,
@@ -438,6 +562,5 @@ fn acceptance(offered: &OfferedVolume, content: TargetContent, replica: Option<G
         // Its generation says which it is: each owner counts epochs by itself.
         Some(generation) => Held::Copy { as_of: Epoch::default(), generation },
     };
-    let volume = AcceptedVolume { volume: offered.volume, held, elsewhere };
-    Acceptance { volumes: vec![volume], incarnation: 0 }
+    AcceptedVolume { volume, held, elsewhere }
 }

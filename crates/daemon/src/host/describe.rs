@@ -35,7 +35,7 @@ impl Host {
             runtime_dir: text(&self.config.volume_sockets_dir),
             engine: self.config.engine.name().to_owned(),
             volumes: self.volumes.list().len(),
-            migrations_running: self.migrations.running().len(),
+            migrations_running: self.migrations.running(),
         }
     }
 

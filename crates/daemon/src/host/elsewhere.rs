@@ -15,13 +15,13 @@ use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, Stage,
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
 use migration::source::Moves;
-use migration::{HostId, MigrationId, VolumeId};
+use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 
-use super::leave::{round_trip, switch_over_max};
+use super::leave::{Departure, round_trip, switch_over_max};
 use super::{Host, blocking};
 use crate::error::{RequestError, with_causes};
 use crate::opening;
-use crate::peers::channel::{Kind, Subject};
+use crate::peers::channel::{self, Kind, Subject};
 use crate::volumes::Service;
 
 /// Time between two attempts to go on with an interrupted migration.
@@ -60,7 +60,7 @@ impl Host {
     /// Goes on with one migration; returns whether it could, or has ended it.
     async fn resume_one(self: &Arc<Self>, migration: MigrationId, recorded: MigrationState) -> bool {
         let (names, stage) = (recorded.names.join(", "), recorded.stage.clone());
-        let target = recorded.volumes.first().map(|moving| moving.target.clone());
+        let targets = recorded.volumes.iter().map(|moving| moving.target.clone()).collect();
         let is_incoming = matches!(recorded.side, Side::Incoming { .. });
         let resumed = match is_incoming {
             true => self.resume_arrival(migration, recorded).await,
@@ -69,9 +69,9 @@ impl Host {
         let Err(error) = resumed else { return true };
         let reason = error.message();
         tracing::error!(%migration, volumes = names, reason, "an interrupted migration cannot go on for the time being");
-        if let (true, Stage::Copying, Some(target)) = (is_incoming, stage, target) {
+        if let (true, Stage::Copying) = (is_incoming, stage) {
             // Nothing was promised: its source is told that there is no such migration, and begins another one.
-            self.end_arrival(migration, target, &error).await;
+            self.end_arrival(migration, targets, &error).await;
             return true;
         }
         false
@@ -210,46 +210,49 @@ impl Host {
         recorded: MigrationState,
     ) -> Result<(), RequestError> {
         let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
-        let Some(moving) = recorded.volumes.first().cloned() else { return Ok(()) };
         let session = self.hosts.session_with(*peer)?;
-        let name = recorded.names.first().cloned().unwrap_or_default();
-        let lane = match recorded.stage {
-            Stage::Released(_) => self.wait_for_owner(moving.volume).await?,
-            _ => self.volumes.lane(&name).await?,
-        };
-        let block_size = self.journal.read(|state| {
-            let here = state.volumes.get(&moving.volume).map(|volume| volume.record.block_size_bytes);
-            here.or_else(|| Some(state.moved.get(&moving.volume)?.volume.record.block_size_bytes))
-        });
-        let generation =
-            self.journal.read(|state| Some(state.volumes.get(&moving.volume)?.record.generation));
-        self.migrations.track(migration, moving.volume, block_size.unwrap_or_default().into());
-        let machine = self.machine_of_departure(std::slice::from_ref(&name));
+        let machine = self.machine_of_departure(&recorded.names);
         let moves = if machine.is_some() { Moves::Machine } else { Moves::Volumes };
         let is_copying = matches!(recorded.stage, Stage::Copying);
-        let order = LeavingOrder {
-            migration,
-            source: moving.source,
-            keep_source: recorded.keep_source,
-            bandwidth_bytes_per_second: None,
-            // If it is not known which parts of it are there, it may hold anything.
-            content: TargetContent::Unknown,
-            known: generation.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
-            zeroes: ZeroMode::MayUnmap,
-            switch_over_max: switch_over_max(&session, moves),
-            round_trip: round_trip(&session),
-            moves,
-            recorded: Some(Box::new(recorded)),
-        };
+        let mut departures = Vec::new();
+        for (moving, name) in recorded.volumes.iter().zip(&recorded.names) {
+            let volume = moving.volume;
+            let lane = match recorded.stage {
+                Stage::Released(_) => self.wait_for_owner(volume).await?,
+                _ => self.volumes.lane(name).await?,
+            };
+            let (here, generation) = self.journal.read(|state| {
+                let here = state.volumes.get(&volume).map(|known| known.record.generation);
+                let moved = || Some(state.moved.get(&volume)?.volume.record.generation);
+                (here, here.or_else(moved).unwrap_or_default())
+            });
+            let order = LeavingOrder {
+                migration,
+                source: moving.source.clone(),
+                keep_source: recorded.keep_source,
+                bandwidth_bytes_per_second: None,
+                // If it is not known which parts of it are there, it may hold anything.
+                content: TargetContent::Unknown,
+                known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
+                zeroes: ZeroMode::MayUnmap,
+                switch_over_max: switch_over_max(&session, moves),
+                round_trip: round_trip(&session),
+                moves,
+                recorded: Some(Box::new(recorded.clone())),
+            };
+            departures.push(Departure { name: name.clone(), volume, generation, lane, order });
+        }
+        let Some(first) = departures.first().map(|departure| departure.lane.clone()) else { return Ok(()) };
+        self.migrations.track(migration, departures.iter().map(|departure| departure.volume).collect());
         if let Some(machine) = machine {
             self.resume_machine(migration, machine, &session).await?;
         }
-        self.hand_over_to(&name, moving.volume, &lane, &session, order).await?;
+        self.hand_over_to(&session, migration, departures).await?;
         if moves == Moves::Machine && is_copying {
             // What the other host had of its memory went with the daemon that carried it.
             tracing::warn!(%migration, "a machine was on its way when this daemon was stopped; it stays here");
             // Too late is as good.
-            let _ = lane.cancel(migration).await;
+            let _ = first.cancel(migration).await;
         }
         Ok(())
     }
@@ -298,8 +301,16 @@ impl Host {
     /// The volume at the host that has it.
     fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
         let session = self.hosts.session_with(moved.host)?;
-        let subject =
-            Subject { kind: Kind::Forwarding, source: self.peers.own(), migration: moved.migration };
+        let (source, migration, id) = (self.peers.own(), moved.migration, moved.volume.record.volume);
+        let volume = self.journal.read(|state| {
+            let volumes = &state.migrations.get(&migration)?.volumes;
+            VolumeIndex::all(volumes.len())
+                .zip(volumes)
+                .find(|(_, moving)| moving.volume == id)
+                .map(|(index, _)| index)
+        });
+        let volume = volume.unwrap_or_else(|| channel::position_of_forgotten(id));
+        let subject = Subject { kind: Kind::Forwarding, source, migration, volume };
         let line = self.peers.line(&session, subject);
         Ok(LaneStore::Elsewhere { line, size_bytes: moved.volume.record.size_bytes })
     }

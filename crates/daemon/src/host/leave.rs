@@ -11,17 +11,17 @@ use std::time::Duration;
 use api::{MigrateVolume, Migration};
 use block::ZeroMode;
 use chronicle::{Epoch, Generation, ReplicaOf};
-use lane::{LaneHandle, LeavingOrder, TargetContent};
+use lane::{LaneHandle, LeavingLines, LeavingOrder, LeavingRole, LeavingTogether, TargetContent};
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
     VolumeRecord,
 };
 use migration::source::Moves;
 use migration::wire::{
-    Acceptance, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine, OfferedVolume, Refusal,
-    RefusalCode,
+    AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine, OfferedVolume,
+    Refusal, RefusalCode,
 };
-use migration::{HostId, MigrationId, VolumeId};
+use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::{Peer, Session};
 
 use super::Host;
@@ -44,7 +44,29 @@ const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
 /// One more, because a round trip is not always the same.
 const SWITCH_OVER_ROUND_TRIPS: u32 = 3;
 
-/// Where a volume is to go.
+/// A volume that is to leave.
+pub(super) struct Departing {
+    /// What it is.
+    pub record: VolumeRecord,
+    /// Who serves it.
+    pub lane: LaneHandle,
+}
+
+/// A volume that leaves, and what its lane is told.
+pub(super) struct Departure {
+    /// Its name.
+    pub name: String,
+    /// Which it is.
+    pub volume: VolumeId,
+    /// The generation that it has here.
+    pub generation: Generation,
+    /// Who serves it.
+    pub lane: LaneHandle,
+    /// What its lane is told.
+    pub order: LeavingOrder,
+}
+
+/// Where volumes are to go.
 pub(super) struct Elsewhere {
     /// The host.
     pub peer: Peer,
@@ -73,14 +95,13 @@ impl Host {
         }
     }
 
-    /// Begins to move a volume to another host.
+    /// Begins to move volumes to another host: all of them, or none.
     ///
     /// # Errors
-    /// [`RequestError`]: the volume stays where it is, and nothing is left there.
+    /// [`RequestError`]: they stay where they are, and nothing is left there.
     pub(super) async fn migrate_away(
         self: &Arc<Self>,
-        record: VolumeRecord,
-        lane: LaneHandle,
+        departing: Vec<Departing>,
         elsewhere: Elsewhere,
         order: MigrateVolume,
         company: Option<Company>,
@@ -91,15 +112,16 @@ impl Host {
         }
         let session = self.hosts.session(&elsewhere.peer)?;
         self.reach(&session, &elsewhere.peer).await?;
-        let migration = self.record_leaving(&record, &elsewhere, &order).await?;
-        self.migrations.track(migration, record.volume, u64::from(record.block_size_bytes));
-        self.begin_history(migration, &record, &order);
-        let begun = self.offer_and_leave(&record, &lane, &elsewhere, migration, &order, company).await;
+        let migration = self.record_leaving(&departing, &elsewhere, &order).await?;
+        self.migrations.track(migration, departing.iter().map(|volume| volume.record.volume).collect());
+        self.begin_history(migration, departing.iter().map(|volume| volume.record.size_bytes).sum(), &order);
+        let names: Vec<_> = departing.iter().map(|volume| volume.record.name.clone()).collect();
+        let begun = self.offer_and_leave(departing, &elsewhere, migration, &order, company).await;
         if let Err(error) = begun {
             self.end_refused(migration, &error).await;
             return Err(error);
         }
-        tracing::info!(volume = %record.name, %migration, host = %elsewhere.peer.name, "migration begun");
+        tracing::info!(volumes = names.join(", "), %migration, host = %elsewhere.peer.name, "migration begun");
         self.migrations.get(&self.journal, migration)
     }
 
@@ -119,20 +141,24 @@ impl Host {
 
     async fn record_leaving(
         &self,
-        record: &VolumeRecord,
+        departing: &[Departing],
         elsewhere: &Elsewhere,
         order: &MigrateVolume,
     ) -> Result<MigrationId, RequestError> {
         let starting = self.starting_migration.lock().await;
         let migration = MigrationId(self.journal.read(|state| state.next_migration));
-        let (peer, format) = (&elsewhere.peer, order.format.map_or(record.image.format, image_format));
+        let peer = &elsewhere.peer;
         // Where exactly its image is there, is the other host's affair.
         let store = match elsewhere.store.as_str() {
             "" => peer.name.clone(),
             store => format!("{}:{store}", peer.name),
         };
-        let target = ImageLocation { store, place: Place::File(String::new()), format };
-        let volumes = vec![MigratingVolume { volume: record.volume, source: record.image.clone(), target }];
+        let moving = |Departing { record, .. }: &Departing| {
+            let format = order.format.map_or(record.image.format, image_format);
+            let target = ImageLocation { store: store.clone(), place: Place::File(String::new()), format };
+            MigratingVolume { volume: record.volume, source: record.image.clone(), target }
+        };
+        let volumes = departing.iter().map(moving).collect();
         let side = Side::Outgoing {
             peer: host_id(peer.id),
             peer_name: peer.name.clone(),
@@ -148,8 +174,7 @@ impl Host {
 
     async fn offer_and_leave(
         self: &Arc<Self>,
-        record: &VolumeRecord,
-        lane: &LaneHandle,
+        departing: Vec<Departing>,
         elsewhere: &Elsewhere,
         migration: MigrationId,
         order: &MigrateVolume,
@@ -159,7 +184,7 @@ impl Host {
         let host = elsewhere.peer.name.clone();
         let machine = company.as_ref().map(|company| OfferedMachine { name: company.name.clone() });
         let moves = if machine.is_some() { Moves::Machine } else { Moves::Volumes };
-        let offer = offer(record, &elsewhere.store, order, machine);
+        let offer = offer(&departing, &elsewhere.store, order, machine);
         let answered = tokio::time::timeout(ANSWER_MAX, self.peers.offer(session, migration, offer)).await;
         let acceptance = match answered {
             Ok(Ok(acceptance)) => acceptance,
@@ -170,53 +195,85 @@ impl Host {
                 return Err(RequestError::HostUnreachable { host, reason });
             }
         };
-        let known = if order.full { None } else { held(&acceptance, host_id(session.peer())) };
         if let Some(company) = company {
             self.see_machine_ready(migration, company, session, &elsewhere.peer.name).await?;
         }
-        let order = LeavingOrder {
-            migration,
-            source: record.image.clone(),
-            keep_source: order.keep_source,
-            bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
-            content: content(&acceptance),
-            known,
-            zeroes: match order.allocation {
-                api::Allocation::Thin => ZeroMode::MayUnmap,
-                api::Allocation::Thick => ZeroMode::KeepAllocated,
-            },
-            switch_over_max: switch_over_max(session, moves),
-            round_trip: round_trip(session),
-            moves,
-            recorded: None,
-        };
-        self.hand_over_to(&record.name, record.volume, lane, session, order).await
+        let peer = host_id(session.peer());
+        let departures = departing.into_iter().map(|Departing { record, lane }| {
+            let accepted = acceptance.volumes.iter().find(|accepted| accepted.volume == record.volume);
+            let order = LeavingOrder {
+                migration,
+                source: record.image,
+                keep_source: order.keep_source,
+                bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+                content: accepted.map_or(TargetContent::Unknown, content),
+                known: accepted.filter(|_| !order.full).and_then(|accepted| held(accepted, peer)),
+                zeroes: match order.allocation {
+                    api::Allocation::Thin => ZeroMode::MayUnmap,
+                    api::Allocation::Thick => ZeroMode::KeepAllocated,
+                },
+                switch_over_max: switch_over_max(session, moves),
+                round_trip: round_trip(session),
+                moves,
+                recorded: None,
+            };
+            Departure { name: record.name, volume: record.volume, generation: record.generation, lane, order }
+        });
+        self.hand_over_to(session, migration, departures.collect()).await
     }
 
-    /// Gives a lane its orders, and the lines to the other host.
+    /// Gives lanes their orders, and the lines to the other host. That of the first volume conducts the migration, the
+    /// others follow it.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeUnavailable`]; no lane has begun then, or goes on.
     pub(super) async fn hand_over_to(
         self: &Arc<Self>,
-        name: &str,
-        volume: VolumeId,
-        lane: &LaneHandle,
         session: &Session,
-        order: LeavingOrder,
+        migration: MigrationId,
+        departures: Vec<Departure>,
     ) -> Result<(), RequestError> {
-        let migration = order.migration;
-        let subject = |kind| Subject { kind, source: self.peers.own(), migration };
-        let line = self.peers.line(session, subject(Kind::Migration));
-        let forward = self.peers.line(session, subject(Kind::Forwarding));
-        lane.leave(order, line, forward).await.map_err(|refused| RequestError::VolumeUnavailable {
-            volume: name.to_owned(),
-            reason: refused.to_string(),
-        })?;
-        let (host, name, lane) = (Arc::clone(self), name.to_owned(), lane.clone());
+        let mut together = LeavingTogether::default();
+        let mut departures = departures.into_iter();
+        let Some(first) = departures.next() else { return Ok(()) };
+        let mut leaving = vec![(first.name.clone(), first.volume, first.lane.clone())];
+        for departure in departures {
+            let Departure { volume, generation, .. } = departure;
+            let membership = together.add(volume, generation, departure.order.source.clone());
+            leaving.push((departure.name.clone(), volume, departure.lane.clone()));
+            let index = membership.index();
+            self.let_leave(session, index, departure, LeavingRole::Follows(membership)).await?;
+        }
+        self.let_leave(session, VolumeIndex(0), first, LeavingRole::Conducts(together)).await?;
+        let host = Arc::clone(self);
         tokio::spawn(async move {
             if let Some(Outcome::Moved { .. }) = host.migrations.outcome(migration).await {
-                host.see_departure(name, volume, lane).await;
+                for (name, volume, lane) in leaving {
+                    tokio::spawn(Arc::clone(&host).see_departure(name, volume, lane));
+                }
             }
         });
         Ok(())
+    }
+
+    async fn let_leave(
+        &self,
+        session: &Session,
+        volume: VolumeIndex,
+        departure: Departure,
+        role: LeavingRole,
+    ) -> Result<(), RequestError> {
+        let migration = departure.order.migration;
+        let line = |kind| {
+            let subject = Subject { kind, source: self.peers.own(), migration, volume };
+            self.peers.line(session, subject)
+        };
+        let lines = LeavingLines { replica: line(Kind::Migration), owner: line(Kind::Forwarding) };
+        let left = departure.lane.leave(departure.order, lines, role).await;
+        left.map_err(|refused| RequestError::VolumeUnavailable {
+            volume: departure.name,
+            reason: refused.to_string(),
+        })
     }
 
     /// Ends a migration that the other host did not take. If it did after all, it asks, and is told that there is none.
@@ -253,12 +310,12 @@ fn forwarding(order: &MigrateVolume) -> Forwarding {
 }
 
 fn offer(
-    record: &VolumeRecord,
+    departing: &[Departing],
     store: &str,
     order: &MigrateVolume,
     machine: Option<OfferedMachine>,
 ) -> Offer {
-    let volume = OfferedVolume {
+    let volume = |Departing { record, .. }: &Departing| OfferedVolume {
         volume: record.volume,
         name: record.name.clone(),
         size_bytes: record.size_bytes,
@@ -271,7 +328,7 @@ fn offer(
         },
     };
     Offer {
-        volumes: vec![volume],
+        volumes: departing.iter().map(volume).collect(),
         store: store.to_owned(),
         format: order.format.map(image_format),
         allocation: match order.allocation {
@@ -284,17 +341,19 @@ fn offer(
 }
 
 /// The replica that the other host has made the target of.
-fn held(acceptance: &Acceptance, host: HostId) -> Option<(ReplicaOf, Generation)> {
-    match acceptance.volumes.first()?.held {
+fn held(accepted: &AcceptedVolume, host: HostId) -> Option<(ReplicaOf, Generation)> {
+    match accepted.held {
         Held::Copy { generation, .. } => Some((ReplicaOf::Host(host.0), generation)),
         Held::Nothing | Held::Parts(_) => None,
     }
 }
 
 /// What is where nothing of the volume is yet.
-fn content(acceptance: &Acceptance) -> TargetContent {
-    let all_zero = acceptance.volumes.iter().all(|volume| volume.elsewhere == FormerContent::Zero);
-    if all_zero { TargetContent::Zero } else { TargetContent::Unknown }
+fn content(accepted: &AcceptedVolume) -> TargetContent {
+    match accepted.elsewhere {
+        FormerContent::Zero => TargetContent::Zero,
+        FormerContent::Unknown => TargetContent::Unknown,
+    }
 }
 
 /// What another host is told of what went wrong here.

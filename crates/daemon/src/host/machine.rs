@@ -22,6 +22,7 @@ use migration::message::ToTarget;
 use transport::Session;
 
 use super::Host;
+use super::leave::Departing;
 use crate::error::RequestError;
 use crate::moving::{Coming, Keeper, Leaving};
 use crate::vms::{Standing, VmError, Vms};
@@ -40,7 +41,7 @@ pub(super) struct Company {
 }
 
 impl Host {
-    /// Begins to move a machine to another host, with its volumes.
+    /// Begins to move a machine to another host, with all its volumes.
     ///
     /// # Errors
     /// [`RequestError`]: it goes on here, and nothing is left there.
@@ -50,18 +51,13 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         let known = self.vms.get(&name)?;
-        let [volume] = known.volumes.as_slice() else {
-            let text = format!(
-                "the machine \"{name}\" has {} volumes, and this version moves machines with one; move the volumes one \
-                 by one while it is stopped",
-                known.volumes.len()
-            );
-            return Err(RequestError::Invalid(text));
-        };
         let Some(elsewhere) = self.elsewhere(&order.to)? else {
             let text = format!(
-                "a machine moves to another host; to move its disk to the store \"{}\": sterna migrate {volume} --to {}",
-                order.to, order.to
+                "a machine moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} \
+                 --to {}",
+                order.to,
+                known.volumes.first().map_or("VOLUME", String::as_str),
+                order.to
             );
             return Err(RequestError::Invalid(text));
         };
@@ -72,13 +68,24 @@ impl Host {
             downtime_max: order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis),
             name,
         };
-        let (_claim, id) = self.volumes.claim(volume)?;
-        let record = self.record(id, volume)?;
-        if let Some(migration) = self.migrations.running_of(id) {
-            return Err(RequestError::AlreadyMigrating { volume: volume.clone(), migration });
+        let (mut claims, mut departing) = (Vec::new(), Vec::new());
+        for volume in &known.volumes {
+            let (claim, id) = self.volumes.claim(volume)?;
+            claims.push(claim);
+            let record = self.record(id, volume)?;
+            if let Some(migration) = self.migrations.running_of(id) {
+                return Err(RequestError::AlreadyMigrating { volume: volume.clone(), migration });
+            }
+            departing.push(Departing { record, lane: self.volumes.lane(volume).await? });
         }
-        let lane = self.volumes.lane(volume).await?;
-        self.migrate_away(record, lane, elsewhere, order, Some(company)).await
+        if departing.is_empty() {
+            let text = format!(
+                "the machine \"{}\" has no volume, and a machine is where its volumes are: start it there",
+                company.name
+            );
+            return Err(RequestError::Invalid(text));
+        }
+        self.migrate_away(departing, elsewhere, order, Some(company)).await
     }
 
     /// The volumes are accepted: the other host is asked whether it could run the machine, before anything is copied.

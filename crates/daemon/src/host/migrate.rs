@@ -16,6 +16,7 @@ use migration::journal::{
 };
 use migration::{CommitFault, MigrationId};
 
+use super::leave::Departing;
 use super::reserve::{Reserved, Wanted};
 use super::{Host, blocking, chain};
 use crate::error::RequestError;
@@ -47,7 +48,7 @@ impl Host {
         }
         if let Some(elsewhere) = self.elsewhere(&order.to)? {
             let lane = self.volumes.lane(&name).await?;
-            return self.migrate_away(record, lane, elsewhere, order, None).await;
+            return self.migrate_away(vec![Departing { record, lane }], elsewhere, order, None).await;
         }
         if record.image.store == order.to {
             return Err(RequestError::SameStore { volume: name, store: order.to });
@@ -61,8 +62,8 @@ impl Host {
         let lane = self.volumes.lane(&name).await?;
         let target = self.reserve_target(&record, &order).await?;
         let migration = self.record_start(&record, &target, &order).await?;
-        self.migrations.track(migration, volume, u64::from(record.block_size_bytes));
-        self.begin_history(migration, &record, &order);
+        self.migrations.track(migration, vec![volume]);
+        self.begin_history(migration, record.size_bytes, &order);
         if let Err(error) = self.hand_to_lane(&lane, &record, migration, &target, &order).await {
             self.end_unbegun(migration, target.location, &error).await;
             return Err(error);
@@ -87,11 +88,11 @@ impl Host {
         .await
     }
 
-    pub(super) fn begin_history(&self, migration: MigrationId, record: &VolumeRecord, order: &MigrateVolume) {
+    pub(super) fn begin_history(&self, migration: MigrationId, size_bytes: u64, order: &MigrateVolume) {
         let started = self.journal.read(|state| Some(state.migrations.get(&migration)?.started_unix_ms));
         let facts = Facts {
             started_unix_ms: started.unwrap_or_default(),
-            size_bytes: record.size_bytes,
+            size_bytes,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
             mirror_wait_max: self.config.limits.mirror_wait_max,
         };

@@ -42,15 +42,15 @@ async fn scene() -> Scene {
         Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: true, side: Side::OneHost };
     journal.commit(vec![Record::VolumeAdded(volume), started]).await.unwrap();
     let migrations = Migrations::default();
-    migrations.track(MIGRATION, VOLUME, 65536);
+    migrations.track(MIGRATION, vec![VOLUME]);
     Scene { _folder: folder, journal, migrations }
 }
 
 fn progress() -> Progress {
     Progress {
         phase: Phase::Closing,
-        blocks_synchronised: 3,
-        blocks_missing: 2,
+        bytes_synchronised: 3,
+        bytes_missing: 131_072,
         fraction: 0.5,
         bytes_copied: 100,
         bytes_mirrored: 20,

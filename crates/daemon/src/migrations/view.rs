@@ -23,7 +23,7 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
     let location = |image: Option<&journal::ImageLocation>| image.map_or_else(nowhere, image_location);
     let mut shown = Migration {
         id: id.to_string(),
-        volume: state.names.first().cloned().unwrap_or_default(),
+        volume: state.names.join(", "),
         source: location(moving.map(|moving| &moving.source)),
         target: location(moving.map(|moving| &moving.target)),
         keep_source: state.keep_source,
@@ -51,8 +51,8 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
         ended_unix_ms: state.ended_unix_ms,
         change: live.map_or(1, |live| live.change),
     };
-    if let Some((live, progress)) = live.and_then(|live| Some((live, live.progress.as_ref()?))) {
-        add_progress(&mut shown, progress, live.block_size_bytes);
+    if let Some(progress) = live.and_then(|live| live.progress.as_ref()) {
+        add_progress(&mut shown, progress);
     }
     if let Some((outcome, summary)) = ended {
         add_end(&mut shown, outcome, summary);
@@ -60,13 +60,13 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
     shown
 }
 
-fn add_progress(shown: &mut Migration, progress: &Progress, block_size_bytes: u64) {
+fn add_progress(shown: &mut Migration, progress: &Progress) {
     shown.phase = phase(progress.phase);
     if progress.phase == Phase::Releasing {
         shown.guest = GuestLocation::Unknown;
     }
     shown.fraction = progress.fraction;
-    shown.bytes_missing = progress.blocks_missing.saturating_mul(block_size_bytes);
+    shown.bytes_missing = progress.bytes_missing;
     shown.bytes_per_second = progress.copy_bytes_per_second;
     shown.remaining_seconds = progress.remaining.map(|(earliest, latest)| RemainingSeconds {
         earliest: earliest.as_secs_f64(),

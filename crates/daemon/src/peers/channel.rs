@@ -5,11 +5,12 @@
 //!   number × 8 + direction × 4 + 1      one migration: its handover, and calls on the target's stores
 //!   number × 8 + direction × 4 + 2      the volume that it moved, for clients that stayed at the source
 //!   number × 8 + direction × 4 + 3      the machine that goes along
+//!   + position × 2⁵⁶                    the same of a volume that is not the migration's first
 //! ```
-//! The number is the migration's at its source; the direction says which of the two hosts that is. So both know the
-//! channel without asking, also after a restart.
+//! The number is the migration's at its source; the direction says which of the two hosts that is; the position is that of
+//! the volume among those of the migration. So both know the channel without asking, also after a restart.
 
-use migration::{HostId, MigrationId};
+use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::ChannelId;
 
 /// Openings of migrations, and answers to them.
@@ -18,6 +19,11 @@ pub(super) const OPENINGS: ChannelId = ChannelId(0);
 const NUMBER_SHIFT: u32 = 3;
 const FROM_GREATER: u64 = 4;
 const KIND_MASK: u64 = 3;
+const POSITION_SHIFT: u32 = 56;
+const POSITIONS_MAX: u64 = 1 << (u64::BITS - POSITION_SHIFT);
+
+/// Volumes of a migration, at most: their positions are in the numbers of channels.
+pub(crate) const VOLUMES_MAX: usize = 64;
 
 /// What a channel is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +45,8 @@ pub(crate) struct Subject {
     pub source: HostId,
     /// Its number there.
     pub migration: MigrationId,
+    /// Which of its volumes.
+    pub volume: VolumeIndex,
 }
 
 impl Subject {
@@ -50,7 +58,8 @@ impl Subject {
             Kind::Machine => 3,
         };
         let direction = if self.source > target { FROM_GREATER } else { 0 };
-        ChannelId((self.migration.0 << NUMBER_SHIFT) | direction | kind)
+        let position = u64::from(self.volume.0) << POSITION_SHIFT;
+        ChannelId(position | (self.migration.0 << NUMBER_SHIFT) | direction | kind)
     }
 
     /// What the channel is about, between these two hosts; `None`: nothing that this program knows.
@@ -62,8 +71,23 @@ impl Subject {
             _ => return None,
         };
         let source = if channel.0 & FROM_GREATER == 0 { one.min(other) } else { one.max(other) };
-        Some(Self { kind, source, migration: MigrationId(channel.0 >> NUMBER_SHIFT) })
+        let volume = VolumeIndex(u32::try_from(channel.0 >> POSITION_SHIFT).unwrap_or(u32::MAX));
+        let number = channel.0 & ((1 << POSITION_SHIFT) - 1);
+        Some(Self { kind, source, migration: MigrationId(number >> NUMBER_SHIFT), volume })
     }
+
+    /// The same of the migration's first volume, where its handover is spoken of.
+    pub(super) fn of_first(self) -> Self {
+        Self { volume: VolumeIndex(0), ..self }
+    }
+}
+
+/// The position of a volume whose migration is so long ago that the journal has forgotten it; its forwarding may go on. Not
+/// one that a migration's volume can have.
+pub(crate) fn position_of_forgotten(volume: VolumeId) -> VolumeIndex {
+    let positions = POSITIONS_MAX - VOLUMES_MAX as u64;
+    let place = volume.0.iter().fold(0_u64, |sum, byte| (sum * 31 + u64::from(*byte)) % positions);
+    VolumeIndex(u32::try_from(VOLUMES_MAX as u64 + place).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -75,10 +99,12 @@ mod tests {
         let (low, high) = (HostId([1; 32]), HostId([2; 32]));
         for (source, target) in [(low, high), (high, low)] {
             for kind in [Kind::Migration, Kind::Forwarding, Kind::Machine] {
-                let subject = Subject { kind, source, migration: MigrationId(77) };
-                let channel = subject.channel(target);
-                assert_eq!(Subject::of(channel, low, high), Some(subject));
-                assert_eq!(Subject::of(channel, high, low), Some(subject));
+                for volume in VolumeIndex::all(VOLUMES_MAX) {
+                    let subject = Subject { kind, source, migration: MigrationId(77), volume };
+                    let channel = subject.channel(target);
+                    assert_eq!(Subject::of(channel, low, high), Some(subject));
+                    assert_eq!(Subject::of(channel, high, low), Some(subject));
+                }
             }
         }
         assert_eq!(Subject::of(OPENINGS, low, high), None);

@@ -10,6 +10,7 @@ use migration::source::{Moves, Peer};
 use migration::strategy::Acknowledgement;
 use migration::{MigrationId, PacingSettings};
 
+use super::seat::{ComingTogether, LeavingTogether};
 use crate::peer::Service;
 use crate::volume::Volume;
 
@@ -51,18 +52,29 @@ pub struct SourcePlan {
     pub migration: MigrationId,
     /// The volumes; all move, or none.
     pub volumes: Vec<LeavingVolume>,
+    /// Those that come after them, and are on lanes of their own.
+    pub together: LeavingTogether,
     /// Whether the source images are kept.
     pub keep_source: bool,
-    /// How much is copied at once, for each volume.
+    /// How each volume is copied.
+    pub copying: CopySettings,
+    /// How long the gates may be closed before the commit point.
+    pub switch_over_max: Duration,
+    /// Where the target's half is.
+    pub peer: Peer,
+    /// Whether a machine goes along.
+    pub moves: Moves,
+}
+
+/// How a volume is copied.
+#[derive(Clone)]
+pub struct CopySettings {
+    /// How much is copied at once.
     pub pacing: PacingSettings,
     /// Time limits.
     pub limits: TimeLimits,
     /// Who has a guest's write before the guest is answered.
     pub acknowledgement: Acknowledgement,
-    /// Where the target's half is.
-    pub peer: Peer,
-    /// Whether a machine goes along.
-    pub moves: Moves,
 }
 
 /// One volume of a source's half.
@@ -100,6 +112,8 @@ pub struct TargetPlan {
     pub migration: MigrationId,
     /// The volumes; all come, or none.
     pub volumes: Vec<ComingVolume>,
+    /// Those that come after them, and are on lanes of their own.
+    pub together: ComingTogether,
     /// How long a store may take to answer the first read.
     pub trial_max: Duration,
     /// What lets a source on another host use the stores; `None`: the source is on this host.
@@ -126,15 +140,25 @@ impl Plan {
         let source = SourcePlan {
             migration,
             volumes: leaving,
+            together: LeavingTogether::default(),
             keep_source: self.keep_source,
-            pacing: self.pacing,
-            limits: self.limits,
-            acknowledgement: self.acknowledgement,
+            switch_over_max: self.limits.switch_over_max,
+            copying: CopySettings {
+                pacing: self.pacing,
+                limits: self.limits,
+                acknowledgement: self.acknowledgement,
+            },
             peer: Peer::SameHost,
             moves: Moves::Volumes,
         };
-        let target =
-            TargetPlan { migration, volumes: coming, trial_max, service: None, moves: Moves::Volumes };
+        let target = TargetPlan {
+            migration,
+            volumes: coming,
+            together: ComingTogether::default(),
+            trial_max,
+            service: None,
+            moves: Moves::Volumes,
+        };
         (source, target)
     }
 }

@@ -7,27 +7,24 @@ use migration::strategy::Tally;
 use migration::{Progress, Waiting};
 
 use super::SourceConductor;
+use super::seat::SourceSeat;
 use crate::REPORT_INTERVAL;
 use crate::control::Report;
 
 impl SourceConductor {
     pub(super) fn costs(&self) -> Costs {
-        let strategies = self.copies.iter();
-        let costs = strategies.map(|copy| {
-            copy.with_strategy(|strategy| (strategy.copied(), strategy.bytes_mirrored(), strategy.tally()))
-        });
-        costs.fold(self.costs, |sum, (copied, bytes_mirrored, tally)| Costs {
-            bytes_copied: sum.bytes_copied + copied.bytes_written,
-            bytes_mirrored: sum.bytes_mirrored + bytes_mirrored,
-            bytes_zero: sum.bytes_zero + copied.bytes_zero,
-            tally: sum.tally.and(tally),
+        self.seats.iter().map(SourceSeat::costs).fold(Costs::default(), |sum, volume| Costs {
+            bytes_copied: sum.bytes_copied + volume.bytes_copied,
+            bytes_mirrored: sum.bytes_mirrored + volume.bytes_mirrored,
+            bytes_zero: sum.bytes_zero + volume.bytes_zero,
+            tally: sum.tally.and(volume.tally),
         })
     }
 
     pub(super) fn report_progress(&mut self, now: Duration) {
         self.report_at = now + REPORT_INTERVAL;
         let progress = self.progress(now);
-        self.control.report(Report::Progress { migration: self.plan.migration, progress });
+        self.control.report(Report::Progress { migration: self.migration, progress });
     }
 
     pub(super) fn progress(&self, now: Duration) -> Progress {
@@ -38,8 +35,8 @@ impl SourceConductor {
         let patiently = |reason| Waiting { reason, remaining: None };
         let mut progress = Progress {
             phase,
-            blocks_synchronised: 0,
-            blocks_missing: 0,
+            bytes_synchronised: 0,
+            bytes_missing: 0,
             fraction: if self.is_released { 1.0 } else { 0.0 },
             bytes_copied: 0,
             bytes_mirrored: 0,
@@ -51,20 +48,18 @@ impl SourceConductor {
             attempt: self.source.attempt().0,
             tally: Tally::default(),
         };
-        let volumes = self.copies.len().max(1) as f64;
-        for copy in &self.copies {
-            copy.with_strategy(|strategy| {
-                progress.blocks_synchronised += strategy.blocks_synchronised();
-                progress.blocks_missing += strategy.blocks_remaining();
-                if !self.is_released {
-                    progress.fraction += strategy.fraction() / volumes;
-                    let waits = waiting(strategy.poll_timeout()).or(strategy.waits_for().map(patiently));
-                    progress.waiting = progress.waiting.or(waits);
-                    progress.remaining = progress.remaining.max(strategy.remaining());
-                }
-                progress.copy_bytes_per_second += strategy.copy_bytes_per_second();
-                progress.suspended = progress.suspended.or(strategy.suspended());
-            });
+        let volumes = self.seats.len().max(1) as f64;
+        for seat in &self.seats {
+            let volume = seat.progress();
+            progress.bytes_synchronised += volume.bytes_synchronised;
+            progress.bytes_missing += volume.bytes_missing;
+            if !self.is_released {
+                progress.fraction += volume.fraction / volumes;
+                progress.waiting = progress.waiting.or(volume.waiting);
+                progress.remaining = progress.remaining.max(volume.remaining);
+            }
+            progress.copy_bytes_per_second += volume.copy_bytes_per_second;
+            progress.suspended = progress.suspended.or(volume.suspended);
         }
         let costs = self.costs();
         progress.bytes_copied = costs.bytes_copied;

@@ -1,7 +1,7 @@
 //! The source's half of a conductor: the copying of each volume, the gates, and the source's machine.
 //!
 //! ```text
-//!   notices of the copyings ──►┐
+//!   notices of the copyings ──►┐                                     ┌──► orders to the volumes' parts
 //!   ends of flushes, commits ──┤ events, one at a time ──► Source ──► actions ──► tasks that send events back
 //!   messages of the target ────┤
 //!   cancel, bandwidth ─────────┘
@@ -13,21 +13,21 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BlockDevice, BufferPool, Handle};
+use block::{BufferPool, Handle};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use migration::journal::{MigrationState, Outcome, Record};
+use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Record};
 use migration::message::{ToSource, ToTarget};
-use migration::source::{Costs, SourceEvent, SourceSettings};
-use migration::strategy::{Mirror, MirrorSettings, VolumeAction, VolumeEvent};
-use migration::{CommitId, MigrationId, Phase, Source, VolumeIndex};
+use migration::source::{SourceEvent, SourceSettings};
+use migration::strategy::{VolumeAction, VolumeEvent};
+use migration::{CommitId, MigrationId, Phase, Source, VolumeId, VolumeIndex};
 use tracing::{info, warn};
 
-use super::{LeavingVolume, Post, SourcePlan};
+use super::seat::SourceSeat;
+use super::source_part::{PartProgress, SourceOrder, SourcePart};
+use super::{Post, SourcePlan};
 use crate::control::Control;
-use crate::copy::VolumeCopy;
-use crate::volume::Volume;
 
 /// Talks to a source's half that runs on the same thread.
 #[derive(Clone)]
@@ -41,18 +41,20 @@ pub struct Baton {
 pub struct SourceConductor {
     pub(super) handle: Handle,
     pub(super) control: Rc<dyn Control>,
-    pub(super) plan: SourcePlan,
-    pub(super) copies: Vec<Rc<VolumeCopy>>,
-    /// The source's stores, for a hand-back.
-    pub(super) sources: Vec<Rc<dyn BlockDevice>>,
+    pub(super) migration: MigrationId,
+    pub(super) keep_source: bool,
+    pub(super) seats: Vec<SourceSeat>,
+    pub(super) volumes: Vec<VolumeId>,
+    /// Where the volumes' bytes are now.
+    pub(super) images: Vec<ImageLocation>,
+    /// Volumes that have not said yet that they know of the peer's restart: what they say is of before.
+    unaware: Vec<VolumeIndex>,
     pub(super) source: Source,
     pub(super) to_target: Post<ToTarget>,
     pub(super) phase: Rc<Cell<Phase>>,
     sender: mpsc::UnboundedSender<Event>,
     events: mpsc::UnboundedReceiver<Event>,
     pub(super) report_at: Duration,
-    /// What the copyings cost that are over.
-    pub(super) costs: Costs,
     /// Set at the commit point.
     pub(super) is_released: bool,
     pub(super) ended: Option<Outcome>,
@@ -68,9 +70,15 @@ pub(crate) enum Event {
     TargetRestarted(VolumeIndex),
     /// All targets' stores have.
     PeerRestarted,
+    /// A volume's copying knows of that; what it says from here on is of after.
+    RestartHeard(VolumeIndex),
     SetBandwidth(Option<u64>),
     /// Something that concerns every volume's copying.
     Copying(VolumeEvent),
+    /// How far a volume is that is on another lane.
+    Told(VolumeIndex, Box<PartProgress>),
+    /// The lane of a volume has ended.
+    PartGone(VolumeIndex),
 }
 
 impl Baton {
@@ -180,18 +188,27 @@ impl SourceConductor {
         source: Source,
     ) -> (Self, Baton) {
         let now = handle.now();
-        let (sender, events) = mpsc::unbounded();
+        let SourcePlan { migration, volumes: leaving, together, keep_source, copying, .. } = plan;
+        let (sender, events) = together.events;
         let phase = Rc::new(Cell::new(source.phase()));
-        let is_copying = phase.get() == Phase::Copying;
-        let copies = VolumeIndex::all(plan.volumes.len())
-            .zip(plan.volumes.iter().filter(|_| is_copying))
-            .map(|(index, leaving)| start_copy(&handle, buffers, &plan, index, leaving, sender.clone()))
-            .collect();
-        let baton = Baton { migration: plan.migration, phase: Rc::clone(&phase), events: sender.clone() };
+        let copying = (phase.get() == Phase::Copying).then_some(&copying);
+        let here = leaving.iter().map(|leaving| (leaving.volume.id(), leaving.source_image.clone()));
+        let lent = together.lent.iter().map(|lent| (lent.volume, lent.image.clone()));
+        let (volumes, images): (Vec<_>, Vec<_>) = here.chain(lent).unzip();
+        let here = VolumeIndex::all(leaving.len()).zip(leaving).map(|(index, leaving)| {
+            SourceSeat::Here(SourcePart::new(&handle, buffers, copying, index, leaving, sender.clone()))
+        });
+        let lent = together.lent.into_iter().map(|lent| SourceSeat::lent(lent.orders));
+        let seats = here.chain(lent).collect();
+        let baton = Baton { migration, phase: Rc::clone(&phase), events: sender.clone() };
         let conductor = Self {
             control,
-            copies,
-            sources: plan.volumes.iter().map(|leaving| leaving.volume.store()).collect(),
+            migration,
+            keep_source,
+            seats,
+            volumes,
+            images,
+            unaware: Vec::new(),
             is_released: phase.get() >= Phase::Committing && phase.get() <= Phase::Retiring,
             source,
             to_target,
@@ -199,9 +216,7 @@ impl SourceConductor {
             sender,
             events,
             report_at: now,
-            costs: Costs::default(),
             ended: None,
-            plan,
             handle,
         };
         (conductor, baton)
@@ -209,7 +224,7 @@ impl SourceConductor {
 
     /// Runs the migration to its end.
     pub async fn run(mut self) -> Outcome {
-        info!(migration = %self.plan.migration, "migration begins");
+        info!(migration = %self.migration, "migration begins");
         loop {
             while let Some(action) = self.source.poll_action() {
                 self.carry_out(action);
@@ -236,12 +251,25 @@ impl SourceConductor {
         match event {
             Some(Event::Source(event)) => self.source.handle_event(now, event),
             Some(Event::Noticed(volume, action)) => self.noticed(now, volume, action),
-            Some(Event::TargetRestarted(volume)) => self.target_restarted(volume),
-            Some(Event::PeerRestarted) => {
-                VolumeIndex::all(self.copies.len()).for_each(|volume| self.target_restarted(volume));
+            Some(Event::TargetRestarted(volume)) => self.order_copy(volume, VolumeEvent::TargetRestarted),
+            Some(Event::PeerRestarted) => self.peer_restarted(now),
+            Some(Event::RestartHeard(volume)) => {
+                if let Some(at) = self.unaware.iter().position(|unaware| *unaware == volume) {
+                    self.unaware.swap_remove(at);
+                }
             }
-            Some(Event::Copying(event)) => self.copies.iter().for_each(|copy| copy.event(event)),
-            Some(Event::SetBandwidth(rate)) => self.copies.iter().for_each(|copy| copy.set_bandwidth(rate)),
+            Some(Event::Copying(event)) => self.order_all(SourceOrder::Copying(event)),
+            Some(Event::SetBandwidth(rate)) => self.order_all(SourceOrder::SetBandwidth(rate)),
+            Some(Event::Told(volume, progress)) => {
+                if let Some(SourceSeat::Lent { told, .. }) = self.seats.get_mut(volume.as_usize()) {
+                    *told = progress;
+                }
+            }
+            Some(Event::PartGone(volume)) => {
+                let detail = format!("the thread of volume {} has ended; see the log", self.name(volume));
+                let code = FailureCode::Internal;
+                self.source.handle_event(now, SourceEvent::VolumeFailed { code, detail });
+            }
             None => {
                 self.source.handle_timeout(now);
                 if now >= self.report_at {
@@ -252,15 +280,15 @@ impl SourceConductor {
     }
 
     fn noticed(&mut self, now: Duration, volume: VolumeIndex, action: VolumeAction) {
-        let migration = self.plan.migration;
+        let migration = self.migration;
         match action {
+            // Of a replica whose host has been another process since.
+            VolumeAction::Synchronised | VolumeAction::NearEnough if self.unaware.contains(&volume) => {}
             VolumeAction::Synchronised => self.source.handle_event(now, SourceEvent::Synchronised(volume)),
             VolumeAction::NearEnough => self.source.handle_event(now, SourceEvent::NearEnough(volume)),
             VolumeAction::Behind => {
                 self.source.handle_event(now, SourceEvent::Behind(volume));
-                if let Some(copy) = self.copies.get(volume.as_usize()) {
-                    copy.behind_was_heard();
-                }
+                self.order(volume, SourceOrder::BehindWasHeard);
             }
             VolumeAction::Failed { code, detail } => {
                 self.source.handle_event(now, SourceEvent::VolumeFailed { code, detail });
@@ -277,13 +305,13 @@ impl SourceConductor {
         }
     }
 
-    fn target_restarted(&self, volume: VolumeIndex) {
-        // N.B. from the release on nothing may be copied any more, and nothing need be: the target's promise was
-        // that all it has is durable.
-        if self.phase.get() < Phase::Releasing
-            && let Some(copy) = self.copies.get(volume.as_usize())
-        {
-            copy.event(VolumeEvent::TargetRestarted);
+    /// The other host's process is another one now. Until a volume's copying has heard of that, and says how its replica
+    /// stands, the replica is behind.
+    fn peer_restarted(&mut self, now: Duration) {
+        for volume in VolumeIndex::all(self.seats.len()) {
+            self.source.handle_event(now, SourceEvent::Behind(volume));
+            self.unaware.push(volume);
+            self.order(volume, SourceOrder::PeerRestarted);
         }
     }
 
@@ -293,8 +321,22 @@ impl SourceConductor {
 }
 
 impl SourceConductor {
-    pub(super) fn volume(&self, volume: VolumeIndex) -> &Rc<Volume> {
-        &self.plan.volumes[volume.as_usize()].volume
+    pub(super) fn order(&self, volume: VolumeIndex, order: SourceOrder) {
+        if let Some(seat) = self.seats.get(volume.as_usize()) {
+            seat.order(order);
+        }
+    }
+
+    pub(super) fn order_copy(&self, volume: VolumeIndex, event: VolumeEvent) {
+        self.order(volume, SourceOrder::Copying(event));
+    }
+
+    pub(super) fn order_all(&self, order: SourceOrder) {
+        self.seats.iter().for_each(|seat| seat.order(order));
+    }
+
+    fn name(&self, volume: VolumeIndex) -> String {
+        self.volumes.get(volume.as_usize()).map(VolumeId::to_string).unwrap_or_default()
     }
 
     pub(super) fn spawn(&self, task: impl Future<Output = SourceEvent> + 'static) {
@@ -313,46 +355,13 @@ impl SourceConductor {
 }
 
 fn settings(plan: &SourcePlan) -> SourceSettings {
-    let volumes = plan.volumes.iter().map(|leaving| &leaving.volume);
+    let here = plan.volumes.iter().map(|leaving| (leaving.volume.id(), leaving.volume.generation()));
+    let lent = plan.together.lent.iter().map(|lent| (lent.volume, lent.generation));
     SourceSettings {
         migration: plan.migration,
-        volumes: volumes.map(|volume| (volume.id(), volume.generation())).collect(),
-        switch_over_max: plan.limits.switch_over_max,
+        volumes: here.chain(lent).collect(),
+        switch_over_max: plan.switch_over_max,
         peer: plan.peer,
         moves: plan.moves,
     }
-}
-
-fn start_copy(
-    handle: &Handle,
-    buffers: &BufferPool,
-    plan: &SourcePlan,
-    index: VolumeIndex,
-    leaving: &LeavingVolume,
-    notices: mpsc::UnboundedSender<Event>,
-) -> Rc<VolumeCopy> {
-    let source = leaving.volume.store();
-    let settings = MirrorSettings {
-        block_size: leaving.volume.block_size(),
-        size_bytes: source.geometry().size,
-        pacing: plan.pacing.clone(),
-        wait_max: plan.limits.mirror_wait_max,
-        no_progress_max: plan.limits.no_progress_max,
-        acknowledgement: plan.acknowledgement,
-    };
-    let strategy = Mirror::new(settings);
-    let replica = leaving.replica.clone();
-    let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), strategy, notices);
-    let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
-    let begins = Rc::clone(&copy);
-    let (chronicler, known) = (Rc::clone(leaving.volume.chronicler()), leaving.replica.known);
-    handle.spawn(async move {
-        in_place.await;
-        // Not before: what passed the mirror by is in the chronicle when it has ended.
-        match known.and_then(|(of, generation)| chronicler.lacking(of, generation)) {
-            Some(lacking) => begins.begin_with(&lacking),
-            None => begins.begin().await,
-        }
-    });
-    copy
 }

@@ -1,15 +1,13 @@
 //! What the source's machine asks for.
 
-use std::rc::Rc;
-
 use chronicle::Generation;
 use migration::recovery::Retirement;
 use migration::source::{SourceAction, SourceEvent};
-use migration::strategy::VolumeEvent;
-use migration::{Phase, VolumeId, VolumeIndex};
+use migration::{Phase, VolumeId};
 use tracing::{error, info};
 
-use super::{SourceConductor, flush, left_over};
+use super::source_part::SourceOrder;
+use super::{SourceConductor, left_over};
 use crate::control::Report;
 
 impl SourceConductor {
@@ -17,37 +15,21 @@ impl SourceConductor {
         match action {
             SourceAction::Enter(phase) => self.enter(phase),
             SourceAction::StopMachine => {
-                let stopped = self.control.stop_machine(self.plan.migration);
+                let stopped = self.control.stop_machine(self.migration);
                 self.spawn(async move { SourceEvent::MachineStopped(stopped.await) });
             }
             SourceAction::CloseGate { volume, attempt } => {
-                self.tell_copy(volume, VolumeEvent::GateCloses);
-                let closed = self.volume(volume).close();
-                self.spawn(async move {
-                    closed.await;
-                    SourceEvent::GateClosed { volume, attempt }
-                });
+                self.order(volume, SourceOrder::CloseGate(attempt));
             }
-            SourceAction::OpenGate(volume) => {
-                self.tell_copy(volume, VolumeEvent::GateOpens);
-                self.volume(volume).open();
-            }
-            SourceAction::Flush { volume, attempt } => {
-                let store = self.volume(volume).store();
-                self.spawn(
-                    async move { SourceEvent::Flushed { volume, attempt, result: flush(&store).await } },
-                );
-            }
+            SourceAction::OpenGate(volume) => self.order(volume, SourceOrder::OpenGate),
+            SourceAction::Flush { volume, attempt } => self.order(volume, SourceOrder::Flush(attempt)),
             SourceAction::Commit { commit, records } => self.commit(records, commit),
             SourceAction::Send(message) => (self.to_target)(message),
-            SourceAction::StopCopying => {
-                self.copies.iter().for_each(|copy| copy.stop());
-                self.plan.volumes.iter().for_each(|leaving| leaving.volume.remove_mirror());
-            }
+            SourceAction::StopCopying => self.order_all(SourceOrder::StopCopying),
             SourceAction::TakeBack(generations) => self.take_back(&generations),
             SourceAction::Retire => self.retire(),
             SourceAction::End { outcome, summary } => {
-                let migration = self.plan.migration;
+                let migration = self.migration;
                 self.report_progress(self.handle.now());
                 self.control.report(Report::Ended { migration, outcome: outcome.clone(), summary });
                 self.ended = Some(outcome);
@@ -55,25 +37,18 @@ impl SourceConductor {
         }
     }
 
-    fn tell_copy(&self, volume: VolumeIndex, event: VolumeEvent) {
-        // Once the copying is over nobody need hear of gates.
-        if let Some(copy) = self.copies.get(volume.as_usize()) {
-            copy.event(event);
-        }
-    }
-
     fn enter(&mut self, phase: Phase) {
         let before = self.phase.replace(phase);
         self.is_released |= phase == Phase::Committing;
-        let migration = self.plan.migration;
+        let migration = self.migration;
         if before != phase && !before.may_become(phase) {
             error!(%migration, %before, %phase, "a transition that is not in the table");
         }
         info!(%migration, %phase, attempt = self.source.attempt().0, "phase");
         match phase {
             // Nothing is sent to a store any more that may be the owner.
-            Phase::Committing => self.copies.iter().for_each(|copy| copy.stop()),
-            Phase::Retiring => self.serve_from_successors(),
+            Phase::Committing => self.order_all(SourceOrder::Release),
+            Phase::Retiring => self.order_all(SourceOrder::ServeFromSuccessor),
             _ => {}
         }
         self.control.entered(migration, phase);
@@ -83,38 +58,20 @@ impl SourceConductor {
         }
     }
 
-    /// Lets the clients that stay here go on at the new owner.
-    fn serve_from_successors(&self) {
-        for leaving in &self.plan.volumes {
-            if let Some(successor) = &leaving.successor {
-                let volume = &leaving.volume;
-                volume.change_hands(Rc::clone(successor), volume.generation().next());
-                volume.open();
-            }
-        }
-    }
-
     fn take_back(&self, generations: &[(VolumeId, Generation)]) {
-        for (leaving, source) in self.plan.volumes.iter().zip(&self.sources) {
-            let volume = &leaving.volume;
-            let generation = generations.iter().find(|(id, _)| *id == volume.id());
-            let generation = generation.map_or(volume.generation(), |(_, generation)| *generation);
-            volume.change_hands(Rc::clone(source), generation);
-            volume.open();
+        for (seat, volume) in self.seats.iter().zip(&self.volumes) {
+            let generation = generations.iter().find(|(id, _)| id == volume);
+            seat.order(SourceOrder::TakeBack(generation.map(|(_, generation)| *generation)));
         }
     }
 
     fn retire(&mut self) {
-        self.costs = self.costs();
-        self.copies.clear();
-        self.sources.clear();
-        let keep = self.plan.keep_source;
-        let images = self.plan.volumes.iter().map(|leaving| leaving.source_image.clone());
-        let work: Vec<_> = images
-            .map(|image| {
-                let retirement = Retirement::of(&image, keep);
-                self.control.retire(image, retirement)
-            })
+        self.order_all(SourceOrder::LetGo);
+        let keep = self.keep_source;
+        let work: Vec<_> = self
+            .images
+            .iter()
+            .map(|image| self.control.retire(image.clone(), Retirement::of(image, keep)))
             .collect();
         self.spawn(async move { SourceEvent::Retired { left_over: left_over(work).await } });
     }

@@ -8,73 +8,81 @@
 //! What is copied does not pass here: it goes to the stores.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{BufferPool, Handle};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use migration::journal::{MigrationState, Outcome};
+use migration::journal::{ImageLocation, MigrationState, Outcome};
 use migration::message::{ToSource, ToTarget};
 use migration::source::Moves;
 use migration::target::{TargetAction, TargetEvent, Wrote};
-use migration::{Target, VolumeIndex};
+use migration::{MigrationId, Target, VolumeIndex};
 
-use super::{ComingVolume, Post, TargetPlan, flush, left_over};
+use super::seat::TargetSeat;
+use super::target_part::{Heard, TargetOrder, TargetPart, gone};
+use super::{Post, TargetPlan, left_over};
 use crate::control::Control;
 use crate::handle::Promoted;
-use crate::peer::head::Address;
-
-/// Bytes read from the target's store to see whether it answers, before writes are let through.
-const TRIAL_BYTES: u64 = 4096;
 
 /// Talks to a target's half that runs on the same thread.
 #[derive(Clone)]
 pub struct TargetBaton {
     /// Whether the target has promised to wait, or gone further.
     promised: Rc<Cell<bool>>,
-    events: mpsc::UnboundedSender<TargetEvent>,
+    events: mpsc::UnboundedSender<Heard>,
 }
 
 /// Runs the target's half of one migration.
 pub struct TargetConductor {
     handle: Handle,
     control: Rc<dyn Control>,
-    buffers: BufferPool,
-    plan: TargetPlan,
+    migration: MigrationId,
+    seats: Vec<TargetSeat>,
+    /// Where the volumes' bytes will be.
+    images: Vec<ImageLocation>,
+    /// Why the machine does not run, and how much each volume's gate has let through that said so.
+    failing: Option<(String, BTreeMap<VolumeIndex, u64>)>,
     target: Target,
     promised: Rc<Cell<bool>>,
     to_source: Post<ToSource>,
-    sender: mpsc::UnboundedSender<TargetEvent>,
-    events: mpsc::UnboundedReceiver<TargetEvent>,
+    sender: mpsc::UnboundedSender<Heard>,
+    events: mpsc::UnboundedReceiver<Heard>,
 }
 
 impl TargetBaton {
     /// Tells that the source's host can be reached again, or is another process now.
     pub fn link_back(&self) {
-        let _ = self.events.unbounded_send(TargetEvent::LinkBack);
+        self.send(TargetEvent::LinkBack);
     }
 
     /// Takes the volumes over without COMMIT, if they are prepared in the try that is named.
     pub fn promote(&self, promoted: Promoted) {
         let Promoted { attempt, generations, promotion } = promoted;
-        let _ = self.events.unbounded_send(TargetEvent::Promote { attempt, generations, promotion });
+        self.send(TargetEvent::Promote { attempt, generations, promotion });
     }
 
     /// Ends the migration; returns whether it is early enough for that: nothing is promised yet.
     pub fn cancel(&self) -> bool {
         let early_enough = !self.promised.get();
         if early_enough {
-            let _ = self.events.unbounded_send(TargetEvent::Cancel);
+            self.send(TargetEvent::Cancel);
         }
         early_enough
     }
 
     /// Delivers what the source's half says.
     pub fn deliver(&self, message: ToTarget) {
-        // A conductor that is gone needs no messages.
-        let _ = self.events.unbounded_send(TargetEvent::Received(message));
+        self.send(TargetEvent::Received(message));
+    }
+
+    fn send(&self, event: TargetEvent) {
+        // A conductor that is gone needs no events.
+        let _ = self.events.unbounded_send(Heard::Target(event));
     }
 }
 
@@ -87,7 +95,7 @@ impl TargetConductor {
         plan: TargetPlan,
         to_source: Post<ToSource>,
     ) -> (Self, TargetBaton) {
-        let volumes = plan.volumes.len();
+        let volumes = plan.volumes.len() + plan.together.lent.len();
         let target = match plan.service {
             None => Target::new(plan.migration, volumes),
             Some(_) => Target::between_hosts(plan.migration, volumes),
@@ -118,11 +126,33 @@ impl TargetConductor {
         to_source: Post<ToSource>,
         target: Target,
     ) -> (Self, TargetBaton) {
-        let (sender, events) = mpsc::unbounded();
+        let TargetPlan { migration, volumes: coming, together, trial_max, service, .. } = plan;
+        let (sender, events) = together.events;
         let promised = Rc::new(Cell::new(target.prepared().is_some()));
         let baton = TargetBaton { promised: Rc::clone(&promised), events: sender.clone() };
-        let buffers = buffers.clone();
-        (Self { handle, control, buffers, plan, target, promised, to_source, sender, events }, baton)
+        let here = coming.iter().map(|coming| coming.image.clone());
+        let images = here.chain(together.lent.iter().map(|lent| lent.image.clone())).collect();
+        let here = VolumeIndex::all(coming.len()).zip(coming).map(|(index, coming)| {
+            let (handle, buffers, service) = (handle.clone(), buffers.clone(), service.clone());
+            let events = sender.clone();
+            TargetSeat::Here(TargetPart::new(handle, buffers, index, coming, trial_max, service, events))
+        });
+        let seats = here.chain(together.lent.into_iter().map(|lent| TargetSeat::Lent(lent.orders))).collect();
+        let failing = None;
+        let conductor = Self {
+            handle,
+            control,
+            migration,
+            seats,
+            images,
+            failing,
+            target,
+            promised,
+            to_source,
+            sender,
+            events,
+        };
+        (conductor, baton)
     }
 
     /// Takes part until nothing is left to do here. On one host that is never: there the source says that the
@@ -145,7 +175,15 @@ impl TargetConductor {
             };
             let now = self.handle.now();
             match next {
-                Some(event) => self.target.handle_event(now, event),
+                Some(Heard::Target(event)) => self.target.handle_event(now, event),
+                Some(Heard::MachineDoesNotRun(detail)) => {
+                    // One whose lane has ended cannot say; then nothing goes back.
+                    let gone = VolumeIndex::all(self.seats.len()).zip(&self.seats);
+                    let gone = gone.filter(|(_, seat)| seat.is_gone()).map(|(volume, _)| (volume, 1));
+                    self.failing = Some((detail, gone.collect()));
+                    self.order_all(TargetOrder::CloseAndCount);
+                }
+                Some(Heard::Changes(volume, changes)) => self.changes_counted(now, volume, changes),
                 None => self.target.handle_timeout(now),
             }
         }
@@ -153,76 +191,74 @@ impl TargetConductor {
 
     fn carry_out(&mut self, action: TargetAction) {
         match action {
-            TargetAction::Flush { volume, attempt } => {
-                let store = Rc::clone(&self.coming(volume).store);
-                self.spawn(
-                    async move { TargetEvent::Flushed { volume, attempt, result: flush(&store).await } },
-                );
-            }
+            TargetAction::Flush { volume, attempt } => self.order(volume, TargetOrder::Flush(attempt)),
             TargetAction::Commit { commit, records } => {
                 let committed = self.control.commit(records);
-                self.spawn(async move { TargetEvent::Committed { commit, result: committed.await } });
+                self.spawn(async move {
+                    Heard::Target(TargetEvent::Committed { commit, result: committed.await })
+                });
             }
             TargetAction::Send(message) => (self.to_source)(message),
-            TargetAction::Start(volume) => self.start(volume),
+            TargetAction::Start(volume) => {
+                if self.seats.get(volume.as_usize()).is_some_and(TargetSeat::is_gone) {
+                    let _ = self.sender.unbounded_send(gone(volume));
+                }
+                self.order(volume, TargetOrder::Start);
+            }
             // The loop ends with it.
             TargetAction::End { .. } => {}
             TargetAction::RunMachine => self.run_machine(),
-            TargetAction::Open(volume) => self.coming(volume).volume.open(),
-            TargetAction::Close(volume) => drop(self.coming(volume).volume.close()),
+            TargetAction::Open(volume) => self.order(volume, TargetOrder::Open),
+            TargetAction::Close(volume) => self.order(volume, TargetOrder::Close),
             TargetAction::Discard => {
-                let images = self.plan.volumes.iter().map(|coming| coming.image.clone());
-                let work: Vec<_> = images.map(|image| self.control.discard(image)).collect();
-                self.spawn(async move { TargetEvent::Discarded { left_over: left_over(work).await } });
+                let work: Vec<_> =
+                    self.images.iter().map(|image| self.control.discard(image.clone())).collect();
+                self.spawn(async move {
+                    Heard::Target(TargetEvent::Discarded { left_over: left_over(work).await })
+                });
             }
         }
-    }
-
-    /// Puts a volume onto its target store, its gate still closed, and sees whether that answers in time.
-    fn start(&self, index: VolumeIndex) {
-        let coming = self.coming(index);
-        let volume = Rc::clone(&coming.volume);
-        if let Some(service) = &self.plan.service {
-            // N.B. whatever the source still sends, late: the store is a volume's from here on (design §5.10).
-            service.withdraw(Address::Replica(index.0));
-        }
-        volume.change_hands(Rc::clone(&coming.store), volume.generation().next());
-        let bytes = TRIAL_BYTES.min(volume.store().geometry().size);
-        let buffer = self.buffers.take(usize::try_from(bytes).unwrap_or(0));
-        let deadline = self.handle.sleep(self.plan.trial_max);
-        self.spawn(async move {
-            let detail = match select(Box::pin(volume.try_reading(buffer)), deadline).await {
-                Either::Left((Ok(()), _)) => return TargetEvent::Started(index),
-                Either::Left((Err(error), _)) => format!("the target's store does not answer: {error}"),
-                Either::Right(_) => "the target's store does not answer in time".to_owned(),
-            };
-            TargetEvent::StartFailed { volume: index, detail }
-        });
     }
 
     /// Lets the machine run; if it does not, it matters whether it has written anything.
     fn run_machine(&self) {
-        let runs = self.control.run_machine(self.plan.migration);
-        let volumes: Vec<_> = self.plan.volumes.iter().map(|coming| Rc::clone(&coming.volume)).collect();
-        let before: u64 = volumes.iter().map(|volume| volume.gate().changes_admitted()).sum();
+        let runs = self.control.run_machine(self.migration);
         self.spawn(async move {
-            let Err(detail) = runs.await else { return TargetEvent::MachineRuns };
-            // N.B. closed first: what has not passed yet will not.
-            volumes.iter().for_each(|volume| drop(volume.close()));
-            let after: u64 = volumes.iter().map(|volume| volume.gate().changes_admitted()).sum();
-            let wrote = if after == before { Wrote::Nothing } else { Wrote::Something };
-            if wrote == Wrote::Something {
-                volumes.iter().for_each(|volume| volume.open());
+            match runs.await {
+                Ok(()) => Heard::Target(TargetEvent::MachineRuns),
+                Err(detail) => Heard::MachineDoesNotRun(detail),
             }
-            TargetEvent::MachineFailed { detail, wrote }
         });
     }
 
-    fn coming(&self, volume: VolumeIndex) -> &ComingVolume {
-        &self.plan.volumes[volume.as_usize()]
+    /// A machine that does not run may have written to this volume. When that is known of all of them, it is known whether
+    /// they can go back.
+    fn changes_counted(&mut self, now: Duration, volume: VolumeIndex, changes: u64) {
+        let Some((_, counted)) = &mut self.failing else { return };
+        counted.insert(volume, changes);
+        if counted.len() < self.seats.len() {
+            return;
+        }
+        let Some((detail, counted)) = self.failing.take() else { return };
+        let wrote =
+            if counted.values().all(|changes| *changes == 0) { Wrote::Nothing } else { Wrote::Something };
+        if wrote == Wrote::Something {
+            self.order_all(TargetOrder::Open);
+        }
+        self.target.handle_event(now, TargetEvent::MachineFailed { detail, wrote });
     }
 
-    fn spawn(&self, task: impl Future<Output = TargetEvent> + 'static) {
+    fn order(&self, volume: VolumeIndex, order: TargetOrder) {
+        if let Some(seat) = self.seats.get(volume.as_usize()) {
+            seat.order(order);
+        }
+    }
+
+    fn order_all(&self, order: TargetOrder) {
+        self.seats.iter().for_each(|seat| seat.order(order));
+    }
+
+    fn spawn(&self, task: impl Future<Output = Heard> + 'static) {
         let sender = self.sender.clone();
         self.handle.spawn(async move {
             let event = task.await;

@@ -140,8 +140,8 @@ impl Control for Remembering {
 fn progress(phase: Phase, bytes_copied: u64) -> Report {
     let progress = Progress {
         phase,
-        blocks_synchronised: 0,
-        blocks_missing: 0,
+        bytes_synchronised: 0,
+        bytes_missing: 0,
         fraction: 0.0,
         bytes_copied,
         bytes_mirrored: 0,

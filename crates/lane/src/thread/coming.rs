@@ -9,19 +9,19 @@ use migration::journal::Summary;
 use migration::message::ToSource;
 use migration::source::Moves;
 use migration::wire::{self, Message};
-use migration::{CommitFault, MigrationId, Phase};
+use migration::{CommitFault, MigrationId, Phase, VolumeIndex};
 use tracing::{info, warn};
 
 use super::Lane;
-use crate::conductor::{ComingVolume, Post, TargetBaton, TargetConductor, TargetPlan};
+use crate::conductor::target_part::TargetPart;
+use crate::conductor::{
+    ComingTogether, ComingVolume, Post, TargetBaton, TargetConductor, TargetMembership, TargetPlan,
+};
 use crate::control::Report;
 use crate::filter::GateMode;
-use crate::handle::{ComingOrder, Promoted, Refused};
+use crate::handle::{ComingOrder, ComingRole, Promoted, Refused};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, Service};
-
-/// Position of the volume among those of its migration: a lane has one.
-const ONLY: u32 = 0;
 
 impl Lane {
     /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is
@@ -31,6 +31,7 @@ impl Lane {
         order: &ComingOrder,
         store: Option<Opened>,
         line: PeerLine,
+        role: ComingRole,
     ) -> Result<(), Refused> {
         self.check_idle()?;
         self.migration.opening.set(Some(order.migration));
@@ -47,7 +48,7 @@ impl Lane {
             warn!(migration = %order.migration, %error, "what is kept of an earlier stay of the volume does not go");
             return Err(Refused::NotRecorded(CommitFault::NotWritten));
         }
-        self.begin_coming(order, store.map_err(Refused::Target)?, line)
+        self.begin_coming(order, store.map_err(Refused::Target)?, line, role)
     }
 
     /// Lets the chronicle tell, from here on, what the replica lacks that the source keeps.
@@ -68,24 +69,54 @@ impl Lane {
         order: &ComingOrder,
         store: Rc<dyn BlockDevice>,
         line: PeerLine,
+        role: ComingRole,
     ) -> Result<(), Refused> {
         self.volume.set_generation(order.generation);
         let conversation = Conversation::new(line.line);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
-        service.offer(Address::Replica(ONLY), Rc::clone(&store));
+        let index = match &role {
+            ComingRole::Conducts(_) => VolumeIndex(0),
+            ComingRole::Follows(membership) => membership.index(),
+        };
+        service.offer(Address::Replica(index.0), Rc::clone(&store));
+        let coming = ComingVolume { volume: Rc::clone(&self.volume), store, image: order.image.clone() };
+        let listener: Rc<dyn Listener> = match role {
+            ComingRole::Conducts(together) => {
+                let baton = self.conduct_coming(order, coming, together, &service, &conversation)?;
+                Rc::new(FromSource { remote: order.remote, baton })
+            }
+            ComingRole::Follows(membership) => {
+                self.follow_coming(order, coming, membership, &service, Rc::clone(&conversation));
+                Rc::new(Nobody)
+            }
+        };
+        // A machine that waits reads its disks when it begins (design §5.10): it does so when nothing of them is missing.
+        if order.moves == Moves::Machine && self.volume.gate().mode() == GateMode::Hold {
+            self.volume.open_for_reading();
+        }
+        self.handle.spawn(conversation.run(line.arrivals, service, listener));
+        Ok(())
+    }
+
+    /// Conducts the target's half.
+    fn conduct_coming(
+        self: &Rc<Self>,
+        order: &ComingOrder,
+        coming: ComingVolume,
+        together: ComingTogether,
+        service: &Rc<Service>,
+        conversation: &Rc<Conversation>,
+    ) -> Result<TargetBaton, Refused> {
         let plan = TargetPlan {
             migration: order.migration,
-            volumes: vec![ComingVolume {
-                volume: Rc::clone(&self.volume),
-                store,
-                image: order.image.clone(),
-            }],
+            volumes: vec![coming],
+            together,
             trial_max: self.settings.mirror_wait_max,
-            service: Some(Rc::clone(&service)),
+            service: Some(Rc::clone(service)),
             moves: order.moves,
         };
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
-        let (control, to_source) = (Rc::clone(&self.control), to_source(order.remote, &conversation));
+        let (control, to_source) = (Rc::clone(&self.control), to_source(order.remote, conversation));
         let made = match &order.recorded {
             None => Some(TargetConductor::new(handle, control, buffers, plan, to_source)),
             Some(recorded) => TargetConductor::resume(handle, control, buffers, plan, to_source, recorded),
@@ -93,13 +124,7 @@ impl Lane {
         let Some((conductor, baton)) = made else {
             return Err(Refused::NotMigrating(order.migration));
         };
-        // A machine that waits reads its disks when it begins (design §5.10): it does so when nothing of them is missing.
-        if order.moves == Moves::Machine && self.volume.gate().mode() == GateMode::Hold {
-            self.volume.open_for_reading();
-        }
-        let listener = FromSource { remote: order.remote, baton: baton.clone() };
-        self.handle.spawn(conversation.run(line.arrivals, service, Rc::new(listener)));
-        self.migration.coming.replace(Some((order.migration, baton)));
+        self.migration.coming.replace(Some((order.migration, baton.clone())));
         let (lane, migration) = (Rc::clone(self), order.migration);
         self.handle.spawn(async move {
             let outcome = conductor.run().await;
@@ -109,7 +134,31 @@ impl Lane {
             lane.control.entered(migration, Phase::Ended);
             lane.control.report(Report::Ended { migration, outcome, summary: Summary::default() });
         });
-        Ok(())
+        Ok(baton)
+    }
+
+    /// Lends the volume to the conductor on another lane.
+    fn follow_coming(
+        &self,
+        order: &ComingOrder,
+        coming: ComingVolume,
+        membership: TargetMembership,
+        service: &Rc<Service>,
+        conversation: Rc<Conversation>,
+    ) {
+        let (handle, buffers) = (self.handle.clone(), self.engine.buffers().clone());
+        let TargetMembership { index, events, orders } = membership;
+        let (trial_max, service) = (self.settings.mirror_wait_max, Some(Rc::clone(service)));
+        let part = TargetPart::new(handle, buffers, index, coming, trial_max, service, events);
+        self.migration.followed.set(Some(order.migration));
+        let current = Rc::clone(&self.migration);
+        self.handle.spawn(async move {
+            part.follow(orders).await;
+            // The source uses the store until then.
+            drop(conversation);
+            current.followed.set(None);
+            current.ended.notify();
+        });
     }
 
     /// Takes the volume over without having heard COMMIT.

@@ -16,7 +16,8 @@ impl Lane {
     /// Makes the volume `size` bytes large.
     pub(super) async fn grow(&self, size: u64) -> Result<(), Refused> {
         let coming = self.migration.coming.borrow().as_ref().map(|(migration, _)| *migration);
-        if let Some(migration) = coming.or(self.migration.opening.get()) {
+        let followed = self.migration.followed.get();
+        if let Some(migration) = coming.or(followed).or(self.migration.opening.get()) {
             return Err(Refused::Migrating(migration));
         }
         if self.is_growing.replace(true) {

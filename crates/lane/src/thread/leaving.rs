@@ -1,22 +1,25 @@
 //! A volume leaves for another host: its store there, and the source's half of the migration.
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
 use chronicle::ReplicaOf;
-
+use migration::journal::Stage;
 use migration::message::ToTarget;
 use migration::source::{Moves, Peer};
 use migration::strategy::Acknowledgement;
 use migration::wire::{self, Message};
-use migration::{MigrationId, PacingSettings, VolumeId};
+use migration::{MigrationId, PacingSettings, VolumeId, VolumeIndex};
 use tracing::warn;
 
 use super::Lane;
-use crate::conductor::{Baton, LeavingVolume, Post, Replica, SourceConductor, SourcePlan, TimeLimits};
-
-use crate::handle::{LeavingOrder, Refused};
+use crate::conductor::source_part::SourcePart;
+use crate::conductor::{
+    Baton, CopySettings, LeavingTogether, LeavingVolume, Post, Replica, SourceConductor, SourceMembership,
+    SourcePlan, TimeLimits,
+};
+use crate::handle::{LeavingLines, LeavingOrder, LeavingRole, Refused};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, PeerStore, Service, Urgency};
 use crate::resuming::{self, Rhythm};
@@ -26,8 +29,6 @@ use crate::resuming::{self, Rhythm};
 const LINK_BYTES_PER_SECOND: f64 = 156e6;
 /// Chunks that may be on the way at most: what the transport's window lets through of bulk.
 const DEPTH_MAX: f64 = 64.0;
-/// Position of the volume among those of its migration: a lane has one.
-const ONLY: u32 = 0;
 /// How long a write may be held whose guest may be about to be stopped: it does not come to a stand while one is held, and
 /// stands still for that long (hard case 16).
 const MACHINE_WAIT_MAX: Duration = Duration::from_millis(50);
@@ -39,18 +40,57 @@ impl Lane {
     pub(super) fn leave(
         self: &Rc<Self>,
         order: &LeavingOrder,
-        line: PeerLine,
-        forward: PeerLine,
+        lines: LeavingLines,
+        role: LeavingRole,
     ) -> Result<(), Refused> {
         self.check_idle()?;
+        let LeavingLines { replica: line, owner } = lines;
         let conversation = Conversation::new(line.line);
         let (handle, volume) = (&self.handle, self.settings.volume);
         let successor =
-            owner_elsewhere(handle, self.engine.buffers(), volume, forward, self.geometry_elsewhere());
-        let plan = self.plan_to_leave(order, &conversation, successor);
+            owner_elsewhere(handle, self.engine.buffers(), volume, owner, self.geometry_elsewhere());
+        let index = match &role {
+            LeavingRole::Conducts(_) => VolumeIndex(0),
+            LeavingRole::Follows(membership) => membership.index(),
+        };
+        let leaving = self.leaving_volume(order, index, &conversation, successor);
+        let listener: Rc<dyn Listener> = match role {
+            LeavingRole::Conducts(together) => {
+                let baton = self.conduct_leaving(order, leaving, together, &conversation)?;
+                Rc::new(FromTarget { migration: order.migration, baton })
+            }
+            LeavingRole::Follows(membership) => {
+                let part = self.follow_leaving(order, leaving, membership);
+                Rc::new(OfFollower(Rc::downgrade(&part)))
+            }
+        };
+        let nothing = Service::new(self.handle.clone(), self.engine.buffers().clone());
+        self.handle.spawn(conversation.run(line.arrivals, nothing, listener));
+        self.remember_progress(order);
+        Ok(())
+    }
+
+    /// Conducts the migration.
+    fn conduct_leaving(
+        &self,
+        order: &LeavingOrder,
+        leaving: LeavingVolume,
+        together: LeavingTogether,
+        conversation: &Rc<Conversation>,
+    ) -> Result<Baton, Refused> {
+        let plan = SourcePlan {
+            migration: order.migration,
+            volumes: vec![leaving],
+            together,
+            keep_source: order.keep_source,
+            copying: self.copy_settings(order),
+            switch_over_max: order.switch_over_max,
+            peer: Peer::OtherHost,
+            moves: order.moves,
+        };
         let control = self.begin_recording(order.migration);
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
-        let to_target = to_target(order.migration, &conversation);
+        let to_target = to_target(order.migration, conversation);
         let made = match &order.recorded {
             None => Some(SourceConductor::new(handle, control, buffers, plan, to_target)),
             Some(recorded) => SourceConductor::resume(handle, control, buffers, plan, to_target, recorded),
@@ -58,45 +98,75 @@ impl Lane {
         let Some((conductor, baton)) = made else {
             return Err(Refused::NotMigrating(order.migration));
         };
-        let listener = FromTarget { migration: order.migration, baton: baton.clone() };
-        let nothing = Service::new(self.handle.clone(), buffers.clone());
-        self.handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(listener)));
-        self.conduct(baton, conductor.run());
-        let lane = Rc::clone(self);
-        let migration = order.migration;
-        let is_over = move || lane.with_migration(migration, |_| Ok(())).is_err();
+        self.conduct(baton.clone(), conductor.run());
+        Ok(baton)
+    }
+
+    /// Lends the volume to the conductor on another lane.
+    fn follow_leaving(
+        &self,
+        order: &LeavingOrder,
+        leaving: LeavingVolume,
+        membership: SourceMembership,
+    ) -> Rc<SourcePart> {
+        let copies = order.recorded.as_ref().is_none_or(|recorded| recorded.stage == Stage::Copying);
+        let copying = copies.then(|| self.copy_settings(order));
+        if copies {
+            // It may have been closed for a try of a conductor that failed; this one begins with none.
+            self.volume.open();
+        }
+        let (handle, buffers) = (&self.handle, self.engine.buffers());
+        let SourceMembership { index, events, orders } = membership;
+        let part = SourcePart::new(handle, buffers, copying.as_ref(), index, leaving, events);
+        self.migration.followed.set(Some(order.migration));
+        let (current, follows) = (Rc::clone(&self.migration), Rc::clone(&part));
+        self.handle.spawn(async move {
+            follows.follow(orders).await;
+            current.followed.set(None);
+            current.ended.notify();
+        });
+        part
+    }
+
+    /// Keeps what the copy at the other host lacks, as long as one is made.
+    fn remember_progress(self: &Rc<Self>, order: &LeavingOrder) {
+        let (lane, migration) = (Rc::clone(self), order.migration);
+        let is_over = move || {
+            let follows = lane.migration.followed.get() == Some(migration);
+            !follows && lane.with_migration(migration, |_| Ok(())).is_err()
+        };
         let (handle, volume, rhythm) = (self.handle.clone(), Rc::clone(&self.volume), Rhythm::default());
         let consumed = order.known.filter(|(of, _)| matches!(of, ReplicaOf::Host(_)));
         self.handle.spawn(resuming::remember(handle, volume, migration, rhythm, consumed, is_over));
-        Ok(())
     }
 
-    fn plan_to_leave(
+    fn leaving_volume(
         &self,
         order: &LeavingOrder,
+        index: VolumeIndex,
         conversation: &Rc<Conversation>,
         successor: Rc<dyn BlockDevice>,
-    ) -> SourcePlan {
+    ) -> LeavingVolume {
         let store = |urgency| {
-            let conversation = Rc::clone(conversation);
-            Rc::new(PeerStore::new(conversation, Address::Replica(ONLY), self.geometry_elsewhere(), urgency))
+            let (conversation, address) = (Rc::clone(conversation), Address::Replica(index.0));
+            Rc::new(PeerStore::new(conversation, address, self.geometry_elsewhere(), urgency))
         };
-        let replica = Replica {
-            bulk: store(Urgency::Bulk),
-            mirrored: store(Urgency::Mirrored),
-            content: order.content,
-            known: order.known,
-            zeroes: order.zeroes,
-        };
-        SourcePlan {
-            migration: order.migration,
-            volumes: vec![LeavingVolume {
-                volume: Rc::clone(&self.volume),
-                replica,
-                source_image: order.source.clone(),
-                successor: Some(successor),
-            }],
-            keep_source: order.keep_source,
+        LeavingVolume {
+            volume: Rc::clone(&self.volume),
+            replica: Replica {
+                bulk: store(Urgency::Bulk),
+                mirrored: store(Urgency::Mirrored),
+                content: order.content,
+                known: order.known,
+                zeroes: order.zeroes,
+            },
+            source_image: order.source.clone(),
+            successor: Some(successor),
+        }
+    }
+
+    fn copy_settings(&self, order: &LeavingOrder) -> CopySettings {
+        CopySettings {
             pacing: pacing(order),
             limits: TimeLimits {
                 mirror_wait_max: match order.moves {
@@ -106,8 +176,6 @@ impl Lane {
                 switch_over_max: order.switch_over_max,
                 ..TimeLimits::default()
             },
-            peer: Peer::OtherHost,
-            moves: order.moves,
             acknowledgement: Acknowledgement::Source {
                 buffer_bytes_max: BUFFER_BYTES_MAX,
                 drain_max: order.switch_over_max / 2,
@@ -190,6 +258,29 @@ impl Listener for FromTarget {
     fn restarted(&self) {
         self.baton.peer_restarted();
         self.baton.link_back();
+    }
+}
+
+/// Hears for a volume whose migration another lane conducts: that one hears the rest.
+///
+/// The part holds the line, and nothing holds the part but its own task.
+struct OfFollower(Weak<SourcePart>);
+
+impl Listener for OfFollower {
+    fn said(&self, _: &[u8]) {
+        warn!(
+            "a message of a handover came on the line of a volume that is not the migration's first; it is left out"
+        );
+    }
+
+    fn lost(&self, _: &str) {}
+
+    fn back(&self) {}
+
+    fn restarted(&self) {
+        if let Some(part) = self.0.upgrade() {
+            part.peer_restarted();
+        }
     }
 }
 

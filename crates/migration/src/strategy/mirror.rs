@@ -138,6 +138,8 @@ enum Gate {
     Open,
     /// Closing, or closed.
     Closing,
+    /// Closed, and what the target has is about to be promised: nothing is sent to it.
+    Frozen,
 }
 
 /// Whether the mover may begin chunks.
@@ -243,9 +245,19 @@ impl Mirror {
                 if !broken(Bug::TargetRestart) {
                     self.replica.target_restarted();
                 }
+                // Also if it lacks nothing: what it was about to promise it has forgotten.
+                if self.said != Standing::Behind {
+                    self.said = Standing::Behind;
+                    self.actions.push_back(VolumeAction::Behind);
+                }
             }
             VolumeEvent::FlushWanted => self.is_flush_wanted = true,
             VolumeEvent::GateCloses => self.gate = Gate::Closing,
+            VolumeEvent::Freeze => {
+                if self.gate == Gate::Closing {
+                    self.gate = Gate::Frozen;
+                }
+            }
             VolumeEvent::GateOpens => self.gate = Gate::Open,
             VolumeEvent::LinkLost => self.link_lost(),
             VolumeEvent::LinkBack => {
@@ -318,7 +330,7 @@ impl Mirror {
     /// flight, not confirmed to be durable there, or being written. `None` while it is not known, and during a try at
     /// the handover: nothing more is asked of the source's store then.
     pub fn lacking(&self) -> Option<LayeredBitmap> {
-        if self.stage != Stage::Copying || self.gate == Gate::Closing {
+        if self.stage != Stage::Copying || self.gate != Gate::Open {
             return None;
         }
         let mut lacking = self.replica.lacking();

@@ -30,7 +30,7 @@ impl ProgressWatch {
         if fraction >= 1.0 && !self.past_commit_point {
             return Some(format!("progress is {fraction} in {phase}, before the commit point"));
         }
-        let shown = (phase, progress.blocks_synchronised, progress.blocks_missing);
+        let shown = (phase, progress.bytes_synchronised, progress.bytes_missing);
         match self.changed {
             Some((since, phase, synchronised, missing)) if (phase, synchronised, missing) == shown => {
                 let silent = now.saturating_sub(since) > SILENCE_MAX;
@@ -54,8 +54,8 @@ mod tests {
     fn progress(phase: Phase, fraction: f64) -> Progress {
         Progress {
             phase,
-            blocks_synchronised: 0,
-            blocks_missing: 1,
+            bytes_synchronised: 0,
+            bytes_missing: 1,
             fraction,
             bytes_copied: 0,
             bytes_mirrored: 0,

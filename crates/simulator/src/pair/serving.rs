@@ -12,8 +12,9 @@ use lane::peer::head::Address;
 use lane::peer::{Conversation, Listener, PeerStore, Service, Urgency};
 use lane::resuming;
 use lane::{
-    Baton, Beginning, Chronicler, ComingVolume, Control, Keeper, LeavingVolume, Replica, SourceConductor,
-    SourcePlan, TargetBaton, TargetConductor, TargetContent, TargetPlan, Volume,
+    Baton, Beginning, Chronicler, ComingTogether, ComingVolume, Control, CopySettings, Keeper,
+    LeavingTogether, LeavingVolume, Replica, SourceConductor, SourcePlan, TargetBaton, TargetConductor,
+    TargetContent, TargetPlan, Volume,
 };
 use migration::journal::{
     Forwarding, ImageLocation, MigratingVolume, MigrationState, Record, Side, Stage, State,
@@ -317,6 +318,7 @@ impl Party {
             let plan = TargetPlan {
                 migration: id,
                 volumes: coming,
+                together: ComingTogether::default(),
                 trial_max: self.manner.limits.mirror_wait_max,
                 service: Some(Rc::clone(&serving.service)),
                 moves: Moves::Volumes,
@@ -396,12 +398,16 @@ impl Party {
         let plan = SourcePlan {
             migration: id,
             volumes: volumes.collect(),
+            together: LeavingTogether::default(),
             keep_source: false,
-            pacing: self.manner.pacing.clone(),
-            limits: self.manner.limits,
+            copying: CopySettings {
+                pacing: self.manner.pacing.clone(),
+                limits: self.manner.limits,
+                acknowledgement: self.manner.acknowledgement,
+            },
+            switch_over_max: self.manner.limits.switch_over_max,
             peer: Peer::OtherHost,
             moves: Moves::Volumes,
-            acknowledgement: self.manner.acknowledgement,
         };
         let post = Box::new(move |message| say(&conversation, &Message::ToTarget { migration: id, message }));
         let (handle, buffers) = (self.handle.clone(), &self.buffers);

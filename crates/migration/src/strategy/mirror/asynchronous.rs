@@ -47,7 +47,7 @@ impl Mirror {
         let mut route = self.route(range, blocks);
         let mut value_bytes = bytes_by_value(&route, range);
         let is_full = value_bytes > 0 && !self.has_room_for(value_bytes);
-        let hurries = self.gate == Gate::Closing || now >= arrived + self.settings.wait_max;
+        let hurries = self.gate != Gate::Open || now >= arrived + self.settings.wait_max;
         if is_full && (hurries || !self.admission.is_throttled()) {
             route = Route::SourceOnly;
             value_bytes = 0;
@@ -191,7 +191,7 @@ impl Mirror {
         }
         let arrived = self.values.is_empty() || broken(Bug::ValuesInFlight);
         let complete = self.replica.is_complete() && self.chunks.is_empty() && arrived;
-        if complete && self.writes.is_empty() && self.gate == Gate::Closing {
+        if complete && self.writes.is_empty() && self.gate != Gate::Open {
             return Standing::Synchronised;
         }
         let slack = if self.said == Standing::Behind { 1 } else { SLACK };

@@ -97,6 +97,7 @@ impl Mirror {
         self.stage == Stage::Copying
             && self.suspension.is_none()
             && self.mover == Mover::Works
+            && self.gate != Gate::Frozen
             && !self.is_mover_full()
             && (!self.replica.is_complete() || self.cursor < self.end())
     }
@@ -177,7 +178,8 @@ impl Mirror {
     }
 
     pub(super) fn flush_if_due(&mut self, now: Duration) {
-        if self.replica.is_flushing() || self.suspension.is_some() || self.stage != Stage::Copying {
+        let waits = self.replica.is_flushing() || self.suspension.is_some() || self.gate == Gate::Frozen;
+        if waits || self.stage != Stage::Copying {
             return;
         }
         let much = self.replica.blocks_unconfirmed() >= FLUSH_EVERY_BYTES / self.settings.block_size.bytes();

@@ -1,0 +1,325 @@
+//! One volume's part in the source's half of a migration: what is done on the lane that has the volume.
+//!
+//! ```text
+//!   conductor, on the lane of the first volume ──SourceOrder──► part ──► gate, copying, store
+//!        ▲                                                       │
+//!        └──────────────────────── Event ────────────────────────┘
+//! ```
+//! The conductor's own volume takes its orders by a call. Every other volume of the migration has a lane of its own: it is
+//! lent to the conductor, and orders and events are messages between two threads, in order both ways.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BlockDevice, BufferPool, Handle};
+use chronicle::Generation;
+use futures_channel::mpsc;
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use migration::source::{Costs, SourceEvent};
+use migration::strategy::{Mirror, MirrorSettings, VolumeEvent};
+use migration::{Attempt, VolumeIndex, Waiting};
+
+use super::{CopySettings, Event, LeavingVolume, flush};
+use crate::REPORT_INTERVAL;
+use crate::copy::VolumeCopy;
+
+/// What a conductor has done for a volume of its migration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SourceOrder {
+    /// Hold its requests, and say when none is in flight.
+    CloseGate(Attempt),
+    /// Let them go on.
+    OpenGate,
+    /// Flush its store.
+    Flush(Attempt),
+    /// Tell its copying.
+    Copying(VolumeEvent),
+    /// The target's host is another process now: tell its copying, and say that it knows.
+    PeerRestarted,
+    /// Change the mover's rate limit.
+    SetBandwidth(Option<u64>),
+    /// That it is behind has been heard.
+    BehindWasHeard,
+    /// Copy and mirror no longer; the guests go on here.
+    StopCopying,
+    /// Send nothing to a store any more that may be the owner.
+    Release,
+    /// Let the clients that stay here go on at the new owner.
+    ServeFromSuccessor,
+    /// Serve it from its own store again, with this generation; `None`: with the one that it has.
+    TakeBack(Option<Generation>),
+    /// Let go of its store: the image is dealt with next.
+    LetGo,
+}
+
+/// How far one volume is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PartProgress {
+    pub(crate) bytes_synchronised: u64,
+    pub(crate) bytes_missing: u64,
+    pub(crate) fraction: f64,
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) remaining: Option<(Duration, Duration)>,
+    pub(crate) copy_bytes_per_second: f64,
+    pub(crate) suspended: Option<&'static str>,
+    pub(crate) costs: Costs,
+}
+
+/// One volume's part.
+pub(crate) struct SourcePart {
+    index: VolumeIndex,
+    handle: Handle,
+    leaving: LeavingVolume,
+    /// The source's store, for a hand-back; `None` once the image is dealt with.
+    source: RefCell<Option<Rc<dyn BlockDevice>>>,
+    /// `None` if nothing is to be copied any more.
+    copy: RefCell<Option<Rc<VolumeCopy>>>,
+    /// What the copying cost that is over.
+    costs: RefCell<Costs>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl SourcePart {
+    /// Makes the part of a volume, and, if it is to be copied, puts a mirror into its live stack.
+    pub(crate) fn new(
+        handle: &Handle,
+        buffers: &BufferPool,
+        copying: Option<&CopySettings>,
+        index: VolumeIndex,
+        leaving: LeavingVolume,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Rc<Self> {
+        let copy =
+            copying.map(|settings| start_copy(handle, buffers, settings, index, &leaving, events.clone()));
+        Rc::new(Self {
+            index,
+            handle: handle.clone(),
+            source: RefCell::new(Some(leaving.volume.store())),
+            leaving,
+            copy: RefCell::new(copy),
+            costs: RefCell::default(),
+            events,
+        })
+    }
+
+    /// Does what the conductor says.
+    pub(crate) fn carry_out(&self, order: SourceOrder) {
+        let volume = &self.leaving.volume;
+        match order {
+            SourceOrder::CloseGate(attempt) => {
+                self.tell_copy(VolumeEvent::GateCloses);
+                let closed = volume.close();
+                let index = self.index;
+                self.answer_after(async move {
+                    closed.await;
+                    SourceEvent::GateClosed { volume: index, attempt }
+                });
+            }
+            SourceOrder::OpenGate => {
+                self.tell_copy(VolumeEvent::GateOpens);
+                volume.open();
+            }
+            SourceOrder::Flush(attempt) => {
+                // Of a try whose gate is closed: the target flushes, too, and promises.
+                self.tell_copy(VolumeEvent::Freeze);
+                let (index, store) = (self.index, volume.store());
+                self.answer_after(async move {
+                    SourceEvent::Flushed { volume: index, attempt, result: flush(&store).await }
+                });
+            }
+            SourceOrder::Copying(event) => self.tell_copy(event),
+            SourceOrder::PeerRestarted => {
+                // N.B. first: what the copying says from here on is said by one that knows.
+                self.send(Event::RestartHeard(self.index));
+                self.tell_copy(VolumeEvent::TargetRestarted);
+            }
+            SourceOrder::SetBandwidth(rate) => {
+                if let Some(copy) = &*self.copy.borrow() {
+                    copy.set_bandwidth(rate);
+                }
+            }
+            SourceOrder::BehindWasHeard => {
+                if let Some(copy) = &*self.copy.borrow() {
+                    copy.behind_was_heard();
+                }
+            }
+            SourceOrder::StopCopying => {
+                self.stop_copy();
+                volume.remove_mirror();
+            }
+            SourceOrder::Release => self.stop_copy(),
+            SourceOrder::ServeFromSuccessor => {
+                if let Some(successor) = &self.leaving.successor {
+                    volume.change_hands(Rc::clone(successor), volume.generation().next());
+                    volume.open();
+                }
+            }
+            SourceOrder::TakeBack(generation) => {
+                if let Some(source) = &*self.source.borrow() {
+                    volume.change_hands(Rc::clone(source), generation.unwrap_or(volume.generation()));
+                    volume.open();
+                }
+            }
+            SourceOrder::LetGo => {
+                let costs = self.costs();
+                self.costs.replace(costs);
+                self.copy.replace(None);
+                self.source.replace(None);
+            }
+        }
+    }
+
+    /// How far it is now.
+    pub(crate) fn progress(&self) -> PartProgress {
+        let copy = self.copy.borrow();
+        let Some(copy) = &*copy else {
+            return PartProgress { costs: self.costs(), ..PartProgress::default() };
+        };
+        let now = self.handle.now();
+        copy.with_strategy(|strategy| {
+            let timeout = strategy.poll_timeout();
+            let waits = timeout
+                .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) })
+                .or(strategy.waits_for().map(|reason| Waiting { reason, remaining: None }));
+            let block_bytes = strategy.block_size().bytes();
+            PartProgress {
+                bytes_synchronised: strategy.blocks_synchronised() * block_bytes,
+                bytes_missing: strategy.blocks_remaining() * block_bytes,
+                fraction: strategy.fraction(),
+                waiting: waits,
+                remaining: strategy.remaining(),
+                copy_bytes_per_second: strategy.copy_bytes_per_second(),
+                suspended: strategy.suspended(),
+                costs: costs_of(strategy),
+            }
+        })
+    }
+
+    /// What its copying has cost.
+    pub(crate) fn costs(&self) -> Costs {
+        match &*self.copy.borrow() {
+            Some(copy) => copy.with_strategy(|strategy| costs_of(strategy)),
+            None => *self.costs.borrow(),
+        }
+    }
+
+    /// The peer has restarted, as the volume's own line says: before anything that is submitted from here on has ended.
+    pub(crate) fn peer_restarted(&self) {
+        self.tell_copy(VolumeEvent::TargetRestarted);
+    }
+
+    /// Takes the orders of a conductor on another lane until it has ended, and tells it every so often how far it is.
+    pub(crate) async fn follow(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<SourceOrder>) {
+        // Also if this thread panics.
+        let _gone = Gone { index: self.index, events: self.events.clone() };
+        loop {
+            let sleep = self.handle.sleep(REPORT_INTERVAL);
+            match select(orders.next(), sleep).await {
+                Either::Left((Some(order), _)) => {
+                    let tells = matches!(order, SourceOrder::StopCopying | SourceOrder::Release);
+                    self.carry_out(order);
+                    if tells {
+                        self.tell_progress();
+                    }
+                }
+                Either::Left((None, _)) => break,
+                Either::Right(_) => self.tell_progress(),
+            }
+        }
+        // A conductor that ended in order has said so before; one whose thread has failed has not. What became of its
+        // try only the journal knows, so the gate stays as it is.
+        self.stop_copy();
+        if self.copy.replace(None).is_some() {
+            self.leaving.volume.remove_mirror();
+        }
+    }
+
+    fn tell_progress(&self) {
+        self.send(Event::Told(self.index, Box::new(self.progress())));
+    }
+
+    fn tell_copy(&self, event: VolumeEvent) {
+        // Once the copying is over nobody need hear of anything.
+        if let Some(copy) = &*self.copy.borrow() {
+            copy.event(event);
+        }
+    }
+
+    fn stop_copy(&self) {
+        if let Some(copy) = &*self.copy.borrow() {
+            copy.stop();
+        }
+    }
+
+    fn answer_after(&self, task: impl Future<Output = SourceEvent> + 'static) {
+        let events = self.events.clone();
+        self.handle.spawn(async move {
+            let event = Event::Source(task.await);
+            // The conductor is gone only when the migration has ended.
+            let _ = events.unbounded_send(event);
+        });
+    }
+
+    fn send(&self, event: Event) {
+        // As above.
+        let _ = self.events.unbounded_send(event);
+    }
+}
+
+fn costs_of(strategy: &Mirror) -> Costs {
+    let copied = strategy.copied();
+    Costs {
+        bytes_copied: copied.bytes_written,
+        bytes_mirrored: strategy.bytes_mirrored(),
+        bytes_zero: copied.bytes_zero,
+        tally: strategy.tally(),
+    }
+}
+
+/// Says that a part is no longer there.
+struct Gone {
+    index: VolumeIndex,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        let _ = self.events.unbounded_send(Event::PartGone(self.index));
+    }
+}
+
+fn start_copy(
+    handle: &Handle,
+    buffers: &BufferPool,
+    settings: &CopySettings,
+    index: VolumeIndex,
+    leaving: &LeavingVolume,
+    notices: mpsc::UnboundedSender<Event>,
+) -> Rc<VolumeCopy> {
+    let source = leaving.volume.store();
+    let settings = MirrorSettings {
+        block_size: leaving.volume.block_size(),
+        size_bytes: source.geometry().size,
+        pacing: settings.pacing.clone(),
+        wait_max: settings.limits.mirror_wait_max,
+        no_progress_max: settings.limits.no_progress_max,
+        acknowledgement: settings.acknowledgement,
+    };
+    let strategy = Mirror::new(settings);
+    let replica = leaving.replica.clone();
+    let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), strategy, notices);
+    let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
+    let begins = Rc::clone(&copy);
+    let (chronicler, known) = (Rc::clone(leaving.volume.chronicler()), leaving.replica.known);
+    handle.spawn(async move {
+        in_place.await;
+        // Not before: what passed the mirror by is in the chronicle when it has ended.
+        match known.and_then(|(of, generation)| chronicler.lacking(of, generation)) {
+            Some(lacking) => begins.begin_with(&lacking),
+            None => begins.begin().await,
+        }
+    });
+    copy
+}

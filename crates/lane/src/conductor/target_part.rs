@@ -1,0 +1,162 @@
+//! One volume's part in the target's half of a migration: what is done on the lane that has the volume.
+//!
+//! As at the source (`source_part.rs`): the conductor's own volume takes its orders by a call, every other one is lent to it
+//! by a lane of its own, and orders and events are messages between two threads.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BufferPool, Handle};
+use futures_channel::mpsc;
+use futures_util::StreamExt;
+use futures_util::future::{Either, select};
+use migration::target::TargetEvent;
+use migration::{Attempt, VolumeIndex};
+
+use super::{ComingVolume, flush};
+use crate::peer::Service;
+use crate::peer::head::Address;
+
+/// Bytes read from the target's store to see whether it answers, before writes are let through.
+const TRIAL_BYTES: u64 = 4096;
+
+/// What a conductor has done for a volume of its migration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TargetOrder {
+    /// Flush its store.
+    Flush(Attempt),
+    /// Serve it from its store, its gate still closed, and see whether that answers.
+    Start,
+    /// Let its requests through.
+    Open,
+    /// Hold them.
+    Close,
+    /// Hold them, and say how many have changed the volume since they were let through.
+    CloseAndCount,
+}
+
+/// What a conductor of a target's half waits for.
+#[derive(Clone, Debug)]
+pub(crate) enum Heard {
+    /// What its machine is told.
+    Target(TargetEvent),
+    /// The machine does not run, for this reason.
+    MachineDoesNotRun(String),
+    /// So many changes were let through before the gate closed.
+    Changes(VolumeIndex, u64),
+}
+
+/// One volume's part.
+pub(crate) struct TargetPart {
+    index: VolumeIndex,
+    handle: Handle,
+    buffers: BufferPool,
+    coming: ComingVolume,
+    /// How long its store may take to answer the first read.
+    trial_max: Duration,
+    /// What lets a source on another host use the store.
+    service: Option<Rc<Service>>,
+    /// Changes that the gate had let through when it was opened last.
+    changes_before: Cell<u64>,
+    events: mpsc::UnboundedSender<Heard>,
+}
+
+impl TargetPart {
+    /// Makes the part of a volume.
+    pub(crate) fn new(
+        handle: Handle,
+        buffers: BufferPool,
+        index: VolumeIndex,
+        coming: ComingVolume,
+        trial_max: Duration,
+        service: Option<Rc<Service>>,
+        events: mpsc::UnboundedSender<Heard>,
+    ) -> Rc<Self> {
+        let changes_before = Cell::new(0);
+        Rc::new(Self { index, handle, buffers, coming, trial_max, service, changes_before, events })
+    }
+
+    /// Does what the conductor says.
+    pub(crate) fn carry_out(&self, order: TargetOrder) {
+        let (index, volume) = (self.index, &self.coming.volume);
+        match order {
+            TargetOrder::Flush(attempt) => {
+                let store = Rc::clone(&self.coming.store);
+                self.answer_after(async move {
+                    TargetEvent::Flushed { volume: index, attempt, result: flush(&store).await }
+                });
+            }
+            TargetOrder::Start => self.start(),
+            TargetOrder::Open => {
+                self.changes_before.set(volume.gate().changes_admitted());
+                volume.open();
+            }
+            TargetOrder::Close => drop(volume.close()),
+            TargetOrder::CloseAndCount => {
+                // N.B. closed first: what has not passed yet will not.
+                drop(volume.close());
+                let changes = volume.gate().changes_admitted() - self.changes_before.get();
+                // The conductor is gone only when the migration has ended.
+                let _ = self.events.unbounded_send(Heard::Changes(index, changes));
+            }
+        }
+    }
+
+    /// Takes the orders of a conductor on another lane until it has ended.
+    pub(crate) async fn follow(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<TargetOrder>) {
+        // Also if this thread panics.
+        let _gone = Gone { index: self.index, events: self.events.clone() };
+        while let Some(order) = orders.next().await {
+            self.carry_out(order);
+        }
+    }
+
+    /// Puts the volume onto its target store, its gate still closed, and sees whether that answers in time.
+    fn start(&self) {
+        let (index, volume) = (self.index, Rc::clone(&self.coming.volume));
+        if let Some(service) = &self.service {
+            // N.B. whatever the source still sends, late: the store is a volume's from here on (design §5.10).
+            service.withdraw(Address::Replica(index.0));
+        }
+        volume.change_hands(Rc::clone(&self.coming.store), volume.generation().next());
+        let bytes = TRIAL_BYTES.min(volume.store().geometry().size);
+        let buffer = self.buffers.take(usize::try_from(bytes).unwrap_or(0));
+        let deadline = self.handle.sleep(self.trial_max);
+        self.answer_after(async move {
+            let detail = match select(Box::pin(volume.try_reading(buffer)), deadline).await {
+                Either::Left((Ok(()), _)) => return TargetEvent::Started(index),
+                Either::Left((Err(error), _)) => format!("the target's store does not answer: {error}"),
+                Either::Right(_) => "the target's store does not answer in time".to_owned(),
+            };
+            TargetEvent::StartFailed { volume: index, detail }
+        });
+    }
+
+    fn answer_after(&self, task: impl Future<Output = TargetEvent> + 'static) {
+        let events = self.events.clone();
+        self.handle.spawn(async move {
+            let event = Heard::Target(task.await);
+            // The conductor is gone only when the migration has ended.
+            let _ = events.unbounded_send(event);
+        });
+    }
+}
+
+/// Says that a part is no longer there.
+struct Gone {
+    index: VolumeIndex,
+    events: mpsc::UnboundedSender<Heard>,
+}
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        let _ = self.events.unbounded_send(gone(self.index));
+    }
+}
+
+/// What becomes of a volume that is to be started, and whose lane is no longer there.
+pub(super) fn gone(volume: VolumeIndex) -> Heard {
+    let detail = "the thread of one of its volumes has ended; see the log".to_owned();
+    Heard::Target(TargetEvent::StartFailed { volume, detail })
+}
