@@ -45,10 +45,18 @@ impl Console {
     /// # Errors
     /// What the daemon says.
     pub fn start(scene: &Scene, fill_bytes: u64) -> anyhow::Result<Self> {
+        Self::start_with(scene, &["v"], fill_bytes)
+    }
+
+    /// Adds a machine with these volumes of `scene` as its disks, striped as one, and starts it.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn start_with(scene: &Scene, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<Self> {
         let socket = scene.path("console");
         let console = Self::listen(&socket)?;
         let definition = scene.path("vm.toml");
-        std::fs::write(&definition, text(&socket, fill_bytes)?).context("write the definition")?;
+        std::fs::write(&definition, text(&socket, volumes, fill_bytes)?).context("write the definition")?;
         let definition = definition.to_str().context("a folder that is not UTF-8")?;
         scene.sterna(["vm", "add", NAME, "--definition", definition])?.success()?;
         scene.sterna(["vm", "start", NAME])?.success()?;
@@ -167,21 +175,31 @@ pub fn kill(process: u32) {
     }
 }
 
-fn text(console: &Path, fill_bytes: u64) -> anyhow::Result<String> {
+fn text(console: &Path, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<String> {
     let image = guest_image()?;
     let (kernel, initramfs, console) = (image.kernel.display(), image.initramfs.display(), console.display());
+    let more: String = ('b'..).take(volumes.len().saturating_sub(1)).collect();
+    let more = if more.is_empty() { more } else { format!(" sterna.disks={more}") };
+    let devices: String = (0..volumes.len())
+        .map(|disk| {
+            format!(
+                r#",
+  "-blockdev", "driver=nbd,node-name=disk{disk},server.type=unix,server.path={{disk:disk{disk}}},export={{export:disk{disk}}},reconnect-delay=30",
+  "-device", "virtio-blk-pci,drive=disk{disk}""#
+            )
+        })
+        .collect();
+    let disks: String =
+        volumes.iter().enumerate().map(|(disk, volume)| format!("disk{disk} = \"{volume}\"\n")).collect();
     Ok(format!(
         r#"
 command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "128", "-name", "{{name}}", "-display", "none", "-nodefaults",
   "-machine", "pc-i440fx-7.2", "-kernel", "{kernel}", "-initrd", "{initramfs}",
-  "-append", "console=ttyS0 quiet sterna.check={BLOCK_BYTES},4,{fill_bytes},7",
+  "-append", "console=ttyS0 quiet sterna.check={BLOCK_BYTES},4,{fill_bytes},7{more}",
   "-chardev", "socket,id=console,path={console},server=off", "-serial", "chardev:console",
-  "-qmp", "unix:{{qmp}},server=on,wait=off",
-  "-blockdev", "driver=nbd,node-name=root,server.type=unix,server.path={{disk:root}},export={{export:root}},reconnect-delay=30",
-  "-device", "virtio-blk-pci,drive=root"]
+  "-qmp", "unix:{{qmp}},server=on,wait=off"{devices}]
 [disks]
-root = "v"
-"#
+{disks}"#
     ))
 }
 

@@ -75,6 +75,48 @@ fn a_machine_goes_to_another_host_and_comes_home() {
 }
 
 #[test]
+fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them() {
+    play(|pair| {
+        let volumes = ["root", "data", "log"];
+        for volume in volumes {
+            pair.alpha.sterna(["volume", "create", volume, "--size", "32MiB", "--store", "a"])?.success()?;
+        }
+        let console = vm::Console::start_with(&pair.alpha, &volumes, FILL_BYTES)?;
+        // Nothing goes: one of its names is taken there.
+        pair.beta.sterna(["volume", "create", "log", "--size", "1MiB", "--store", "a"])?.success()?;
+        let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
+        ensure!(refusal(&refused)?.contains("log"), "it says which");
+        pair.beta.sterna(["volume", "remove", "log"])?.success()?;
+        stays(pair, &console)?;
+        // Cancelled while its memory is on its way; and either daemon killed.
+        let begun = begin(&pair.alpha, "beta:a")?;
+        until_phase(&pair.alpha, &begun, Phase::Memory)?;
+        pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+        pair.alpha.wait_for_migration(&begun.id)?;
+        stays(pair, &console)?;
+        for kills_source in [true, false] {
+            let begun = begin(&pair.alpha, "beta:a")?;
+            until_phase(&pair.alpha, &begun, Phase::Memory)?;
+            let killed = if kills_source { &mut pair.alpha } else { &mut pair.beta };
+            killed.kill()?;
+            killed.start()?;
+            pair.alpha.wait_for_migration(&begun.id)?;
+            stays(pair, &console)?;
+        }
+        for (from, to, name) in [(&pair.alpha, &pair.beta, "beta:a"), (&pair.beta, &pair.alpha, "alpha:a")] {
+            let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name])?;
+            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+            vm::check_at(to, from)?;
+            until("all of them went", || {
+                Ok(from.ask::<Vec<api::Volume>>(&["volume", "list"])?.is_empty().then_some(()))
+            })?;
+            console.work_on(REQUESTS)?;
+        }
+        console.verify()
+    });
+}
+
+#[test]
 fn a_machine_goes_on_where_it_was_when_its_move_comes_to_nothing() {
     play(|pair| {
         let console = start(pair)?;

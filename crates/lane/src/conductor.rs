@@ -14,9 +14,9 @@ mod progress;
 mod seat;
 mod source;
 mod source_actions;
-pub(crate) mod source_part;
+mod source_part;
 mod target;
-pub(crate) mod target_part;
+mod target_part;
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -33,7 +33,7 @@ pub use plan::{
     ComingVolume, CopySettings, LeavingVolume, Plan, PlannedVolume, Replica, SourcePlan, TargetContent,
     TargetPlan, TimeLimits,
 };
-pub use seat::{ComingTogether, LeavingTogether, SourceMembership, TargetMembership};
+pub use seat::{ComingTogether, LeavingTogether, SourceFollower, SourceMembership, TargetMembership};
 pub(crate) use source::Event;
 pub use source::{Baton, SourceConductor};
 pub use target::{TargetBaton, TargetConductor};

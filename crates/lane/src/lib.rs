@@ -34,7 +34,7 @@ use block::signal;
 pub use chronicler::{Beginning, Chronicler, Keeper, NotDurable};
 pub use conductor::{
     Baton, ComingTogether, ComingVolume, Conductor, CopySettings, LeavingTogether, LeavingVolume, Plan,
-    PlannedVolume, Post, Replica, SourceConductor, SourceMembership, SourcePlan, TargetBaton,
+    PlannedVolume, Post, Replica, SourceConductor, SourceFollower, SourceMembership, SourcePlan, TargetBaton,
     TargetConductor, TargetContent, TargetMembership, TargetPlan, TimeLimits,
 };
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};

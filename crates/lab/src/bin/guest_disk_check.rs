@@ -9,7 +9,7 @@
 //! The guest image contains it as a static program, so it stands alone: no crate but the standard library, and of the
 //! lab the two files that say what blocks contain. Its words on the console are read by `lab::vm`.
 //!
-//! Usage: `guest_disk_check DEVICE BLOCK_BYTES WORKERS FILL_BYTES SEED`.
+//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED`. Several devices are one disk, striped.
 
 #[path = "../workload/pattern.rs"]
 #[expect(dead_code, unreachable_pub, reason = "shared with the library, which uses the rest")]
@@ -100,7 +100,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         tally.stop.store(true, Ordering::Relaxed);
         workers.into_iter().map(|worker| worker.join().unwrap_or_default()).collect::<Vec<_>>()
     });
-    disk.file.sync_data().map_err(|error| format!("flush: {error}"))?;
+    disk.flush()?;
     disk.verify(&versions, &tally)?;
     wait_for_command("end");
     Ok(())
@@ -108,7 +108,8 @@ fn run(arguments: &Arguments) -> Result<(), String> {
 
 /// The disk under test.
 struct Disk {
-    file: File,
+    /// Its devices: a sweep of each in turn.
+    files: Vec<File>,
     /// Of a logical sector, as the system sees it; 0 for a file.
     sector_bytes: u64,
     blocks: u64,
@@ -121,14 +122,33 @@ impl Disk {
         // O_DIRECT, by its number on this architecture: the page cache would answer in the disk's place.
         const O_DIRECT: i32 =
             if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0x10000 } else { 0x4000 };
-        let Arguments { device, block_bytes, seed, .. } = arguments;
-        let context = |error: io::Error| format!("{device}: {error}");
-        let mut file =
-            OpenOptions::new().read(true).write(true).custom_flags(O_DIRECT).open(device).map_err(context)?;
-        let bytes = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(context)?;
-        let (block_bytes, seed) = (*block_bytes, *seed);
-        let sector_bytes = sector_bytes(device);
-        Ok(Self { file, sector_bytes, blocks: bytes / block_bytes as u64, block_bytes, seed })
+        let (block_bytes, seed) = (arguments.block_bytes, arguments.seed);
+        let (mut files, mut smallest, mut sector) = (Vec::new(), u64::MAX, 0);
+        for device in arguments.device.split(':') {
+            let context = |error: io::Error| format!("{device}: {error}");
+            let mut options = OpenOptions::new();
+            let opened = options.read(true).write(true).custom_flags(O_DIRECT).open(device);
+            let mut file = opened.map_err(context)?;
+            smallest = smallest.min(io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(context)?);
+            sector = sector.max(sector_bytes(device));
+            files.push(file);
+        }
+        let bytes = match files.len() as u64 {
+            1 => smallest,
+            devices => devices * (smallest / SWEEP_BYTES as u64) * SWEEP_BYTES as u64,
+        };
+        Ok(Self { files, sector_bytes: sector, blocks: bytes / block_bytes as u64, block_bytes, seed })
+    }
+
+    /// The device that has a byte of the disk, and where.
+    fn place(&self, offset: u64) -> (&File, u64) {
+        let (devices, sweep) = (self.files.len() as u64, SWEEP_BYTES as u64);
+        let stripe = offset / sweep;
+        (&self.files[(stripe % devices) as usize], stripe / devices * sweep + offset % sweep)
+    }
+
+    fn flush(&self) -> Result<(), String> {
+        self.files.iter().try_for_each(File::sync_data).map_err(|error| format!("flush: {error}"))
     }
 
     /// Writes the first blocks with their first version; returns how many.
@@ -161,7 +181,7 @@ impl Disk {
             let bytes = memory.bytes();
             let dice = random.below(REQUESTS_PER_FLUSH);
             let result = if dice == 0 {
-                self.file.sync_data().map_err(|error| format!("flush: {error}"))
+                self.flush()
             } else if dice % 100 < READS_PERCENT {
                 self.read(block, bytes).and_then(|()| self.compare(block, *version, bytes))
             } else {
@@ -213,12 +233,14 @@ impl Disk {
 
     fn read(&self, block: u64, bytes: &mut [u8]) -> Result<(), String> {
         let offset = block * self.block_bytes as u64;
-        self.file.read_exact_at(bytes, offset).map_err(|error| format!("read at byte {offset}: {error}"))
+        let (file, at) = self.place(offset);
+        file.read_exact_at(bytes, at).map_err(|error| format!("read at byte {offset}: {error}"))
     }
 
     fn write(&self, block: u64, bytes: &[u8]) -> Result<(), String> {
         let offset = block * self.block_bytes as u64;
-        self.file.write_all_at(bytes, offset).map_err(|error| format!("write at byte {offset}: {error}"))
+        let (file, at) = self.place(offset);
+        file.write_all_at(bytes, at).map_err(|error| format!("write at byte {offset}: {error}"))
     }
 }
 

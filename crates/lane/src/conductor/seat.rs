@@ -8,18 +8,20 @@
 //! An order to a lent volume is on its way while the conductor goes on. Nothing depends on how long that takes: whatever has
 //! to be done before something else is asked for, and answered, by an event.
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
 
+use block::{BufferPool, Handle};
 use chronicle::Generation;
 use futures_channel::mpsc;
-use migration::VolumeId;
-use migration::VolumeIndex;
 use migration::journal::ImageLocation;
 use migration::source::Costs;
+use migration::{VolumeId, VolumeIndex};
 
-use super::Event;
 use super::source_part::{PartProgress, SourceOrder, SourcePart};
 use super::target_part::{Heard, TargetOrder, TargetPart};
+use super::{ComingVolume, CopySettings, Event, LeavingVolume};
+use crate::peer::Service;
 
 /// Both ends of what a conductor is told.
 pub(crate) type Events<E> = (mpsc::UnboundedSender<E>, mpsc::UnboundedReceiver<E>);
@@ -38,16 +40,16 @@ pub struct ComingTogether {
 
 /// For the lane of a volume that leaves together with others: whose conductor it follows.
 pub struct SourceMembership {
-    pub(crate) index: VolumeIndex,
-    pub(crate) events: mpsc::UnboundedSender<Event>,
-    pub(crate) orders: mpsc::UnboundedReceiver<SourceOrder>,
+    index: VolumeIndex,
+    events: mpsc::UnboundedSender<Event>,
+    orders: mpsc::UnboundedReceiver<SourceOrder>,
 }
 
 /// For the lane of a volume that comes together with others: whose conductor it follows.
 pub struct TargetMembership {
-    pub(crate) index: VolumeIndex,
-    pub(crate) events: mpsc::UnboundedSender<Heard>,
-    pub(crate) orders: mpsc::UnboundedReceiver<TargetOrder>,
+    index: VolumeIndex,
+    events: mpsc::UnboundedSender<Heard>,
+    orders: mpsc::UnboundedReceiver<TargetOrder>,
 }
 
 /// A volume that another lane lends to a source's conductor.
@@ -105,12 +107,56 @@ impl SourceMembership {
     pub fn index(&self) -> VolumeIndex {
         self.index
     }
+
+    /// Lends the volume to the conductor; it is copied if there are settings for that. The future is to be run to its end,
+    /// which is that of the migration.
+    pub fn follow(
+        self,
+        handle: &Handle,
+        buffers: &BufferPool,
+        copying: Option<&CopySettings>,
+        leaving: LeavingVolume,
+    ) -> (SourceFollower, impl Future<Output = ()> + use<>) {
+        let part = SourcePart::new(handle, buffers, copying, self.index, leaving, self.events);
+        (SourceFollower(Rc::downgrade(&part)), part.follow(self.orders))
+    }
 }
 
 impl TargetMembership {
     /// The volume's position among those of its migration.
     pub fn index(&self) -> VolumeIndex {
         self.index
+    }
+
+    /// Lends the volume to the conductor. Its store has `trial_max` to answer the first read, and is withdrawn from
+    /// `service` then. The future is to be run to its end, which is that of the migration.
+    pub fn follow(
+        self,
+        handle: Handle,
+        buffers: BufferPool,
+        coming: ComingVolume,
+        trial_max: Duration,
+        service: Rc<Service>,
+    ) -> impl Future<Output = ()> + use<> {
+        let part =
+            TargetPart::new(handle, buffers, self.index, coming, trial_max, Some(service), self.events);
+        part.follow(self.orders)
+    }
+}
+
+/// A volume that is lent to a source's conductor, seen from its own line to the target.
+///
+/// It does not keep the volume's part, which ends with the migration.
+pub struct SourceFollower(Weak<SourcePart>);
+
+impl SourceFollower {
+    /// Tells that the peer has restarted: what was not durable there is lost.
+    ///
+    /// To be called before anything that is submitted to its store from then on has ended.
+    pub fn peer_restarted(&self) {
+        if let Some(part) = self.0.upgrade() {
+            part.peer_restarted();
+        }
     }
 }
 

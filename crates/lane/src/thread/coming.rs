@@ -13,7 +13,6 @@ use migration::{CommitFault, MigrationId, Phase, VolumeIndex};
 use tracing::{info, warn};
 
 use super::Lane;
-use crate::conductor::target_part::TargetPart;
 use crate::conductor::{
     ComingTogether, ComingVolume, Post, TargetBaton, TargetConductor, TargetMembership, TargetPlan,
 };
@@ -147,13 +146,12 @@ impl Lane {
         conversation: Rc<Conversation>,
     ) {
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers().clone());
-        let TargetMembership { index, events, orders } = membership;
-        let (trial_max, service) = (self.settings.mirror_wait_max, Some(Rc::clone(service)));
-        let part = TargetPart::new(handle, buffers, index, coming, trial_max, service, events);
+        let (trial_max, service) = (self.settings.mirror_wait_max, Rc::clone(service));
+        let follows = membership.follow(handle, buffers, coming, trial_max, service);
         self.migration.followed.set(Some(order.migration));
         let current = Rc::clone(&self.migration);
         self.handle.spawn(async move {
-            part.follow(orders).await;
+            follows.await;
             // The source uses the store until then.
             drop(conversation);
             current.followed.set(None);

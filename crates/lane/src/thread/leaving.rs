@@ -1,6 +1,6 @@
 //! A volume leaves for another host: its store there, and the source's half of the migration.
 
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
@@ -14,10 +14,9 @@ use migration::{MigrationId, PacingSettings, VolumeId, VolumeIndex};
 use tracing::warn;
 
 use super::Lane;
-use crate::conductor::source_part::SourcePart;
 use crate::conductor::{
-    Baton, CopySettings, LeavingTogether, LeavingVolume, Post, Replica, SourceConductor, SourceMembership,
-    SourcePlan, TimeLimits,
+    Baton, CopySettings, LeavingTogether, LeavingVolume, Post, Replica, SourceConductor, SourceFollower,
+    SourceMembership, SourcePlan, TimeLimits,
 };
 use crate::handle::{LeavingLines, LeavingOrder, LeavingRole, Refused};
 use crate::peer::head::Address;
@@ -60,8 +59,7 @@ impl Lane {
                 Rc::new(FromTarget { migration: order.migration, baton })
             }
             LeavingRole::Follows(membership) => {
-                let part = self.follow_leaving(order, leaving, membership);
-                Rc::new(OfFollower(Rc::downgrade(&part)))
+                Rc::new(OfFollower(self.follow_leaving(order, leaving, membership)))
             }
         };
         let nothing = Service::new(self.handle.clone(), self.engine.buffers().clone());
@@ -108,7 +106,7 @@ impl Lane {
         order: &LeavingOrder,
         leaving: LeavingVolume,
         membership: SourceMembership,
-    ) -> Rc<SourcePart> {
+    ) -> SourceFollower {
         let copies = order.recorded.as_ref().is_none_or(|recorded| recorded.stage == Stage::Copying);
         let copying = copies.then(|| self.copy_settings(order));
         if copies {
@@ -116,16 +114,15 @@ impl Lane {
             self.volume.open();
         }
         let (handle, buffers) = (&self.handle, self.engine.buffers());
-        let SourceMembership { index, events, orders } = membership;
-        let part = SourcePart::new(handle, buffers, copying.as_ref(), index, leaving, events);
+        let (follower, follows) = membership.follow(handle, buffers, copying.as_ref(), leaving);
         self.migration.followed.set(Some(order.migration));
-        let (current, follows) = (Rc::clone(&self.migration), Rc::clone(&part));
+        let current = Rc::clone(&self.migration);
         self.handle.spawn(async move {
-            follows.follow(orders).await;
+            follows.await;
             current.followed.set(None);
             current.ended.notify();
         });
-        part
+        follower
     }
 
     /// Keeps what the copy at the other host lacks, as long as one is made.
@@ -262,9 +259,7 @@ impl Listener for FromTarget {
 }
 
 /// Hears for a volume whose migration another lane conducts: that one hears the rest.
-///
-/// The part holds the line, and nothing holds the part but its own task.
-struct OfFollower(Weak<SourcePart>);
+struct OfFollower(SourceFollower);
 
 impl Listener for OfFollower {
     fn said(&self, _: &[u8]) {
@@ -278,9 +273,7 @@ impl Listener for OfFollower {
     fn back(&self) {}
 
     fn restarted(&self) {
-        if let Some(part) = self.0.upgrade() {
-            part.peer_restarted();
-        }
+        self.0.peer_restarted();
     }
 }
 

@@ -13,8 +13,8 @@ use lane::peer::{Conversation, Listener, PeerStore, Service, Urgency};
 use lane::resuming;
 use lane::{
     Baton, Beginning, Chronicler, ComingTogether, ComingVolume, Control, CopySettings, Keeper,
-    LeavingTogether, LeavingVolume, Replica, SourceConductor, SourcePlan, TargetBaton, TargetConductor,
-    TargetContent, TargetPlan, Volume,
+    LeavingTogether, LeavingVolume, Replica, SourceConductor, SourceFollower, SourcePlan, TargetBaton,
+    TargetConductor, TargetContent, TargetPlan, Volume,
 };
 use migration::journal::{
     Forwarding, ImageLocation, MigratingVolume, MigrationState, Record, Side, Stage, State,
@@ -44,6 +44,8 @@ pub(super) struct Serving {
     forward: Rc<Conversation>,
     forward_service: Rc<Service>,
     pub(super) source: RefCell<Option<Baton>>,
+    /// Volumes that are lent to the source's conductor, as by lanes of their own.
+    followers: RefCell<Vec<SourceFollower>>,
     target: RefCell<Option<TargetBaton>>,
 }
 
@@ -68,6 +70,7 @@ impl Party {
             forward: forwarding,
             forward_service,
             source: RefCell::default(),
+            followers: RefCell::default(),
             target: RefCell::default(),
         });
         match self.place {
@@ -315,12 +318,19 @@ impl Party {
                 serving.service.offer(Address::Replica(index as u32), Rc::clone(&coming.store));
                 serving.volumes[index] = Some(Rc::clone(&coming.volume));
             }
+            let (trial_max, service) = (self.manner.limits.mirror_wait_max, &serving.service);
+            let mut together = ComingTogether::default();
+            for coming in coming.split_off(1) {
+                let membership = together.add(coming.image.clone());
+                let (handle, buffers) = (self.handle.clone(), self.buffers.clone());
+                self.handle.spawn(membership.follow(handle, buffers, coming, trial_max, Rc::clone(service)));
+            }
             let plan = TargetPlan {
                 migration: id,
                 volumes: coming,
-                together: ComingTogether::default(),
-                trial_max: self.manner.limits.mirror_wait_max,
-                service: Some(Rc::clone(&serving.service)),
+                together,
+                trial_max,
+                service: Some(Rc::clone(service)),
                 moves: Moves::Volumes,
             };
             let post = {
@@ -389,22 +399,34 @@ impl Party {
         };
         let (leaving, conversation) = made;
         let remembered: Vec<_> = leaving.iter().map(|(_, volume, ..)| Rc::clone(volume)).collect();
-        let volumes = leaving.into_iter().map(|(index, volume, replica, source_image)| LeavingVolume {
+        let leaving = leaving.into_iter().map(|(index, volume, replica, source_image)| LeavingVolume {
             volume,
             replica,
             source_image,
             successor: Some(self.elsewhere(index)),
         });
+        let mut volumes: Vec<_> = leaving.collect();
+        let copying = CopySettings {
+            pacing: self.manner.pacing.clone(),
+            limits: self.manner.limits,
+            acknowledgement: self.manner.acknowledgement,
+        };
+        let copies = recorded.is_none_or(|recorded| recorded.stage == Stage::Copying);
+        let (mut together, mut followers) = (LeavingTogether::default(), Vec::new());
+        for leaving in volumes.split_off(1) {
+            let (id, generation) = (leaving.volume.id(), leaving.volume.generation());
+            let membership = together.add(id, generation, leaving.source_image.clone());
+            let copying = copies.then_some(&copying);
+            let (follower, follows) = membership.follow(&self.handle, &self.buffers, copying, leaving);
+            followers.push(follower);
+            self.handle.spawn(follows);
+        }
         let plan = SourcePlan {
             migration: id,
-            volumes: volumes.collect(),
-            together: LeavingTogether::default(),
+            volumes,
+            together,
             keep_source: false,
-            copying: CopySettings {
-                pacing: self.manner.pacing.clone(),
-                limits: self.manner.limits,
-                acknowledgement: self.manner.acknowledgement,
-            },
+            copying,
             switch_over_max: self.manner.limits.switch_over_max,
             peer: Peer::OtherHost,
             moves: Moves::Volumes,
@@ -418,6 +440,7 @@ impl Party {
         let Some((conductor, baton)) = made else { return };
         if let Some(serving) = &*self.serving.borrow() {
             serving.source.replace(Some(baton));
+            serving.followers.replace(followers);
         }
         for volume in remembered {
             let (handle, me) = (self.handle.clone(), Rc::downgrade(self));
@@ -526,6 +549,7 @@ impl Listener for Ear {
     fn restarted(&self) {
         self.with(|_, serving| {
             if let Some(baton) = &*serving.source.borrow() {
+                serving.followers.borrow().iter().for_each(SourceFollower::peer_restarted);
                 baton.peer_restarted();
                 baton.link_back();
             }
