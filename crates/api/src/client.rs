@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::{
-    Address, AdoptVm, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost, MigrateVolume,
-    Migration, MigrationHistory, NewIdentity, NewInvitation, NewVm, NewVolume, Peer, PromoteVolume,
-    RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, ResizeVolume, StopVm, Store, Vm,
-    Volume, Watch,
+    Address, AdoptVm, DropReplica, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
+    MigrateVolume, Migration, MigrationHistory, NewIdentity, NewInvitation, NewVm, NewVolume, Peer,
+    PromoteVolume, RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, Replica,
+    ResizeVolume, StopVm, Store, Vm, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -163,7 +163,25 @@ impl Client {
         self.send(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Begins a migration; answers when it has begun.
+    /// Lists the images that migrations left and that were kept, by volume.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn replicas(&self) -> Result<Vec<Replica>, ClientError> {
+        self.get("/v1/replicas").await
+    }
+
+    /// Deletes an image that a migration left; answers what it was.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::ReplicaNotFound`], [`ErrorCode::ImageInUse`].
+    pub async fn drop_replica(&self, volume: &str, which: &DropReplica) -> Result<Replica, ClientError> {
+        let query = which.migration.as_ref().map(|id| format!("?migration={}", Segment(id)));
+        let path = format!("/v1/replicas/{}{}", Segment(volume), query.unwrap_or_default());
+        self.send(Method::DELETE, &path, None::<&()>).await
+    }
+
+    /// Begins a migration; answers when it has begun, or waits for its turn.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -194,6 +212,14 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::NotMigrating`], [`ErrorCode::TooLate`].
     pub async fn cancel_migration(&self, id: &str) -> Result<Migration, ClientError> {
         self.send(Method::POST, &format!("/v1/migrations/{}/cancel", Segment(id)), None::<&()>).await
+    }
+
+    /// Begins once more what a migration did not come to; answers with the new migration.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::CannotRetry`], and those of [`Client::migrate`].
+    pub async fn retry_migration(&self, id: &str) -> Result<Migration, ClientError> {
+        self.send(Method::POST, &format!("/v1/migrations/{}/retry", Segment(id)), None::<&()>).await
     }
 
     /// Describes one migration with what was recorded of it.

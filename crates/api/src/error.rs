@@ -35,6 +35,8 @@ pub enum ErrorCode {
     VmNotFound,
     /// The image file that a volume was to be made of is not there.
     ImageNotFound,
+    /// No image of this volume was kept.
+    ReplicaNotFound,
     /// The API has no such path or method.
     RouteNotFound,
     /// A volume of this name exists.
@@ -73,6 +75,10 @@ pub enum ErrorCode {
     NotMigrating,
     /// The migration is past its commit point.
     TooLate,
+    /// The migration has nothing that could be done once more; the message says why.
+    CannotRetry,
+    /// As many migrations wait for their turn as may.
+    QueueFull,
     /// Nothing waits here to be promoted.
     NotPrepared,
     /// The ticket does not fit what waits here.
@@ -83,7 +89,7 @@ pub enum ErrorCode {
     VolumeBusy,
     /// The volume is not being served; the message says why.
     VolumeUnavailable,
-    /// Another program, or another volume, has locked the image file.
+    /// Another program, or another volume, has locked the image file, or is about to use it.
     ImageInUse,
     /// The image file is none that can be served.
     ImageUnsuitable,
@@ -120,6 +126,7 @@ impl ErrorCode {
             | Self::HostNotFound
             | Self::VmNotFound
             | Self::ImageNotFound
+            | Self::ReplicaNotFound
             | Self::RouteNotFound => 404,
             Self::VolumeExists
             | Self::VmExists
@@ -131,6 +138,8 @@ impl ErrorCode {
             | Self::AlreadyMigrating
             | Self::NotMigrating
             | Self::TooLate
+            | Self::CannotRetry
+            | Self::QueueFull
             | Self::VolumeInUse
             | Self::VolumeBusy
             | Self::ImageInUse

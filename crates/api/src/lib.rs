@@ -13,6 +13,8 @@
 //!   POST   /v1/volumes/{name}/resize    ResizeVolume   -> Volume
 //!   POST   /v1/volumes/{name}/migrate   MigrateVolume  -> Migration
 //!   POST   /v1/volumes/{name}/promote   PromoteVolume  -> Volume
+//!   GET    /v1/replicas                 [Replica]
+//!   DELETE /v1/replicas/{volume}        DropReplica    -> Replica
 //!   GET    /v1/vms                      [Vm]
 //!   POST   /v1/vms                      NewVm          -> Vm
 //!   GET    /v1/vms/{name}               Vm
@@ -26,6 +28,7 @@
 //!   POST   /v1/migrations/{id}/cancel   Migration
 //!   POST   /v1/migrations/{id}/pause    Migration
 //!   POST   /v1/migrations/{id}/resume   Migration
+//!   POST   /v1/migrations/{id}/retry    Migration
 //!   GET    /v1/migrations/{id}/history  MigrationHistory
 //!   GET    /v1/identity                 Identity
 //!   POST   /v1/identity                 NewIdentity    -> Identity
@@ -46,6 +49,7 @@ mod history;
 mod host;
 mod migration;
 mod peer;
+mod replica;
 mod vm;
 mod volume;
 
@@ -58,11 +62,13 @@ pub use history::{
 pub use host::{Host, Store, StoreKind};
 pub use migration::{
     Allocation, GuestLocation, ImageLocation, MachineDowntime, MachineMove, MemoryMove, MigrateVolume,
-    Migration, MigrationState, Phase, RemainingSeconds, SwitchOver, WaitingFor, Watch,
+    Migration, MigrationState, Phase, QueuePlace, RemainingSeconds, ReplicaUsed, SwitchOver, WaitingFor,
+    Watch,
 };
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,
 };
+pub use replica::{DropReplica, Replica};
 pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState};
 pub use volume::{
     ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, PromoteVolume, RemoveVolume, RemovedVolume,

@@ -107,14 +107,26 @@ pub struct Migration {
     /// volume is released to it and it has not answered.
     #[serde(default)]
     pub ticket: Option<String>,
+    /// Its place in the queue; `None` unless it waits for its turn.
+    #[serde(default)]
+    pub queue: Option<QueuePlace>,
+    /// What the other host had of the volume when it began; `None`: nothing, everything is sent.
+    #[serde(default)]
+    pub replica: Option<ReplicaUsed>,
+    /// The migration that it does once more (`migration retry`), for example `m3`.
+    #[serde(default)]
+    pub retry_of: Option<String>,
+    /// The latest migration that does it once more.
+    #[serde(default)]
+    pub retried_as: Option<String>,
     /// The machine that goes along with the volume; `None` if none does, or this daemon knows no more of it.
     #[serde(default)]
     pub machine: Option<MachineMove>,
     /// How long the guest was held at the switch-over; `None` until that has happened.
     pub switch_over: Option<SwitchOver>,
     /// Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`,
-    /// `handover-refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up`, `machine-stayed` or
-    /// `internal`.
+    /// `handover-refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up`, `machine-stayed`,
+    /// `not-begun` or `internal`.
     pub failure: Option<String>,
     /// How it ended, and why, for people.
     pub message: Option<String>,
@@ -126,6 +138,26 @@ pub struct Migration {
     pub ended_unix_ms: Option<u64>,
     /// Grows with every change; what [`Watch::after`] refers to. It begins anew when the daemon does.
     pub change: u64,
+}
+
+/// A place in the queue of migrations that wait for their turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QueuePlace {
+    /// Its place; 1 is the first.
+    pub place: u64,
+    /// How many wait.
+    pub waiting: u64,
+    /// What it waits for: a limit of the configuration, and what has reached it.
+    pub reason: String,
+}
+
+/// An old image of the volume at the other host, with which a migration began.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReplicaUsed {
+    /// Bytes that the volume held when it began: what would have been looked at otherwise.
+    pub bytes_held: u64,
+    /// Of these, those that the other host had already. Guest writes meanwhile make it less.
+    pub bytes_spared: u64,
 }
 
 /// A machine that goes along with its volumes.
@@ -186,6 +218,8 @@ pub struct ImageLocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationState {
+    /// It waits for its turn; nothing of it has begun.
+    Queued,
     /// It is under way.
     Running,
     /// The volume is at the target.
@@ -202,6 +236,8 @@ pub enum MigrationState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
+    /// It waits for its turn.
+    Queued,
     /// Blocks are copied and writes mirrored; the guest works.
     Copying,
     /// The memory of the machine that goes along is copied, while its disks are kept equal; the guest works until the end.
@@ -291,12 +327,13 @@ impl MigrateVolume {
 impl MigrationState {
     /// Tells whether nothing will happen any more.
     pub fn has_ended(self) -> bool {
-        self != Self::Running
+        !matches!(self, Self::Queued | Self::Running)
     }
 
     /// The word of the JSON.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Queued => "queued",
             Self::Running => "running",
             Self::Moved => "moved",
             Self::Failed => "failed",
@@ -310,6 +347,7 @@ impl Phase {
     /// The word of the JSON.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Queued => "queued",
             Self::Copying => "copying",
             Self::Memory => "memory",
             Self::Closing => "closing",
@@ -330,11 +368,11 @@ mod tests {
 
     #[test]
     fn words_for_people_are_those_of_the_json() {
-        use MigrationState::{Cancelled, Failed, HandedBack, Moved, Running};
-        for state in [Running, Moved, Failed, Cancelled, HandedBack] {
+        use MigrationState::{Cancelled, Failed, HandedBack, Moved, Queued, Running};
+        for state in [Queued, Running, Moved, Failed, Cancelled, HandedBack] {
             assert_eq!(serde_json::to_value(state).unwrap(), state.name());
         }
-        for phase in [Phase::Copying, Phase::TakingBack, Phase::Ended] {
+        for phase in [Phase::Queued, Phase::Copying, Phase::TakingBack, Phase::Ended] {
             assert_eq!(serde_json::to_value(phase).unwrap(), phase.name());
         }
     }

@@ -23,6 +23,8 @@
 //! [limits]
 //! mirror_wait_max_ms = 1000                 # longest that a migration may hold a guest's write
 //! stop_wait_max_ms = 10000                  # longest that a stopping daemon waits for a volume's requests
+//! migrations_per_host = 4                   # under way at a time; more wait for their turn
+//! migrations_per_store = 2                  # of these, that read from or write to one store
 //! ```
 //!
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
@@ -62,6 +64,16 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const MIRROR_WAIT_MS: std::ops::RangeInclusive<u64> = 10..=30_000;
 /// Range of `stop_wait_max_ms`. Above, service managers kill.
 const STOP_WAIT_MS: std::ops::RangeInclusive<u64> = 100..=80_000;
+
+/// Migrations under way at a time, if nobody says: the two that fill a pair of stores, and two more, so that one that
+/// switches over or waits for a link leaves nothing idle. Each costs its guest a share of the disk for as long as it lasts:
+/// as many at once are not faster, and all of them last longer.
+const MIGRATIONS_PER_HOST_DEFAULT: u32 = 4;
+/// Of these, those that use one store, if nobody says: one keeps a disk busy, a second one fills the pauses of the first. More
+/// copyings make random requests of sequential ones.
+const MIGRATIONS_PER_STORE_DEFAULT: u32 = 2;
+/// Range of both. Without any nothing could ever be moved; each has a thread and buffers.
+const MIGRATIONS: std::ops::RangeInclusive<u64> = 1..=1000;
 
 /// What a daemon is told, checked and complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +120,17 @@ pub struct Limits {
     pub mirror_wait_max: Duration,
     /// Longest that a stopping daemon waits for the requests of a volume.
     pub stop_wait_max: Duration,
+    /// Migrations under way at a time; more wait for their turn.
+    pub queue: QueueLimits,
+}
+
+/// How many migrations are under way at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// On this host.
+    pub per_host: u32,
+    /// That read from or write to one store.
+    pub per_store: u32,
 }
 
 /// What the command line says; `None`: nothing.
@@ -294,6 +317,10 @@ impl Config {
                 file.limits.stop_wait_max_ms,
                 &STOP_WAIT_MS,
             )?,
+            queue: QueueLimits {
+                per_host: count(path, "limits.migrations_per_host", file.limits.migrations_per_host)?,
+                per_store: count(path, "limits.migrations_per_store", file.limits.migrations_per_store)?,
+            },
         };
         Ok(Self {
             data_dir,
@@ -341,11 +368,18 @@ struct File {
 struct FileLimits {
     mirror_wait_max_ms: u64,
     stop_wait_max_ms: u64,
+    migrations_per_host: u64,
+    migrations_per_store: u64,
 }
 
 impl Default for FileLimits {
     fn default() -> Self {
-        Self { mirror_wait_max_ms: 1000, stop_wait_max_ms: 10_000 }
+        Self {
+            mirror_wait_max_ms: 1000,
+            stop_wait_max_ms: 10_000,
+            migrations_per_host: MIGRATIONS_PER_HOST_DEFAULT.into(),
+            migrations_per_store: MIGRATIONS_PER_STORE_DEFAULT.into(),
+        }
     }
 }
 
@@ -390,16 +424,25 @@ fn milliseconds(
     value: u64,
     range: &std::ops::RangeInclusive<u64>,
 ) -> Result<Duration, ConfigError> {
+    within(path, key, value, range).map(Duration::from_millis)
+}
+
+fn count(path: &Path, key: &'static str, value: u64) -> Result<u32, ConfigError> {
+    // What is in the range fits.
+    within(path, key, value, &MIGRATIONS).map(|value| u32::try_from(value).unwrap_or(u32::MAX))
+}
+
+fn within(
+    path: &Path,
+    key: &'static str,
+    value: u64,
+    range: &std::ops::RangeInclusive<u64>,
+) -> Result<u64, ConfigError> {
     if range.contains(&value) {
-        return Ok(Duration::from_millis(value));
+        return Ok(value);
     }
-    Err(ConfigError::OutOfRange {
-        path: path.to_owned(),
-        key,
-        value,
-        least: *range.start(),
-        most: *range.end(),
-    })
+    let (least, most) = (*range.start(), *range.end());
+    Err(ConfigError::OutOfRange { path: path.to_owned(), key, value, least, most })
 }
 
 #[cfg(test)]

@@ -214,6 +214,23 @@ pub(crate) enum RequestError {
     /// The migration cannot be cancelled any more.
     #[error("migration {0} can no longer be cancelled: it is being completed")]
     TooLate(MigrationId),
+    /// The migration has not begun.
+    #[error("migration {0} waits for its turn; until then it can be cancelled: sterna migration cancel {0}")]
+    MigrationWaits(MigrationId),
+    /// As many migrations wait as may.
+    #[error("{waiting} migrations wait for their turn; order more when some of them have begun")]
+    QueueFull {
+        /// How many.
+        waiting: usize,
+    },
+    /// There is nothing to do once more.
+    #[error("migration {migration} cannot be done once more: {reason}")]
+    CannotRetry {
+        /// Which.
+        migration: MigrationId,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// Clients are connected.
     #[error(
         "volume \"{volume}\" is in use by {connections} connections; stop the guest, or cut it off with --force"
@@ -236,6 +253,22 @@ pub(crate) enum RequestError {
         volume: String,
         /// Why.
         reason: String,
+    },
+    /// No image of the volume was kept, or none by this migration.
+    #[error("no such image of \"{volume}\" was kept{}", if_others(.known))]
+    ReplicaNotFound {
+        /// Which volume.
+        volume: String,
+        /// The migrations that left one, for people; empty: none did.
+        known: String,
+    },
+    /// An image that was kept is in use.
+    #[error("the image that was kept of \"{volume}\" is in use: {user}")]
+    ReplicaInUse {
+        /// Which volume, or which file.
+        volume: String,
+        /// Who uses it, and what to do.
+        user: String,
     },
     /// Volumes do not shrink.
     #[error(
@@ -351,6 +384,9 @@ impl RequestError {
             Self::AlreadyMigrating { .. } => ErrorCode::AlreadyMigrating,
             Self::NotMigrating(_) => ErrorCode::NotMigrating,
             Self::TooLate(_) => ErrorCode::TooLate,
+            Self::MigrationWaits(_) => ErrorCode::VolumeBusy,
+            Self::QueueFull { .. } => ErrorCode::QueueFull,
+            Self::CannotRetry { .. } => ErrorCode::CannotRetry,
             Self::VolumeInUse { .. } => ErrorCode::VolumeInUse,
             Self::VolumeBusy(_) => ErrorCode::VolumeBusy,
             Self::VolumeUnavailable { .. } => ErrorCode::VolumeUnavailable,
@@ -364,6 +400,8 @@ impl RequestError {
             Self::Copy(CopyError::Io { .. }) => ErrorCode::StorageFailed,
             Self::Fill(FillError::Target(error)) if error.is_no_space() => ErrorCode::NoSpace,
             Self::Fill(_) | Self::Grow(_) => ErrorCode::StorageFailed,
+            Self::ReplicaNotFound { .. } => ErrorCode::ReplicaNotFound,
+            Self::ReplicaInUse { .. } => ErrorCode::ImageInUse,
             Self::Shrinks { .. } => ErrorCode::CannotShrink,
             Self::CannotGrow { .. } => ErrorCode::CannotGrow,
             Self::Hosts(error) => error.code(),
@@ -400,6 +438,13 @@ fn if_kept(store: &str, occupant: &Occupant) -> String {
     match occupant {
         Occupant::Kept { .. } => format!("; if nobody needs that: sterna store release {store}"),
         _ => String::new(),
+    }
+}
+
+fn if_others(known: &str) -> String {
+    match known {
+        "" => "; see: sterna replica list".to_owned(),
+        known => format!("; there are those of {known}"),
     }
 }
 

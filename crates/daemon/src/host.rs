@@ -17,16 +17,19 @@ mod describe;
 mod elsewhere;
 pub(crate) mod export;
 mod given;
+mod kept;
 mod leave;
 mod machine;
 mod machines;
 mod migrate;
 mod pairing;
 mod promote;
+mod queue;
 mod release;
 mod remove;
 mod reserve;
 mod resize;
+mod retry;
 mod serving;
 
 use std::future::Future;
@@ -38,6 +41,7 @@ use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::chronicles::Chronicles;
 use crate::config::Config;
+use crate::dockets::Dockets;
 use crate::error::RequestError;
 use crate::history::Histories;
 use crate::hosts::Hosts;
@@ -45,6 +49,7 @@ use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::Migrations;
 use crate::moving::Moving;
 use crate::peers::Peers;
+use crate::queue::Queue;
 use crate::recovery;
 use crate::sockets::SocketFolder;
 use crate::stores::Stores;
@@ -65,6 +70,10 @@ pub(crate) struct Host {
     pub(crate) stores: Stores,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) migrations: Arc<Migrations>,
+    /// Migrations that wait for their turn.
+    pub(crate) queue: Arc<Queue>,
+    /// What goes with migrations besides the journal.
+    pub(crate) dockets: Arc<Dockets>,
     pub(crate) histories: Arc<Histories>,
     /// What clients of volumes' ports may or must do.
     encryption: Encryption,
@@ -111,6 +120,9 @@ impl Host {
             let hosts = Arc::clone(&hosts);
             move || hosts.own()
         });
+        let queue = Arc::new(Queue::new(config.limits.queue));
+        let dockets = Arc::new(journal.read(|state| Dockets::open(&config.data_dir, state)));
+        migrations.add_waiting(&queue, &dockets);
         let moving = Moving::new(tokio::runtime::Handle::current());
         migrations.ask_of_machines(&moving);
         Arc::new(Self {
@@ -126,6 +138,8 @@ impl Host {
             stores,
             volumes: Arc::default(),
             migrations,
+            queue,
+            dockets,
             moving,
             sockets,
             started_unix_ms: now_unix_ms(),

@@ -2,6 +2,7 @@
 
 mod hosts;
 mod openapi;
+mod replicas;
 mod server;
 mod vms;
 
@@ -61,9 +62,11 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(cancel_migration))
         .routes(routes!(pause_migration))
         .routes(routes!(resume_migration))
+        .routes(routes!(retry_migration))
         .routes(routes!(promote_volume))
         .routes(routes!(show_history))
         .merge(hosts::routes())
+        .merge(replicas::routes())
         .merge(vms::routes())
 }
 
@@ -142,10 +145,10 @@ async fn resize_volume(
     host.operate(Arc::clone(&host).resize_volume(name, order)).await.map(Json)
 }
 
-/// Begins to move a volume to another store; answers when that has begun.
+/// Begins to move a volume or a machine; answers when that has begun, or waits for its turn.
 #[utoipa::path(post, path = "/v1/volumes/{name}/migrate", params(("name" = String, Path, description = "Name of the volume")),
     request_body = api::MigrateVolume,
-    responses((status = 202, description = "The migration, once it has begun", body = api::Migration)))]
+    responses((status = 202, description = "The migration, once it has begun or waits", body = api::Migration)))]
 async fn migrate(
     State(host): State<Arc<Host>>,
     Segment(name): Segment,
@@ -206,6 +209,18 @@ async fn pause_migration(State(host): State<Arc<Host>>, Segment(id): Segment) ->
     responses((status = 200, description = "The migration", body = api::Migration)))]
 async fn resume_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
     host.operate(Arc::clone(&host).rest_migration(id, Rest::Resume)).await.map(Json)
+}
+
+/// Begins once more what a migration did not come to; answers with the new migration.
+#[utoipa::path(post, path = "/v1/migrations/{id}/retry",
+    params(("id" = String, Path, description = "Identity of the migration, for example m7")),
+    responses((status = 202, description = "The new migration, once it has begun or waits", body = api::Migration)))]
+async fn retry_migration(
+    State(host): State<Arc<Host>>,
+    Segment(id): Segment,
+) -> Result<(StatusCode, Json<api::Migration>), RequestError> {
+    let migration = host.operate(Arc::clone(&host).retry_migration(id)).await?;
+    Ok((StatusCode::ACCEPTED, Json(migration)))
 }
 
 /// Takes over a volume that another host has prepared here and released, without hearing from that host.

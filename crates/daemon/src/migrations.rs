@@ -8,7 +8,7 @@
 
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -19,11 +19,13 @@ use migration::ticket::Ticket;
 use migration::{HostId, MigrationId, Progress, VolumeId};
 use tokio::sync::watch;
 
+use crate::dockets::Dockets;
 use crate::error::RequestError;
 use crate::journal::Journal;
 use crate::moving::Moving;
+use crate::queue::{Need, Queue, UnderWay};
 
-pub(crate) use view::{image_format, image_location, phase as api_phase};
+pub(crate) use view::{image_format, image_location, phase as api_phase, queued};
 
 /// Migrations since this daemon began.
 #[derive(Default)]
@@ -33,6 +35,8 @@ pub(crate) struct Migrations {
     own: OnceLock<Box<dyn Fn() -> Option<HostId> + Send + Sync>>,
     /// What is known of machines that go along.
     moving: OnceLock<Arc<Moving>>,
+    /// Those that wait for their turn, and what goes with all of them.
+    waiting: OnceLock<(Arc<Queue>, Arc<Dockets>)>,
 }
 
 /// A migration that a lane of this daemon runs, or has run.
@@ -56,7 +60,9 @@ struct Live {
 impl Migrations {
     /// Begins to track a migration. Reports about migrations that are not tracked are dropped.
     pub(crate) fn track(&self, migration: MigrationId, volumes: Vec<VolumeId>) {
-        let live = Live { change: 1, progress: None, ended: None };
+        // Who watched it while it waited has seen changes of the queue.
+        let change = self.waiting.get().map_or(0, |(queue, _)| *queue.turns().borrow()) + 1;
+        let live = Live { change, progress: None, ended: None };
         self.lock().insert(migration, Tracked { volumes, news: watch::Sender::new(live) });
     }
 
@@ -66,6 +72,14 @@ impl Migrations {
             // Recordings are for the histories.
             return;
         };
+        let has_ended = matches!(report, Report::Ended { .. });
+        self.take(migration, report);
+        if let (true, Some((queue, _))) = (has_ended, self.waiting.get()) {
+            queue.turn();
+        }
+    }
+
+    fn take(&self, migration: MigrationId, report: Report) {
         let live = self.lock();
         let Some(tracked) = live.get(&migration) else {
             tracing::error!(%migration, "a report about an unknown migration");
@@ -93,10 +107,27 @@ impl Migrations {
         self.lock().values().filter(|tracked| tracked.news.borrow().ended.is_none()).count()
     }
 
+    /// What the migrations under way use.
+    pub(crate) fn under_way(&self, journal: &Journal) -> Vec<UnderWay> {
+        let running: Vec<(MigrationId, Vec<VolumeId>)> = {
+            let live = self.lock();
+            let running = live.iter().filter(|(_, tracked)| tracked.news.borrow().ended.is_none());
+            running.map(|(id, tracked)| (*id, tracked.volumes.clone())).collect()
+        };
+        journal.read(|state| {
+            let used = running.into_iter().map(|(id, volumes)| {
+                let known = state.migrations.get(&id);
+                UnderWay { volumes, need: known.map(|known| Need::of(&known.volumes)).unwrap_or_default() }
+            });
+            used.collect()
+        })
+    }
+
     /// All migrations, oldest first.
     pub(crate) fn list(&self, journal: &Journal) -> Vec<Migration> {
         // One at a time: commits wait while the journal is read.
-        let ids: Vec<_> = journal.read(|state| state.migrations.keys().copied().collect());
+        let mut ids: BTreeSet<_> = journal.read(|state| state.migrations.keys().copied().collect());
+        ids.extend(self.waiting.get().into_iter().flat_map(|(queue, _)| queue.ids()));
         ids.into_iter().filter_map(|id| self.get(journal, id).ok()).collect()
     }
 
@@ -112,9 +143,16 @@ impl Migrations {
                 shown.ticket = self.ticket(journal, migration);
                 let account = self.moving.get().and_then(|moving| moving.account(migration));
                 shown.machine = account.as_ref().map(view::machine);
+                let docket =
+                    self.waiting.get().and_then(|(_, dockets)| dockets.of(migration, state.started_unix_ms));
+                docket.iter().for_each(|docket| view::add_docket(&mut shown, docket));
                 Ok(shown)
             }
-            None => Err(RequestError::MigrationNotFound(migration.to_string())),
+            None => {
+                let queue = self.waiting.get().map(|(queue, _)| queue);
+                let waits = queue.and_then(|queue| queue.show(migration, || self.under_way(journal)));
+                waits.ok_or_else(|| RequestError::MigrationNotFound(migration.to_string()))
+            }
         }
     }
 
@@ -133,6 +171,9 @@ impl Migrations {
             let changed = news.wait_for(|live| live.change > after || live.ended.is_some());
             // Neither the end of the wait nor that of all reports is an error: the answer says how it stands.
             let _ = tokio::time::timeout(wait, changed).await;
+        } else if let Some((queue, _)) = self.waiting.get().filter(|(queue, _)| queue.has(migration)) {
+            let mut turns = queue.turns();
+            let _ = tokio::time::timeout(wait, turns.wait_for(|turns| *turns > after)).await;
         }
         self.get(journal, migration)
     }
@@ -154,6 +195,12 @@ impl Migrations {
     pub(crate) fn ask_of_machines(&self, moving: &Arc<Moving>) {
         // It is said once.
         let _ = self.moving.set(Arc::clone(moving));
+    }
+
+    /// Says what waits for its turn, and what goes with migrations.
+    pub(crate) fn add_waiting(&self, queue: &Arc<Queue>, dockets: &Arc<Dockets>) {
+        // It is said once.
+        let _ = self.waiting.set((Arc::clone(queue), Arc::clone(dockets)));
     }
 
     /// How a migration ended, once it has; `None` if it is not tracked.

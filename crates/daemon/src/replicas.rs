@@ -16,6 +16,7 @@ use migration::journal::{ImageFormat, ImageLocation};
 use serde::{Deserialize, Serialize};
 
 use crate::images::sync_folder_of;
+use crate::whole_file;
 
 /// Name of the folder of records in the data folder.
 const FOLDER: &str = "replicas";
@@ -114,6 +115,45 @@ pub(crate) fn take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) 
     Ok(Some(facts.generation))
 }
 
+/// Tells whether the image at `path` is recorded, and looks as it did then: a way home may begin with it.
+pub(crate) fn is_untouched(data_dir: &Path, path: &Path) -> bool {
+    let known = records(data_dir).unwrap_or_default().into_iter().find(|(_, record)| record.image == path);
+    known.is_some_and(|(_, record)| Look::at(path).is_ok_and(|found| found == record.look))
+}
+
+/// Forgets the image at `path`, durably; one that is not recorded is a success.
+///
+/// # Errors
+/// The system's: it may be recorded still.
+pub(crate) fn forget(data_dir: &Path, path: &Path) -> io::Result<()> {
+    let known = records(data_dir)?.into_iter().filter(|(_, record)| record.image == path);
+    for (record, _) in known {
+        std::fs::remove_file(&record)?;
+        sync_folder_of(&record)?;
+    }
+    Ok(())
+}
+
+/// All records that mean something, and where they are.
+fn records(data_dir: &Path) -> io::Result<Vec<(PathBuf, Record)>> {
+    let entries = match std::fs::read_dir(data_dir.join(FOLDER)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let Some(bytes) = whole_file::read(&path, RECORD_BYTES_MAX)? else { continue };
+        // What another version wrote means nothing here, as when it is taken.
+        let record = serde_json::from_slice::<Record>(&bytes).ok().filter(|record| record.version == VERSION);
+        found.extend(record.map(|record| (path, record)));
+    }
+    Ok(found)
+}
+
 impl Look {
     fn at(path: &Path) -> io::Result<Self> {
         let metadata = std::fs::symlink_metadata(path)?;
@@ -166,6 +206,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_forgotten_is_not_come_home_to() {
+        let (folder, image, target) = kept();
+        assert!(is_untouched(folder.path(), &image) && !is_untouched(folder.path(), &target));
+        for _ in 0..2 {
+            forget(folder.path(), &image).unwrap();
+        }
+        assert!(!is_untouched(folder.path(), &image) && image.exists());
+        assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
+        forget(&folder.path().join("nowhere"), &image).unwrap();
+    }
+
+    #[test]
     fn a_file_that_somebody_touched_is_not_trusted() {
         // Its mtime can be put back, its ctime cannot.
         let (folder, image, target) = kept();
@@ -176,6 +228,7 @@ mod tests {
             std::fs::write(&image, b"nEw").unwrap();
             std::fs::File::options().write(true).open(&image).unwrap().set_modified(mtime).unwrap();
         }
+        assert!(!is_untouched(folder.path(), &image));
         assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
     }
 }

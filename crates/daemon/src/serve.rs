@@ -148,6 +148,7 @@ impl Daemon {
         host.vms.find_running();
         host.resume_with_others().await;
         host.settle_machines().await;
+        host.run_queue();
         peers.begin();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
         Ok(Self { host, listener, api })

@@ -17,7 +17,7 @@ use crate::config::StoreConfig;
 use crate::error::RequestError;
 use crate::lock::LockError;
 
-pub(crate) use folder::{Folder, new_path, removed_path};
+pub(crate) use folder::{Folder, image_name, new_path, removed_path};
 
 /// All stores of the host.
 #[derive(Debug)]

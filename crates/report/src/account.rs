@@ -82,6 +82,13 @@ pub(crate) fn volume(migration: &Migration, recording: Option<&Recording>) -> St
         show(migration.bytes_mirrored as f64),
         show(zero),
     );
+    if let Some(replica) = &migration.replica {
+        text += &format!(
+            " The other host had an image of an earlier stay: of the {} that the volume held, {} were there already.",
+            show(replica.bytes_held as f64),
+            show(replica.bytes_spared as f64),
+        );
+    }
     let mut bar = String::new();
     if let Some(size) = recording.map(|recording| recording.size_bytes as f64).filter(|size| *size > 0.0) {
         text += &format!(" The volume has {}.", show(size));

@@ -10,6 +10,7 @@ pub(crate) fn headline(migration: &Migration) -> String {
     let volume = &migration.volume;
     let (source, target) = (place(&migration.source), place(&migration.target));
     match (migration.state, migration.guest) {
+        (MigrationState::Queued, _) => format!("{volume} is to move from {source} to {target}"),
         (MigrationState::Running, _) => format!("{volume} is moving from {source} to {target}"),
         (MigrationState::Moved, _) => format!("{volume} moved from {source} to {target}"),
         (_, GuestLocation::Unknown) => format!("{volume}: the move from {source} to {target} is undecided"),
@@ -26,6 +27,7 @@ pub(crate) fn headline(migration: &Migration) -> String {
 /// The top of the page.
 pub(crate) fn header(migration: &Migration, recording: Option<&Recording>) -> String {
     let (class, word) = match migration.state {
+        MigrationState::Queued => ("running", "waits for its turn".to_owned()),
         MigrationState::Running => {
             ("running", format!("under way, {:.0} %", (migration.fraction * 100.0).floor()))
         }

@@ -35,6 +35,10 @@ fn migration() -> Migration {
         waiting_for: None,
         suspended: None,
         ticket: None,
+        queue: None,
+        replica: None,
+        retry_of: None,
+        retried_as: None,
         machine: None,
         switch_over: Some(SwitchOver {
             gate_closed_ms: 1.003,
@@ -201,7 +205,9 @@ fn hostile_names_stay_text() {
     recording.strategy = hostile.to_owned();
     recording.suspensions[0].reason = hostile.to_owned();
     recording.waits[0].reason = hostile.to_owned();
-    for state in [MigrationState::Moved, MigrationState::Running, MigrationState::Failed] {
+    for state in
+        [MigrationState::Queued, MigrationState::Moved, MigrationState::Running, MigrationState::Failed]
+    {
         migration.state = state;
         for recording in [None, Some(recording.clone())] {
             let page = page(&history(migration.clone(), recording));

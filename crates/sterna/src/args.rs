@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod host;
+mod replica;
 mod vm;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 pub(crate) use self::bench::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
 pub(crate) use self::demo::{DemoArguments, Guest};
 pub(crate) use self::host::HostCommand;
+pub(crate) use self::replica::ReplicaCommand;
 pub(crate) use self::vm::VmCommand;
 
 use api::Address;
@@ -52,6 +54,9 @@ pub(crate) enum Command {
     /// Volumes: make, list, remove.
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Images that migrations left and that were kept: list, delete.
+    #[command(subcommand)]
+    Replica(ReplicaCommand),
     /// Virtual machines: add, start, stop, show; take over the disks of one that runs.
     #[command(subcommand)]
     Vm(VmCommand),
@@ -286,6 +291,9 @@ pub(crate) enum MigrationCommand {
     /// Go on with a migration that rests.
     #[command(after_help = "Example:\n  sterna migration resume m7")]
     Resume(MigrationArguments),
+    /// Do once more what failed or was cancelled: same volume or machine, same target, same options, a new identity.
+    #[command(after_help = RETRY_HELP)]
+    Retry(RetryArguments),
     /// Cancel a migration: the volume stays at the source, the half-made target is deleted.
     #[command(after_help = "Example:\n  sterna migration cancel m7")]
     Cancel(MigrationArguments),
@@ -298,6 +306,15 @@ pub(crate) struct ReportArguments {
     /// The file to write, - for standard output; by default the identity with the ending .html.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RetryArguments {
+    /// Identity of the migration that is to be done once more, for example m7.
+    pub(crate) id: String,
+    /// Return as soon as the new migration has begun.
+    #[arg(long)]
+    pub(crate) detach: bool,
 }
 
 #[derive(Debug, Args)]
@@ -447,6 +464,14 @@ Examples:
 
 The page needs nothing besides itself. It can be made while the migration is under way, and long after: the daemon keeps
 what it recorded of the latest 100 migrations.";
+
+const RETRY_HELP: &str = "\
+Examples:
+  sterna migration retry m7
+  sterna migration retry m7 --detach --json
+
+It is refused while m7 is under way, if m7 has ended well, and if its volume is not here any more. The command waits for
+the end of the new migration, as `sterna migrate` does.";
 
 const WATCH_HELP: &str = "\
 Example:

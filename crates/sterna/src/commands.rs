@@ -5,6 +5,7 @@ mod demo;
 mod host;
 mod migrate;
 mod migration;
+mod replica;
 mod report;
 mod serve;
 mod store;
@@ -99,6 +100,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,
         Command::Host(command) => host::run(&client(arguments.host)?, command, format).await,
         Command::Volume(command) => volume::run(&client(arguments.host)?, command, format).await,
+        Command::Replica(command) => replica::run(&client(arguments.host)?, command, format).await,
         Command::Vm(command) => vm::run(&client(arguments.host)?, command, format).await,
         Command::Migrate(order) => migrate::run(&client(arguments.host)?, order, format).await,
         Command::Migration(command) => migration::run(&client(arguments.host)?, &command, format).await,

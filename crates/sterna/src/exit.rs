@@ -70,7 +70,7 @@ impl Exit {
             MigrationState::Cancelled => Self::Cancelled,
             MigrationState::Failed | MigrationState::HandedBack => Self::MigrationFailed,
             // Nobody waits for a migration and stops before its end, except on an interrupt.
-            MigrationState::Running => Self::Interrupted,
+            MigrationState::Queued | MigrationState::Running => Self::Interrupted,
         }
     }
 
@@ -88,6 +88,7 @@ impl Exit {
             | ErrorCode::MigrationNotFound
             | ErrorCode::HostNotFound
             | ErrorCode::VmNotFound
+            | ErrorCode::ReplicaNotFound
             | ErrorCode::ImageNotFound => Self::NotFound,
             ErrorCode::InvalidRequest => Self::Usage,
             ErrorCode::VolumeExists
@@ -103,6 +104,8 @@ impl Exit {
             | ErrorCode::AlreadyMigrating
             | ErrorCode::NotMigrating
             | ErrorCode::TooLate
+            | ErrorCode::CannotRetry
+            | ErrorCode::QueueFull
             | ErrorCode::VolumeInUse
             | ErrorCode::VolumeBusy
             | ErrorCode::VolumeUnavailable

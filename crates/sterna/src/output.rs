@@ -1,6 +1,7 @@
 //! How results and errors are printed: tables and sentences for people, JSON for programs.
 
 pub(crate) mod hosts;
+pub(crate) mod replicas;
 pub(crate) mod vms;
 
 use std::io::{self, Write as _};
@@ -155,10 +156,17 @@ pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
             bytes(migration.bytes_moved),
             duration(migration.seconds),
             guest(migration).to_owned(),
-            migration.message.clone().unwrap_or_default(),
+            why(migration),
         ]);
     }
     lines(&table)
+}
+
+fn why(migration: &Migration) -> String {
+    let turn = migration.queue.as_ref().map(turn);
+    let retried = migration.retried_as.as_ref().map(|id| format!("retried as {id}"));
+    let said = [turn, migration.message.clone(), retried].into_iter().flatten();
+    said.collect::<Vec<_>>().join("; ")
 }
 
 /// One migration, a line for each property: what it does while it is under way, what it cost once it has ended.
@@ -172,7 +180,9 @@ pub(crate) fn migration(migration: &Migration) -> String {
         ("guest at", guest(migration).to_owned()),
     ];
     rows.extend(migration.message.clone().map(|message| ("why", message)));
-    if !migration.state.has_ended() {
+    rows.extend(migration.retry_of.clone().map(|id| ("retry of", id)));
+    rows.extend(migration.retried_as.clone().map(|id| ("retried as", id)));
+    if migration.state == api::MigrationState::Running {
         rows.push(("phase", migration.phase.name().to_owned()));
         rows.push(("done", format!("{}, {}", percent(migration.fraction), remaining(migration))));
     }
@@ -196,7 +206,10 @@ pub(crate) fn ended(migration: &Migration) -> String {
     let (volume, id) = (&migration.volume, &migration.id);
     let (source, target) = (place(&migration.source), place(&migration.target));
     let first = match (migration.state, migration.guest) {
-        (api::MigrationState::Moved, _) => format!("{volume} is at {target} ({id})\n"),
+        (api::MigrationState::Moved, _) => {
+            let note = migration.message.iter().map(|message| format!("N.B. {message}\n"));
+            format!("{volume} is at {target} ({id})\n") + &note.collect::<String>()
+        }
         (api::MigrationState::Cancelled, _) => format!("{id} was cancelled; {volume} is at {source}\n"),
         (_, api::GuestLocation::Unknown) => {
             format!("{id} failed: {why}\nwhere {volume} is, is unknown: restart the daemon, it will tell\n")
@@ -205,6 +218,23 @@ pub(crate) fn ended(migration: &Migration) -> String {
         (_, api::GuestLocation::Source) => format!("{id} failed: {why}\n{volume} is at {source}\n"),
     };
     first + &properties(&cost(migration))
+}
+
+/// What is printed when nobody waits for the end of a migration.
+pub(crate) fn begun(migration: &Migration) -> String {
+    let id = &migration.id;
+    match &migration.queue {
+        None => format!("{id} has begun; follow it with: sterna migration watch {id}\n"),
+        Some(queue) => format!(
+            "{id} waits for its turn ({}); follow it with: sterna migration watch {id}\n",
+            turn(queue)
+        ),
+    }
+}
+
+/// A place in the queue, in words.
+pub(crate) fn turn(queue: &api::QueuePlace) -> String {
+    format!("number {} of {}: {}", queue.place, queue.waiting, queue.reason)
 }
 
 /// When the copying will have ended, in words.
@@ -235,6 +265,7 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
         bytes(migration.bytes_zero),
     );
     let mut rows = vec![("time", duration(migration.seconds)), ("moved", moved)];
+    rows.extend(migration.replica.as_ref().map(|replica| ("sent", spared(migration, replica))));
     if let Some(parts) = migration.switch_over {
         let held = format!(
             "{:.2} ms (drain {:.2}, prepare {:.2}, release {:.2}, own {:.2}, start {:.2})",
@@ -252,6 +283,17 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
         rows.extend(machine.downtime.as_ref().map(|downtime| ("stood still", stood_still(downtime))));
     }
     rows
+}
+
+/// What an old image at the other host was good for.
+fn spared(migration: &Migration, replica: &api::ReplicaUsed) -> String {
+    let sent = migration.bytes_moved;
+    format!(
+        "{} of {}: an image of an earlier stay had the rest, {}",
+        bytes(sent),
+        bytes(replica.bytes_held),
+        bytes(replica.bytes_spared)
+    )
 }
 
 fn memory_sent(memory: &api::MemoryMove) -> String {

@@ -139,6 +139,10 @@ fn bar() -> ProgressBar {
 }
 
 fn describe(migration: &Migration) -> String {
+    if migration.state == api::MigrationState::Queued {
+        let turn = migration.queue.as_ref().map(output::turn);
+        return format!("queued, {}", turn.unwrap_or_else(|| "its turn has come".to_owned()));
+    }
     let mut text = format!(
         "{} {}  {} moved, {}/s, {}",
         migration.phase.name(),

@@ -45,7 +45,13 @@ const ROOT: Table = Table::Keys(
     &[
         ("api_socket", SOCKET),
         ("hosts", Table::Keys(&["links", "listen", "machines"], &[])),
-        ("limits", Table::Keys(&["mirror_wait_max_ms", "stop_wait_max_ms"], &[])),
+        (
+            "limits",
+            Table::Keys(
+                &["migrations_per_host", "migrations_per_store", "mirror_wait_max_ms", "stop_wait_max_ms"],
+                &[],
+            ),
+        ),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
         ("stores", Table::Named(&Table::Keys(&["device", "format", "nbd", "path"], &[]))),
         ("volume_sockets", SOCKET),

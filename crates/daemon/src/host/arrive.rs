@@ -244,7 +244,7 @@ impl Host {
         expected: &[Expected],
     ) -> Result<Arrival, RequestError> {
         let starting = self.starting_migration.lock().await;
-        let migration = MigrationId(self.journal.read(|state| state.next_migration));
+        let migration = self.next_identity(None);
         let peer_name = self.hosts.name_of(peer);
         let moving = |Expected { record, reserved, .. }: &Expected| MigratingVolume {
             volume: record.volume,

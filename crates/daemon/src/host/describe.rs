@@ -203,7 +203,7 @@ fn statistics(status: &LaneStatus) -> VolumeStatistics {
 }
 
 /// What a helper thread finds out, unless that takes too long or too many of them hang already.
-async fn answer<T: Send + 'static>(
+pub(super) async fn answer<T: Send + 'static>(
     looks: &Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {

@@ -146,7 +146,8 @@ impl Host {
         order: &MigrateVolume,
     ) -> Result<MigrationId, RequestError> {
         let starting = self.starting_migration.lock().await;
-        let migration = MigrationId(self.journal.read(|state| state.next_migration));
+        let first = departing.first().map(|departing| departing.record.volume);
+        let migration = self.next_identity(first);
         let peer = &elsewhere.peer;
         // Where exactly its image is there, is the other host's affair.
         let store = match elsewhere.store.as_str() {
@@ -195,10 +196,14 @@ impl Host {
                 return Err(RequestError::HostUnreachable { host, reason });
             }
         };
+        let peer = host_id(session.peer());
+        if !order.full && acceptance.volumes.iter().any(|accepted| held(accepted, peer).is_some()) {
+            self.note_held(migration, departing.iter().map(|departing| departing.record.clone()).collect())
+                .await;
+        }
         if let Some(company) = company {
             self.see_machine_ready(migration, company, session, &elsewhere.peer.name).await?;
         }
-        let peer = host_id(session.peer());
         let departures = departing.into_iter().map(|Departing { record, lane }| {
             let accepted = acceptance.volumes.iter().find(|accepted| accepted.volume == record.volume);
             let order = LeavingOrder {

@@ -17,6 +17,7 @@ use migration::journal::{
 use migration::{CommitFault, MigrationId};
 
 use super::leave::Departing;
+use super::queue::check_rate;
 use super::reserve::{Reserved, Wanted};
 use super::{Host, blocking, chain};
 use crate::error::RequestError;
@@ -26,18 +27,16 @@ use crate::migrations::{image_format, parse_id};
 use crate::opening;
 
 impl Host {
-    /// Begins to move a volume to another store.
+    /// Begins to move a volume, or a machine, now.
     ///
     /// # Errors
     /// [`RequestError`]: the volume stays where it is, and nothing of the target is left.
-    pub(crate) async fn migrate(
+    pub(super) async fn begin_migration(
         self: Arc<Self>,
         name: String,
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
-        if order.bandwidth_bytes_per_second == Some(0) {
-            return Err(RequestError::Invalid("the bandwidth must be more than zero".to_owned()));
-        }
+        check_rate(&order)?;
         if self.vms.get(&name).is_ok() {
             return self.migrate_machine(name, order).await;
         }
@@ -70,6 +69,15 @@ impl Host {
         }
         tracing::info!(volume = %name, %migration, target = %order.to, "migration begun");
         self.migrations.get(&self.journal, migration)
+    }
+
+    /// Notes that the other host has an old image to begin with, and what the volumes hold: what was sent is compared
+    /// with that.
+    pub(super) async fn note_held(&self, migration: MigrationId, records: Vec<VolumeRecord>) {
+        let held = blocking(move || records.iter().map(allocated_bytes).sum::<Result<u64, _>>()).await;
+        if let (Ok(held), Some(begun)) = (held, self.begun_unix_ms(migration)) {
+            self.dockets.note(migration, begun, |docket| docket.held_bytes = Some(held)).await;
+        }
     }
 
     /// A migration with what was recorded of it.
@@ -119,6 +127,7 @@ impl Host {
     /// A migration that is under way, and the name of its volume.
     fn running_named(&self, id: &str) -> Result<(MigrationId, String), RequestError> {
         let migration = parse_id(id)?;
+        self.require_begun(migration)?;
         let found = self.journal.read(|state| {
             let state = state.migrations.get(&migration)?;
             Some((state.has_ended(), state.names.first().cloned().unwrap_or_default()))
@@ -135,6 +144,9 @@ impl Host {
     /// # Errors
     /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::TooLate`].
     pub(crate) async fn cancel_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
+        if let Some(cancelled) = self.withdraw(parse_id(&id)?).await? {
+            return Ok(cancelled);
+        }
         let (migration, name) = self.running_named(&id)?;
         match self.volumes.lane_of_migration(&name).await?.cancel(migration).await {
             Ok(()) => self.migrations.get(&self.journal, migration),
@@ -181,7 +193,7 @@ impl Host {
         order: &MigrateVolume,
     ) -> Result<MigrationId, RequestError> {
         let starting = self.starting_migration.lock().await;
-        let migration = MigrationId(self.journal.read(|state| state.next_migration));
+        let migration = self.next_identity(Some(record.volume));
         let moving = MigratingVolume {
             volume: record.volume,
             source: record.image.clone(),

@@ -47,6 +47,7 @@ impl Host {
         if let Some(migration) = self.migrations.running_of(volume) {
             return Err(RequestError::AlreadyMigrating { volume: name, migration });
         }
+        self.require_unordered(volume, &name)?;
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.moved.contains_key(&volume)) {
             return self.remove_forwarding(claim, volume, name).await;

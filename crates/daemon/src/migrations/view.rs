@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use api::{
-    GuestLocation, ImageLocation, Migration, MigrationState, RemainingSeconds, SwitchOver, WaitingFor,
+    GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, RemainingSeconds, ReplicaUsed,
+    SwitchOver, WaitingFor,
 };
 use migration::journal::{self, FailureCode, Outcome, Place, Stage, Summary};
 use migration::{MigrationId, Phase, Progress};
 
 use super::Live;
+use crate::dockets::Docket;
 use crate::journal::now_unix_ms;
 use crate::moving::Account;
 
@@ -27,29 +29,12 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
         source: location(moving.map(|moving| &moving.source)),
         target: location(moving.map(|moving| &moving.target)),
         keep_source: state.keep_source,
-        state: MigrationState::Running,
-        phase: api::Phase::Copying,
-        fraction: 0.0,
-        bytes_copied: 0,
-        bytes_mirrored: 0,
-        bytes_zero: 0,
-        bytes_moved: 0,
-        bytes_missing: 0,
-        bytes_per_second: 0.0,
         seconds: seconds(state, ended.map(|(_, summary)| summary)),
-        remaining_seconds: None,
-        attempt: 0,
-        waiting_for: None,
-        suspended: None,
-        ticket: None,
-        machine: None,
-        switch_over: None,
-        failure: None,
-        message: None,
         guest: guest_at(&state.stage),
         started_unix_ms: state.started_unix_ms,
         ended_unix_ms: state.ended_unix_ms,
         change: live.map_or(1, |live| live.change),
+        ..begun()
     };
     if let Some(progress) = live.and_then(|live| live.progress.as_ref()) {
         add_progress(&mut shown, progress);
@@ -58,6 +43,44 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
         add_end(&mut shown, outcome, summary);
     }
     shown
+}
+
+/// A migration that waits for its turn; its identity is added when it has one.
+pub(crate) fn queued(
+    volume: &str,
+    source: &journal::ImageLocation,
+    target_store: &str,
+    order: &MigrateVolume,
+    ordered_unix_ms: u64,
+) -> Migration {
+    let source = image_location(source);
+    let format = order.format.unwrap_or(source.format);
+    Migration {
+        volume: volume.to_owned(),
+        // Where exactly its image will be is found out when its turn comes.
+        target: ImageLocation { store: Some(target_store.to_owned()), format, ..nowhere() },
+        source,
+        keep_source: order.keep_source,
+        state: MigrationState::Queued,
+        phase: api::Phase::Queued,
+        started_unix_ms: ordered_unix_ms,
+        ..begun()
+    }
+}
+
+/// Adds what goes with a migration besides the journal.
+pub(super) fn add_docket(shown: &mut Migration, docket: &Docket) {
+    let id = |number: u64| MigrationId(number).to_string();
+    shown.retry_of = docket.retry_of.map(id);
+    shown.retried_as = docket.retried_as.map(id);
+    shown.replica = docket.held_bytes.map(|bytes_held| ReplicaUsed {
+        bytes_held,
+        bytes_spared: bytes_held.saturating_sub(shown.bytes_copied.saturating_add(shown.bytes_zero)),
+    });
+    if !docket.warnings.is_empty() {
+        let said = shown.message.iter().chain(&docket.warnings).map(String::as_str);
+        shown.message = Some(said.collect::<Vec<_>>().join("; "));
+    }
 }
 
 fn add_progress(shown: &mut Migration, progress: &Progress) {
@@ -205,6 +228,44 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
     api::MachineMove { memory, downtime }
 }
 
+/// A migration of which nothing is known but that there is one.
+fn begun() -> Migration {
+    Migration {
+        id: String::new(),
+        volume: String::new(),
+        source: nowhere(),
+        target: nowhere(),
+        keep_source: false,
+        state: MigrationState::Running,
+        phase: api::Phase::Copying,
+        fraction: 0.0,
+        bytes_copied: 0,
+        bytes_mirrored: 0,
+        bytes_zero: 0,
+        bytes_moved: 0,
+        bytes_missing: 0,
+        bytes_per_second: 0.0,
+        seconds: 0.0,
+        remaining_seconds: None,
+        attempt: 0,
+        waiting_for: None,
+        suspended: None,
+        ticket: None,
+        queue: None,
+        replica: None,
+        retry_of: None,
+        retried_as: None,
+        machine: None,
+        switch_over: None,
+        failure: None,
+        message: None,
+        guest: GuestLocation::Source,
+        started_unix_ms: 0,
+        ended_unix_ms: None,
+        change: 1,
+    }
+}
+
 fn nowhere() -> ImageLocation {
     ImageLocation {
         store: None,
@@ -243,5 +304,6 @@ fn failure_name(code: FailureCode) -> &'static str {
         FailureCode::PromotedElsewhere => "promoted-elsewhere",
         FailureCode::GivenUp => "given-up",
         FailureCode::MachineStayed => "machine-stayed",
+        FailureCode::NotBegun => "not-begun",
     }
 }

@@ -94,6 +94,13 @@ impl Folder {
     }
 }
 
+/// Reads the name of an image, `web1.img`: its volume and its format.
+pub(crate) fn image_name(name: &str) -> Option<(&str, ImageFormat)> {
+    let raw = name.strip_suffix(RAW_SUFFIX).map(|volume| (volume, ImageFormat::Raw));
+    let found = raw.or_else(|| Some((name.strip_suffix(QCOW2_SUFFIX)?, ImageFormat::Qcow2)));
+    found.filter(|(volume, _)| names::check(volume).is_ok())
+}
+
 /// Name of an image while it is being made.
 pub(crate) fn new_path(image: &Path) -> PathBuf {
     with_suffix(image, NEW_SUFFIX)
@@ -108,9 +115,7 @@ fn settle_file(path: &Path, known: &BTreeSet<&Path>) -> std::io::Result<()> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
     let staged = name.strip_suffix(NEW_SUFFIX).or_else(|| name.strip_suffix(REMOVED_SUFFIX));
     let image = staged.unwrap_or(name);
-    let volume = image.strip_suffix(RAW_SUFFIX).or_else(|| image.strip_suffix(QCOW2_SUFFIX));
-    let is_image = volume.is_some_and(|volume| names::check(volume).is_ok());
-    if !is_image {
+    if image_name(image).is_none() {
         return Ok(());
     }
     let image = path.with_file_name(image);

@@ -238,6 +238,8 @@ pub enum FailureCode {
     GivenUp,
     /// The machine that uses the volumes could not be stopped and loaded at the target.
     MachineStayed,
+    /// It waited for its turn, and when that came it could not begin.
+    NotBegun,
 }
 
 /// What a migration cost; durations in microseconds.

@@ -1,9 +1,9 @@
 //! `sterna migrate`: begins a migration and, unless told otherwise, waits for its end.
 
-use api::{Allocation, Client, ErrorCode, MigrateVolume, Migration};
+use api::{Allocation, Client, ClientError, ErrorCode, MigrateVolume, Migration};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::args::MigrateArguments;
+use crate::args::{MigrateArguments, RetryArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -25,13 +25,32 @@ pub(super) async fn run(
         full: order.full,
         max_downtime_ms: Some(order.max_downtime),
     };
+    let begun = async { client.migrate(&order.name, &request).await };
+    see_through(client, begun, order.detach, format).await
+}
+
+/// Begins once more what a migration did not come to.
+pub(super) async fn retry(
+    client: &Client,
+    order: &RetryArguments,
+    format: Format,
+) -> Result<Exit, CommandError> {
+    let begun = async { client.retry_migration(&order.id).await };
+    see_through(client, begun, order.detach, format).await
+}
+
+/// Begins a migration and waits for its end, unless it is only to be begun.
+async fn see_through(
+    client: &Client,
+    begun: impl Future<Output = Result<Migration, ClientError>>,
+    is_detached: bool,
+    format: Format,
+) -> Result<Exit, CommandError> {
     // From here on Ctrl-C does not end the program before it has said what becomes of the migration.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;
-    let migration = client.migrate(&order.name, &request).await?;
-    if order.detach {
-        output::print(format, &migration, |migration| {
-            format!("{id} has begun; follow it with: sterna migration watch {id}\n", id = migration.id)
-        })?;
+    let migration = begun.await?;
+    if is_detached {
+        output::print(format, &migration, output::begun)?;
         return Ok(Exit::Success);
     }
     let mut display = Display::for_people(format);

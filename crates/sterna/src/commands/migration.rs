@@ -1,9 +1,9 @@
 //! `sterna migration …`
 
-use api::{Client, Watch};
+use api::{Client, MigrationState, Watch};
 
 use crate::args::MigrationCommand;
-use crate::commands::{CommandError, report};
+use crate::commands::{CommandError, migrate, report};
 use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::progress::{Display, follow};
@@ -31,13 +31,15 @@ pub(super) async fn run(
             let shown = client.resume_migration(&migration.id).await?;
             output::print(format, &shown, |migration| format!("{} goes on\n", migration.id))?;
         }
+        MigrationCommand::Retry(order) => return migrate::retry(client, order, format).await,
         MigrationCommand::Cancel(migration) => {
             let shown = client.cancel_migration(&migration.id).await?;
-            output::print(format, &shown, |migration| {
-                format!(
+            output::print(format, &shown, |migration| match migration.state {
+                MigrationState::Cancelled => format!("{} is cancelled\n", migration.id),
+                _ => format!(
                     "{id} is being cancelled; follow it with: sterna migration watch {id}\n",
                     id = migration.id
-                )
+                ),
             })?;
         }
     }

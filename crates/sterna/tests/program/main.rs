@@ -17,6 +17,8 @@ mod machines;
 mod ports;
 mod qcow2;
 mod qemu;
+mod queue;
 mod remote;
+mod replicas;
 mod resize;
 mod scene;

@@ -1,0 +1,48 @@
+//! How images that migrations left are printed for people.
+
+use std::time::{Duration, SystemTime};
+
+use api::{ImageKind, Replica};
+
+use super::{dash, lines, table};
+use crate::units::{bytes, duration};
+
+/// The images as a table.
+pub(crate) fn list(replicas: &Vec<Replica>) -> String {
+    if replicas.is_empty() {
+        return "no images were kept; sterna migrate VOLUME --to … --keep-source keeps one\n".to_owned();
+    }
+    let header = ["VOLUME", "LEFT BY", "WENT TO", "STORE", "SIZE", "USED", "AGE", "WAY HOME", "IMAGE"];
+    let mut table = table(&header, &[4, 5, 6]);
+    for replica in replicas {
+        table.add_row([
+            replica.volume.clone(),
+            replica.migration.clone(),
+            replica.went_to.clone().unwrap_or_else(dash),
+            replica.store.clone().unwrap_or_else(|| "(in place)".to_owned()),
+            replica.size_bytes.map_or_else(dash, bytes),
+            replica.allocated_bytes.map_or_else(dash, bytes),
+            replica.kept_unix_ms.map_or_else(dash, age),
+            if replica.shortens_return { "changes only" } else { "whole copy" }.to_owned(),
+            replica.image.clone(),
+        ]);
+    }
+    lines(&table)
+}
+
+/// What has been deleted.
+pub(crate) fn dropped(replica: &Replica) -> String {
+    let (image, migration) = (&replica.image, &replica.migration);
+    match (replica.kind, replica.allocated_bytes) {
+        (ImageKind::File, Some(freed)) => {
+            format!("{image}, which {migration} left, is deleted; {} are free again\n", bytes(freed))
+        }
+        (ImageKind::File, None) => format!("{image}, which {migration} left, is deleted\n"),
+        _ => format!("{image} may take another volume; what {migration} left there is given up\n"),
+    }
+}
+
+fn age(unix_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    duration(now.saturating_sub(Duration::from_millis(unix_ms)).as_secs_f64())
+}

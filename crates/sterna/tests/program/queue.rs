@@ -1,0 +1,163 @@
+//! Migrations beyond a limit wait for their turn, are seen, cancelled, and there again after a restart; what came to nothing
+//! is done once more.
+
+use serde_json::Value;
+
+use crate::scene::{Scene, code};
+
+/// Bytes of a disk of which a slow migration copies the first part only: at 16 KiB/s it takes ten minutes.
+const SLOW_BYTES: usize = 8 << 20;
+/// A rate at which nothing ends by itself while a test runs.
+const SLOW: [&str; 2] = ["--bandwidth", "16KiB/s"];
+
+/// A daemon with these limits, the volume `v` on its way from `a` to `b` as m0, slowly, and the volumes `w` and `x` in `a`.
+fn busy(limits: &str) -> Scene {
+    let mut scene = Scene::new();
+    let stores = ["c", "d"].map(|name| {
+        std::fs::create_dir(scene.path(name)).unwrap();
+        format!("[stores.{name}]\npath = '{}'\n", scene.path(name).display())
+    });
+    scene.configure(&format!("{}[limits]\n{limits}\n", stores.concat()));
+    scene.start(None);
+    std::fs::write(scene.path("image"), vec![7; SLOW_BYTES]).unwrap();
+    let image = scene.path("image").display().to_string();
+    for (name, store) in [("v", "a"), ("w", "a"), ("x", "a"), ("y", "c")] {
+        scene.succeed(&["volume", "create", name, "--store", store, "--image", &image]);
+    }
+    scene.succeed(&[&["migrate", "v", "--to", "b", "--detach", "--keep-source"], SLOW.as_slice()].concat());
+    scene
+}
+
+fn order(scene: &Scene, name: &str, to: &str) -> Value {
+    let (exit, migration) = scene.json(&["migrate", name, "--to", to, "--detach"]);
+    assert_eq!(exit, 0, "{migration}");
+    migration
+}
+
+fn show(scene: &Scene, id: &str) -> Value {
+    scene.json(&["migration", "show", id]).1
+}
+
+/// Follows a migration to its end, which must be the store `b`.
+fn moves(scene: &Scene, id: &str) {
+    let outcome = scene.run(&["migration", "watch", id]);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    assert!(outcome.stdout.contains("is at b"), "{outcome:?}");
+}
+
+#[test]
+fn what_is_beyond_the_limit_waits_in_order_and_begins_by_itself() {
+    let scene = busy("migrations_per_host = 1");
+    let (second, third) = (order(&scene, "w", "b"), order(&scene, "x", "b"));
+    for (migration, place) in [(&second, 1), (&third, 2)] {
+        assert_eq!((&migration["state"], &migration["phase"]), (&"queued".into(), &"queued".into()));
+        assert_eq!((&migration["guest"], &migration["queue"]["place"]), (&"source".into(), &place.into()));
+    }
+    let reason = third["waiting_for"]["reason"].as_str().unwrap();
+    assert!(reason.contains("number 2 of 2") && reason.contains("limits.migrations_per_host"), "{reason}");
+    let list = scene.succeed(&["migration", "list"]);
+    assert!(list.lines().any(|line| line.contains("m2") && line.contains("number 2 of 2")), "{list}");
+    // What cannot be done with it says what can.
+    for (command, expected) in [
+        (["migration", "pause", "m1"].as_slice(), "volume_busy"),
+        (&["migration", "retry", "m1"], "cannot_retry"),
+        (&["volume", "remove", "w"], "already_migrating"),
+        (&["migrate", "w", "--to", "b"], "already_migrating"),
+        (&["migrate", "y", "--to", "c"], "same_store"),
+    ] {
+        let (exit, refused) = scene.json(command);
+        assert_eq!((exit, code(&refused)), (4, expected), "{command:?}");
+    }
+    // One that is cancelled while it waits has ended at once; the next one has its place.
+    let cancelled = scene.json(&["migration", "cancel", "m1"]).1;
+    assert_eq!((&cancelled["state"], &cancelled["bytes_moved"]), (&"cancelled".into(), &0.into()));
+    assert_eq!(scene.run(&["migration", "watch", "m1"]).code, 6);
+    assert_eq!(show(&scene, "m2")["queue"]["place"], 1);
+    scene.succeed(&["migration", "cancel", "m0"]);
+    moves(&scene, "m2");
+    let (_, volume) = scene.json(&["volume", "show", "w"]);
+    assert_eq!((&volume["store"], &volume["migration"]), (&"a".into(), &Value::Null));
+    // Numbers are given once.
+    assert_eq!(order(&scene, "w", "b")["id"], "m3");
+    moves(&scene, "m3");
+}
+
+#[test]
+fn a_full_store_keeps_nothing_from_going_to_another() {
+    let scene = busy("migrations_per_store = 1");
+    let waits = order(&scene, "w", "d");
+    assert_eq!(waits["state"], "queued", "{waits}");
+    let reason = waits["queue"]["reason"].as_str().unwrap();
+    assert!(reason.contains("the store \"a\"") && reason.contains("migrations_per_store"), "{reason}");
+    // It keeps its place in d, too: what was ordered later does not overtake it there.
+    assert_eq!(order(&scene, "y", "d")["state"], "queued");
+    scene.succeed(&["migration", "cancel", "m1"]);
+    assert_eq!(scene.run(&["migration", "watch", "m2"]).code, 0);
+    assert_eq!(show(&scene, "m0")["state"], "running");
+}
+
+#[test]
+fn what_waited_waits_again_after_a_restart_and_has_its_turn() {
+    let stop = |scene: &mut Scene| assert_eq!(scene.stop().code(), Some(0));
+    for ends in [Scene::kill, stop] {
+        let mut scene = busy("migrations_per_host = 1");
+        order(&scene, "w", "b");
+        order(&scene, "x", "b");
+        ends(&mut scene);
+        scene.start(None);
+        // The first one was ended by that, and makes room.
+        for id in ["m1", "m2"] {
+            moves(&scene, id);
+        }
+        assert_eq!(show(&scene, "m0")["failure"], "daemon-stopped");
+    }
+}
+
+#[test]
+fn what_cannot_begin_in_its_turn_says_why_and_can_be_done_once_more() {
+    let scene = busy("migrations_per_host = 1");
+    order(&scene, "w", "b");
+    std::fs::write(scene.path("b/w.img"), b"somebody's").unwrap();
+    scene.succeed(&["migration", "cancel", "m0"]);
+    let outcome = scene.run(&["migration", "watch", "m1"]);
+    assert_eq!(outcome.code, 5, "{outcome:?}");
+    assert!(outcome.stdout.contains("b/w.img exists already"), "{outcome:?}");
+    let failed = show(&scene, "m1");
+    assert_eq!((&failed["failure"], &failed["guest"]), (&"not-begun".into(), &"source".into()));
+    std::fs::remove_file(scene.path("b/w.img")).unwrap();
+    let outcome = scene.run(&["migration", "retry", "m1"]);
+    assert_eq!((outcome.code, outcome.stdout.lines().next()), (0, Some("w is at b (m2)")), "{outcome:?}");
+}
+
+#[test]
+fn a_retry_has_the_same_options_and_both_say_so() {
+    let scene = busy("");
+    let (exit, refused) = scene.json(&["migration", "retry", "m0"]);
+    assert_eq!((exit, code(&refused)), (4, "cannot_retry"));
+    assert!(refused["error"]["message"].as_str().unwrap().contains("it is under way"), "{refused}");
+    scene.succeed(&["migration", "cancel", "m0"]);
+    assert_eq!(scene.run(&["migration", "watch", "m0"]).code, 6);
+    let (exit, again) = scene.json(&["migration", "retry", "m0", "--detach"]);
+    assert_eq!((exit, &again["id"], &again["retry_of"]), (0, &"m1".into(), &"m0".into()), "{again}");
+    assert_eq!((&again["volume"], &again["keep_source"]), (&"v".into(), &true.into()));
+    assert_eq!(show(&scene, "m0")["retried_as"], "m1");
+    assert!(scene.succeed(&["migration", "list"]).contains("retried as m1"));
+    let kept = std::fs::read_to_string(scene.path("data/dockets/m1.json")).unwrap();
+    let kept: Value = serde_json::from_str(&kept).unwrap();
+    assert_eq!(kept["docket"]["order"]["bandwidth_bytes_per_second"], 16 << 10, "{kept}");
+    // What ended well, is somewhere else or was never there is not done once more.
+    let (_, moved) = scene.json(&["migrate", "w", "--to", "b"]);
+    for (id, exit, words) in
+        [(moved["id"].as_str().unwrap(), 4, "it has ended well"), ("m99", 3, "no migration")]
+    {
+        let outcome = scene.run(&["migration", "retry", id]);
+        assert_eq!(outcome.code, exit, "{outcome:?}");
+        assert!(outcome.stderr.contains(words), "{outcome:?}");
+    }
+    scene.succeed(&["migration", "cancel", "m1"]);
+    assert_eq!(scene.run(&["migration", "watch", "m1"]).code, 6);
+    scene.succeed(&["volume", "remove", "v"]);
+    let outcome = scene.run(&["migration", "retry", "m1"]);
+    assert_eq!(outcome.code, 4, "{outcome:?}");
+    assert!(outcome.stderr.contains("\"v\" is no longer here"), "{outcome:?}");
+}
