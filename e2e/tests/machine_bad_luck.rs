@@ -1,0 +1,127 @@
+//! Whole machines with two disks between two hosts, and what breaks on the way: daemons at each step of the handover, links,
+//! stores. The guest works on its disks all the while and knows what it wrote.
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, ensure};
+use api::{Migration, Phase, Volume, VolumeState};
+use e2e::{Pair, Scene, WireState, until, vm};
+
+const FILL_BYTES: u64 = 4 << 20;
+/// What the guest does before, between and after moves.
+const REQUESTS: u64 = 200;
+const VOLUMES: [&str; 2] = ["root", "data"];
+
+/// One test at a time: two processors emulate one machine's well enough, and not four machines'.
+fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    e2e::play_pair(test);
+}
+
+fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
+    for volume in VOLUMES {
+        pair.alpha.sterna(["volume", "create", volume, "--size", "16MiB", "--store", "a"])?.success()?;
+    }
+    vm::Console::start_with(&pair.alpha, &VOLUMES, FILL_BYTES)
+}
+
+/// Who has the machine and both volumes, and whether that is alpha. What was begun has ended.
+fn settled(pair: &Pair) -> anyhow::Result<bool> {
+    for host in [&pair.alpha, &pair.beta] {
+        until("no migration is under way", || {
+            let migrations: Vec<Migration> = host.ask(&["migration", "list"])?;
+            Ok(migrations.iter().all(|migration| migration.state.has_ended()).then_some(()))
+        })?;
+    }
+    let serves = |host: &Scene| -> anyhow::Result<usize> {
+        let volumes: Vec<Volume> = host.ask(&["volume", "list"])?;
+        Ok(volumes.iter().filter(|volume| volume.state == VolumeState::Serving).count())
+    };
+    until("one host has all, and the machine runs there", || {
+        let served = (serves(&pair.alpha)?, serves(&pair.beta)?);
+        let (is_alpha, owner, other) = match served {
+            (2, 0) => (true, &pair.alpha, &pair.beta),
+            (0, 2) => (false, &pair.beta, &pair.alpha),
+            _ => return Ok(None),
+        };
+        Ok(vm::check_at(owner, other).is_ok().then_some(is_alpha))
+    })
+}
+
+#[test]
+fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_disks() {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Killed {
+        Source,
+        Target,
+    }
+    let steps = [
+        (Killed::Source, "before-released"),
+        (Killed::Target, "after-prepared"),
+        (Killed::Source, "after-released"),
+        (Killed::Target, "before-owned"),
+        (Killed::Target, "after-owned"),
+        (Killed::Source, "before-ended"),
+        (Killed::Target, "before-ended"),
+    ];
+    play(|pair| {
+        let console = start(pair)?;
+        let mut is_at_alpha = true;
+        for (who, step) in steps {
+            let kills_alpha = is_at_alpha == (who == Killed::Source);
+            let killed = if kills_alpha { &mut pair.alpha } else { &mut pair.beta };
+            killed.stop()?;
+            killed.start_with(&[("STERNA_FAIL_POINT", step)])?;
+            let (source, to) = if is_at_alpha { (&pair.alpha, "beta:a") } else { (&pair.beta, "alpha:a") };
+            until("the machine is found again, and begins to move", || {
+                let begun = source.sterna(["migrate", vm::NAME, "--to", to, "--detach"])?;
+                Ok((begun.code == 0).then_some(()))
+            })?;
+            let killed = if kills_alpha { &mut pair.alpha } else { &mut pair.beta };
+            ensure!(killed.wait_for_end()? == 137, "{step}: it was not killed");
+            killed.start()?;
+            is_at_alpha = settled(pair).with_context(|| format!("killed {step}"))?;
+            console.work_on(REQUESTS).with_context(|| format!("killed {step}"))?;
+        }
+        console.verify()
+    });
+}
+
+#[test]
+fn links_that_are_cut_or_silent_while_a_machine_moves_cost_time_and_nothing_else() {
+    play(|pair| {
+        let console = start(pair)?;
+        for state in [WireState::Cut, WireState::BlackHole] {
+            let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
+            until("its memory is on its way", || {
+                let phase = pair.alpha.migration(&begun.id)?.phase;
+                Ok((phase != Phase::Copying).then_some(()))
+            })?;
+            pair.wire.set(state);
+            // Wherever it was: if it stood still already, it goes on here when that has taken too long.
+            let before = pair.alpha.migration(&begun.id)?;
+            if before.phase == Phase::Memory {
+                console.work_on(REQUESTS)?;
+            }
+            pair.wire.set(WireState::Whole);
+            let is_at_alpha = settled(pair)?;
+            console.work_on(REQUESTS)?;
+            if !is_at_alpha {
+                let home: Migration = pair.beta.ask(&["migrate", vm::NAME, "--to", "alpha:a"])?;
+                ensure!(home.state.has_ended(), "{home:?}");
+                ensure!(settled(pair)?, "it came home");
+            }
+        }
+        // For ever: whoever waits can end it, and the machine has never been away.
+        let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
+        pair.wire.set(WireState::BlackHole);
+        console.work_on(REQUESTS)?;
+        pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+        pair.alpha.wait_for_migration(&begun.id)?;
+        console.work_on(REQUESTS)?;
+        pair.wire.set(WireState::Whole);
+        ensure!(settled(pair)?, "it stays");
+        console.verify()
+    });
+}
