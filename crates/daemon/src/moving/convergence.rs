@@ -5,7 +5,10 @@
 //!   a round that left hardly less than the one before ──► a longer stand is aimed at, up to what is allowed
 //!   and then                                          ──► the guest's processors get less time, step by step
 //!   at the last step, and still so after some rounds ───► it is given up, with the figures it was judged by
+//!   nothing taken for minutes: hung there, or cut off ──► it is given up; the machine has never stood still
 //! ```
+
+use std::time::Duration;
 
 use hypervisor::qemu::MemoryProgress;
 
@@ -17,6 +20,8 @@ pub(super) const AIMS: [u32; 3] = [8, 2, 1];
 const STEPS: [u8; 6] = [10, 25, 45, 65, 85, 99];
 /// Rounds without progress that are waited for at the last step.
 const PATIENCE_ROUNDS: u32 = 20;
+/// How long nothing of the memory may be taken: as long as a target's store may leave a request unanswered.
+const STALL_MAX: Duration = Duration::from_secs(300);
 
 /// Judges rounds.
 #[derive(Debug, Default)]
@@ -27,6 +32,9 @@ pub(super) struct Convergence {
     aims: usize,
     steps: usize,
     in_vain: u32,
+    /// Bytes that had been taken at the last look, and since when it is so many.
+    taken: u64,
+    taken_since: Duration,
 }
 
 /// What is to be done.
@@ -52,8 +60,18 @@ pub(super) enum Verdict {
 }
 
 impl Convergence {
-    /// Judges what the hypervisor says; a verdict falls once a round.
-    pub(super) fn judge(&mut self, progress: &MemoryProgress) -> Verdict {
+    /// Judges what the hypervisor says at `now`, counted from any beginning; a verdict on a round falls once.
+    pub(super) fn judge(&mut self, now: Duration, progress: &MemoryProgress) -> Verdict {
+        if progress.transferred_bytes != self.taken {
+            (self.taken, self.taken_since) = (progress.transferred_bytes, now);
+        } else if now.saturating_sub(self.taken_since) >= STALL_MAX {
+            let reason = format!(
+                "the other host has taken nothing of the machine's memory for {} s. See whether it can be reached \
+                 (sterna host list), and what its log says; the machine has worked on here meanwhile",
+                STALL_MAX.as_secs()
+            );
+            return Verdict::Hopeless { reason };
+        }
         if progress.rounds <= self.rounds {
             return Verdict::GoOn;
         }
@@ -95,6 +113,8 @@ mod tests {
 
     use super::*;
 
+    const NOW: Duration = Duration::from_secs(60);
+
     fn round(rounds: u64, remaining_bytes: u64) -> MemoryProgress {
         MemoryProgress {
             status: MigrationStatus::Active,
@@ -115,8 +135,22 @@ mod tests {
     fn rounds_that_leave_less_are_left_alone() {
         let mut convergence = Convergence::default();
         for (number, left) in [1000, 700, 500, 300, 100].into_iter().enumerate() {
-            assert_eq!(convergence.judge(&round(number as u64 + 1, left << 20)), Verdict::GoOn);
+            assert_eq!(convergence.judge(NOW, &round(number as u64 + 1, left << 20)), Verdict::GoOn);
         }
+    }
+
+    #[test]
+    fn memory_that_nobody_takes_is_given_up_and_a_slow_link_is_not() {
+        let mut slow = Convergence::default();
+        for minute in 1..60 {
+            let progress = MemoryProgress { transferred_bytes: u64::from(minute), ..round(1, 500 << 20) };
+            assert_eq!(slow.judge(minute * NOW, &progress), Verdict::GoOn);
+        }
+        let mut hung = Convergence::default();
+        let progress = MemoryProgress { transferred_bytes: 1, ..round(1, 500 << 20) };
+        assert_eq!(hung.judge(NOW, &progress), Verdict::GoOn);
+        assert_eq!(hung.judge(NOW + STALL_MAX - NOW / 2, &progress), Verdict::GoOn);
+        assert!(matches!(hung.judge(NOW + STALL_MAX, &progress), Verdict::Hopeless { .. }));
     }
 
     #[test]
@@ -124,7 +158,7 @@ mod tests {
         let mut convergence = Convergence::default();
         let (mut steps, mut aims) = (Vec::new(), Vec::new());
         for number in 1.. {
-            match convergence.judge(&round(number, 500 << 20)) {
+            match convergence.judge(NOW, &round(number, 500 << 20)) {
                 Verdict::GoOn => {}
                 Verdict::Aim { divisor } => aims.push(divisor),
                 Verdict::Throttle { percent } => steps.push(percent),
@@ -142,7 +176,7 @@ mod tests {
     fn a_round_is_judged_once() {
         let mut convergence = Convergence::default();
         for _ in 0..100 {
-            assert_eq!(convergence.judge(&round(1, 500 << 20)), Verdict::GoOn);
+            assert_eq!(convergence.judge(NOW, &round(1, 500 << 20)), Verdict::GoOn);
         }
     }
 }

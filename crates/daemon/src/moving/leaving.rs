@@ -184,10 +184,11 @@ impl Leaving {
     /// Sees to it that what is left becomes less from round to round; ends with the reason why it does not.
     async fn converge(&self) -> String {
         let mut convergence = Convergence::default();
+        let began = Instant::now();
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
             let Ok(progress) = self.machine.memory_progress().await else { continue };
-            match convergence.judge(&progress) {
+            match convergence.judge(began.elapsed(), &progress) {
                 Verdict::GoOn => {}
                 Verdict::Aim { divisor } => {
                     if let Err(error) = self.machine.aim_at_downtime(self.aim(divisor)).await {
