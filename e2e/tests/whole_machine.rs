@@ -117,6 +117,29 @@ fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them(
 }
 
 #[test]
+#[ignore = "needs a second QEMU: make test-newer-qemu"]
+fn a_machine_goes_to_a_host_with_a_newer_hypervisor() {
+    play(|pair| {
+        let newer = std::env::var("STERNA_NEWER_QEMU").context("where is it?")?;
+        pair.beta.stop()?;
+        let path = format!("{newer}:{}", std::env::var("PATH").unwrap_or_default());
+        pair.beta.start_with(&[("PATH", &path)])?;
+        let console = start(pair)?;
+        until("beta can be reached again", || {
+            Ok((pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?.code == 0).then_some(()))
+        })?;
+        vm::check_at(&pair.beta, &pair.alpha)?;
+        let program = std::fs::read_link(format!("/proc/{}/exe", process(&pair.beta)?))?;
+        ensure!(
+            program.starts_with(std::path::Path::new(&newer).parent().context("a folder above")?),
+            "{program:?}"
+        );
+        console.work_on(REQUESTS)?;
+        console.verify()
+    });
+}
+
+#[test]
 fn a_machine_goes_on_where_it_was_when_its_move_comes_to_nothing() {
     play(|pair| {
         let console = start(pair)?;
