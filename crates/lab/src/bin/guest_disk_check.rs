@@ -1,35 +1,43 @@
-//! The program that works inside the demo's machine: it writes and checks its disk for as long as it runs.
+//! The program that works inside the demo's machine: it writes and checks its disk for as long as it runs, and if it is
+//! asked to its memory too, and answers a client outside.
 //!
-//! ``text
+//! ```text
 //!   fill ─► workers: each owns every n-th block, writes, reads, compares, flushes
+//!           memory:  pages are compared and rewritten
+//!           server:  requests are counted
 //!             └─► ten times a second a line on the console; `verify` ends them
-//!   verify ─► the whole disk is read and compared, then hashed over block numbers and versions
-//! ``
+//!   verify ─► memory and the whole disk are read and compared, the disk hashed over block numbers and versions
+//! ```
 //!
 //! The guest image contains it as a static program, so it stands alone: no crate but the standard library, and of the
 //! lab the two files that say what blocks contain. Its words on the console are read by `lab::vm`.
 //!
-//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED`. Several devices are one disk, striped.
+//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT]]`. Several devices are
+//! one disk, striped; 0 stands for none, of workers too: then the machine is idle but for its ticks.
 
+#[path = "guest_disk_check/memory.rs"]
+mod memory;
 #[path = "../workload/pattern.rs"]
 #[expect(dead_code, unreachable_pub, reason = "shared with the library, which uses the rest")]
 mod pattern;
 #[path = "../workload/random.rs"]
 #[expect(unreachable_pub, reason = "shared with the library")]
 mod random;
+#[path = "guest_disk_check/server.rs"]
+mod server;
+#[path = "guest_disk_check/tally.rs"]
+mod tally;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use memory::Memory;
 use pattern::{Expected, Stamp, digest_block};
 use random::Random;
+use tally::Tally;
 
-/// How often a line tells what the workers have done.
-const TICK: Duration = Duration::from_millis(100);
 /// How much is written or read at once when going over the whole disk.
 const SWEEP_BYTES: usize = 1 << 20;
 /// Of so many requests one is a flush.
@@ -38,8 +46,6 @@ const REQUESTS_PER_FLUSH: u64 = 2000;
 const READS_PERCENT: u64 = 70;
 /// What direct I/O asks of addresses in memory, on every disk there is.
 const MEMORY_ALIGNMENT: usize = 4096;
-/// More lines about wrong blocks than this tell nothing new.
-const ERRORS_TOLD_MAX: u64 = 16;
 
 fn main() {
     match Arguments::parse().and_then(|arguments| run(&arguments)) {
@@ -55,13 +61,18 @@ struct Arguments {
     workers: u64,
     fill_bytes: u64,
     seed: u64,
+    /// How much of the machine's memory is checked too.
+    memory_bytes: u64,
+    /// Where clients are answered; 0: nowhere.
+    port: u16,
 }
 
 impl Arguments {
     fn parse() -> Result<Self, String> {
         let words: Vec<String> = std::env::args().skip(1).collect();
-        let [device, block_bytes, workers, fill_bytes, seed] = words.as_slice() else {
-            return Err("usage: guest_disk_check DEVICE BLOCK_BYTES WORKERS FILL_BYTES SEED".to_owned());
+        let [device, block_bytes, workers, fill_bytes, seed, more @ ..] = words.as_slice() else {
+            let usage = "guest_disk_check DEVICE BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT]]";
+            return Err(format!("usage: {usage}"));
         };
         let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
         let block_bytes = number(block_bytes)? as usize;
@@ -71,9 +82,12 @@ impl Arguments {
         Ok(Self {
             device: device.clone(),
             block_bytes,
-            workers: number(workers)?.max(1),
+            workers: number(workers)?,
             fill_bytes: number(fill_bytes)?,
             seed: number(seed)?,
+            memory_bytes: more.first().map_or(Ok(0), |word| number(word))?,
+            port: u16::try_from(more.get(1).map_or(Ok(0), |word| number(word))?)
+                .map_err(|error| format!("the port: {error}"))?,
         })
     }
 }
@@ -86,6 +100,10 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     say(&format!("disk device={device} sector_bytes={sector_bytes} blocks={blocks} bytes={bytes}"));
     let filled = disk.fill(arguments.fill_bytes)?;
     say(&format!("filled bytes={}", filled * arguments.block_bytes as u64));
+    let mut memory = Memory::fill(arguments.memory_bytes, arguments.seed);
+    if arguments.port != 0 {
+        server::start(arguments.port).map_err(|error| format!("port {}: {error}", arguments.port))?;
+    }
 
     let tally = Tally::default();
     let versions = std::thread::scope(|scope| {
@@ -95,13 +113,15 @@ fn run(arguments: &Arguments) -> Result<(), String> {
                 scope.spawn(move || disk.work(worker, arguments.workers, filled, tally))
             })
             .collect();
-        scope.spawn(|| tick(&tally));
+        scope.spawn(|| tally.tick());
+        scope.spawn(|| memory.work(&tally));
         wait_for_command("verify");
-        tally.stop.store(true, Ordering::Relaxed);
+        tally.stop();
         workers.into_iter().map(|worker| worker.join().unwrap_or_default()).collect::<Vec<_>>()
     });
     disk.flush()?;
-    disk.verify(&versions, &tally)?;
+    memory.verify(&tally);
+    disk.verify(filled, &versions, &memory, &tally)?;
     wait_for_command("end");
     Ok(())
 }
@@ -174,12 +194,13 @@ impl Disk {
             (0..own).map(|index| u32::from(index * workers + worker < filled)).collect();
         let mut random = Random::new(self.seed ^ (worker << 32) ^ 0x1a7e);
         let mut memory = Aligned::new(self.block_bytes);
-        while own > 0 && !tally.stop.load(Ordering::Relaxed) {
+        while own > 0 && !tally.is_stopped() {
             let index = random.below(own);
             let block = index * workers + worker;
             let version = &mut versions[index as usize];
             let bytes = memory.bytes();
             let dice = random.below(REQUESTS_PER_FLUSH);
+            let began = Instant::now();
             let result = if dice == 0 {
                 self.flush()
             } else if dice % 100 < READS_PERCENT {
@@ -188,16 +209,22 @@ impl Disk {
                 Stamp { seed: self.seed, block, version: *version + 1 }.fill(bytes);
                 self.write(block, bytes).map(|()| *version += 1)
             };
-            match result {
-                Ok(()) => tally.complete(),
-                Err(error) => tally.fail(&error),
+            if let Err(error) = result {
+                tally.wrong(&error);
             }
+            tally.complete(began);
         }
         versions
     }
 
     /// Reads and compares all, and tells the outcome with a digest of every block's version.
-    fn verify(&self, versions: &[Vec<u32>], tally: &Tally) -> Result<(), String> {
+    fn verify(
+        &self,
+        filled: u64,
+        versions: &[Vec<u32>],
+        checked: &Memory,
+        tally: &Tally,
+    ) -> Result<(), String> {
         let mut memory = Aligned::new(SWEEP_BYTES);
         let per_request = (SWEEP_BYTES / self.block_bytes) as u64;
         let mut digest = 0;
@@ -206,19 +233,23 @@ impl Disk {
             let part = &mut memory.bytes()[..count as usize * self.block_bytes];
             self.read(first, part)?;
             for (bytes, block) in part.chunks_exact(self.block_bytes).zip(first..) {
-                let workers = versions.len() as u64;
-                let version = versions[(block % workers) as usize].get((block / workers) as usize).copied();
-                let version = version.unwrap_or(0);
+                let version = match versions.len() as u64 {
+                    // Nobody has worked on what was filled.
+                    0 => u32::from(block < filled),
+                    workers => {
+                        let own = &versions[(block % workers) as usize];
+                        own.get((block / workers) as usize).copied().unwrap_or(0)
+                    }
+                };
                 if let Err(error) = self.compare(block, version, bytes) {
-                    tally.fail(&error);
+                    tally.wrong(&error);
                 }
                 digest = digest_block(digest, block, version);
             }
         }
-        let errors = tally.errors.load(Ordering::Relaxed);
+        let (blocks, seed, pages, errors) = (self.blocks, self.seed, checked.pages(), tally.errors());
         say(&format!(
-            "verified blocks={} seed={} digest={digest:016x} errors={errors}",
-            self.blocks, self.seed
+            "verified blocks={blocks} seed={seed} digest={digest:016x} memory_pages={pages} errors={errors}"
         ));
         Ok(())
     }
@@ -249,64 +280,6 @@ fn sector_bytes(device: &str) -> u64 {
     let name = device.rsplit('/').next().unwrap_or_default();
     let told = std::fs::read_to_string(format!("/sys/block/{name}/queue/logical_block_size"));
     told.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
-}
-
-/// What the workers have done, together.
-struct Tally {
-    stop: AtomicBool,
-    requests: AtomicU64,
-    errors: AtomicU64,
-    gaps: Mutex<Gaps>,
-}
-
-/// The times between completions.
-struct Gaps {
-    last: Instant,
-    /// The longest since the last tick.
-    longest: Duration,
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        let gaps = Mutex::new(Gaps { last: Instant::now(), longest: Duration::ZERO });
-        Self { stop: AtomicBool::new(false), requests: AtomicU64::new(0), errors: AtomicU64::new(0), gaps }
-    }
-}
-
-impl Tally {
-    fn complete(&self) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        gaps.longest = gaps.longest.max(now - gaps.last);
-        gaps.last = now;
-    }
-
-    fn fail(&self, error: &str) {
-        if self.errors.fetch_add(1, Ordering::Relaxed) < ERRORS_TOLD_MAX {
-            say(&format!("wrong {error}"));
-        }
-        self.complete();
-    }
-
-    /// The longest gap that ended since the last call, or the one that has not ended, if that is longer.
-    fn longest_gap(&self) -> Duration {
-        let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut gaps.longest).max(gaps.last.elapsed())
-    }
-}
-
-/// Tells every tenth of a second what the workers have done.
-fn tick(tally: &Tally) {
-    let started = Instant::now();
-    while !tally.stop.load(Ordering::Relaxed) {
-        std::thread::sleep(TICK);
-        let requests = tally.requests.load(Ordering::Relaxed);
-        let errors = tally.errors.load(Ordering::Relaxed);
-        let stall_us = tally.longest_gap().as_micros();
-        let at_ms = started.elapsed().as_millis();
-        say(&format!("tick at_ms={at_ms} requests={requests} stall_us={stall_us} errors={errors}"));
-    }
 }
 
 /// Waits until the console says `command`, or nothing can come from it any more.

@@ -1,0 +1,106 @@
+//! Memory that is checked and rewritten for as long as the machine works, so that a machine whose memory was moved wrongly
+//! is found out: pages that were lost, mixed up, or left as they had been some rounds before.
+//!
+//! What a page must hold follows from its version, and the versions lie elsewhere in memory. A page that was moved without
+//! its version, or the version without its page, is noticed; both left behind together are not, so pages are many and are
+//! changed at random.
+
+use std::time::Duration;
+
+use crate::pattern::{Expected, Stamp};
+use crate::random::Random;
+use crate::tally::Tally;
+
+/// Bytes of a page: what hypervisors track and send.
+const PAGE_BYTES: usize = 4096;
+/// Pages that are checked and rewritten at a time.
+const PAGES_PER_TURN: u32 = 2;
+/// Pause between two turns. About 8 MB are written anew each second: enough to have several rounds of them sent, little
+/// enough for any link.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Sets the stamps of pages apart from those of the disk's blocks.
+const SEED_SALT: u64 = 0x6d65_6d6f;
+
+/// Pages, and how often each has been written.
+pub(crate) struct Memory {
+    bytes: Vec<u8>,
+    versions: Vec<u32>,
+    seed: u64,
+}
+
+impl Memory {
+    /// Fills so many bytes, cut to whole pages.
+    pub(crate) fn fill(bytes: u64, seed: u64) -> Self {
+        let count = usize::try_from(bytes).unwrap_or(0) / PAGE_BYTES;
+        let (bytes, versions) = (vec![0; count * PAGE_BYTES], vec![0; count]);
+        let mut memory = Self { bytes, versions, seed: seed ^ SEED_SALT };
+        for page in 0..count {
+            memory.rewrite(page);
+        }
+        memory
+    }
+
+    /// How many there are.
+    pub(crate) fn pages(&self) -> usize {
+        self.versions.len()
+    }
+
+    /// Checks and rewrites pages until the tally says stop.
+    pub(crate) fn work(&mut self, tally: &Tally) {
+        let mut random = Random::new(self.seed);
+        while !tally.is_stopped() && self.pages() > 0 {
+            for _ in 0..PAGES_PER_TURN {
+                let page = random.below(self.pages() as u64) as usize;
+                self.check(page, tally);
+                self.rewrite(page);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Checks every page.
+    pub(crate) fn verify(&self, tally: &Tally) {
+        for page in 0..self.pages() {
+            self.check(page, tally);
+        }
+    }
+
+    fn check(&self, page: usize, tally: &Tally) {
+        let expected = Expected::Stamp(self.stamp(page));
+        let bytes = &self.bytes[page * PAGE_BYTES..][..PAGE_BYTES];
+        if let Err(mismatch) = expected.check(bytes) {
+            tally.wrong(&format!("page {page} of memory: {mismatch}"));
+        }
+    }
+
+    fn rewrite(&mut self, page: usize) {
+        self.versions[page] += 1;
+        let stamp = self.stamp(page);
+        stamp.fill(&mut self.bytes[page * PAGE_BYTES..][..PAGE_BYTES]);
+    }
+
+    fn stamp(&self, page: usize) -> Stamp {
+        Stamp { seed: self.seed, block: page as u64, version: self.versions[page] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_is_lost_mixed_up_or_old_is_wrong() {
+        let mut memory = Memory::fill(8 * PAGE_BYTES as u64 + 1, 7);
+        assert_eq!(memory.pages(), 8);
+        let old = memory.bytes[..PAGE_BYTES].to_vec();
+        memory.rewrite(0);
+        let tally = Tally::default();
+        memory.verify(&tally);
+        assert_eq!(tally.errors(), 0);
+        memory.bytes[..PAGE_BYTES].copy_from_slice(&old);
+        memory.bytes.copy_within(PAGE_BYTES..2 * PAGE_BYTES, 2 * PAGE_BYTES);
+        memory.bytes[3 * PAGE_BYTES..4 * PAGE_BYTES].fill(0);
+        memory.verify(&tally);
+        assert_eq!(tally.errors(), 3);
+    }
+}
