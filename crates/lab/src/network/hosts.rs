@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use super::error::NetworkError;
+use super::lan::Lan;
 use super::namespace::Namespace;
 use super::rate::BitRate;
 use super::shaped::ShapedLink;
@@ -84,6 +85,17 @@ impl Hosts {
     ) -> Result<WideAreaLink, NetworkError> {
         let ends = self.next_ends("wide", hosts)?;
         WideAreaLink::create(ends, conditions)
+    }
+
+    /// Makes a network on which a guest of either host is, beside the hosts' links.
+    ///
+    /// # Errors
+    /// What the system says.
+    ///
+    /// # Panics
+    /// If there is no host of one of the numbers.
+    pub fn lan(&self, hosts: [usize; 2]) -> Result<Lan, NetworkError> {
+        Lan::create(hosts.map(|host| &self.namespaces[host]))
     }
 
     /// What the plan says of the next link.

@@ -6,6 +6,7 @@
 //!                 └── TUN ◄──► WideAreaLink: a thread with two ◄──► TUN ┘
 //!                              Lines (rate, queue, delay, loss)
 //!
+//!   Lan: a switch, a client beside it, and a tap for a guest on either host
 //!   measure: what a TCP connection of the kernel carries over a link, and how long a round trip takes
 //! ```
 //!
@@ -22,6 +23,7 @@
 mod commands;
 mod error;
 mod hosts;
+mod lan;
 pub mod measure;
 mod namespace;
 mod rate;
@@ -30,6 +32,7 @@ mod wide_area;
 
 pub use self::error::NetworkError;
 pub use self::hosts::{Addresses, Hosts};
+pub use self::lan::Lan;
 pub use self::namespace::Namespace;
 pub use self::rate::BitRate;
 pub use self::shaped::ShapedLink;
@@ -45,6 +48,17 @@ pub enum Cut {
     Down,
     /// Packets disappear and the interfaces stay up, as if a switch on the way had died: nobody is told anything.
     BlackHole,
+}
+
+/// Makes two hosts with a network for guests, and lets them go again.
+///
+/// # Errors
+/// If it cannot be made here; the message says what is needed.
+pub fn check_lan() -> Result<(), NetworkError> {
+    let mut hosts = Hosts::create(["a", "b"])?;
+    hosts.shaped_link([0, 1], BitRate::megabits(1000))?;
+    hosts.lan([0, 1])?;
+    Ok(())
 }
 
 /// Makes two hosts with a link of each kind between them, and lets them go again.

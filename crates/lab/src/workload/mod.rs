@@ -9,6 +9,7 @@
 //! Rates are measured, never assumed: the guest asks as fast as it is answered.
 
 mod content;
+mod disruption;
 mod guest;
 pub mod pattern;
 pub mod random;
@@ -16,6 +17,7 @@ mod record;
 mod sweep;
 
 pub use self::content::{Content, Finding, Findings};
+pub use self::disruption::{Baseline, Window};
 pub use self::guest::{Guest, GuestOptions, Mix, RANGE_BLOCKS_MAX, StoppedGuest};
 pub use self::record::{Mark, Recorder, STEP, Step, Summary, per_second};
 pub use self::sweep::{fill, verify_digest, verify_export, verify_file};

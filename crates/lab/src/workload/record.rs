@@ -9,12 +9,16 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
+use super::disruption::Window;
+
 /// Length of a step of the timeline.
 pub const STEP: Duration = Duration::from_millis(100);
 /// Gaps between completions shorter than this are no stalls worth remembering, at first.
 const STALL_MIN: Duration = Duration::from_micros(100);
 /// How many stalls are remembered; past that the shorter ones are forgotten.
 const STALLS_MAX: usize = 1 << 20;
+/// How many latencies of a step are kept: more than any guest has requests in it.
+const STEP_LATENCIES_MAX: usize = 1 << 18;
 /// The longest latency that the histogram tells apart, in microseconds: ten minutes, longer than any deadline.
 const LATENCY_US_MAX: u64 = 600_000_000;
 
@@ -27,6 +31,8 @@ pub struct Recorder {
     completions: u64,
     latencies_us: Histogram<u64>,
     timeline: Vec<Step>,
+    /// The latencies of the last step of the timeline, in microseconds.
+    step_latencies_us: Vec<u32>,
     stalls: Vec<Stall>,
     stall_min: Duration,
 }
@@ -38,9 +44,21 @@ pub struct Step {
     pub completions: u32,
     /// The longest latency among them, in microseconds.
     pub latency_us_max: u32,
+    /// What 99 % of them took at most, in microseconds; 0 of a step that may not be over.
+    latency_us_p99: u32,
 }
 
 impl Step {
+    /// As one of the windows by which disruption is judged. A step that may not be over is judged by its slowest request.
+    pub fn window(&self) -> Window {
+        let latency_us = if self.latency_us_p99 > 0 { self.latency_us_p99 } else { self.latency_us_max };
+        Window {
+            length: STEP,
+            requests: self.completions.into(),
+            latency_p99: (self.completions > 0).then(|| Duration::from_micros(latency_us.into())),
+        }
+    }
+
     /// Completions per second.
     pub fn iops(&self) -> f64 {
         f64::from(self.completions) / STEP.as_secs_f64()
@@ -97,6 +115,7 @@ impl Recorder {
             completions: 0,
             latencies_us: new_histogram(),
             timeline: Vec::new(),
+            step_latencies_us: Vec::new(),
             stalls: Vec::new(),
             stall_min: STALL_MIN,
         }
@@ -190,11 +209,27 @@ impl Recorder {
     fn record_step(&mut self, completed: Instant, latency_us: u64) {
         let step = self.step_of(completed);
         if step >= self.timeline.len() {
+            self.end_step();
             self.timeline.resize(step + 1, Step::default());
         }
+        let latency_us = u32::try_from(latency_us).unwrap_or(u32::MAX);
         let step = &mut self.timeline[step];
         step.completions += 1;
-        step.latency_us_max = step.latency_us_max.max(u32::try_from(latency_us).unwrap_or(u32::MAX));
+        step.latency_us_max = step.latency_us_max.max(latency_us);
+        if self.step_latencies_us.len() < STEP_LATENCIES_MAX {
+            self.step_latencies_us.push(latency_us);
+        }
+    }
+
+    /// The last step of the timeline is over.
+    fn end_step(&mut self) {
+        let rank = self.step_latencies_us.len() * 99 / 100;
+        if let Some(step) = self.timeline.last_mut()
+            && !self.step_latencies_us.is_empty()
+        {
+            step.latency_us_p99 = *self.step_latencies_us.select_nth_unstable(rank).1;
+        }
+        self.step_latencies_us.clear();
     }
 
     fn record_stall(&mut self, stall: Stall) {
@@ -304,6 +339,29 @@ mod tests {
         assert_eq!(recorder.steps_between(&mark(50), &mark(220)), &recorder.timeline()[0..2]);
         assert_eq!(recorder.steps_between(&mark(220), &mark(9000)), &recorder.timeline()[2..4]);
         assert_eq!(recorder.steps_between(&mark(8000), &mark(9000)), []);
+    }
+
+    #[test]
+    fn a_step_tells_what_its_slowest_hundredth_took() {
+        let start = Instant::now();
+        let mut recorder = Recorder::new(start);
+        for number in 0..200 {
+            let completed = at(start, 10 + number / 4);
+            let latency = if number % 100 == 50 { 7000 } else { 1000 + number };
+            recorder.record(completed - Duration::from_micros(latency), completed);
+        }
+        let p99 = |recorder: &Recorder| recorder.timeline()[0].window().latency_p99;
+        assert_eq!(p99(&recorder), Some(Duration::from_micros(7000)), "it is not over");
+        recorder.record(start, at(start, 310));
+        assert_eq!(p99(&recorder), Some(Duration::from_micros(7000)));
+        let standstill = recorder.timeline()[1].window();
+        assert_eq!((standstill.requests, standstill.latency_p99), (0, None));
+        let latencies = (1..=300).map(|number| if number == 300 { 9000 } else { number });
+        for latency in latencies {
+            recorder.record(at(start, 420) - Duration::from_micros(latency), at(start, 420));
+        }
+        recorder.record(at(start, 500), at(start, 501));
+        assert_eq!(recorder.timeline()[4].window().latency_p99, Some(Duration::from_micros(298)));
     }
 
     #[test]
