@@ -20,11 +20,11 @@ HOSTS_SEEDS ?= 5000
 help: ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 
-demo: ## Move the disk of a busy virtual machine between two stores, and check every block.
+demo: ## Move a busy virtual machine with its disk to another host and home, and check every block.
 	scripts/install-packages demo
 	scripts/guest-image $(GUEST_IMAGE)
 	cargo build --release -p sterna
-	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) $(TARGET)/release/sterna demo --vm
+	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) $(TARGET)/release/sterna demo --hosts --vm
 
 # Whatever runs here is built once, with the packages, features and profile of the tests; only the planted bugs need a few
 # crates again. `cargo test` comes last, so that its results are what is left on the screen, with what was left out.

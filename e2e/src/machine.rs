@@ -78,7 +78,10 @@ fn check(stopped: &StoppedMachine) -> anyhow::Result<()> {
 }
 
 /// The image in cargo's target folder, unless the environment names another one.
-pub(crate) fn guest_image() -> anyhow::Result<GuestImage> {
+///
+/// # Errors
+/// If it is not there; the message says how it is built.
+pub fn guest_image() -> anyhow::Result<GuestImage> {
     match std::env::var_os("STERNA_GUEST_IMAGE") {
         Some(_) => GuestImage::find(None),
         None => GuestImage::find(Some(&target_folder()?.join("guest-image"))),

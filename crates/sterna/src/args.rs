@@ -9,7 +9,7 @@ mod vm;
 use std::path::PathBuf;
 
 pub(crate) use self::bench::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
-pub(crate) use self::demo::{DemoArguments, Guest};
+pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::replica::ReplicaCommand;
 pub(crate) use self::vm::VmCommand;

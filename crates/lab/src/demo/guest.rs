@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use super::progress::Progress;
 use super::report::{Bytes, Wrong};
 use crate::nbd_client::{Address, Client, ClientOptions, StopFlag};
-use crate::workload::{self, Content, Findings, Guest, GuestOptions, Mark, Step, StoppedGuest};
+use crate::workload::{self, Content, Findings, Guest, GuestOptions, Mark, Step, StoppedGuest, Window};
 
 /// A guest that works on a disk and knows what it must hold.
 pub trait DemoGuest: Sized {
@@ -27,8 +27,8 @@ pub trait DemoGuest: Sized {
     /// What the guest felt between two marks.
     fn between(&self, first: &Self::Mark, last: &Self::Mark) -> Felt;
 
-    /// Requests per second between two marks, in steps of a tenth of a second.
-    fn rates(&self, first: &Self::Mark, last: &Self::Mark) -> Vec<f64>;
+    /// What the guest felt between two marks, in windows of about a tenth of a second.
+    fn windows(&self, first: &Self::Mark, last: &Self::Mark) -> Vec<Window>;
 
     /// Fails as soon as the guest can no longer work; never ends otherwise.
     fn failure(&self) -> impl Future<Output = anyhow::Error>;
@@ -132,8 +132,8 @@ impl DemoGuest for ThreadGuest {
         Felt { requests: summary.completions, iops: summary.iops, longest_stall: summary.longest_stall }
     }
 
-    fn rates(&self, first: &Mark, last: &Mark) -> Vec<f64> {
-        self.guest.timeline(first, last).iter().map(Step::iops).collect()
+    fn windows(&self, first: &Mark, last: &Mark) -> Vec<Window> {
+        self.guest.timeline(first, last).iter().map(Step::window).collect()
     }
 
     async fn failure(&self) -> anyhow::Error {

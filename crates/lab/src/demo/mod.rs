@@ -28,14 +28,15 @@ use tokio::time::sleep;
 use self::report::{grouped, milliseconds};
 use crate::nbd_client::StopFlag;
 use crate::vm::{GuestImage, Machine, MachineOptions};
-use crate::workload::GuestOptions;
+use crate::workload::{Baseline, GuestOptions};
 
 pub(crate) use self::daemon::{Daemon, with_tail};
 pub(crate) use self::folder::{DemoFolder, check_free_space, usual_parent};
 pub(crate) use self::guest::with_progress;
 pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, StoppedThreadGuest, ThreadGuest};
 pub use self::hosts::{
-    Copied, Cut, CutPlan, HostsFigures, HostsOptions, HostsReport, LinkKind, WayFigures, run_hosts,
+    Connection, Copied, Cut, CutPlan, DowntimeParts, HostsFigures, HostsOptions, HostsReport, LinkKind,
+    MachineFigures, MachineReport, MachineWay, MovedMachineOptions, WayFigures, run_hosts, run_machine,
 };
 pub use self::progress::Progress;
 pub(crate) use self::report::Bytes;
@@ -83,13 +84,15 @@ impl DemoOptions {
         Self { program, parent: None, disk_bytes, margin: MARGIN, guest }
     }
 
-    /// The demo with a machine in QEMU as guest; its disk is smaller, because it is slower.
+    /// The demo with a machine in QEMU as guest, and a disk of so many bytes.
     ///
     /// # Errors
     /// If there is no image for the machine, in `image` or where it usually is.
-    pub fn with_machine(program: PathBuf, image: Option<&Path>) -> anyhow::Result<Self> {
-        let guest = GuestKind::Machine(MachineOptions::new(GuestImage::find(image)?));
-        Ok(Self { program, parent: None, disk_bytes: 512 << 20, margin: MARGIN, guest })
+    pub fn with_machine(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
+        let fill_bytes = disk_bytes / 2;
+        let machine = MachineOptions { fill_bytes, ..MachineOptions::new(GuestImage::find(image)?) };
+        let guest = GuestKind::Machine(machine);
+        Ok(Self { program, parent: None, disk_bytes, margin: MARGIN, guest })
     }
 }
 
@@ -155,6 +158,8 @@ struct Moved<S> {
     after: Felt,
     whole: Felt,
     timeline: Timeline,
+    /// For how long the guest was worse off than before; `None` if it did nothing then.
+    disruption: Option<Duration>,
     history: Option<MigrationHistory>,
 }
 
@@ -187,6 +192,7 @@ impl Stage<'_> {
             iops_during: moved.during.iops,
             iops_after: moved.after.iops,
             verified: wrong.count == 0,
+            disruption_ms: moved.disruption.map(|disruption| disruption.as_secs_f64() * 1000.0),
         };
         let (source, target) = DemoFolder::STORES;
         Report {
@@ -230,13 +236,15 @@ async fn move_under<G: DemoGuest>(
         wait(options.margin, progress).await;
         let end = guest.mark();
         let felt = [(&before, &during), (&during, &after), (&after, &end), (&before, &end)];
-        let rates = [(&before, &during), (&during, &after), (&after, &end)];
-        let rates = rates.map(|(first, last)| guest.rates(first, last));
-        let timeline = Timeline::of(&rates[0], &rates[1], &rates[2]);
+        let parts = [(&before, &during), (&during, &after), (&after, &end)];
+        let [quiet, busy, later] = parts.map(|(first, last)| guest.windows(first, last));
+        let timeline = Timeline::of(&quiet, &busy, &later);
+        let disruption = Baseline::of(&quiet).map(|baseline| baseline.disruption(busy.iter().chain(&later)));
         let history = daemon.history(&migration.id).await;
-        anyhow::Ok((migration, felt.map(|(first, last)| guest.between(first, last)), timeline, history))
+        let felt = felt.map(|(first, last)| guest.between(first, last));
+        anyhow::Ok((migration, felt, timeline, disruption, history))
     };
-    let (migration, [before, during, after, whole], timeline, history) = tokio::select! {
+    let (migration, [before, during, after, whole], timeline, disruption, history) = tokio::select! {
         measured = measured => measured?,
         failure = guest.failure() => return Err(failure),
     };
@@ -248,7 +256,19 @@ async fn move_under<G: DemoGuest>(
         volume.store
     );
     let guest = description;
-    Ok(Moved { stopped, guest, migration, volume, before, during, after, whole, timeline, history })
+    Ok(Moved {
+        stopped,
+        guest,
+        migration,
+        volume,
+        before,
+        during,
+        after,
+        whole,
+        timeline,
+        disruption,
+        history,
+    })
 }
 
 /// What the guest feels at this moment of the migration, shown while it goes on.

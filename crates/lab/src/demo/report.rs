@@ -49,6 +49,9 @@ pub struct Figures {
     pub iops_after: f64,
     /// Whether every read, the whole disk at the end, and the target's image held what the guest had written.
     pub verified: bool,
+    /// For how long, while and after it migrated, the guest had less than 90 % of the requests of before, or its slowest
+    /// hundredth took more than twice as long, in milliseconds; `None` if it did nothing before.
+    pub disruption_ms: Option<f64>,
 }
 
 /// What was found to be wrong.
@@ -93,6 +96,7 @@ impl fmt::Display for Report {
         if let Some(gate_closed_ms) = self.gate_closed_ms {
             row(formatter, "switch-over", &milliseconds(gate_closed_ms), "new requests were held")?;
         }
+        disruption_row(formatter, self.figures.disruption_ms)?;
         row(formatter, "IOPS before", &grouped(iops_before), "")?;
         row(formatter, "IOPS during", &grouped(iops_during), &change(iops_before, iops_during))?;
         row(formatter, "IOPS after", &grouped(iops_after), &change(iops_before, iops_after))?;
@@ -114,6 +118,13 @@ impl fmt::Display for Report {
 pub(super) fn row(formatter: &mut fmt::Formatter<'_>, name: &str, value: &str, remark: &str) -> fmt::Result {
     let line = format!("  {name:<20} {value:>12}   {remark}");
     writeln!(formatter, "{}", line.trim_end())
+}
+
+/// Says for how long a guest was worse off, in seconds: it is counted in tenths of them.
+pub(super) fn disruption_row(formatter: &mut fmt::Formatter<'_>, disruption_ms: Option<f64>) -> fmt::Result {
+    let Some(disruption_ms) = disruption_ms else { return Ok(()) };
+    let remark = "below 90 % of before, or twice its latency";
+    row(formatter, "disruption", &seconds(disruption_ms / 1000.0), remark)
 }
 
 /// Bytes per second; 0 if no time has passed.
@@ -173,7 +184,14 @@ impl fmt::Display for Bytes {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::workload::Window;
+
+    fn steps(requests: u64) -> [Window; 5] {
+        [Window { length: Duration::from_millis(100), requests, latency_p99: None }; 5]
+    }
 
     fn report() -> Report {
         Report {
@@ -185,6 +203,7 @@ mod tests {
                 iops_during: 39_100.0,
                 iops_after: 52_000.0,
                 verified: true,
+                disruption_ms: Some(300.0),
             },
             disk_bytes: 1 << 30,
             guest: "8 KiB, 70 % reads, 16 outstanding".to_owned(),
@@ -192,7 +211,7 @@ mod tests {
             gate_closed_ms: Some(0.84),
             requests: 412_345,
             reconnects: 0,
-            timeline: Timeline::of(&[52.0; 5], &[39.0; 5], &[52.0; 5]),
+            timeline: Timeline::of(&steps(52), &steps(39), &steps(52)),
             wrong: Wrong::default(),
             history: None,
         }
@@ -208,6 +227,7 @@ under a working guest (8 KiB, 70 % reads, 16 outstanding).
   bytes moved              1.20 GiB   819 MiB/s
   longest guest stall        3.1 ms   no request completed for so long
   switch-over                0.8 ms   new requests were held
+  disruption                 0.30 s   below 90 % of before, or twice its latency
   IOPS before                52,134
   IOPS during                39,100   -25 %
   IOPS after                 52,000   +0 %
@@ -233,11 +253,12 @@ under a working guest (8 KiB, 70 % reads, 16 outstanding).
     }
 
     #[test]
-    fn the_json_has_exactly_the_seven_fields() {
+    fn the_json_has_exactly_the_eight_fields() {
         let value: serde_json::Value = serde_json::from_str(&report().json().unwrap()).unwrap();
         let expected = serde_json::json!({
             "bytes_moved": 1_288_490_188, "migration_seconds": 1.5, "longest_stall_ms": 3.12,
             "iops_before": 52_134.4, "iops_during": 39_100.0, "iops_after": 52_000.0, "verified": true,
+            "disruption_ms": 300.0,
         });
         assert_eq!(value, expected);
     }

@@ -7,6 +7,8 @@
 //!
 //! Parts that have a name are marked below their bars; there may be several.
 
+use crate::workload::Window;
+
 /// How wide the line is at most, so that the report fits a terminal of 80 columns.
 const COLUMNS_MAX: usize = 56;
 /// From nothing to the most.
@@ -34,16 +36,16 @@ pub struct Span {
 
 impl Timeline {
     /// Puts the three parts of a demo together.
-    pub fn of(before: &[f64], during: &[f64], after: &[f64]) -> Self {
+    pub fn of(before: &[Window], during: &[Window], after: &[Window]) -> Self {
         Self::of_parts(&[(None, before), (Some("migrating"), during), (None, after)])
     }
 
     /// Puts parts together; those that have a name are marked.
-    pub fn of_parts(parts: &[(Option<&'static str>, &[f64])]) -> Self {
+    pub fn of_parts(parts: &[(Option<&'static str>, &[Window])]) -> Self {
         let mut timeline = Self::default();
-        for (name, rates) in parts {
+        for (name, windows) in parts {
             let begin = timeline.rates.len();
-            timeline.rates.extend_from_slice(rates);
+            timeline.rates.extend(windows.iter().map(Window::rate));
             timeline.spans.extend(name.map(|name| Span { name, begin, end: timeline.rates.len() }));
         }
         timeline
@@ -103,27 +105,34 @@ fn mark(line: &mut String, name: &str, begin: usize, end: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// Seconds with so many requests.
+    fn of<const COUNT: usize>(requests: u64) -> [Window; COUNT] {
+        [Window { length: Duration::from_secs(1), requests, latency_p99: None }; COUNT]
+    }
 
     #[test]
     fn the_mark_lies_below_the_steps_of_the_migration() {
-        let (before, during, after) = (vec![100.0; 10], vec![50.0; 20], vec![100.0; 10]);
-        let (bars, mark) = Timeline::of(&before, &during, &after).lines().unwrap();
+        let timeline = Timeline::of(&of::<10>(100), &of::<20>(50), &of::<10>(100));
+        let (bars, mark) = timeline.lines().unwrap();
         assert_eq!(bars, "██████████▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄██████████");
         assert_eq!(mark, "          └─── migrating ────┘");
     }
 
     #[test]
     fn a_short_migration_is_still_marked() {
-        let (_, mark) = Timeline::of(&[1.0; 4], &[1.0; 3], &[1.0; 4]).lines().unwrap();
+        let (_, mark) = Timeline::of(&of::<4>(1), &of::<3>(1), &of::<4>(1)).lines().unwrap();
         assert_eq!(mark, "    └─┘ migrating");
-        let (_, mark) = Timeline::of(&[1.0; 4], &[], &[1.0; 4]).lines().unwrap();
+        let (_, mark) = Timeline::of(&of::<4>(1), &[], &of::<4>(1)).lines().unwrap();
         assert_eq!(mark, "    ╵ migrating");
     }
 
     #[test]
     fn each_part_with_a_name_has_its_mark() {
-        let rates = [1.0; 12];
+        let rates = of::<12>(1);
         let parts =
             [(None, &rates[..4]), (Some("there"), &rates), (None, &rates[..3]), (Some("home"), &rates)];
         let (_, marks) = Timeline::of_parts(&parts).lines().unwrap();
@@ -135,10 +144,10 @@ mod tests {
 
     #[test]
     fn a_long_demo_is_squeezed_and_a_standstill_remains_visible() {
-        let (bars, _) = Timeline::of(&[0.0; 500], &[9.0; 500], &[0.001; 500]).lines().unwrap();
+        let (bars, _) = Timeline::of(&of::<500>(0), &of::<500>(9000), &of::<500>(1)).lines().unwrap();
         assert_eq!(bars.chars().count(), COLUMNS_MAX);
         assert!(bars.starts_with('·') && bars.contains('█') && bars.ends_with('▁'), "{bars}");
         assert_eq!(Timeline::default().lines(), None);
-        assert_eq!(Timeline::of(&[0.0], &[0.0], &[]).lines().unwrap().0, "··");
+        assert_eq!(Timeline::of(&of::<1>(0), &of::<1>(0), &[]).lines().unwrap().0, "··");
     }
 }

@@ -3,9 +3,9 @@
 //! ```text
 //!   sterna: disk device=/dev/vda sector_bytes=512 blocks=32768 bytes=268435456
 //!   sterna: filled bytes=134217728
-//!   sterna: tick at_ms=100 requests=1926 stall_us=12841 errors=0
+//!   sterna: tick at_ms=100 requests=1926 stall_us=12841 p99_us=9120 errors=0
 //!   sterna: wrong block 17: expected version 3, found from byte 0 on zeroes
-//!   sterna: verified blocks=32768 seed=7 digest=26cc72efe3d2049f errors=0
+//!   sterna: verified blocks=32768 seed=7 digest=26cc72efe3d2049f memory_pages=0 errors=0
 //!   sterna: failed flush: Input/output error
 //! ```
 //!
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::demo::Felt;
-use crate::workload::per_second;
+use crate::workload::{Window, per_second};
 
 /// How many lines of the console are kept for error messages.
 const LINES_KEPT_MAX: usize = 200;
@@ -51,6 +51,8 @@ struct Tick {
     requests: u64,
     /// The longest time without a completion that ended, or lasted, in this tick.
     stall_us: u64,
+    /// What 99 % of the requests of this tick took at most; 0 of none.
+    p99_us: u64,
     errors: u64,
 }
 
@@ -63,7 +65,9 @@ pub(super) struct Verdict {
     pub(super) seed: u64,
     /// Over the version of every block.
     pub(super) digest: u64,
-    /// Wrong blocks and failed requests, from the start on.
+    /// Pages of its memory that it has compared.
+    pub(super) memory_pages: u64,
+    /// Wrong blocks and pages, and failed requests, from the start on.
     pub(super) errors: u64,
 }
 
@@ -71,6 +75,9 @@ pub(super) struct Verdict {
 #[derive(Debug, Default)]
 pub(super) struct Console {
     lines: VecDeque<String>,
+    /// How many are connected to the machine, and whether anybody was.
+    connections: usize,
+    was_connected: bool,
     disk: Option<SeenDisk>,
     ticks: Vec<Tick>,
     last_word: Option<Instant>,
@@ -101,6 +108,22 @@ impl Console {
             self.lines.pop_front();
         }
         self.lines.push_back(line.to_owned());
+    }
+
+    /// The machine can be heard, over one more connection.
+    pub(super) fn open(&mut self) {
+        self.connections += 1;
+        self.was_connected = true;
+    }
+
+    /// One connection less.
+    pub(super) fn close(&mut self) {
+        self.connections = self.connections.saturating_sub(1);
+    }
+
+    /// Whether the machine could be heard once, and cannot any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.was_connected && self.connections == 0
     }
 
     /// The disk that the checker has found.
@@ -146,16 +169,16 @@ impl Console {
         MachineMark { ticks: self.ticks.len() }
     }
 
-    /// Requests per second in each tick between two marks.
-    pub(super) fn rates(&self, first: MachineMark, last: MachineMark) -> Vec<f64> {
+    /// The ticks between two marks, by the machine's own clock: it stands still while the machine does.
+    pub(super) fn windows(&self, first: MachineMark, last: MachineMark) -> Vec<Window> {
         let end = last.ticks.min(self.ticks.len());
         let ticks = &self.ticks[first.ticks.saturating_sub(1).min(end)..end];
-        let rate = |pair: &[Tick]| {
-            let [before, after] = pair else { return 0.0 };
-            let duration = Duration::from_millis(after.at_ms.saturating_sub(before.at_ms));
-            per_second(after.requests.saturating_sub(before.requests), duration)
+        let window = |(before, after): (&Tick, &Tick)| Window {
+            length: Duration::from_millis(after.at_ms.saturating_sub(before.at_ms)),
+            requests: after.requests.saturating_sub(before.requests),
+            latency_p99: (after.p99_us > 0).then(|| Duration::from_micros(after.p99_us)),
         };
-        ticks.windows(2).map(rate).collect()
+        ticks.iter().zip(ticks.iter().skip(1)).map(window).collect()
     }
 
     /// What the machine felt between two marks, to the next tick: a tenth of a second.
@@ -192,6 +215,7 @@ fn parse(line: &str) -> Option<Line> {
             at_ms: number("at_ms")?,
             requests: number("requests")?,
             stall_us: number("stall_us")?,
+            p99_us: number("p99_us")?,
             errors: number("errors")?,
         }),
         "wrong" => Line::Wrong(rest.to_owned()),
@@ -199,6 +223,7 @@ fn parse(line: &str) -> Option<Line> {
             blocks: number("blocks")?,
             seed: number("seed")?,
             digest: u64::from_str_radix(value("digest")?, 16).ok()?,
+            memory_pages: number("memory_pages")?,
             errors: number("errors")?,
         }),
         "failed" => Line::Failed(rest.to_owned()),
@@ -223,15 +248,16 @@ mod tests {
         let console = console(&[
             "[    1.23] virtio_blk virtio1: [vda] 32768 512-byte logical blocks",
             "sterna: disk device=/dev/vda sector_bytes=512 blocks=4 bytes=32768",
-            "[    2.0] clocksource: sterna: tick at_ms=100 requests=10 stall_us=900 errors=0",
+            "[    2.0] clocksource: sterna: tick at_ms=100 requests=10 stall_us=900 p99_us=700 errors=0",
             "sterna: wrong block 17: expected version 3, found from byte 0 on zeroes",
-            "sterna: verified blocks=4 seed=7 digest=26cc72efe3d2049f errors=1",
+            "sterna: verified blocks=4 seed=7 digest=26cc72efe3d2049f memory_pages=8 errors=1",
         ]);
         assert!(console.works());
         let disk = SeenDisk { device: "/dev/vda".to_owned(), sector_bytes: 512 };
         assert_eq!(console.disk(), Some(&disk));
         assert_eq!(console.wrong(), ["block 17: expected version 3, found from byte 0 on zeroes"]);
-        let verdict = Verdict { blocks: 4, seed: 7, digest: 0x26cc_72ef_e3d2_049f, errors: 1 };
+        let verdict =
+            Verdict { blocks: 4, seed: 7, digest: 0x26cc_72ef_e3d2_049f, memory_pages: 8, errors: 1 };
         assert_eq!(console.verdict(), Some(verdict));
         assert_eq!(console.failure(), None);
         assert_eq!(console.text().lines().count(), 5);
@@ -240,27 +266,45 @@ mod tests {
     #[test]
     fn rates_and_stalls_are_those_between_the_marks() {
         let mut console = console(&[
-            "sterna: tick at_ms=100 requests=100 stall_us=50000 errors=0",
-            "sterna: tick at_ms=200 requests=200 stall_us=1000 errors=0",
+            "sterna: tick at_ms=100 requests=100 stall_us=50000 p99_us=700 errors=0",
+            "sterna: tick at_ms=200 requests=200 stall_us=1000 p99_us=700 errors=0",
         ]);
         let first = console.mark();
-        console.take("sterna: tick at_ms=300 requests=250 stall_us=2000 errors=0", Instant::now());
-        console.take("sterna: tick at_ms=400 requests=300 stall_us=1000 errors=0", Instant::now());
+        console.take("sterna: tick at_ms=300 requests=250 stall_us=2000 p99_us=700 errors=0", Instant::now());
+        console.take("sterna: tick at_ms=400 requests=300 stall_us=1000 p99_us=700 errors=0", Instant::now());
         let last = console.mark();
-        assert_eq!(console.rates(first, last), [500.0, 500.0]);
+        let window = Window {
+            length: Duration::from_millis(100),
+            requests: 50,
+            latency_p99: Some(Duration::from_micros(700)),
+        };
+        assert_eq!(console.windows(first, last), [window, window]);
         // This tick began before the second mark.
-        console.take("sterna: tick at_ms=500 requests=380 stall_us=70000 errors=0", Instant::now());
+        console
+            .take("sterna: tick at_ms=500 requests=380 stall_us=70000 p99_us=700 errors=0", Instant::now());
         let felt = console.between(first, last);
         assert_eq!((felt.requests, felt.iops, felt.longest_stall), (180, 600.0, Duration::from_millis(70)));
     }
 
     #[test]
     fn a_window_shorter_than_a_tick_is_that_tick() {
-        let mut console = console(&["sterna: tick at_ms=100 requests=100 stall_us=1 errors=0"]);
+        let mut console = console(&["sterna: tick at_ms=100 requests=100 stall_us=1 p99_us=700 errors=0"]);
         let mark = console.mark();
-        console.take("sterna: tick at_ms=200 requests=150 stall_us=2 errors=0", Instant::now());
+        console.take("sterna: tick at_ms=200 requests=150 stall_us=2 p99_us=700 errors=0", Instant::now());
         assert_eq!(console.between(mark, mark).iops, 500.0);
         assert_eq!(Console::default().between(mark, mark).requests, 0);
+    }
+
+    #[test]
+    fn a_machine_is_gone_when_its_last_connection_is() {
+        let mut console = Console::default();
+        assert!(!console.is_closed(), "it has not come yet");
+        console.open();
+        console.open();
+        console.close();
+        assert!(!console.is_closed(), "it moves");
+        console.close();
+        assert!(console.is_closed());
     }
 
     proptest! {

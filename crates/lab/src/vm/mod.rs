@@ -1,4 +1,5 @@
-//! A machine in QEMU whose only work is to write and check its disk: the guest of `sterna demo --vm`.
+//! A machine in QEMU whose only work is to write and check its disk: the guest of `sterna demo --vm`. One that a daemon
+//! starts, and moves to another host, is in [`moving`](MovingMachine).
 //!
 //! ```text
 //!   QEMU (TCG, no KVM needed) ── virtio-blk or virtio-scsi ── NBD client, reconnecting ──► the volume's socket
@@ -13,32 +14,32 @@
 mod console;
 mod disk;
 mod image;
+mod moving;
+mod talk;
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use anyhow::{Context as _, anyhow};
+use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::sync::watch;
 use tokio::time::timeout;
 
 use self::console::{Console, Verdict};
-use crate::demo::{DemoGuest, Felt, Progress, StoppedDemoGuest, Wrong, with_progress, with_tail};
+use self::talk::{Talk, Unfinished};
+use crate::demo::{DemoGuest, Felt, Progress, StoppedDemoGuest, Wrong, with_progress};
 use crate::nbd_client::Address;
-use crate::workload::verify_digest;
+use crate::workload::{Window, verify_digest};
 
 pub use self::console::MachineMark;
 pub use self::disk::{Bus, DiskModel};
 pub use self::image::GuestImage;
+pub use self::moving::{MovingMachine, NetworkCard};
 
 /// How long booting and filling may take: tens of seconds on a busy host, without KVM.
 const START_DEADLINE: Duration = Duration::from_secs(300);
-/// A machine that is silent for so long is lost; ticks come ten times a second while it works.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long the comparison of the whole disk may take.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(300);
 /// How long powering off may take.
@@ -50,6 +51,8 @@ const KERNEL_WORDS: &str = "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=
 const RECONNECT_SECONDS: u32 = 120;
 /// Memory of the machine: kernel, initramfs and a buffer for each worker fit many times.
 const MEMORY_MIB: u32 = 256;
+/// Bytes of a page of memory, as the checker counts them.
+const MEMORY_PAGE_BYTES: u64 = 4096;
 /// The emulator.
 const QEMU: &str = "qemu-system-x86_64";
 
@@ -66,6 +69,8 @@ pub struct MachineOptions {
     pub fill_bytes: u64,
     /// Decides which requests come.
     pub seed: u64,
+    /// How much of its memory it checks as well, in bytes.
+    pub memory_bytes: u64,
     /// How it sees its disk.
     pub disk: DiskModel,
 }
@@ -73,7 +78,28 @@ pub struct MachineOptions {
 impl MachineOptions {
     /// The machine of the demo.
     pub fn new(image: GuestImage) -> Self {
-        Self { image, block_bytes: 8192, workers: 16, fill_bytes: 256 << 20, seed: 1, disk: DiskModel::USUAL }
+        Self {
+            image,
+            block_bytes: 8192,
+            workers: 16,
+            fill_bytes: 256 << 20,
+            seed: 1,
+            memory_bytes: 0,
+            disk: DiskModel::USUAL,
+        }
+    }
+
+    /// What the machine does, in a few words.
+    fn description(&self) -> String {
+        let Self { block_bytes, workers, .. } = self;
+        format!("Linux in QEMU, {} KiB, 70/30 random, {workers} outstanding", block_bytes / 1024)
+    }
+
+    /// What its kernel is told, for itself and for the checker, which answers clients on `port`; 0: on none.
+    fn kernel_words(&self, port: u16) -> String {
+        let Self { block_bytes, workers, fill_bytes, seed, memory_bytes, .. } = self;
+        let check = format!("{block_bytes},{workers},{fill_bytes},{seed},{memory_bytes},{port}");
+        format!("{KERNEL_WORDS} sterna.check={check}")
     }
 }
 
@@ -84,9 +110,7 @@ impl MachineOptions {
 pub struct Machine {
     qemu: Child,
     input: ChildStdin,
-    console: Arc<Mutex<Console>>,
-    /// Changes with every line; closes with the console.
-    lines: watch::Receiver<()>,
+    talk: Talk,
     options: MachineOptions,
 }
 
@@ -112,17 +136,14 @@ impl Machine {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("start {QEMU}; scripts/install-packages demo installs it"))?;
-        let console = Arc::new(Mutex::new(Console::default()));
-        let (sender, lines) = watch::channel(());
+        let talk = Talk::new();
         let input = qemu.stdin.take().context("QEMU has no standard input")?;
-        let output = qemu.stdout.take().context("QEMU has no standard output")?;
-        let complaints = qemu.stderr.take().context("QEMU has no standard error")?;
-        tokio::spawn(listen(output, Arc::clone(&console), sender.clone()));
-        tokio::spawn(listen(complaints, Arc::clone(&console), sender));
-        let mut machine = Self { qemu, input, console, lines, options };
-        machine.wait_for("begin to work", START_DEADLINE, Console::works).await?;
-        let seen = lock(&machine.console).disk().cloned().context("the machine does not tell its disk")?;
-        machine.options.disk.check(&seen).map_err(|error| machine.with_console(error))?;
+        talk.listen(qemu.stdout.take().context("QEMU has no standard output")?, Unfinished::default());
+        talk.listen(qemu.stderr.take().context("QEMU has no standard error")?, Unfinished::default());
+        let machine = Self { qemu, input, talk, options };
+        machine.talk.wait_for("begin to work", START_DEADLINE, Console::works).await?;
+        let seen = machine.talk.console().disk().cloned().context("the machine does not tell its disk")?;
+        machine.options.disk.check(&seen).map_err(|error| machine.talk.with_console(error))?;
         Ok(machine)
     }
 
@@ -131,18 +152,19 @@ impl Machine {
     /// # Errors
     /// If it ends or stops working before; the message ends with its console.
     pub async fn wait_for_requests(&mut self, requests: u64) -> anyhow::Result<()> {
-        self.wait_for("do its work", START_DEADLINE, |console| console.requests() >= requests).await
+        self.talk.wait_for("do its work", START_DEADLINE, |console| console.requests() >= requests).await
     }
 
     /// Lets the machine finish its requests and compare its whole disk, then powers it off.
     async fn verify(&mut self) -> anyhow::Result<Verdict> {
         self.say("verify").await?;
-        self.wait_for("verify its disk", VERIFY_DEADLINE, |console| console.verdict().is_some()).await?;
-        let verdict = lock(&self.console).verdict().context("a verdict that was seen is gone")?;
+        let verified = |console: &Console| console.verdict().is_some();
+        self.talk.wait_for("verify its disk", VERIFY_DEADLINE, verified).await?;
+        let verdict = self.talk.console().verdict().context("a verdict that was seen is gone")?;
         self.say("end").await?;
         match timeout(END_DEADLINE, self.qemu.wait()).await {
             Ok(status) => {
-                check_end(status.context("wait for QEMU")?).map_err(|error| self.with_console(error))?;
+                check_end(status.context("wait for QEMU")?).map_err(|error| self.talk.with_console(error))?;
             }
             // It has nothing to lose: the comparison is done and flushed.
             Err(_) => self.qemu.kill().await.context("kill QEMU")?,
@@ -156,39 +178,6 @@ impl Machine {
             .await
             .context("write to the machine's console")
     }
-
-    /// Waits until the console has said what `condition` looks for.
-    async fn wait_for(
-        &mut self,
-        what: &str,
-        deadline: Duration,
-        condition: impl Fn(&Console) -> bool,
-    ) -> anyhow::Result<()> {
-        let said = async {
-            loop {
-                {
-                    let console = lock(&self.console);
-                    if condition(&console) {
-                        return Ok(());
-                    }
-                    if let Some(why) = console.failure() {
-                        bail!("the machine could not {what}: {why}");
-                    }
-                }
-                if self.lines.changed().await.is_err() {
-                    bail!("the machine ended before it could {what}");
-                }
-            }
-        };
-        let seconds = deadline.as_secs();
-        let said = timeout(deadline, said).await;
-        said.unwrap_or_else(|_| Err(anyhow!("the machine did not {what} within {seconds} s")))
-            .map_err(|error| self.with_console(error))
-    }
-
-    fn with_console(&self, error: anyhow::Error) -> anyhow::Error {
-        with_tail(error, "the machine's console", &lock(&self.console).text())
-    }
 }
 
 impl DemoGuest for Machine {
@@ -196,46 +185,29 @@ impl DemoGuest for Machine {
     type Stopped = StoppedMachine;
 
     fn description(&self) -> String {
-        let MachineOptions { block_bytes, workers, .. } = &self.options;
-        format!("Linux in QEMU, {} KiB, 70/30 random, {workers} outstanding", block_bytes / 1024)
+        self.options.description()
     }
 
     fn mark(&self) -> MachineMark {
-        lock(&self.console).mark()
+        self.talk.console().mark()
     }
 
     fn between(&self, first: &MachineMark, last: &MachineMark) -> Felt {
-        lock(&self.console).between(*first, *last)
+        self.talk.console().between(*first, *last)
     }
 
-    fn rates(&self, first: &MachineMark, last: &MachineMark) -> Vec<f64> {
-        lock(&self.console).rates(*first, *last)
+    fn windows(&self, first: &MachineMark, last: &MachineMark) -> Vec<Window> {
+        self.talk.console().windows(*first, *last)
     }
 
     async fn failure(&self) -> anyhow::Error {
-        let mut lines = self.lines.clone();
-        loop {
-            let closed = matches!(timeout(SILENCE_MAX, lines.changed()).await, Ok(Err(_)));
-            let console = lock(&self.console);
-            let silent = console.last_word().is_none_or(|last_word| last_word.elapsed() >= SILENCE_MAX);
-            let failure = console.failure().map(str::to_owned);
-            drop(console);
-            let why = match failure {
-                Some(why) => why,
-                None if closed => "QEMU ended".to_owned(),
-                None if silent => format!("it has said nothing for {} s", SILENCE_MAX.as_secs()),
-                None => continue,
-            };
-            return self.with_console(anyhow!("the machine stopped working: {why}"));
-        }
+        self.talk.failure().await
     }
 
     async fn stop_and_verify(mut self, progress: &mut Progress) -> anyhow::Result<StoppedMachine> {
         progress.begin("verifying the whole disk in the machine");
         let verdict = self.verify().await?;
-        let first = lock(&self.console).wrong().to_vec();
-        let wrong = Wrong { count: verdict.errors, first };
-        Ok(StoppedMachine { verdict, wrong, block_bytes: self.options.block_bytes })
+        Ok(StoppedMachine::new(verdict, &self.talk, &self.options))
     }
 }
 
@@ -245,6 +217,18 @@ pub struct StoppedMachine {
     verdict: Verdict,
     wrong: Wrong,
     block_bytes: u32,
+}
+
+impl StoppedMachine {
+    fn new(verdict: Verdict, talk: &Talk, options: &MachineOptions) -> Self {
+        let wrong = Wrong { count: verdict.errors, first: talk.console().wrong().to_vec() };
+        Self { verdict, wrong, block_bytes: options.block_bytes }
+    }
+
+    /// Bytes of its memory that it has compared.
+    pub fn memory_bytes(&self) -> u64 {
+        self.verdict.memory_pages * MEMORY_PAGE_BYTES
+    }
 }
 
 impl StoppedDemoGuest for StoppedMachine {
@@ -272,22 +256,8 @@ impl StoppedDemoGuest for StoppedMachine {
     }
 }
 
-/// Reads the console, line by line, to its end.
-async fn listen(
-    output: impl tokio::io::AsyncRead + Unpin,
-    console: Arc<Mutex<Console>>,
-    changed: watch::Sender<()>,
-) {
-    let mut lines = BufReader::new(output).split(b'\n');
-    while let Ok(Some(line)) = lines.next_segment().await {
-        let line = String::from_utf8_lossy(&line);
-        lock(&console).take(line.trim_end(), Instant::now());
-        changed.send_replace(());
-    }
-}
-
 fn arguments(address: &Address, options: &MachineOptions) -> Vec<OsString> {
-    let MachineOptions { image, block_bytes, workers, fill_bytes, seed, disk: model } = options;
+    let MachineOptions { image, disk: model, .. } = options;
     // JSON, because a comma in a path would mean something to QEMU's other syntax.
     let disk = serde_json::json!({
         "driver": "nbd",
@@ -298,7 +268,6 @@ fn arguments(address: &Address, options: &MachineOptions) -> Vec<OsString> {
         "cache": {"direct": true},
         "discard": "unmap",
     });
-    let kernel_words = format!("{KERNEL_WORDS} sterna.check={block_bytes},{workers},{fill_bytes},{seed}");
     let words: [OsString; _] = [
         "-accel".into(),
         "tcg".into(),
@@ -316,7 +285,7 @@ fn arguments(address: &Address, options: &MachineOptions) -> Vec<OsString> {
         "-initrd".into(),
         image.initramfs.clone().into(),
         "-append".into(),
-        kernel_words.into(),
+        options.kernel_words(0).into(),
         "-chardev".into(),
         "stdio,id=console,signal=off".into(),
         "-serial".into(),
@@ -329,9 +298,4 @@ fn arguments(address: &Address, options: &MachineOptions) -> Vec<OsString> {
 
 fn check_end(status: ExitStatus) -> anyhow::Result<()> {
     if status.success() { Ok(()) } else { Err(anyhow!("QEMU ended with {status}")) }
-}
-
-/// A panic elsewhere does not make the console wrong.
-fn lock(console: &Mutex<Console>) -> MutexGuard<'_, Console> {
-    console.lock().unwrap_or_else(PoisonError::into_inner)
 }

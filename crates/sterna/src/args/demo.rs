@@ -8,19 +8,26 @@ use super::parse_size_of_at_least;
 
 /// The smallest disk of a demo: on a smaller one there would be nothing to see.
 const DEMO_BYTES_MIN: u64 = 128 << 20;
+/// Size of the disk that a thread works on, unless somebody says otherwise.
+const THREAD_DISK_BYTES: u64 = 1 << 30;
+/// The same of a virtual machine, which is slower.
+const MACHINE_DISK_BYTES: u64 = 512 << 20;
+/// The same of a virtual machine that moves there and home, as a whole.
+const MOVED_DISK_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
     /// With a virtual machine in QEMU as guest, rather than a thread of this program.
     #[arg(long)]
     vm: bool,
-    /// Between two hosts, there and home again, over a link that is cut once: network namespaces as root, otherwise two
-    /// daemons on loopback.
-    #[arg(long, conflicts_with = "vm")]
-    pub(crate) hosts: bool,
-    /// Size of the disk, a multiple of 1 MiB; three quarters of it are filled.
-    #[arg(long, default_value = "1GiB", value_parser = parse_demo_size, conflicts_with = "vm")]
-    pub(crate) size: u64,
+    /// Between two hosts, there and home again: network namespaces as root, otherwise two daemons on loopback. The link
+    /// is cut once; with --vm the whole machine moves, over a link that stays, and a client outside keeps a connection to it.
+    #[arg(long)]
+    hosts: bool,
+    /// Size of the disk, a multiple of 1 MiB, of which half or more is filled [default: 1GiB; with --vm 512MiB; with both
+    /// --vm and --hosts 256MiB].
+    #[arg(long, value_parser = parse_demo_size)]
+    size: Option<u64>,
     /// The folder that holds the machine's kernel and initramfs; by default the one that `make demo` fills.
     #[arg(long, value_name = "DIR", requires = "vm")]
     pub(crate) image: Option<PathBuf>,
@@ -32,19 +39,37 @@ pub(crate) struct DemoArguments {
     pub(crate) folder: Option<PathBuf>,
 }
 
-/// Who works on the disk of the demo.
+/// What moves, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Guest {
-    /// A thread of this program.
-    Thread,
-    /// A virtual machine.
-    Machine,
+pub(crate) enum Scene {
+    /// A disk between two stores, under a thread of this program.
+    Stores,
+    /// A disk between two stores, under a virtual machine.
+    MachineOnStores,
+    /// A disk between two hosts, under a thread of this program.
+    Hosts,
+    /// A virtual machine with its disk between two hosts.
+    MovedMachine,
 }
 
 impl DemoArguments {
-    /// Who works on the disk.
-    pub(crate) fn guest(&self) -> Guest {
-        if self.vm { Guest::Machine } else { Guest::Thread }
+    /// What is to be shown.
+    pub(crate) fn scene(&self) -> Scene {
+        match (self.hosts, self.vm) {
+            (false, false) => Scene::Stores,
+            (false, true) => Scene::MachineOnStores,
+            (true, false) => Scene::Hosts,
+            (true, true) => Scene::MovedMachine,
+        }
+    }
+
+    /// Size of the disk in bytes.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.size.unwrap_or(match self.scene() {
+            Scene::Stores | Scene::Hosts => THREAD_DISK_BYTES,
+            Scene::MachineOnStores => MACHINE_DISK_BYTES,
+            Scene::MovedMachine => MOVED_DISK_BYTES,
+        })
     }
 }
 
@@ -60,10 +85,15 @@ Examples:
   sterna demo --vm
   sterna demo --hosts
   sterna demo --hosts --size 256MiB --json
+  sterna demo --hosts --vm
 
 It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU. The exit code is 0 only if \
-everything held what the guest had written; with --hosts also only if the copy went on after the cut where it was.
+everything held what the guest had written; with --hosts also only if the copy went on after the cut where it was, or the \
+machine's connection survived.
 
 --json prints the figures of the report; bytes and seconds of both ways of --hosts are added up, and two fields more are \
 printed: resumed, which is true only if what was copied shows that the copy did not begin anew, and longest_gap_ms, the \
-longest time in which nothing more arrived at the other host.";
+longest time in which nothing more arrived at the other host. With --hosts and --vm these are downtime_ms, how long the \
+machine stood still, with downtime_parts that add up to it, longest_connection_gap_ms and connection_survived, which are \
+null where no client can be outside. disruption_ms is the time in which the client, or the guest if there is none, had less \
+than 90 % of the requests of before, or a 99th percentile of their latency above twice that of before.";

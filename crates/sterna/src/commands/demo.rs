@@ -1,11 +1,12 @@
-//! `sterna demo`: the disk of a working guest moves from one store to another, or to another host and home, and is judged.
+//! `sterna demo`: the disk of a working guest moves from one store to another, or to another host and home, with or without
+//! the guest itself, and is judged.
 
 use std::path::PathBuf;
 
 use api::MigrationHistory;
-use lab::demo::{self, DemoOptions, HostsOptions, Interrupted, Progress};
+use lab::demo::{self, DemoOptions, HostsOptions, Interrupted, MovedMachineOptions, Progress};
 
-use crate::args::{DemoArguments, Guest};
+use crate::args::{DemoArguments, Scene};
 use crate::commands::CommandError;
 use crate::commands::report::write as write_report;
 use crate::exit::Exit;
@@ -17,9 +18,21 @@ pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit
         Format::Text => Progress::on_stderr(),
         Format::Json => Progress::silent(),
     };
-    let ended = match arguments.hosts {
-        true => between_hosts(program, &arguments, &mut progress).await,
-        false => between_stores(program, &arguments, &mut progress).await,
+    let ended = match arguments.scene() {
+        Scene::Stores => {
+            let options = DemoOptions::with_thread(program, arguments.disk_bytes());
+            between_stores(options, &arguments, &mut progress).await
+        }
+        Scene::MachineOnStores => {
+            let options =
+                DemoOptions::with_machine(program, arguments.image.as_deref(), arguments.disk_bytes());
+            match options {
+                Ok(options) => between_stores(options, &arguments, &mut progress).await,
+                Err(error) => Err(error),
+            }
+        }
+        Scene::Hosts => between_hosts(program, &arguments, &mut progress).await,
+        Scene::MovedMachine => whole_machine(program, &arguments, &mut progress).await,
     };
     let ended = match ended {
         Ok(ended) => ended,
@@ -53,14 +66,10 @@ struct Ended {
 }
 
 async fn between_stores(
-    program: PathBuf,
+    mut options: DemoOptions,
     arguments: &DemoArguments,
     progress: &mut Progress,
 ) -> anyhow::Result<Ended> {
-    let mut options = match arguments.guest() {
-        Guest::Thread => DemoOptions::with_thread(program, arguments.size),
-        Guest::Machine => DemoOptions::with_machine(program, arguments.image.as_deref())?,
-    };
     options.parent.clone_from(&arguments.folder);
     let report = demo::run(options, progress).await?;
     let exit = if report.figures.verified { Exit::Success } else { Exit::Unexpected };
@@ -72,10 +81,23 @@ async fn between_hosts(
     arguments: &DemoArguments,
     progress: &mut Progress,
 ) -> anyhow::Result<Ended> {
-    let mut options = HostsOptions::new(program, arguments.size);
+    let mut options = HostsOptions::new(program, arguments.disk_bytes());
     options.parent.clone_from(&arguments.folder);
     let report = demo::run_hosts(options, progress).await?;
     let good = report.figures.demo.verified && report.figures.resumed;
     let exit = if good { Exit::Success } else { Exit::Unexpected };
+    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
+}
+
+async fn whole_machine(
+    program: PathBuf,
+    arguments: &DemoArguments,
+    progress: &mut Progress,
+) -> anyhow::Result<Ended> {
+    let image = arguments.image.as_deref();
+    let mut options = MovedMachineOptions::new(program, image, arguments.disk_bytes())?;
+    options.parent.clone_from(&arguments.folder);
+    let report = demo::run_machine(options, progress).await?;
+    let exit = if report.is_good() { Exit::Success } else { Exit::Unexpected };
     Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
 }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use tokio::process::Command;
 
 use super::proxy::Proxy;
-use crate::network::{BitRate, Cut, Hosts, NetworkError, ShapedLink};
+use crate::network::{BitRate, Cut, Hosts, Lan, NetworkError, ShapedLink};
 
 /// Where a host listens for the other; namespaces are apart, so nobody else can have it.
 const PORT: u16 = 7423;
@@ -75,6 +75,17 @@ impl Link {
             }
             Form::Proxy(_) => Command::new(program),
         })
+    }
+
+    /// A network for a guest that is on either host, beside the link; `None` where there are no namespaces.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn lan(&self) -> Result<Option<Lan>, NetworkError> {
+        match &self.form {
+            Form::Shaped { hosts, .. } => hosts.lan([0, 1]).map(Some),
+            Form::Proxy(_) => Ok(None),
+        }
     }
 
     /// Where the second host listens, and what the first is to call.

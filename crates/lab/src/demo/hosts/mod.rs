@@ -13,6 +13,7 @@
 //! the plain demo; namespaces have no names, and go with the daemons in them.
 
 mod link;
+mod machine;
 mod pair;
 mod proxy;
 mod report;
@@ -29,14 +30,17 @@ use self::link::Link;
 use self::pair::{Folders, Pair, arrived};
 use self::travel::{Way, travel};
 use super::{
-    Bytes, Daemon, DemoFolder, DemoGuest as _, Felt, MARGIN, Progress, Signals, StoppedDemoGuest as _,
+    Bytes, Daemon, DemoFolder, DemoGuest, Felt, MARGIN, Progress, Signals, StoppedDemoGuest as _,
     StoppedThreadGuest, ThreadGuest, Timeline, VOLUME, check_free_space, filled, usual_parent, wait,
 };
 use crate::nbd_client::StopFlag;
 use crate::network::BitRate;
-use crate::workload::GuestOptions;
+use crate::workload::{Baseline, GuestOptions, Window};
 
 pub use self::link::LinkKind;
+pub use self::machine::{
+    Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay, MovedMachineOptions, run_machine,
+};
 pub use self::report::{Copied, HostsFigures, HostsReport, WayFigures};
 pub use self::travel::{Cut, CutPlan};
 
@@ -122,6 +126,8 @@ struct Travelled {
     after: Felt,
     whole: Felt,
     timeline: Timeline,
+    /// For how long the guest was worse off than before, on both ways and after them; `None` if it did nothing before.
+    disruption: Option<Duration>,
     /// Of the way there.
     history: Option<MigrationHistory>,
 }
@@ -174,30 +180,33 @@ async fn there_and_home(
         progress.begin("migrating to the other host");
         let wrote = Wrote::ask(near).await?;
         let to_far = format!("{}:{STORE}", NAMES[1]);
-        let there = travel((near, &to_far), &guest, link, Some(options.cut), progress).await?;
+        let there = travel((near, VOLUME, &to_far), &guest, link, Some(options.cut), progress).await?;
         let copied = wrote.copied(near, &there).await?;
         arrived(far, VOLUME).await?;
         let forwarded = work("measuring the guest, forwarded", &guest, margin, progress).await;
 
         progress.begin("migrating home");
         let to_near = format!("{}:{STORE}", NAMES[0]);
-        let home = travel((far, &to_near), &guest, link, None, progress).await?;
+        let home = travel((far, VOLUME, &to_near), &guest, link, None, progress).await?;
         arrived(near, VOLUME).await?;
         let after = work("measuring the guest after", &guest, margin, progress).await;
 
         let whole = guest.between(&start, &guest.mark());
         let timeline = Timeline::of_parts(&[
             (None, &before.1),
-            (Some("there"), &there.rates),
+            (Some("there"), &there.windows),
             (None, &forwarded.1),
-            (Some("home"), &home.rates),
+            (Some("home"), &home.windows),
             (None, &after.1),
         ]);
+        // N.B. not while it is forwarded, which is another way of working, and may last.
+        let disturbed = there.windows.iter().chain(&home.windows).chain(&after.1);
+        let disruption = Baseline::of(&before.1).map(|baseline| baseline.disruption(disturbed));
         let history = near.history(&there.migration.id).await;
         let felt = [before.0, forwarded.0, after.0, whole];
-        anyhow::Ok(([there, home], copied, felt, timeline, history))
+        anyhow::Ok(([there, home], copied, felt, timeline, disruption, history))
     };
-    let (ways, copied, [before, forwarded, after, whole], timeline, history) = tokio::select! {
+    let (ways, copied, [before, forwarded, after, whole], timeline, disruption, history) = tokio::select! {
         measured = measured => measured?,
         failure = guest.failure() => return Err(failure),
     };
@@ -205,21 +214,34 @@ async fn there_and_home(
     let volume = arrived(near, VOLUME).await?;
     ensure!(volume.store.as_deref() == Some(STORE), "the volume says that it is in {:?}", volume.store);
     let guest = description;
-    Ok(Travelled { stopped, guest, volume, ways, copied, before, forwarded, after, whole, timeline, history })
+    Ok(Travelled {
+        stopped,
+        guest,
+        volume,
+        ways,
+        copied,
+        before,
+        forwarded,
+        after,
+        whole,
+        timeline,
+        disruption,
+        history,
+    })
 }
 
-/// Lets the guest work for a while; returns what it felt, and its rates.
+/// Lets a guest work for a while; returns what it felt, as a whole and in windows.
 async fn work(
     step: &str,
-    guest: &ThreadGuest,
+    guest: &impl DemoGuest,
     duration: Duration,
     progress: &mut Progress,
-) -> (Felt, Vec<f64>) {
+) -> (Felt, Vec<Window>) {
     progress.begin(step);
     let first = guest.mark();
     wait(duration, progress).await;
     let last = guest.mark();
-    (guest.between(&first, &last), guest.rates(&first, &last))
+    (guest.between(&first, &last), guest.windows(&first, &last))
 }
 
 /// What a volume takes of its store, and what its guest had written, at one moment.

@@ -8,7 +8,9 @@ use serde::Serialize;
 
 use super::travel::Cut;
 use super::{HostsOptions, NAMES, Travelled, Way};
-use crate::demo::report::{Bytes, Figures, Wrong, change, grouped, milliseconds, rate, row, seconds};
+use crate::demo::report::{
+    Bytes, Figures, Wrong, change, disruption_row, grouped, milliseconds, rate, row, seconds,
+};
 use crate::demo::{Felt, StoppedDemoGuest as _, Timeline};
 
 /// How much more than what was allocated may be copied by a migration that goes on: what was under way when the link was
@@ -123,6 +125,7 @@ pub(super) fn report(travelled: Travelled, options: &HostsOptions, link: String)
         iops_during: rate_of(&during),
         iops_after: travelled.after.iops,
         verified: wrong.count == 0,
+        disruption_ms: travelled.disruption.map(milliseconds_of),
     };
     let figures = HostsFigures {
         demo,
@@ -157,14 +160,14 @@ fn figures_of(way: &Way) -> WayFigures {
 }
 
 /// Requests per second in several windows together.
-fn rate_of(windows: &[Felt]) -> f64 {
+pub(super) fn rate_of(windows: &[Felt]) -> f64 {
     let requests: u64 = windows.iter().map(|felt| felt.requests).sum();
     let seconds: f64 =
         windows.iter().filter(|felt| felt.iops > 0.0).map(|felt| felt.requests as f64 / felt.iops).sum();
     if seconds > 0.0 { requests as f64 / seconds } else { 0.0 }
 }
 
-fn milliseconds_of(duration: Duration) -> f64 {
+pub(super) fn milliseconds_of(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
@@ -194,6 +197,7 @@ impl fmt::Display for HostsReport {
         self.write_cut(formatter)?;
         let gap = milliseconds(longest_gap_ms);
         row(formatter, "longest gap", &gap, "nothing arrived at the other host for so long")?;
+        disruption_row(formatter, demo.disruption_ms)?;
         row(formatter, "IOPS before", &grouped(demo.iops_before), "")?;
         for (name, iops) in [
             ("IOPS on the way", self.ways[0].iops),

@@ -1,4 +1,4 @@
-//! One way of the volume: the migration, what its guest feels meanwhile, and the cut of the link.
+//! One way of a volume, or of a machine with its volume: the migration, what its guest feels meanwhile, and the cut of the link.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -9,7 +9,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::link::Link;
-use crate::demo::{Daemon, DemoGuest, Felt, Live, Progress, VOLUME};
+use crate::demo::{Daemon, DemoGuest, Felt, Live, Progress};
+use crate::workload::Window;
 
 /// When the link is cut, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,24 +34,24 @@ pub struct Cut {
     pub bytes_missing: u64,
 }
 
-/// One way of the volume.
+/// One way.
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) migration: Migration,
     pub(super) felt: Felt,
-    pub(super) rates: Vec<f64>,
+    pub(super) windows: Vec<Window>,
     /// The longest time in which nothing more arrived, between two arrivals.
     pub(super) longest_gap: Duration,
     /// `None` if the link was not cut while something was missing.
     pub(super) cut: Option<Cut>,
 }
 
-/// Moves the volume to `store`, and cuts the link meanwhile, if there is a plan for it.
+/// Moves the volume or machine `name` to `store`, and cuts the link meanwhile, if there is a plan for it.
 ///
 /// # Errors
 /// If it does not get there, or the link cannot be cut.
 pub(super) async fn travel<G: DemoGuest>(
-    (daemon, store): (&Daemon, &str),
+    (daemon, name, store): (&Daemon, &str, &str),
     guest: &G,
     link: &mut Link,
     plan: Option<CutPlan>,
@@ -61,7 +62,7 @@ pub(super) async fn travel<G: DemoGuest>(
     let mut gaps = Gaps::new(Instant::now());
     let first = guest.mark();
     let mut live = Live::new(guest);
-    let migrating = daemon.migrate(VOLUME, store, |migration| {
+    let migrating = daemon.migrate(name, store, |migration| {
         if let Some(step) = step.take() {
             progress.begin(step);
         }
@@ -100,8 +101,8 @@ pub(super) async fn travel<G: DemoGuest>(
         }
     };
     let last = guest.mark();
-    let (felt, rates) = (guest.between(&first, &last), guest.rates(&first, &last));
-    Ok(Way { migration, felt, rates, longest_gap: gaps.longest, cut })
+    let (felt, windows) = (guest.between(&first, &last), guest.windows(&first, &last));
+    Ok(Way { migration, felt, windows, longest_gap: gaps.longest, cut })
 }
 
 /// Times in which nothing arrived. What comes after the last arrival is none of them: the switch-over has its own row.

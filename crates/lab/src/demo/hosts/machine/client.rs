@@ -1,0 +1,262 @@
+//! The client outside: it keeps one connection to the machine, asks at a steady rate whether or not it is answered, and
+//! notes when each answer came.
+//!
+//! ```text
+//!   sender:   a request every 2 ms ──► machine
+//!   receiver: answer 0, 1, 2 … ◄────── machine      each must be the next number: the machine counts what it has answered
+//! ```
+//!
+//! That it does not wait for answers is what makes a latency honest: a request that comes while the machine stands still is
+//! as late as its user would find it.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::network::Namespace;
+use crate::workload::{Mark, Recorder, Step, Window};
+
+/// Time between two requests.
+const INTERVAL: Duration = Duration::from_millis(2);
+/// What is asked.
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: guest\r\n\r\n";
+/// Requests that may wait for their answers, as many as are sent in a minute: then the client waits, too.
+const OUTSTANDING_MAX: usize = 30_000;
+/// How long connecting may take: the machine listens before it works.
+const CONNECT_MAX: Duration = Duration::from_secs(30);
+/// A connection on which nothing comes for so long is lost.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// A connection, and what was seen of it. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct OutsideClient {
+    stream: TcpStream,
+    shared: Arc<Shared>,
+    /// Empty once they have been waited for.
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What a connection has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Outcome {
+    /// Requests that were answered.
+    pub(super) answers: u64,
+    /// Why the connection was lost, or not what it should be; `None` if it survived.
+    pub(super) lost: Option<String>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// When each request was sent that has no answer yet.
+    outstanding: Mutex<VecDeque<Instant>>,
+    recorder: Mutex<Recorder>,
+    lost: Mutex<Option<String>>,
+    /// No more is asked.
+    stop: AtomicBool,
+}
+
+impl OutsideClient {
+    /// Connects from `namespace`, and begins to ask.
+    ///
+    /// # Errors
+    /// If the machine is not reached.
+    pub(super) fn connect(namespace: &Namespace, machine: SocketAddr) -> anyhow::Result<Self> {
+        let stream = namespace
+            .run(|| TcpStream::connect_timeout(&machine, CONNECT_MAX))?
+            .with_context(|| format!("connect to the machine at {machine}"))?;
+        Self::over(stream)
+    }
+
+    fn over(stream: TcpStream) -> anyhow::Result<Self> {
+        stream.set_nodelay(true).context("prepare the connection to the machine")?;
+        stream.set_read_timeout(Some(SILENCE_MAX)).context("prepare the connection to the machine")?;
+        let shared = Arc::new(Shared {
+            outstanding: Mutex::default(),
+            recorder: Mutex::new(Recorder::new(Instant::now())),
+            lost: Mutex::default(),
+            stop: AtomicBool::new(false),
+        });
+        let start = |work: fn(TcpStream, &Shared) -> io::Result<()>| {
+            let stream = stream.try_clone().context("share the connection to the machine")?;
+            let shared = Arc::clone(&shared);
+            anyhow::Ok(std::thread::spawn(move || {
+                if let Err(error) = work(stream, &shared) {
+                    lock(&shared.lost).get_or_insert(error.to_string());
+                }
+            }))
+        };
+        let threads = vec![start(send)?, start(receive)?];
+        Ok(Self { stream, shared, threads })
+    }
+
+    /// Marks this moment.
+    pub(super) fn mark(&self) -> Mark {
+        lock(&self.shared.recorder).mark(Instant::now())
+    }
+
+    /// What it felt between two marks.
+    pub(super) fn windows(&self, first: &Mark, last: &Mark) -> Vec<Window> {
+        lock(&self.shared.recorder).steps_between(first, last).iter().map(Step::window).collect()
+    }
+
+    /// The longest time without an answer that lies between two marks, in whole or in part.
+    pub(super) fn longest_gap(&self, first: &Mark, last: &Mark) -> Duration {
+        lock(&self.shared.recorder).longest_stall(first.at, last.at)
+    }
+
+    /// Asks no more, waits for the last answers, and closes the connection. Blocks until then.
+    pub(super) fn stop(mut self) -> Outcome {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.join();
+        let answers = lock(&self.shared.recorder).completions();
+        Outcome { answers, lost: lock(&self.shared.lost).take() }
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+    }
+}
+
+impl Drop for OutsideClient {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        // It may have been closed.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.join();
+    }
+}
+
+/// Sends requests at their times; those that are missed because this thread did not run are not made up for.
+fn send(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    let mut due = Instant::now();
+    while !shared.stop.load(Ordering::Relaxed) && lock(&shared.lost).is_none() {
+        let now = Instant::now();
+        if now < due {
+            std::thread::sleep(due - now);
+            continue;
+        }
+        due = (due + INTERVAL).max(now);
+        if lock(&shared.outstanding).len() >= OUTSTANDING_MAX {
+            continue;
+        }
+        lock(&shared.outstanding).push_back(Instant::now());
+        stream.write_all(REQUEST)?;
+    }
+    stream.shutdown(Shutdown::Write)
+}
+
+/// Takes answers until the machine has closed the connection, which it does after the last.
+fn receive(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    let mut found = Vec::new();
+    for number in 0.. {
+        let expected = answer(number);
+        found.resize(expected.len(), 0);
+        let length = fill(&mut stream, &mut found)?;
+        let is_outstanding = |shared: &Shared| !lock(&shared.outstanding).is_empty();
+        if length == 0 && shared.stop.load(Ordering::Relaxed) && !is_outstanding(shared) {
+            break;
+        }
+        if found[..length] != *expected {
+            let found = String::from_utf8_lossy(&found[..length]);
+            return Err(io::Error::other(format!("instead of answer {number} came {found:?}")));
+        }
+        let sent = lock(&shared.outstanding).pop_front();
+        let sent = sent.ok_or_else(|| io::Error::other("an answer came that nobody asked for"))?;
+        lock(&shared.recorder).record(sent, Instant::now());
+    }
+    Ok(())
+}
+
+/// What the machine says to the request of this number.
+fn answer(number: u64) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{number:010}\n").into_bytes()
+}
+
+/// Reads until there is no more room, or the connection is closed; returns how much.
+fn fill(stream: &mut TcpStream, room: &mut [u8]) -> io::Result<usize> {
+    let mut length = 0;
+    while length < room.len() {
+        match stream.read(&mut room[length..]) {
+            Ok(0) => break,
+            Ok(more) => length += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(length)
+}
+
+/// A panic elsewhere makes nothing of this wrong.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A machine that answers so many requests with what `word` says, then closes the connection.
+    fn client_of(answers: u64, word: fn(u64) -> Vec<u8>) -> OutsideClient {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = vec![0; REQUEST.len()];
+            for number in 0..answers {
+                if fill(&mut stream, &mut request).unwrap() < REQUEST.len() {
+                    return;
+                }
+                stream.write_all(&word(number)).unwrap();
+            }
+        });
+        OutsideClient::over(TcpStream::connect(address).unwrap()).unwrap()
+    }
+
+    fn wait_for_answers(client: &OutsideClient, answers: u64) {
+        while lock(&client.shared.recorder).completions() < answers {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_connection_survives_if_every_request_has_its_answer() {
+        let client = client_of(u64::MAX, answer);
+        let first = client.mark();
+        wait_for_answers(&client, 60);
+        let last = client.mark();
+        assert!(client.longest_gap(&first, &last) > Duration::ZERO);
+        let outcome = client.stop();
+        assert!(outcome.answers >= 60 && outcome.lost.is_none(), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_connection_that_the_machine_closes_is_lost() {
+        let client = client_of(5, answer);
+        while lock(&client.shared.lost).is_none() {
+            std::thread::yield_now();
+        }
+        let outcome = client.stop();
+        assert!(outcome.answers <= 5 && outcome.lost.is_some(), "{outcome:?}");
+    }
+
+    #[test]
+    fn another_machine_that_answers_is_noticed() {
+        let client = client_of(u64::MAX, |number| answer(if number < 3 { number } else { 0 }));
+        while lock(&client.shared.lost).is_none() {
+            std::thread::yield_now();
+        }
+        let outcome = client.stop();
+        assert_eq!(outcome.answers, 3);
+        assert!(outcome.lost.unwrap().contains("instead of answer 3"));
+    }
+}

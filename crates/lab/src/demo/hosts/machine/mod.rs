@@ -1,0 +1,352 @@
+//! The demo with two hosts and a whole machine: it moves to the other host and home again, with its disk, its memory and
+//! its connection to a client outside.
+//!
+//! ```text
+//!     host a: daemon, QEMU ◄────── link ──────► host b: daemon, QEMU         the hosts are paired
+//!                 └────── switch ──── client ─────┘                          a network of its own, where there are namespaces
+//!
+//!     machine boots ─► works ─┬─ before ─┬─ there ─┬─ at b ─┬─ home ─┬─ after ─┐   client asks all the while
+//!     report ◄─ compare the image file ◄─ daemons end ◄─ compare memory and disk ◄─┘
+//! ```
+//!
+//! However it ends, nothing is left behind, as with the other demos: QEMU outlives daemons, so it is ended here.
+
+mod client;
+mod report;
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use api::{MigrationHistory, NewVm, VmState, Volume};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep};
+
+use self::client::{Outcome, OutsideClient};
+use super::link::{Link, LinkKind};
+use super::pair::{Folders, Pair, arrived};
+use super::travel::{Way, travel};
+use super::{NAMES, STORE, work};
+use crate::demo::{
+    Bytes, Daemon, DemoFolder, DemoGuest as _, Felt, Interrupted, MARGIN, Progress, Signals,
+    StoppedDemoGuest as _, Timeline, VOLUME, check_free_space, usual_parent,
+};
+use crate::network::{BitRate, Lan};
+use crate::vm::{GuestImage, MachineOptions, MovingMachine, NetworkCard, StoppedMachine};
+use crate::workload::{Baseline, Window};
+
+pub use self::report::{Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay};
+
+/// The machine's name.
+const MACHINE: &str = "web";
+/// Where it answers its client.
+const PORT: u16 = 80;
+/// How much of its memory the machine checks: with its kernel and its programs about a third of it.
+const MEMORY_CHECKED_BYTES: u64 = 64 << 20;
+/// How long a host may take to see that a machine that has arrived runs.
+const RUNS_DEADLINE: Duration = Duration::from_secs(20);
+/// How often it is asked.
+const RUNS_PAUSE: Duration = Duration::from_millis(20);
+
+/// How the demo with a whole machine is run.
+#[derive(Clone, Debug)]
+pub struct MovedMachineOptions {
+    /// The program whose `serve` is the daemons: normally the one that runs now.
+    pub program: PathBuf,
+    /// Where the temporary folders are made; `None`: the usual place for temporary files, if it is on a disk.
+    pub parent: Option<PathBuf>,
+    /// Size of the disk in bytes.
+    pub disk_bytes: u64,
+    /// What the machine does.
+    pub machine: MachineOptions,
+    /// How long it works before, between and after the migrations.
+    pub margin: Duration,
+    /// How often it goes there and home.
+    pub round_trips: NonZeroU32,
+    /// What the hosts are; `None`: namespaces if they can be made.
+    pub kind: Option<LinkKind>,
+    /// What the hosts' link carries each way.
+    pub rate: BitRate,
+}
+
+impl MovedMachineOptions {
+    /// The demo as everybody sees it, with a disk of so many bytes, half of which the machine fills at first.
+    ///
+    /// # Errors
+    /// If there is no image for the machine, in `image` or where it usually is.
+    pub fn new(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
+        Ok(Self::with_image(program, GuestImage::find(image)?, disk_bytes))
+    }
+
+    /// The same with a machine that boots from `image`.
+    pub fn with_image(program: PathBuf, image: GuestImage, disk_bytes: u64) -> Self {
+        let machine = MachineOptions {
+            fill_bytes: disk_bytes / 2,
+            memory_bytes: MEMORY_CHECKED_BYTES,
+            // Its processor is emulated, and must leave some time for the client.
+            workers: 4,
+            ..MachineOptions::new(image)
+        };
+        let rate = BitRate::megabits(1000);
+        Self {
+            program,
+            parent: None,
+            disk_bytes,
+            machine,
+            margin: MARGIN,
+            round_trips: NonZeroU32::MIN,
+            kind: None,
+            rate,
+        }
+    }
+}
+
+/// Runs the demo with a whole machine. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
+///
+/// # Errors
+/// What went wrong, with the logs of the daemons; [`Interrupted`] after a signal. Wrong content and a lost connection are
+/// no errors: the figures tell.
+pub async fn run_machine(
+    options: MovedMachineOptions,
+    progress: &mut Progress,
+) -> anyhow::Result<MachineReport> {
+    let parent = options.parent.clone().unwrap_or_else(usual_parent);
+    let copies = format!("two copies of a {} disk", Bytes(options.disk_bytes));
+    check_free_space(&parent, options.disk_bytes.saturating_mul(2), "the demo", &copies)?;
+    let folders = [DemoFolder::create_in(&parent)?, DemoFolder::create_in(&parent)?];
+    let mut signals = Signals::listen()?;
+    let result = play(&options, &folders, &mut signals, progress).await;
+    progress.end();
+    let [near, far] = folders.map(DemoFolder::remove);
+    let report = result?;
+    near.and(far).map(|()| report)
+}
+
+/// What is known when the machine is home again, and has compared its memory and its disk.
+struct Travelled {
+    stopped: StoppedMachine,
+    machine: String,
+    /// The volume where it is in the end.
+    volume: Volume,
+    before: Felt,
+    /// There, home, there again …
+    legs: Vec<Leg>,
+    whole: Felt,
+    timeline: Timeline,
+    /// For how long the client, or the machine without one, was worse off than before; `None` if it did nothing then.
+    disruption: Option<Duration>,
+    /// `None` if nobody was connected.
+    seen: Option<Seen>,
+    /// Of the way there.
+    history: Option<MigrationHistory>,
+}
+
+/// One way, and the time after it.
+struct Leg {
+    way: Way,
+    /// What the disk felt afterwards, as a whole and in windows.
+    after: (Felt, Vec<Window>),
+    /// The longest time without an answer to the client; `None` if nobody was connected.
+    gap: Option<Duration>,
+}
+
+/// What the client saw.
+struct Seen {
+    outcome: Outcome,
+    /// The longest time without an answer before the machine moved.
+    gap_before: Duration,
+}
+
+/// Runs the demo in its folders; the daemons have ended when this returns.
+async fn play(
+    options: &MovedMachineOptions,
+    folders: &Folders,
+    signals: &mut Signals,
+    progress: &mut Progress,
+) -> anyhow::Result<MachineReport> {
+    progress.begin("starting the hosts");
+    let (mut link, lan) = networks(options).await?;
+    let console = folders[0].path().join("console");
+    let machine = MovingMachine::expect(&console, options.machine.clone(), lan.as_ref().map(card))?;
+    let pair = signals.unless(Pair::start(&options.program, folders, &link)).await?;
+    let journey = there_and_home(options, &pair, machine, (&mut link, lan.as_ref()), progress);
+    let travelled = signals.unless(journey).await.map_err(|error| match error.is::<Interrupted>() {
+        true => error,
+        false => pair.with_logs(error),
+    });
+    let ended = pair.stop().await;
+    let mut travelled = travelled?;
+    ended?;
+    let image = Path::new(&travelled.volume.image);
+    signals.unless(travelled.stopped.verify_image(image, progress)).await?;
+    report::report(travelled, options, link.description())
+}
+
+/// The hosts' link, and the machine's network where there can be one.
+async fn networks(options: &MovedMachineOptions) -> anyhow::Result<(Link, Option<Lan>)> {
+    let link = Link::create(options.kind, options.rate).await?;
+    match link.lan() {
+        Ok(lan) => Ok((link, lan)),
+        Err(why) if options.kind.is_none() => {
+            tracing::warn!(%why, "the machine is on no network");
+            Ok((Link::create(Some(LinkKind::Loopback), options.rate).await?, None))
+        }
+        Err(why) => Err(why).context("make a network for the machine"),
+    }
+}
+
+fn card(lan: &Lan) -> NetworkCard {
+    NetworkCard { tap: lan.tap().to_owned(), address: lan.guest(), port: PORT }
+}
+
+/// Starts the machine at the first host, moves it to the second and home, and lets it compare what it has.
+async fn there_and_home(
+    options: &MovedMachineOptions,
+    pair: &Pair,
+    machine: MovingMachine,
+    (link, lan): (&mut Link, Option<&Lan>),
+    progress: &mut Progress,
+) -> anyhow::Result<Travelled> {
+    let Pair { near, far } = pair;
+    near.create_volume(VOLUME, options.disk_bytes, STORE).await?;
+    progress.begin("booting a machine");
+    let definition = machine.definition(VOLUME)?;
+    near.client().add_vm(&NewVm { name: MACHINE.to_owned(), definition }).await.context("add the machine")?;
+    near.client().start_vm(MACHINE).await.context("start the machine")?;
+    machine.await_work().await?;
+    let client = match lan {
+        Some(lan) => Some(connect(lan).await?),
+        None => None,
+    };
+    let measured = async {
+        let (start, client_start) = (machine.mark(), client.as_ref().map(OutsideClient::mark));
+        let before = work("measuring the machine before", &machine, options.margin, progress).await;
+        let leaves = client.as_ref().map(OutsideClient::mark);
+        let mut legs = Vec::new();
+        for _ in 0..options.round_trips.get() {
+            for (hosts, name) in [((near, far), NAMES[1]), ((far, near), NAMES[0])] {
+                legs.push(
+                    go(hosts, name, (&machine, client.as_ref()), link, options.margin, progress).await?,
+                );
+            }
+        }
+        let whole = machine.between(&start, &machine.mark());
+        let history = match legs.first() {
+            Some(there) => near.history(&there.way.migration.id).await,
+            None => None,
+        };
+        let (gap_before, disruption) = match (&client, client_start, leaves) {
+            (Some(client), Some(start), Some(leaves)) => {
+                let baseline = Baseline::of(&client.windows(&start, &leaves));
+                let since = client.windows(&leaves, &client.mark());
+                let disruption = baseline.map(|baseline| baseline.disruption(&since));
+                (Some(client.longest_gap(&start, &leaves)), disruption)
+            }
+            _ => (None, Baseline::of(&before.1).map(|baseline| baseline.disruption(&windows(&legs)))),
+        };
+        anyhow::Ok((before, legs, whole, gap_before, disruption, history))
+    };
+    let (before, legs, whole, gap_before, disruption, history) = tokio::select! {
+        measured = measured => measured?,
+        failure = machine.failure() => return Err(failure),
+    };
+    let seen = match (client, gap_before) {
+        (Some(client), Some(gap_before)) => {
+            progress.begin("waiting for the last answers");
+            let outcome = spawn_blocking(|| client.stop()).await.context("the client's thread panicked")?;
+            Some(Seen { outcome, gap_before })
+        }
+        _ => None,
+    };
+    let timeline = timeline(&before.1, &legs);
+    let description = machine.description();
+    let stopped = machine.stop_and_verify(progress).await?;
+    let volume = arrived(near, VOLUME).await?;
+    Ok(Travelled {
+        stopped,
+        machine: description,
+        volume,
+        before: before.0,
+        legs,
+        whole,
+        timeline,
+        disruption,
+        seen,
+        history,
+    })
+}
+
+/// Moves the machine from one host to the other, which is called `name`, and lets it work there.
+async fn go(
+    (from, to): (&Daemon, &Daemon),
+    name: &str,
+    (machine, client): (&MovingMachine, Option<&OutsideClient>),
+    link: &mut Link,
+    margin: Duration,
+    progress: &mut Progress,
+) -> anyhow::Result<Leg> {
+    progress.begin(&format!("moving the machine to host {name}"));
+    let leaves = client.map(|client| (client, client.mark()));
+    let way = travel((from, MACHINE, &format!("{name}:{STORE}")), machine, link, None, progress).await?;
+    runs(to).await?;
+    let after = work(&format!("measuring the machine at host {name}"), machine, margin, progress).await;
+    let gap = leaves.map(|(client, leaves)| client.longest_gap(&leaves, &client.mark()));
+    Ok(Leg { way, after, gap })
+}
+
+/// What the disk felt since the machine left for the first time. The machine's clock stands still while it does, so that is
+/// added.
+fn windows(legs: &[Leg]) -> Vec<Window> {
+    let of = |leg: &Leg| {
+        let mut windows = leg.way.windows.clone();
+        windows.push(Window::standstill(leg.way.downtime()));
+        windows.extend_from_slice(&leg.after.1);
+        windows
+    };
+    legs.iter().flat_map(of).collect()
+}
+
+fn timeline(before: &[Window], legs: &[Leg]) -> Timeline {
+    let mut parts = vec![(None, before)];
+    for (number, Leg { way, after, .. }) in legs.iter().enumerate() {
+        let name = if number % 2 == 0 { "there" } else { "home" };
+        parts.extend([(Some(name), way.windows.as_slice()), (None, after.1.as_slice())]);
+    }
+    Timeline::of_parts(&parts)
+}
+
+async fn connect(lan: &Lan) -> anyhow::Result<OutsideClient> {
+    let (outside, (address, _)) = (lan.outside().clone(), lan.guest());
+    let connected =
+        spawn_blocking(move || OutsideClient::connect(&outside, SocketAddr::from((address, PORT))));
+    connected.await.context("the client's thread panicked")?
+}
+
+/// Waits until a host sees that the machine runs there, and serves its disk.
+///
+/// # Errors
+/// If it does not in time.
+async fn runs(host: &Daemon) -> anyhow::Result<()> {
+    arrived(host, VOLUME).await?;
+    let give_up_at = Instant::now() + RUNS_DEADLINE;
+    loop {
+        let found = host.client().vm(MACHINE).await.context("ask for the machine")?;
+        if found.state == VmState::Running {
+            return Ok(());
+        }
+        if Instant::now() >= give_up_at {
+            bail!("the machine has been moved, but it is still {:?}: {:?}", found.state, found.message);
+        }
+        sleep(RUNS_PAUSE).await;
+    }
+}
+
+impl Way {
+    /// How long the machine that moved stood still; zero if the daemon does not tell.
+    fn downtime(&self) -> Duration {
+        let downtime = self.migration.machine.as_ref().and_then(|machine| machine.downtime.as_ref());
+        downtime.map_or(Duration::ZERO, |parts| Duration::from_secs_f64(parts.total_ms.max(0.0) / 1000.0))
+    }
+}
