@@ -122,7 +122,10 @@ impl Console {
         let Some(tick) = heard.lines.iter().rev().find(|line| line.contains("sterna: tick")) else {
             return Ok(0);
         };
-        ensure!(tick.contains("errors=0"), "the guest says: {tick}");
+        if !tick.contains("errors=0") {
+            let wrong: Vec<_> = heard.lines.iter().filter(|line| line.contains("sterna: wrong")).collect();
+            bail!("the guest says: {tick}: {wrong:#?}");
+        }
         let requests = tick.split_whitespace().find_map(|word| word.strip_prefix("requests=")?.parse().ok());
         // A line that the machine's stop has cut in two.
         Ok(requests.unwrap_or(0))

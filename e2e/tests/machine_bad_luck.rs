@@ -89,6 +89,31 @@ fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_dis
 }
 
 #[test]
+fn a_machine_whose_host_is_gone_after_it_was_released_is_promoted_with_all_its_disks() {
+    play(|pair| {
+        let console = start(pair)?;
+        pair.alpha.stop()?;
+        pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-released")])?;
+        until("the machine is found again, and begins to move", || {
+            let begun = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
+            Ok((begun.code == 0).then_some(()))
+        })?;
+        ensure!(pair.alpha.wait_for_end()? == 137, "it was not killed");
+        // Any of its volumes: all move, or none.
+        pair.beta.sterna(["volume", "promote", VOLUMES[0], "--force"])?.success()?;
+        until("the machine runs where its volumes are", || {
+            Ok(vm::vms(&pair.beta)?.iter().any(|vm| vm.state == api::VmState::Running).then_some(()))
+        })?;
+        console.work_on(REQUESTS)?;
+        // The other host comes back, and learns of it.
+        pair.alpha.start()?;
+        ensure!(!settled(pair)?, "it is at beta");
+        console.work_on(REQUESTS)?;
+        console.verify()
+    });
+}
+
+#[test]
 fn links_that_are_cut_or_silent_while_a_machine_moves_cost_time_and_nothing_else() {
     play(|pair| {
         let console = start(pair)?;

@@ -103,8 +103,9 @@ fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them(
             pair.alpha.wait_for_migration(&begun.id)?;
             stays(pair, &console)?;
         }
+        // Home to the images that were kept, each volume to its own.
         for (from, to, name) in [(&pair.alpha, &pair.beta, "beta:a"), (&pair.beta, &pair.alpha, "alpha:a")] {
-            let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name])?;
+            let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name, "--keep-source"])?;
             ensure!(moved.state == MigrationState::Moved, "{moved:?}");
             vm::check_at(to, from)?;
             until("all of them went", || {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use lane::{Control, ControlFault, Keeper, LaneFuture, Report};
-use migration::journal::{ImageLocation, MigrationState, Record};
+use migration::journal::{ImageLocation, MigrationState, Moved, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase};
 use tokio::sync::oneshot;
@@ -47,14 +47,14 @@ impl LaneControl {
         })
     }
 
-    /// What is to be known of the image that the volume of `migration` leaves for another host.
+    /// What is to be known of an image that a volume of `migration` leaves for another host.
     fn facts(&self, image: &ImageLocation, migration: MigrationId) -> Option<Facts> {
         if !replicas::is_replica(image) {
             return None;
         }
         self.journal.read(|state| {
-            let moved = state.moved.values().find(|moved| moved.migration == migration)?;
-            let record = &moved.volume.record;
+            let left = |moved: &&Moved| moved.migration == migration && moved.volume.record.image == *image;
+            let record = &state.moved.values().find(left)?.volume.record;
             Some(Facts {
                 volume: record.volume.to_string(),
                 generation: record.generation.0,

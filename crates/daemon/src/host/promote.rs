@@ -31,7 +31,12 @@ impl Host {
         name: String,
         order: api::PromoteVolume,
     ) -> Result<api::Volume, RequestError> {
-        let Some(Service::Arriving(lane, migration)) = self.volumes.service(&name) else {
+        let Some(Service::Arriving(_, migration)) = self.volumes.service(&name) else {
+            return Err(RequestError::NotPrepared(name));
+        };
+        // The lane of the migration's first volume takes all of them over.
+        let first = self.journal.read(|state| state.migrations.get(&migration)?.names.first().cloned());
+        let Some(Service::Arriving(lane, _)) = first.and_then(|first| self.volumes.service(&first)) else {
             return Err(RequestError::NotPrepared(name));
         };
         let promoted = match order.ticket {
