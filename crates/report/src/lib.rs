@@ -3,6 +3,7 @@
 //! ```text
 //!   api::MigrationHistory ──► page() ──┬─ story      what happened, in words and figures
 //!                                      ├─ course     plots over time, phases shaded
+//!                                      ├─ machine    how long a machine that went along stood still
 //!                                      ├─ hold       the parts of the switch-over
 //!                                      └─ account    before, while, after; what was decided; bytes
 //! ```
@@ -16,6 +17,7 @@ mod chart;
 mod course;
 mod figures;
 mod hold;
+mod machine;
 mod markup;
 mod scale;
 mod story;
@@ -36,6 +38,7 @@ pub fn page(history: &MigrationHistory) -> String {
     match &history.recording {
         Some(recording) => {
             body += &course::section(migration, recording);
+            body += &machine::section(migration);
             body += &hold::section(migration);
             body += &account::guest(recording);
             body += &account::decisions(migration, recording);
@@ -44,6 +47,7 @@ pub fn page(history: &MigrationHistory) -> String {
         None => {
             body += "<section><h2>Over time</h2><p class=\"quiet\">The course of this migration was not recorded, or its record is \
                      gone: the daemon keeps those of the latest migrations in its data folder.</p></section>";
+            body += &machine::section(migration);
             body += &hold::section(migration);
             body += &account::volume(migration, None);
         }

@@ -183,6 +183,31 @@ fn a_page_without_a_recording_tells_what_the_journal_knows() {
 }
 
 #[test]
+fn a_machine_that_went_along_is_told_of_with_parts_that_add_up() {
+    let mut history = history(migration(), Some(recording()));
+    history.migration.machine = Some(api::MachineMove {
+        memory: Some(api::MemoryMove {
+            total_bytes: 256 << 20,
+            remaining_bytes: 0,
+            sent_bytes: 96 << 20,
+            rounds: 3,
+            dirty_bytes_per_second: 0,
+            bytes_per_second: 0,
+            throttle_percent: 25,
+        }),
+        downtime: Some(api::MachineDowntime { total_ms: 42.504, memory_ms: 37.5, handover_ms: 5.004 }),
+    });
+    let page = page(&history);
+    for part in
+        ["42.50 ms", "37.50 ms", "1.00 ms", "4.00 ms", "96.0 MiB", "in 3 rounds", "slowed down by 25 %"]
+    {
+        assert!(page.contains(part), "{part}");
+    }
+    history.migration.machine = None;
+    assert!(!self::page(&history).contains("<h2>The machine</h2>"));
+}
+
+#[test]
 fn hostile_names_stay_text() {
     let hostile = "</script><script>alert(1)</script><img src=x onerror='alert(2)' \"quoted\" &amp;";
     let location = ImageLocation {
