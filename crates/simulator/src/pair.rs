@@ -13,6 +13,7 @@
 mod chronicles;
 mod control;
 mod line;
+mod machine;
 mod party;
 mod serving;
 
@@ -26,6 +27,7 @@ use migration::Phase;
 use migration::journal::Stage;
 
 use self::line::Line;
+use self::machine::SimMachine;
 use self::party::{Party, Place};
 use crate::coverage::Struck;
 use crate::driver::Clock;
@@ -58,6 +60,8 @@ pub(crate) struct Pair {
     random: RefCell<Random>,
     parties: [Rc<Party>; 2],
     guests: Vec<Rc<Guest>>,
+    /// The machine that goes along, if one does.
+    machine: Option<Rc<SimMachine>>,
     /// For the migration, and for what clients that stayed at A ask of B.
     lines: [Rc<Line>; 2],
     crashes: RefCell<Vec<(Place, Stop)>>,
@@ -75,7 +79,8 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     let scenario = Scenario::draw(&mut random, options);
     let mut executors = [0, 1].map(|_| Executor::new(PairDriver::new(&world.clock)));
     let handles = [executors[0].handle(), executors[1].handle()];
-    let pair = Pair::new(&world, &mut random, &scenario, handles);
+    let machine = SimMachine::draw(&world, seed);
+    let pair = Pair::new(&world, &mut random, &scenario, handles, machine);
     pair.begin();
     loop {
         let mut deadline: Option<Duration> = None;
@@ -132,6 +137,7 @@ impl Pair {
         random: &mut Random,
         scenario: &Scenario,
         handles: [block::Handle; 2],
+        machine: Option<Rc<SimMachine>>,
     ) -> Rc<Self> {
         let lines = [0, 1].map(|number| Line::new(world, random.fork(), number));
         let (parties, guests) = party::make(world, random, scenario, handles, &lines);
@@ -140,6 +146,7 @@ impl Pair {
             random: RefCell::new(random.fork()),
             parties,
             guests,
+            machine,
             lines,
             crashes: RefCell::default(),
             power_was_cut: Cell::default(),
@@ -185,6 +192,7 @@ impl Pair {
             let strikes_max = random.pick(&[1, 2, 5, 20]);
             let pair = Rc::downgrade(self);
             let entered = random.percent(50).then(|| random.pick(&HANDOVER));
+            let entered = if self.machine.is_some() { entered.map(with_memory) } else { entered };
             let event = move || {
                 let Some(pair) = pair.upgrade() else { return };
                 match what {
@@ -316,6 +324,9 @@ impl Pair {
                         self.world.violated("owner", || format!("volume {index} is nowhere"));
                     }
                 }
+                if let Some(machine) = &self.machine {
+                    machine.check_end(owner.place);
+                }
             }
             _ => self.world.violated("owner", || format!("{} hosts own the volumes", owners.len())),
         }
@@ -351,6 +362,11 @@ const HANDOVER: [Phase; 6] = [
     Phase::Retiring,
     Phase::Discarding,
 ];
+
+/// With a machine, some of what would happen while the gates close happens while its memory is copied.
+fn with_memory(phase: Phase) -> Phase {
+    if phase == Phase::Closing { Phase::Memory } else { phase }
+}
 
 /// What one host's executor parks on: it only says that it has nothing to do.
 pub(crate) struct PairDriver {

@@ -9,6 +9,7 @@ use migration::journal::{ImageLocation, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase};
 
+use super::machine::SimMachine;
 use super::party::{Party, Place};
 
 /// How long dealing with an image takes.
@@ -22,6 +23,10 @@ pub(super) struct PairControl {
 impl PairControl {
     pub(super) fn new(party: &Rc<Party>) -> Rc<Self> {
         Rc::new(Self { party: Rc::downgrade(party), incarnation: party.incarnation() })
+    }
+
+    fn machine(&self) -> Option<Rc<SimMachine>> {
+        self.party.upgrade()?.machine()
     }
 
     /// Deletes an image on a helper thread.
@@ -63,10 +68,27 @@ impl Control for PairControl {
         self.delete(image)
     }
 
+    fn stop_machine(&self, _: MigrationId) -> LaneFuture<Result<(), String>> {
+        match self.machine() {
+            Some(machine) => machine.stop(&self.party),
+            None => Box::pin(std::future::ready(Err("there is none".to_owned()))),
+        }
+    }
+
+    fn run_machine(&self, _: MigrationId) -> LaneFuture<Result<(), String>> {
+        match self.machine() {
+            Some(machine) => machine.run_there(&self.party),
+            None => Box::pin(std::future::ready(Err("there is none".to_owned()))),
+        }
+    }
+
     fn report(&self, _: Report) {}
 
     fn entered(&self, _: MigrationId, phase: Phase) {
         if let Some(party) = self.party.upgrade().filter(|party| party.place == Place::A) {
+            if let (Phase::Discarding, Some(machine)) = (phase, self.machine()) {
+                machine.go_on();
+            }
             party.world.note("phase", phase as u64, 0);
             party.world.say(|| format!("phase {phase}"));
             party.world.set_phase(Some(phase));

@@ -13,12 +13,14 @@ use lane::resuming::Rhythm;
 use migration::journal::{Record, Stage, State};
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
+use migration::source::Moves;
 use migration::strategy::Acknowledgement;
 use migration::{HostId, MigrationId, PacingSettings, VolumeId};
 
 use super::Pair;
 use super::chronicles::SimChronicles;
 use super::line::Line;
+use super::machine::SimMachine;
 use super::serving::Serving;
 use crate::checker::owner::{Permission, permission};
 use crate::disk::{DiskSettings, Role, SimDisk};
@@ -176,6 +178,16 @@ impl Party {
 
     pub(super) fn pair(&self) -> Option<Rc<Pair>> {
         self.pair.borrow().upgrade()
+    }
+
+    /// The machine that goes along with the volumes, if one does.
+    pub(super) fn machine(&self) -> Option<Rc<SimMachine>> {
+        self.pair()?.machine.clone()
+    }
+
+    /// What moves.
+    pub(super) fn moves(&self) -> Moves {
+        if self.machine().is_some() { Moves::Machine } else { Moves::Volumes }
     }
 
     pub(super) fn journal(&self) -> &SimJournal {

@@ -77,6 +77,9 @@ impl Party {
             Place::A => self.check_and_connect_guests(),
             Place::B => (0..count).for_each(|index| self.offer_to_clients(index)),
         }
+        if let (true, Some(machine)) = (!state.volumes.is_empty() && resumes.is_empty(), self.machine()) {
+            machine.settle(self.place);
+        }
         for id in resumes {
             let Some(recorded) = state.migrations.get(id) else { continue };
             match (&recorded.side, &recorded.stage) {
@@ -307,7 +310,9 @@ impl Party {
             let store: Rc<dyn BlockDevice> = disk.clone();
             let volume =
                 Volume::new(moving.volume, self.manner.block_sizes[index], Generation(1), Rc::clone(&store));
-            volume.gate().set_mode(GateMode::Hold);
+            // A machine that waits reads what it will find.
+            let waits = if self.moves() == Moves::Machine { GateMode::ReadsOnly } else { GateMode::Hold };
+            volume.gate().set_mode(waits);
             disk.set_volume(&volume);
             coming.push(ComingVolume { volume, store, image: moving.target.clone() });
         }
@@ -331,7 +336,7 @@ impl Party {
                 together,
                 trial_max,
                 service: Some(Rc::clone(service)),
-                moves: Moves::Volumes,
+                moves: self.moves(),
             };
             let post = {
                 let conversation = Rc::clone(&serving.conversation);
@@ -429,7 +434,7 @@ impl Party {
             copying,
             switch_over_max: self.manner.limits.switch_over_max,
             peer: Peer::OtherHost,
-            moves: Moves::Volumes,
+            moves: self.moves(),
         };
         let post = Box::new(move |message| say(&conversation, &Message::ToTarget { migration: id, message }));
         let (handle, buffers) = (self.handle.clone(), &self.buffers);
@@ -438,6 +443,11 @@ impl Party {
             Some(recorded) => SourceConductor::resume(handle, control, buffers, plan, post, recorded),
         };
         let Some((conductor, baton)) = made else { return };
+        if recorded.is_some_and(|recorded| recorded.stage == Stage::Copying) && self.moves() == Moves::Machine
+        {
+            // What there was of its memory went with the daemon that carried it. Too late is as good.
+            baton.cancel();
+        }
         if let Some(serving) = &*self.serving.borrow() {
             serving.source.replace(Some(baton));
             serving.followers.replace(followers);

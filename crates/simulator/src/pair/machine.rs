@@ -1,0 +1,157 @@
+//! A machine that goes along with the volumes, in some of the simulations. It outlives the daemons, and it is its own witness:
+//! it runs at one host at most, and in the end where its volumes are.
+//!
+//! ```text
+//!   runs at A ──memory, and a stand──► stands, loaded at B ──told to run──► runs at B
+//!       ▲                                    │
+//!       └── discarding, handed back, or ◄────┘
+//!           settled after a restart
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use lane::LaneFuture;
+
+use super::party::{Party, Place};
+use crate::random::Random;
+use crate::world::World;
+
+/// Of so many simulations of a hundred a machine goes along.
+const SEEDS_PERCENT: u64 = 40;
+/// How long its memory takes at most.
+const MEMORY_MAX: Duration = Duration::from_millis(200);
+/// How long it takes at most until it runs at the target.
+const START_MAX: Duration = Duration::from_millis(10);
+/// Of so many attempts of a hundred its memory arrives, and it starts at the target.
+const SUCCEEDS_PERCENT: u64 = 85;
+
+/// A simulated machine.
+pub(crate) struct SimMachine {
+    world: Rc<World>,
+    random: RefCell<Random>,
+    at: Cell<At>,
+    /// How often it was told to go on at the source: what was under way then comes to nothing.
+    given_up: Cell<u64>,
+    /// It was told to run at the target and did not, after it had written there.
+    is_broken_there: Cell<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Runs(Place),
+    /// At A, and loaded at B.
+    Stands,
+}
+
+impl SimMachine {
+    /// The machine of the simulation of `seed`, if it has one.
+    pub(super) fn draw(world: &Rc<World>, seed: u64) -> Option<Rc<Self>> {
+        // Of its own: simulations without a machine are what they were.
+        let mut random = Random::new(seed ^ 0x3AC4_14E0);
+        random.percent(SEEDS_PERCENT).then(|| {
+            Rc::new(Self {
+                world: Rc::clone(world),
+                random: RefCell::new(random),
+                at: Cell::new(At::Runs(Place::A)),
+                given_up: Cell::default(),
+                is_broken_there: Cell::default(),
+            })
+        })
+    }
+
+    /// Copies its memory and brings it to a stand, unless the daemon goes before that.
+    pub(super) fn stop(self: &Rc<Self>, daemon: &Weak<Party>) -> LaneFuture<Result<(), String>> {
+        self.after(MEMORY_MAX, daemon, |machine, succeeds| {
+            if machine.at.get() != At::Runs(Place::A) {
+                let at = machine.at.get();
+                machine.world.violated("machine", || format!("it leaves, and is not there: {at:?}"));
+            }
+            if succeeds {
+                machine.at.set(At::Stands);
+                Ok(())
+            } else {
+                Err("its memory does not arrive".to_owned())
+            }
+        })
+    }
+
+    /// Lets it run at the target.
+    pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<Party>) -> LaneFuture<Result<(), String>> {
+        self.after(START_MAX, daemon, |machine, succeeds| {
+            if machine.at.get() != At::Stands {
+                let at = machine.at.get();
+                machine
+                    .world
+                    .violated("machine", || format!("it is told to run at B, and does not stand: {at:?}"));
+            }
+            if succeeds {
+                machine.at.set(At::Runs(Place::B));
+                Ok(())
+            } else {
+                machine.is_broken_there.set(true);
+                Err("it does not start".to_owned())
+            }
+        })
+    }
+
+    /// Lets it go on at the source.
+    pub(super) fn go_on(&self) {
+        if self.at.replace(At::Runs(Place::A)) == At::Runs(Place::B) {
+            self.world.violated("machine", || "it goes on at A, and runs at B".to_owned());
+        }
+        self.is_broken_there.set(false);
+        self.given_up.set(self.given_up.get() + 1);
+    }
+
+    /// A daemon was started that owns the volumes, and has no migration under way: a machine that stands goes on there.
+    pub(super) fn settle(&self, place: Place) {
+        match (place, self.at.get()) {
+            (Place::A, At::Stands) => self.go_on(),
+            (Place::B, At::Stands) => self.at.set(At::Runs(Place::B)),
+            (_, At::Runs(_)) => {}
+        }
+    }
+
+    /// In the end it runs where its volumes are.
+    pub(super) fn check_end(&self, owner: Place) {
+        let is_broken = owner == Place::B && self.is_broken_there.get();
+        let at = self.at.get();
+        if at != At::Runs(owner) && !is_broken {
+            self.world.violated("machine", || format!("the volumes are at {owner:?}, and it is not: {at:?}"));
+        }
+    }
+
+    /// Does something some time from now, unless the daemon goes before that.
+    fn after(
+        self: &Rc<Self>,
+        longest: Duration,
+        daemon: &Weak<Party>,
+        what: impl FnOnce(&Self, bool) -> Result<(), String> + 'static,
+    ) -> LaneFuture<Result<(), String>> {
+        let (delay, succeeds) = {
+            let mut random = self.random.borrow_mut();
+            (random.duration(Duration::from_micros(50), longest), random.percent(SUCCEEDS_PERCENT))
+        };
+        let incarnation = daemon.upgrade().map(|daemon| daemon.incarnation());
+        let given_up = self.given_up.get();
+        let (done, result) = oneshot::channel();
+        let (machine, daemon) = (Rc::clone(self), Weak::clone(daemon));
+        self.world.clock.after(delay, move || {
+            let lives = daemon.upgrade().is_some_and(|daemon| Some(daemon.incarnation()) == incarnation);
+            if lives && machine.given_up.get() == given_up {
+                // The lane may have given up.
+                let _ = done.send(what(&machine, succeeds));
+            }
+        });
+        Box::pin(async move {
+            match result.await {
+                Ok(result) => result,
+                // The daemon is gone, and whoever waits here with it.
+                Err(_) => std::future::pending().await,
+            }
+        })
+    }
+}
