@@ -9,6 +9,7 @@ mod coming;
 mod convergence;
 mod leaving;
 pub(crate) mod line;
+mod window;
 mod words;
 
 use std::collections::BTreeMap;

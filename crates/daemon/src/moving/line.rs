@@ -5,7 +5,7 @@
 //!                                  ▲                                      │
 //!                                  └──────────────── Taken ◄──────────────┘       the same in the other direction
 //! ```
-//! How much of the memory is on its way is bounded by the window, so that the words of the handover and guests' blocks do
+//! How much of the memory is on its way is bounded by the [`Window`], so that the words of the handover and guests' blocks do
 //! not stand behind it, and a hypervisor that takes nothing stops the one that sends.
 
 use std::any::Any;
@@ -19,14 +19,13 @@ use lane::peer::Arrival;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use transport::Priority;
 
+use super::window::Window;
 use super::words::Word;
 use crate::vms::PARCEL_BYTES_MAX;
 
-/// Bytes of memory that may be on their way: what fills 10 Gbit/s over 25 ms, or 1 Gbit/s over 250 ms.
-const WINDOW_BYTES: u32 = 32 << 20;
 /// Bytes that are sent at once at most.
 const PIECE_BYTES: usize = 256 << 10;
 
@@ -59,7 +58,7 @@ pub(crate) enum Heard {
 pub(crate) struct Line {
     sender: Arc<dyn Send>,
     heard: watch::Receiver<Heard>,
-    window: Arc<Semaphore>,
+    window: Arc<Window>,
     /// What has come of what is needed to run the machine.
     parcel: Arc<Mutex<Vec<u8>>>,
     /// What has come of the memory; taken once, by whoever carries it.
@@ -78,7 +77,7 @@ impl Line {
     pub(crate) fn new(sender: Arc<dyn Send>, arrivals: arriving::UnboundedReceiver<Arrival>) -> Self {
         let (heard_sender, heard) = watch::channel(Heard::Nothing);
         let (pieces, memory) = mpsc::unbounded_channel();
-        let window = Arc::new(Semaphore::new(WINDOW_BYTES as usize));
+        let window = Arc::new(Window::new());
         let parcel = Arc::<Mutex<Vec<u8>>>::default();
         let ear =
             Ear { heard: heard_sender, pieces, window: Arc::clone(&window), parcel: Arc::clone(&parcel) };
@@ -147,9 +146,7 @@ impl Line {
                 self.sender.send(Priority::Memory, Word::End.encode().into(), Bytes::new());
                 return Ok(());
             }
-            // At most PIECE_BYTES; the window is never closed.
-            let taken = self.window.acquire_many(u32::try_from(bytes).unwrap_or(WINDOW_BYTES)).await;
-            taken.map_err(io::Error::other)?.forget();
+            self.window.enter(bytes).await;
             self.sender.send(Priority::Memory, Word::Data.encode().into(), piece.freeze());
         }
     }
@@ -176,7 +173,7 @@ impl Drop for Line {
 struct Ear {
     heard: watch::Sender<Heard>,
     pieces: mpsc::UnboundedSender<Piece>,
-    window: Arc<Semaphore>,
+    window: Arc<Window>,
     parcel: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -211,11 +208,7 @@ impl Ear {
             // Whoever carried the memory may have given up.
             Word::Data => drop(self.pieces.send(Piece::Data(payload, credit))),
             Word::End => drop(self.pieces.send(Piece::End)),
-            // N.B. no more than was ever taken from it: a peer cannot make it overflow.
-            Word::Taken { bytes } => {
-                let lent = (WINDOW_BYTES as usize).saturating_sub(self.window.available_permits());
-                self.window.add_permits(lent.min(bytes as usize));
-            }
+            Word::Taken { bytes } => self.window.taken(bytes as usize),
         }
     }
 
@@ -243,6 +236,7 @@ impl Ear {
 
 #[cfg(test)]
 mod tests {
+    use super::super::window::BYTES_MIN;
     use super::*;
 
     /// Two lines that are each other's way.
@@ -266,7 +260,7 @@ mod tests {
         let (source, target) = lines();
         let (mut hypervisor, here) = UnixStream::pair().unwrap();
         let (mut other, there) = UnixStream::pair().unwrap();
-        let sent: Vec<u8> = (0..WINDOW_BYTES as usize * 2 + 77).map(|at| (at / 1000) as u8).collect();
+        let sent: Vec<u8> = (0..(64 << 20) + 77_usize).map(|at| (at / 1000) as u8).collect();
         let expected = sent.clone();
         let sends = async move {
             hypervisor.write_all(&sent).await.unwrap();
@@ -291,10 +285,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_than_the_window_is_sent_to_a_host_that_takes_nothing() {
+    async fn no_more_than_the_window_is_sent_to_a_host_that_takes_nothing_or_lies() {
         let (to_target, mut at_target) = arriving::unbounded();
-        let (_to_source, at_source) = arriving::unbounded();
+        let (to_source, at_source) = arriving::unbounded();
         let source = Line::new(Arc::new(Wire(to_target)), at_source);
+        // It says that it has taken what it was never sent.
+        Wire(to_source.clone()).send(
+            Priority::Control,
+            Word::Taken { bytes: u32::MAX }.encode().into(),
+            Bytes::new(),
+        );
+        Wire(to_source).send(Priority::Control, Word::Waiting.encode().into(), Bytes::new());
+        source.hear(&Heard::Waiting).await.unwrap();
         let (mut hypervisor, here) = UnixStream::pair().unwrap();
         let writes = tokio::spawn(async move {
             loop {
@@ -307,7 +309,7 @@ mod tests {
         {
             let carried = source.carry(here);
             let arrives = async {
-                while sent < WINDOW_BYTES as usize - PIECE_BYTES {
+                while sent < BYTES_MIN - PIECE_BYTES {
                     if let Some(Arrival::Sent { payload, .. }) = at_target.next().await {
                         sent += payload.len();
                     }
@@ -318,7 +320,7 @@ mod tests {
         while let Ok(Arrival::Sent { payload, .. }) = at_target.try_recv() {
             sent += payload.len();
         }
-        assert!(sent <= WINDOW_BYTES as usize);
+        assert!(sent <= BYTES_MIN);
         // The socket is broken by then.
         writes.await.unwrap();
     }
@@ -341,14 +343,5 @@ mod tests {
         target.say(&Word::Waiting);
         assert_eq!(source.hear(&Heard::Waiting).await, Err("no such machine type".to_owned()));
         assert_eq!(source.failed().await, "no such machine type");
-    }
-
-    #[tokio::test]
-    async fn a_peer_that_takes_more_than_it_was_sent_gains_nothing() {
-        let (source, target) = lines();
-        target.say(&Word::Taken { bytes: u32::MAX });
-        target.say(&Word::Waiting);
-        source.hear(&Heard::Waiting).await.unwrap();
-        assert_eq!(source.window.available_permits(), WINDOW_BYTES as usize);
     }
 }
