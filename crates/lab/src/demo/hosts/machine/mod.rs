@@ -312,7 +312,9 @@ fn timeline(before: &[Window], legs: &[Leg]) -> Timeline {
     let mut parts = vec![(None, before)];
     for (number, Leg { way, after, .. }) in legs.iter().enumerate() {
         let name = if number % 2 == 0 { "there" } else { "home" };
-        parts.extend([(Some(name), way.windows.as_slice()), (None, after.1.as_slice())]);
+        // The marks of many ways would not fit.
+        let name = (legs.len() == 2).then_some(name);
+        parts.extend([(name, way.windows.as_slice()), (None, after.1.as_slice())]);
     }
     Timeline::of_parts(&parts)
 }

@@ -213,7 +213,10 @@ impl fmt::Display for MachineReport {
             row(formatter, name, &grouped(iops), &change(demo.iops_before, iops))?;
         }
         if let Some((bars, marks)) = self.timeline.lines() {
-            writeln!(formatter, "  {:<20} {bars}\n  {:<20} {marks}", "IOPS over time", "")?;
+            row(formatter, "IOPS over time", &bars, "")?;
+            if !marks.is_empty() {
+                row(formatter, "", &marks, "")?;
+            }
         }
         let memory = Bytes(self.memory_bytes);
         let requests = grouped(self.requests as f64);
