@@ -100,10 +100,12 @@ fuzz: ## Feed hostile bytes to whatever reads bytes, FUZZ_SECONDS (600) for each
 
 bench: ## Measure what recording a write costs, Sterna beside the raw disk and QEMU, migrations beside copies and over links.
 	scripts/install-packages bench
+	scripts/guest-image $(GUEST_IMAGE)
 	cargo bench -p chronicle --bench chronicle
 	cargo build --release -p sterna
 	$(TARGET)/release/sterna bench nbd
 	$(TARGET)/release/sterna bench mirror
+	$(TARGET)/release/sterna bench machine --image $(GUEST_IMAGE)
 	@if [[ $$(id -u) -eq 0 ]]; then \
 	  $(TARGET)/release/sterna bench link; \
 	else \

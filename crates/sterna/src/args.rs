@@ -8,7 +8,9 @@ mod vm;
 
 use std::path::PathBuf;
 
-pub(crate) use self::bench::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
+pub(crate) use self::bench::{
+    BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
+};
 pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::replica::ReplicaCommand;

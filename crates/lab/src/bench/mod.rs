@@ -3,6 +3,7 @@
 //! ```text
 //!   nbd ─────► round ──► workload ──► raw file │ Sterna │ qemu-storage-daemon ──► fio ──► statistics
 //!   link ────► link, round ──► TCP │ Sterna │ qemu-storage-daemon ──► compare ──► statistics
+//!   machine ─► load, round ──► Sterna │ QEMU's own migration ──► statistics
 //!   mirror ──► round ──► idle, load ──► Sterna │ cp │ qemu-img │ qemu-storage-daemon ──► compare ──► statistics
 //!
 //!   environment   what was measured on        tools     the programs, their versions and packages
@@ -23,6 +24,7 @@ mod folder;
 mod guest;
 mod image;
 pub mod link;
+pub mod machine;
 pub mod mirror;
 pub mod nbd;
 mod page;

@@ -66,15 +66,30 @@ impl Qmp {
     /// # Errors
     /// That the monitor has gone.
     pub(super) async fn next_event(&mut self, name: &str) -> anyhow::Result<Value> {
+        Ok(self.next(name).await?["data"].take())
+    }
+
+    /// Waits for the next event of a name. Events of other names are dropped.
+    async fn next(&mut self, name: &str) -> anyhow::Result<Value> {
         loop {
-            let mut message = match self.events.pop_front() {
+            let message = match self.events.pop_front() {
                 Some(event) => event,
                 None => self.read().await.with_context(|| format!("wait for QEMU's event {name}"))?,
             };
             if message["event"] == name {
-                return Ok(message["data"].take());
+                return Ok(message);
             }
         }
+    }
+
+    /// Waits until something happens and returns when it did, by the host's clock, in seconds since 1970.
+    ///
+    /// # Errors
+    /// That the monitor has gone, or does not say when.
+    pub(super) async fn when(&mut self, name: &str) -> anyhow::Result<f64> {
+        let event = self.next(name).await?;
+        let part = |part: &str| event["timestamp"][part].as_f64().context("QEMU's event has no time");
+        Ok(part("seconds")? + part("microseconds")? / 1e6)
     }
 
     async fn read(&mut self) -> anyhow::Result<Value> {

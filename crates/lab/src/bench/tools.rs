@@ -23,6 +23,9 @@ pub(super) const FIO: Tool = Tool { program: "fio", package: "fio" };
 pub(super) const STORAGE_DAEMON: Tool =
     Tool { program: "qemu-storage-daemon", package: "qemu-system-common" };
 
+/// What runs machines, and moves them without their disks.
+pub(super) const SYSTEM_EMULATOR: Tool = Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" };
+
 /// The best that an off-line copy does.
 pub(super) const QEMU_IMG: Tool = Tool { program: "qemu-img", package: "qemu-utils" };
 /// What everybody has for an off-line copy.

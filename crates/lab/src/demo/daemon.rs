@@ -173,7 +173,7 @@ impl Daemon {
     }
 
     /// What speaks to it.
-    pub(super) fn client(&self) -> &Client {
+    pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 

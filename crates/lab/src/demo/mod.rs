@@ -38,6 +38,7 @@ pub use self::hosts::{
     Connection, Copied, Cut, CutPlan, DowntimeParts, HostsFigures, HostsOptions, HostsReport, LinkKind,
     MachineFigures, MachineReport, MachineWay, MovedMachineOptions, WayFigures, run_hosts, run_machine,
 };
+pub(crate) use self::hosts::{Link as HostsLink, Pair as HostsPair};
 pub use self::progress::Progress;
 pub(crate) use self::report::Bytes;
 pub use self::report::{Figures, Report, Wrong};

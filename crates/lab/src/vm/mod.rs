@@ -76,6 +76,9 @@ pub struct MachineOptions {
 }
 
 impl MachineOptions {
+    /// Memory of a machine in bytes; one that moves has 8 KiB less.
+    pub const RAM_BYTES: u64 = (MEMORY_MIB as u64) << 20;
+
     /// The machine of the demo.
     pub fn new(image: GuestImage) -> Self {
         Self {

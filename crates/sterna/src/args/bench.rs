@@ -21,6 +21,9 @@ pub(crate) enum BenchCommand {
     /// Measure migrations, idle and under load: beside off-line copies and QEMU's mirror.
     #[command(after_help = MIRROR_HELP)]
     Mirror(BenchMirrorArguments),
+    /// Measure for how long machines stand still when they move: beside QEMU's own migration.
+    #[command(after_help = MACHINE_HELP)]
+    Machine(BenchMachineArguments),
     /// Measure what migrations make of a link between two hosts: beside plain TCP and QEMU's mirror.
     #[command(after_help = LINK_HELP)]
     Link(BenchLinkArguments),
@@ -86,6 +89,22 @@ pub(crate) struct BenchLinkArguments {
     /// Measure this alone; may be given several times.
     #[arg(long, value_name = "PART", value_parser = one_of(LinkPart::ALL, LinkPart::name, LinkPart::title))]
     only: Vec<LinkPart>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchMachineArguments {
+    /// How often everything is measured; medians are taken of that.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Size of either machine's disk, a multiple of 1 MiB.
+    #[arg(long, default_value = "256MiB", value_parser = parse_image_size)]
+    pub(crate) size: u64,
+    /// Where the temporary folder is made; by default where temporary files are.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) folder: Option<PathBuf>,
+    /// The folder that holds the machines' kernel and initramfs; by default the one that `make demo` fills.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) image: Option<PathBuf>,
 }
 
 impl BenchLinkArguments {
@@ -178,6 +197,16 @@ over plain TCP, by temporary daemons of this program, and by qemu-storage-daemon
 the link carries. Every copy is compared with its source. It needs root, for hosts are network namespaces, and leaves nothing \
 behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors. \
 Let the machine be idle meanwhile. All of it takes the time of about 50 copies at 1 Gbit/s: half an hour for 2 GiB.";
+
+const MACHINE_HELP: &str = "\
+Examples:
+  sterna bench machine
+  sterna bench machine --rounds 9 --json > machine.json
+
+Two machines in QEMU do the same beside each other, first nothing and then work on their disks. One is moved by temporary \
+daemons of this program, with its memory and its disk; the other by QEMU alone, from process to process, with its memory: both \
+processes are clients of one volume. It needs no root and leaves nothing behind; it needs QEMU and the guest image \
+(scripts/install-packages demo, scripts/guest-image). Let the machine be idle meanwhile.";
 
 #[cfg(test)]
 mod tests {

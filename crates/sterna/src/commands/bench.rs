@@ -4,12 +4,16 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use lab::bench::link::{self, LinkOptions, LinkReport};
+use lab::bench::machine::{self, MachineBenchOptions, MachineReport};
 use lab::bench::mirror::{self, MirrorOptions, MirrorReport};
 use lab::bench::nbd::{self, NbdOptions, NbdReport};
 use lab::bench::{BenchOptions, Environment, Table};
 use lab::demo::{Interrupted, Progress};
+use lab::vm::GuestImage;
 
-use crate::args::{BenchCommand, BenchLinkArguments, BenchMirrorArguments, BenchNbdArguments};
+use crate::args::{
+    BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
+};
 use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -19,6 +23,7 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
     let result = match command {
         BenchCommand::Nbd(order) => run_nbd(order, format).await,
         BenchCommand::Mirror(order) => run_mirror(order, format).await,
+        BenchCommand::Machine(order) => run_machine(order, format).await,
         BenchCommand::Link(order) => run_link(order, format).await,
     };
     match result {
@@ -63,6 +68,15 @@ async fn run_link(order: BenchLinkArguments, format: Format) -> Result<(), Comma
     write_page(order.bench.html.as_deref(), || report.page())
 }
 
+async fn run_machine(order: BenchMachineArguments, format: Format) -> Result<(), CommandError> {
+    let image = GuestImage::find(order.image.as_deref()).map_err(CommandError::Bench)?;
+    let bench = options(order.folder, order.size, order.rounds)?;
+    let options = MachineBenchOptions { bench, image };
+    let report = machine::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
+    output::print(format, &report, machine_text)?;
+    Ok(())
+}
+
 fn progress(format: Format) -> Progress {
     match format {
         Format::Text => Progress::on_stderr(),
@@ -98,6 +112,14 @@ fn nbd_text(report: &NbdReport) -> String {
         let _ = write!(text, "\n{}\n{}", workload.title, lines(&workload.table()));
     }
     text
+}
+
+fn machine_text(report: &MachineReport) -> String {
+    let MachineReport { environment, size_bytes, rounds, memory_bytes, .. } = report;
+    let machine = format!("machines of {}, {rounds} rounds", bytes(*memory_bytes));
+    heading(environment, *size_bytes, &machine)
+        + "\nHow long a machine stands still\n"
+        + &lines(&report.table())
 }
 
 fn mirror_text(report: &MirrorReport) -> String {

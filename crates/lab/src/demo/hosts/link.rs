@@ -1,6 +1,6 @@
 //! The link between the two hosts: of namespaces, or a proxy where they cannot be made.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -11,6 +11,9 @@ use crate::network::{BitRate, Cut, Hosts, Lan, NetworkError, ShapedLink};
 
 /// Where a host listens for the other; namespaces are apart, so nobody else can have it.
 const PORT: u16 = 7423;
+
+/// Which port it is, is asked for afterwards.
+const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// What the hosts of the demo are, and what joins them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +26,7 @@ pub enum LinkKind {
 
 /// The link, and where the hosts' daemons are started.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     rate: BitRate,
     form: Form,
 }
@@ -32,6 +35,7 @@ pub(super) struct Link {
 enum Form {
     Shaped { link: ShapedLink, hosts: Hosts },
     Proxy(Proxy),
+    Direct,
 }
 
 impl Link {
@@ -54,10 +58,16 @@ impl Link {
         Ok(Self { rate, form })
     }
 
+    /// Nothing between two daemons of this machine: as fast as loopback, and never cut.
+    pub(crate) fn direct() -> Self {
+        Self { rate: BitRate::bits(u64::MAX), form: Form::Direct }
+    }
+
     /// What it is, in a few words.
     pub(super) fn description(&self) -> String {
         match &self.form {
             Form::Shaped { .. } => format!("two network namespaces, a link of {}", self.rate),
+            Form::Direct => "two daemons on loopback".to_owned(),
             Form::Proxy(_) => {
                 format!(
                     "two daemons on loopback, a proxy of {} between them (namespaces need root)",
@@ -73,7 +83,7 @@ impl Link {
             Form::Shaped { hosts, .. } => {
                 hosts.get(host).context("there are two hosts")?.command(program).into()
             }
-            Form::Proxy(_) => Command::new(program),
+            Form::Proxy(_) | Form::Direct => Command::new(program),
         })
     }
 
@@ -84,19 +94,19 @@ impl Link {
     pub(super) fn lan(&self) -> Result<Option<Lan>, NetworkError> {
         match &self.form {
             Form::Shaped { hosts, .. } => hosts.lan([0, 1]).map(Some),
-            Form::Proxy(_) => Ok(None),
+            Form::Proxy(_) | Form::Direct => Ok(None),
         }
     }
 
-    /// Where the second host listens, and what the first is to call.
-    pub(super) fn addresses(&self) -> (SocketAddr, SocketAddr) {
+    /// Where the second host listens, and what the first is to call; `None`: where the second really listens.
+    pub(super) fn addresses(&self) -> (SocketAddr, Option<SocketAddr>) {
         match &self.form {
             Form::Shaped { link, .. } => {
                 let address = SocketAddr::from((link.addresses()[1], PORT));
-                (address, address)
+                (address, Some(address))
             }
-            // Any port: it is asked for afterwards.
-            Form::Proxy(proxy) => (SocketAddr::from(([127, 0, 0, 1], 0)), proxy.address()),
+            Form::Proxy(proxy) => (ANY_PORT, Some(proxy.address())),
+            Form::Direct => (ANY_PORT, None),
         }
     }
 
@@ -115,6 +125,7 @@ impl Link {
                 proxy.cut();
                 Ok(())
             }
+            Form::Direct => Ok(()),
         }
     }
 
@@ -126,6 +137,7 @@ impl Link {
                 proxy.restore();
                 Ok(())
             }
+            Form::Direct => Ok(()),
         }
     }
 }

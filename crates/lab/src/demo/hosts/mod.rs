@@ -26,8 +26,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use api::{MigrationHistory, Volume};
 
-use self::link::Link;
-use self::pair::{Folders, Pair, arrived};
+use self::pair::{Folders, arrived};
 use self::travel::{Way, travel};
 use super::{
     Bytes, Daemon, DemoFolder, DemoGuest, Felt, MARGIN, Progress, Signals, StoppedDemoGuest as _,
@@ -37,10 +36,12 @@ use crate::nbd_client::StopFlag;
 use crate::network::BitRate;
 use crate::workload::{Baseline, GuestOptions, Window};
 
+pub(crate) use self::link::Link;
 pub use self::link::LinkKind;
 pub use self::machine::{
     Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay, MovedMachineOptions, run_machine,
 };
+pub(crate) use self::pair::Pair;
 pub use self::report::{Copied, HostsFigures, HostsReport, WayFigures};
 pub use self::travel::{Cut, CutPlan};
 

@@ -1,5 +1,6 @@
 //! Two hosts that are paired: a daemon and a folder each.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,11 +24,11 @@ pub(super) type Folders = [DemoFolder; 2];
 
 /// Two daemons that know each other.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(crate) struct Pair {
     /// Where the volume begins, and its guest stays. It calls the other one.
-    pub(super) near: Daemon,
+    pub(crate) near: Daemon,
     /// Where the volume goes.
-    pub(super) far: Daemon,
+    pub(crate) far: Daemon,
 }
 
 impl Pair {
@@ -35,17 +36,18 @@ impl Pair {
     ///
     /// # Errors
     /// If one does not start, or refuses the other; the message ends with the logs.
-    pub(super) async fn start(program: &Path, folders: &Folders, link: &Link) -> anyhow::Result<Self> {
+    pub(crate) async fn start(program: &Path, folders: &Folders, link: &Link) -> anyhow::Result<Self> {
         let (listen, call) = link.addresses();
         let [near, far] = folders;
         near.configure("[hosts]\nlisten = []\n")?;
-        far.configure(&format!("[hosts]\nlisten = [\"{listen}\"]\nlinks = [{{ address = \"{call}\" }}]\n"))?;
+        let links = call.map(|call| format!("links = [{{ address = \"{call}\" }}]\n")).unwrap_or_default();
+        far.configure(&format!("[hosts]\nlisten = [\"{listen}\"]\n{links}"))?;
         let (near, far) = tokio::try_join!(
             Daemon::start_by(link.command(0, program)?, near),
             Daemon::start_by(link.command(1, program)?, far),
         )?;
         let pair = Self { near, far };
-        match pair.introduce(link, &call.to_string()).await {
+        match pair.introduce(link, call).await {
             Ok(()) => Ok(pair),
             Err(error) => Err(pair.with_logs(error)),
         }
@@ -55,25 +57,27 @@ impl Pair {
     ///
     /// # Errors
     /// If one of them does not end in order.
-    pub(super) async fn stop(self) -> anyhow::Result<()> {
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
         let (near, far) = tokio::join!(self.near.stop(), self.far.stop());
         near.with_context(|| format!("on host {}", NAMES[0]))?;
         far.with_context(|| format!("on host {}", NAMES[1]))
     }
 
     /// Adds the ends of both logs to an error.
-    pub(super) fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
+    pub(crate) fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
         self.near.with_log(self.far.with_log(error))
     }
 
-    async fn introduce(&self, link: &Link, call: &str) -> anyhow::Result<()> {
+    async fn introduce(&self, link: &Link, call: Option<SocketAddr>) -> anyhow::Result<()> {
         name(self.near.client(), NAMES[0]).await?;
         let listening = name(self.far.client(), NAMES[1]).await?;
         let listening = listening.first().context("the second host listens nowhere")?;
-        link.lead_to(listening.parse().context("read where the second host listens")?);
+        let listening = listening.parse().context("read where the second host listens")?;
+        link.lead_to(listening);
+        let call = call.unwrap_or(listening).to_string();
         let order = NewInvitation { lifetime_s: INVITATION_LIFETIME_S };
         let invitation = self.far.client().invite(&order).await.context("ask for an invitation")?;
-        let order = JoinHost { token: invitation.token, address: Some(call.to_owned()) };
+        let order = JoinHost { token: invitation.token, address: Some(call) };
         self.near.client().join_host(&order).await.context("pair the hosts")?;
         Ok(())
     }

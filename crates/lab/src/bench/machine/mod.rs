@@ -1,0 +1,222 @@
+//! `bench machine`: for how long a machine stands still when it moves, beside QEMU's own migration of the same machine.
+//!
+//! ```text
+//!   Sterna:  daemon a ──► daemon b, and back in the next round     memory and disk move, one commit point
+//!   QEMU:    process  ──► process, and on to the next one          memory moves; both sides are clients of one volume
+//!
+//!   load ─ round ─ Sterna │ QEMU       idle: nothing but ticks; busy: the disk is worked on
+//! ```
+//!
+//! Both machines boot from the same image with the same devices, and both run all the time, so that either stands still
+//! beside a neighbour that does what it does. There is no link between the hosts but loopback: what is compared is what the
+//! handover of the disk adds, not what a network takes.
+
+mod figures;
+mod peer;
+mod table;
+
+use anyhow::{Context as _, ensure};
+use api::{NewVm, VmState};
+use tokio::time::{Duration, Instant, sleep};
+
+pub use self::figures::{LoadFigures, MachineReport};
+use self::peer::Peer;
+use super::folder::BenchFolder;
+use super::{BenchOptions, Environment, Summary, Versions, in_folder};
+use crate::bench::tools::SYSTEM_EMULATOR;
+use crate::demo::{
+    Daemon, DemoFolder, DemoGuest as _, HostsLink, HostsPair, Progress, StoppedDemoGuest as _,
+};
+use crate::vm::{GuestImage, MachineOptions, MovingMachine, StoppedMachine};
+
+/// How `bench machine` is run.
+#[derive(Clone, Debug)]
+pub struct MachineBenchOptions {
+    /// What all benchmarks are told; the size is that of either machine's disk.
+    pub bench: BenchOptions,
+    /// What the machines boot from.
+    pub image: GuestImage,
+}
+
+/// What the machines do meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    /// Nothing.
+    Idle,
+    /// They work on their disks.
+    Busy,
+}
+
+impl Load {
+    const ALL: [Self; 2] = [Self::Idle, Self::Busy];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Busy => "busy",
+        }
+    }
+
+    /// Requests in flight.
+    fn workers(self) -> u32 {
+        match self {
+            Self::Idle => 0,
+            Self::Busy => 4,
+        }
+    }
+}
+
+/// The machine that Sterna moves, and its volume.
+const MOVED: &str = "moved";
+/// The volume of the machine that QEMU moves.
+const SHARED: &str = "shared";
+/// How long a host may take to see that a machine that has arrived runs.
+const RUNS_DEADLINE: Duration = Duration::from_secs(20);
+/// How often it is asked.
+const RUNS_PAUSE: Duration = Duration::from_millis(20);
+/// How long both machines run in peace before each move.
+const REST: Duration = Duration::from_secs(1);
+
+/// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
+///
+/// # Errors
+/// What is missing, with what to do; a machine whose memory or disk is not what it was; what went wrong, with the daemons'
+/// logs; [`crate::demo::Interrupted`] after a signal.
+pub async fn run(options: &MachineBenchOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
+    let mut versions = Versions::new();
+    versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    versions.insert(SYSTEM_EMULATOR.program.to_owned(), SYSTEM_EMULATOR.version().await?);
+    let bench = &options.bench;
+    // One moves, and is at both hosts for a while.
+    let folder = BenchFolder::create(bench.parent.as_deref(), 3, bench.size_bytes)?;
+    let environment = Environment::of(folder.root(), versions).await?;
+    in_folder(folder, progress, async |folder, progress| {
+        let mut loads = Vec::new();
+        for load in Load::ALL {
+            loads.push(measure(options, load, folder, progress).await?);
+        }
+        let (size_bytes, rounds) = (bench.size_bytes, bench.rounds);
+        let memory_bytes = MachineOptions::RAM_BYTES;
+        Ok(MachineReport { environment, size_bytes, memory_bytes, rounds, loads })
+    })
+    .await
+}
+
+async fn measure(
+    options: &MachineBenchOptions,
+    load: Load,
+    folder: &BenchFolder,
+    progress: &mut Progress,
+) -> anyhow::Result<LoadFigures> {
+    progress.begin(&format!("{}: starting two hosts and two machines", load.name()));
+    let hosts = || DemoFolder::create_in(folder.root());
+    let folders = [hosts()?, hosts()?];
+    let pair = HostsPair::start(&options.bench.program, &folders, &HostsLink::direct()).await?;
+    let measured = match Stage::set(options, load, &folders, &pair).await {
+        Ok(stage) => stage.measure(options.bench.rounds, progress).await,
+        Err(error) => Err(error),
+    };
+    let measured = measured.map_err(|error| pair.with_logs(error));
+    let stopped = pair.stop().await;
+    let figures = measured?;
+    stopped?;
+    folders.into_iter().try_for_each(DemoFolder::remove)?;
+    Ok(figures)
+}
+
+/// Two hosts with two machines that work.
+struct Stage<'a> {
+    load: Load,
+    pair: &'a HostsPair,
+    moved: MovingMachine,
+    peer: Peer,
+}
+
+impl<'a> Stage<'a> {
+    async fn set(
+        options: &MachineBenchOptions,
+        load: Load,
+        folders: &[DemoFolder; 2],
+        pair: &'a HostsPair,
+    ) -> anyhow::Result<Self> {
+        let MachineBenchOptions { bench, image } = options;
+        let store = DemoFolder::STORES.0;
+        let machine = MachineOptions {
+            workers: load.workers(),
+            fill_bytes: bench.size_bytes / 2,
+            ..MachineOptions::new(image.clone())
+        };
+        let path = |name: &str| folders[0].path().join(name);
+        pair.near.create_volume(MOVED, bench.size_bytes, store).await?;
+        let moved = MovingMachine::expect(&path("moved.console"), machine.clone(), None)?;
+        let definition = moved.definition(MOVED)?;
+        let client = pair.near.client();
+        client.add_vm(&NewVm { name: MOVED.to_owned(), definition }).await.context("add the machine")?;
+        client.start_vm(MOVED).await.context("start the machine")?;
+        let shared = pair.near.create_volume(SHARED, bench.size_bytes, store).await?;
+        let peer = Peer::start(folders[0].path(), &shared.uri.parse()?, machine).await?;
+        moved.await_work().await?;
+        peer.machine.await_work().await?;
+        Ok(Self { load, pair, moved, peer })
+    }
+
+    async fn measure(mut self, rounds: u32, progress: &mut Progress) -> anyhow::Result<LoadFigures> {
+        let (mut sterna, mut memory, mut qemu) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..rounds {
+            // Nobody is always first.
+            for turn in 0..2 {
+                let mine = (round + turn) % 2 == 0;
+                let who = if mine { "sterna" } else { "qemu" };
+                progress.begin(&format!("{}: round {} of {rounds}: {who}", self.load.name(), round + 1));
+                sleep(REST).await;
+                if mine {
+                    let downtime = self.migrate(round).await?;
+                    sterna.push(downtime.total_ms);
+                    memory.push(downtime.memory_ms);
+                } else {
+                    qemu.push(self.peer.migrate().await?);
+                }
+            }
+        }
+        let name = self.load.name();
+        for stopped in
+            [self.moved.stop_and_verify(progress).await?, self.peer.machine.stop_and_verify(progress).await?]
+        {
+            check(&stopped)?;
+        }
+        let summary = |samples| Summary::of(samples).context("nothing was measured");
+        LoadFigures::of(name, summary(sterna)?, summary(memory)?, summary(qemu)?)
+    }
+
+    /// Moves the machine of Sterna to the host where it is not.
+    async fn migrate(&self, round: u32) -> anyhow::Result<api::MachineDowntime> {
+        let (from, to, name) = match round % 2 {
+            0 => (&self.pair.near, &self.pair.far, "b"),
+            _ => (&self.pair.far, &self.pair.near, "a"),
+        };
+        let store = format!("{name}:{}", DemoFolder::STORES.0);
+        let migration = from.migrate(MOVED, &store, |_| {}).await?;
+        runs(to).await?;
+        let machine = migration.machine.context("the daemon does not tell of the machine")?;
+        machine.downtime.context("the daemon does not tell how long the machine stood")
+    }
+}
+
+/// Waits until a host sees that the machine runs there.
+async fn runs(host: &Daemon) -> anyhow::Result<()> {
+    let give_up_at = Instant::now() + RUNS_DEADLINE;
+    loop {
+        let found = host.client().vm(MOVED).await.context("ask for the machine")?;
+        if found.state == VmState::Running {
+            return Ok(());
+        }
+        ensure!(Instant::now() < give_up_at, "the machine has been moved, but it is still {:?}", found.state);
+        sleep(RUNS_PAUSE).await;
+    }
+}
+
+fn check(stopped: &StoppedMachine) -> anyhow::Result<()> {
+    let wrong = stopped.wrong();
+    ensure!(wrong.count == 0, "a machine has found {} wrong: {:?}", wrong.count, wrong.first);
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! QEMU's own migration, of a machine whose disk both sides reach: from one process to another of the same command.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context as _, bail};
+use serde_json::json;
+use tokio::process::{Child, Command};
+use tokio::time::{Duration, sleep, timeout};
+
+use crate::bench::qmp::Qmp;
+use crate::bench::tools::SYSTEM_EMULATOR;
+use crate::nbd_client::Address;
+use crate::vm::{MachineOptions, MovingMachine};
+
+/// How long a process may take to have its monitor.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+/// How often it is looked for.
+const START_PAUSE: Duration = Duration::from_millis(20);
+/// How long a migration may take: seconds, unless something is wrong.
+const MIGRATE_DEADLINE: Duration = Duration::from_secs(120);
+/// How often it is asked whether it has ended.
+const END_PAUSE: Duration = Duration::from_millis(20);
+/// More than any stream carries, as Sterna tells QEMU too: its usual limit is 128 MiB/s.
+const UNLIMITED_BYTES_PER_SECOND: u64 = 1 << 40;
+
+/// A machine that QEMU moves by itself.
+pub(super) struct Peer {
+    pub(super) machine: MovingMachine,
+    folder: PathBuf,
+    disk: Address,
+    /// The process that the machine is in.
+    current: Process,
+    /// How many there have been.
+    count: u32,
+}
+
+/// A process, with its monitor.
+struct Process {
+    child: Child,
+    qmp: Qmp,
+}
+
+impl Peer {
+    /// Starts the machine on `disk`; its sockets are in `folder`.
+    ///
+    /// # Errors
+    /// If QEMU does not start.
+    pub(super) async fn start(
+        folder: &Path,
+        disk: &Address,
+        options: MachineOptions,
+    ) -> anyhow::Result<Self> {
+        let machine = MovingMachine::expect(&folder.join("peer.console"), options, None)?;
+        let current = launch(&machine, disk, &folder.join("peer-0.qmp"), &[]).await?;
+        Ok(Self { machine, folder: folder.to_owned(), disk: disk.clone(), current, count: 1 })
+    }
+
+    /// Moves the machine to a new process; returns for how long it stood still, in milliseconds.
+    ///
+    /// # Errors
+    /// If it does not get there.
+    pub(super) async fn migrate(&mut self) -> anyhow::Result<f64> {
+        let monitor = self.folder.join(format!("peer-{}.qmp", self.count));
+        let mut target = launch(&self.machine, &self.disk, &monitor, &["-incoming", "defer"]).await?;
+        let stream = self.folder.join(format!("peer-{}.memory", self.count));
+        let uri = format!("unix:{}", stream.display());
+        let source = &mut self.current.qmp;
+        let moved = async {
+            target.qmp.execute("migrate-incoming", json!({ "uri": uri })).await?;
+            let parameters = json!({ "max-bandwidth": UNLIMITED_BYTES_PER_SECOND });
+            source.execute("migrate-set-parameters", parameters).await?;
+            source.execute("migrate", json!({ "uri": uri })).await?;
+            let (stopped, runs) = tokio::try_join!(source.when("STOP"), target.qmp.when("RESUME"))?;
+            loop {
+                let status = source.execute("query-migrate", json!({})).await?;
+                match status["status"].as_str() {
+                    Some("completed") => break,
+                    Some("failed" | "cancelled") | None => bail!("QEMU's migration ended: {status}"),
+                    Some(_) => sleep(END_PAUSE).await,
+                }
+            }
+            anyhow::Ok((runs - stopped) * 1000.0)
+        };
+        let moved = timeout(MIGRATE_DEADLINE, moved).await.context("QEMU's migration has not ended")?;
+        let downtime_ms = moved.context("QEMU's own migration")?;
+        let mut left = std::mem::replace(&mut self.current, target);
+        left.child.kill().await.context("end QEMU at the source")?;
+        self.count += 1;
+        Ok(downtime_ms)
+    }
+}
+
+async fn launch(
+    machine: &MovingMachine,
+    disk: &Address,
+    monitor: &Path,
+    more: &[&str],
+) -> anyhow::Result<Process> {
+    let words = machine.command(disk, monitor)?;
+    let (program, arguments) = words.split_first().context("a command has a program")?;
+    let child = Command::new(program)
+        .args(arguments)
+        .args(more)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| SYSTEM_EMULATOR.explain(error))?;
+    let connected = timeout(START_DEADLINE, async {
+        loop {
+            match Qmp::connect(monitor).await {
+                Ok(qmp) => return qmp,
+                Err(_) => sleep(START_PAUSE).await,
+            }
+        }
+    });
+    let qmp = connected.await.context("QEMU has no monitor")?;
+    Ok(Process { child, qmp })
+}
