@@ -11,6 +11,7 @@
 
 mod adopt;
 mod arrive;
+mod await_arrival;
 mod chain;
 mod create;
 mod describe;

@@ -1,41 +1,34 @@
-//! Volumes arrive from another host: their images are made, their lanes wait, and serve when they are this host's.
+//! Volumes arrive from another host: there is room for them, and their images are made. What follows is in
+//! `await_arrival.rs`.
 //!
 //! ```text
 //!   offered ──► checks, image reserved ──► started, durably ──► image ──► lane waits ──► accepted
-//!        … the lane and the source's do the rest … ──► moved here: served │ otherwise: nothing is left
 //! ```
 //! A volume that comes home to clients whom it left here comes to the lane that has forwarded them.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use block::store::Opened;
-use chronicle::{Epoch, Generation, ReplicaOf};
-use lane::{
-    ComingOrder, ComingRole, ComingTogether, LaneHandle, LaneStore, Listeners, Opening, TargetContent,
-};
+use chronicle::{Epoch, Generation};
+use lane::{LaneHandle, TargetContent};
 use migration::journal::{
-    ExportSettings, FailureCode, ImageFormat, ImageLocation, MigratingVolume, MigrationState, Outcome,
-    Record, Side, Summary, VolumeRecord,
+    ExportSettings, ImageFormat, ImageLocation, MigratingVolume, MigrationState, Record, Side, VolumeRecord,
 };
-use migration::source::Moves;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
     RefusalCode,
 };
-use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
+use migration::{HostId, MigrationId, VolumeId};
 use transport::Session;
 
-use super::elsewhere::open_for_resuming;
 use super::leave::refusal;
 use super::reserve::{Reserved, Wanted};
 use super::{Host, blocking};
 use crate::error::{RequestError, with_causes};
-use crate::images;
 use crate::names;
 use crate::opening;
-use crate::peers::channel::{Kind, Subject, VOLUMES_MAX};
+use crate::peers::channel::VOLUMES_MAX;
 use crate::replicas::{self, is_replica};
 use crate::volumes::{Claim, Service};
 
@@ -45,13 +38,15 @@ const BUSY_MAX: Duration = Duration::from_secs(5);
 const BUSY_POLL: Duration = Duration::from_millis(50);
 
 /// An arrival that is known to the journal.
-struct Arrival {
-    migration: MigrationId,
-    remote: MigrationId,
+pub(super) struct Arrival {
+    /// Its number here.
+    pub(super) migration: MigrationId,
+    /// Its number at its source.
+    pub(super) remote: MigrationId,
     /// How far it had come when a restart interrupted it; `None`: it begins.
-    recorded: Option<Box<MigrationState>>,
+    pub(super) recorded: Option<Box<MigrationState>>,
     /// The machine that comes along.
-    machine: Option<String>,
+    pub(super) machine: Option<String>,
 }
 
 /// A volume for which there is room.
@@ -66,23 +61,17 @@ struct Expected {
 }
 
 /// A volume whose image is there.
-struct Arriving {
-    record: VolumeRecord,
-    left_behind: LeftBehind,
-    store: Opened,
-    claim: Claim,
-    home: Option<LaneHandle>,
-}
-
-/// A volume whose lane waits for it.
-struct Awaited {
-    record: VolumeRecord,
-    left_behind: LeftBehind,
-    lane: LaneHandle,
-    /// Where it comes to, if that is not what the lane serves already.
-    store: Option<Opened>,
-    claim: Claim,
-    is_home: bool,
+pub(super) struct Arriving {
+    /// What it is, with its image here.
+    pub(super) record: VolumeRecord,
+    /// Whether the source keeps a replica.
+    pub(super) left_behind: LeftBehind,
+    /// Its image.
+    pub(super) store: Opened,
+    /// Its name.
+    pub(super) claim: Claim,
+    /// The lane that forwards its clients, of a volume that comes home to them.
+    pub(super) home: Option<LaneHandle>,
 }
 
 impl Host {
@@ -218,7 +207,7 @@ impl Host {
     }
 
     /// Takes the volume's name: a new one, or that of the very volume, whose clients were left here.
-    fn claim_arrival(
+    pub(super) fn claim_arrival(
         self: &Arc<Self>,
         name: &str,
         volume: VolumeId,
@@ -328,218 +317,6 @@ impl Host {
             Ok(Some((opened, Generation(generation))))
         })
         .await
-    }
-
-    /// Lets lanes wait for the volumes, and sees to what comes of it.
-    async fn wait_for_volumes(
-        self: &Arc<Self>,
-        session: &Session,
-        arrival: Arrival,
-        arriving: Vec<Arriving>,
-    ) -> Result<(), RequestError> {
-        let names: Vec<_> = arriving.iter().map(|volume| volume.record.name.clone()).collect();
-        let mut awaited = Vec::new();
-        for Arriving { record, left_behind, store, claim, home } in arriving {
-            let started = match home {
-                Some(lane) => Ok((lane, Some(store), true)),
-                None => {
-                    let started = self.start_waiting(&record, LaneStore::Here(store)).await;
-                    started.map(|lane| (lane, None, false))
-                }
-            };
-            match started {
-                Ok((lane, store, is_home)) => {
-                    awaited.push(Awaited { record, left_behind, lane, store, claim, is_home });
-                }
-                Err(error) => {
-                    self.stop_waiting(awaited).await;
-                    return Err(error);
-                }
-            }
-        }
-        if let Some(machine) = &arrival.machine {
-            self.expect_machine(session, arrival.migration, arrival.remote, machine, names).await;
-        }
-        if let Err(error) = self.let_come(session, &arrival, &mut awaited).await {
-            self.stop_waiting(awaited).await;
-            return Err(error);
-        }
-        let migration = arrival.migration;
-        if let Some(machine) = arrival.machine {
-            let host = Arc::clone(self);
-            tokio::spawn(async move {
-                // None: the daemon stops, and the next one finds out.
-                if let Some(outcome) = host.migrations.outcome(migration).await {
-                    host.see_machine_in(migration, &machine, &outcome).await;
-                }
-            });
-        }
-        for Awaited { record, lane, claim, is_home, .. } in awaited {
-            let attempt = claim.arriving(record.volume, lane.clone(), migration);
-            tracing::info!(volume = %record.name, %migration, "a volume arrives");
-            let host = Arc::clone(self);
-            tokio::spawn(
-                async move { host.see_arrival(migration, record, lane, claim, attempt, is_home).await },
-            );
-        }
-        Ok(())
-    }
-
-    /// Gives lanes their orders: that of the first volume conducts the migration, the others follow it.
-    async fn let_come(
-        &self,
-        session: &Session,
-        arrival: &Arrival,
-        awaited: &mut [Awaited],
-    ) -> Result<(), RequestError> {
-        let mut together = ComingTogether::default();
-        let mut roles = Vec::new();
-        for volume in awaited.iter().skip(1) {
-            let membership = together.add(volume.record.image.clone());
-            roles.push((membership.index(), ComingRole::Follows(membership)));
-        }
-        roles.push((VolumeIndex(0), ComingRole::Conducts(together)));
-        for (index, role) in roles {
-            let Some(volume) = awaited.get_mut(index.as_usize()) else { continue };
-            let peer = crate::peers::host_id(session.peer());
-            let record = &volume.record;
-            let order = ComingOrder {
-                migration: arrival.migration,
-                remote: arrival.remote,
-                generation: record.generation,
-                left_behind: match volume.left_behind {
-                    LeftBehind::Nothing => None,
-                    LeftBehind::Replica => Some(ReplicaOf::Host(peer.0)),
-                },
-                image: record.image.clone(),
-                moves: if arrival.machine.is_some() { Moves::Machine } else { Moves::Volumes },
-                recorded: arrival.recorded.clone(),
-            };
-            let (kind, migration) = (Kind::Migration, arrival.remote);
-            let line = self.peers.line(session, Subject { kind, source: peer, migration, volume: index });
-            let come = volume.lane.come(order, volume.store.take(), line, role).await;
-            come.map_err(|refused| {
-                let (volume, reason) = (record.name.clone(), refused.to_string());
-                RequestError::VolumeUnavailable { volume, reason }
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Ends lanes that were to wait for volumes that will not come.
-    async fn stop_waiting(&self, awaited: Vec<Awaited>) {
-        for volume in awaited.into_iter().filter(|volume| !volume.is_home) {
-            volume.lane.stop(self.config.limits.stop_wait_max).await;
-        }
-    }
-
-    /// A lane whose clients wait.
-    pub(super) async fn start_waiting(
-        self: &Arc<Self>,
-        record: &VolumeRecord,
-        store: LaneStore,
-    ) -> Result<LaneHandle, RequestError> {
-        let access = self.socket_access(&record.export)?;
-        let bound = self.sockets.bind_volume(&record.name, &access);
-        let unix = bound.map_err(|error| RequestError::VolumeUnavailable {
-            volume: record.name.clone(),
-            reason: with_causes(&error),
-        })?;
-        let listeners = Listeners { unix, tcp: self.listen_on_port(record)? };
-        self.start_lane(record, store, listeners, Opening::Waiting).await
-    }
-
-    /// Waits for the end of an arrival, and does what follows from it.
-    async fn see_arrival(
-        self: Arc<Self>,
-        migration: MigrationId,
-        record: VolumeRecord,
-        lane: LaneHandle,
-        claim: Claim,
-        attempt: Arc<AtomicBool>,
-        is_home: bool,
-    ) {
-        let name = record.name.clone();
-        let outcome = tokio::select! {
-            outcome = self.migrations.outcome(migration) => outcome,
-            () = lane.ended() => {
-                // A defect, or the daemon stops and the next start goes on with it.
-                claim.removed();
-                self.resume_later(|recorded| recorded.volumes.iter().any(|moving| moving.volume == record.volume));
-                return;
-            }
-        };
-        if matches!(outcome, Some(Outcome::Moved { .. })) {
-            tracing::info!(volume = %name, %migration, "the volume is this host's");
-            // The numbers that it has used elsewhere are not known yet, so a restart begins above those of this life.
-            let reserved = self.reserve_epochs(&record).await;
-            if let Err(error) = reserved {
-                tracing::warn!(volume = %name, reason = %error.message(), "its epochs could not be reserved");
-            }
-            if !is_home {
-                self.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
-                self.keep_serving(name, attempt, Some(lane));
-            }
-            return;
-        }
-        if is_home {
-            // Its clients are forwarded as before.
-            return;
-        }
-        lane.stop(self.config.limits.stop_wait_max).await;
-        let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::sockets::remove(&socket) {
-            tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not come is left over");
-        }
-        claim.removed();
-    }
-
-    /// Ends an arrival that no lane waits for.
-    pub(super) async fn end_arrival(
-        &self,
-        migration: MigrationId,
-        targets: Vec<ImageLocation>,
-        error: &RequestError,
-    ) {
-        let mut detail = error.message();
-        let discarded = tokio::task::spawn_blocking(move || {
-            let faults = targets.iter().filter_map(|target| images::discard(target).err());
-            faults.map(|fault| format!("; left over: {fault}")).collect::<String>()
-        });
-        detail.push_str(&discarded.await.unwrap_or_default());
-        let outcome = Outcome::Failed { code: FailureCode::TargetFaulty, detail };
-        let summary = Summary::default();
-        let ended = Record::MigrationEnded { migration, outcome: outcome.clone(), summary };
-        if let Err(fault) = self.journal.commit(vec![ended]).await {
-            tracing::warn!(%migration, %fault, "that the migration has ended is left to the next start");
-        }
-        self.migrations.report(lane::Report::Ended { migration, outcome, summary });
-    }
-
-    /// Goes on with an arrival that a restart interrupted.
-    ///
-    /// # Errors
-    /// [`RequestError`]: its image, or the host that it comes from, is not to be had.
-    pub(super) async fn resume_arrival(
-        self: &Arc<Self>,
-        migration: MigrationId,
-        recorded: MigrationState,
-    ) -> Result<(), RequestError> {
-        let Side::Incoming { peer, remote, volumes, .. } = recorded.side.clone() else { return Ok(()) };
-        let session = self.hosts.session_with(peer)?;
-        self.migrations.track(migration, volumes.iter().map(|record| record.volume).collect());
-        let machine = self.machine_of_arrival(&recorded.names);
-        let mut arriving = Vec::new();
-        for record in volumes {
-            let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
-            let store = open_for_resuming(&record).await?;
-            // It is not in the journal; to remember for nobody costs little.
-            let left_behind = LeftBehind::Replica;
-            arriving.push(Arriving { record, left_behind, store, claim, home });
-        }
-        let recorded = Some(Box::new(recorded));
-        let arrival = Arrival { migration, remote, recorded, machine };
-        self.wait_for_volumes(&session, arrival, arriving).await
     }
 }
 
