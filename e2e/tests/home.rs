@@ -1,7 +1,7 @@
 //! What the way home costs when the image of an earlier stay was kept: what was written since, and nothing else.
 
-use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationState, Volume, VolumeState};
+use anyhow::{Context as _, bail, ensure};
+use api::{Migration, MigrationState, Replica, Volume, VolumeState};
 use e2e::{Pair, Scene, guest, play_pair, until};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -56,6 +56,34 @@ fn volume_that_nobody_wrote_to_comes_home_for_nothing_and_goes_back_for_nothing(
         ensure!(sent(&whole) >= FILL_BYTES, "{whole:?}");
         pair.alpha.stop()?;
         guest::verify_image(&pair.alpha.path("a/v.img"), &content)
+    });
+}
+
+#[test]
+fn what_was_kept_is_listed_spares_its_bytes_and_is_dropped() {
+    play_pair(|pair| {
+        away(pair)?;
+        let kept: Vec<Replica> = pair.alpha.ask(&["replica", "list"])?;
+        let [replica] = kept.as_slice() else { bail!("{kept:?}") };
+        ensure!(replica.shortens_return && replica.went_to.as_deref() == Some("beta:a"), "{replica:?}");
+        ensure!(replica.allocated_bytes.is_some_and(|bytes| bytes >= FILL_BYTES), "{replica:?}");
+        let home = come_home(pair, &[])?;
+        let spared = home.replica.context("it began with what was kept")?;
+        ensure!(spared.bytes_spared == spared.bytes_held && spared.bytes_held >= FILL_BYTES, "{spared:?}");
+        let shown = pair.beta.sterna(["migration", "show", &home.id])?.success()?;
+        ensure!(shown.contains("an image of an earlier stay had the rest"), "{shown}");
+        // What was kept at beta is dropped: the way there is a whole copy again.
+        let dropped: Replica = pair.beta.ask(&["replica", "drop", "v"])?;
+        ensure!(dropped.shortens_return && pair.beta.images("a")?.is_empty(), "{dropped:?}");
+        let whole = leave(pair)?;
+        ensure!(whole.replica.is_none() && sent(&whole) >= FILL_BYTES, "{whole:?}");
+        // A volume of its name may be made beside what was kept; that one cannot come home then.
+        until("its last client has left it", || Ok(pair.alpha.volume().is_err().then_some(())))?;
+        pair.alpha.create_volume(DISK_BYTES)?;
+        ensure!(pair.alpha.images("a")?.len() == 2, "{:?}", pair.alpha.images("a")?);
+        let refused = pair.beta.sterna(["migrate", "v", "--to", "alpha:a"])?;
+        ensure!(refused.code == 4 && refused.stderr.contains("a volume \"v\" exists"), "{refused:?}");
+        Ok(())
     });
 }
 

@@ -16,6 +16,11 @@
 //! listen = ["0.0.0.0:7423"]
 //! links = [{ address = "10.0.0.1:7423", speed_mbit = 10000 }]   # none: the addresses that are listened on
 //!
+//! [hooks]                                   # run on both sides when a machine changes its host
+//! before = "/etc/sterna/before"             # if it fails, the machine stays
+//! after = "/etc/sterna/after"
+//! timeout_s = 30
+//!
 //! [stores.fast]                             # none: one store `default`, in `images/` of the data folder
 //! path = "/srv/fast"                        # or device = "/dev/vg/lv", or nbd = "nbd://host/export"
 //! format = "raw"                            # of new images in a folder; or "qcow2"
@@ -29,6 +34,7 @@
 //!
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
 
+mod hooks;
 mod hosts;
 mod keys;
 mod nbd;
@@ -42,10 +48,13 @@ use std::time::Duration;
 use api::{Address, AddressError};
 use serde::Deserialize;
 
+use self::hooks::FileHooks;
 use self::hosts::FileHosts;
 use self::nbd::FileNbd;
 use self::sockets::FileSocket;
 use self::stores::FileStore;
+pub(crate) use hooks::TIMEOUT_S as HOOK_TIMEOUT_S;
+pub use hooks::{HookProblem, HooksConfig};
 pub use hosts::HostsConfig;
 pub use keys::UnknownKey;
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
@@ -94,6 +103,8 @@ pub struct Config {
     pub nbd: NbdConfig,
     /// Where other hosts reach this one.
     pub hosts: HostsConfig,
+    /// What is run when a machine changes its host.
+    pub hooks: HooksConfig,
     /// The stores by name. At least one.
     pub stores: BTreeMap<String, StoreConfig>,
     /// Limits.
@@ -203,6 +214,18 @@ pub enum ConfigError {
         /// The largest value allowed.
         most: u64,
     },
+    /// A hook cannot be run.
+    #[error("{path}: {key} = \"{program}\": {problem}")]
+    Hook {
+        /// Which file.
+        path: PathBuf,
+        /// Which key.
+        key: &'static str,
+        /// Its value.
+        program: PathBuf,
+        /// What is wrong with it.
+        problem: HookProblem,
+    },
     /// A link is none that other hosts could call.
     #[error("{path}: hosts.links: \"{address}\" is no address that others can call; write HOST:PORT")]
     Link {
@@ -260,7 +283,11 @@ impl Config {
             return Self::build(Path::new("(no file)"), File::default(), overrides, folders);
         };
         match read(path) {
-            Ok(text) => Self::parse(path, &text, overrides, folders),
+            Ok(text) => {
+                let config = Self::parse(path, &text, overrides, folders)?;
+                config.hooks.look(path)?;
+                Ok(config)
+            }
             Err(ConfigError::Read { source, .. })
                 if explicit.is_none() && source.kind() == std::io::ErrorKind::NotFound =>
             {
@@ -331,6 +358,7 @@ impl Config {
             volume_sockets,
             nbd: file.nbd.check(path)?,
             hosts: file.hosts.check(path)?,
+            hooks: file.hooks.check(path)?,
             stores,
             limits,
         })
@@ -359,6 +387,7 @@ struct File {
     volume_sockets: FileSocket,
     nbd: FileNbd,
     hosts: FileHosts,
+    hooks: FileHooks,
     stores: BTreeMap<String, FileStore>,
     limits: FileLimits,
 }

@@ -30,6 +30,9 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Dockets of migrations that have begun: as many as the journal remembers ended ones. Older ones go.
 const BEGUN_MAX: usize = 1000;
 
+/// Warnings that are kept of one migration: each hook fails once at most.
+const WARNINGS_MAX: usize = 8;
+
 /// What goes with one migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -67,6 +70,15 @@ pub(crate) struct Dockets {
     known: Mutex<BTreeMap<MigrationId, Docket>>,
     /// Held while a docket is changed: what is on disk is as new as what is known.
     changing: tokio::sync::Mutex<()>,
+}
+
+impl Docket {
+    /// Notes what went wrong.
+    pub(crate) fn warn(&mut self, warning: String) {
+        if self.warnings.len() < WARNINGS_MAX {
+            self.warnings.push(warning);
+        }
+    }
 }
 
 impl Dockets {
@@ -268,7 +280,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dockets = Dockets::open(folder.path(), &State::default());
         dockets.put(ID, ordered()).await.unwrap();
-        dockets.note(ID, 9, |docket| docket.warnings.push("late".to_owned())).await;
+        dockets.note(ID, 9, |docket| docket.warn("late".to_owned())).await;
         let again = Dockets::open(folder.path(), &begun_at(9));
         let noted = again.of(ID, 9).unwrap();
         assert_eq!((noted.name.as_str(), noted.warnings.as_slice()), ("v", ["late".to_owned()].as_slice()));

@@ -16,6 +16,7 @@ mod chain;
 mod create;
 mod describe;
 mod elsewhere;
+mod errand;
 pub(crate) mod export;
 mod given;
 mod kept;

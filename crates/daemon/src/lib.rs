@@ -25,6 +25,7 @@ pub mod fail_point;
 pub mod folders;
 mod growing;
 mod history;
+mod hooks;
 mod host;
 mod hosts;
 mod http;

@@ -17,8 +17,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hypervisor::qemu::Machine;
+use migration::journal::Outcome;
 use migration::{MigrationId, Phase};
 use tokio::task::{AbortHandle, JoinHandle};
+
+use crate::hooks::Errand;
 
 pub(crate) use coming::{Coming, Keeper};
 pub(crate) use leaving::{Account, Leaving};
@@ -78,9 +81,11 @@ impl Moving {
         lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
     }
 
-    /// The migration has ended; returns when nothing is done for it any more.
-    pub(crate) async fn forget(&self, migration: MigrationId) {
+    /// The migration has ended; returns when nothing is done for it any more, with what may be left to be run for it.
+    pub(crate) async fn forget(&self, migration: MigrationId) -> Option<Arc<Errand>> {
+        let mut errand = None;
         if let Some(departure) = lock(&self.leaving).remove(&migration) {
+            errand = Some(departure.leaving.errand());
             let mut gone = lock(&self.gone);
             gone.insert(migration, departure.leaving.account());
             while gone.len() > ACCOUNTS_MAX {
@@ -88,11 +93,15 @@ impl Moving {
             }
         }
         let arrival = lock(&self.coming).remove(&migration);
-        if let Some(Arrival { coming, takes_part: Some(takes_part) }) = arrival {
+        if let Some(Arrival { coming, takes_part }) = arrival {
+            errand = Some(coming.errand());
             coming.give_up();
-            // That it panicked is in the log.
-            let _ = takes_part.await;
+            if let Some(takes_part) = takes_part {
+                // That it panicked is in the log.
+                let _ = takes_part.await;
+            }
         }
+        errand
     }
 
     /// What is known of the machine that leaves.
@@ -118,7 +127,15 @@ impl Moving {
     /// Lets the machine of a migration run that has come; called on a lane's thread. See [`lane::Control::run_machine`].
     pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
         let coming = lock(&self.coming).get(&migration).map(|arrival| Arc::clone(&arrival.coming));
-        let task = coming.map(|coming| self.runtime.spawn(async move { coming.run().await }));
+        let runtime = self.runtime.clone();
+        let task = coming.map(|coming| {
+            self.runtime.spawn(async move {
+                coming.run().await?;
+                // Not when the migration has ended here: that may take as long as the other host is not heard.
+                runtime.spawn(async move { coming.errand().after(&moved()).await });
+                Ok(())
+            })
+        });
         async move {
             let task = task.ok_or("the machine was lost when this daemon was started again")?;
             task.await.unwrap_or_else(|error| Err(error.to_string()))
@@ -158,6 +175,10 @@ impl Moving {
 /// Where a hypervisor sends or takes the memory of a machine: beside its monitor.
 fn memory_socket(machine: &Machine) -> PathBuf {
     machine.socket().with_extension("memory")
+}
+
+fn moved() -> Outcome {
+    Outcome::Moved { left_over: String::new() }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -390,6 +390,8 @@ Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml
   owner = \"root:kvm\"
   [hosts]                          # where other hosts reach this one
   listen = [\"0.0.0.0:7423\"]
+  [hooks]                          # run on both hosts when a machine changes its host
+  before = \"/etc/sterna/before\"
   [stores.fast]                    # a folder; new images there are raw, or
   path = \"/srv/fast\"
   format = \"qcow2\"
@@ -400,6 +402,8 @@ Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml
   [limits]
   mirror_wait_max_ms = 1000        # longest that a migration may hold a guest's write
   stop_wait_max_ms = 10000         # longest that a stopping daemon waits for a volume's requests
+  migrations_per_host = 4          # under way at a time; more wait for their turn
+  migrations_per_store = 2         # of these, that use one store
 
 SIGTERM and Ctrl-C stop in order: requests in flight end, stores are flushed, a migration before its commit point is
 ended with the volume at its source. A second signal stops at once; the next start puts everything right.";

@@ -41,9 +41,21 @@ const TLS: Table = Table::Keys(&["certificate", "client_ca", "key", "required"],
 const SOCKET: Table = Table::Keys(&["mode", "owner"], &[]);
 
 const ROOT: Table = Table::Keys(
-    &["api", "api_socket", "data_dir", "engine", "hosts", "limits", "nbd", "stores", "volume_sockets"],
+    &[
+        "api",
+        "api_socket",
+        "data_dir",
+        "engine",
+        "hooks",
+        "hosts",
+        "limits",
+        "nbd",
+        "stores",
+        "volume_sockets",
+    ],
     &[
         ("api_socket", SOCKET),
+        ("hooks", Table::Keys(&["after", "before", "timeout_s"], &[])),
         ("hosts", Table::Keys(&["links", "listen", "machines"], &[])),
         (
             "limits",

@@ -77,8 +77,8 @@ fn unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
         ),
         (
             "zzz = 1\n[stores.a]\npth = '/a'",
-            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, data_dir, engine, hosts, limits, nbd, \
-             stores, volume_sockets",
+            "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, data_dir, engine, hooks, hosts, limits, \
+             nbd, stores, volume_sockets",
         ),
     ];
     for (text, expected) in cases {
@@ -92,6 +92,19 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
         ("data_dir = 'data'", "data_dir = \"data\" must be an absolute path"),
         ("[stores.a]\npath = 'a'", "stores.a.path = \"a\" must be an absolute path"),
         ("[limits]\nmirror_wait_max_ms = 5", "limits.mirror_wait_max_ms = 5 must be between 10 and 30000"),
+        ("[limits]\nmigrations_per_host = 0", "limits.migrations_per_host = 0 must be between 1 and 1000"),
+        ("[limits]\nmigrations_per_store = 1001", "limits.migrations_per_store = 1001 must be between"),
+        ("[hooks]\nbefore = 'run'", "hooks.before = \"run\" must be an absolute path"),
+        ("[hooks]\ntimeout_s = 0", "hooks.timeout_s = 0 must be between 1 and 300"),
+        (
+            "[hooks]\nafter = '/nonexistent'",
+            "hooks.after = \"/nonexistent\": it cannot be looked at: No such file",
+        ),
+        ("[hooks]\nbefore = '/'", "hooks.before = \"/\": it is no file"),
+        (
+            "[hooks]\nbefore = '/etc/passwd'",
+            "hooks.before = \"/etc/passwd\": it is not executable; chmod +x it",
+        ),
         ("[stores.'../a']\npath = '/a'", "\"../a\" cannot be the name of a store: only letters"),
         (
             "[stores.a]\npath = '/a'\n[stores.b]\npath = '/a'",
@@ -145,6 +158,7 @@ fn example_of_the_documentation_is_valid_and_has_the_defaults() {
     let documented = load(example).unwrap();
     let default = load("").unwrap();
     assert_eq!((documented.engine, documented.limits), (default.engine, default.limits));
+    assert_eq!(documented.hooks, default.hooks);
     assert_eq!(documented.stores.len(), 4);
     assert_eq!(documented.api_socket, default.api_socket);
     assert_eq!(documented.volume_sockets, default.volume_sockets);

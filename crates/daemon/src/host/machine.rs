@@ -24,6 +24,7 @@ use transport::Session;
 use super::Host;
 use super::leave::Departing;
 use crate::error::RequestError;
+use crate::hooks::{Begun, HookSide};
 use crate::moving::{Coming, Keeper, Leaving};
 use crate::vms::{Standing, VmError, Vms};
 
@@ -101,7 +102,8 @@ impl Host {
     ) -> Result<(), RequestError> {
         let machine = self.vms.leaving(&company.name).await?;
         let line = self.peers.machine_line(session, self.peers.own(), migration);
-        let leaving = Arc::new(Leaving::new(machine, line, company.downtime_max));
+        let errand = self.errand(migration, &company.name, HookSide::Source, host, Begun::No);
+        let leaving = Arc::new(Leaving::new(machine, line, company.downtime_max, errand));
         if let Err(reason) = leaving.check(company.parcel).await {
             self.vms.stayed(&company.name).await?;
             // Its volumes wait there for nothing.
@@ -120,8 +122,8 @@ impl Host {
         tokio::spawn(async move {
             // None: the daemon stops, and the next one finds out.
             let Some(outcome) = host.migrations.outcome(migration).await else { return };
-            host.moving.forget(migration).await;
-            let settled = match outcome {
+            let errand = host.moving.forget(migration).await;
+            let settled = match &outcome {
                 Outcome::Moved { .. } => host.vms.left(&name).await,
                 _ => host.vms.stayed(&name).await,
             };
@@ -132,6 +134,9 @@ impl Host {
                 Err(error) => {
                     tracing::error!(vm = %name, %error, "what is left of a machine that moved is not settled");
                 }
+            }
+            if let Some(errand) = errand {
+                errand.after(&outcome).await;
             }
         });
     }
@@ -162,20 +167,24 @@ impl Host {
         name: &str,
         volumes: Vec<String>,
     ) {
-        let line = self.peers.machine_line(session, crate::peers::host_id(session.peer()), remote);
+        let peer = crate::peers::host_id(session.peer());
+        let line = self.peers.machine_line(session, peer, remote);
+        let errand = |begun| self.errand(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
         // It may have been here before this daemon was started.
         self.vms.until_found(name).await;
         if let Ok(machine) = self.vms.machine(name) {
-            self.moving.came(migration, Arc::new(Coming::found(line, machine)));
+            let errand = errand(Begun::Perhaps);
+            self.moving.came(migration, Arc::new(Coming::found(line, machine, errand)));
             return;
         }
+        let errand = errand(Begun::No);
         let keeper = Reception { host: Arc::clone(self), name: name.to_owned(), volumes };
-        self.moving.comes(migration, &Arc::new(Coming::new(line)), Arc::new(keeper));
+        self.moving.comes(migration, &Arc::new(Coming::new(line, errand)), Arc::new(keeper));
     }
 
     /// The migration of a machine that was to come has ended.
     pub(super) async fn see_machine_in(&self, migration: MigrationId, name: &str, outcome: &Outcome) {
-        self.moving.forget(migration).await;
+        let errand = self.moving.forget(migration).await;
         let settled = match outcome {
             Outcome::Moved { .. } => self.vms.arrived(name).await,
             _ => self.vms.abandon_arrival(name).await,
@@ -185,6 +194,9 @@ impl Host {
             // It was refused before it was here.
             Err(VmError::NotFound(_)) => {}
             Err(error) => tracing::error!(vm = %name, %error, "a machine that came is not settled"),
+        }
+        if let Some(errand) = errand {
+            errand.after(outcome).await;
         }
     }
 
@@ -211,7 +223,10 @@ impl Host {
         self.vms.until_found(&name).await;
         let machine = self.vms.machine(&name)?;
         let line = self.peers.machine_line(session, self.peers.own(), migration);
-        self.see_machine_off(migration, name, Arc::new(Leaving::new(machine, line, DOWNTIME_DEFAULT)));
+        let host = self.hosts.name_of(crate::peers::host_id(session.peer()));
+        let errand = self.errand(migration, &name, HookSide::Source, &host, Begun::Perhaps);
+        let leaving = Leaving::new(machine, line, DOWNTIME_DEFAULT, errand);
+        self.see_machine_off(migration, name, Arc::new(leaving));
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! A machine comes: it is started when its disks are here, loaded, and runs when they are this host's.
 //!
 //! ```text
-//!   parcel ─► could it run? ─► Start heard ─► started, paused ─► its memory ─► loaded, still ─► volumes owned ─► runs
+//!   parcel ─► could it run? ─► Start heard ─► hook ─► started, paused ─► its memory ─► loaded, still ─► volumes owned ─► runs
 //! ```
 
 use std::future::pending;
@@ -16,6 +16,7 @@ use tokio::sync::{OnceCell, watch};
 use super::line::{Heard, Line};
 use super::memory_socket;
 use super::words::Word;
+use crate::hooks::Errand;
 
 /// How long memory may be on its way: its source gives up long before if it makes no progress.
 const LOADED_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -35,17 +36,25 @@ pub(crate) struct Coming {
     machine: OnceCell<Arc<Machine>>,
     /// True once nobody waits for it any more.
     is_over: watch::Sender<bool>,
+    /// What is run here before and after.
+    errand: Arc<Errand>,
 }
 
 impl Coming {
     /// A machine that is to come over `line`.
-    pub(crate) fn new(line: Line) -> Self {
-        Self { line, machine: OnceCell::new(), is_over: watch::Sender::new(false) }
+    pub(crate) fn new(line: Line, errand: Arc<Errand>) -> Self {
+        Self { line, machine: OnceCell::new(), is_over: watch::Sender::new(false), errand }
     }
 
     /// A machine that was started here before this daemon was; whether it is loaded is seen when it is to run.
-    pub(crate) fn found(line: Line, machine: Arc<Machine>) -> Self {
-        Self { line, machine: OnceCell::new_with(Some(machine)), is_over: watch::Sender::new(false) }
+    pub(crate) fn found(line: Line, machine: Arc<Machine>, errand: Arc<Errand>) -> Self {
+        let machine = OnceCell::new_with(Some(machine));
+        Self { line, machine, is_over: watch::Sender::new(false), errand }
+    }
+
+    /// What is run here before and after.
+    pub(crate) fn errand(&self) -> Arc<Errand> {
+        Arc::clone(&self.errand)
     }
 
     /// Takes part in the copying of the memory, to its end; the source hears what becomes of it.
@@ -89,6 +98,8 @@ impl Coming {
             Ok(parcel)
         };
         let parcel = self.unless_over(asked).await?;
+        let prepared = async { self.errand.before().await.map_err(|fault| fault.to_string()) };
+        self.unless_over(prepared).await?;
         // N.B. to its end in any case: what is started half nobody would end.
         let machine = keeper.start(parcel).await?;
         self.unless_over(self.receive(&machine)).await?;

@@ -1,7 +1,7 @@
 //! A machine leaves: its memory is copied, it is brought to a stand, and then it is where its volumes are.
 //!
 //! ```text
-//!   stop:  started there ─► memory, round after round ─► paused here ─► last memory, devices ─► loaded there, still
+//!   stop:  started there ─► hook ─► memory, round after round ─► paused here ─► last memory, devices ─► loaded there, still
 //!                                                          ▲ downtime begins                      │
 //!   then its volumes are handed over:  released ─► it ends here │ not released ─► it goes on here ◄┘
 //! ```
@@ -20,11 +20,13 @@ use super::convergence::{AIMS, Convergence, Verdict};
 use super::line::{Heard, Line};
 use super::memory_socket;
 use super::words::Word;
+use crate::config::HOOK_TIMEOUT_S;
+use crate::hooks::Errand;
 
 /// How long the other host may take to say whether it could run a machine.
 const CHECK_MAX: Duration = Duration::from_secs(30);
-/// How long the other host may take to start a machine that waits for its memory.
-const START_MAX: Duration = Duration::from_secs(60);
+/// How long the other host may take to start a machine that waits for its memory, after what it runs before that.
+const START_MAX: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
 /// How long the hypervisor may take to connect to where it was told to send the memory.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long the memory may take: what does not become less is noticed long before.
@@ -67,12 +69,24 @@ pub(crate) struct Leaving {
     /// How long it may stand still.
     downtime_max: Duration,
     account: watch::Sender<Account>,
+    /// What is run here before and after.
+    errand: Arc<Errand>,
 }
 
 impl Leaving {
     /// A machine that is to leave over `line`; nothing is done yet.
-    pub(crate) fn new(machine: Arc<Machine>, line: Line, downtime_max: Duration) -> Self {
-        Self { machine, line, downtime_max, account: watch::Sender::default() }
+    pub(crate) fn new(
+        machine: Arc<Machine>,
+        line: Line,
+        downtime_max: Duration,
+        errand: Arc<Errand>,
+    ) -> Self {
+        Self { machine, line, downtime_max, account: watch::Sender::default(), errand }
+    }
+
+    /// What is run here before and after.
+    pub(crate) fn errand(&self) -> Arc<Errand> {
+        Arc::clone(&self.errand)
     }
 
     /// Asks the other host whether it could run the machine, before anything is copied.
@@ -104,6 +118,11 @@ impl Leaving {
         self.line.say(&Word::Start);
         let waits = timeout(START_MAX, self.line.hear(&Heard::Waiting)).await;
         waits.map_err(|_| overdue("the machine to be started at the target", START_MAX))??;
+        // The target has run its own by now: what the machine needs there is there.
+        tokio::select! {
+            done = self.errand.before() => done.map_err(|fault| fault.to_string())?,
+            reason = self.line.failed() => return Err(reason),
+        }
         let stream = self.connect().await?;
         let breaks = async {
             match self.line.carry(stream).await {

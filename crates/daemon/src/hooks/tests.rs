@@ -1,0 +1,159 @@
+//! Hooks as real processes: what they are told, how they fail, and that nothing of them is left running.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use migration::MigrationId;
+use migration::journal::Outcome;
+
+use super::{Begun, Errand, HookSide, Occasion};
+use crate::config::HooksConfig;
+
+/// More than any hook of these tests takes, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Scene {
+    folder: tempfile::TempDir,
+    warnings: Arc<Mutex<Vec<String>>>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), warnings: Arc::default() }
+    }
+
+    /// Makes a program of these lines; the folder is its `$HERE`.
+    fn hook(&self, name: &str, lines: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        let text = format!("#!/bin/sh\nHERE='{}'\n{lines}\n", self.folder.path().display());
+        // N.B. by another process: what this one has open for writing, a child of another test may have as well, and then
+        // it cannot be executed.
+        let tee =
+            std::process::Command::new("tee").arg(&path).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut tee = tee.unwrap();
+        tee.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(tee.wait().unwrap().success());
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        path
+    }
+
+    fn errand(&self, before: Option<PathBuf>, after: Option<PathBuf>, timeout: Duration) -> Arc<Errand> {
+        let occasion = Occasion {
+            migration: MigrationId(7),
+            vm: "web1".to_owned(),
+            volumes: vec!["root".to_owned(), "data".to_owned()],
+            side: HookSide::Target,
+            own: "beta".to_owned(),
+            other: "alpha".to_owned(),
+        };
+        let warnings = Arc::clone(&self.warnings);
+        let warn = move |warning| warnings.lock().unwrap().push(warning);
+        Errand::new(HooksConfig { before, after, timeout }, occasion, Begun::No, warn)
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.folder.path().join(name)).unwrap_or_default()
+    }
+}
+
+fn moved() -> Outcome {
+    Outcome::Moved { left_over: String::new() }
+}
+
+#[tokio::test]
+async fn hooks_are_told_their_occasion() {
+    let scene = Scene::new();
+    let hook = scene.hook(
+        "hook",
+        r#"echo "$STERNA_HOOK $STERNA_SIDE $STERNA_MIGRATION $STERNA_VM [$STERNA_VOLUMES] $STERNA_SOURCE_HOST \
+           $STERNA_TARGET_HOST ${STERNA_OUTCOME-none} $(pwd)" >> "$HERE/told""#,
+    );
+    let errand = scene.errand(Some(hook.clone()), Some(hook), PATIENCE);
+    errand.before().await.unwrap();
+    errand.after(&moved()).await;
+    errand.after(&Outcome::Cancelled).await;
+    let told = scene.read("told").split_whitespace().collect::<Vec<_>>().join(" ");
+    let expected = "before target m7 web1 [root data] alpha beta none / \
+                    after target m7 web1 [root data] alpha beta moved /";
+    assert_eq!(told, expected);
+    assert!(scene.warnings.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_hook_that_fails_is_named_with_its_status_and_its_last_words() {
+    let scene = Scene::new();
+    let check = async |lines: &str, expected: &str| {
+        let hook = scene.hook("hook", lines);
+        let fault = scene.errand(Some(hook), None, PATIENCE).before().await.unwrap_err().to_string();
+        assert!(fault.ends_with(expected), "{fault}");
+        assert!(fault.contains("/hook (target)"), "{fault}");
+    };
+    check("exit 3", "ended with exit status 3").await;
+    check("kill -9 $$", "ended with signal 9").await;
+    let lines = "for n in 1 2 3 4 5 6 7; do echo line $n >&2; done; echo out; exit 1";
+    check(lines, "exit status 1, and said last: line 3 | line 4 | line 5 | line 6 | line 7").await;
+    // It leaves somebody behind who holds its standard error.
+    check("sleep 1000 & echo gone >&2; exit 4", "exit status 4, and said last: gone").await;
+    let missing = scene.folder.path().join("missing");
+    let fault = scene.errand(Some(missing), None, PATIENCE).before().await.unwrap_err().to_string();
+    assert!(fault.contains("cannot be started: No such file"), "{fault}");
+}
+
+#[tokio::test]
+async fn a_hook_that_hangs_is_killed_with_all_that_it_has_started() {
+    let scene = Scene::new();
+    let lines =
+        "echo waiting >&2; (echo $$ > \"$HERE/started\"; exec 9>\"$HERE/held\"; flock 9; sleep 1000) & wait";
+    let hook = scene.hook("hook", lines);
+    let limit = Duration::from_millis(300);
+    let fault = scene.errand(Some(hook), None, limit).before().await.unwrap_err().to_string();
+    assert!(fault.contains("was killed: it took longer than 0 s (hooks.timeout_s)"), "{fault}");
+    // Whatever it had started is gone, or never began: nobody holds its lock.
+    let held = scene.folder.path().join("held");
+    let held = std::fs::File::options().write(true).create(true).truncate(false).open(held).unwrap();
+    let free = async {
+        use rustix::fs::{FlockOperation, flock};
+        while flock(&held, FlockOperation::NonBlockingLockExclusive).is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, free).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_after_hook_that_fails_is_a_warning_and_comes_only_after_something() {
+    let scene = Scene::new();
+    let hook = scene.hook("hook", "echo no route >&2; exit 1");
+    let errand = scene.errand(None, Some(hook), PATIENCE);
+    errand.after(&Outcome::Cancelled).await;
+    assert!(scene.warnings.lock().unwrap().is_empty(), "it was cancelled before the switch began");
+    errand.before().await.unwrap();
+    errand.after(&moved()).await;
+    let warnings = scene.warnings.lock().unwrap();
+    let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+    assert!(warning.contains("exit status 1, and said last: no route"), "{warning}");
+}
+
+#[tokio::test]
+async fn a_migration_that_is_given_up_kills_the_hook_that_it_waits_for() {
+    let scene = Scene::new();
+    let hook = scene.hook("hook", "exec 9>\"$HERE/held\"; flock 9; echo > \"$HERE/up\"; sleep 1000");
+    let errand = scene.errand(Some(hook), None, PATIENCE);
+    let up = scene.folder.path().join("up");
+    tokio::select! {
+        ended = errand.before() => panic!("{ended:?}"),
+        () = async { while !up.exists() { tokio::task::yield_now().await; } } => {}
+    }
+    use rustix::fs::{FlockOperation, flock};
+    let held = std::fs::File::options().write(true).open(scene.folder.path().join("held")).unwrap();
+    let free = async {
+        while flock(&held, FlockOperation::NonBlockingLockExclusive).is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, free).await.unwrap();
+}

@@ -1,0 +1,136 @@
+//! What an administrator has run before and after a machine changes its host: on both sides, told what it is about, and
+//! heard when it fails.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, ensure};
+use api::{Migration, MigrationState, VmState};
+use e2e::{Pair, Scene, until, vm};
+
+const DISK_BYTES: u64 = 32 << 20;
+const FILL_BYTES: u64 = 4 << 20;
+
+/// What every hook of these tests does: it notes its occasion, and then what a file says that is named like its moment.
+const HOOK: &str = r#"#!/bin/sh
+here=$(dirname "$0")
+echo "$STERNA_HOOK $STERNA_SIDE $STERNA_VM $STERNA_VOLUMES $STERNA_SOURCE_HOST $STERNA_TARGET_HOST $STERNA_OUTCOME" >> "$here/told"
+[ -e "$here/$STERNA_HOOK" ] && . "$here/$STERNA_HOOK"
+exit 0
+"#;
+
+/// Two hosts with hooks, and a machine at alpha. One test at a time: two processors emulate one machine's well enough.
+fn play(test: impl FnOnce(&mut Pair, &vm::Console) -> anyhow::Result<()>) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    e2e::play_pair(|pair| {
+        for scene in [&mut pair.alpha, &mut pair.beta] {
+            let hook = scene.path("hook");
+            // By another process: what this one has open for writing, a child of another test may have as well, and
+            // then it cannot be executed.
+            let mut writer =
+                Command::new("tee").arg(&hook).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+            writer.stdin.take().context("tee reads")?.write_all(HOOK.as_bytes())?;
+            ensure!(writer.wait()?.success(), "the hook is not written");
+            std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755))?;
+            let hook = hook.display();
+            scene.configure(&format!("[hooks]\nbefore = '{hook}'\nafter = '{hook}'\ntimeout_s = 20\n"))?;
+            scene.stop()?;
+            scene.start()?;
+        }
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let console = vm::Console::start(&pair.alpha, FILL_BYTES)?;
+        test(pair, &console)
+    });
+}
+
+fn told(scene: &Scene) -> anyhow::Result<Vec<String>> {
+    let told = std::fs::read_to_string(scene.path("told")).unwrap_or_default();
+    Ok(told.lines().map(|line| line.trim_end().to_owned()).collect())
+}
+
+fn until_told(scene: &Scene, expected: &[&str]) -> anyhow::Result<()> {
+    until("the hooks are told", || {
+        let told = told(scene)?;
+        ensure!(told.len() <= expected.len(), "{told:?} instead of {expected:?}");
+        Ok((told == expected).then_some(()))
+    })
+}
+
+/// Begins to move the machine, and follows that to its end.
+fn travel(pair: &Pair) -> anyhow::Result<Migration> {
+    let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
+    pair.alpha.wait_for_migration(&begun.id)
+}
+
+fn stays(pair: &Pair, console: &vm::Console) -> anyhow::Result<()> {
+    until("the machine runs where it was, and nothing is at the target", || {
+        let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
+        Ok((stays && vm::vms(&pair.beta)?.is_empty()).then_some(()))
+    })?;
+    console.work_on(50)
+}
+
+#[test]
+fn hooks_run_on_both_sides_and_a_failing_one_keeps_the_machine_where_it_is() {
+    play(|pair, console| {
+        // A hook that fails at the source, one that fails at the target, one that hangs there.
+        let failures = [
+            ("alpha", "source", "echo no way >&2; exit 7"),
+            ("beta", "target", "exit 8"),
+            ("beta", "target", "sleep 1000"),
+        ];
+        let words = [
+            "(source) ended with exit status 7, and said last: no way",
+            "(target) ended with exit status 8",
+            "(target) was killed: it took longer than 20 s",
+        ];
+        for ((host, _, script), expected) in failures.iter().zip(words) {
+            let scene = if *host == "alpha" { &pair.alpha } else { &pair.beta };
+            std::fs::write(scene.path("before"), script)?;
+            let failed = travel(pair)?;
+            ensure!(failed.state == MigrationState::Failed, "{failed:?}");
+            ensure!(failed.failure.as_deref() == Some("machine-stayed"), "{failed:?}");
+            let message = failed.message.unwrap_or_default();
+            ensure!(message.contains(expected) && message.contains("/hook "), "{message}");
+            stays(pair, console)?;
+            std::fs::remove_file(scene.path("before"))?;
+        }
+        // The target's is run first, so the source's ran only once.
+        let before = "before source web1 v alpha beta";
+        until_told(&pair.alpha, &[before, "after source web1 v alpha beta failed"])?;
+        let before = "before target web1 v alpha beta";
+        let after = "after target web1 v alpha beta failed";
+        until_told(&pair.beta, &[before, after, before, after, before, after])
+    });
+}
+
+#[test]
+fn an_after_hook_that_fails_is_a_warning_and_the_machine_has_moved() {
+    play(|pair, console| {
+        for scene in [&pair.alpha, &pair.beta] {
+            std::fs::write(scene.path("after"), "echo no route >&2; exit 9")?;
+        }
+        let moved = travel(pair)?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        vm::check_at(&pair.beta, &pair.alpha)?;
+        console.work_on(50)?;
+        until_told(
+            &pair.alpha,
+            &["before source web1 v alpha beta", "after source web1 v alpha beta moved"],
+        )?;
+        until_told(&pair.beta, &["before target web1 v alpha beta", "after target web1 v alpha beta moved"])?;
+        for (scene, side) in [(&pair.alpha, "source"), (&pair.beta, "target")] {
+            let expected = format!("({side}) ended with exit status 9, and said last: no route");
+            until("the warning is in the migration's message", || {
+                let shown: Vec<Migration> = scene.ask(&["migration", "list"])?;
+                let last = shown.last().context("a migration is remembered")?;
+                ensure!(matches!(last.state, MigrationState::Moved | MigrationState::Running), "{last:?}");
+                Ok(last.message.as_ref().filter(|message| message.contains(&expected)).map(drop))
+            })?;
+        }
+        console.verify()
+    });
+}
