@@ -127,7 +127,10 @@ pub(crate) enum Withdrawal {
     /// It does not wait.
     Unknown,
     /// Its turn has just come.
-    Begins,
+    Begins {
+        /// What it was ordered for.
+        name: String,
+    },
     /// It waits no more.
     Withdrawn(Box<Wish>),
 }
@@ -267,10 +270,10 @@ impl Queue {
     /// Takes a migration out that waits.
     pub(crate) fn withdraw(&self, id: MigrationId) -> Withdrawal {
         let mut desk = self.lock();
-        let withdrawal = match desk.waiting.get(&id).map(|waiting| waiting.begins) {
+        let withdrawal = match desk.waiting.get(&id) {
             None => return Withdrawal::Unknown,
-            Some(true) => return Withdrawal::Begins,
-            Some(false) => desk.waiting.remove(&id),
+            Some(Waiting { begins: true, wish }) => return Withdrawal::Begins { name: wish.name.clone() },
+            Some(_) => desk.waiting.remove(&id),
         };
         drop(desk);
         self.turn();

@@ -76,6 +76,7 @@ impl Host {
                 })?;
                 let is_waiting = self.queue.join(id, numbered(wish, id));
                 drop(starting);
+                self.note_retry(retry_of, id).await;
                 if !is_waiting {
                     return Err(RequestError::QueueFull { waiting: WAITING_MAX });
                 }
@@ -138,7 +139,7 @@ impl Host {
     ) -> Result<Option<Migration>, RequestError> {
         match self.queue.withdraw(migration) {
             Withdrawal::Unknown => Ok(None),
-            Withdrawal::Begins => Err(RequestError::MigrationWaits(migration)),
+            Withdrawal::Begins { name } => Err(RequestError::VolumeBusy(name)),
             Withdrawal::Withdrawn(wish) => {
                 let ended = self.end_waiting(migration, &wish, Outcome::Cancelled).await;
                 if let Err(error) = ended {
@@ -192,14 +193,19 @@ impl Host {
     /// Keeps what was ordered, for `migration retry`.
     async fn file(&self, id: MigrationId, ordered: Docket) {
         let Some(begun) = self.begun_unix_ms(id) else { return };
-        let retried = ordered.retry_of.map(MigrationId);
+        let retry_of = ordered.retry_of.map(MigrationId);
         let note = |docket: &mut Docket| {
             let Docket { name, volumes, order, ordered_unix_ms, retry_of, .. } = ordered;
             *docket = Docket { name, volumes, order, ordered_unix_ms, retry_of, ..std::mem::take(docket) };
         };
         self.dockets.note(id, begun, note).await;
-        if let Some((retried, begun)) = retried.and_then(|old| Some((old, self.begun_unix_ms(old)?))) {
-            self.dockets.note(retried, begun, |docket| docket.retried_as = Some(id.0)).await;
+        self.note_retry(retry_of, id).await;
+    }
+
+    /// Lets the migration that is done once more say so.
+    async fn note_retry(&self, retry_of: Option<MigrationId>, id: MigrationId) {
+        if let Some((old, begun)) = retry_of.and_then(|old| Some((old, self.begun_unix_ms(old)?))) {
+            self.dockets.note(old, begun, |docket| docket.retried_as = Some(id.0)).await;
         }
     }
 

@@ -91,7 +91,7 @@ fn those_that_wait_begin_in_order_keep_their_numbers_and_can_be_withdrawn() {
     assert!(matches!(queue.withdraw(MigrationId(5)), Withdrawal::Withdrawn(_)));
     let begun = queue.next(Vec::new);
     assert_eq!(begun.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), [MigrationId(4)]);
-    assert!(matches!(queue.withdraw(MigrationId(4)), Withdrawal::Begins));
+    assert!(matches!(queue.withdraw(MigrationId(4)), Withdrawal::Begins { .. }));
     assert!(queue.next(Vec::new).is_empty(), "the first one is counted");
     queue.wait_again(MigrationId(4));
     drop(begun);
