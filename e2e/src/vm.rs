@@ -21,11 +21,13 @@ use crate::wait::until;
 /// What the machine is called.
 pub const NAME: &str = "web1";
 /// Bytes of a block that the guest checks.
-const BLOCK_BYTES: u64 = 4096;
+const BLOCK_BYTES: u32 = 4096;
+/// What its content comes from.
+const SEED: u64 = 7;
 
 /// The machine's memory: 128 MiB less 8 KiB, because QEMU before 9.0 loses writes of emulated guests that it migrates if
 /// their memory is a multiple of 64 pages (docs/vm.md).
-const MEMORY_KIB: u32 = (128 << 10) - 8;
+pub(crate) const MEMORY_KIB: u32 = (128 << 10) - 8;
 
 /// The console of a machine that moves.
 #[derive(Debug)]
@@ -82,19 +84,49 @@ impl Console {
     /// # Errors
     /// If anything is not as it was written.
     pub fn verify(&self) -> anyhow::Result<()> {
+        self.verdict().map(drop)
+    }
+
+    /// As [`Console::verify`]; then compares an image, which nobody writes to any more, with what the guest knows.
+    ///
+    /// # Errors
+    /// If anything is not as it was written.
+    pub fn verify_image(&self, image: &Path) -> anyhow::Result<()> {
+        let verdict = self.verdict()?;
+        let word = |name: &str| {
+            let found = verdict.split_whitespace().find_map(|word| word.strip_prefix(name));
+            found.with_context(|| format!("no {name} in: {verdict}"))
+        };
+        let (blocks, digest) = (word("blocks=")?.parse()?, u64::from_str_radix(word("digest=")?, 16)?);
+        let wrong = lab::workload::verify_digest(image, blocks, BLOCK_BYTES, SEED, digest, |_| {})?;
+        ensure!(wrong.is_empty(), "{wrong:#?}");
+        Ok(())
+    }
+
+    /// Lets a guest shut down that has checked its disk.
+    pub fn end(&self) {
+        self.say(b"end\n");
+    }
+
+    fn say(&self, words: &[u8]) {
         for stream in &mut self.lock().speak {
             // Those of machines that are gone.
-            let _ = stream.write_all(b"verify\n");
+            let _ = stream.write_all(words);
         }
+    }
+
+    fn verdict(&self) -> anyhow::Result<String> {
+        self.say(b"verify\n");
         let verdict = until("the guest has checked its disk", || {
             let heard = self.lock();
             Ok(heard.lines.iter().find(|line| line.contains("sterna: verified")).cloned())
         })?;
         ensure!(verdict.contains("errors=0"), "{verdict}");
-        Ok(())
+        Ok(verdict)
     }
 
-    fn listen(socket: &Path) -> anyhow::Result<Self> {
+    /// A console that whichever QEMU is the guest's connects to.
+    pub(crate) fn listen(socket: &Path) -> anyhow::Result<Self> {
         let listener = UnixListener::bind(socket).context("listen for the console")?;
         let heard = Arc::<Mutex<Heard>>::default();
         let console = Self { heard: Arc::clone(&heard), socket: socket.display().to_string() };
@@ -182,11 +214,28 @@ pub fn kill(process: u32) {
     }
 }
 
-fn text(console: &Path, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<String> {
+/// The words of QEMU that start the guest: its kernel, and what it is to do with its disks; it speaks to `console`.
+pub(crate) fn guest_words(console: &Path, disks: usize, fill_bytes: u64) -> anyhow::Result<[String; 10]> {
     let image = guest_image()?;
-    let (kernel, initramfs, console) = (image.kernel.display(), image.initramfs.display(), console.display());
-    let more: String = ('b'..).take(volumes.len().saturating_sub(1)).collect();
+    let text = |path: &Path| path.display().to_string();
+    let more: String = ('b'..).take(disks.saturating_sub(1)).collect();
     let more = if more.is_empty() { more } else { format!(" sterna.disks={more}") };
+    Ok([
+        "-kernel".to_owned(),
+        text(&image.kernel),
+        "-initrd".to_owned(),
+        text(&image.initramfs),
+        "-append".to_owned(),
+        format!("console=ttyS0 quiet sterna.check={BLOCK_BYTES},4,{fill_bytes},{SEED}{more}"),
+        "-chardev".to_owned(),
+        format!("socket,id=console,path={},server=off", console.display()),
+        "-serial".to_owned(),
+        "chardev:console".to_owned(),
+    ])
+}
+
+fn text(console: &Path, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<String> {
+    let guest = guest_words(console, volumes.len(), fill_bytes)?.map(|word| format!("\"{word}\", ")).concat();
     let devices: String = (0..volumes.len())
         .map(|disk| {
             format!(
@@ -201,9 +250,7 @@ fn text(console: &Path, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<Str
     Ok(format!(
         r#"
 command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "{MEMORY_KIB}K", "-name", "{{name}}", "-display", "none", "-nodefaults",
-  "-machine", "pc-i440fx-7.2", "-kernel", "{kernel}", "-initrd", "{initramfs}",
-  "-append", "console=ttyS0 quiet sterna.check={BLOCK_BYTES},4,{fill_bytes},7{more}",
-  "-chardev", "socket,id=console,path={console},server=off", "-serial", "chardev:console",
+  "-machine", "pc-i440fx-7.2", {guest}
   "-qmp", "unix:{{qmp}},server=on,wait=off"{devices}]
 [disks]
 {disks}"#

@@ -69,7 +69,7 @@ pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,
 };
 pub use replica::{DropReplica, Replica};
-pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState};
+pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{
     ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, PromoteVolume, RemoveVolume, RemovedVolume,
     ResizeVolume, Volume, VolumeCreation, VolumeSource, VolumeState, VolumeStatistics,

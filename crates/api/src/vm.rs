@@ -36,11 +36,23 @@ pub struct Vm {
     /// Absolute path of the file with what QEMU says; `None`: Sterna has not started it.
     #[serde(default)]
     pub log: Option<String>,
-    /// Its definition, as it was written; `None`: Sterna has not started it.
+    /// Its definition, as it was written, or as another host would be given it; `None`: it has none.
     #[serde(default)]
     pub definition: Option<String>,
+    /// What a move to another host as a whole would make of it; `None`: Sterna has started it, or it cannot be asked.
+    #[serde(default)]
+    pub whole_move: Option<WholeMove>,
     /// When it was added here, in milliseconds since 1970.
     pub added_unix_ms: u64,
+}
+
+/// What a move to another host would make of a machine that somebody else has started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WholeMove {
+    /// What keeps it from moving as a whole, and what to do; `None`: nothing.
+    pub obstacle: Option<String>,
+    /// What would not go along; its guest sees nothing of it.
+    pub left_behind: Vec<String>,
 }
 
 /// What a machine does.

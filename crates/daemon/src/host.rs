@@ -10,6 +10,7 @@
 //! An operation runs in a task of its own: a client that goes away does not leave it half done.
 
 mod adopt;
+mod adopted;
 mod arrive;
 mod await_arrival;
 mod chain;
@@ -25,6 +26,7 @@ mod machine;
 mod machines;
 mod migrate;
 mod pairing;
+mod preflight;
 mod promote;
 mod queue;
 mod release;
@@ -88,8 +90,6 @@ pub(crate) struct Host {
     pub(crate) moving: Arc<Moving>,
     /// The machines whose disks volumes are.
     pub(crate) vms: Arc<Vms>,
-    /// The machines of others whose disks volumes are; why the list cannot be used is kept instead of it.
-    adoptions: Result<Adoptions, String>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
     /// Looks at stores for descriptions; those at a disk that hangs keep theirs.
@@ -133,7 +133,6 @@ impl Host {
             peers,
             histories: Arc::new(Histories::new(&config.data_dir)),
             vms: Vms::open(&config.data_dir, &config.volume_sockets_dir),
-            adoptions: Adoptions::open(&config.data_dir).map_err(|error| crate::error::with_causes(&error)),
             config,
             journal,
             chronicles,
@@ -172,7 +171,7 @@ impl Host {
 
     /// The machines of others whose disks are served.
     fn adoptions(&self) -> Result<&Adoptions, VmError> {
-        self.adoptions.as_ref().map_err(|problem| VmError::Unusable(problem.clone()))
+        self.vms.adoptions()
     }
 
     /// Resolves when the daemon is to stop.

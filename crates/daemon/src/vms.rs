@@ -8,6 +8,7 @@
 //!
 //!   standing:   Home ── leaving() ──► Leaving ── left() ──► nothing      stayed(): Home
 //!               nothing ── prepare_arrival() ──► Arriving ── arrived() ──► Home     abandon_arrival(): nothing
+//!   adopted:    nothing ── take_in() ──► Home, until it leaves or stays                 let_go(): nothing, QEMU goes on
 //! ```
 //!
 //! QEMU is a child that outlives the daemon: after a restart it is found again by its monitor's socket, and the kernel says
@@ -18,14 +19,20 @@ mod adoptions;
 mod arrival;
 mod catalogue;
 mod definition;
+mod derived;
 mod error;
+mod foreign;
+mod guests;
 mod life;
 mod movable;
+mod needs;
 mod parcel;
 mod places;
+mod probe;
 mod process;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,12 +41,15 @@ use std::time::Duration;
 
 use hypervisor::qemu::Machine;
 use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::task::AbortHandle;
 
-pub(crate) use self::adoptions::{Adopted, AdoptedDisk, Adoptions, RAW};
+pub(crate) use self::adoptions::{Adopted, AdoptedDisk, Adoptions};
 pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};
-pub(crate) use self::definition::Definition;
+pub(crate) use self::definition::{Definition, DefinitionError};
+pub(crate) use self::derived::{Derived, Running, derive};
 pub(crate) use self::error::VmError;
+pub(crate) use self::foreign::Foreign;
 pub(crate) use self::parcel::PARCEL_BYTES_MAX;
 use self::parcel::Parcel;
 use self::process::Process;
@@ -61,6 +71,8 @@ pub(crate) struct Vms {
     monitors: PathBuf,
     /// Why the list cannot be used is kept instead of it.
     catalogue: Result<Catalogue, String>,
+    /// The machines of others whose disks are served; why the list cannot be used is kept instead of it.
+    adoptions: Result<Adoptions, String>,
     entries: Mutex<BTreeMap<String, Entry>>,
     /// Told when what a machine does has changed.
     changed: Notify,
@@ -72,6 +84,8 @@ struct Entry {
     life: Life,
     /// Held by whoever changes the machine.
     operation: Arc<tokio::sync::Mutex<()>>,
+    /// What follows its QEMU to its end.
+    watch: Option<AbortHandle>,
 }
 
 /// Whether a machine's QEMU is there.
@@ -105,8 +119,8 @@ pub(crate) struct Known {
     pub(crate) definition: String,
     /// Its monitor's socket.
     pub(crate) monitor: PathBuf,
-    /// What QEMU has said.
-    pub(crate) log: PathBuf,
+    /// What QEMU has said; `None`: somebody else has started it.
+    pub(crate) log: Option<PathBuf>,
     pub(crate) added_unix_ms: u64,
 }
 
@@ -130,8 +144,13 @@ impl Vms {
     /// Reads what is known. Machines that were running are looked for by [`Self::find_running`].
     pub(crate) fn open(data_dir: &Path, volume_sockets_dir: &Path) -> Arc<Self> {
         let catalogue = Catalogue::open(data_dir).map_err(|error| crate::error::with_causes(&error));
+        let adoptions = Adoptions::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let mut entries = BTreeMap::new();
         for record in catalogue.iter().flat_map(Catalogue::records) {
+            if record.monitor.is_some() && record.standing == Standing::Home {
+                // It was taken in, and its move never began: it is adopted, and no more.
+                continue;
+            }
             match Definition::parse(&record.definition) {
                 Ok(definition) => drop(entries.insert(record.name.clone(), Entry::new(record, definition))),
                 // An older version had other rules: the machine stays in the file, and is not shown.
@@ -147,6 +166,7 @@ impl Vms {
             folder: data_dir.join(FOLDER),
             monitors: volume_sockets_dir.with_file_name(MONITORS_FOLDER),
             catalogue,
+            adoptions,
             entries: Mutex::new(entries),
             changed: Notify::new(),
         })
@@ -164,10 +184,11 @@ impl Vms {
             standing: Standing::Home,
             fate: Fate::Stopped,
             added_unix_ms: now_unix_ms(),
+            monitor: None,
         };
         let files = parcel::read_files(definition.files())?;
         // What could not be sent is not taken.
-        let parcel = Parcel { name: name.to_owned(), definition: text.to_owned(), files };
+        let parcel = Parcel { name: name.to_owned(), definition: text.to_owned(), files, needs: None };
         parcel.encode()?;
         self.enter(&record, definition, &parcel.files)
     }
@@ -245,8 +266,8 @@ impl Vms {
             life: entry.life.clone(),
             volumes: entry.definition.volumes(),
             definition: entry.definition.text().to_owned(),
-            monitor: self.monitor(name),
-            log: self.log(name),
+            monitor: self.monitor_of(&entry.record),
+            log: entry.record.monitor.is_none().then(|| self.log(name)),
             added_unix_ms: entry.record.added_unix_ms,
         }
     }
@@ -261,7 +282,9 @@ impl Vms {
         let catalogue = self.catalogue()?;
         // Held throughout: a name is taken once.
         let mut entries = self.entries();
-        if entries.contains_key(&record.name) {
+        // An adopted machine leaves by the name that it was adopted by.
+        let is_adopted = record.monitor.is_none() && self.adoptions()?.get(&record.name).is_some();
+        if entries.contains_key(&record.name) || is_adopted {
             return Err(VmError::Exists(record.name.clone()));
         }
         for volume in definition.volumes() {
@@ -284,11 +307,20 @@ impl Vms {
 
     /// Forgets a machine durably, then deletes its files.
     fn erase(&self, name: &str) -> Result<(), VmError> {
+        self.forget(name)?;
+        remove_folder(&self.machine_folder(name));
+        Ok(())
+    }
+
+    /// Forgets a machine durably; its files stay, and its QEMU is nobody's if it is there.
+    fn forget(&self, name: &str) -> Result<(), VmError> {
         let mut entries = self.entries();
         self.catalogue()?.delete(name)?;
-        entries.remove(name);
+        if let Some(watch) = entries.remove(name).and_then(|entry| entry.watch) {
+            // It is connected to the monitor.
+            watch.abort();
+        }
         drop(entries);
-        remove_folder(&self.machine_folder(name));
         self.changed.notify_waiters();
         Ok(())
     }
@@ -305,7 +337,10 @@ impl Vms {
     }
 
     /// The right to change a machine that is at home; there is one at a time.
-    fn operate(&self, name: &str) -> Result<OwnedMutexGuard<()>, VmError> {
+    ///
+    /// # Errors
+    /// [`VmError::NotFound`], [`VmError::Busy`].
+    pub(crate) fn operate(&self, name: &str) -> Result<OwnedMutexGuard<()>, VmError> {
         let entries = self.entries();
         let entry = entries.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
         if entry.record.standing != Standing::Home {
@@ -337,7 +372,28 @@ impl Vms {
         self.folder.join(name)
     }
 
+    /// The machines of others whose disks are served.
+    ///
+    /// # Errors
+    /// [`VmError::Unusable`].
+    pub(crate) fn adoptions(&self) -> Result<&Adoptions, VmError> {
+        self.adoptions.as_ref().map_err(|problem| VmError::Unusable(problem.clone()))
+    }
+
     fn monitor(&self, name: &str) -> PathBuf {
+        let entries = self.entries();
+        match entries.get(name) {
+            Some(entry) => self.monitor_of(&entry.record),
+            None => self.own_monitor(name),
+        }
+    }
+
+    fn monitor_of(&self, record: &Record) -> PathBuf {
+        record.monitor.clone().unwrap_or_else(|| self.own_monitor(&record.name))
+    }
+
+    /// Where a machine that Sterna starts has its monitor.
+    fn own_monitor(&self, name: &str) -> PathBuf {
         self.monitors.join(format!("{name}.qmp"))
     }
 
@@ -359,7 +415,7 @@ impl Entry {
             Fate::Started => Life::Starting,
             Fate::Crashed { message } => Life::Crashed(message.clone()),
         };
-        Self { record, definition: Arc::new(definition), life, operation: Arc::default() }
+        Self { record, definition: Arc::new(definition), life, operation: Arc::default(), watch: None }
     }
 }
 

@@ -32,12 +32,14 @@ mod fake;
 mod machine;
 mod memory;
 mod qmp;
+mod shape;
 mod state;
 
 pub use block::{BlockDevice, BlockNode};
-pub use disk::{DiskOptions, ExportAddress, LocalDisk, StayReason, StayingDisk};
+pub use disk::{DiskOptions, ExportAddress, ImageFile, LocalDisk, StayReason, StayingDisk};
 pub use error::{ErrorClass, MachineError, QmpError};
 pub use machine::Machine;
 pub use memory::{MemoryOptions, MemoryProgress};
 pub use qmp::{Event, Events, Heard, Qmp};
+pub use shape::{MachineType, ProcessorModel};
 pub use state::{MigrationStatus, RunState, Version};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   adopt      remember ─► pause ─► each disk: off its file ─► volume ─► over its export ─► resume
-//!   release    pause ─► each disk: volume gone ─► back to its file ─► resume ─► forget
+//!   release    pause ─► each disk: volume gone ─► back to its file ─► resume ─► forget, also a machine of ours
 //! ```
 //!
 //! The machine is paused for the moment in which an image changes hands, so that QEMU can let go of its locks before the
@@ -13,23 +13,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{AdoptVm, NewVolume, RemoveVolume, Vm, VmState, VolumeSource};
+use api::{AdoptVm, NewVolume, RemoveVolume, Vm, VolumeSource};
 use hypervisor::qemu::{ExportAddress, LocalDisk, Machine, RunState};
 use migration::journal::ImageFormat;
 
-use super::{Host, blocking};
+use super::{Host, adopted, blocking};
 use crate::error::RequestError;
 use crate::journal::now_unix_ms;
 use crate::names;
-use crate::vms::{Adopted, AdoptedDisk, RAW, VmError};
+use crate::vms::{Adopted, AdoptedDisk, Foreign, VmError};
 
 /// How long requests of an adopted disk wait for a daemon that is started again. For as long QEMU is deaf to commands that
 /// wait for its requests.
 const RECONNECT_SECONDS: u32 = 30;
 /// How QEMU writes the address of nothing.
 const NOTHING: &str = "null-co:";
-/// How long a machine may take to say what it does.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 impl Host {
     /// Takes over disks of a machine that runs.
@@ -86,18 +84,23 @@ impl Host {
         self.describe_vm(&name).await
     }
 
-    /// Gives a machine its disks back as plain files, where they are by now.
+    /// Gives a machine its disks back as plain files, where they are by now; also one that Sterna has started, which goes on
+    /// without Sterna from then on.
     ///
     /// # Errors
     /// [`RequestError`]; what could not be given back is served as before.
     pub(crate) async fn release_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
-        let Some(adopted) = self.adoptions()?.get(&name) else {
-            self.vms.get(&name)?;
-            let why = format!("Sterna has started \"{name}\": there is nothing to give back");
-            return Err(RequestError::Invalid(why));
+        // Of a machine that is, or is on its way, elsewhere nothing can be given back here.
+        let _operation = match self.vms.get(&name) {
+            Ok(_) => Some(self.vms.operate(&name)?),
+            Err(_) => None,
         };
-        let shown = describe(&adopted).await;
-        match Machine::connect(&adopted.monitor).await {
+        let shown = self.describe_vm(&name).await?;
+        let adopted = match self.adoptions()?.get(&name) {
+            Some(adopted) => adopted,
+            None => self.adopt_own(&name).await?,
+        };
+        match self.monitor_of(&adopted).await {
             Ok(machine) => {
                 let paused = Pause::begin(&name, &machine).await?;
                 let given = self.give_back(&machine, &adopted, Volumes::Wherever).await;
@@ -105,6 +108,10 @@ impl Host {
                     tracing::warn!(vm = %name, reason = %error.message(), "the disks are not given back");
                 }
                 let pause = paused.end(&name, &machine).await?;
+                if given.is_err() && self.vms.get(&name).is_ok() {
+                    // It is a machine of ours as before.
+                    self.forget_adopted(&name).await?;
+                }
                 given?;
                 tracing::info!(vm = %name, ?pause, "the machine has its disks back");
             }
@@ -116,20 +123,59 @@ impl Host {
             }
             Err(error) => return Err(VmError::of(&name)(error).into()),
         }
+        self.vms.let_go(&name).await?;
         self.forget_adopted(&name).await?;
         Ok(shown)
     }
 
+    /// Describes a machine that Sterna has started as one whose disks were adopted, durably: from then on a daemon that is
+    /// killed knows what to give back.
+    async fn adopt_own(self: &Arc<Self>, name: &str) -> Result<Adopted, RequestError> {
+        let known = self.vms.get(name)?;
+        let machine = self.vms.machine(name)?;
+        let mut disks = Vec::new();
+        for (index, volume) in known.volumes.iter().enumerate() {
+            let record = self.record_named(volume)?;
+            let address = self.export_named(volume);
+            let disk = machine.disk_over(&address).await.map_err(VmError::of(name))?;
+            let Some(disk) = disk else {
+                let why = format!("QEMU has no disk that is over the volume {volume}");
+                return Err(VmError::Disk { vm: name.to_owned(), why }.into());
+            };
+            let number = disk.number().unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX));
+            let disk = LocalDisk {
+                file: record.image.place.name().into(),
+                format: name_of(record.image.format).to_owned(),
+                ..disk
+            };
+            disks.push(AdoptedDisk::of(&disk, volume.clone(), number));
+        }
+        let adopted =
+            Adopted { name: name.to_owned(), monitor: known.monitor, disks, added_unix_ms: now_unix_ms() };
+        self.remember_adopted(adopted.clone()).await?;
+        Ok(adopted)
+    }
+
+    /// The monitor of a machine whose disks are served; of one among ours there is a connection already.
+    async fn monitor_of(&self, adopted: &Adopted) -> Result<Arc<Machine>, hypervisor::qemu::MachineError> {
+        match self.vms.machine(&adopted.name) {
+            Ok(machine) => Ok(machine),
+            Err(_) => Machine::connect(&adopted.monitor).await.map(Arc::new),
+        }
+    }
+
     /// Describes the adopted machines.
     pub(super) async fn describe_adopted(&self) -> Vec<Vm> {
-        let adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
-        futures_util::future::join_all(adopted.iter().map(describe)).await
+        let mut adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
+        // One that leaves is among ours.
+        adopted.retain(|machine| self.vms.get(&machine.name).is_err());
+        futures_util::future::join_all(adopted.iter().map(adopted::describe)).await
     }
 
     /// Describes an adopted machine; `None`: there is none of that name.
     pub(super) async fn describe_adopted_one(&self, name: &str) -> Option<Vm> {
-        let adopted = self.adoptions().ok()?.get(name)?;
-        Some(describe(&adopted).await)
+        let adopted = self.adoptions().ok()?.get(name).filter(|_| self.vms.get(name).is_err())?;
+        Some(adopted::describe(&adopted).await)
     }
 
     /// Takes one disk over while its machine is paused.
@@ -141,19 +187,19 @@ impl Host {
         kept: &AdoptedDisk,
     ) -> Result<(), RequestError> {
         let led = machine.lead_to_nothing(disk, kept.number).await.map_err(VmError::of(name))?;
-        self.serve_disk(kept, &disk.file).await?;
+        self.serve_disk(kept, &kept.file, format_named(&kept.format)).await?;
         machine
-            .lead_over_export(&led, &self.export_of(kept), kept.number)
+            .lead_over_export(&led, &self.export_named(&kept.volume), kept.number)
             .await
             .map_err(VmError::of(name))?;
         Ok(())
     }
 
-    /// Where an adopted disk's volume is served.
-    fn export_of(&self, kept: &AdoptedDisk) -> ExportAddress {
+    /// Where a volume is served.
+    fn export_named(&self, volume: &str) -> ExportAddress {
         ExportAddress {
-            socket: self.sockets.volume_socket(&kept.volume),
-            export: kept.volume.clone(),
+            socket: self.sockets.volume_socket(volume),
+            export: volume.to_owned(),
             reconnect_s: RECONNECT_SECONDS,
         }
     }
@@ -177,20 +223,21 @@ impl Host {
                 self.drop_volume(kept, volumes).await?;
                 continue;
             };
-            let mut disk = kept.disk(node.name.clone());
+            let mut disk = kept.disk(node);
             // While the volume is there: QEMU flushes what it leaves.
             if !node.file.starts_with(NOTHING) {
                 disk = machine.lead_to_nothing(&disk, kept.number).await.map_err(failed)?;
             }
             if let Err(error) = self.give_disk_back(machine, &disk, kept, volumes).await {
-                machine.lead_over_export(&disk, &self.export_of(kept), kept.number).await.map_err(failed)?;
+                let export = self.export_named(&kept.volume);
+                machine.lead_over_export(&disk, &export, kept.number).await.map_err(failed)?;
                 return Err(error);
             }
         }
         Ok(())
     }
 
-    /// Leads a disk that is over nothing to its file; its volume is served again if QEMU does not take that.
+    /// Leads a disk that is over nothing to its image; its volume is served again if QEMU does not take that.
     async fn give_disk_back(
         self: &Arc<Self>,
         machine: &Machine,
@@ -198,43 +245,52 @@ impl Host {
         kept: &AdoptedDisk,
         volumes: Volumes,
     ) -> Result<(), RequestError> {
-        let file = self.drop_volume(kept, volumes).await?;
-        let there = LocalDisk { file: file.clone(), ..disk.clone() };
-        let Err(error) = machine.lead_to_file(&there, kept.number).await else { return Ok(()) };
-        self.serve_disk(kept, &file).await?;
+        let (file, format) = self.drop_volume(kept, volumes).await?;
+        if kept.node != disk.node {
+            // A daemon that was killed while it adopted the disk may have left it, with QEMU's locks.
+            machine.drop_node(&kept.node).await;
+        }
+        let image = kept.image(file.clone(), name_of(format).to_owned());
+        let Err(error) = machine.lead_to_file(disk, &image, kept.number).await else { return Ok(()) };
+        self.serve_disk(kept, &file, format).await?;
         Err(VmError::of(&kept.volume)(error).into())
     }
 
     /// Serves an image as an adopted disk's volume.
-    async fn serve_disk(self: &Arc<Self>, kept: &AdoptedDisk, file: &Path) -> Result<(), RequestError> {
+    async fn serve_disk(
+        self: &Arc<Self>,
+        kept: &AdoptedDisk,
+        file: &Path,
+        format: ImageFormat,
+    ) -> Result<(), RequestError> {
         let text = file.to_str().ok_or_else(|| not_utf8(file))?;
         let source = VolumeSource::Add {
             image: Some(text.to_owned()),
             device: None,
             nbd: None,
-            format: Some(api::ImageFormat::Raw),
+            format: Some(shown(format)),
             fenced: false,
         };
         let order = NewVolume { name: kept.volume.clone(), source, export: api::ExportSettings::default() };
         Arc::clone(self).create_volume(order).await.map(drop)
     }
 
-    /// Stops serving an adopted disk's volume, and returns where its image is.
+    /// Stops serving an adopted disk's volume, and returns where its image is and of which format.
     async fn drop_volume(
         self: &Arc<Self>,
         kept: &AdoptedDisk,
         volumes: Volumes,
-    ) -> Result<PathBuf, RequestError> {
-        let Ok(record) = self.record_named(&kept.volume) else { return Ok(kept.file.clone()) };
+    ) -> Result<(PathBuf, ImageFormat), RequestError> {
+        let untouched = || Ok((kept.file.clone(), format_named(&kept.format)));
+        let Ok(record) = self.record_named(&kept.volume) else { return untouched() };
         let place = record.image.place.clone();
         if volumes == Volumes::Untouched && place.file().map(Path::new) != Some(&kept.file) {
             // It is another volume, which has taken the name meanwhile.
-            return Ok(kept.file.clone());
+            return untouched();
         }
-        let Some(file) = place.file().filter(|_| record.image.format == ImageFormat::Raw).map(PathBuf::from)
-        else {
+        let Some(file) = place.file().map(PathBuf::from) else {
             let detail =
-                "a machine gets its disks back as raw files on this host; move the volume there first";
+                "a machine gets its disks back as files of this host; move the volume to a folder here first";
             return Err(RequestError::ImageUnsuitable {
                 path: place.name().into(),
                 detail: detail.to_owned(),
@@ -242,7 +298,7 @@ impl Host {
         };
         let how = RemoveVolume { force: true, keep_image: true };
         Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await?;
-        Ok(file)
+        Ok((file, record.image.format))
     }
 
     async fn remember_adopted(self: &Arc<Self>, adopted: Adopted) -> Result<(), RequestError> {
@@ -304,6 +360,7 @@ impl Pause {
 async fn choose(name: &str, machine: &Machine, wanted: &[String]) -> Result<Vec<LocalDisk>, RequestError> {
     let refuse = |why: String| RequestError::from(VmError::Disk { vm: name.to_owned(), why });
     let found = machine.local_disks().await.map_err(VmError::of(name))?;
+    let seen = Foreign::of(name, machine).await?;
     let mut chosen = Vec::new();
     for disk in found {
         let (device, node) = match &disk {
@@ -313,12 +370,19 @@ async fn choose(name: &str, machine: &Machine, wanted: &[String]) -> Result<Vec<
         let is_wanted = wanted.iter().any(|wanted| wanted == device || wanted == node);
         match disk {
             _ if !is_wanted && !wanted.is_empty() => {}
-            Ok(disk) if wanted.is_empty() && disk.options.is_read_only => {}
-            Ok(disk) if disk.format != RAW => {
-                let why = "is a qcow2 image; only raw ones are adopted: stop the machine, and serve it with sterna volume add";
-                return Err(refuse(format!("{} {why}", disk.device)));
+            Ok(disk) if wanted.is_empty() && (disk.options.is_read_only || disk.is_firmware()) => {}
+            Ok(disk) => {
+                let named = seen.resolve(&disk.file).ok_or_else(|| {
+                    let file = disk.file.display();
+                    refuse(format!(
+                        "{}: where its image {file} is cannot be told; start it with absolute paths",
+                        disk.device
+                    ))
+                })?;
+                chosen.push(LocalDisk { file: named, ..disk });
             }
-            Ok(disk) => chosen.push(disk),
+            // Firmware goes along with its machine as a file.
+            Err(staying) if wanted.is_empty() && staying.is_firmware() => {}
             Err(staying) => return Err(refuse(staying.to_string())),
         }
     }
@@ -332,37 +396,27 @@ async fn choose(name: &str, machine: &Machine, wanted: &[String]) -> Result<Vec<
     }
 }
 
+/// QEMU's name of a format.
+fn name_of(format: ImageFormat) -> &'static str {
+    match format {
+        ImageFormat::Raw => "raw",
+        ImageFormat::Qcow2 => "qcow2",
+    }
+}
+
+/// The format that QEMU calls so; it adopts no others.
+fn format_named(name: &str) -> ImageFormat {
+    if name == name_of(ImageFormat::Qcow2) { ImageFormat::Qcow2 } else { ImageFormat::Raw }
+}
+
+fn shown(format: ImageFormat) -> api::ImageFormat {
+    match format {
+        ImageFormat::Raw => api::ImageFormat::Raw,
+        ImageFormat::Qcow2 => api::ImageFormat::Qcow2,
+    }
+}
+
 fn not_utf8(path: &Path) -> RequestError {
     let detail = "its path is not UTF-8".to_owned();
     RequestError::ImageUnsuitable { path: path.to_owned(), detail }
-}
-
-/// Asks a machine that is somebody else's what it does, and leaves its monitor to others.
-async fn describe(adopted: &Adopted) -> Vm {
-    let asked = async {
-        let machine = Machine::connect(&adopted.monitor).await?;
-        let state = machine.status().await?;
-        Ok::<_, hypervisor::qemu::MachineError>((machine.process(), machine.version().to_string(), state))
-    };
-    let answer = tokio::time::timeout(ANSWER_MAX, asked).await;
-    let (state, message) = match &answer {
-        Ok(Ok((_, _, RunState::Running))) => (VmState::Running, None),
-        Ok(Ok((_, _, state))) => (VmState::Paused, Some(format!("QEMU says: {state}"))),
-        Ok(Err(error)) if error.is_gone() => (VmState::Stopped, Some(error.to_string())),
-        Ok(Err(error)) => (VmState::Unknown, Some(error.to_string())),
-        Err(_) => (VmState::Unknown, Some("its monitor serves somebody else, or does not answer".to_owned())),
-    };
-    let seen = answer.ok().and_then(Result::ok);
-    Vm {
-        name: adopted.name.clone(),
-        state,
-        message,
-        volumes: adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
-        process: seen.as_ref().and_then(|(process, _, _)| *process).and_then(|id| u32::try_from(id).ok()),
-        hypervisor: seen.map(|(_, version, _)| format!("QEMU {version}")),
-        monitor: adopted.monitor.display().to_string(),
-        log: None,
-        definition: None,
-        added_unix_ms: adopted.added_unix_ms,
-    }
 }

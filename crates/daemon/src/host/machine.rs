@@ -65,7 +65,7 @@ impl Host {
         let machine = self.vms.machine(&name)?;
         check_movable(&name, &machine).await?;
         let company = Company {
-            parcel: self.vms.definition(&name).await?,
+            parcel: self.parcel_of(&name, &known.volumes).await?,
             downtime_max: order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis),
             name,
         };
@@ -151,6 +151,9 @@ impl Host {
             return Err(RequestError::Invalid(text.to_owned()));
         }
         crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
+        if self.adoptions()?.get(name).is_some() {
+            return Err(VmError::Exists(name.to_owned()).into());
+        }
         match self.vms.get(name) {
             Err(VmError::NotFound(_)) => Ok(()),
             Err(error) => Err(error.into()),
@@ -239,6 +242,10 @@ impl Host {
             }
             let is_here = known.volumes.iter().all(|volume| self.owns(volume));
             let name = &name;
+            if is_here {
+                // N.B. Before it is settled: one that was adopted is not among ours from then on.
+                self.let_run(name).await;
+            }
             let settled = match (standing, is_here) {
                 (Standing::Home, _) => Ok(()),
                 (Standing::Leaving, false) => self.vms.left(name).await,
@@ -248,10 +255,6 @@ impl Host {
             };
             if let Err(error) = settled {
                 tracing::error!(vm = %name, %error, "a machine that was moved is not settled");
-                continue;
-            }
-            if is_here {
-                self.let_run(name).await;
             }
         }
     }
@@ -294,8 +297,9 @@ struct Reception {
     volumes: Vec<String>,
 }
 
-impl Keeper for Reception {
-    fn check(&self, parcel: &[u8]) -> Result<(), String> {
+impl Reception {
+    /// Looks whether a parcel is of the machine that was offered.
+    fn check_offered(&self, parcel: &[u8]) -> Result<(), String> {
         let (name, volumes) = Vms::announced(parcel).map_err(|error| error.to_string())?;
         if name != self.name || volumes != self.volumes {
             return Err(format!(
@@ -304,6 +308,17 @@ impl Keeper for Reception {
             ));
         }
         self.host.check_machine_name(&name).map_err(|error| error.message())
+    }
+}
+
+impl Keeper for Reception {
+    fn check(&self, parcel: &[u8]) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+        let is_offered = self.check_offered(parcel);
+        let (host, parcel) = (Arc::clone(&self.host), parcel.to_vec());
+        Box::pin(async move {
+            is_offered?;
+            host.check_arrival(&parcel).await
+        })
     }
 
     fn start(&self, parcel: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>> {

@@ -124,8 +124,9 @@ async fn describe(known: Known) -> Vm {
         process: alive.and_then(|alive| u32::try_from(alive.process_id()).ok()),
         hypervisor: alive.map(|alive| format!("QEMU {}", alive.machine.version())),
         monitor: known.monitor.display().to_string(),
-        log: Some(known.log.display().to_string()),
+        log: known.log.map(|log| log.display().to_string()),
         definition: Some(known.definition),
+        whole_move: None,
         added_unix_ms: known.added_unix_ms,
         name: known.name,
     }

@@ -40,6 +40,11 @@ impl Host {
         if self.vms.get(&name).is_ok() {
             return self.migrate_machine(name, order).await;
         }
+        if let Some(adopted) = self.adoptions()?.get(&name)
+            && self.elsewhere(&order.to)?.is_some()
+        {
+            return self.migrate_adopted(adopted, order).await;
+        }
         let (_claim, volume) = self.volumes.claim(&name)?;
         let record = self.record(volume, &name)?;
         if let Some(migration) = self.migrations.running_of(volume) {

@@ -24,7 +24,7 @@ const LOADED_MAX: Duration = Duration::from_secs(24 * 3600);
 /// What becomes of a machine here is somebody else's affair: whether it could run, and starting it.
 pub(crate) trait Keeper: Send + Sync {
     /// Looks whether the machine of this parcel could be run here; the text says why not.
-    fn check(&self, parcel: &[u8]) -> Result<(), String>;
+    fn check(&self, parcel: &[u8]) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
     /// Starts the machine of this parcel so that it waits for its memory; the text says why it could not.
     fn start(&self, parcel: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>>;
@@ -92,7 +92,7 @@ impl Coming {
         let asked = async {
             self.line.hear(&Heard::Check).await?;
             let parcel = self.line.parcel();
-            keeper.check(&parcel)?;
+            keeper.check(&parcel).await?;
             self.line.say(&Word::Fits);
             self.line.hear(&Heard::Start).await?;
             Ok(parcel)

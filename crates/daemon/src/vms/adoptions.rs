@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hypervisor::qemu::{DiskOptions, LocalDisk};
+use hypervisor::qemu::{BlockNode, DiskOptions, ImageFile, LocalDisk};
 use serde::{Deserialize, Serialize};
 
 use super::catalogue::CatalogueError;
@@ -46,7 +46,15 @@ pub(crate) struct AdoptedDisk {
     pub(crate) number: u32,
     /// What the guest sees, by QEMU's name.
     pub(crate) device: String,
+    /// The name that `-drive` gave it; empty with `-blockdev`.
+    #[serde(default)]
+    pub(crate) drive: String,
     pub(crate) node: String,
+    /// The node below that one, where it is known.
+    #[serde(default)]
+    pub(crate) child: Option<String>,
+    #[serde(default = "raw")]
+    pub(crate) format: String,
     pub(crate) file: PathBuf,
     pub(crate) size_bytes: u64,
     pub(crate) is_read_only: bool,
@@ -63,7 +71,10 @@ impl AdoptedDisk {
             volume,
             number,
             device: disk.device.clone(),
+            drive: disk.drive.clone(),
             node: disk.node.clone(),
+            child: disk.file_node.clone(),
+            format: disk.format.clone(),
             file: disk.file.clone(),
             size_bytes: disk.size_bytes,
             is_read_only,
@@ -73,14 +84,15 @@ impl AdoptedDisk {
         }
     }
 
-    /// The disk as QEMU has it, whose format node is `node` at present.
-    pub(crate) fn disk(&self, node: String) -> LocalDisk {
+    /// The disk as QEMU has it, whose uppermost node is `node` at present.
+    pub(crate) fn disk(&self, node: &BlockNode) -> LocalDisk {
         LocalDisk {
             device: self.device.clone(),
-            is_named: !node.starts_with('#'),
-            node,
-            format: RAW.to_owned(),
-            file_node: None,
+            drive: self.drive.clone(),
+            is_named: is_named(&node.name),
+            node: node.name.clone(),
+            format: node.driver.clone(),
+            file_node: self.child.clone(),
             file: self.file.clone(),
             size_bytes: self.size_bytes,
             options: DiskOptions {
@@ -91,10 +103,22 @@ impl AdoptedDisk {
             },
         }
     }
+
+    /// The image that it is to be over, at `path`.
+    pub(crate) fn image(&self, path: PathBuf, format: String) -> ImageFile {
+        ImageFile { path, format, node: Some(self.node.clone()).filter(|node| is_named(node)) }
+    }
 }
 
-/// The only format that is adopted: a volume is what the guest sees.
-pub(crate) const RAW: &str = "raw";
+/// Whether somebody gave a node its name: those that QEMU makes up begin so.
+fn is_named(node: &str) -> bool {
+    !node.starts_with('#')
+}
+
+/// Of machines that were adopted before there was another one.
+fn raw() -> String {
+    "raw".to_owned()
+}
 
 #[derive(Serialize, Deserialize)]
 struct Content {

@@ -15,8 +15,9 @@ use std::sync::Arc;
 use hypervisor::qemu::Machine;
 
 use super::catalogue::{Fate, Record, Standing};
+use super::needs::Needs;
 use super::parcel::{self, Parcel};
-use super::{Alive, Definition, Life, VmError, Vms};
+use super::{Alive, Definition, Life, VmError, Vms, probe};
 use crate::journal::now_unix_ms;
 use crate::sockets::SocketFolder;
 
@@ -32,11 +33,24 @@ pub(crate) struct Arrival {
 }
 
 impl Vms {
-    /// What another host must be given to run a machine, at most [`parcel::PARCEL_BYTES_MAX`] bytes.
+    /// What another host must be given to run a machine whose volumes hold so many bytes, at most
+    /// [`parcel::PARCEL_BYTES_MAX`] bytes.
     ///
     /// # Errors
     /// [`VmError`].
-    pub(crate) async fn definition(self: &Arc<Self>, name: &str) -> Result<Vec<u8>, VmError> {
+    pub(crate) async fn definition(
+        self: &Arc<Self>,
+        name: &str,
+        volumes: Vec<(String, u64)>,
+    ) -> Result<Vec<u8>, VmError> {
+        let needs = match self.alive(name) {
+            Ok(alive) => {
+                let command = Definition::parse(&self.get(name)?.definition)?.command_anywhere();
+                Some(Needs::of(&alive.machine, &command, volumes).await)
+            }
+            // It does not run: what it would need nobody knows.
+            Err(_) => None,
+        };
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
             let known = vms.get(&name)?;
@@ -45,7 +59,7 @@ impl Vms {
             let here =
                 definition.files().keys().map(|file| (file.clone(), parcel::file(&folder, file))).collect();
             let files = parcel::read_files(&here)?;
-            Ok(Parcel { name, definition: known.definition, files }.encode()?)
+            Ok(Parcel { name, definition: known.definition, files, needs }.encode()?)
         })
         .await
     }
@@ -59,6 +73,27 @@ impl Vms {
         let definition = Definition::parse(&parcel.definition)?;
         definition.check_program()?;
         Ok((parcel.name, definition.volumes()))
+    }
+
+    /// Looks whether this host has what a machine needs that is to come as these bytes, and returns what its volumes hold.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    pub(crate) async fn examine(&self, bytes: &[u8]) -> Result<Vec<(String, u64)>, String> {
+        let told = |error: VmError| error.to_string();
+        let parcel = Parcel::decode(bytes).map_err(|error| told(error.into()))?;
+        let definition = Definition::parse(&parcel.definition).map_err(|error| told(error.into()))?;
+        definition.check_program().map_err(|error| told(error.into()))?;
+        let command = definition.command_anywhere();
+        let needs = parcel.needs.unwrap_or_default();
+        self.make_monitors_folder().map_err(told)?;
+        let program = command.first().map_or("", String::as_str);
+        let found = probe::probe(program, needs.kvm, &self.monitors).await?;
+        let mut faults = needs.faults(&found);
+        faults.extend(probe::missing_files(&command).into_iter().map(|file| {
+            format!("{file}: that file is not there; put it there, or leave it out of the machine")
+        }));
+        if faults.is_empty() { Ok(needs.volumes) } else { Err(faults.join("; ")) }
     }
 
     /// Says that a machine begins to leave: nobody else starts, stops or removes it. Returns its QEMU.
@@ -78,6 +113,9 @@ impl Vms {
     /// # Errors
     /// [`VmError`].
     pub(crate) async fn stayed(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
+        if self.is_somebodys(name) {
+            return self.let_go(name).await;
+        }
         self.stand(name, Standing::Home).await
     }
 
@@ -88,7 +126,13 @@ impl Vms {
     /// # Errors
     /// [`VmError`].
     pub(crate) async fn left(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
-        self.give_up(name, Standing::Leaving).await
+        let is_somebodys = self.is_somebodys(name);
+        self.give_up(name, Standing::Leaving).await?;
+        if is_somebodys {
+            let (vms, name) = (Arc::clone(self), name.to_owned());
+            blocking(move || Ok(vms.adoptions()?.delete(&name)?)).await?;
+        }
+        Ok(())
     }
 
     /// Makes a machine of what another host has sent, and starts its QEMU, which waits for memory.
@@ -102,7 +146,7 @@ impl Vms {
         bytes: &[u8],
         sockets: &SocketFolder,
     ) -> Result<Arrival, VmError> {
-        let Parcel { name, definition: text, files } = Parcel::decode(bytes)?;
+        let Parcel { name, definition: text, files, .. } = Parcel::decode(bytes)?;
         let definition = Definition::parse(&text)?;
         let record = Record {
             name: name.clone(),
@@ -110,6 +154,7 @@ impl Vms {
             standing: Standing::Arriving,
             fate: Fate::Stopped,
             added_unix_ms: now_unix_ms(),
+            monitor: None,
         };
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files)).await?;
@@ -170,7 +215,7 @@ impl Vms {
 }
 
 /// Runs work that may sleep on a helper thread.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
 ) -> Result<T, VmError> {
     let done = tokio::task::spawn_blocking(work).await;

@@ -35,6 +35,9 @@ pub(super) struct Record {
     pub(super) standing: Standing,
     pub(super) fate: Fate,
     pub(super) added_unix_ms: u64,
+    /// The socket of its monitor, if somebody else has started its QEMU: it is here while it leaves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) monitor: Option<PathBuf>,
 }
 
 /// Whether a machine is this host's.
@@ -169,7 +172,14 @@ mod tests {
 
     fn record(name: &str, fate: Fate) -> Record {
         let definition = "command = []".to_owned();
-        Record { name: name.to_owned(), definition, standing: Standing::Home, fate, added_unix_ms: 7 }
+        Record {
+            name: name.to_owned(),
+            definition,
+            standing: Standing::Home,
+            fate,
+            added_unix_ms: 7,
+            monitor: None,
+        }
     }
 
     #[test]

@@ -52,8 +52,8 @@ pub(crate) enum DefinitionError {
     Bounds(String),
     /// There is no such place.
     #[error(
-        "there is no place {place}; there are {{qmp}}, {{name}}, and {{disk:NAME}}, {{export:NAME}} and {{file:NAME}} \
-         with the names in [disks] and [files]"
+        "there is no place {place}; there are {{qmp}}, {{name}}, {{path:NAME}}, and {{disk:NAME}}, {{export:NAME}} and \
+         {{file:NAME}} with the names in [disks] and [files]"
     )]
     UnknownPlace {
         /// As it is written.
@@ -159,6 +159,7 @@ impl Definition {
         monitor: &Path,
         socket: impl Fn(&str) -> PathBuf,
         file: impl Fn(&str) -> PathBuf,
+        own_path: impl Fn(&str) -> PathBuf,
     ) -> Vec<String> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let volume = |name: &str| self.disks.get(name).cloned().unwrap_or_default();
@@ -167,10 +168,16 @@ impl Definition {
             "name" => machine.to_owned(),
             "disk" => text(&socket(&volume(&place.name))),
             "export" => volume(&place.name),
+            "path" => text(&own_path(&place.name)),
             // Every other place was refused.
             _ => text(&file(&place.name)),
         };
         self.command.iter().map(|word| word.fill(value)).collect()
+    }
+
+    /// The command as any host has it: what differs from host to host are relative paths in it.
+    pub(super) fn command_anywhere(&self) -> Vec<String> {
+        self.command("", Path::new("monitor"), |volume| volume.into(), |file| file.into(), |path| path.into())
     }
 
     /// Looks whether the program is one that another host may have run here: a QEMU, found where this host's are.
@@ -192,6 +199,7 @@ impl Definition {
                 ("qmp" | "name", "") => true,
                 ("disk" | "export", name) => self.disks.contains_key(name),
                 ("file", name) => self.files.contains_key(name),
+                ("path", name) => names::check(name).is_ok(),
                 _ => false,
             };
             if !is_known {
@@ -227,7 +235,7 @@ mod tests {
     const GOOD: &str = r#"
         command = ["qemu-system-x86_64", "-name", "{name}", "-qmp", "unix:{qmp},server=on,wait=off",
             "-blockdev", "driver=nbd,server.path={disk:root},export={export:root},reconnect-delay=30",
-            "-drive", "if=pflash,format=raw,file={file:vars}"]
+            "-drive", "if=pflash,format=raw,file={file:vars}", "-serial", "unix:{path:serial},server=on,wait=off"]
         [disks]
         root = "web1-root"
         [files]
@@ -242,6 +250,7 @@ mod tests {
             Path::new("/run/web1.qmp"),
             |volume| format!("/run/{volume}.sock").into(),
             |file| format!("/data/{file}").into(),
+            |name| format!("/own/{name}").into(),
         );
         let expected = [
             "qemu-system-x86_64",
@@ -253,6 +262,8 @@ mod tests {
             "driver=nbd,server.path=/run/web1-root.sock,export=web1-root,reconnect-delay=30",
             "-drive",
             "if=pflash,format=raw,file=/data/vars",
+            "-serial",
+            "unix:/own/serial,server=on,wait=off",
         ];
         assert_eq!(command, expected);
         assert_eq!(definition.volumes(), ["web1-root"]);
@@ -264,6 +275,7 @@ mod tests {
         for (from, to, expected) in [
             ("{disk:root}", "{disk:rot}", "there is no place {disk:rot}"),
             ("{name}", "{nmae}", "there is no place {nmae}"),
+            ("{path:serial}", "{path:.}", "there is no place {path:.}"),
             ("unix:{qmp}", "unix:/q", "no word of the command has {qmp}"),
             ("{file:vars}", "{file:vars},readonly=on\", \"{nothing}", "there is no place {nothing}"),
             ("server.path={disk:root},", "", "[disks] has root"),

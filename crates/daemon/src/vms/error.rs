@@ -73,6 +73,18 @@ pub(crate) enum VmError {
         /// What QEMU said.
         source: MachineError,
     },
+    /// The kernel does not tell what its process is.
+    #[error(
+        "cannot look at the process {id} of the machine \"{vm}\": {source}; the daemon must run as the same user, or as root"
+    )]
+    Hidden {
+        /// Which machine.
+        vm: String,
+        /// Which process.
+        id: i32,
+        /// What the system answered.
+        source: io::Error,
+    },
     /// A disk of it cannot be adopted.
     #[error("the disks of the machine \"{vm}\" are not adopted: {why}")]
     Disk {
@@ -125,7 +137,9 @@ impl VmError {
             Self::Running(_) | Self::NotRunning(_) | Self::Busy { .. } | Self::Adopted(_) => {
                 ErrorCode::VmWrongState
             }
-            Self::Ended { .. } | Self::Program { .. } | Self::Machine { .. } => ErrorCode::VmFailed,
+            Self::Ended { .. } | Self::Program { .. } | Self::Machine { .. } | Self::Hidden { .. } => {
+                ErrorCode::VmFailed
+            }
             Self::Io { .. } | Self::Catalogue(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
         }
     }

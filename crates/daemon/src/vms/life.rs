@@ -58,14 +58,15 @@ impl Vms {
             Arc::clone(&entry.definition)
         };
         let (folder, monitor, log) = (self.machine_folder(name), self.monitor(name), self.log(name));
-        let made = DirBuilder::new().recursive(true).mode(MONITORS_FOLDER_MODE).create(&self.monitors);
-        made.map_err(|error| VmError::io("make", &self.monitors, error))?;
+        self.make_monitors_folder()?;
         let mut command = definition.command(
             name,
             &monitor,
             |volume| sockets.volume_socket(volume),
             |file| parcel::file(&folder, file),
+            |name| parcel::own_path(&folder, name),
         );
+        parcel::make_own_folder(&folder).map_err(|error| VmError::io("make", &folder, error))?;
         command.extend(more.iter().map(|word| (*word).to_owned()));
         // N.B. Before the process: a daemon that is killed in between looks for it at its next start.
         self.remember(name, Fate::Started).await?;
@@ -110,6 +111,12 @@ impl Vms {
         }
     }
 
+    /// Makes the folder of the monitors' sockets, unless it is there.
+    pub(super) fn make_monitors_folder(&self) -> Result<(), VmError> {
+        let made = DirBuilder::new().recursive(true).mode(MONITORS_FOLDER_MODE).create(&self.monitors);
+        made.map_err(|error| VmError::io("make", &self.monitors, error))
+    }
+
     /// Ends a machine that is there.
     pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<(), VmError> {
         if let Ending::PowerButton(deadline) = ending {
@@ -147,7 +154,7 @@ impl Vms {
     }
 
     /// Takes hold of the process behind a monitor.
-    fn take(&self, name: &str, machine: Machine) -> Result<Alive, VmError> {
+    pub(super) fn take(&self, name: &str, machine: Machine) -> Result<Alive, VmError> {
         let monitor = self.monitor(name);
         let id =
             machine.process().ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
@@ -180,9 +187,9 @@ impl Vms {
     }
 
     /// Follows a machine to its end, in a task of its own.
-    fn watch(self: &Arc<Self>, name: String, mut alive: Alive, mut events: Events) {
-        let vms = Arc::clone(self);
-        tokio::spawn(async move {
+    pub(super) fn watch(self: &Arc<Self>, name: String, mut alive: Alive, mut events: Events) {
+        let (vms, watched) = (Arc::clone(self), name.clone());
+        let watch = tokio::spawn(async move {
             let mut is_orderly = false;
             loop {
                 match events.next().await {
@@ -203,6 +210,9 @@ impl Vms {
             }
             vms.ended(&name, Some(&alive), is_orderly).await;
         });
+        if let Some(entry) = self.entries().get_mut(&watched) {
+            entry.watch = Some(watch.abort_handle());
+        }
     }
 
     /// Takes note of a machine's end.
@@ -223,12 +233,12 @@ impl Vms {
         if let Err(error) = self.remember(name, fate).await {
             tracing::debug!(vm = %name, %error, "the end of a machine is not remembered");
         }
-        let _ = std::fs::remove_file(self.monitor(name));
+        let _ = std::fs::remove_file(self.own_monitor(name));
         self.set(name, alive, life);
     }
 
     /// Says what a machine does; of the QEMU `of`, if one is given, unless there is another one by now.
-    fn set(&self, name: &str, of: Option<&Alive>, life: Life) {
+    pub(super) fn set(&self, name: &str, of: Option<&Alive>, life: Life) {
         if let Some(entry) = self.entries().get_mut(name) {
             let is_current = match (&entry.life, of) {
                 (Life::Alive(current), Some(of)) => Arc::ptr_eq(&current.process, &of.process),

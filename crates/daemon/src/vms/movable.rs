@@ -3,7 +3,7 @@
 //! QEMU would refuse some of this when the machine is to move, and would leave the rest behind without a word. Either is
 //! too late, so it is looked for when a machine is added. What the command's text does not show, QEMU is asked at run time.
 
-use serde_json::Value;
+use super::words::Values;
 
 /// Something that keeps a machine from moving, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +45,7 @@ const IMAGES: [&str; 11] =
     ["-hda", "-hdb", "-hdc", "-hdd", "-cdrom", "-fda", "-fdb", "-sd", "-mtdblock", "-pflash", "-cdimage"];
 
 /// Where distributions put firmware: it is the same on hosts that have the same packages.
-const SYSTEM_FOLDER: &str = "/usr/";
+pub(super) const SYSTEM_FOLDER: &str = "/usr/";
 
 const LOCAL_IMAGE: &str = "is a local file, which would be left behind: a disk is made a volume (sterna volume add) and \
     its place is {disk:NAME}; a small image, such as of cloud-init or of UEFI variables, goes into [files] and its place \
@@ -81,7 +81,7 @@ pub(crate) fn check(command: &[String]) -> Result<(), Unmovable> {
                 }
             }
             _ => {
-                if let Some(path) = values.local_image(option) {
+                if let Some(path) = local_image(&values, option) {
                     return fault(format!("{word} {path}"), LOCAL_IMAGE);
                 }
             }
@@ -90,70 +90,20 @@ pub(crate) fn check(command: &[String]) -> Result<(), Unmovable> {
     Ok(())
 }
 
-/// A value of an option: QEMU takes `driver,key=value,…`, and JSON.
-struct Values {
-    /// In order; without a key where there is none.
-    pairs: Vec<(String, String)>,
-}
-
-impl Values {
-    fn read(value: &str) -> Self {
-        if let Ok(json @ Value::Object(_)) = serde_json::from_str(value) {
-            let mut pairs = Vec::new();
-            collect("", &json, &mut pairs);
-            return Self { pairs };
-        }
-        // Two commas are one in a value.
-        let joined = value.replace(",,", "\0");
-        let pairs = joined.split(',').map(|part| {
-            let part = part.replace('\0', ",");
-            match part.split_once('=') {
-                Some((key, value)) => (key.to_owned(), value.to_owned()),
-                None => (String::new(), part),
-            }
-        });
-        Self { pairs: pairs.collect() }
-    }
-
-    fn get(&self, wanted: &str) -> Option<&str> {
-        self.pairs.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.as_str())
-    }
-
-    fn driver(&self) -> &str {
-        self.get("driver").or_else(|| self.get("")).unwrap_or_default()
-    }
-
-    /// A path of an image that would be left behind.
-    fn local_image(&self, option: &str) -> Option<&str> {
-        let is_read_only = ["readonly", "read-only"]
-            .iter()
-            .any(|key| self.get(key).is_some_and(|value| matches!(value, "on" | "yes" | "true")));
-        // Of -blockdev, `file` is the name of a node.
-        let is_path = |key: &str| {
-            key == "filename" || key.ends_with(".filename") || (option == "-drive" && key == "file")
-        };
-        let is_system = |path: &str| is_read_only && path.starts_with(SYSTEM_FOLDER);
-        let mut paths = self.pairs.iter().filter(|(key, _)| is_path(key)).map(|(_, path)| path.as_str());
-        paths.find(|path| !is_portable(path) && !is_system(path))
-    }
+/// A path of an image that would be left behind.
+fn local_image(values: &Values, option: &str) -> Option<String> {
+    let is_read_only = values.is_on("readonly") || values.is_on("read-only");
+    // Of -blockdev, `file` is the name of a node.
+    let is_path =
+        |key: &str| key == "filename" || key.ends_with(".filename") || (option == "-drive" && key == "file");
+    let is_system = |path: &str| is_read_only && path.starts_with(SYSTEM_FOLDER);
+    let paths = values.pairs().into_iter().filter(|(key, _)| is_path(key)).map(|(_, path)| path);
+    paths.into_iter().find(|path| !is_portable(path) && !is_system(path))
 }
 
 /// Whether a path means the same on another host: a place, or an address of a server.
-fn is_portable(path: &str) -> bool {
+pub(super) fn is_portable(path: &str) -> bool {
     ["{file:", "{disk:", "nbd:", "nbd+unix:", "nbds:"].iter().any(|begin| path.starts_with(begin))
-}
-
-fn collect(key: &str, value: &Value, pairs: &mut Vec<(String, String)>) {
-    match value {
-        Value::Object(fields) => {
-            for (name, value) in fields {
-                let key = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
-                collect(&key, value, pairs);
-            }
-        }
-        Value::String(text) => pairs.push((key.to_owned(), text.clone())),
-        other => pairs.push((key.to_owned(), other.to_string())),
-    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::needs::Needs;
 use crate::names;
 use crate::whole_file;
 
@@ -24,12 +25,14 @@ const PREFIX_BYTES: usize = 8;
 /// Longest head: a definition, with its quotes and ends of lines escaped.
 const HEAD_BYTES_MAX: usize = 100 << 10;
 /// All files of a machine together: UEFI variables have 528 KiB, a cloud-init image has 366. What is larger is a disk.
-const FILES_BYTES_MAX: usize = 900 << 10;
+pub(super) const FILES_BYTES_MAX: usize = 900 << 10;
 /// Longest parcel. It goes to another host in one message.
 pub(crate) const PARCEL_BYTES_MAX: usize = PREFIX_BYTES + HEAD_BYTES_MAX + FILES_BYTES_MAX;
 const _: () = assert!(PARCEL_BYTES_MAX <= transport::PAYLOAD_BYTES_MAX, "a parcel is sent in one message");
 /// Folder of a machine's files in its own.
 const FILES_FOLDER: &str = "files";
+/// Folder in a machine's own of the sockets that it serves and the logs that it writes.
+const OWN_FOLDER: &str = "own";
 /// Only the user that runs the daemon, and QEMU, may look at them.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -42,6 +45,8 @@ pub(super) struct Parcel {
     pub(super) definition: String,
     /// By the names of their places.
     pub(super) files: Vec<(String, Vec<u8>)>,
+    /// What it needs of a host; `None`: an older version does not say.
+    pub(super) needs: Option<Needs>,
 }
 
 /// Why a machine's small files cannot go with it, or what came is none.
@@ -71,6 +76,8 @@ struct Head {
     name: String,
     definition: String,
     files: Vec<FileHead>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    needs: Option<Needs>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -84,8 +91,12 @@ impl Parcel {
     pub(super) fn encode(&self) -> Result<Vec<u8>, ParcelError> {
         let files =
             self.files.iter().map(|(name, content)| FileHead { name: name.clone(), bytes: content.len() });
-        let head =
-            Head { name: self.name.clone(), definition: self.definition.clone(), files: files.collect() };
+        let head = Head {
+            name: self.name.clone(),
+            definition: self.definition.clone(),
+            files: files.collect(),
+            needs: self.needs.clone(),
+        };
         let head = serde_json::to_vec(&head).map_err(|_| ParcelError::Malformed("it has no JSON form"))?;
         let length = u32::try_from(head.len()).ok().filter(|_| head.len() <= HEAD_BYTES_MAX);
         let length = length.ok_or(ParcelError::Malformed("its head is too long"))?;
@@ -121,13 +132,23 @@ impl Parcel {
         if !rest.is_empty() {
             return Err(ParcelError::Malformed("something follows its end"));
         }
-        Ok(Self { name: head.name, definition: head.definition, files })
+        Ok(Self { name: head.name, definition: head.definition, files, needs: head.needs })
     }
 }
 
 /// Where a machine's file is.
 pub(super) fn file(folder: &Path, name: &str) -> PathBuf {
     folder.join(FILES_FOLDER).join(name)
+}
+
+/// Where a socket that a machine serves, or a log that it writes, is.
+pub(super) fn own_path(folder: &Path, name: &str) -> PathBuf {
+    folder.join(OWN_FOLDER).join(name)
+}
+
+/// Makes the folder of what [`own_path`] names. It may sleep.
+pub(super) fn make_own_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder.join(OWN_FOLDER))
 }
 
 /// Reads files. It may sleep.
@@ -171,7 +192,7 @@ mod tests {
 
     fn parcel() -> Parcel {
         let files = vec![("seed".to_owned(), vec![]), ("vars".to_owned(), vec![7; 1000])];
-        Parcel { name: "web1".to_owned(), definition: "command = []\n".to_owned(), files }
+        Parcel { name: "web1".to_owned(), definition: "command = []\n".to_owned(), files, needs: None }
     }
 
     #[test]
@@ -179,6 +200,18 @@ mod tests {
         let bytes = parcel().encode().unwrap();
         assert!(bytes.len() < PARCEL_BYTES_MAX);
         assert_eq!(Parcel::decode(&bytes).unwrap(), parcel());
+        let needs = Needs { volumes: vec![("web1".to_owned(), 7)], ..Needs::default() };
+        let parcel = Parcel { needs: Some(needs), ..parcel() };
+        assert_eq!(Parcel::decode(&parcel.encode().unwrap()).unwrap(), parcel);
+    }
+
+    #[test]
+    fn what_a_newer_version_says_besides_is_passed_over() {
+        let head =
+            r#"{"name":"a","definition":"","files":[],"needs":{"memory_bytes":7,"moon":"full"},"more":1}"#;
+        let length = u32::try_from(head.len()).unwrap();
+        let bytes = [&VERSION.to_le_bytes()[..], &length.to_le_bytes(), head.as_bytes()].concat();
+        assert!(Parcel::decode(&bytes).unwrap().needs.is_some());
     }
 
     #[test]

@@ -168,7 +168,7 @@ fn a_machine_that_ended_while_nobody_looked_has_crashed() {
 /// Brings a machine from `source` to where its memory is at `target` and neither runs.
 async fn move_memory(source: &Host, target: &Host, name: &str) {
     let leaving = source.vms.leaving(name).await.unwrap();
-    let parcel = source.vms.definition(name).await.unwrap();
+    let parcel = source.vms.definition(name, Vec::new()).await.unwrap();
     assert_eq!(Vms::announced(&parcel).unwrap(), (name.to_owned(), vec![]));
     let arrival = target.vms.prepare_arrival(&parcel, &target.sockets).await.unwrap();
     assert_eq!(arrival.name, name);
@@ -226,7 +226,7 @@ async fn what_came_and_cannot_be_started_is_not_kept() {
     let (Some(here), Some(there)) = (Host::new(), Host::new()) else { return };
     let text = here.definition().replace("\"-m\", \"32\"", "\"-machine\", \"teapot\"");
     here.vms.add("m", &text).unwrap();
-    let parcel = here.vms.definition("m").await.unwrap();
+    let parcel = here.vms.definition("m", Vec::new()).await.unwrap();
     let refused = there.vms.prepare_arrival(&parcel, &there.sockets).await.err().unwrap();
     assert!(refused.to_string().contains("machine type"), "{refused}");
     assert!(there.vms.list().is_empty());

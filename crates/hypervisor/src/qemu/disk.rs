@@ -10,12 +10,12 @@
 //!
 //!   -blockdev   the format node stays, and gets another child: blockdev-reopen
 //!   -drive      QEMU's own names cannot be reopened: the device gets another format node, qom-set drive
+//!   qcow2       the export is of what the guest sees: the device gets a raw node, and at the end a qcow2 one again
 //! ```
 //!
 //! Reopening sets every option that is not said to its default, so all of them are said, and what QEMU made of them is read
-//! back. A qcow2 image grows behind its end as it is written: an export of its file needs room there, or the guest gets
-//! errors; the image does not mind zeroes behind its end. Whoever serves the export does not hold QEMU's locks on the image when a command is given here: QEMU holds them
-//! until it is led away, and takes them when it is led back.
+//! back. Whoever serves the export does not hold QEMU's locks on the image when a command is given here: QEMU holds them until
+//! it is led away, and takes them when it is led back.
 
 mod lead;
 mod survey;
@@ -31,16 +31,52 @@ pub struct LocalDisk {
     pub node: String,
     /// Whether somebody gave that node its name. Only such a node can be reopened.
     pub is_named: bool,
-    /// What drives it: `raw` or `qcow2`.
+    /// What drives that node: `raw` or `qcow2`; also `nbd` for a disk without a format node that is over an export.
     pub format: String,
+    /// The name that `-drive` gave it; empty with `-blockdev`.
+    pub drive: String,
     /// The node below it; `None` if it cannot be told.
     pub file_node: Option<String>,
-    /// The file.
+    /// The file, as QEMU was told: it may be relative to where QEMU was started.
     pub file: PathBuf,
     /// Bytes that the guest sees.
     pub size_bytes: u64,
     /// How it is used.
     pub options: DiskOptions,
+}
+
+/// A file that a disk is to be over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its format: `raw` or `qcow2`.
+    pub format: String,
+    /// What the node of the format is to be called if it is made anew, and the name is free; `None`: by a name of ours.
+    pub node: Option<String>,
+}
+
+impl LocalDisk {
+    /// Whether it is the machine's firmware or its variables, which the guest does not see as a disk.
+    pub fn is_firmware(&self) -> bool {
+        is_firmware(&self.device)
+    }
+
+    /// The number that it was led by, if the node below says so.
+    pub fn number(&self) -> Option<u32> {
+        self.file_node.as_deref()?.strip_prefix(lead::EXPORT_NODE)?.parse().ok()
+    }
+}
+
+impl StayingDisk {
+    /// As [`LocalDisk::is_firmware`].
+    pub fn is_firmware(&self) -> bool {
+        is_firmware(&self.device)
+    }
+}
+
+fn is_firmware(device: &str) -> bool {
+    device.contains(".flash")
 }
 
 /// How a disk's file is used, as far as QEMU tells.
@@ -85,6 +121,11 @@ pub enum StayReason {
         "it stands on a backing file, whose place below it cannot be said again; commit or rebase it first"
     )]
     Backing,
+    /// Whoever leads it back would have to know the key.
+    #[error(
+        "it is encrypted by QEMU, which does not tell the key; only images without encryption can be led elsewhere"
+    )]
+    Encrypted,
     /// It is over the network, or is made of several files.
     #[error("it is no plain file, but {0}")]
     NotAFile(String),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use hypervisor::qemu::{ExportAddress, LocalDisk, StayReason};
+use hypervisor::qemu::{ExportAddress, ImageFile, LocalDisk, StayReason};
 use serde_json::json;
 use tokio::process::{Child, Command};
 
@@ -15,7 +15,7 @@ const STEP_BYTES: usize = 64 << 10;
 /// An NBD server that takes no locks, as whoever adopts a disk must at first.
 struct Server {
     /// Killed when this is dropped.
-    _process: Child,
+    process: Child,
     address: ExportAddress,
 }
 
@@ -29,11 +29,30 @@ impl Server {
             omission::machine_lacks("nbdkit");
             return None;
         };
+        Some(Self::ready(process, socket).await)
+    }
+
+    /// One of what a qcow2 image holds, for one client; whoever has `qemu-img` has this one too.
+    async fn of_qcow2(scene: &Scene) -> Self {
+        let socket = scene.path("qcow2");
+        let mut command = Command::new("qemu-nbd");
+        command.args(["--persistent", "--format=qcow2", "--socket"]).arg(&socket).arg(scene.path("disk"));
+        let process = command.stdin(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+        Self::ready(process, socket).await
+    }
+
+    async fn ready(process: Child, socket: std::path::PathBuf) -> Self {
         while tokio::net::UnixStream::connect(&socket).await.is_err() {
             tokio::task::yield_now().await;
         }
-        let address = ExportAddress { socket, export: String::new(), reconnect_s: 30 };
-        Some(Self { _process: process, address })
+        Self { process, address: ExportAddress { socket, export: String::new(), reconnect_s: 30 } }
+    }
+
+    /// Ends it in order: what it has not written yet is written.
+    async fn end(mut self) {
+        let process = self.process.id().unwrap().to_string();
+        let told = std::process::Command::new("kill").arg(process).status().unwrap();
+        assert!(told.success() && self.process.wait().await.unwrap().success());
     }
 }
 
@@ -58,6 +77,7 @@ impl Qemu {
             node: String::new(),
             is_named: true,
             format: "raw".to_owned(),
+            drive: String::new(),
             file_node: None,
             file: "/".into(),
             size_bytes: 0,
@@ -100,7 +120,7 @@ async fn check(scene: &Scene, words: &[&str]) {
         qemu.write(step).await;
         // As one that does not know what the disk is over.
         disk.file_node = None;
-        disk = qemu.machine.lead_to_file(&disk, 0).await.unwrap();
+        disk = qemu.machine.lead_to_file(&disk, &image(&before), 0).await.unwrap();
         assert!(qemu.has_open(&before.file));
         step += 1;
         qemu.write(step).await;
@@ -143,34 +163,68 @@ async fn a_disk_of_drive_without_a_name_is_led_over_an_export_and_back() {
     check(&scene, &["-drive", &drive]).await;
 }
 
+/// The image that a disk is over.
+fn image(disk: &LocalDisk) -> ImageFile {
+    let LocalDisk { file, format, node, .. } = disk.clone();
+    ImageFile { path: file, format, node: Some(node).filter(|_| disk.is_named) }
+}
+
 #[tokio::test]
-async fn a_qcow2_image_is_led_over_an_export_with_room_behind_its_end_and_back() {
+async fn a_qcow2_image_of_blockdev_is_led_over_an_export_of_its_content_and_back() {
+    let blockdev = ["-blockdev", "file,node-name=f,filename=IMAGE", "-blockdev", "qcow2,node-name=d,file=f"];
+    check_qcow2(&[&blockdev[..], &["-device", "virtio-blk-pci,drive=d"]].concat(), Some("d")).await;
+}
+
+#[tokio::test]
+async fn a_qcow2_image_of_drive_is_led_over_an_export_of_its_content_and_back() {
+    check_qcow2(&["-drive", "file=IMAGE,format=qcow2,if=virtio,cache=none"], None).await;
+}
+
+/// Leads the disk of a machine with a qcow2 image there and back, twice, and looks at what was written.
+async fn check_qcow2(words: &[&str], name: Option<&str>) {
     let Some(scene) = Scene::new() else { return };
-    let image = scene.path("disk");
-    std::fs::remove_file(&image).unwrap();
-    let Some(()) = qemu_img(["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "64M"]) else { return };
-    let file = format!("file,node-name=f,filename={}", image.display());
-    let words =
-        ["-blockdev", &file, "-blockdev", "qcow2,node-name=d,file=f", "-device", "virtio-blk-pci,drive=d"];
+    let path = scene.path("disk");
+    let path = path.to_str().unwrap();
+    std::fs::remove_file(path).unwrap();
+    let Some(()) = qemu_img(["create", "-q", "-f", "qcow2", path, "64M"]) else { return };
+    let words: Vec<String> = words.iter().map(|word| word.replace("IMAGE", path)).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let qemu = scene.start_with("machine", &words).await;
-    let disk = qemu.disk().await;
-    qemu.write(1).await;
-    // What is written while it is led needs clusters that the image does not have yet.
-    std::fs::File::options().write(true).open(&image).unwrap().set_len(8 << 20).unwrap();
-    let Some(server) = Server::start(&scene).await else { return };
-    let led = qemu.machine.lead_over_export(&disk, &server.address, 0).await.unwrap();
-    for step in 2..20 {
-        qemu.write(step).await;
+    let before = qemu.disk().await;
+    let mut disk = before.clone();
+    for round in 0..2 {
+        qemu.write(3 * round + 1).await;
+        qemu.machine.stop().await.unwrap();
+        disk = qemu.machine.lead_to_nothing(&disk, 0).await.unwrap();
+        assert!(!qemu.has_open(&before.file), "QEMU still has the file open");
+        let server = Server::of_qcow2(&scene).await;
+        disk = qemu.machine.lead_over_export(&disk, &server.address, 0).await.unwrap();
+        assert_eq!(disk.format, "raw");
+        qemu.machine.resume().await.unwrap();
+        qemu.write(3 * round + 2).await;
+        qemu.machine.stop().await.unwrap();
+        disk = qemu.machine.lead_to_nothing(&disk, 0).await.unwrap();
+        server.end().await;
+        disk = qemu.machine.lead_to_file(&disk, &image(&before), 0).await.unwrap();
+        assert!(qemu.has_open(&before.file));
+        qemu.machine.resume().await.unwrap();
+        qemu.write(3 * round + 3).await;
     }
-    qemu.machine.lead_to_file(&led, 0).await.unwrap();
-    qemu.write(20).await;
+    let after = qemu.disk().await;
+    assert_eq!(
+        (&after.options, &after.format, after.size_bytes),
+        (&before.options, &before.format, 64 << 20)
+    );
+    assert!(name.is_none_or(|name| after.node == name), "{after:?}");
+    let nodes = qemu.machine.named_nodes().await.unwrap();
+    assert_eq!(nodes.len(), 2, "{nodes:?}");
     qemu.machine.quit().await.unwrap();
     qemu.machine.closed().await;
-    qemu_img(["check", "-q", image.to_str().unwrap()]).unwrap();
+    qemu_img(["check", "-q", path]).unwrap();
     let raw = scene.path("raw");
-    qemu_img(["convert", "-O", "raw", image.to_str().unwrap(), raw.to_str().unwrap()]).unwrap();
+    qemu_img(["convert", "-O", "raw", path, raw.to_str().unwrap()]).unwrap();
     let content = std::fs::read(&raw).unwrap();
-    for step in 1..=20 {
+    for step in 1..=6_u8 {
         let start = usize::from(step) * STEP_BYTES;
         assert!(content[start..start + STEP_BYTES].iter().all(|byte| *byte == step), "step {step}");
     }

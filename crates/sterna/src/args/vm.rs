@@ -18,7 +18,7 @@ pub(crate) enum VmCommand {
     /// Take over the disks of a running QEMU that somebody else has started: they can be moved then.
     #[command(after_help = ADOPT_HELP)]
     Adopt(AdoptArguments),
-    /// Give an adopted machine its disks back, as plain files.
+    /// Give a machine its disks back as plain files; it goes on without Sterna.
     #[command(after_help = "Example:\n  sterna vm release web1")]
     Release(VmArguments),
     /// List the machines.
@@ -75,8 +75,9 @@ const ADOPT_HELP: &str = "\
 Example:
   sterna vm adopt web1 --qmp /run/web1.qmp
 
-Raw images, attached by -blockdev or -drive. The machine is paused for a moment and not restarted. Nobody else may be
-connected to the monitor meanwhile. QEMU must be allowed to connect to the sockets of volumes: --socket-owner and
+Raw and qcow2 images, attached by -blockdev or -drive. The machine is paused for a moment and not restarted. Then its disks
+can be moved, and it can move to another host as a whole: sterna migrate web1 --to HOST. Nobody else may be connected to the
+monitor meanwhile. QEMU must be allowed to connect to the sockets of volumes: --socket-owner and
 [volume_sockets] of the configuration.";
 
 const ADD_HELP: &str = "\

@@ -1,6 +1,6 @@
 //! How virtual machines are printed for people.
 
-use api::{RemovedVm, Vm, VmState};
+use api::{RemovedVm, Vm, VmState, WholeMove};
 
 use super::{dash, lines, properties, table};
 
@@ -26,6 +26,11 @@ pub(crate) fn show(vm: &Vm) -> String {
     rows.push(("hypervisor", vm.hypervisor.clone().unwrap_or_else(dash)));
     rows.push(("monitor", vm.monitor.clone()));
     rows.extend(vm.log.clone().map(|log| ("log", log)));
+    if let Some(whole) = &vm.whole_move {
+        let possible = || "can move to another host as a whole".to_owned();
+        rows.push(("move", whole.obstacle.clone().unwrap_or_else(possible)));
+        rows.extend(whole.left_behind.iter().map(|what| ("stays behind", what.clone())));
+    }
     properties(&rows)
 }
 
@@ -37,7 +42,18 @@ pub(crate) fn started(vm: &Vm) -> String {
 
 /// That a machine's disks were adopted.
 pub(crate) fn adopted(vm: &Vm) -> String {
-    format!("{} goes on; its disks are served as: {}\n", vm.name, volumes(&vm.volumes))
+    let mut text = format!("{} goes on; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
+    match &vm.whole_move {
+        None => {}
+        Some(WholeMove { obstacle: Some(obstacle), .. }) => {
+            text += &format!("its disks can be moved; it cannot move as a whole: {obstacle}\n");
+        }
+        Some(WholeMove { obstacle: None, left_behind }) => {
+            text += &format!("to move it to another host: sterna migrate {} --to HOST\n", vm.name);
+            left_behind.iter().for_each(|what| text += &format!("  what would stay behind: {what}\n"));
+        }
+    }
+    text
 }
 
 /// What has become of a machine.

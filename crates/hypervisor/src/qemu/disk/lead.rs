@@ -1,16 +1,24 @@
-//! Leads a disk over an export, and back to its file.
+//! Leads a disk over an export, and back to a file.
+//!
+//! An export is of what the guest sees, so a disk over one is raw; the file may be of any format that can be led. Where the
+//! format stays, the node that the device has is reopened; where it changes, or nobody gave that node its name, the device
+//! gets another one.
 
 use serde_json::{Value, json};
 
-use super::{DiskOptions, ExportAddress, LocalDisk};
+use super::{DiskOptions, ExportAddress, ImageFile, LocalDisk};
 use crate::qemu::error::{MachineError, QmpError};
 use crate::qemu::machine::{ANSWER_DEADLINE, DRAIN_DEADLINE, Machine, unexpected};
 
 /// Beginnings of the names of the nodes that are made here; names of nodes have at most 31 bytes.
-const EXPORT_NODE: &str = "sterna-nbd-";
+pub(super) const EXPORT_NODE: &str = "sterna-nbd-";
 const FORMAT_NODE: &str = "sterna-fmt-";
+/// Where a format node gives way to another one, they must not be called the same.
+const OTHER_FORMAT_NODE: &str = "sterna-img-";
 const FILE_NODE: &str = "sterna-file-";
 const NOTHING_NODE: &str = "sterna-null-";
+/// What a disk over an export, or over nothing, is driven by.
+const RAW: &str = "raw";
 
 impl Machine {
     /// Leads a disk over an export of the same bytes, and returns the disk as it is then.
@@ -31,7 +39,7 @@ impl Machine {
         options["server"] = json!({ "type": "unix", "path": export.socket });
         options["export"] = export.export.as_str().into();
         options["reconnect-delay"] = export.reconnect_s.into();
-        self.exchange(disk, &node, options, number).await
+        self.exchange(disk, &Below { node, options, format: RAW, name: None }, number).await
     }
 
     /// Takes a disk off its file, with nothing below it instead: QEMU closes the file, and holds no lock on it.
@@ -45,46 +53,61 @@ impl Machine {
         let mut options = with_options(&node, "null-co", &disk.options);
         options["size"] = disk.size_bytes.into();
         options["read-zeroes"] = true.into();
-        self.exchange(disk, &node, options, number).await
+        self.exchange(disk, &Below { node, options, format: RAW, name: None }, number).await
     }
 
-    /// Leads a disk back to its file, whatever it is over.
+    /// Leads a disk to a file, whatever it is over.
     ///
     /// Nobody else may hold QEMU's locks on the file when this is called, nor may the disk be over it already. When this
     /// returns, QEMU does, and nothing is sent to an export any more.
     ///
     /// # Errors
     /// If QEMU refuses or does not answer. The disk is where it was then, unless QEMU fell silent.
-    pub async fn lead_to_file(&self, disk: &LocalDisk, number: u32) -> Result<LocalDisk, MachineError> {
+    pub async fn lead_to_file(
+        &self,
+        disk: &LocalDisk,
+        image: &ImageFile,
+        number: u32,
+    ) -> Result<LocalDisk, MachineError> {
         let node = format!("{FILE_NODE}{number}");
-        let driver = match std::fs::metadata(&disk.file) {
+        let driver = match std::fs::metadata(&image.path) {
             Ok(found) if !found.is_file() => "host_device",
             _ => "file",
         };
         let mut options = with_options(&node, driver, &disk.options);
-        options["filename"] = json!(disk.file);
-        self.exchange(disk, &node, options, number).await
+        options["filename"] = json!(image.path);
+        let below = Below { node, options, format: &image.format, name: image.node.as_deref() };
+        let led = self.exchange(disk, &below, number).await?;
+        Ok(LocalDisk { file: image.path.clone(), ..led })
     }
 
-    /// Puts another node below a disk's format.
+    /// Deletes a node that nothing uses; that it is not there, or is in use, is no error.
+    pub async fn drop_node(&self, node: &str) {
+        let _ = self.delete(node).await;
+    }
+
+    /// Puts another node below a disk's format, or below another format.
     async fn exchange(
         &self,
         disk: &LocalDisk,
-        node: &str,
-        options: Value,
+        below: &Below<'_>,
         number: u32,
     ) -> Result<LocalDisk, MachineError> {
-        self.tell("blockdev-add", options, DRAIN_DEADLINE).await?;
-        let led = if disk.is_named {
+        let node = below.node.as_str();
+        self.tell("blockdev-add", below.options.clone(), DRAIN_DEADLINE).await?;
+        let led = if disk.is_named && disk.format == below.format {
             self.reopen(disk, node).await
         } else {
-            self.set_drive(disk, node, number).await
+            self.set_drive(disk, below, number).await
         };
         match led {
             Ok(led) => {
+                // First what stands on the others. One that nobody named goes by itself.
+                let format = Some(&disk.node).filter(|format| disk.is_named && **format != led.node);
                 // Whoever gives a disk back may not know what it was over last.
                 let ours = [EXPORT_NODE, FILE_NODE, NOTHING_NODE].map(|begin| format!("{begin}{number}"));
-                for former in disk.file_node.iter().chain(&ours).filter(|former| *former != node) {
+                let formers = format.into_iter().chain(&disk.file_node).chain(&ours);
+                for former in formers.filter(|former| *former != node) {
                     // A node that was made with its parent goes with it, and most of these are not there.
                     let _ = self.delete(former).await;
                 }
@@ -112,16 +135,25 @@ impl Machine {
         Ok(led)
     }
 
-    /// Gives the device a format node of its own, which has a name from then on.
-    async fn set_drive(&self, disk: &LocalDisk, node: &str, number: u32) -> Result<LocalDisk, MachineError> {
-        let format_node = format!("{FORMAT_NODE}{number}");
+    /// Gives the device another format node, which has a name from then on.
+    async fn set_drive(
+        &self,
+        disk: &LocalDisk,
+        below: &Below<'_>,
+        number: u32,
+    ) -> Result<LocalDisk, MachineError> {
+        let ours = [FORMAT_NODE, OTHER_FORMAT_NODE].map(|begin| format!("{begin}{number}"));
+        let names = below.name.into_iter().chain(ours.iter().map(String::as_str));
+        // Two of ours are two names: one of them is free.
+        let format_node = names.into_iter().find(|name| *name != disk.node).unwrap_or_default().to_owned();
         let led = LocalDisk {
             node: format_node.clone(),
             is_named: true,
-            file_node: Some(node.to_owned()),
+            format: below.format.to_owned(),
+            file_node: Some(below.node.clone()),
             ..disk.clone()
         };
-        self.tell("blockdev-add", format_options(&led, node), DRAIN_DEADLINE).await?;
+        self.tell("blockdev-add", format_options(&led, &below.node), DRAIN_DEADLINE).await?;
         // N.B. Before the device has it: its former node goes with the last that uses it, and does not come back.
         let checked = match self.check(&led).await {
             Ok(()) => {
@@ -162,6 +194,18 @@ impl Machine {
     async fn delete(&self, node: &str) -> Result<(), QmpError> {
         self.qmp().execute("blockdev-del", json!({ "node-name": node }), ANSWER_DEADLINE).await.map(drop)
     }
+}
+
+/// What a disk is led over.
+struct Below<'a> {
+    /// The node's name.
+    node: String,
+    /// What makes it.
+    options: Value,
+    /// What drives the disk over it.
+    format: &'a str,
+    /// What that node is to be called, if it is another one.
+    name: Option<&'a str>,
 }
 
 /// A disk's format node over another one.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::{DiskOptions, LocalDisk, StayReason, StayingDisk};
+use super::{DiskOptions, ExportAddress, LocalDisk, StayReason, StayingDisk};
 use crate::qemu::error::MachineError;
 use crate::qemu::machine::{Machine, unexpected};
 
@@ -30,10 +30,55 @@ impl Machine {
         let disks = devices.iter().filter(|device| device["inserted"].is_object());
         Ok(disks.map(|device| survey(device, nodes, jobs)).collect())
     }
+
+    /// The disk that is over an export; `None`: there is none. Its file is not told.
+    ///
+    /// # Errors
+    /// If QEMU does not tell.
+    pub async fn disk_over(&self, export: &ExportAddress) -> Result<Option<LocalDisk>, MachineError> {
+        let devices = self.ask("query-block").await?;
+        let nodes = self.ask("query-named-block-nodes").await?;
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        Ok(find_exported(&list(&devices), &list(&nodes), export))
+    }
+}
+
+/// The disk that is over an export, as QEMU tells its address.
+fn find_exported(devices: &[Value], nodes: &[Value], export: &ExportAddress) -> Option<LocalDisk> {
+    let address = format!("nbd+unix:///{}?socket={}", export.export, export.socket.display());
+    let is_over = |node: &Value| node["file"] == address.as_str();
+    let device = devices.iter().find(|device| is_over(&device["inserted"]))?;
+    let (inserted, node) = (&device["inserted"], text(&device["inserted"]["node-name"]));
+    let below =
+        nodes.iter().find(|below| below["drv"] == "nbd" && is_over(below) && below["node-name"] != *node);
+    Some(LocalDisk {
+        device: text(&device["qdev"]),
+        drive: text(&device["device"]),
+        is_named: !node.starts_with(MADE_UP),
+        node,
+        format: text(&inserted["drv"]),
+        file_node: below.map(|below| text(&below["node-name"])),
+        file: PathBuf::new(),
+        size_bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
+        options: options(inserted),
+    })
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn options(inserted: &Value) -> DiskOptions {
+    let flag = |value: &Value| value.as_bool().unwrap_or(false);
+    DiskOptions {
+        is_read_only: flag(&inserted["ro"]),
+        cache_direct: flag(&inserted["cache"]["direct"]),
+        cache_no_flush: flag(&inserted["cache"]["no-flush"]),
+        detect_zeroes: inserted["detect_zeroes"].as_str().unwrap_or("off").to_owned(),
+    }
 }
 
 fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, StayingDisk> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let inserted = &device["inserted"];
     let (drive, path, node) = (text(&device["device"]), text(&device["qdev"]), text(&inserted["node-name"]));
     let name = [&path, &drive, &node].into_iter().find(|name| !name.is_empty()).cloned().unwrap_or_default();
@@ -54,6 +99,9 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
     if !FORMATS.contains(&format.as_str()) {
         return stay(StayReason::Driver(format));
     }
+    if inserted["encrypted"] == true {
+        return stay(StayReason::Encrypted);
+    }
     if inserted["backing_file_depth"].as_u64().unwrap_or(0) > 0 {
         return stay(StayReason::Backing);
     }
@@ -68,21 +116,16 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
     if below.is_none() {
         return stay(StayReason::NotAFile(file));
     }
-    let flag = |value: &Value| value.as_bool().unwrap_or(false);
     Ok(LocalDisk {
         device: path,
+        drive,
         is_named: !node.starts_with(MADE_UP),
         node,
         format,
         file_node: below.map(|below| text(&below["node-name"])),
         file: PathBuf::from(file),
         size_bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
-        options: DiskOptions {
-            is_read_only: flag(&inserted["ro"]),
-            cache_direct: flag(&inserted["cache"]["direct"]),
-            cache_no_flush: flag(&inserted["cache"]["no-flush"]),
-            detect_zeroes: inserted["detect_zeroes"].as_str().unwrap_or("off").to_owned(),
-        },
+        options: options(inserted),
     })
 }
 
@@ -129,6 +172,8 @@ mod tests {
             let elsewhere = device(|device| device["inserted"]["file"] = file.into());
             assert_eq!(surveyed(&elsewhere, &[]), Err(StayReason::NotAFile(file.to_owned())));
         }
+        let secret = device(|device| device["inserted"]["encrypted"] = true.into());
+        assert_eq!(surveyed(&secret, &[]), Err(StayReason::Encrypted));
         let chain = device(|device| device["inserted"]["backing_file_depth"] = 1.into());
         assert_eq!(surveyed(&chain, &[]), Err(StayReason::Backing));
         let nobodys = device(|device| device["qdev"] = Value::Null);

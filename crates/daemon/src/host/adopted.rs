@@ -1,0 +1,107 @@
+//! Machines whose disks were adopted, as people see them, and their move to another host as a whole.
+//!
+//! ```text
+//!   the running QEMU: its command, its devices ──► a definition ──► among ours, for as long as it leaves
+//!                                                      └─ what keeps it here, or stays behind: by name, before a byte moves
+//! ```
+//! From then on it is a machine like any other ([`super::machine`]); what differs is what becomes of it if it stays
+//! ([`crate::vms`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{MigrateVolume, Migration, Vm, VmState, WholeMove};
+use hypervisor::qemu::{Machine, RunState};
+
+use super::Host;
+use crate::error::RequestError;
+use crate::vms::{Adopted, Derived, Foreign, Running, VmError, derive};
+
+/// How long a machine may take to say what it does.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// Begins to move an adopted machine to another host, with its disks.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it goes on here, adopted as before, and nothing is left there.
+    pub(super) async fn migrate_adopted(
+        self: &Arc<Self>,
+        adopted: Adopted,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        let name = adopted.name.clone();
+        let machine = Machine::connect(&adopted.monitor).await.map_err(VmError::of(&name))?;
+        let derived = derived(&adopted, &machine).await?;
+        for what in &derived.left_behind {
+            tracing::info!(vm = %name, %what, "something of the machine stays behind");
+        }
+        self.vms.take_in(&adopted, machine, derived.text).await?;
+        let begun = self.migrate_machine(name.clone(), order).await;
+        if begun.is_err() {
+            self.vms.let_go_unless_leaving(&name).await?;
+        }
+        begun
+    }
+}
+
+/// Asks a machine that is somebody else's what it does, and leaves its monitor to others.
+pub(super) async fn describe(adopted: &Adopted) -> Vm {
+    let asked = async {
+        let machine = Machine::connect(&adopted.monitor).await?;
+        let state = machine.status().await?;
+        let derived = derived(adopted, &machine).await;
+        Ok::<_, hypervisor::qemu::MachineError>((
+            machine.process(),
+            machine.version().to_string(),
+            state,
+            derived,
+        ))
+    };
+    let answer = tokio::time::timeout(ANSWER_MAX, asked).await;
+    let (state, message) = match &answer {
+        Ok(Ok((_, _, RunState::Running, _))) => (VmState::Running, None),
+        Ok(Ok((_, _, state, _))) => (VmState::Paused, Some(format!("QEMU says: {state}"))),
+        Ok(Err(error)) if error.is_gone() => (VmState::Stopped, Some(error.to_string())),
+        Ok(Err(error)) => (VmState::Unknown, Some(error.to_string())),
+        Err(_) => (VmState::Unknown, Some("its monitor serves somebody else, or does not answer".to_owned())),
+    };
+    let (process, hypervisor, derived) = match answer.ok().and_then(Result::ok) {
+        Some((process, version, _, derived)) => (process, Some(format!("QEMU {version}")), Some(derived)),
+        None => (None, None, None),
+    };
+    let (definition, whole_move) = match derived {
+        Some(Ok(Derived { text, left_behind })) => {
+            (Some(text), Some(WholeMove { obstacle: None, left_behind }))
+        }
+        Some(Err(error)) => {
+            (None, Some(WholeMove { obstacle: Some(error.message()), left_behind: Vec::new() }))
+        }
+        None => (None, None),
+    };
+    Vm {
+        name: adopted.name.clone(),
+        state,
+        message,
+        volumes: adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
+        process: process.and_then(|id| u32::try_from(id).ok()),
+        hypervisor,
+        monitor: adopted.monitor.display().to_string(),
+        log: None,
+        definition,
+        whole_move,
+        added_unix_ms: adopted.added_unix_ms,
+    }
+}
+
+/// What another host would have to run of an adopted machine, as it is now.
+async fn derived(adopted: &Adopted, machine: &Machine) -> Result<Derived, RequestError> {
+    let name = &adopted.name;
+    let process = Foreign::of(name, machine).await?;
+    let running = Running::of(name, machine).await?;
+    let unmovable = |error: crate::vms::DefinitionError| RequestError::MachineUnmovable {
+        vm: name.clone(),
+        reason: error.to_string(),
+    };
+    derive(adopted, &process, &running).map_err(unmovable)
+}

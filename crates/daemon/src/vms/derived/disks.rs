@@ -1,0 +1,256 @@
+//! Disks and drives: those that were adopted get their volumes, small images go along as files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::{Argument, DefinitionError, Maker, Values, refuse};
+use crate::vms::AdoptedDisk;
+use crate::vms::movable::{SYSTEM_FOLDER, is_portable};
+
+/// What `-drive` says of the device and of how it is used, whatever the image is in.
+const OF_DRIVES: [&str; 18] = [
+    "if",
+    "bus",
+    "unit",
+    "index",
+    "media",
+    "id",
+    "node-name",
+    "cache",
+    "discard",
+    "detect-zeroes",
+    "werror",
+    "rerror",
+    "readonly",
+    "read-only",
+    "copy-on-read",
+    "group",
+    "snapshot",
+    "aio-max-batch",
+];
+/// Beginnings of more of them.
+const OF_DRIVES_BELOW: [&str; 4] = ["cache.", "throttling", "bps", "iops"];
+/// How long a disk waits for a daemon that is started again, in seconds.
+const RECONNECT: &str = "30";
+
+/// The nodes of `-blockdev` that a command has, by name.
+#[derive(Default)]
+pub(super) struct Nodes {
+    nodes: BTreeMap<String, Values>,
+    /// Those that firmware is read from.
+    firmware: BTreeSet<String>,
+}
+
+impl Nodes {
+    /// Looks through a command.
+    pub(super) fn of(arguments: &[Argument]) -> Self {
+        let mut found = Self::default();
+        let mut firmware = Vec::new();
+        for argument in arguments {
+            let values = Values::read(argument.value.as_deref().unwrap_or_default());
+            match argument.option.as_str() {
+                "-blockdev" => {
+                    if let Some(name) = values.get("node-name") {
+                        found.nodes.insert(name, values);
+                    }
+                }
+                "-machine" | "-M" => {
+                    firmware.extend(["pflash0", "pflash1"].iter().filter_map(|key| values.get(key)))
+                }
+                _ => {}
+            }
+        }
+        found.firmware = firmware.iter().flat_map(|name| found.below(name)).collect();
+        found
+    }
+
+    /// A node and those that it stands on.
+    fn below(&self, name: &str) -> BTreeSet<String> {
+        let mut below = BTreeSet::from([name.to_owned()]);
+        let mut next = vec![name.to_owned()];
+        while let Some(values) = next.pop().and_then(|name| self.nodes.get(&name)) {
+            for (_, value) in values.pairs().into_iter().filter(|(key, _)| is_child(key)) {
+                // One that is made with its parent is no name; and a graph has no rings.
+                if self.nodes.contains_key(&value) && below.insert(value.clone()) {
+                    next.push(value);
+                }
+            }
+        }
+        below
+    }
+}
+
+impl Maker<'_> {
+    /// A drive, or what is short for one.
+    pub(super) fn drive(&mut self, option: &str, value: &str) -> Result<(), DefinitionError> {
+        let mut values = match option {
+            "-drive" => Values::read(value),
+            "-pflash" => Values::of(&[("if", "pflash"), ("format", "raw"), ("file", value)]),
+            "-sd" => Values::of(&[("if", "sd"), ("file", value)]),
+            "-mtdblock" => Values::of(&[("if", "mtd"), ("file", value)]),
+            "-fda" => Values::of(&[("if", "floppy"), ("index", "0"), ("file", value)]),
+            "-fdb" => Values::of(&[("if", "floppy"), ("index", "1"), ("file", value)]),
+            "-cdrom" => Values::of(&[("index", "2"), ("media", "cdrom"), ("file", value)]),
+            "-hdb" => Values::of(&[("index", "1"), ("media", "disk"), ("file", value)]),
+            "-hdc" => Values::of(&[("index", "2"), ("media", "disk"), ("file", value)]),
+            "-hdd" => Values::of(&[("index", "3"), ("media", "disk"), ("file", value)]),
+            _ => Values::of(&[("index", "0"), ("media", "disk"), ("file", value)]),
+        };
+        let (key, path) = match path_of(&values) {
+            Some(said) if !is_elsewhere(&said.1) => said,
+            // A drive without a medium, or over the network.
+            _ => {
+                self.say("-drive", &values.write());
+                return Ok(());
+            }
+        };
+        let id = values.get("id");
+        let adopted = self.adopted;
+        let is_of = |disk: &&AdoptedDisk| match &id {
+            Some(id) if !disk.drive.is_empty() => disk.drive == *id,
+            _ => self.is_at(&path, &disk.file),
+        };
+        if let Some(disk) = adopted.disks.iter().find(is_of) {
+            self.found.insert(disk.number);
+            values.retain(|key, _| {
+                OF_DRIVES.contains(&key) || OF_DRIVES_BELOW.iter().any(|begin| key.starts_with(begin))
+            });
+            if values.get("discard").is_none() {
+                values.set("discard", "unmap");
+            }
+            values.set("format", "raw");
+            values.set("file.driver", "nbd");
+            for (key, value) in self.export_of(disk) {
+                values.set(&format!("file.{key}"), &value);
+            }
+            self.say("-drive", &values.write());
+            return Ok(());
+        }
+        let is_removable =
+            values.get("media").as_deref() == Some("cdrom") || values.get("if").as_deref() == Some("floppy");
+        let is_firmware = values.get("if").as_deref() == Some("pflash");
+        let is_read_only = is_removable || values.is_on("readonly") || values.is_on("read-only");
+        if is_removable && !self.is_in_use(&path) {
+            self.leave(format!("the medium {path}, which is ejected"));
+            values.retain(|known, _| known != key && known != "format");
+        } else if is_read_only && path.starts_with(SYSTEM_FOLDER) {
+            // The same packages have it on the other host; whether they do is looked for there.
+            values.set("readonly", "on");
+        } else if is_read_only || is_firmware {
+            let place = self.file("-drive", &path)?;
+            values.set(&key, &place);
+        } else {
+            return Err(not_adopted("-drive", &path));
+        }
+        self.say("-drive", &values.write());
+        Ok(())
+    }
+
+    /// A node of the block layer.
+    pub(super) fn blockdev(&mut self, value: &str) -> Result<(), DefinitionError> {
+        let mut values = Values::read(value);
+        let name = values.get("node-name").unwrap_or_default();
+        let adopted = self.adopted;
+        if let Some(disk) = adopted.disks.iter().find(|disk| disk.node == name) {
+            self.found.insert(disk.number);
+            self.nodes_of(disk);
+            return Ok(());
+        }
+        if adopted.disks.iter().any(|disk| self.nodes.below(&disk.node).contains(&name)) {
+            return Ok(());
+        }
+        let (key, path) = match path_of(&values) {
+            Some(said) if !is_elsewhere(&said.1) => said,
+            _ => {
+                self.say("-blockdev", value);
+                return Ok(());
+            }
+        };
+        let is_read_only = values.is_on("read-only");
+        if is_read_only && path.starts_with(SYSTEM_FOLDER) {
+            self.say("-blockdev", value);
+            return Ok(());
+        }
+        if !is_read_only && !self.nodes.firmware.contains(&name) {
+            return Err(not_adopted("-blockdev", &path));
+        }
+        let place = self.file("-blockdev", &path)?;
+        values.set(&key, &place);
+        self.say("-blockdev", &values.write());
+        Ok(())
+    }
+
+    /// The nodes of an adopted disk: as QEMU has them while Sterna serves it.
+    fn nodes_of(&mut self, disk: &AdoptedDisk) {
+        let export = format!("sterna-nbd-{}", disk.number);
+        let mut nodes =
+            [Values::of(&[("driver", "nbd"), ("node-name", &export)]), Values::of(&[("driver", "raw")])];
+        for (key, value) in self.export_of(disk) {
+            nodes[0].set(key, &value);
+        }
+        nodes[1].set("node-name", &disk.node);
+        nodes[1].set("file", &export);
+        nodes[1].set("detect-zeroes", &disk.detect_zeroes);
+        for values in &mut nodes {
+            let on = |flag| if flag { "on" } else { "off" };
+            values.set("read-only", on(disk.is_read_only));
+            values.set("cache.direct", on(disk.cache_direct));
+            values.set("cache.no-flush", on(disk.cache_no_flush));
+            values.set("discard", "unmap");
+            self.say("-blockdev", &values.write());
+        }
+    }
+
+    /// What leads a node to the export of an adopted disk's volume, whose place is entered.
+    fn export_of(&mut self, disk: &AdoptedDisk) -> [(&'static str, String); 4] {
+        let name = format!("disk{}", disk.number);
+        let export = [
+            ("server.type", "unix".to_owned()),
+            ("server.path", format!("{{disk:{name}}}")),
+            ("export", format!("{{export:{name}}}")),
+            ("reconnect-delay", RECONNECT.to_owned()),
+        ];
+        self.written.disks.insert(name, disk.volume.clone());
+        export
+    }
+
+    /// Whether a path of the command is this file.
+    fn is_at(&self, path: &str, file: &Path) -> bool {
+        let path = Path::new(path);
+        // QEMU has closed it since, and may have gone to another folder.
+        path == file
+            || path.is_relative() && file.ends_with(path.strip_prefix(".").unwrap_or(path))
+            || self.process.resolve(path).is_some_and(|resolved| resolved == file)
+    }
+
+    /// Whether QEMU has an image open.
+    fn is_in_use(&self, path: &str) -> bool {
+        self.running.images.iter().any(|image| image == path)
+    }
+}
+
+/// The key and the value by which a drive or a node says which file it is.
+fn path_of(values: &Values) -> Option<(String, String)> {
+    let driver = values.driver();
+    let is_path = |key: &str| {
+        // Of a node, `file` may be the name of another one.
+        key == "filename" || key.ends_with(".filename") || (key == "file" && driver.is_empty())
+    };
+    values.pairs().into_iter().find(|(key, value)| is_path(key) && !value.is_empty())
+}
+
+/// Whether an image is not of this host's.
+fn is_elsewhere(path: &str) -> bool {
+    is_portable(path) || path.contains("://") || path.starts_with("json:")
+}
+
+fn is_child(key: &str) -> bool {
+    ["file", "backing", "data-file"].iter().any(|child| key == *child || key.ends_with(&format!(".{child}")))
+}
+
+fn not_adopted(option: &str, path: &str) -> DefinitionError {
+    refuse(
+        format!("{option} {path}"),
+        "is a disk that was not adopted: release the machine, and adopt it with all its disks",
+    )
+}

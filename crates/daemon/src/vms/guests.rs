@@ -1,0 +1,92 @@
+//! Machines that somebody else has started, while they are among ours: on their way to another host, or given back here.
+//!
+//! ```text
+//!   adopted ── take_in() ──► Home ── leaving() ──► Leaving ──┬─ left(): its QEMU ended, no longer adopted
+//!                                                            └─ stayed(), let_go(): adopted as before, its QEMU goes on
+//!   Home, started by Sterna ── let_go() ──► its QEMU goes on without
+//! ```
+//! The monitor of an adopted machine is ours only for that time: it serves one client at a time.
+
+use std::sync::Arc;
+
+use hypervisor::qemu::Machine;
+
+use super::arrival::blocking;
+use super::catalogue::{Fate, Record, Standing};
+use super::parcel::{self, Parcel};
+use super::{Adopted, Definition, Life, VmError, Vms, remove_folder};
+use crate::journal::now_unix_ms;
+
+impl Vms {
+    /// Takes an adopted machine in, with the definition that was derived of it, so that it can leave.
+    ///
+    /// # Errors
+    /// [`VmError`]; it is adopted as before then.
+    pub(crate) async fn take_in(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        machine: Machine,
+        text: String,
+    ) -> Result<(), VmError> {
+        let name = adopted.name.clone();
+        let alive = self.take(&name, machine)?;
+        let record = Record {
+            name: name.clone(),
+            definition: text.clone(),
+            standing: Standing::Home,
+            fate: Fate::Started,
+            added_unix_ms: now_unix_ms(),
+            monitor: Some(adopted.monitor.clone()),
+        };
+        let vms = Arc::clone(self);
+        blocking(move || {
+            let definition = Definition::parse(&text)?;
+            let files = parcel::read_files(definition.files())?;
+            let parcel = Parcel { name: record.name.clone(), definition: text, files, needs: None };
+            parcel.encode()?;
+            vms.enter(&record, definition, &parcel.files)
+        })
+        .await?;
+        self.set(&name, None, Life::Alive(alive.clone()));
+        self.watch(name, alive.clone(), alive.machine.events());
+        Ok(())
+    }
+
+    /// Forgets a machine that is to go on without Sterna, whatever it does. Its files stay if Sterna has started it: they
+    /// are in use. One that is not known is left so.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn let_go(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || {
+            let Ok(known) = vms.get(&name) else { return Ok(()) };
+            vms.forget(&name)?;
+            // Somebody else's works on files of its own.
+            if known.log.is_none() {
+                remove_folder(&vms.machine_folder(&name));
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Lets a machine go that was taken in and does not leave after all.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn let_go_unless_leaving(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
+        match self.get(name) {
+            Ok(known) if known.standing == Standing::Home && self.is_somebodys(name) => {
+                self.let_go(name).await
+            }
+            // Whoever sees to its migration lets it go, or has.
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a machine was started by somebody else.
+    pub(super) fn is_somebodys(&self, name: &str) -> bool {
+        self.entries().get(name).is_some_and(|entry| entry.record.monitor.is_some())
+    }
+}

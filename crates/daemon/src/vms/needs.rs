@@ -1,0 +1,250 @@
+//! What a machine needs of the host that it is to run on, and what of that a host does not have.
+//!
+//! ```text
+//!   source: its running QEMU ──► Needs ──► parcel ──► target: Found, of a QEMU without a machine ──► faults, each with what to do
+//! ```
+//! It is looked at before a byte is copied. What an older version does not say is not looked at.
+
+use hypervisor::qemu::{Machine, MachineType, ProcessorModel, Version};
+use serde::{Deserialize, Serialize};
+
+use super::probe;
+
+/// Models of processors that are whatever the host has.
+const OF_HOST: [&str; 2] = ["host", "max"];
+/// Missing features that are told by name.
+const FEATURES_TOLD_MAX: usize = 8;
+/// Types of machines that are told by name.
+const TYPES_TOLD_MAX: usize = 6;
+
+/// What a machine needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Needs {
+    /// The version of QEMU that runs it: major, minor.
+    pub(super) version: Option<(u64, u64)>,
+    /// The full name of its type.
+    pub(super) machine_type: Option<String>,
+    /// Bytes of its memory.
+    pub(super) memory_bytes: Option<u64>,
+    /// Its model of processor, and what of it the source lacks too.
+    pub(super) processor: Option<Processor>,
+    /// What the source's processors have, by the kernel's names; only if the guest has seen all of it.
+    pub(super) host_features: Vec<String>,
+    /// Whether the kernel runs its guest.
+    pub(super) kvm: bool,
+    /// What its volumes hold, in bytes, by their names.
+    pub(crate) volumes: Vec<(String, u64)>,
+}
+
+/// A model of processor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Processor {
+    pub(super) model: String,
+    pub(super) unavailable: Vec<String>,
+}
+
+/// What a host has.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) version: Version,
+    pub(super) machine_types: Vec<MachineType>,
+    /// Empty: this QEMU does not tell.
+    pub(super) processors: Vec<ProcessorModel>,
+    pub(super) host_features: Vec<String>,
+    /// Bytes that can be had.
+    pub(super) memory_bytes: Option<u64>,
+    pub(super) has_kvm: bool,
+}
+
+impl Needs {
+    /// What the machine of a running QEMU needs, that was started by this command, and what its volumes hold. What QEMU does
+    /// not tell is left out.
+    pub(super) async fn of(machine: &Machine, command: &[String], volumes: Vec<(String, u64)>) -> Self {
+        let kvm = machine.uses_kvm().await.unwrap_or(false);
+        let model = probe::processor_model(command);
+        let is_of_host = model.as_deref().is_some_and(|model| OF_HOST.contains(&model));
+        let processor = match model {
+            Some(model) if !is_of_host => {
+                let known = machine.processor_models().await.unwrap_or_default();
+                let known = known.into_iter().find(|known| known.name == model);
+                Some(Processor {
+                    unavailable: known.map(|known| known.unavailable).unwrap_or_default(),
+                    model,
+                })
+            }
+            _ => None,
+        };
+        Self {
+            version: Some((machine.version().major, machine.version().minor)),
+            machine_type: machine.machine_type().await.ok(),
+            memory_bytes: machine.memory_bytes().await.ok(),
+            processor,
+            host_features: if is_of_host && kvm { probe::host_features() } else { Vec::new() },
+            kvm,
+            volumes,
+        }
+    }
+
+    /// What is missing, in sentences that say what to do.
+    pub(super) fn faults(&self, found: &Found) -> Vec<String> {
+        let faults = [
+            self.version(found),
+            self.machine_type(found),
+            self.processor(found),
+            self.host_features(found),
+            self.kvm(found),
+            self.memory(found),
+        ];
+        faults.into_iter().flatten().collect()
+    }
+
+    fn version(&self, found: &Found) -> Option<String> {
+        let (major, minor) = self.version?;
+        ((found.version.major, found.version.minor) < (major, minor)).then(|| {
+            format!(
+                "QEMU there is {}, older than the {major}.{minor} that runs the machine: bring it there to the same version \
+                 or a newer one",
+                found.version
+            )
+        })
+    }
+
+    fn machine_type(&self, found: &Found) -> Option<String> {
+        let wanted = self.machine_type.as_ref()?;
+        let known = |known: &MachineType| known.name == *wanted || known.alias.as_ref() == Some(wanted);
+        if found.machine_types.iter().any(known) {
+            return None;
+        }
+        // Those of the same family are what could be used instead.
+        let family = wanted.rsplit_once('-').map_or(wanted.as_str(), |(family, _)| family);
+        let near: Vec<&str> = found
+            .machine_types
+            .iter()
+            .map(|known| known.name.as_str())
+            .filter(|name| name.starts_with(family))
+            .take(TYPES_TOLD_MAX)
+            .collect();
+        Some(format!(
+            "QEMU there has no machine type {wanted} (it has {}): install one that has it, or restart the machine once with a \
+             type that both have",
+            if near.is_empty() { "none like it".to_owned() } else { near.join(", ") }
+        ))
+    }
+
+    fn processor(&self, found: &Found) -> Option<String> {
+        let Processor { model, unavailable } = self.processor.as_ref()?;
+        if OF_HOST.contains(&model.as_str()) || found.processors.is_empty() {
+            return None;
+        }
+        let Some(known) = found.processors.iter().find(|known| known.name == *model) else {
+            return Some(format!(
+                "QEMU there has no processor model {model}: install one that has it, or restart the machine once with a model \
+                 that both have (-cpu)"
+            ));
+        };
+        let missing: Vec<&String> =
+            known.unavailable.iter().filter(|feature| !unavailable.contains(feature)).collect();
+        lacks(&missing, &format!("of the processor model {model}"))
+    }
+
+    fn host_features(&self, found: &Found) -> Option<String> {
+        if found.host_features.is_empty() {
+            return None;
+        }
+        let missing: Vec<&String> =
+            self.host_features.iter().filter(|feature| !found.host_features.contains(feature)).collect();
+        lacks(&missing, "that its guest may use")
+    }
+
+    fn kvm(&self, found: &Found) -> Option<String> {
+        (self.kvm && !found.has_kvm).then(|| {
+            "the kernel there cannot run it (KVM): load kvm_intel or kvm_amd, switch virtualisation on in the firmware, and \
+             let the daemon's user use /dev/kvm"
+                .to_owned()
+        })
+    }
+
+    fn memory(&self, found: &Found) -> Option<String> {
+        let (needed, free) = (self.memory_bytes?, found.memory_bytes?);
+        (free < needed).then(|| {
+            format!(
+                "it has {} MiB of memory, and {} MiB are free there: stop something there, or give the machine less memory",
+                needed >> 20,
+                free >> 20
+            )
+        })
+    }
+}
+
+fn lacks(missing: &[&String], of_what: &str) -> Option<String> {
+    let told: Vec<&str> = missing.iter().take(FEATURES_TOLD_MAX).map(|feature| feature.as_str()).collect();
+    let more = missing.len().saturating_sub(FEATURES_TOLD_MAX);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    (!missing.is_empty()).then(|| {
+        format!(
+            "the processors there lack {}{more} {of_what}: restart the machine once with a model that both hosts have (-cpu)",
+            told.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found() -> Found {
+        let machine_type = |name: &str, alias: Option<&str>| MachineType {
+            name: name.to_owned(),
+            alias: alias.map(str::to_owned),
+        };
+        let unavailable = vec!["avx512f".to_owned(), "hle".to_owned()];
+        Found {
+            version: Version { major: 7, minor: 2, micro: 22, package: String::new() },
+            machine_types: vec![machine_type("pc-i440fx-7.2", Some("pc")), machine_type("pc-q35-7.2", None)],
+            processors: vec![ProcessorModel { name: "Skylake-Server".to_owned(), unavailable }],
+            host_features: vec!["sse4_2".to_owned()],
+            memory_bytes: Some(1 << 30),
+            has_kvm: false,
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_enough() {
+        let processor = Processor {
+            model: "Skylake-Server".to_owned(),
+            unavailable: vec!["hle".to_owned(), "avx512f".to_owned()],
+        };
+        let needs = Needs {
+            version: Some((7, 2)),
+            machine_type: Some("pc-q35-7.2".to_owned()),
+            memory_bytes: Some(1 << 30),
+            processor: Some(processor),
+            host_features: vec!["sse4_2".to_owned()],
+            ..Needs::default()
+        };
+        assert_eq!(needs.faults(&found()), [""; 0]);
+        // An older version says nothing.
+        assert_eq!(Needs::default().faults(&found()), [""; 0]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_what_to_do() {
+        let model =
+            |model: &str| Some(Processor { model: model.to_owned(), unavailable: vec!["hle".to_owned()] });
+        let none = Needs::default;
+        for (needs, expected) in [
+            (Needs { version: Some((10, 0)), ..none() }, "older than the 10.0"),
+            (Needs { machine_type: Some("pc-q35-10.0".to_owned()), ..none() }, "(it has pc-q35-7.2)"),
+            (Needs { machine_type: Some("microvm".to_owned()), ..none() }, "none like it"),
+            (Needs { processor: model("EPYC-Milan"), ..none() }, "no processor model EPYC-Milan"),
+            (Needs { processor: model("Skylake-Server"), ..none() }, "lack avx512f of the processor model"),
+            (Needs { host_features: vec!["avx2".to_owned()], ..none() }, "lack avx2 that its guest"),
+            (Needs { kvm: true, ..none() }, "/dev/kvm"),
+            (Needs { memory_bytes: Some(2 << 30), ..none() }, "2048 MiB of memory, and 1024 MiB are free"),
+        ] {
+            let faults = needs.faults(&found());
+            assert!(faults.len() == 1 && faults[0].contains(expected), "{expected}: {faults:?}");
+        }
+    }
+}

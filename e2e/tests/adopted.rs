@@ -1,0 +1,99 @@
+//! Machines that were started by hand, with plain images: adopted, moved whole to a host that has never seen them, and given
+//! back there with plain images. The guest works on its disk all the while and knows what it wrote.
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, ensure};
+use api::{Migration, MigrationState, Vm, VmState, Volume};
+use e2e::by_hand::{ByHand, open_files};
+use e2e::vm::{self, NAME};
+use e2e::{Pair, Program, Scene, until};
+
+const DISK_BYTES: u64 = 32 << 20;
+const FILL_BYTES: u64 = 4 << 20;
+/// What the guest does before, between and after moves.
+const REQUESTS: u64 = 100;
+
+/// One test at a time: two processors emulate one machine's well enough, and not three machines'.
+fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    e2e::play_pair(test);
+}
+
+#[test]
+fn a_machine_with_a_raw_image_of_blockdev_moves_whole_and_home_and_is_released_there() {
+    play(|pair| {
+        let file = ["-blockdev", "file,node-name=f,filename=IMAGE", "-blockdev", "raw,node-name=d,file=f"];
+        let machine =
+            adopt(pair, "raw", &[&file[..], &["-device", "virtio-blk-pci,drive=d,id=root"]].concat())?;
+        move_whole(&machine, &pair.alpha, &pair.beta, &["beta:a"])?;
+        ensure!(!machine.image.exists(), "something could start from the original");
+        move_whole(&machine, &pair.beta, &pair.alpha, &["alpha:b"])?;
+        release(&machine, &pair.alpha, "b", "raw")
+    });
+}
+
+#[test]
+fn a_machine_with_a_raw_image_of_drive_as_proxmox_writes_it_moves_whole_and_is_released_there() {
+    play(|pair| {
+        let drive = "file=IMAGE,if=none,id=drive-scsi0,cache=none,aio=threads,format=raw,detect-zeroes=on";
+        let disk = "scsi-hd,bus=scsihw0.0,channel=0,scsi-id=0,lun=0,drive=drive-scsi0,id=scsi0,bootindex=100";
+        let bus = "virtio-scsi-pci,id=scsihw0,bus=pci.0,addr=0x5";
+        let machine = adopt(pair, "raw", &["-device", bus, "-drive", drive, "-device", disk])?;
+        move_whole(&machine, &pair.alpha, &pair.beta, &["beta:a"])?;
+        release(&machine, &pair.beta, "a", "raw")
+    });
+}
+
+#[test]
+fn a_machine_with_a_qcow2_image_moves_whole_and_is_released_there() {
+    play(|pair| {
+        let machine = adopt(pair, "qcow2", &["-drive", "file=IMAGE,if=virtio,format=qcow2"])?;
+        move_whole(&machine, &pair.alpha, &pair.beta, &["beta:a", "--format", "qcow2"])?;
+        release(&machine, &pair.beta, "a", "qcow2")
+    });
+}
+
+/// Starts a machine by hand, and adopts it while it works.
+fn adopt(pair: &Pair, format: &str, words: &[&str]) -> anyhow::Result<ByHand> {
+    let machine = ByHand::start(&pair.alpha, format, DISK_BYTES, FILL_BYTES, words)?;
+    let monitor = machine.monitor.to_str().context("a folder that is not UTF-8")?;
+    let vm: Vm = pair.alpha.ask(&["vm", "adopt", NAME, "--qmp", monitor])?;
+    let whole = vm.whole_move.context("it says what a move would make of it")?;
+    ensure!(whole.obstacle.is_none() && whole.left_behind.is_empty(), "{whole:?}");
+    machine.console.work_on(REQUESTS)?;
+    Ok(machine)
+}
+
+fn move_whole(machine: &ByHand, from: &Scene, to: &Scene, words: &[&str]) -> anyhow::Result<()> {
+    let moved: Migration = from.ask(&[&["migrate", NAME, "--to"], words].concat())?;
+    ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+    vm::check_at(to, from)?;
+    machine.console.work_on(REQUESTS)
+}
+
+/// Gives the machine its disk back, lets it work on it, and compares the image with what the guest knows.
+fn release(machine: &ByHand, scene: &Scene, store: &str, format: &str) -> anyhow::Result<()> {
+    let released: Vm = scene.ask(&["vm", "release", NAME])?;
+    ensure!(released.state == VmState::Running, "{released:?}");
+    ensure!(vm::vms(scene)?.is_empty() && scene.ask::<Vec<Volume>>(&["volume", "list"])?.is_empty());
+    let [image] = scene.images(store)?.try_into().map_err(|names| anyhow::anyhow!("{names:?}"))?;
+    let image = scene.path(store).join(image);
+    let process = released.process.context("it runs")?;
+    ensure!(open_files(process)?.contains(&image.canonicalize()?), "{:?}", open_files(process)?);
+    machine.console.work_on(REQUESTS)?;
+    machine.console.verify()?;
+    machine.console.end();
+    // The guest shuts down, and QEMU writes what it has not written yet.
+    until("QEMU has ended", || Ok(open_files(process).map_or(true, |files| files.is_empty()).then_some(())))?;
+    let path = image.to_str().context("a folder that is not UTF-8")?;
+    let tool = || Program::of_package("qemu-img", "qemu-utils");
+    let raw = scene.path("compared.raw");
+    tool().args(["convert", "-f", format, "-O", "raw", path]).arg(&raw).run()?.success()?;
+    tool().args(["compare", "-f", format, "-F", "raw", path]).arg(&raw).run()?.success()?;
+    if format == "qcow2" {
+        tool().args(["check", "-f", format, path]).run()?.success()?;
+    }
+    machine.console.verify_image(&raw)
+}
