@@ -55,6 +55,39 @@ fn a_machine_with_a_qcow2_image_moves_whole_and_is_released_there() {
     });
 }
 
+#[test]
+fn a_machine_is_adopted_as_before_when_its_move_comes_to_nothing() {
+    play(|pair| {
+        let machine = adopt(pair, "raw", &["-drive", "file=IMAGE,if=virtio,format=raw"])?;
+        for killed in [false, true] {
+            // So slow that it does not end before it is ended.
+            let slowly = ["migrate", NAME, "--to", "beta:a", "--bandwidth", "1MiB/s", "--detach"];
+            let begun: Migration = pair.alpha.ask(&slowly)?;
+            machine.console.work_on(REQUESTS)?;
+            if killed {
+                pair.alpha.kill()?;
+                pair.alpha.start()?;
+            } else {
+                pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+            }
+            let ended = pair.alpha.wait_for_migration(&begun.id)?;
+            ensure!(ended.state != MigrationState::Moved, "{ended:?}");
+            until("it is at one host, and adopted", || {
+                let (here, there) = (vm::vms(&pair.alpha)?, vm::vms(&pair.beta)?);
+                // Of one that leaves there is no such word.
+                let is_adopted = |vm: &Vm| vm.state == VmState::Running && vm.whole_move.is_some();
+                Ok((there.is_empty() && matches!(here.as_slice(), [vm] if is_adopted(vm))).then_some(()))
+            })?;
+            machine.console.work_on(REQUESTS)?;
+        }
+        let released: Vm = pair.alpha.ask(&["vm", "release", NAME])?;
+        let process = released.process.context("it runs")?;
+        ensure!(open_files(process)?.contains(&machine.image.canonicalize()?), "{:?}", open_files(process)?);
+        machine.console.work_on(REQUESTS)?;
+        machine.console.verify()
+    });
+}
+
 /// Starts a machine by hand, and adopts it while it works.
 fn adopt(pair: &Pair, format: &str, words: &[&str]) -> anyhow::Result<ByHand> {
     let machine = ByHand::start(&pair.alpha, format, DISK_BYTES, FILL_BYTES, words)?;

@@ -30,6 +30,7 @@ mod parcel;
 mod places;
 mod probe;
 mod process;
+mod script;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -53,6 +54,7 @@ pub(crate) use self::foreign::Foreign;
 pub(crate) use self::parcel::PARCEL_BYTES_MAX;
 use self::parcel::Parcel;
 use self::process::Process;
+pub(crate) use self::script::GivenBack;
 use crate::journal::now_unix_ms;
 use crate::sockets::SocketFolder;
 

@@ -21,7 +21,7 @@ use super::{Host, adopted, blocking};
 use crate::error::RequestError;
 use crate::journal::now_unix_ms;
 use crate::names;
-use crate::vms::{Adopted, AdoptedDisk, Foreign, VmError};
+use crate::vms::{Adopted, AdoptedDisk, Foreign, GivenBack, VmError};
 
 /// How long requests of an adopted disk wait for a daemon that is started again. For as long QEMU is deaf to commands that
 /// wait for its requests.
@@ -81,7 +81,7 @@ impl Host {
         tracing::info!(vm = %name, disks = adopted.disks.len(), ?pause, "the machine's disks are served");
         // The monitor serves one client at a time.
         drop(machine);
-        self.describe_vm(&name).await
+        Ok(adopted::describe(&adopted, adopted::SETTLED_MAX).await)
     }
 
     /// Gives a machine its disks back as plain files, where they are by now; also one that Sterna has started, which goes on
@@ -95,11 +95,12 @@ impl Host {
             Ok(_) => Some(self.vms.operate(&name)?),
             Err(_) => None,
         };
-        let shown = self.describe_vm(&name).await?;
+        let mut shown = self.describe_vm(&name).await?;
         let adopted = match self.adoptions()?.get(&name) {
             Some(adopted) => adopted,
             None => self.adopt_own(&name).await?,
         };
+        let images = self.images_of(&adopted);
         match self.monitor_of(&adopted).await {
             Ok(machine) => {
                 let paused = Pause::begin(&name, &machine).await?;
@@ -123,9 +124,28 @@ impl Host {
             }
             Err(error) => return Err(VmError::of(&name)(error).into()),
         }
+        if self.vms.get(&name).is_ok() {
+            let written = self.vms.write_script(&name, images).await;
+            if let Err(error) = &written {
+                tracing::warn!(vm = %name, %error, "how the machine is started without Sterna is not written down");
+            }
+            shown.message =
+                written.ok().flatten().map(|path| format!("to start it again: {}", path.display()));
+        }
         self.vms.let_go(&name).await?;
         self.forget_adopted(&name).await?;
         Ok(shown)
+    }
+
+    /// Where the images of adopted disks are.
+    fn images_of(&self, adopted: &Adopted) -> Vec<GivenBack> {
+        let records = adopted.disks.iter().filter_map(|disk| self.record_named(&disk.volume).ok());
+        let given = records.map(|record| GivenBack {
+            path: record.image.place.name().into(),
+            format: name_of(record.image.format).to_owned(),
+            volume: record.name,
+        });
+        given.collect()
     }
 
     /// Describes a machine that Sterna has started as one whose disks were adopted, durably: from then on a daemon that is
@@ -169,13 +189,16 @@ impl Host {
         let mut adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
         // One that leaves is among ours.
         adopted.retain(|machine| self.vms.get(&machine.name).is_err());
-        futures_util::future::join_all(adopted.iter().map(adopted::describe)).await
+        futures_util::future::join_all(
+            adopted.iter().map(|machine| adopted::describe(machine, adopted::ANSWER_MAX)),
+        )
+        .await
     }
 
     /// Describes an adopted machine; `None`: there is none of that name.
     pub(super) async fn describe_adopted_one(&self, name: &str) -> Option<Vm> {
         let adopted = self.adoptions().ok()?.get(name).filter(|_| self.vms.get(name).is_err())?;
-        Some(adopted::describe(&adopted).await)
+        Some(adopted::describe(&adopted, adopted::ANSWER_MAX).await)
     }
 
     /// Takes one disk over while its machine is paused.

@@ -17,8 +17,10 @@ use super::Host;
 use crate::error::RequestError;
 use crate::vms::{Adopted, Derived, Foreign, Running, VmError, derive};
 
-/// How long a machine may take to say what it does.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// How long a machine may take to say what it does, before it is left out.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// The same right after it was adopted, when somebody wants to know what can be done with it.
+pub(super) const SETTLED_MAX: Duration = Duration::from_secs(15);
 
 impl Host {
     /// Begins to move an adopted machine to another host, with its disks.
@@ -45,8 +47,8 @@ impl Host {
     }
 }
 
-/// Asks a machine that is somebody else's what it does, and leaves its monitor to others.
-pub(super) async fn describe(adopted: &Adopted) -> Vm {
+/// Asks a machine that is somebody else's what it does, for so long at most, and leaves its monitor to others.
+pub(super) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
     let asked = async {
         let machine = Machine::connect(&adopted.monitor).await?;
         let state = machine.status().await?;
@@ -58,7 +60,7 @@ pub(super) async fn describe(adopted: &Adopted) -> Vm {
             derived,
         ))
     };
-    let answer = tokio::time::timeout(ANSWER_MAX, asked).await;
+    let answer = tokio::time::timeout(answer_max, asked).await;
     let (state, message) = match &answer {
         Ok(Ok((_, _, RunState::Running, _))) => (VmState::Running, None),
         Ok(Ok((_, _, state, _))) => (VmState::Paused, Some(format!("QEMU says: {state}"))),

@@ -7,6 +7,9 @@
 //! ```
 //! The monitor of an adopted machine is ours only for that time: it serves one client at a time.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use hypervisor::qemu::Machine;
@@ -14,8 +17,13 @@ use hypervisor::qemu::Machine;
 use super::arrival::blocking;
 use super::catalogue::{Fate, Record, Standing};
 use super::parcel::{self, Parcel};
-use super::{Adopted, Definition, Life, VmError, Vms, remove_folder};
+use super::{Adopted, Definition, GivenBack, Life, VmError, Vms, remove_folder, script};
 use crate::journal::now_unix_ms;
+
+/// In the folder of a machine: what starts it once it has been given back.
+const SCRIPT: &str = "start";
+/// Only the user that runs the daemon may start it so.
+const SCRIPT_MODE: u32 = 0o700;
 
 impl Vms {
     /// Takes an adopted machine in, with the definition that was derived of it, so that it can leave.
@@ -50,6 +58,36 @@ impl Vms {
         self.set(&name, None, Life::Alive(alive.clone()));
         self.watch(name, alive.clone(), alive.machine.events());
         Ok(())
+    }
+
+    /// Writes down how a machine that Sterna has started is started again without it, over the plain images that it has been
+    /// given back, and returns where. It is beside its files; `None`: it has a disk in a way that is not known.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn write_script(
+        self: &Arc<Self>,
+        name: &str,
+        images: Vec<GivenBack>,
+    ) -> Result<Option<PathBuf>, VmError> {
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || {
+            let known = vms.get(&name)?;
+            let folder = vms.machine_folder(&name);
+            let definition = Definition::parse(&known.definition)?;
+            let command = |definition: &Definition, socket: &dyn Fn(&str) -> PathBuf| {
+                let (file, own) =
+                    (|file: &str| parcel::file(&folder, file), |own: &str| parcel::own_path(&folder, own));
+                definition.command(&name, &known.monitor, socket, file, own)
+            };
+            let Some(text) = script::script(&definition, &images, command) else { return Ok(None) };
+            let path = folder.join(SCRIPT);
+            let written = std::fs::write(&path, text)
+                .and_then(|()| std::fs::set_permissions(&path, Permissions::from_mode(SCRIPT_MODE)));
+            written.map_err(|error| VmError::io("write", &path, error))?;
+            Ok(Some(path))
+        })
+        .await
     }
 
     /// Forgets a machine that is to go on without Sterna, whatever it does. Its files stay if Sterna has started it: they

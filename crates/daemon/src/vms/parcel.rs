@@ -24,11 +24,11 @@ const VERSION: u32 = 1;
 const PREFIX_BYTES: usize = 8;
 /// Longest head: a definition, with its quotes and ends of lines escaped.
 const HEAD_BYTES_MAX: usize = 100 << 10;
-/// All files of a machine together: UEFI variables have 528 KiB, a cloud-init image has 366. What is larger is a disk.
-pub(super) const FILES_BYTES_MAX: usize = 900 << 10;
-/// Longest parcel. It goes to another host in one message.
+/// All files of a machine together: UEFI variables have 528 KiB, a cloud-init image has 366, firmware of one's own has 4 MiB.
+/// What is larger is a disk. Each host has them in memory while the machine moves.
+pub(super) const FILES_BYTES_MAX: usize = 8 << 20;
+/// Longest parcel. It goes to another host in pieces.
 pub(crate) const PARCEL_BYTES_MAX: usize = PREFIX_BYTES + HEAD_BYTES_MAX + FILES_BYTES_MAX;
-const _: () = assert!(PARCEL_BYTES_MAX <= transport::PAYLOAD_BYTES_MAX, "a parcel is sent in one message");
 /// Folder of a machine's files in its own.
 const FILES_FOLDER: &str = "files";
 /// Folder in a machine's own of the sockets that it serves and the logs that it writes.
@@ -62,8 +62,8 @@ pub(crate) enum ParcelError {
     },
     /// They are too large.
     #[error(
-        "the files of a machine may have {} KiB together; make a volume of what is larger: sterna volume add",
-        FILES_BYTES_MAX >> 10
+        "the files of a machine may have {} MiB together; make a volume of what is larger: sterna volume add",
+        FILES_BYTES_MAX >> 20
     )]
     TooLarge,
     /// The bytes are no parcel.

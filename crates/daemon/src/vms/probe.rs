@@ -5,7 +5,7 @@
 //! ```
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -116,7 +116,7 @@ fn said(value: &str, keys: &[&str]) -> Vec<String> {
     keys.iter().filter_map(|key| values.get(key)).collect()
 }
 
-async fn ask(socket: &PathBuf, has_kvm: bool) -> Result<Found, MachineError> {
+async fn ask(socket: &Path, has_kvm: bool) -> Result<Found, MachineError> {
     let machine = Machine::connect_within(socket, PROBE_MAX).await?;
     Ok(Found {
         version: machine.version().clone(),

@@ -222,6 +222,28 @@ async fn a_machine_that_does_not_arrive_goes_on_at_home_and_leaves_nothing_there
 }
 
 #[tokio::test]
+async fn what_a_machine_needs_is_looked_for_before_it_comes() {
+    let (Some(here), Some(there)) = (Host::new(), Host::new()) else { return };
+    here.add("m");
+    here.start("m").await;
+    let volumes = vec![("root".to_owned(), 7)];
+    let sent = here.vms.definition("m", volumes.clone()).await.unwrap();
+    assert_eq!(there.vms.examine(&sent).await, Ok(volumes));
+    let parcel = Parcel::decode(&sent).unwrap();
+    let needs = parcel.needs.clone().unwrap();
+    assert!(needs.machine_type.as_ref().is_some_and(|name| name.contains('-')), "its full name: {needs:?}");
+    assert_eq!(needs.memory_bytes, Some(32 << 20));
+    let greater = needs::Needs { version: Some((999, 0)), memory_bytes: Some(u64::MAX), ..needs };
+    let definition = parcel.definition.replace("\"-m\"", "\"-kernel\", \"/no/kernel\", \"-m\"");
+    let sent = Parcel { needs: Some(greater), definition, ..parcel }.encode().unwrap();
+    let refused = there.vms.examine(&sent).await.unwrap_err();
+    for expected in ["older than the 999.0", "are free there", "-kernel /no/kernel"] {
+        assert!(refused.contains(expected), "{refused}");
+    }
+    assert!(there.vms.list().is_empty());
+}
+
+#[tokio::test]
 async fn what_came_and_cannot_be_started_is_not_kept() {
     let (Some(here), Some(there)) = (Host::new(), Host::new()) else { return };
     let text = here.definition().replace("\"-m\", \"32\"", "\"-machine\", \"teapot\"");

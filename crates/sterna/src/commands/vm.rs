@@ -32,7 +32,7 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
         }
         VmCommand::Release(order) => {
             let vm = client.release_vm(&order.name).await?;
-            output::print(format, &vm, |vm| format!("{} has its disks back\n", vm.name))?;
+            output::print(format, &vm, vms::released)?;
         }
         VmCommand::List => output::print(format, &client.vms().await?, vms::list)?,
         VmCommand::Show(order) => output::print(format, &client.vm(&order.name).await?, vms::show)?,

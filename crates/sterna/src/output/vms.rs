@@ -56,6 +56,12 @@ pub(crate) fn adopted(vm: &Vm) -> String {
     text
 }
 
+/// That a machine has its disks back.
+pub(crate) fn released(vm: &Vm) -> String {
+    let message = vm.message.as_ref().map(|message| format!("; {message}")).unwrap_or_default();
+    format!("{} has its disks back{message}\n", vm.name)
+}
+
 /// What has become of a machine.
 pub(crate) fn removed(removed: &RemovedVm) -> String {
     match removed.volumes.as_slice() {

@@ -55,7 +55,7 @@ impl Nodes {
                     }
                 }
                 "-machine" | "-M" => {
-                    firmware.extend(["pflash0", "pflash1"].iter().filter_map(|key| values.get(key)))
+                    firmware.extend(["pflash0", "pflash1"].iter().filter_map(|key| values.get(key)));
                 }
                 _ => {}
             }

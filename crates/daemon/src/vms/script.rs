@@ -1,0 +1,127 @@
+//! How a machine is started again that has been given back: a shell script with its command, over its plain images.
+
+use std::path::PathBuf;
+
+use super::Definition;
+use super::words::{self, Values};
+
+/// A plain image that a machine has been given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GivenBack {
+    /// The volume that it was.
+    pub(crate) volume: String,
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// Its format, by QEMU's name.
+    pub(crate) format: String,
+}
+
+/// What begins the socket's path of a volume in a command for [`Definition::command`], here.
+const VOLUME: &str = "volume:";
+
+/// Writes a script; `command` makes a definition's command, given what goes into the places of disks. `None`: it has a disk
+/// in a way that this does not know.
+pub(super) fn script(
+    definition: &Definition,
+    images: &[GivenBack],
+    command: impl Fn(&Definition, &dyn Fn(&str) -> PathBuf) -> Vec<String>,
+) -> Option<String> {
+    let words = command(definition, &|volume| format!("{VOLUME}{volume}").into());
+    let (program, rest) = words.split_first()?;
+    let mut line = format!("exec {}", quoted(program));
+    for argument in words::read(rest) {
+        let value = match argument.value {
+            Some(value) if value.contains(VOLUME) => Some(over_image(&argument.option, &value, images)?),
+            value => value,
+        };
+        for word in Some(argument.option).into_iter().filter(|word| !word.is_empty()).chain(value) {
+            line.push_str(" \\\n  ");
+            line.push_str(&quoted(&word));
+        }
+    }
+    Some(format!("#!/bin/sh\n# Starts the machine on its images, without Sterna.\n{line}\n"))
+}
+
+/// A drive or a node over a plain image, in the place of one over an export.
+fn over_image(option: &str, value: &str, images: &[GivenBack]) -> Option<String> {
+    let mut values = Values::read(value);
+    let image = values.pairs().into_iter().find_map(|(_, value)| {
+        let volume = value.strip_prefix(VOLUME)?;
+        images.iter().find(|image| image.volume == volume)
+    })?;
+    let path = image.path.to_str()?;
+    match option {
+        "-drive" => {
+            values.retain(|key, _| key != "format" && key != "file" && !key.starts_with("file."));
+            values.set("format", &image.format);
+            values.set("file", path);
+        }
+        "-blockdev" => {
+            let stays = ["node-name", "read-only", "discard", "detect-zeroes"];
+            values.retain(|key, _| stays.contains(&key) || key == "cache" || key.starts_with("cache."));
+            values.set("driver", &image.format);
+            values.set("file.driver", "file");
+            values.set("file.filename", path);
+        }
+        _ => return None,
+    }
+    Some(values.write())
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,+@%".contains(&byte);
+    if !word.is_empty() && word.bytes().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEFINITION: &str = r#"
+        command = ["qemu-system-x86_64", "-name", "it's", "-qmp", "unix:{qmp},server=on,wait=off",
+            "-blockdev", "driver=nbd,node-name=n,server.type=unix,server.path={disk:a},export={export:a},reconnect-delay=30,cache.direct=on",
+            "-blockdev", "driver=raw,node-name=d,file=n",
+            "-blockdev", '{"driver":"nbd","node-name":"j","server":{"type":"unix","path":"{disk:a}"},"reconnect-delay":30}',
+            "-drive", "if=virtio,format=raw,file.driver=nbd,file.server.path={disk:b},file.export={export:b},file.reconnect-delay=30"]
+        [disks]
+        a = "web1-0"
+        b = "web1-1"
+    "#;
+
+    #[test]
+    fn a_machine_is_started_again_over_its_plain_images() {
+        let definition = Definition::parse(DEFINITION).unwrap();
+        let image = |volume: &str, path: &str, format: &str| GivenBack {
+            volume: volume.to_owned(),
+            path: path.into(),
+            format: format.to_owned(),
+        };
+        let images = [image("web1-0", "/srv/a.qcow2", "qcow2"), image("web1-1", "/srv/b,1.raw", "raw")];
+        let command = |definition: &Definition, socket: &dyn Fn(&str) -> PathBuf| {
+            definition.command("web1", "/run/m".as_ref(), socket, |file| file.into(), |path| path.into())
+        };
+        let script = script(&definition, &images, command).unwrap();
+        let lines: Vec<&str> = script.lines().skip(2).map(|line| line.trim_end_matches(" \\")).collect();
+        let expected = [
+            "exec qemu-system-x86_64",
+            "  -name",
+            r"  'it'\''s'",
+            "  -qmp",
+            "  unix:/run/m,server=on,wait=off",
+            "  -blockdev",
+            "  node-name=n,cache.direct=on,driver=qcow2,file.driver=file,file.filename=/srv/a.qcow2",
+            "  -blockdev",
+            "  driver=raw,node-name=d,file=n",
+            "  -blockdev",
+            r#"  '{"driver":"qcow2","file":{"driver":"file","filename":"/srv/a.qcow2"},"node-name":"j"}'"#,
+            "  -drive",
+            "  if=virtio,format=raw,file=/srv/b,,1.raw",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!(super::script(&definition, &[], command), None);
+    }
+}
