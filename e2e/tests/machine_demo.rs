@@ -14,8 +14,12 @@ const DISK_BYTES: u64 = 64 << 20;
 
 #[test]
 fn a_machine_between_two_namespaces_keeps_its_connection_and_leaves_nothing_behind() -> anyhow::Result<()> {
+    if let Err(error) = lab::network::check() {
+        omission::machine_lacks(&format!("what hosts need: {error}"));
+        return Ok(());
+    }
     if let Err(error) = lab::network::check_lan() {
-        omission::machine_lacks(&format!("what hosts and a network of guests need: {error}"));
+        omission::kernel_lacks(&format!("bridges, for a network of guests: {error}"));
         return Ok(());
     }
     let figures = play(LinkKind::Namespaces)?;
