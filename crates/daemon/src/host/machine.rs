@@ -340,6 +340,7 @@ async fn check_movable(name: &str, machine: &Machine) -> Result<(), RequestError
         RunState::Running => {}
         other => return Err(unmovable(format!("it does not run (QEMU says: {other})"))),
     }
-    let reasons = machine.migration_blockers().await.map_err(silent)?;
+    let mut reasons = machine.migration_blockers().await.map_err(silent)?;
+    reasons.extend(machine.memory_hazard().await.map_err(silent)?);
     if reasons.is_empty() { Ok(()) } else { Err(unmovable(reasons.join("; "))) }
 }

@@ -79,6 +79,24 @@ async fn a_machine_that_cannot_be_migrated_is_refused_before_anything_is_set() {
     assert!(refused.to_string().contains("VFIO"), "{refused}");
 }
 
+/// What is said of a machine of so many bytes, emulated or not, under QEMU 7.2.
+async fn hazard(size: u64, emulated: bool) -> Option<String> {
+    let monitor = FakeMonitor::start(move |command, _| match command {
+        "query-kvm" => returned(json!({ "enabled": !emulated, "present": true })),
+        "query-memory-size-summary" => returned(json!({ "base-memory": size, "plugged-memory": 0 })),
+        other => unreachable!("{other}"),
+    });
+    connect(&monitor).await.memory_hazard().await.unwrap()
+}
+
+#[tokio::test]
+async fn memory_that_an_old_hypervisor_would_damage_is_named_with_the_way_round() {
+    let text = hazard(256 << 20, true).await.unwrap();
+    assert!(text.contains("QEMU 7.2.22") && text.contains("-m 262136K"), "{text}");
+    assert_eq!(hazard(262_136 << 10, true).await, None);
+    assert_eq!(hazard(256 << 20, false).await, None);
+}
+
 #[tokio::test]
 async fn a_status_that_is_told_while_qemu_does_not_answer_is_heard() {
     // As in status "device" with a stalled stream: the question is never answered.
