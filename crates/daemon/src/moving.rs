@@ -177,6 +177,13 @@ fn memory_socket(machine: &Machine) -> PathBuf {
     machine.socket().with_extension("memory")
 }
 
+/// Has the machine tell the network where it is. A network that is not told learns it from the guest's next packet.
+async fn announce(machine: &Machine) {
+    if let Err(error) = machine.announce().await {
+        tracing::warn!(%error, "the machine does not announce itself to the network");
+    }
+}
+
 fn moved() -> Outcome {
     Outcome::Moved { left_over: String::new() }
 }

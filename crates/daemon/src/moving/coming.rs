@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 use tokio::sync::{OnceCell, watch};
 
 use super::line::{Heard, Line};
-use super::memory_socket;
 use super::words::Word;
+use super::{announce, memory_socket};
 use crate::hooks::Errand;
 
 /// How long memory may be on its way: its source gives up long before if it makes no progress.
@@ -85,7 +85,11 @@ impl Coming {
             Ok(other) => return Err(format!("the machine is not loaded: it is {other}")),
             Err(error) => return Err(error.to_string()),
         }
-        machine.resume().await.map_err(|error| error.to_string())
+        machine.resume().await.map_err(|error| error.to_string())?;
+        // QEMU has said it when the machine was loaded, which may be long ago. Nobody waits for it.
+        let machine = Arc::clone(machine);
+        tokio::spawn(async move { announce(&machine).await });
+        Ok(())
     }
 
     async fn load(&self, keeper: &dyn Keeper) -> Result<(), String> {

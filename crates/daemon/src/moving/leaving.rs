@@ -18,8 +18,8 @@ use tokio::time::{Instant, timeout};
 
 use super::convergence::{AIMS, Convergence, Verdict};
 use super::line::{Heard, Line};
-use super::memory_socket;
 use super::words::Word;
+use super::{announce, memory_socket};
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::Errand;
 
@@ -146,7 +146,11 @@ impl Leaving {
         let deadline = Instant::now() + GO_ON_MAX;
         loop {
             let refused = match self.try_going_on().await {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    // The other QEMU may have told the network already that the machine is there.
+                    announce(&self.machine).await;
+                    return Ok(());
+                }
                 Err(error) => error,
             };
             if refused.is_gone() || Instant::now() >= deadline {

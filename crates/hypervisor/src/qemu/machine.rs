@@ -103,6 +103,17 @@ impl Machine {
         self.tell("cont", json!({}), DRAIN_DEADLINE).await
     }
 
+    /// Has the machine's network cards tell the network where they are, a few times within a second: switches learn it from
+    /// that.
+    ///
+    /// # Errors
+    /// If QEMU does not answer, or knows of no such thing.
+    pub async fn announce(&self) -> Result<(), MachineError> {
+        // Milliseconds; those that QEMU itself uses after a migration.
+        let rounds = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
+        self.tell("announce-self", rounds, ANSWER_DEADLINE).await
+    }
+
     /// Pauses the processors, and waits until the disks' requests have ended.
     ///
     /// A machine that waits for memory is told not to run once it has it.

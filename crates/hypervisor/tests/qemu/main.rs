@@ -22,6 +22,9 @@ async fn a_machine_tells_its_state_and_obeys() {
     machine.resume().await.unwrap();
     assert_eq!(machine.status().await.unwrap(), RunState::Running);
     assert_eq!(machine.migration_blockers().await.unwrap(), [""; 0]);
+    // It is emulated, with 32 MiB.
+    assert_eq!(machine.memory_hazard().await.unwrap().is_some(), machine.version().major < 9);
+    machine.announce().await.unwrap();
     let devices = machine.query_block().await.unwrap();
     let node = devices[0].node.as_ref().unwrap();
     assert_eq!((node.name.as_str(), node.driver.as_str()), ("disk", "raw"));
