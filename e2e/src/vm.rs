@@ -151,21 +151,27 @@ impl Console {
         if let Some(line) = heard.lines.iter().find(|line| line.contains("sterna: failed")) {
             bail!("the guest says: {line}");
         }
-        let Some(tick) = heard.lines.iter().rev().find(|line| line.contains("sterna: tick")) else {
+        let Some((requests, errors)) = heard.lines.iter().rev().find_map(|line| whole_tick(line)) else {
             return Ok(0);
         };
-        if !tick.contains("errors=0") {
+        if errors > 0 {
             let wrong: Vec<_> = heard.lines.iter().filter(|line| line.contains("sterna: wrong")).collect();
-            bail!("the guest says: {tick}: {wrong:#?}");
+            bail!("the guest says: {errors} errors: {wrong:#?}");
         }
-        let requests = tick.split_whitespace().find_map(|word| word.strip_prefix("requests=")?.parse().ok());
-        // A line that the machine's stop has cut in two.
-        Ok(requests.unwrap_or(0))
+        Ok(requests)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Heard> {
         locked(&self.heard)
     }
+}
+
+/// What a tick says of requests and errors; `None`: it is none, or one that the machine's stop has cut in two.
+fn whole_tick(line: &str) -> Option<(u64, u64)> {
+    let (_, tick) = line.split_once("sterna: tick")?;
+    let number = |name: &str| tick.split_whitespace().find_map(|word| word.strip_prefix(name)?.parse().ok());
+    // The errors are its last word.
+    Some((number("requests=")?, number("errors=")?))
 }
 
 impl Drop for Console {
