@@ -8,3 +8,4 @@ mod growth;
 mod migrations;
 mod peers;
 mod support;
+mod together;

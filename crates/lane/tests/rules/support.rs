@@ -183,7 +183,7 @@ impl Scene {
 }
 
 impl Store {
-    fn new(handle: &Handle) -> Self {
+    pub(crate) fn new(handle: &Handle) -> Self {
         let memory = Rc::new(MemoryStore::new(SIZE));
         let (delayed, delay) = Delay::new(Rc::clone(&memory) as Rc<dyn BlockDevice>, handle.clone());
         let (faulty, fault) = Fault::new(Rc::new(delayed), 1);

@@ -1,0 +1,123 @@
+//! Volumes that leave together, of which one is on a thread that is slow to hear: a restart of the target's host counts from
+//! the moment at which the conductor hears of it.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BlockDevice, BufferPool, ZeroMode};
+use chronicle::BlockSize;
+use lane::{
+    Baton, Control, CopySettings, LeavingTogether, LeavingVolume, Replica, SourceConductor, SourcePlan,
+    TargetContent, Volume,
+};
+use migration::journal::Record;
+use migration::message::{ToSource, ToTarget};
+use migration::source::{Moves, Peer};
+use migration::strategy::Acknowledgement;
+use migration::{Attempt, MigrationId, PacingSettings, VolumeId};
+
+use crate::support::{GENERATION, LIMITS, Scene, Store, location, play};
+
+/// Longer than a try at the handover and the pause before it take.
+const LONG: Duration = Duration::from_millis(300);
+
+/// Two volumes on their way, and what their target has been told.
+struct Together {
+    baton: Baton,
+    told: Rc<RefCell<Vec<ToTarget>>>,
+}
+
+impl Together {
+    /// Begins; what is returned is the other volume's thread, which hears nothing before it is run.
+    fn begin(scene: &Scene) -> (Self, impl Future<Output = ()> + use<>) {
+        let (source, target) = (Store::new(&scene.handle), Store::new(&scene.handle));
+        let other = Volume::new(VolumeId([8; 16]), BlockSize::DEFAULT, GENERATION, source.device);
+        let leaving = |volume: &Rc<Volume>, target: &Rc<dyn BlockDevice>| LeavingVolume {
+            volume: Rc::clone(volume),
+            replica: Replica {
+                bulk: Rc::clone(target),
+                mirrored: Rc::clone(target),
+                content: TargetContent::Zero,
+                known: None,
+                zeroes: ZeroMode::MayUnmap,
+            },
+            source_image: location("source"),
+            successor: None,
+        };
+        let copying = CopySettings {
+            pacing: PacingSettings::default(),
+            limits: LIMITS,
+            acknowledgement: Acknowledgement::BothStores,
+        };
+        let mut together = LeavingTogether::default();
+        let membership = together.add(other.id(), GENERATION, location("other"));
+        let buffers = BufferPool::new();
+        let lent = leaving(&other, &target.device);
+        let (_, follows) = membership.follow(&scene.handle, &buffers, Some(&copying), lent);
+        let plan = SourcePlan {
+            migration: MigrationId(1),
+            volumes: vec![leaving(&scene.volume, &scene.target.device)],
+            together,
+            keep_source: false,
+            copying,
+            switch_over_max: LIMITS.switch_over_max,
+            peer: Peer::OtherHost,
+            moves: Moves::Volumes,
+        };
+        let told = Rc::<RefCell<Vec<ToTarget>>>::default();
+        let tells = Rc::clone(&told);
+        let control = Rc::clone(&scene.control) as Rc<dyn Control>;
+        let post = Box::new(move |message| tells.borrow_mut().push(message));
+        let (conductor, baton) = SourceConductor::new(scene.handle.clone(), control, &buffers, plan, post);
+        scene.handle.spawn(async move { drop(conductor.run().await) });
+        (Self { baton, told }, follows)
+    }
+
+    /// Waits until the target is asked to promise, and says for which try.
+    async fn asked(&self, scene: &Scene) -> Attempt {
+        loop {
+            let found = self.told.borrow().iter().rev().find_map(|message| match message {
+                ToTarget::Prepare(attempt) => Some(*attempt),
+                _ => None,
+            });
+            if let Some(attempt) = found {
+                return attempt;
+            }
+            scene.handle.sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+#[test]
+fn nothing_is_released_on_the_word_of_a_target_that_has_restarted_since() {
+    play(|scene| async move {
+        scene.fill(64).await;
+        let (together, follows) = Together::begin(&scene);
+        scene.handle.spawn(follows);
+        let attempt = together.asked(&scene).await;
+        // Both are there before the conductor is.
+        together.baton.peer_restarted();
+        together.baton.deliver(ToSource::Prepared(attempt));
+        scene.handle.sleep(LONG).await;
+        let released = |record: &Record| matches!(record, Record::Released { .. });
+        assert!(!scene.control.records.borrow().iter().any(released));
+    });
+}
+
+#[test]
+fn what_a_volume_says_that_has_not_heard_of_a_restart_begins_no_handover() {
+    play(|scene| async move {
+        scene.fill(64).await;
+        let (together, follows) = Together::begin(&scene);
+        together.baton.peer_restarted();
+        // Meanwhile the other volume's copying comes to its end, and says so.
+        scene.handle.sleep(LONG).await;
+        let attempts = scene.control.progress.borrow().last().unwrap().attempt;
+        assert_eq!((attempts, together.told.borrow().len()), (0, 0));
+        scene.handle.spawn(follows);
+        together.asked(&scene).await;
+    });
+}
