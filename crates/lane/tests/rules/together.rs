@@ -1,8 +1,6 @@
 //! Volumes that leave together, of which one is on a thread that is slow to hear: a restart of the target's host counts from
 //! the moment at which the conductor hears of it.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
