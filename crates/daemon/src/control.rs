@@ -120,8 +120,12 @@ impl Control for LaneControl {
         Some(self.chronicles.keeper())
     }
 
-    fn stop_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
-        Box::pin(self.moving.stop(migration))
+    fn stop_machine(
+        &self,
+        migration: MigrationId,
+        paused: futures_channel::oneshot::Sender<()>,
+    ) -> LaneFuture<Result<(), String>> {
+        Box::pin(self.moving.stop(migration, paused))
     }
 
     fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {

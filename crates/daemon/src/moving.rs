@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures_channel::oneshot;
 use hypervisor::qemu::Machine;
 use migration::journal::Outcome;
 use migration::{MigrationId, Phase};
@@ -111,10 +112,14 @@ impl Moving {
     }
 
     /// Brings the machine of a migration to a stand; called on a lane's thread. See [`lane::Control::stop_machine`].
-    pub(crate) fn stop(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
+    pub(crate) fn stop(
+        &self,
+        migration: MigrationId,
+        paused: oneshot::Sender<()>,
+    ) -> impl Future<Output = Result<(), String>> + use<> {
         let task = lock(&self.leaving).get_mut(&migration).map(|departure| {
             let leaving = Arc::clone(&departure.leaving);
-            let task = self.runtime.spawn(async move { leaving.stop().await });
+            let task = self.runtime.spawn(async move { leaving.stop(paused).await });
             departure.stops = Some(task.abort_handle());
             task
         });

@@ -7,6 +7,7 @@ use std::future::{Future, ready};
 use std::pin::Pin;
 use std::rc::Rc;
 
+use futures_channel::oneshot;
 use migration::journal::{ImageLocation, Outcome, Record, Summary};
 use migration::recovery::Retirement;
 use migration::strategy::Tally;
@@ -33,11 +34,16 @@ pub trait Control {
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>>;
 
     /// Copies the memory of the machine that goes along with its volumes, and brings it to a stand: when this resolves,
-    /// it stands still here and is loaded at the target, or the text says why not (design §5.15).
+    /// it stands still here and is loaded at the target, or the text says why not (design §5.15). `paused` is told when it
+    /// does nothing any more, and only its hypervisor still may; whoever cannot say that drops it.
     ///
     /// What [`Control::entered`] tells afterwards decides: [`Phase::Discarding`] lets it go on here.
-    fn stop_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
-        let _ = migration;
+    fn stop_machine(
+        &self,
+        migration: MigrationId,
+        paused: oneshot::Sender<()>,
+    ) -> LaneFuture<Result<(), String>> {
+        let _ = (migration, paused);
         Box::pin(ready(Err(NO_MACHINE.to_owned())))
     }
 

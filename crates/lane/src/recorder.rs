@@ -13,6 +13,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Handle;
+use futures_channel::oneshot;
 use migration::journal::{ImageLocation, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase, Progress};
@@ -162,8 +163,12 @@ impl Control for Recorder {
     }
 
     /// Passthrough.
-    fn stop_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
-        self.below.stop_machine(migration)
+    fn stop_machine(
+        &self,
+        migration: MigrationId,
+        paused: oneshot::Sender<()>,
+    ) -> LaneFuture<Result<(), String>> {
+        self.below.stop_machine(migration, paused)
     }
 
     /// Passthrough.

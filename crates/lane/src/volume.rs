@@ -140,6 +140,11 @@ impl Volume {
         self.gate.drained()
     }
 
+    /// Resolves to true when a request waits at the closed gate, and to false when the gate is no longer closed.
+    pub(crate) fn holds_a_request(&self) -> impl Future<Output = bool> + use<> {
+        self.gate.holds_a_request()
+    }
+
     /// Lets reads through, and holds whatever changes the volume.
     pub(crate) fn open_for_reading(&self) {
         self.gate.set_mode(GateMode::ReadsOnly);

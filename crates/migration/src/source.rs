@@ -6,6 +6,7 @@
 
 mod answer;
 mod attempt;
+mod early;
 mod event;
 
 use std::collections::VecDeque;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use answer::discarded;
 use attempt::Standing;
+use early::Early;
 
 use crate::handover::Handover;
 use crate::identity::{Attempt, CommitId, VolumeIndex};
@@ -43,6 +45,7 @@ pub struct Source {
     /// Tries below or at this will not be released; durable in the journal.
     aborted: Attempt,
     replicas: Vec<Standing>,
+    early: Early,
     /// A failure, or a wish to end, that came while the release was undecided.
     pending_end: Option<Outcome>,
     last_commit: CommitId,
@@ -122,6 +125,7 @@ impl Source {
     pub fn new(now: Duration, settings: SourceSettings) -> Self {
         Self {
             replicas: vec![Standing::Behind; settings.volumes.len()],
+            early: Early::default(),
             settings,
             began: now,
             state: State::Copying { not_before: now },
@@ -172,8 +176,10 @@ impl Source {
                 self.end_before_release(Outcome::Failed { code, detail });
             }
             SourceEvent::Cancel => self.end_before_release(Outcome::Cancelled),
+            SourceEvent::MachinePaused => self.machine_paused(now),
             SourceEvent::MachineStopped(result) => self.machine_stopped(now, result),
             SourceEvent::GateClosed { volume, attempt } => self.gate_closed(now, volume, attempt),
+            SourceEvent::RequestHeld { attempt, .. } => self.request_held(attempt),
             SourceEvent::Flushed { volume, attempt, result } => self.flushed(now, volume, attempt, result),
             SourceEvent::Committed { commit, result } => {
                 if commit == self.last_commit {
@@ -194,6 +200,8 @@ impl Source {
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         match &mut self.state {
+            // The machine is waited for, and that has a deadline of its own.
+            State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => {}
             State::Closing { began, .. } if now >= *began + self.settings.switch_over_max => {
                 self.give_up_attempt(now);
             }
@@ -247,6 +255,7 @@ impl Source {
             State::Copying { not_before } => self
                 .all_at_least(Standing::NearEnough)
                 .then_some((*not_before, "a pause before the next try at the handover")),
+            State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => None,
             State::Closing { began, open } => {
                 let reason = if open.is_empty() {
                     "what is on its way to the target to arrive"
@@ -277,6 +286,9 @@ impl Source {
         match &self.state {
             State::Settling { .. } => Some("the source's stores to be flushed"),
             State::MovingMemory => Some("the machine's memory to be copied"),
+            State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => {
+                Some("the machine to be loaded at the target")
+            }
             State::Releasing { retry_at: None, .. }
             | State::Ending { retry_at: None, .. }
             | State::Discarding { step: DiscardStep::Aborting { retry_at: None }, .. } => Some("the journal"),
@@ -290,6 +302,7 @@ impl Source {
         match &self.state {
             State::Copying { .. } | State::Settling { .. } => Phase::Copying,
             State::MovingMemory => Phase::Memory,
+            State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => Phase::Memory,
             State::Closing { .. } => Phase::Closing,
             State::Preparing { .. } => Phase::Preparing,
             State::Releasing { .. } => Phase::Releasing,

@@ -11,6 +11,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_channel::oneshot;
 use hypervisor::qemu::{Machine, MachineError, MemoryOptions, MemoryProgress, MigrationStatus, RunState};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -110,11 +111,12 @@ impl Leaving {
     }
 
     /// Copies the memory and brings the machine to a stand, loaded at the target. That the future is dropped breaks the
-    /// stream; [`Leaving::go_on`] lets the machine run again.
+    /// stream; [`Leaving::go_on`] lets the machine run again. `paused` is told when the machine does nothing any more, while
+    /// its last memory and its devices are still sent.
     ///
     /// # Errors
     /// Why it was not moved: the machine may stand still.
-    pub(crate) async fn stop(&self) -> Result<(), String> {
+    pub(crate) async fn stop(&self, paused: oneshot::Sender<()>) -> Result<(), String> {
         self.line.say(&Word::Start);
         let waits = timeout(START_MAX, self.line.hear(&Heard::Waiting)).await;
         waits.map_err(|_| overdue("the machine to be started at the target", START_MAX))??;
@@ -132,7 +134,7 @@ impl Leaving {
             }
         };
         tokio::select! {
-            sent = self.send() => sent,
+            sent = self.send(paused) => sent,
             reason = breaks => Err(reason),
             reason = self.line.failed() => Err(reason),
         }
@@ -180,13 +182,15 @@ impl Leaving {
         }
     }
 
-    async fn send(&self) -> Result<(), String> {
+    async fn send(&self, told: oneshot::Sender<()>) -> Result<(), String> {
         let paused = [MigrationStatus::PreSwitchover];
         tokio::select! {
             reached = self.machine.await_status(&paused, MEMORY_MAX) => drop(reached.map_err(explain)?),
             hopeless = self.converge() => return Err(hopeless),
         }
         self.account.send_modify(|account| account.stopped = Some(Instant::now()));
+        // Nobody waits for it if the migration has ended meanwhile.
+        let _ = told.send(());
         let limit = DEVICE_MAX + self.downtime_max;
         let switched = timeout(limit, async {
             self.machine.switch_over().await.map_err(explain)?;

@@ -52,7 +52,7 @@ pub struct SourceConductor {
     pub(super) source: Source,
     pub(super) to_target: Post<ToTarget>,
     pub(super) phase: Rc<Cell<Phase>>,
-    sender: mpsc::UnboundedSender<Event>,
+    pub(super) sender: mpsc::UnboundedSender<Event>,
     events: mpsc::UnboundedReceiver<Event>,
     pub(super) report_at: Duration,
     /// Set at the commit point.

@@ -1,13 +1,14 @@
 //! What the source's machine asks for.
 
 use chronicle::Generation;
+use futures_channel::oneshot;
 use migration::recovery::Retirement;
 use migration::source::{SourceAction, SourceEvent};
 use migration::{Phase, VolumeId};
 use tracing::{error, info};
 
 use super::source_part::SourceOrder;
-use super::{SourceConductor, left_over};
+use super::{Event, SourceConductor, left_over};
 use crate::control::Report;
 
 impl SourceConductor {
@@ -15,8 +16,16 @@ impl SourceConductor {
         match action {
             SourceAction::Enter(phase) => self.enter(phase),
             SourceAction::StopMachine => {
-                let stopped = self.control.stop_machine(self.migration);
+                let (paused, is_paused) = oneshot::channel();
+                let stopped = self.control.stop_machine(self.migration, paused);
                 self.spawn(async move { SourceEvent::MachineStopped(stopped.await) });
+                let events = self.sender.clone();
+                self.handle.spawn(async move {
+                    if is_paused.await.is_ok() {
+                        // The conductor is gone only when the migration has ended.
+                        let _ = events.unbounded_send(Event::Source(SourceEvent::MachinePaused));
+                    }
+                });
             }
             SourceAction::CloseGate { volume, attempt } => {
                 self.order(volume, SourceOrder::CloseGate(attempt));

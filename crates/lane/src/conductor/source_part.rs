@@ -28,7 +28,7 @@ use crate::copy::VolumeCopy;
 /// What a conductor has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SourceOrder {
-    /// Hold its requests, and say when none is in flight.
+    /// Hold its requests, and say when none is in flight, and when one waits.
     CloseGate(Attempt),
     /// Let them go on.
     OpenGate,
@@ -116,6 +116,7 @@ impl SourcePart {
                     closed.await;
                     SourceEvent::GateClosed { volume: index, attempt }
                 });
+                self.say_if_held(attempt);
             }
             SourceOrder::OpenGate => {
                 self.tell_copy(VolumeEvent::GateOpens);
@@ -234,6 +235,18 @@ impl SourcePart {
         if self.copy.replace(None).is_some() {
             self.leaving.volume.remove_mirror();
         }
+    }
+
+    /// Says it once if a request waits at the gate that has just been closed.
+    fn say_if_held(&self, attempt: Attempt) {
+        let (events, volume) = (self.events.clone(), self.index);
+        let held = self.leaving.volume.holds_a_request();
+        self.handle.spawn(async move {
+            if held.await {
+                // The conductor is gone only when the migration has ended.
+                let _ = events.unbounded_send(Event::Source(SourceEvent::RequestHeld { volume, attempt }));
+            }
+        });
     }
 
     fn tell_progress(&self) {

@@ -35,12 +35,14 @@ pub enum GateMode {
 
 /// The gate of one volume.
 pub struct Gate {
-    mode: Cell<GateMode>,
+    mode: Rc<Cell<GateMode>>,
     below: RefCell<Below>,
     /// The counts of former stacks that still have requests.
     former: RefCell<Vec<Rc<Cell<usize>>>>,
     /// Requests below the gate, whichever stack they took.
     in_flight: Rc<Cell<usize>>,
+    /// Requests that wait at the gate.
+    held: Rc<Cell<usize>>,
     /// Requests that change the volume, let through so far.
     changes: Cell<u64>,
     changed: Rc<Signal>,
@@ -60,6 +62,9 @@ struct Pass {
     changed: Rc<Signal>,
 }
 
+/// A request that waits at the gate, until this is dropped.
+struct Waits(Rc<Cell<usize>>);
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     Read,
@@ -70,10 +75,11 @@ impl Gate {
     /// Makes an open gate above `below`.
     pub fn new(below: Rc<dyn BlockDevice>) -> Self {
         Self {
-            mode: Cell::default(),
+            mode: Rc::default(),
             below: RefCell::new(Below { device: below, requests: Rc::default() }),
             former: RefCell::default(),
             in_flight: Rc::default(),
+            held: Rc::default(),
             changes: Cell::default(),
             changed: Rc::default(),
         }
@@ -106,6 +112,18 @@ impl Gate {
         async move { changed.wait_for(|| (in_flight.get() == 0).then_some(())).await }
     }
 
+    /// Resolves to true when a request waits at the gate, and to false when the gate is no longer one that holds all.
+    pub fn holds_a_request(&self) -> impl Future<Output = bool> + use<> {
+        let (mode, held, changed) = (Rc::clone(&self.mode), Rc::clone(&self.held), Rc::clone(&self.changed));
+        async move {
+            let looks = || match mode.get() {
+                GateMode::Hold => (held.get() > 0).then_some(true),
+                GateMode::Open | GateMode::ReadsOnly => Some(false),
+            };
+            changed.wait_for(looks).await
+        }
+    }
+
     /// Puts another stack below the gate; resolves when no request is in any of the former ones any more.
     ///
     /// The change is made at once, whether or not the future is polled.
@@ -123,7 +141,10 @@ impl Gate {
     }
 
     async fn enter(&self, access: Access) -> Pass {
-        self.changed.wait_for(|| self.admits(access).then_some(())).await;
+        if !self.admits(access) {
+            let _waits = Waits::at(self);
+            self.changed.wait_for(|| self.admits(access).then_some(())).await;
+        }
         if access == Access::Change {
             self.changes.set(self.changes.get() + 1);
         }
@@ -194,6 +215,20 @@ impl BlockDevice for Gate {
             let pass = self.enter(Access::Read).await;
             pass.below.device.allocation(range).await
         })
+    }
+}
+
+impl Waits {
+    fn at(gate: &Gate) -> Self {
+        gate.held.set(gate.held.get() + 1);
+        gate.changed.notify();
+        Self(Rc::clone(&gate.held))
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 

@@ -135,6 +135,30 @@ fn a_gate_is_drained_only_when_no_request_is_below_it() {
 }
 
 #[test]
+fn a_request_that_waits_at_a_closed_gate_is_told() {
+    play(|scene| async move {
+        let gate = Rc::new(Gate::new(Rc::new(MemoryStore::new(SIZE))));
+        assert!(!gate.holds_a_request().await, "an open gate holds nothing");
+        gate.set_mode(GateMode::Hold);
+        let told = Rc::new(Cell::new(None));
+        let (holds, tells) = (gate.holds_a_request(), Rc::clone(&told));
+        scene.handle.spawn(async move { tells.set(Some(holds.await)) });
+        scene.handle.sleep(Duration::from_millis(1)).await;
+        assert_eq!(told.get(), None);
+        let held = Rc::clone(&gate);
+        started(&scene, async move { held.flush().await });
+        scene.handle.sleep(Duration::from_millis(1)).await;
+        assert_eq!(told.get(), Some(true));
+        gate.set_mode(GateMode::Open);
+        scene.handle.sleep(Duration::from_millis(1)).await;
+        gate.set_mode(GateMode::Hold);
+        let reopened = gate.holds_a_request();
+        gate.set_mode(GateMode::Open);
+        assert!(!reopened.await);
+    });
+}
+
+#[test]
 fn a_gate_for_reads_only_holds_whatever_changes_the_volume() {
     play(|scene| async move {
         let gate = Rc::new(Gate::new(Rc::new(MemoryStore::new(SIZE))));

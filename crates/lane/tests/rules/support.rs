@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::cell::{Cell, RefCell};
+use std::future::pending;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use block::{
     BlockDevice, Buffer, BufferPool, ByteRange, Driver, Durability, Executor, Handle, MemoryStore, ZeroMode,
 };
 use chronicle::{BlockSize, Generation};
+use futures_channel::oneshot;
 use lane::{
     Baton, Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TargetContent,
     TimeLimits, Volume,
@@ -222,6 +224,12 @@ impl Control for Remembering {
             }
             Ok(())
         })
+    }
+
+    /// The machine is paused at once, and its hypervisor never has done with it.
+    fn stop_machine(&self, _: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
+        paused.send(()).unwrap();
+        Box::pin(pending())
     }
 
     fn retire(&self, image: ImageLocation, _: Retirement) -> LaneFuture<Result<(), ControlFault>> {

@@ -1,7 +1,7 @@
 //! Volumes that leave together, of which one is on a thread that is slow to hear: a restart of the target's host counts from
-//! the moment at which the conductor hears of it.
+//! the moment at which the conductor hears of it. And with a machine: what its hypervisor still wants of them is not held.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ struct Together {
 
 impl Together {
     /// Begins; what is returned is the other volume's thread, which hears nothing before it is run.
-    fn begin(scene: &Scene) -> (Self, impl Future<Output = ()> + use<>) {
+    fn begin(scene: &Scene, moves: Moves) -> (Self, impl Future<Output = ()> + use<>) {
         let (source, target) = (Store::new(&scene.handle), Store::new(&scene.handle));
         let other = Volume::new(VolumeId([8; 16]), BlockSize::DEFAULT, GENERATION, source.device);
         let leaving = |volume: &Rc<Volume>, target: &Rc<dyn BlockDevice>| LeavingVolume {
@@ -63,7 +63,7 @@ impl Together {
             copying,
             switch_over_max: LIMITS.switch_over_max,
             peer: Peer::OtherHost,
-            moves: Moves::Volumes,
+            moves,
         };
         let told = Rc::<RefCell<Vec<ToTarget>>>::default();
         let tells = Rc::clone(&told);
@@ -93,7 +93,7 @@ impl Together {
 fn nothing_is_released_on_the_word_of_a_target_that_has_restarted_since() {
     play(|scene| async move {
         scene.fill(64).await;
-        let (together, follows) = Together::begin(&scene);
+        let (together, follows) = Together::begin(&scene, Moves::Volumes);
         scene.handle.spawn(follows);
         let attempt = together.asked(&scene).await;
         // Both are there before the conductor is.
@@ -109,7 +109,7 @@ fn nothing_is_released_on_the_word_of_a_target_that_has_restarted_since() {
 fn what_a_volume_says_that_has_not_heard_of_a_restart_begins_no_handover() {
     play(|scene| async move {
         scene.fill(64).await;
-        let (together, follows) = Together::begin(&scene);
+        let (together, follows) = Together::begin(&scene, Moves::Volumes);
         together.baton.peer_restarted();
         // Meanwhile the other volume's copying comes to its end, and says so.
         scene.handle.sleep(LONG).await;
@@ -117,5 +117,21 @@ fn what_a_volume_says_that_has_not_heard_of_a_restart_begins_no_handover() {
         assert_eq!((attempts, together.told.borrow().len()), (0, 0));
         scene.handle.spawn(follows);
         together.asked(&scene).await;
+    });
+}
+
+#[test]
+fn what_a_hypervisor_still_wants_of_its_disks_is_not_held() {
+    play(|scene| async move {
+        scene.fill(64).await;
+        let (together, follows) = Together::begin(&scene, Moves::Machine);
+        scene.handle.spawn(follows);
+        let attempt = together.asked(&scene).await;
+        let (device, answered) = (scene.device(), Rc::new(Cell::new(false)));
+        let tells = Rc::clone(&answered);
+        scene.handle.spawn(async move { tells.set(device.flush().await.is_ok()) });
+        scene.handle.sleep(LONG).await;
+        assert!(answered.get(), "the machine would not come to an end");
+        assert_eq!(together.told.borrow().last(), Some(&ToTarget::Abort(attempt)));
     });
 }

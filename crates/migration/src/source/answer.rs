@@ -21,7 +21,8 @@ impl Source {
 
     pub(super) fn committed(&mut self, now: Duration, result: Result<(), CommitFault>) {
         match (&mut self.state, result) {
-            (State::Copying { .. }, Ok(())) => {
+            // With a machine: of its early try.
+            (State::Copying { .. } | State::MovingMemory, Ok(())) => {
                 self.aborted = self.attempt;
                 self.actions.push_back(SourceAction::Send(ToTarget::Abort(self.attempt)));
             }

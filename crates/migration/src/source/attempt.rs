@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use chronicle::Generation;
 
+use super::early::Early;
 use super::{DiscardStep, Moves, ReleaseFate, Source, SourceAction, State};
 use crate::identity::{Attempt, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, Outcome, Record};
@@ -31,6 +32,7 @@ impl Source {
             {
                 self.rest(now);
             }
+            (State::MovingMemory, Standing::NearEnough | Standing::Synchronised) => self.try_early(now),
             (State::Closing { open, .. }, _) if open.is_empty() => self.prepare_if_complete(now),
             // N.B. what is lost while the target promises may come back without being durable: its promise is of before.
             (State::Preparing { .. }, Standing::Behind | Standing::NearEnough) => self.give_up_attempt(now),
@@ -73,31 +75,27 @@ impl Source {
             Moves::Volumes => self.close_gates(now),
             Moves::Machine => {
                 self.state = State::MovingMemory;
+                self.early = Early::NotYet;
                 self.actions.push_back(SourceAction::Enter(Phase::Memory));
                 self.actions.push_back(SourceAction::StopMachine);
             }
         }
     }
 
-    /// **N.B.** Not before the machine stands still: one whose requests are held does not come to a stand (hard case 16).
-    pub(super) fn machine_stopped(&mut self, now: Duration, result: Result<(), String>) {
-        if !matches!(self.state, State::MovingMemory) {
-            return;
-        }
-        match result {
-            Ok(()) => self.close_gates(now),
-            Err(detail) => {
-                self.end_before_release(Outcome::Failed { code: FailureCode::MachineStayed, detail });
-            }
-        }
-    }
-
-    fn close_gates(&mut self, now: Duration) {
+    /// **N.B.** With a machine, not before it stands still: one whose requests are held does not come to a stand (hard case 16).
+    pub(super) fn close_gates(&mut self, now: Duration) {
         let attempt = self.attempt;
         self.state = State::Closing { open: self.volumes().collect(), began: now };
-        self.actions.push_back(SourceAction::Enter(Phase::Closing));
+        self.enter_if_not_early(Phase::Closing);
         let close = self.volumes().map(|volume| SourceAction::CloseGate { volume, attempt });
         self.actions.extend(close);
+    }
+
+    /// An early try is a part of the memory's phase.
+    fn enter_if_not_early(&mut self, phase: Phase) {
+        if self.early != Early::UnderWay {
+            self.actions.push_back(SourceAction::Enter(phase));
+        }
     }
 
     pub(super) fn gate_closed(&mut self, now: Duration, volume: VolumeIndex, attempt: Attempt) {
@@ -128,7 +126,7 @@ impl Source {
         let unflushed =
             if broken(Bug::SourceCache) { Vec::new() } else { self.volumes().collect::<Vec<_>>() };
         let flush = unflushed.clone().into_iter().map(|volume| SourceAction::Flush { volume, attempt });
-        self.actions.push_back(SourceAction::Enter(Phase::Preparing));
+        self.enter_if_not_early(Phase::Preparing);
         self.actions.push_back(SourceAction::Send(ToTarget::Prepare(attempt)));
         self.actions.extend(flush);
         self.state = State::Preparing { prepared: false, unflushed, gates_closing_at, began: now };
@@ -166,7 +164,7 @@ impl Source {
         if unflushed.is_empty() && !self.all_at_least(Standing::Synchronised) {
             // The target lost what it had applied, perhaps before its flush could make it durable (hard case 13).
             self.give_up_attempt(now);
-        } else if unflushed.is_empty() {
+        } else if unflushed.is_empty() && self.early != Early::UnderWay {
             let gates_closing_at = *gates_closing_at;
             self.note_prepared(now);
             self.actions.push_back(SourceAction::Enter(Phase::Releasing));
@@ -192,6 +190,10 @@ impl Source {
 
     /// Ends a try before the commit point: the guests go on at once, the target is told when that is durable.
     pub(super) fn give_up_attempt(&mut self, now: Duration) {
+        if self.early == Early::UnderWay {
+            self.give_up_early();
+            return;
+        }
         let told = !matches!(self.state, State::Settling { .. } | State::Closing { .. });
         if self.settings.moves == Moves::Machine && !matches!(self.state, State::Settling { .. }) {
             self.keep_machine();
@@ -246,6 +248,7 @@ impl Source {
                 if closed {
                     self.actions.extend(self.volumes().map(SourceAction::OpenGate));
                 }
+                self.early = Early::Over;
                 self.state = State::Discarding { outcome, step: DiscardStep::Aborting { retry_at: None } };
                 self.commit_abort();
             }

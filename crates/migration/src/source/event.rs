@@ -70,6 +70,13 @@ pub enum SourceEvent {
         /// For which try.
         attempt: Attempt,
     },
+    /// A request waits at a volume's gate, which was closed for a try.
+    RequestHeld {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// For which try.
+        attempt: Attempt,
+    },
     /// A flush of a volume's store has ended.
     Flushed {
         /// Which volume.
@@ -88,6 +95,8 @@ pub enum SourceEvent {
     },
     /// The target says something.
     Received(ToSource),
+    /// The machine stands still at the source; its hypervisor has not done with it yet, and may ask for something of its disks.
+    MachinePaused,
     /// The machine stands still at the source and is loaded, still, at the target; or why it does not.
     MachineStopped(Result<(), String>),
     /// Somebody wants the migration to end. Too late from [`Phase::Releasing`] on.
@@ -106,7 +115,7 @@ pub enum SourceAction {
     Enter(Phase),
     /// Copy the memory of the machine, and bring it to a stand. Until then its disks are mirrored.
     StopMachine,
-    /// Hold a volume's requests, and say when none is in flight.
+    /// Hold a volume's requests, and say when none is in flight, and when one waits.
     CloseGate {
         /// Which volume.
         volume: VolumeIndex,

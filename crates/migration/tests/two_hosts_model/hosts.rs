@@ -279,7 +279,11 @@ impl Giving {
         match event {
             SourceEvent::Synchronised(_) => self.synchronised = true,
             SourceEvent::Behind(_) => self.synchronised = false,
-            SourceEvent::MachineStopped(Ok(())) if self.phase == Phase::Memory => self.guest = Guest::Stands,
+            SourceEvent::MachinePaused | SourceEvent::MachineStopped(Ok(()))
+                if self.phase == Phase::Memory =>
+            {
+                self.guest = Guest::Stands;
+            }
             _ => {}
         }
         if let Some(machine) = &mut self.machine {
@@ -311,12 +315,18 @@ impl Giving {
                         self.guest = Guest::Runs;
                     }
                 }
-                SourceAction::StopMachine => self.pending.push(SourceEvent::MachineStopped(Ok(()))),
+                SourceAction::StopMachine => {
+                    self.pending.push(SourceEvent::MachinePaused);
+                    self.pending.push(SourceEvent::MachineStopped(Ok(())));
+                }
                 SourceAction::CloseGate { volume, attempt } => {
                     let stands = self.moves == Moves::Volumes || self.guest == Guest::Stands;
                     assert!(stands, "a gate closes below a machine that runs");
                     self.is_open = false;
                     self.pending.push(SourceEvent::GateClosed { volume, attempt });
+                    if self.version.is_multiple_of(3) {
+                        self.pending.push(SourceEvent::RequestHeld { volume, attempt });
+                    }
                 }
                 SourceAction::OpenGate(_) => {
                     self.is_open = true;

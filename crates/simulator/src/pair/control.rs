@@ -68,9 +68,9 @@ impl Control for PairControl {
         self.delete(image)
     }
 
-    fn stop_machine(&self, _: MigrationId) -> LaneFuture<Result<(), String>> {
+    fn stop_machine(&self, _: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
         match self.machine() {
-            Some(machine) => machine.stop(&self.party),
+            Some(machine) => machine.stop(&self.party, paused),
             None => Box::pin(std::future::ready(Err("there is none".to_owned()))),
         }
     }

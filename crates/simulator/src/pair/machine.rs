@@ -25,6 +25,8 @@ const SEEDS_PERCENT: u64 = 40;
 const MEMORY_MAX: Duration = Duration::from_millis(200);
 /// How long it takes at most until it runs at the target.
 const START_MAX: Duration = Duration::from_millis(10);
+/// Of so many attempts of a hundred it is told that it is paused; then it is told before its memory has arrived, or too late.
+const PAUSE_IS_TOLD_PERCENT: u64 = 80;
 /// Of so many attempts of a hundred its memory arrives, and it starts at the target.
 const SUCCEEDS_PERCENT: u64 = 85;
 
@@ -62,8 +64,24 @@ impl SimMachine {
         })
     }
 
-    /// Copies its memory and brings it to a stand, unless the daemon goes before that.
-    pub(super) fn stop(self: &Rc<Self>, daemon: &Weak<Party>) -> LaneFuture<Result<(), String>> {
+    /// Copies its memory and brings it to a stand, unless the daemon goes before that. Its hypervisor has paused it some time
+    /// before that, and may say so.
+    pub(super) fn stop(
+        self: &Rc<Self>,
+        daemon: &Weak<Party>,
+        paused: oneshot::Sender<()>,
+    ) -> LaneFuture<Result<(), String>> {
+        let at = {
+            let mut random = self.random.borrow_mut();
+            let at = random.duration(Duration::from_micros(50), MEMORY_MAX);
+            random.percent(PAUSE_IS_TOLD_PERCENT).then_some(at)
+        };
+        if let Some(at) = at {
+            self.world.clock.after(at, move || {
+                // The daemon, or the lane, may be gone.
+                let _ = paused.send(());
+            });
+        }
         self.after(MEMORY_MAX, daemon, |machine, succeeds| {
             if machine.at.get() != At::Runs(Place::A) {
                 let at = machine.at.get();
