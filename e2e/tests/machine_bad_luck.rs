@@ -57,6 +57,7 @@ fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_dis
         Target,
     }
     let steps = [
+        (Killed::Target, "after-launch"),
         (Killed::Source, "before-released"),
         (Killed::Target, "after-prepared"),
         (Killed::Source, "after-released"),

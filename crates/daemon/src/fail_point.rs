@@ -49,6 +49,8 @@ pub enum Step {
     Retire,
     /// A compacted journal takes the place of the old one.
     Compact,
+    /// The process of a machine is started.
+    Launch,
 }
 
 /// Where the process is to end, if anywhere.
@@ -151,7 +153,7 @@ fn parse(text: &str) -> Option<Armed> {
 
 impl Step {
     /// All steps.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Added,
         Self::Removed,
         Self::Started,
@@ -168,6 +170,7 @@ impl Step {
         Self::Discard,
         Self::Retire,
         Self::Compact,
+        Self::Launch,
     ];
 
     /// The name in [`VARIABLE`].
@@ -189,6 +192,7 @@ impl Step {
             Self::Discard => "discard",
             Self::Retire => "retire",
             Self::Compact => "compact",
+            Self::Launch => "launch",
         }
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::catalogue::Fate;
 use super::process::{self, Process};
 use super::{Alive, END_DEADLINE, Ending, Life, START_DEADLINE, VmError, Vms, parcel};
+use crate::fail_point::{self, Step};
 use crate::sockets::SocketFolder;
 
 /// Only the user that runs the daemon may steer machines.
@@ -76,6 +77,7 @@ impl Vms {
             let program = command.first().cloned().unwrap_or_default();
             let mut child =
                 child.map_err(|source| VmError::Program { vm: name.to_owned(), program, source })?;
+            fail_point::after(Step::Launch);
             let connected = tokio::select! {
                 connected = Machine::connect_within(&monitor, START_DEADLINE) => connected,
                 _ = child.wait() => return Err(self.last_words(name)),
@@ -163,10 +165,13 @@ impl Vms {
         Ok(Alive { machine: Arc::new(machine), process: Arc::new(process) })
     }
 
-    /// Finds a machine by its monitor; `None`: nobody listens there.
+    /// Finds a machine by its monitor; `None`: nobody listens there, and its process has ended.
     ///
-    /// A QEMU whose disk waits for the daemon may be silent for a while: it is waited for.
+    /// A QEMU whose disk waits for the daemon may be silent for a while: it is waited for. So is one that does not listen
+    /// yet: the daemon may have been killed just after it had started it. **N.B.** A machine that is taken for ended is
+    /// started anew, and then there are two.
     async fn find(&self, name: &str) -> Option<(Alive, Events)> {
+        let mut is_told = false;
         loop {
             match Machine::connect(&self.monitor(name)).await {
                 Ok(machine) => {
@@ -179,7 +184,15 @@ impl Vms {
                         return Some((alive, events));
                     }
                 }
-                Err(error) if error.is_gone() => return None,
+                Err(error) if error.is_gone() => {
+                    let process = Process::of_log(&self.log(name))?;
+                    if !std::mem::replace(&mut is_told, true) {
+                        let process = process.id();
+                        tracing::warn!(vm = %name, process, "the machine's process does not listen at its monitor; it is waited for until it does, or has ended");
+                    }
+                    let _ = timeout(MONITOR_INTERVAL, process.ended()).await;
+                    continue;
+                }
                 Err(error) => tracing::warn!(vm = %name, %error, "the machine's monitor does not answer yet"),
             }
             sleep(MONITOR_INTERVAL).await;

@@ -1,8 +1,9 @@
 //! QEMU's process: started so that it outlives the daemon, known again by the kernel, never by a number alone.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -77,6 +78,24 @@ impl Process {
         Ok(Self { id, descriptor })
     }
 
+    /// Finds the process whose words go to this log, if one does that: it was started by [`start`], perhaps by an earlier
+    /// daemon, and has not ended.
+    pub(super) fn of_log(log: &Path) -> Option<Self> {
+        let same = |one: &Metadata, other: &Metadata| (one.dev(), one.ino()) == (other.dev(), other.ino());
+        let log = std::fs::metadata(log).ok()?;
+        let processes = std::fs::read_dir("/proc").ok()?.filter_map(|entry| {
+            let id: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            // Those of other users cannot be looked at, and are none that the daemon has started.
+            let says = std::fs::metadata(format!("/proc/{id}/fd/1")).ok()?;
+            same(&says, &log).then_some(id)
+        });
+        // N.B. that its words still go there after it was taken hold of proves that it is the one.
+        processes.filter_map(|id| Some((id, Self::open(id).ok()?))).find_map(|(id, process)| {
+            let says = std::fs::metadata(format!("/proc/{id}/fd/1")).ok()?;
+            same(&says, &log).then_some(process)
+        })
+    }
+
     /// Its number.
     pub(super) fn id(&self) -> i32 {
         self.id
@@ -110,10 +129,13 @@ mod tests {
         let mut child =
             start(&shell("echo one; echo two >&2; exec cat /dev/zero"), folder.path(), &log).unwrap();
         let process = Process::open(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+        assert_eq!(Process::of_log(&log).unwrap().id(), process.id());
+        assert!(Process::of_log(&folder.path().join("none")).is_none());
         process.kill();
         process.ended().await;
         process.ended().await;
         assert!(!child.wait().await.unwrap().success());
+        assert!(Process::of_log(&log).is_none(), "it has ended");
         // The number is free, and may be another's.
         process.kill();
         let mut child = start(&shell("echo one; echo two >&2"), folder.path(), &log).unwrap();
