@@ -25,7 +25,7 @@ pub mod vm;
 mod wait;
 mod wire;
 
-pub use self::pair::{Pair, play_pair};
+pub use self::pair::{Pair, play_pair, play_pair_with_mounts};
 pub use self::program::{Outcome, Program};
 pub use self::scene::{Scene, play, play_unstarted, play_with_mounts};
 pub use self::wait::{DEADLINE, until};

@@ -42,6 +42,17 @@ pub fn play_pair(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     }
 }
 
+/// As [`play_pair`], for a test that mounts; without root it is left out.
+///
+/// # Panics
+/// If the test fails: with its error, and both daemons' logs.
+pub fn play_pair_with_mounts(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
+    if !rustix::process::geteuid().is_root() {
+        return omission::machine_lacks("root, which mounting needs");
+    }
+    play_pair(test);
+}
+
 impl Pair {
     /// Makes two hosts, pairs them, and leaves both daemons ready.
     ///
