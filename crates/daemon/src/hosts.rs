@@ -21,8 +21,9 @@ use transport::{
     Settings, Token,
 };
 
-use self::known::{Known, KnownError};
+use self::known::Known;
 use crate::config::{Config, HostsConfig};
+use crate::listing::ListingError;
 
 /// Name of the identity's folder in the data folder.
 const IDENTITY_FOLDER: &str = "identity";
@@ -78,7 +79,7 @@ pub(crate) enum HostsError {
     Identity(#[from] IdentityError),
     /// The list of hosts cannot be changed.
     #[error(transparent)]
-    Known(#[from] KnownError),
+    Known(#[from] ListingError),
     /// What was given is no token.
     #[error(transparent)]
     Token(#[from] GarbledToken),

@@ -32,6 +32,7 @@ mod http;
 mod images;
 mod journal;
 mod kept;
+mod listing;
 mod lock;
 mod migrations;
 mod moving;

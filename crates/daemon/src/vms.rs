@@ -148,7 +148,7 @@ impl Vms {
         let catalogue = Catalogue::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let adoptions = Adoptions::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let mut entries = BTreeMap::new();
-        for record in catalogue.iter().flat_map(Catalogue::records) {
+        for record in catalogue.iter().flat_map(Catalogue::list) {
             if record.monitor.is_some() && record.standing == Standing::Home {
                 // It was taken in, and its move never began: it is adopted, and no more.
                 continue;
@@ -317,7 +317,7 @@ impl Vms {
     /// Forgets a machine durably; its files stay, and its QEMU is nobody's if it is there.
     fn forget(&self, name: &str) -> Result<(), VmError> {
         let mut entries = self.entries();
-        self.catalogue()?.delete(name)?;
+        self.catalogue()?.remove(name)?;
         if let Some(watch) = entries.remove(name).and_then(|entry| entry.watch) {
             // It is connected to the monitor.
             watch.abort();

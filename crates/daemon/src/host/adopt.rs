@@ -331,7 +331,7 @@ impl Host {
 
     async fn forget_adopted(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
         let (host, name) = (Arc::clone(self), name.to_owned());
-        blocking(move || Ok(host.adoptions()?.delete(&name).map_err(VmError::from)?)).await
+        blocking(move || Ok(host.adoptions()?.remove(&name).map(drop).map_err(VmError::from)?)).await
     }
 }
 

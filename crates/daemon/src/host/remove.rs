@@ -28,7 +28,7 @@ impl Host {
         if let Some(vm) = self.vms.user_of(&name) {
             return Err(RequestError::VolumeOfVm { volume: name, vm });
         }
-        if let Some(vm) = self.adoptions()?.user_of(&name) {
+        if let Some(vm) = self.adoptions()?.find(|adopted| adopted.uses(&name)).map(|adopted| adopted.name) {
             return Err(VmError::Adopted(vm).into());
         }
         self.remove_unused_volume(name, how).await

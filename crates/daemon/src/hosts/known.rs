@@ -1,115 +1,60 @@
-//! The hosts that this one is paired with, by name, and the file that keeps them.
-//!
-//! They are in a file of their own, not in the journal: nothing that must happen together with a volume's change
-//! depends on them, people may read and back the file up, and a broken one keeps no volume from being served. It is
-//! replaced as a whole: written beside, synced, renamed.
+//! The hosts that this one is paired with, by name.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use transport::{HostId, Link, Peer, Peers};
 
-use crate::whole_file;
-
-/// Name of the file in the data folder.
-const FILE: &str = "hosts.json";
-/// Version of its format.
-const VERSION: u32 = 1;
-/// Its largest size: thousands of hosts.
-const FILE_BYTES_MAX: u64 = 4 << 20;
+use crate::listing::{Listed, Listing, ListingError};
 
 /// The hosts that this one is paired with.
-pub(crate) struct Known {
-    path: PathBuf,
-    /// By name.
-    hosts: Mutex<BTreeMap<String, Peer>>,
-}
+pub(crate) struct Known(Listing<Entry>);
 
-/// Why the file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum KnownError {
-    /// The system refused.
-    #[error("the file {path} cannot be {done}")]
-    Io {
-        path: PathBuf,
-        done: &'static str,
-        #[source]
-        source: io::Error,
-    },
-    /// It holds something else.
-    #[error("the file {path} is no list of hosts: restore it, or remove it and pair the hosts again")]
-    Malformed {
-        path: PathBuf,
-        #[source]
-        source: serde_json::Error,
-    },
-    /// It is from a newer version, or too large.
-    #[error("the file {path} cannot be used: {reason}")]
-    Unsuitable { path: PathBuf, reason: String },
+/// What is remembered of a host.
+#[derive(Clone, Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    #[serde(with = "id")]
+    id: HostId,
+    links: Vec<Link>,
 }
 
 impl Known {
     /// Reads the file, if there is one.
-    pub(crate) fn open(data_dir: &Path) -> Result<Self, KnownError> {
-        let path = data_dir.join(FILE);
-        let hosts = match read(&path)? {
-            None => BTreeMap::new(),
-            Some(content) => content.hosts.into_iter().map(|host| (host.name.clone(), host.into())).collect(),
-        };
-        Ok(Self { path, hosts: Mutex::new(hosts) })
+    pub(crate) fn open(data_dir: &Path) -> Result<Self, ListingError> {
+        Listing::open(data_dir).map(Self)
     }
 
     pub(crate) fn list(&self) -> Vec<Peer> {
-        self.lock().values().cloned().collect()
+        self.0.list().into_iter().map(Peer::from).collect()
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Peer> {
-        self.lock().get(name).cloned()
+        self.0.get(name).map(Peer::from)
     }
 
     /// Adds a host durably, or replaces what is known of it; it gets another name if its own is another host's.
-    pub(crate) fn add(&self, peer: &Peer) -> Result<Peer, KnownError> {
-        let mut hosts = self.lock();
-        let mut changed = hosts.clone();
-        // A host that is paired again keeps the name that people know it by.
-        let before = changed.values().find(|known| known.id == peer.id).map(|known| known.name.clone());
-        let name = before.unwrap_or_else(|| free_name(&changed, &peer.name));
-        let added = Peer { name: name.clone(), ..peer.clone() };
-        changed.insert(name, added.clone());
-        self.write(&changed)?;
-        *hosts = changed;
-        Ok(added)
+    pub(crate) fn add(&self, peer: &Peer) -> Result<Peer, ListingError> {
+        self.0.change(|hosts| {
+            // A host that is paired again keeps the name that people know it by.
+            let before = hosts.values().find(|known| known.id == peer.id).map(|known| known.name.clone());
+            let name = before.unwrap_or_else(|| free_name(hosts, &peer.name));
+            let added = Peer { name: name.clone(), ..peer.clone() };
+            hosts.insert(name, Entry::from(&added));
+            added
+        })
     }
 
     /// Forgets a host durably.
-    pub(crate) fn remove(&self, name: &str) -> Result<Option<Peer>, KnownError> {
-        let mut hosts = self.lock();
-        let mut changed = hosts.clone();
-        let Some(removed) = changed.remove(name) else { return Ok(None) };
-        self.write(&changed)?;
-        *hosts = changed;
-        Ok(Some(removed))
-    }
-
-    fn write(&self, hosts: &BTreeMap<String, Peer>) -> Result<(), KnownError> {
-        let content = Content { version: VERSION, hosts: hosts.values().map(Entry::from).collect() };
-        let failed = |source| KnownError::Io { path: self.path.clone(), done: "written", source };
-        let text = serde_json::to_vec_pretty(&content).map_err(|error| failed(error.into()))?;
-        whole_file::replace(&self.path, &text).map_err(failed)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Peer>> {
-        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn remove(&self, name: &str) -> Result<Option<Peer>, ListingError> {
+        Ok(self.0.remove(name)?.map(Peer::from))
     }
 }
 
 impl Peers for Known {
     fn find(&self, id: HostId) -> Option<Peer> {
-        self.lock().values().find(|peer| peer.id == id).cloned()
+        self.0.find(|known| known.id == id).map(Peer::from)
     }
 
     fn joined(&self, peer: &Peer) -> Result<(), String> {
@@ -119,24 +64,21 @@ impl Peers for Known {
     }
 }
 
-fn free_name(hosts: &BTreeMap<String, Peer>, name: &str) -> String {
+impl Listed for Entry {
+    const FILE: &'static str = "hosts.json";
+    const VERSION: u32 = 1;
+    const KEY: &'static str = "hosts";
+    const OTHERWISE: &'static str = "no list of hosts: restore it, or remove it and pair the hosts again";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+fn free_name(hosts: &BTreeMap<String, Entry>, name: &str) -> String {
     let numbered = (2..).map(|number: u32| format!("{name}-{number}"));
     let mut names = std::iter::once(name.to_owned()).chain(numbered);
     names.find(|name| !hosts.contains_key(name)).unwrap_or_else(|| name.to_owned())
-}
-
-#[derive(Serialize, Deserialize)]
-struct Content {
-    version: u32,
-    hosts: Vec<Entry>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Entry {
-    name: String,
-    #[serde(with = "id")]
-    id: HostId,
-    links: Vec<Link>,
 }
 
 /// Identifiers are written as people see them elsewhere.
@@ -166,34 +108,11 @@ impl From<Entry> for Peer {
     }
 }
 
-fn read(path: &Path) -> Result<Option<Content>, KnownError> {
-    let failed = |source| KnownError::Io { path: path.to_owned(), done: "read", source };
-    let unsuitable = |reason: String| KnownError::Unsuitable { path: path.to_owned(), reason };
-    match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
-        Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
-            return Err(unsuitable(format!(
-                "it has {} bytes, at most {FILE_BYTES_MAX} are read",
-                metadata.len()
-            )));
-        }
-        Ok(_) => {}
-    }
-    let text = fs::read(path).map_err(failed)?;
-    let content: Content = serde_json::from_slice(&text)
-        .map_err(|source| KnownError::Malformed { path: path.to_owned(), source })?;
-    if content.version != VERSION {
-        return Err(unsuitable(format!("its version is {}, this program knows {VERSION}", content.version)));
-    }
-    Ok(Some(content))
-}
-
 #[cfg(test)]
 mod tests {
     use transport::{HostId, Link, Peer, Peers as _};
 
-    use super::{FILE, Known, KnownError};
+    use super::Known;
 
     fn peer(byte: u8, name: &str) -> Peer {
         Peer { id: HostId([byte; 32]), name: name.into(), links: vec![Link::new("10.0.0.1:7423")] }
@@ -212,16 +131,5 @@ mod tests {
         assert_eq!(again.remove("b").unwrap(), Some(peer(1, "b")));
         assert_eq!(again.remove("b").unwrap(), None);
         assert_eq!(Known::open(folder.path()).unwrap().list(), [peer(2, "b-2")]);
-    }
-
-    #[test]
-    fn a_file_that_is_none_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let check = |text: &str| {
-            std::fs::write(folder.path().join(FILE), text).unwrap();
-            Known::open(folder.path()).err().unwrap()
-        };
-        assert!(matches!(check("{"), KnownError::Malformed { .. }));
-        assert!(matches!(check(r#"{"version":2,"hosts":[]}"#), KnownError::Unsuitable { .. }));
     }
 }

@@ -1,31 +1,17 @@
 //! Machines that were started without Sterna and have disks that it serves: which, and what it takes to give them back.
 //!
 //! Their QEMU is somebody else's: Sterna connects to its monitor when it has something to say, and leaves it to others
-//! otherwise. The list is a file of its own, replaced as a whole.
+//! otherwise.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
 
 use hypervisor::qemu::{BlockNode, DiskOptions, ImageFile, LocalDisk};
 use serde::{Deserialize, Serialize};
 
-use super::catalogue::CatalogueError;
-use crate::whole_file;
-
-/// Name of the file in the data folder.
-const FILE: &str = "adopted.json";
-/// Version of its format.
-const VERSION: u32 = 1;
-/// Its largest size: thousands of machines.
-const FILE_BYTES_MAX: u64 = 4 << 20;
+use crate::listing::{Listed, Listing};
 
 /// The machines whose disks were adopted.
-pub(crate) struct Adoptions {
-    path: PathBuf,
-    /// By name.
-    machines: Mutex<BTreeMap<String, Adopted>>,
-}
+pub(crate) type Adoptions = Listing<Adopted>;
 
 /// A machine whose disks were adopted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +47,13 @@ pub(crate) struct AdoptedDisk {
     pub(crate) cache_direct: bool,
     pub(crate) cache_no_flush: bool,
     pub(crate) detect_zeroes: String,
+}
+
+impl Adopted {
+    /// Whether a volume is one of its disks.
+    pub(crate) fn uses(&self, volume: &str) -> bool {
+        self.disks.iter().any(|disk| disk.volume == volume)
+    }
 }
 
 impl AdoptedDisk {
@@ -120,72 +113,14 @@ fn raw() -> String {
     "raw".to_owned()
 }
 
-#[derive(Serialize, Deserialize)]
-struct Content {
-    version: u32,
-    machines: Vec<Adopted>,
-}
+impl Listed for Adopted {
+    const FILE: &'static str = "adopted.json";
+    const VERSION: u32 = 1;
+    const KEY: &'static str = "machines";
+    const OTHERWISE: &'static str =
+        "no list of machines: restore it, or remove it and adopt the machines again";
 
-impl Adoptions {
-    /// Reads the file, if there is one.
-    pub(crate) fn open(data_dir: &Path) -> Result<Self, CatalogueError> {
-        let path = data_dir.join(FILE);
-        let failed = |source| CatalogueError::Io { path: path.clone(), done: "read", source };
-        let machines = match whole_file::read(&path, FILE_BYTES_MAX).map_err(failed)? {
-            None => BTreeMap::new(),
-            Some(text) => {
-                let content: Content = serde_json::from_slice(&text)
-                    .map_err(|source| CatalogueError::Malformed { path: path.clone(), source })?;
-                if content.version != VERSION {
-                    return Err(CatalogueError::Version { path, version: content.version });
-                }
-                content.machines.into_iter().map(|machine| (machine.name.clone(), machine)).collect()
-            }
-        };
-        Ok(Self { path, machines: Mutex::new(machines) })
-    }
-
-    /// All machines, by name.
-    pub(crate) fn list(&self) -> Vec<Adopted> {
-        self.lock().values().cloned().collect()
-    }
-
-    /// The machine of that name.
-    pub(crate) fn get(&self, name: &str) -> Option<Adopted> {
-        self.lock().get(name).cloned()
-    }
-
-    /// The machine that has a volume among its disks.
-    pub(crate) fn user_of(&self, volume: &str) -> Option<String> {
-        let machines = self.lock();
-        let user = machines.values().find(|machine| machine.disks.iter().any(|disk| disk.volume == volume));
-        user.map(|machine| machine.name.clone())
-    }
-
-    /// Remembers a machine durably. It may sleep.
-    pub(crate) fn put(&self, machine: &Adopted) -> Result<(), CatalogueError> {
-        self.change(|machines| drop(machines.insert(machine.name.clone(), machine.clone())))
-    }
-
-    /// Forgets a machine durably. It may sleep.
-    pub(crate) fn delete(&self, name: &str) -> Result<(), CatalogueError> {
-        self.change(|machines| drop(machines.remove(name)))
-    }
-
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<String, Adopted>)) -> Result<(), CatalogueError> {
-        let mut machines = self.lock();
-        let mut changed = machines.clone();
-        change(&mut changed);
-        let failed = |source| CatalogueError::Io { path: self.path.clone(), done: "written", source };
-        let content = Content { version: VERSION, machines: changed.values().cloned().collect() };
-        let text = serde_json::to_vec_pretty(&content).map_err(|error| failed(error.into()))?;
-        whole_file::replace(&self.path, &text).map_err(failed)?;
-        *machines = changed;
-        Ok(())
-    }
-
-    /// A panic elsewhere does not make the map wrong.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Adopted>> {
-        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn name(&self) -> &str {
+        &self.name
     }
 }

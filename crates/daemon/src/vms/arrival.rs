@@ -130,7 +130,7 @@ impl Vms {
         self.give_up(name, Standing::Leaving).await?;
         if is_somebodys {
             let (vms, name) = (Arc::clone(self), name.to_owned());
-            blocking(move || Ok(vms.adoptions()?.delete(&name)?)).await?;
+            blocking(move || Ok(vms.adoptions()?.remove(&name).map(drop)?)).await?;
         }
         Ok(())
     }

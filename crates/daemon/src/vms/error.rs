@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use api::ErrorCode;
 use hypervisor::qemu::MachineError;
 
-use super::catalogue::CatalogueError;
 use super::definition::DefinitionError;
 use super::parcel::ParcelError;
+use crate::listing::ListingError;
 
 /// Why something was not done with a machine.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +110,7 @@ pub(crate) enum VmError {
     },
     /// The list of machines cannot be changed.
     #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
+    Listing(#[from] ListingError),
     /// The list of machines cannot be used.
     #[error("machines cannot be managed: {0}")]
     Unusable(String),
@@ -140,7 +140,7 @@ impl VmError {
             Self::Ended { .. } | Self::Program { .. } | Self::Machine { .. } | Self::Hidden { .. } => {
                 ErrorCode::VmFailed
             }
-            Self::Io { .. } | Self::Catalogue(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
+            Self::Io { .. } | Self::Listing(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
         }
     }
 }
