@@ -62,8 +62,8 @@ pub use history::{
 pub use host::{Host, Store, StoreKind};
 pub use migration::{
     Allocation, GuestLocation, ImageLocation, MachineDowntime, MachineMove, MemoryMove, MigrateVolume,
-    Migration, MigrationState, Phase, QueuePlace, RemainingSeconds, ReplicaUsed, SwitchOver, WaitingFor,
-    Watch,
+    Migration, MigrationState, Phase, QueuePlace, RemainingSeconds, ReplicaUsed, SharedTarget, SwitchOver,
+    WaitingFor, Watch,
 };
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,

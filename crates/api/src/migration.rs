@@ -37,6 +37,20 @@ pub struct MigrateVolume {
     /// How long a machine may stand still, in milliseconds; `None`: 300. Volumes alone have no use for it.
     #[serde(default)]
     pub max_downtime_ms: Option<u64>,
+    /// Whether blocks are written straight to the other host's store where this host can open it, too.
+    #[serde(default)]
+    pub shared_target: SharedTarget,
+}
+
+/// Whether a store of another host is written to over the link only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SharedTarget {
+    /// It is looked whether this host can open it itself; then the link carries control only.
+    #[default]
+    Auto,
+    /// Over the link.
+    Never,
 }
 
 /// How much of its space a new image takes at once.
@@ -110,6 +124,10 @@ pub struct Migration {
     /// Its place in the queue; `None` unless it waits for its turn.
     #[serde(default)]
     pub queue: Option<QueuePlace>,
+    /// Whether blocks go straight to a store that both hosts can open, and the link carries control only. `false` for as
+    /// long as that is not proved, also between two stores of this host.
+    #[serde(default)]
+    pub shared: bool,
     /// What the other host had of the volume when it began; `None`: nothing, everything is sent.
     #[serde(default)]
     pub replica: Option<ReplicaUsed>,
@@ -320,6 +338,7 @@ impl MigrateVolume {
             serve_here: false,
             full: false,
             max_downtime_ms: None,
+            shared_target: SharedTarget::Auto,
         }
     }
 }

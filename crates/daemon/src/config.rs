@@ -15,6 +15,7 @@
 //! [hosts]                                   # where other hosts reach this one: `sterna host`
 //! listen = ["0.0.0.0:7423"]
 //! links = [{ address = "10.0.0.1:7423", speed_mbit = 10000 }]   # none: the addresses that are listened on
+//! shared_folders = ["/mnt/rack3"]           # stores of other hosts, as they are mounted here: written to directly
 //!
 //! [hooks]                                   # run on both sides when a machine changes its host
 //! before = "/etc/sterna/before"             # if it fails, the machine stays
@@ -233,6 +234,14 @@ pub enum ConfigError {
         path: PathBuf,
         /// What is written.
         address: String,
+    },
+    /// A folder of other hosts' stores is not named in full.
+    #[error("{path}: hosts.shared_folders: {folder} is no absolute path")]
+    SharedFolder {
+        /// Which file.
+        path: PathBuf,
+        /// What is written.
+        folder: PathBuf,
     },
     /// A store cannot have this name.
     #[error("{path}: \"{name}\" cannot be the name of a store: {reason}")]

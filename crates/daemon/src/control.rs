@@ -146,6 +146,9 @@ impl Control for LaneControl {
                 self.histories.migration_ended(migration, &self.runtime);
                 self.migrations.report(report);
             }
+            Report::Way { migration, volume, way } => {
+                self.migrations.note_way(&self.journal, &self.runtime, migration, volume, way);
+            }
             Report::Progress { .. } => self.migrations.report(report),
         }
     }

@@ -55,6 +55,19 @@ pub(crate) struct Docket {
     pub(crate) held_bytes: Option<u64>,
     /// What went wrong without stopping it, for people.
     pub(crate) warnings: Vec<String>,
+    /// Images at the other host that this one may be able to open itself.
+    pub(crate) shared: Vec<SharedNote>,
+}
+
+/// An image at another host that this one may be able to open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SharedNote {
+    /// Identity of its volume, 32 hexadecimal digits.
+    pub(crate) volume: String,
+    /// Where this host has it.
+    pub(crate) path: String,
+    /// Whether blocks go there; `None`: that is still to be seen.
+    pub(crate) is_used: Option<bool>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -35,6 +35,7 @@ mod reserve;
 mod resize;
 mod retry;
 mod serving;
+mod shared;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -51,8 +51,10 @@ pub(crate) enum CopyError {
 /// the journal has fenced them.
 pub(crate) fn discard(image: &ImageLocation) -> Result<(), ControlFault> {
     fail_point::before(Step::Discard);
-    if let Some(path) = image.place.file() {
-        delete(Path::new(path))?;
+    if let Some(path) = image.place.file().map(Path::new) {
+        // N.B. first: an image whose token is there is the one that was offered.
+        lane::lending::remove(path).map_err(|error| fault("delete what is beside", path, &error))?;
+        delete(path)?;
     }
     fail_point::after(Step::Discard);
     Ok(())

@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::Migration;
-use lane::Report;
+use lane::{Report, Way};
 use migration::journal::{Outcome, Summary};
 use migration::ticket::Ticket;
-use migration::{HostId, MigrationId, Progress, VolumeId};
+use migration::{HostId, MigrationId, Progress, VolumeId, VolumeIndex};
 use tokio::sync::watch;
 
-use crate::dockets::Dockets;
+use crate::dockets::{Docket, Dockets};
 use crate::error::RequestError;
 use crate::journal::Journal;
 use crate::moving::Moving;
@@ -90,8 +90,36 @@ impl Migrations {
             match report {
                 Report::Progress { progress, .. } => live.progress = Some(progress),
                 Report::Ended { outcome, summary, .. } => live.ended = Some((outcome, summary)),
-                Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
+                Report::Way { .. } | Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
             }
+        });
+    }
+
+    /// Takes note of the way that a volume's blocks take to another host; called on lane threads.
+    pub(crate) fn note_way(
+        self: &Arc<Self>,
+        journal: &Journal,
+        runtime: &tokio::runtime::Handle,
+        migration: MigrationId,
+        volume: VolumeIndex,
+        way: Way,
+    ) {
+        let known = journal.read(|state| {
+            let known = state.migrations.get(&migration)?;
+            Some((known.started_unix_ms, known.volumes.get(volume.as_usize())?.volume.to_string()))
+        });
+        let (Some((begun, volume)), Some((_, dockets))) = (known, self.waiting.get().cloned()) else {
+            return;
+        };
+        tracing::info!(%migration, volume, ?way, "the way that blocks take");
+        let migrations = Arc::clone(self);
+        runtime.spawn(async move {
+            let note = |docket: &mut Docket| {
+                let shared = docket.shared.iter_mut().filter(|shared| shared.volume == volume);
+                shared.for_each(|shared| shared.is_used = Some(way == Way::Shared));
+            };
+            dockets.note(migration, begun, note).await;
+            migrations.take(migration, Report::Way { migration, volume: VolumeIndex(0), way });
         });
     }
 

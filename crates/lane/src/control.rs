@@ -11,9 +11,10 @@ use futures_channel::oneshot;
 use migration::journal::{ImageLocation, Outcome, Record, Summary};
 use migration::recovery::Retirement;
 use migration::strategy::Tally;
-use migration::{CommitFault, MigrationId, Phase, Progress};
+use migration::{CommitFault, MigrationId, Phase, Progress, VolumeIndex};
 
 use crate::chronicler::Keeper;
+use crate::lending::Way;
 use crate::pulse::Window;
 
 /// A future that stays on the lane's thread.
@@ -111,6 +112,15 @@ pub enum Report {
     RecordingEnded {
         /// Which.
         migration: MigrationId,
+    },
+    /// The way that a volume's blocks take to another host: when that is known, and when it changes.
+    Way {
+        /// Of which migration.
+        migration: MigrationId,
+        /// Which of its volumes.
+        volume: VolumeIndex,
+        /// Which way.
+        way: Way,
     },
     /// It has ended. Nothing but recordings is reported of it any more.
     Ended {

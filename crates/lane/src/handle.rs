@@ -14,6 +14,7 @@ use migration::source::Moves;
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 
 use crate::conductor::{ComingTogether, LeavingTogether, SourceMembership, TargetContent, TargetMembership};
+use crate::lending::{ArrivingStore, SharedImage};
 use crate::peer::PeerLine;
 
 pub use export::nbd::{
@@ -79,6 +80,8 @@ pub struct Promoted {
 pub enum LaneStore {
     /// A store of this host.
     Here(Opened),
+    /// A store that the volume is to come to.
+    Arriving(ArrivingStore),
     /// The volume, of this size in bytes, at the host that owns it.
     Elsewhere {
         /// The way there.
@@ -128,6 +131,8 @@ pub struct LeavingOrder {
     pub known: Option<(ReplicaOf, Generation)>,
     /// How zeroes are written to it.
     pub zeroes: ZeroMode,
+    /// The image there as this host may be able to open it; `None`: blocks go over the link.
+    pub shared: Option<SharedImage>,
     /// How long the gates may be closed before the commit point: round trips are in it.
     pub switch_over_max: Duration,
     /// How long the way to the other host and back is.
@@ -317,7 +322,7 @@ pub(crate) enum Command {
     },
     Come {
         order: Box<ComingOrder>,
-        store: Option<Opened>,
+        store: Option<ArrivingStore>,
         line: PeerLine,
         role: ComingRole,
         answer: oneshot::Sender<Result<(), Refused>>,
@@ -400,7 +405,7 @@ impl LaneHandle {
     pub async fn come(
         &self,
         order: ComingOrder,
-        store: Option<Opened>,
+        store: Option<ArrivingStore>,
         line: PeerLine,
         role: ComingRole,
     ) -> Result<(), Refused> {

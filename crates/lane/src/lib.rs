@@ -21,6 +21,7 @@ pub mod filter;
 pub mod growth;
 mod handle;
 mod latency;
+pub mod lending;
 mod mover;
 pub mod peer;
 mod pulse;
@@ -44,6 +45,7 @@ pub use handle::{
     Listeners, MigrationOrder, MigrationTarget, Opening, Promoted, Refused, Rest, StoreRole,
 };
 pub use latency::Latencies;
+pub use lending::{ArrivingStore, Lendable, Promise, SharedImage, Way};
 pub use pulse::Window;
 pub use thread::{LaneError, start};
 pub use volume::Volume;

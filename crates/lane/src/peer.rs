@@ -224,6 +224,6 @@ fn lost() -> IoError {
 }
 
 /// Tells whether a call failed only because the peer has restarted.
-fn is_lost(error: &IoError) -> bool {
+pub(crate) fn is_lost(error: &IoError) -> bool {
     *error == lost()
 }

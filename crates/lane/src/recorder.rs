@@ -187,7 +187,7 @@ impl Control for Recorder {
             }
             // Before the end is told: who hears of it may ask for the history at once.
             Report::Ended { .. } => self.sample(),
-            Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
+            Report::Way { .. } | Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
         }
         self.below.report(report);
     }

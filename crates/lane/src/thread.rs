@@ -36,6 +36,7 @@ use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
     Opening, Refused, Rest,
 };
+use crate::lending::LentImage;
 use crate::peer::Conversation;
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
@@ -97,14 +98,15 @@ pub fn start(
             let mut executor = Executor::new(driver);
             let (handle, control) = (executor.handle(), control());
             executor.run(async move {
-                let store = match open_store(store, settings.volume, &handle, &engine).await {
-                    Ok(store) => store,
+                let (store, lent) = match open_store(store, settings.volume, &handle, &engine).await {
+                    Ok(opened) => opened,
                     Err(error) => {
                         let _ = started.send(Err(LaneError::Store(error)));
                         return;
                     }
                 };
                 let lane = Rc::new(Lane::new(handle, engine, settings, store, control));
+                lane.lent.replace(lent);
                 lane.server.serve(Arc::new(listeners.unix));
                 if let Some((listener, encryption)) = listeners.tcp {
                     lane.server.serve_encrypted(Arc::new(listener), encryption);
@@ -123,13 +125,14 @@ async fn open_store(
     volume: VolumeId,
     handle: &Handle,
     engine: &Rc<dyn Engine>,
-) -> Result<Rc<dyn BlockDevice>, IoError> {
+) -> Result<(Rc<dyn BlockDevice>, Option<Rc<LentImage>>), IoError> {
     match store {
-        LaneStore::Here(opened) => opened.into_device(handle, engine).await,
+        LaneStore::Here(opened) => Ok((opened.into_device(handle, engine).await?, None)),
+        LaneStore::Arriving(store) => store.into_device(handle, engine).await,
         LaneStore::Elsewhere { line, size_bytes } => {
             let geometry =
                 Geometry { size: size_bytes, alignment: ALIGNMENT, read_only: false, discards: true };
-            Ok(leaving::owner_elsewhere(handle, engine.buffers(), volume, line, geometry))
+            Ok((leaving::owner_elsewhere(handle, engine.buffers(), volume, line, geometry), None))
         }
     }
 }
@@ -147,6 +150,8 @@ struct Lane {
     /// Other hosts that use the volume, for clients that they have left.
     attached: RefCell<Vec<Rc<Conversation>>>,
     migration: Rc<CurrentMigration>,
+    /// The store that it began with, if that may be lent to the host that the volume comes from.
+    lent: RefCell<Option<Rc<LentImage>>>,
     /// Whether the volume is becoming larger.
     is_growing: Cell<bool>,
 }
@@ -221,6 +226,7 @@ impl Lane {
             server,
             attached: RefCell::default(),
             migration: Rc::default(),
+            lent: RefCell::default(),
             is_growing: Cell::new(false),
         }
     }

@@ -295,6 +295,11 @@ impl Target {
         matches!(self.state, State::Active { .. })
     }
 
+    /// Tells whether it is being copied to, and nothing is promised, or about to be.
+    pub fn is_receiving(&self) -> bool {
+        self.state == State::Receiving
+    }
+
     /// Tells whether nothing of the migration is left here.
     pub fn is_gone(&self) -> bool {
         matches!(self.state, State::Gone { .. })

@@ -14,8 +14,8 @@ mod forms;
 mod opening;
 
 pub use opening::{
-    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
-    OfferedVolume, Refusal, RefusalCode,
+    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
+    OfferedVolume, Refusal, RefusalCode, Sharing,
 };
 
 use crate::identity::MigrationId;

@@ -6,9 +6,9 @@ use chronicle::{BlockRange, Epoch, Generation};
 use migration::journal::{Forwarding, ImageFormat};
 use migration::message::ToSource;
 use migration::wire::{
-    Acceptance, AcceptedVolume, Allocation, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
+    Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
     MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedMachine, OfferedVolume, RUNS_MAX, Refusal,
-    RefusalCode, VERSION, WireError, decode, encode,
+    RefusalCode, Sharing, VERSION, WireError, decode, encode,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 use proptest::prelude::*;
@@ -100,13 +100,20 @@ fn offer(name: &str) -> Message {
         allocation: Allocation::Thick,
         forwarding: Forwarding::Always,
         machine: Some(OfferedMachine { name: name.to_owned() }),
+        sharing: Sharing::Wanted,
     };
     Message::Open { migration: MIGRATION, offer }
 }
 
 fn accepted(runs: Vec<BlockRange>) -> Message {
     let copy = Held::Copy { as_of: Epoch(5), generation: Generation(1) };
-    let volume = |held| AcceptedVolume { volume: VolumeId([3; 16]), held, elsewhere: FormerContent::Zero };
+    let beside = Some(Beside { file: "v.img".to_owned(), token: [9; 32] });
+    let volume = |held| AcceptedVolume {
+        volume: VolumeId([3; 16]),
+        held,
+        elsewhere: FormerContent::Zero,
+        beside: beside.clone(),
+    };
     let volumes = vec![volume(Held::Nothing), volume(copy), volume(Held::Parts(runs))];
     Message::Accepted { migration: MIGRATION, acceptance: Acceptance { volumes, incarnation: 12 } }
 }

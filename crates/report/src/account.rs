@@ -82,6 +82,9 @@ pub(crate) fn volume(migration: &Migration, recording: Option<&Recording>) -> St
         show(migration.bytes_mirrored as f64),
         show(zero),
     );
+    if migration.shared {
+        text += " They went straight to a store that both hosts can open: the link carried control only.";
+    }
     if let Some(replica) = &migration.replica {
         text += &format!(
             " The other host had an image of an earlier stay: of the {} that the volume held, {} were there already.",

@@ -36,6 +36,7 @@ fn migration() -> Migration {
         suspended: None,
         ticket: None,
         queue: None,
+        shared: false,
         replica: None,
         retry_of: None,
         retried_as: None,

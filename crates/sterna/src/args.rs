@@ -162,6 +162,15 @@ pub(crate) enum ImageFormat {
     Qcow2,
 }
 
+/// Whether a store that both hosts can open is written to directly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SharedTarget {
+    /// If it is proved to be the same at both.
+    Auto,
+    /// Over the link in any case.
+    Never,
+}
+
 /// How a volume is offered to its clients.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
@@ -265,6 +274,9 @@ pub(crate) struct MigrateArguments {
     /// Copy everything, also if the other host keeps an image of an earlier stay.
     #[arg(long)]
     pub(crate) full: bool,
+    /// Whether blocks are written straight to the other host's store where this host can open it, too.
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
+    pub(crate) shared_target: SharedTarget,
     /// How long a machine may stand still, in milliseconds: it is stopped when what is left takes no longer.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) max_downtime: u64,
@@ -342,6 +354,15 @@ impl From<ImageFormat> for api::ImageFormat {
         match format {
             ImageFormat::Raw => Self::Raw,
             ImageFormat::Qcow2 => Self::Qcow2,
+        }
+    }
+}
+
+impl From<SharedTarget> for api::SharedTarget {
+    fn from(when: SharedTarget) -> Self {
+        match when {
+            SharedTarget::Auto => Self::Auto,
+            SharedTarget::Never => Self::Never,
         }
     }
 }

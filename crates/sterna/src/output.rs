@@ -265,6 +265,10 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
         bytes(migration.bytes_zero),
     );
     let mut rows = vec![("time", duration(migration.seconds)), ("moved", moved)];
+    if migration.shared {
+        let way = "straight to a store that both hosts can open; the link carries control only";
+        rows.push(("written", way.to_owned()));
+    }
     rows.extend(migration.replica.as_ref().map(|replica| ("sent", spared(migration, replica))));
     if let Some(parts) = migration.switch_over {
         let held = format!(

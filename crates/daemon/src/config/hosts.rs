@@ -1,7 +1,7 @@
 //! Where other hosts reach this one.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use transport::Link;
@@ -10,6 +10,8 @@ use super::ConfigError;
 
 /// Addresses and links that a host can have.
 const ADDRESSES_MAX: usize = 16;
+/// Folders that are looked through when a volume leaves: each may be a server that does not answer.
+const SHARED_FOLDERS_MAX: usize = 64;
 
 /// Where other hosts reach this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,11 +22,13 @@ pub struct HostsConfig {
     pub links: Vec<Link>,
     /// Whether paired hosts may bring machines, which run here as whoever the daemon runs as.
     pub machines: bool,
+    /// Folders, besides those of this host's own stores, where stores of other hosts may be; absolute.
+    pub shared_folders: Vec<PathBuf>,
 }
 
 impl Default for HostsConfig {
     fn default() -> Self {
-        Self { listen: Vec::new(), links: Vec::new(), machines: true }
+        Self { listen: Vec::new(), links: Vec::new(), machines: true, shared_folders: Vec::new() }
     }
 }
 
@@ -34,6 +38,7 @@ pub(super) struct FileHosts {
     listen: Vec<SocketAddr>,
     links: Vec<FileLink>,
     machines: Option<bool>,
+    shared_folders: Vec<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -46,11 +51,19 @@ struct FileLink {
 impl FileHosts {
     /// Checks what is written in the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<HostsConfig, ConfigError> {
-        for (key, count) in [("hosts.listen", self.listen.len()), ("hosts.links", self.links.len())] {
-            if count > ADDRESSES_MAX {
-                let (value, most) = (count as u64, ADDRESSES_MAX as u64);
+        let counts = [
+            ("hosts.listen", self.listen.len(), ADDRESSES_MAX),
+            ("hosts.links", self.links.len(), ADDRESSES_MAX),
+            ("hosts.shared_folders", self.shared_folders.len(), SHARED_FOLDERS_MAX),
+        ];
+        for (key, count, most) in counts {
+            if count > most {
+                let (value, most) = (count as u64, most as u64);
                 return Err(ConfigError::OutOfRange { path: path.to_owned(), key, value, least: 0, most });
             }
+        }
+        if let Some(relative) = self.shared_folders.iter().find(|folder| !folder.is_absolute()) {
+            return Err(ConfigError::SharedFolder { path: path.to_owned(), folder: relative.clone() });
         }
         let link = |FileLink { address, speed_mbit }: FileLink| match is_reachable(&address) {
             true => Ok(Link {
@@ -60,7 +73,8 @@ impl FileHosts {
             false => Err(ConfigError::Link { path: path.to_owned(), address }),
         };
         let links = self.links.into_iter().map(link).collect::<Result<_, _>>()?;
-        Ok(HostsConfig { listen: self.listen, links, machines: self.machines.unwrap_or(true) })
+        let (machines, shared_folders) = (self.machines.unwrap_or(true), self.shared_folders);
+        Ok(HostsConfig { listen: self.listen, links, machines, shared_folders })
     }
 }
 

@@ -56,7 +56,7 @@ const ROOT: Table = Table::Keys(
     &[
         ("api_socket", SOCKET),
         ("hooks", Table::Keys(&["after", "before", "timeout_s"], &[])),
-        ("hosts", Table::Keys(&["links", "listen", "machines"], &[])),
+        ("hosts", Table::Keys(&["links", "listen", "machines", "shared_folders"], &[])),
         (
             "limits",
             Table::Keys(

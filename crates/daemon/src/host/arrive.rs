@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use block::store::Opened;
 use chronicle::{Epoch, Generation};
-use lane::{LaneHandle, TargetContent};
+use lane::{ArrivingStore, LaneHandle, TargetContent};
 use migration::journal::{
     ExportSettings, ImageFormat, ImageLocation, MigratingVolume, MigrationState, Record, Side, VolumeRecord,
 };
 use migration::wire::{
-    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
-    RefusalCode,
+    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume,
+    Refusal, RefusalCode, Sharing,
 };
 use migration::{HostId, MigrationId, VolumeId};
 use transport::Session;
@@ -67,7 +67,7 @@ pub(super) struct Arriving {
     /// Whether the source keeps a replica.
     pub(super) left_behind: LeftBehind,
     /// Its image.
-    pub(super) store: Opened,
+    pub(super) store: ArrivingStore,
     /// Its name.
     pub(super) claim: Claim,
     /// The lane that forwards its clients, of a volume that comes home to them.
@@ -97,7 +97,7 @@ impl Host {
                 let volumes = offer
                     .volumes
                     .iter()
-                    .map(|offered| accepted(offered.volume, TargetContent::Unknown, None));
+                    .map(|offered| accepted(offered.volume, TargetContent::Unknown, None, None));
                 Ok(Acceptance { volumes: volumes.collect(), incarnation: 0 })
             }
             None => {
@@ -133,12 +133,12 @@ impl Host {
                 }
             }
         }
-        let machine = offer.machine.map(|machine| machine.name);
+        let (machine, sharing) = (offer.machine.map(|machine| machine.name), offer.sharing);
         let arrival = self.record_arrival(peer, remote, machine, &expected).await?;
         let migration = arrival.migration;
         let locations = expected.iter().map(|volume| volume.reserved.location.clone()).collect();
         self.migrations.track(migration, expected.iter().map(|volume| volume.record.volume).collect());
-        let begun = self.make_and_wait(session, arrival, expected).await;
+        let begun = self.make_and_wait(session, arrival, expected, sharing).await;
         if let Err(error) = &begun {
             self.end_arrival(migration, locations, error).await;
         }
@@ -260,11 +260,13 @@ impl Host {
         session: &Session,
         arrival: Arrival,
         expected: Vec<Expected>,
+        sharing: Sharing,
     ) -> Result<Vec<AcceptedVolume>, RequestError> {
         let (mut answer, mut arriving) = (Vec::new(), Vec::new());
         for Expected { record, left_behind, reserved, claim, home } in expected {
             let (store, content, replica) = self.make_image(&record, &reserved).await?;
-            answer.push(accepted(record.volume, content, replica));
+            let (store, beside) = self.offer_to_lend(&record, store, sharing).await;
+            answer.push(accepted(record.volume, content, replica, beside));
             arriving.push(Arriving { record, left_behind, store, claim, home });
         }
         self.wait_for_volumes(session, arrival, arriving).await?;
@@ -329,7 +331,12 @@ fn forget_room(expected: &[Expected]) {
     }
 }
 
-fn accepted(volume: VolumeId, content: TargetContent, replica: Option<Generation>) -> AcceptedVolume {
+fn accepted(
+    volume: VolumeId,
+    content: TargetContent,
+    replica: Option<Generation>,
+    beside: Option<Beside>,
+) -> AcceptedVolume {
     let elsewhere = match content {
         TargetContent::Zero => FormerContent::Zero,
         TargetContent::Unknown | TargetContent::Backing => FormerContent::Unknown,
@@ -339,5 +346,5 @@ fn accepted(volume: VolumeId, content: TargetContent, replica: Option<Generation
         // Its generation says which it is: each owner counts epochs by itself.
         Some(generation) => Held::Copy { as_of: Epoch::default(), generation },
     };
-    AcceptedVolume { volume, held, elsewhere }
+    AcceptedVolume { volume, held, elsewhere, beside }
 }

@@ -8,9 +8,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use block::store::Opened;
 use chronicle::ReplicaOf;
-use lane::{ComingOrder, ComingRole, ComingTogether, LaneHandle, LaneStore, Listeners, Opening};
+use lane::{
+    ArrivingStore, ComingOrder, ComingRole, ComingTogether, LaneHandle, LaneStore, Listeners, Opening,
+};
 use migration::journal::{
     FailureCode, ImageLocation, MigrationState, Outcome, Record, Side, Summary, VolumeRecord,
 };
@@ -21,7 +22,6 @@ use transport::Session;
 
 use super::Host;
 use super::arrive::{Arrival, Arriving};
-use super::elsewhere::open_for_resuming;
 use crate::error::{RequestError, with_causes};
 use crate::images;
 use crate::peers::channel::{Kind, Subject};
@@ -33,7 +33,7 @@ struct Awaited {
     left_behind: LeftBehind,
     lane: LaneHandle,
     /// Where it comes to, if that is not what the lane serves already.
-    store: Option<Opened>,
+    store: Option<ArrivingStore>,
     claim: Claim,
     is_home: bool,
 }
@@ -52,7 +52,7 @@ impl Host {
             let started = match home {
                 Some(lane) => Ok((lane, Some(store), true)),
                 None => {
-                    let started = self.start_waiting(&record, LaneStore::Here(store)).await;
+                    let started = self.start_waiting(&record, LaneStore::Arriving(store)).await;
                     started.map(|lane| (lane, None, false))
                 }
             };
@@ -241,7 +241,7 @@ impl Host {
         let mut arriving = Vec::new();
         for record in volumes {
             let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
-            let store = open_for_resuming(&record).await?;
+            let store = self.reopen_arriving(&record, &recorded).await?;
             // It is not in the journal; to remember for nobody costs little.
             let left_behind = LeftBehind::Replica;
             arriving.push(Arriving { record, left_behind, store, claim, home });

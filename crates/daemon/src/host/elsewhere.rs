@@ -235,6 +235,7 @@ impl Host {
                 content: TargetContent::Unknown,
                 known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
                 zeroes: ZeroMode::MayUnmap,
+                shared: self.find_shared_again(migration, volume).await,
                 switch_over_max: switch_over_max(&session, moves),
                 round_trip: round_trip(&session),
                 moves,

@@ -8,10 +8,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{MigrateVolume, Migration};
+use api::{MigrateVolume, Migration, SharedTarget};
 use block::ZeroMode;
 use chronicle::{Epoch, Generation, ReplicaOf};
-use lane::{LaneHandle, LeavingLines, LeavingOrder, LeavingRole, LeavingTogether, TargetContent};
+use lane::{
+    LaneHandle, LeavingLines, LeavingOrder, LeavingRole, LeavingTogether, SharedImage, TargetContent,
+};
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
     VolumeRecord,
@@ -19,13 +21,14 @@ use migration::journal::{
 use migration::source::Moves;
 use migration::wire::{
     AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine, OfferedVolume,
-    Refusal, RefusalCode,
+    Refusal, RefusalCode, Sharing,
 };
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::{Peer, Session};
 
 use super::Host;
 use super::machine::{Company, HANDOVER_MAX};
+use super::shared::Found;
 use crate::error::RequestError;
 use crate::migrations::image_format;
 use crate::peers::channel::{Kind, Subject};
@@ -204,6 +207,13 @@ impl Host {
         if let Some(company) = company {
             self.see_machine_ready(migration, company, session, &elsewhere.peer.name).await?;
         }
+        let mut found = Vec::new();
+        for Departing { record, .. } in &departing {
+            let accepted = acceptance.volumes.iter().find(|accepted| accepted.volume == record.volume);
+            let beside = accepted.and_then(|accepted| accepted.beside.as_ref());
+            found.extend(self.find_shared(record.volume, &record.name, beside).await);
+        }
+        self.note_shared(migration, &found).await;
         let departures = departing.into_iter().map(|Departing { record, lane }| {
             let accepted = acceptance.volumes.iter().find(|accepted| accepted.volume == record.volume);
             let order = LeavingOrder {
@@ -217,6 +227,7 @@ impl Host {
                     api::Allocation::Thin => ZeroMode::MayUnmap,
                     api::Allocation::Thick => ZeroMode::KeepAllocated,
                 },
+                shared: shared_of(&found, record.volume),
                 switch_over_max: switch_over_max(session, moves),
                 round_trip: round_trip(session),
                 moves,
@@ -342,7 +353,15 @@ fn offer(
         },
         forwarding: forwarding(order),
         machine,
+        sharing: match order.shared_target {
+            SharedTarget::Auto => Sharing::Wanted,
+            SharedTarget::Never => Sharing::Refused,
+        },
     }
+}
+
+fn shared_of(found: &[Found], volume: VolumeId) -> Option<SharedImage> {
+    found.iter().find(|found| found.volume == volume).map(|found| found.image.clone())
 }
 
 /// The replica that the other host has made the target of.

@@ -77,6 +77,8 @@ pub(super) fn add_docket(shown: &mut Migration, docket: &Docket) {
         bytes_held,
         bytes_spared: bytes_held.saturating_sub(shown.bytes_copied.saturating_add(shown.bytes_zero)),
     });
+    shown.shared =
+        !docket.shared.is_empty() && docket.shared.iter().all(|shared| shared.is_used == Some(true));
     if !docket.warnings.is_empty() {
         let said = shown.message.iter().chain(&docket.warnings).map(String::as_str);
         shown.message = Some(said.collect::<Vec<_>>().join("; "));
@@ -252,6 +254,7 @@ fn begun() -> Migration {
         suspended: None,
         ticket: None,
         queue: None,
+        shared: false,
         replica: None,
         retry_of: None,
         retried_as: None,

@@ -5,6 +5,8 @@
 //!   IMAGE.sterna-new           an image that is being made: IMAGE once the journal knows the volume
 //!   IMAGE.sterna-removed       an image that is being deleted: IMAGE again if the journal still knows the volume
 //!   IMAGE.moved-mN             the source's image that migration mN left, kept
+//!   IMAGE.sterna-token-…       what shows the target of a migration to a source that has the same folder (lane::lending)
+//!   IMAGE.sterna-answer-…      what that source answers
 //! ```
 
 use std::collections::BTreeSet;
@@ -84,9 +86,13 @@ impl Folder {
     pub(super) fn settle(&self, store: &str, state: &State) -> std::io::Result<()> {
         let images = state.volumes.values().filter_map(|volume| volume.record.image.place.file());
         let known: BTreeSet<&Path> = images.map(Path::new).collect();
+        let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
+        let awaited = moving.filter_map(|moving| moving.target.place.file());
+        let awaited: BTreeSet<&Path> = awaited.map(Path::new).collect();
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();
-            if let Err(error) = settle_file(&path, &known) {
+            let settled = settle_file(&path, &known).and_then(|()| settle_secret(&path, &awaited));
+            if let Err(error) = settled {
                 tracing::warn!(store, path = %path.display(), %error, "a left-over file stays");
             }
         }
@@ -109,6 +115,17 @@ pub(crate) fn new_path(image: &Path) -> PathBuf {
 /// Name of an image while it is being deleted.
 pub(crate) fn removed_path(image: &Path) -> PathBuf {
     with_suffix(image, REMOVED_SUFFIX)
+}
+
+/// Deletes what was put beside the image of a migration that has ended.
+fn settle_secret(path: &Path, awaited: &BTreeSet<&Path>) -> std::io::Result<()> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(image) = name.and_then(lane::lending::image_of) else { return Ok(()) };
+    if awaited.contains(path.with_file_name(image).as_path()) {
+        return Ok(());
+    }
+    tracing::info!(path = %path.display(), "what a migration left beside its image is deleted");
+    std::fs::remove_file(path)
 }
 
 fn settle_file(path: &Path, known: &BTreeSet<&Path>) -> std::io::Result<()> {

@@ -237,6 +237,7 @@ fn migration(state: MigrationState) -> Migration {
         suspended: None,
         ticket: None,
         queue: None,
+        shared: false,
         replica: None,
         retry_of: None,
         retried_as: None,

@@ -11,6 +11,7 @@ use migration::strategy::Acknowledgement;
 use migration::{MigrationId, PacingSettings};
 
 use super::seat::{ComingTogether, LeavingTogether};
+use crate::lending::{Borrowing, LentImage};
 use crate::peer::Service;
 use crate::volume::Volume;
 
@@ -88,6 +89,8 @@ pub struct LeavingVolume {
     /// What serves the clients that stay once the target owns the volume; `None`: the target's half has changed the
     /// very stack that they use.
     pub successor: Option<Rc<dyn BlockDevice>>,
+    /// What the replica is written through if this host can open the target's image itself; `None`: it cannot.
+    pub borrowing: Option<Rc<Borrowing>>,
 }
 
 /// The store that a volume goes to, as the source's half sees it.
@@ -128,6 +131,8 @@ pub struct ComingVolume {
     pub volume: Rc<Volume>,
     /// The store it comes to.
     pub store: Rc<dyn BlockDevice>,
+    /// The same store, if the source's host may have its image to write to; `None`: it may not.
+    pub lent: Option<Rc<LentImage>>,
     /// Where its bytes will be.
     pub image: ImageLocation,
 }
@@ -168,6 +173,7 @@ impl PlannedVolume {
         let coming = ComingVolume {
             volume: Rc::clone(&self.volume),
             store: Rc::clone(&self.target),
+            lent: None,
             image: self.target_image,
         };
         let replica = Replica {
@@ -177,8 +183,13 @@ impl PlannedVolume {
             known: None,
             zeroes: self.zeroes,
         };
-        let leaving =
-            LeavingVolume { volume: self.volume, replica, source_image: self.source_image, successor: None };
+        let leaving = LeavingVolume {
+            volume: self.volume,
+            replica,
+            source_image: self.source_image,
+            successor: None,
+            borrowing: None,
+        };
         (leaving, coming)
     }
 }

@@ -16,14 +16,18 @@ use block::{BlockDevice, BufferPool, Handle};
 use chronicle::Generation;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join, select};
 use migration::source::{Costs, SourceEvent};
 use migration::strategy::{Mirror, MirrorSettings, VolumeEvent};
+use migration::target::FlushResult;
 use migration::{Attempt, VolumeIndex, Waiting};
+use tracing::warn;
 
 use super::{CopySettings, Event, LeavingVolume, flush};
 use crate::REPORT_INTERVAL;
 use crate::copy::VolumeCopy;
+use crate::filter::GateMode;
+use crate::lending::Borrowing;
 
 /// What a conductor has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +97,7 @@ impl SourcePart {
     ) -> Rc<Self> {
         let copy =
             copying.map(|settings| start_copy(handle, buffers, settings, index, &leaving, events.clone()));
-        Rc::new(Self {
+        let part = Rc::new(Self {
             index,
             handle: handle.clone(),
             source: RefCell::new(Some(leaving.volume.store())),
@@ -101,7 +105,16 @@ impl SourcePart {
             copy: RefCell::new(copy),
             costs: RefCell::default(),
             events,
-        })
+        });
+        if let Some(borrowing) = &part.leaving.borrowing {
+            let lossy = Rc::downgrade(&part);
+            borrowing.on_loss(Box::new(move || {
+                if let Some(part) = lossy.upgrade() {
+                    part.tell_copy(VolumeEvent::TargetRestarted);
+                }
+            }));
+        }
+        part
     }
 
     /// Does what the conductor says.
@@ -126,8 +139,13 @@ impl SourcePart {
                 // Of a try whose gate is closed: the target flushes, too, and promises.
                 self.tell_copy(VolumeEvent::Freeze);
                 let (index, store) = (self.index, volume.store());
+                let borrowing = self.leaving.borrowing.clone();
+                let borrowing = borrowing.filter(|_| volume.gate().mode() == GateMode::Hold);
                 self.answer_after(async move {
-                    SourceEvent::Flushed { volume: index, attempt, result: flush(&store).await }
+                    // N.B. the target waits for its image before it promises.
+                    let (flushed, given) = join(flush(&store), give_back(borrowing)).await;
+                    let result = if given == FlushResult::Failed { given } else { flushed };
+                    SourceEvent::Flushed { volume: index, attempt, result }
                 });
             }
             SourceOrder::Copying(event) => self.tell_copy(event),
@@ -264,6 +282,9 @@ impl SourcePart {
         if let Some(copy) = &*self.copy.borrow() {
             copy.stop();
         }
+        if let Some(borrowing) = &self.leaving.borrowing {
+            borrowing.close();
+        }
     }
 
     fn answer_after(&self, task: impl Future<Output = SourceEvent> + 'static) {
@@ -278,6 +299,18 @@ impl SourcePart {
     fn send(&self, event: Event) {
         // As above.
         let _ = self.events.unbounded_send(event);
+    }
+}
+
+/// Closes an image of the target's that this host has borrowed, when all of it is durable.
+async fn give_back(borrowing: Option<Rc<Borrowing>>) -> FlushResult {
+    let Some(borrowing) = borrowing else { return FlushResult::Durable };
+    match borrowing.give_back().await {
+        Ok(()) => FlushResult::Durable,
+        Err(error) => {
+            warn!(%error, "what was written to the target's image could not be flushed");
+            FlushResult::Failed
+        }
     }
 }
 

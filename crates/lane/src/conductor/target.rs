@@ -49,6 +49,8 @@ pub struct TargetConductor {
     failing: Option<(String, BTreeMap<VolumeIndex, u64>)>,
     target: Target,
     promised: Rc<Cell<bool>>,
+    /// Whether the volumes' parts have been told of a try that is not over, as far as they know.
+    is_trying: bool,
     to_source: Post<ToSource>,
     sender: mpsc::UnboundedSender<Heard>,
     events: mpsc::UnboundedReceiver<Heard>,
@@ -146,6 +148,8 @@ impl TargetConductor {
             seats,
             images,
             failing,
+            // One that was promised before a restart is as good as begun.
+            is_trying: !target.is_receiving(),
             target,
             promised,
             to_source,
@@ -166,6 +170,9 @@ impl TargetConductor {
                 self.carry_out(action);
             }
             self.promised.set(self.target.prepared().is_some() || self.target.is_active());
+            if self.target.is_receiving() && std::mem::take(&mut self.is_trying) {
+                self.order_all(TargetOrder::PromiseNothing);
+            }
             let next = match self.target.poll_timeout() {
                 None => self.events.next().await,
                 Some((at, _)) => match select(self.events.next(), self.handle.sleep_until(at)).await {
@@ -191,7 +198,10 @@ impl TargetConductor {
 
     fn carry_out(&mut self, action: TargetAction) {
         match action {
-            TargetAction::Flush { volume, attempt } => self.order(volume, TargetOrder::Flush(attempt)),
+            TargetAction::Flush { volume, attempt } => {
+                self.is_trying = true;
+                self.order(volume, TargetOrder::Flush(attempt));
+            }
             TargetAction::Commit { commit, records } => {
                 let committed = self.control.commit(records);
                 self.spawn(async move {

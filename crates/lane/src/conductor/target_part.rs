@@ -7,14 +7,16 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BufferPool, Handle};
+use block::{BufferPool, Handle, IoError};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
-use migration::target::TargetEvent;
+use migration::target::{FlushResult, TargetEvent};
 use migration::{Attempt, VolumeIndex};
+use tracing::warn;
 
 use super::{ComingVolume, flush};
+use crate::lending::LentImage;
 use crate::peer::Service;
 use crate::peer::head::Address;
 
@@ -24,8 +26,10 @@ const TRIAL_BYTES: u64 = 4096;
 /// What a conductor has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TargetOrder {
-    /// Flush its store.
+    /// Flush its store, which is to be promised: if its image was lent, it is taken back first.
     Flush(Attempt),
+    /// Nothing is promised any more: the source may have its image again.
+    PromiseNothing,
     /// Serve it from its store, its gate still closed, and see whether that answers.
     Start,
     /// Let its requests through.
@@ -82,10 +86,22 @@ impl TargetPart {
         let (index, volume) = (self.index, &self.coming.volume);
         match order {
             TargetOrder::Flush(attempt) => {
-                let store = Rc::clone(&self.coming.store);
+                let (store, lent) = (Rc::clone(&self.coming.store), self.coming.lent.clone());
                 self.answer_after(async move {
-                    TargetEvent::Flushed { volume: index, attempt, result: flush(&store).await }
+                    let result = match take_back(lent).await {
+                        Ok(()) => flush(&store).await,
+                        Err(error) => {
+                            warn!(%error, "the target's image is not closed by the source's host, so nothing is promised");
+                            FlushResult::Failed
+                        }
+                    };
+                    TargetEvent::Flushed { volume: index, attempt, result }
                 });
+            }
+            TargetOrder::PromiseNothing => {
+                if let Some(lent) = &self.coming.lent {
+                    lent.promise_nothing();
+                }
             }
             TargetOrder::Start => self.start(),
             TargetOrder::Open => {
@@ -119,7 +135,13 @@ impl TargetPart {
             // N.B. whatever the source still sends, late: the store is a volume's from here on (design §5.10).
             service.withdraw(Address::Replica(index.0));
         }
-        volume.change_hands(Rc::clone(&self.coming.store), volume.generation().next());
+        // N.B. what was promised is open here, and locked.
+        let promised = self.coming.lent.as_ref().and_then(|lent| lent.here());
+        let store = promised.unwrap_or_else(|| Rc::clone(&self.coming.store));
+        volume.change_hands(store, volume.generation().next());
+        if let Some(lent) = self.coming.lent.clone() {
+            self.handle.spawn(async move { lent.forget_token().await });
+        }
         let bytes = TRIAL_BYTES.min(volume.store().geometry().size);
         let buffer = self.buffers.take(usize::try_from(bytes).unwrap_or(0));
         let deadline = self.handle.sleep(self.trial_max);
@@ -140,6 +162,14 @@ impl TargetPart {
             // The conductor is gone only when the migration has ended.
             let _ = events.unbounded_send(event);
         });
+    }
+}
+
+/// Opens an image that was lent, as soon as the source's host has closed it.
+async fn take_back(lent: Option<Rc<LentImage>>) -> Result<(), IoError> {
+    match lent {
+        None => Ok(()),
+        Some(lent) => lent.promise().await.map(drop),
     }
 }
 

@@ -86,6 +86,13 @@ pub enum Operation {
         /// So many.
         length: u64,
     },
+    /// Lend the store's image to this host, which has put this beside it ([`crate::lending`]).
+    Lend {
+        /// What it has put there.
+        answer: [u8; 32],
+    },
+    /// See that the image is locked by the host that it was lent to.
+    LentIsLocked,
 }
 
 /// What a successful call is answered with.

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
 use super::{Conversation, PAYLOAD_BYTES_MAX, Urgency};
+use crate::lending::{LentImage, Secret};
 use crate::signal::Signal;
 
 /// Calls of one peer that are carried out at a time; more wait. Enough for a disk to be busy, and few enough that what
@@ -22,6 +23,8 @@ pub struct Service {
     handle: Handle,
     buffers: BufferPool,
     devices: RefCell<BTreeMap<Address, Rc<dyn BlockDevice>>>,
+    /// Those of them that may be lent.
+    lent: RefCell<BTreeMap<Address, Rc<LentImage>>>,
     /// Calls of the peer's present process that are under way.
     under_way: RefCell<Rc<Cell<usize>>>,
     /// Those of its former ones.
@@ -36,6 +39,7 @@ impl Service {
             handle,
             buffers,
             devices: RefCell::default(),
+            lent: RefCell::default(),
             under_way: RefCell::default(),
             left_behind: RefCell::default(),
             ended: Signal::default(),
@@ -47,9 +51,15 @@ impl Service {
         self.devices.borrow_mut().insert(address, device);
     }
 
+    /// Lends the image of an address to a peer that asks for it.
+    pub(crate) fn offer_to_lend(&self, address: Address, image: Rc<LentImage>) {
+        self.lent.borrow_mut().insert(address, image);
+    }
+
     /// Offers it no longer: calls that come from now on fail. Those under way go on.
     pub fn withdraw(&self, address: Address) {
         self.devices.borrow_mut().remove(&address);
+        self.lent.borrow_mut().remove(&address);
     }
 
     /// The peer is another process now. Its calls wait until those of the former one have ended: a write that was given
@@ -89,7 +99,10 @@ impl Service {
             // Here, for messages of a handover do not wait.
             let have_ended = || left_behind.iter().all(|calls| calls.get() == 0).then_some(());
             service.ended.wait_for(have_ended).await;
-            let result = service.apply(&device, operation, payload).await;
+            let result = match operation {
+                Operation::Lend { .. } | Operation::LentIsLocked => service.lend(address, operation).await,
+                _ => service.apply(&device, operation, payload).await,
+            };
             // Only now may the peer send as much again: its speed is that of the store.
             drop(credit);
             let (result, payload) = match result {
@@ -108,6 +121,16 @@ impl Service {
             under_way.set(under_way.get() - 1);
             service.ended.notify();
         });
+    }
+
+    async fn lend(&self, address: Address, operation: Operation) -> Result<(Answered, Bytes), IoError> {
+        let lent = self.lent.borrow().get(&address).cloned();
+        let lent = lent.ok_or(IoError::Unsupported)?;
+        match operation {
+            Operation::Lend { answer } => lent.lend(Secret(answer)).await?,
+            _ => lent.is_locked().await?,
+        }
+        Ok((Answered::Done, Bytes::new()))
     }
 
     async fn apply(
@@ -147,6 +170,7 @@ impl Service {
                 let known = known.map(|extent| (extent.range.length, extent.kind.into())).collect();
                 return Ok((Answered::Extents(known), Bytes::new()));
             }
+            Operation::Lend { .. } | Operation::LentIsLocked => return Err(IoError::Unsupported),
         }
         Ok((Answered::Done, Bytes::new()))
     }

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use block::{BlockDevice, Opened};
+use block::BlockDevice;
 use chronicle::LayeredBitmap;
 use migration::journal::Summary;
 use migration::message::ToSource;
@@ -19,6 +19,7 @@ use crate::conductor::{
 use crate::control::Report;
 use crate::filter::GateMode;
 use crate::handle::{ComingOrder, ComingRole, Promoted, Refused};
+use crate::lending::{ArrivingStore, LentImage};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, Service};
 
@@ -28,18 +29,18 @@ impl Lane {
     pub(super) async fn come(
         self: &Rc<Self>,
         order: &ComingOrder,
-        store: Option<Opened>,
+        store: Option<ArrivingStore>,
         line: PeerLine,
         role: ComingRole,
     ) -> Result<(), Refused> {
         self.check_idle()?;
         self.migration.opening.set(Some(order.migration));
         let store = match store {
-            None => Ok(self.volume.store()),
+            None => Ok((self.volume.store(), self.lent.take())),
             Some(store) => store.into_device(&self.handle, &self.engine).await,
         };
         let forgotten = self.volume.chronicler().forget_all().await;
-        if let (Ok(store), Ok(())) = (&store, &forgotten) {
+        if let (Ok((store, _)), Ok(())) = (&store, &forgotten) {
             self.remember_source(order, &**store).await;
         }
         self.migration.opening.set(None);
@@ -66,7 +67,7 @@ impl Lane {
     fn begin_coming(
         self: &Rc<Self>,
         order: &ComingOrder,
-        store: Rc<dyn BlockDevice>,
+        (store, lent): (Rc<dyn BlockDevice>, Option<Rc<LentImage>>),
         line: PeerLine,
         role: ComingRole,
     ) -> Result<(), Refused> {
@@ -78,7 +79,11 @@ impl Lane {
             ComingRole::Follows(membership) => membership.index(),
         };
         service.offer(Address::Replica(index.0), Rc::clone(&store));
-        let coming = ComingVolume { volume: Rc::clone(&self.volume), store, image: order.image.clone() };
+        if let Some(lent) = &lent {
+            service.offer_to_lend(Address::Replica(index.0), Rc::clone(lent));
+        }
+        let coming =
+            ComingVolume { volume: Rc::clone(&self.volume), store, lent, image: order.image.clone() };
         let listener: Rc<dyn Listener> = match role {
             ComingRole::Conducts(together) => {
                 let baton = self.conduct_coming(order, coming, together, &service, &conversation)?;

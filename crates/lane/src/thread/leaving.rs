@@ -18,7 +18,9 @@ use crate::conductor::{
     Baton, CopySettings, LeavingTogether, LeavingVolume, Post, Replica, SourceConductor, SourceFollower,
     SourceMembership, SourcePlan, TimeLimits,
 };
+use crate::control::Report;
 use crate::handle::{LeavingLines, LeavingOrder, LeavingRole, Refused};
+use crate::lending::{Borrowing, ReplicaStore, SharedImage};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, PeerStore, Service, Urgency};
 use crate::resuming::{self, Rhythm};
@@ -144,9 +146,14 @@ impl Lane {
         conversation: &Rc<Conversation>,
         successor: Rc<dyn BlockDevice>,
     ) -> LeavingVolume {
-        let store = |urgency| {
+        let link = |urgency| {
             let (conversation, address) = (Rc::clone(conversation), Address::Replica(index.0));
-            Rc::new(PeerStore::new(conversation, address, self.geometry_elsewhere(), urgency))
+            PeerStore::new(conversation, address, self.geometry_elsewhere(), urgency)
+        };
+        let borrowing = order.shared.clone().map(|shared| self.borrow(order, index, shared, conversation));
+        let store = |urgency| match &borrowing {
+            None => Rc::new(link(urgency)) as Rc<dyn BlockDevice>,
+            Some(borrowing) => Rc::new(ReplicaStore::new(Rc::clone(borrowing), link(urgency))),
         };
         LeavingVolume {
             volume: Rc::clone(&self.volume),
@@ -159,7 +166,23 @@ impl Lane {
             },
             source_image: order.source.clone(),
             successor: Some(successor),
+            borrowing,
         }
+    }
+
+    /// A way into the target's image that does not lead over the link, if it is one.
+    fn borrow(
+        &self,
+        order: &LeavingOrder,
+        volume: VolumeIndex,
+        shared: SharedImage,
+        conversation: &Rc<Conversation>,
+    ) -> Rc<Borrowing> {
+        let (control, migration) = (Rc::clone(&self.control), order.migration);
+        let tell = Box::new(move |way| control.report(Report::Way { migration, volume, way }));
+        let (handle, engine) = (self.handle.clone(), Rc::clone(&self.engine));
+        let (conversation, address) = (Rc::clone(conversation), Address::Replica(volume.0));
+        Borrowing::new(handle, engine, conversation, address, shared, self.geometry_elsewhere(), tell)
     }
 
     fn copy_settings(&self, order: &LeavingOrder) -> CopySettings {

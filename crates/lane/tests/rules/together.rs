@@ -44,6 +44,7 @@ impl Together {
             },
             source_image: location("source"),
             successor: None,
+            borrowing: None,
         };
         let copying = CopySettings {
             pacing: PacingSettings::default(),

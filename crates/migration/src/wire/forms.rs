@@ -7,8 +7,8 @@ use chronicle::{BlockRange, Epoch, Generation};
 use serde::{Deserialize, Serialize};
 
 use super::opening::{
-    Acceptance, AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
-    OfferedVolume, Refusal, RefusalCode,
+    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
+    OfferedVolume, Refusal, RefusalCode, Sharing,
 };
 use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
 use crate::identity::{Attempt, MigrationId, VolumeId};
@@ -44,6 +44,7 @@ pub(super) struct OfferForm {
     forwarding: ForwardingForm,
     /// Its name.
     machine: Option<String>,
+    sharing: SharingForm,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -62,6 +63,8 @@ pub(super) struct AcceptedForm {
     volume: [u8; 16],
     held: HeldForm,
     elsewhere: FormerForm,
+    /// Name of the image's file, and what is in its token.
+    beside: Option<(String, [u8; 32])>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -95,6 +98,7 @@ twin!(FormatForm = ImageFormat { Raw, Qcow2 });
 twin!(AllocationForm = Allocation { Thin, Thick });
 twin!(ForwardingForm = Forwarding { WhileConnected, Always });
 twin!(FormerForm = FormerContent { Zero, Unknown });
+twin!(SharingForm = Sharing { Wanted, Refused });
 twin!(LeftForm = LeftBehind { Nothing, Replica });
 twin!(
     CodeForm = RefusalCode {
@@ -130,6 +134,10 @@ impl Form {
             }
             Self::Accepted { volumes, .. } => {
                 at_most(volumes.len(), VOLUMES_MAX, "volumes")?;
+                volumes.iter().try_for_each(|volume| {
+                    let name = volume.beside.as_ref().map_or("", |(name, _)| name);
+                    at_most(name.len(), NAME_BYTES_MAX, "bytes of a name")
+                })?;
                 volumes.iter().try_for_each(|volume| match &volume.held {
                     HeldForm::Parts(runs) => {
                         at_most(runs.len(), RUNS_MAX, "runs of blocks")?;
@@ -266,6 +274,7 @@ impl From<Offer> for OfferForm {
             allocation: offer.allocation.into(),
             forwarding: offer.forwarding.into(),
             machine: offer.machine.map(|machine| machine.name),
+            sharing: offer.sharing.into(),
         }
     }
 }
@@ -288,6 +297,7 @@ impl From<OfferForm> for Offer {
             allocation: form.allocation.into(),
             forwarding: form.forwarding.into(),
             machine: form.machine.map(|name| OfferedMachine { name }),
+            sharing: form.sharing.into(),
         }
     }
 }
@@ -301,7 +311,8 @@ impl From<AcceptedVolume> for AcceptedForm {
                 HeldForm::Parts(runs.into_iter().map(|run| (run.start.0, run.end.0)).collect())
             }
         };
-        Self { volume: accepted.volume.0, held, elsewhere: accepted.elsewhere.into() }
+        let beside = accepted.beside.map(|Beside { file, token }| (file, token));
+        Self { volume: accepted.volume.0, held, elsewhere: accepted.elsewhere.into(), beside }
     }
 }
 
@@ -316,7 +327,8 @@ impl From<AcceptedForm> for AcceptedVolume {
                 Held::Parts(runs.into_iter().map(|(start, end)| BlockRange::new(start, end)).collect())
             }
         };
-        Self { volume: VolumeId(form.volume), held, elsewhere: form.elsewhere.into() }
+        let beside = form.beside.map(|(file, token)| Beside { file, token });
+        Self { volume: VolumeId(form.volume), held, elsewhere: form.elsewhere.into(), beside }
     }
 }
 

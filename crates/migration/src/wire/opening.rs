@@ -19,6 +19,17 @@ pub struct Offer {
     pub forwarding: crate::journal::Forwarding,
     /// The machine that goes along with them; `None`: whoever uses them sees to itself.
     pub machine: Option<OfferedMachine>,
+    /// Whether the source would write to the images itself.
+    pub sharing: Sharing,
+}
+
+/// Whether a source writes to images of the target's store itself if it can open them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// It looks whether it can.
+    Wanted,
+    /// All goes over the link.
+    Refused,
 }
 
 /// A machine that goes along with its volumes.
@@ -84,6 +95,17 @@ pub struct AcceptedVolume {
     pub held: Held,
     /// What is where nothing of the volume is.
     pub elsewhere: FormerContent,
+    /// What the source may find if it has the same folder; `None`: the image is not lent.
+    pub beside: Option<Beside>,
+}
+
+/// An image and the token beside it, in whatever folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beside {
+    /// Name of the image's file.
+    pub file: String,
+    /// What is in the token.
+    pub token: [u8; 32],
 }
 
 /// What a target has of a volume already.

@@ -314,7 +314,7 @@ impl Party {
             let waits = if self.moves() == Moves::Machine { GateMode::ReadsOnly } else { GateMode::Hold };
             volume.gate().set_mode(waits);
             disk.set_volume(&volume);
-            coming.push(ComingVolume { volume, store, image: moving.target.clone() });
+            coming.push(ComingVolume { volume, store, lent: None, image: moving.target.clone() });
         }
         let (conductor, baton) = {
             let mut serving = self.serving.borrow_mut();
@@ -409,6 +409,7 @@ impl Party {
             replica,
             source_image,
             successor: Some(self.elsewhere(index)),
+            borrowing: None,
         });
         let mut volumes: Vec<_> = leaving.collect();
         let copying = CopySettings {

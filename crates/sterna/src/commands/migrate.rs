@@ -23,6 +23,7 @@ pub(super) async fn run(
         keep_chain: order.keep_chain,
         serve_here: order.serve_here,
         full: order.full,
+        shared_target: order.shared_target.into(),
         max_downtime_ms: Some(order.max_downtime),
     };
     let begun = async { client.migrate(&order.name, &request).await };

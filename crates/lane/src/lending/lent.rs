@@ -1,0 +1,298 @@
+//! The target's side: an image that is open here, or lent to the source's host.
+//!
+//! ```text
+//!            Lend, answered and not promised
+//!    Here ──────────────────────────────────► Lent
+//!      ▲    taken: to promise, or because blocks come over the link │
+//!      └─────────────────────────────────────────────────────────────┘
+//! ```
+//! While it is lent it can be read, for a machine that waits looks at its disks; what is read then is what the source has
+//! written by then.
+
+use std::cell::{Cell, RefCell};
+use std::fs::{File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::device::check_range;
+use block::engine::{Engine, run_blocking};
+use block::store::{Access, FileStore, Image, ImageError, Opened};
+use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, ExtentKind, Geometry, Handle, IoError};
+use block::{IoFuture, ZeroMode};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::token::{self, Secret, SharedImage};
+
+/// How often it is tried to lock an image that the other host is about to close: a fraction of what closing it takes.
+const RETRY: Duration = Duration::from_millis(2);
+/// How long the last writes of the other host are waited for. The source gives a try up long before.
+const TAKE_MAX: Duration = Duration::from_secs(10);
+
+/// An image that may be lent, before a lane has it.
+pub struct Lendable {
+    /// The image, open and locked; `None`: it may be lent at this moment, after a restart.
+    pub image: Option<Image>,
+    /// Where it is, and what is beside it.
+    pub shared: SharedImage,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Whether the target has promised: then it is not lent.
+    pub promise: Promise,
+}
+
+/// Whether a target has promised to keep the image for the source's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// It has not, and lends.
+    None,
+    /// It has, or is about to.
+    Given,
+}
+
+/// What a volume comes to.
+pub enum ArrivingStore {
+    /// A store of this host alone.
+    Own(Opened),
+    /// An image that may be lent to the source's host.
+    Lendable(Box<Lendable>),
+}
+
+/// An image that is open here, or lent.
+pub struct LentImage {
+    handle: Handle,
+    engine: Rc<dyn Engine>,
+    shared: SharedImage,
+    geometry: Geometry,
+    state: RefCell<State>,
+    promise: Cell<Promise>,
+}
+
+enum State {
+    Here(Rc<dyn BlockDevice>),
+    /// What it is read through meanwhile, once somebody has: not locked.
+    Lent(Option<Arc<OwnedFd>>),
+}
+
+impl ArrivingStore {
+    /// Makes it a device, and says whether that may be lent.
+    ///
+    /// # Errors
+    /// As [`Opened::into_device`].
+    pub(crate) async fn into_device(
+        self,
+        handle: &Handle,
+        engine: &Rc<dyn Engine>,
+    ) -> Result<(Rc<dyn BlockDevice>, Option<Rc<LentImage>>), IoError> {
+        match self {
+            Self::Own(opened) => Ok((opened.into_device(handle, engine).await?, None)),
+            Self::Lendable(lendable) => {
+                let lent = LentImage::new(*lendable, handle, engine);
+                Ok((Rc::clone(&lent) as Rc<dyn BlockDevice>, Some(lent)))
+            }
+        }
+    }
+}
+
+impl LentImage {
+    /// Makes a device of an image.
+    pub(crate) fn new(lendable: Lendable, handle: &Handle, engine: &Rc<dyn Engine>) -> Rc<Self> {
+        let Lendable { image, shared, size_bytes, promise } = lendable;
+        let alignment = block::device::ALIGNMENT;
+        let geometry = Geometry { size: size_bytes, alignment, read_only: false, discards: true };
+        let state = match image {
+            Some(image) => State::Here(Rc::new(FileStore::new(image, Rc::clone(engine)))),
+            None => State::Lent(None),
+        };
+        Rc::new(Self {
+            handle: handle.clone(),
+            engine: Rc::clone(engine),
+            shared,
+            geometry,
+            state: RefCell::new(state),
+            promise: Cell::new(promise),
+        })
+    }
+
+    /// The image, open and locked here, which the source will not get again before [`LentImage::promise_nothing`].
+    ///
+    /// It waits until the other host has closed it.
+    ///
+    /// # Errors
+    /// [`IoError`]: the other host does not close it, or it cannot be opened.
+    pub(crate) async fn promise(&self) -> Result<Rc<dyn BlockDevice>, IoError> {
+        self.promise.set(Promise::Given);
+        // A try that is over takes nothing: the source may be about to have the image again.
+        self.take_while(|| self.promise.get() == Promise::Given).await
+    }
+
+    /// The try is over: the source may have the image again if it asks.
+    pub(crate) fn promise_nothing(&self) {
+        self.promise.set(Promise::None);
+    }
+
+    /// Lends the image to the host that has put `answer` beside it: when this resolves, it is closed here.
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`]: not at this moment. [`IoError::Unsupported`]: that host does not have the same folder.
+    pub(crate) async fn lend(&self, answer: Secret) -> Result<(), IoError> {
+        let shared = self.shared.clone();
+        let is_answered = run_blocking(&self.engine, move || shared.is_answered(answer)).await?;
+        if self.promise.get() == Promise::Given {
+            return Err(IoError::os("lend the image", Errno::AGAIN));
+        }
+        if !is_answered {
+            return Err(IoError::Unsupported);
+        }
+        // Requests under way hold it a little longer.
+        self.state.replace(State::Lent(None));
+        // N.B. the other host's lock proves something only if nothing of this one is in its way.
+        self.open_while(|| true).await.map(drop)
+    }
+
+    /// Sees that the image is locked by the host that it was lent to.
+    ///
+    /// # Errors
+    /// [`IoError::Unsupported`]: locks of that host do not count here, or it has another file.
+    pub(crate) async fn is_locked(&self) -> Result<(), IoError> {
+        let path = self.shared.path.clone();
+        let opened =
+            run_blocking(&self.engine, move || Image::open(&path, Access::ReadWrite).map(drop)).await?;
+        match opened {
+            Err(ImageError::Locked { .. }) => Ok(()),
+            Ok(()) | Err(_) => Err(IoError::Unsupported),
+        }
+    }
+
+    /// Takes away what shows the image to other hosts: it is a volume's own from now on.
+    pub(crate) async fn forget_token(&self) {
+        let path = self.shared.path.clone();
+        let removed = run_blocking(&self.engine, move || token::remove(&path)).await;
+        if let Ok(Err(error)) = removed {
+            let path = self.shared.path.display();
+            tracing::warn!(%path, %error, "what was put beside an image stays until the next start");
+        }
+    }
+
+    async fn take(&self) -> Result<Rc<dyn BlockDevice>, IoError> {
+        self.take_while(|| true).await
+    }
+
+    /// Opens it here if it is not, as long as that is wanted.
+    async fn take_while(&self, is_wanted: impl Fn() -> bool) -> Result<Rc<dyn BlockDevice>, IoError> {
+        if let Some(device) = self.here() {
+            return Ok(device);
+        }
+        let image = self.open_while(is_wanted).await?;
+        let mut state = self.state.borrow_mut();
+        if let State::Here(device) = &*state {
+            return Ok(Rc::clone(device));
+        }
+        let device: Rc<dyn BlockDevice> = Rc::new(FileStore::new(image, Rc::clone(&self.engine)));
+        *state = State::Here(Rc::clone(&device));
+        Ok(device)
+    }
+
+    /// Opens and locks it, as soon as nobody else has it.
+    async fn open_while(&self, is_wanted: impl Fn() -> bool) -> Result<Image, IoError> {
+        let deadline = self.handle.now() + TAKE_MAX;
+        loop {
+            let path = self.shared.path.clone();
+            let opened = run_blocking(&self.engine, move || Image::open(&path, Access::ReadWrite)).await?;
+            match opened {
+                Ok(image) if image.size() == self.geometry.size => return Ok(image),
+                Ok(_) => return Err(IoError::os("open the image", Errno::FBIG)),
+                Err(ImageError::Locked { .. }) if !is_wanted() => {
+                    return Err(IoError::os("open the image", Errno::AGAIN));
+                }
+                Err(ImageError::Locked { .. }) if self.handle.now() < deadline => {
+                    self.handle.sleep(RETRY).await;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "an image that was lent cannot be opened");
+                    return Err(IoError::os("open the image", Errno::BUSY));
+                }
+            }
+        }
+    }
+
+    /// What it is read through while it is lent.
+    async fn reading(&self) -> Result<Arc<OwnedFd>, IoError> {
+        if let State::Lent(Some(file)) = &*self.state.borrow() {
+            return Ok(Arc::clone(file));
+        }
+        let path = self.shared.path.clone();
+        let file = run_blocking(&self.engine, move || open_for_reading(&path)).await?;
+        let file = file.map_err(|error| IoError::from_std("read the image", &error))?;
+        let file = Arc::new(OwnedFd::from(file));
+        if let State::Lent(reading) = &mut *self.state.borrow_mut() {
+            *reading = Some(Arc::clone(&file));
+        }
+        Ok(file)
+    }
+
+    /// The image if it is open here.
+    pub(crate) fn here(&self) -> Option<Rc<dyn BlockDevice>> {
+        match &*self.state.borrow() {
+            State::Here(device) => Some(Rc::clone(device)),
+            State::Lent(_) => None,
+        }
+    }
+}
+
+impl BlockDevice for LentImage {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            check_range(&self.geometry, ByteRange::new(offset, buffer.len() as u64))?;
+            match self.here() {
+                Some(device) => device.read(offset, buffer).await,
+                None => self.engine.read_at(&self.reading().await?, offset, buffer).await,
+            }
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move { self.take().await?.write(offset, data, durability).await })
+    }
+
+    /// What is lent, its source flushes.
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            match self.here() {
+                Some(device) => device.flush().await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(async move { self.take().await?.discard(range).await })
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move { self.take().await?.write_zeroes(range, mode, durability).await })
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            check_range(&self.geometry, range)?;
+            match self.here() {
+                Some(device) => device.allocation(range).await,
+                None => Ok(vec![Extent { range, kind: ExtentKind::Data }]),
+            }
+        })
+    }
+}
+
+/// Past the page cache, which would keep what another host has overwritten since.
+fn open_for_reading(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path)
+}

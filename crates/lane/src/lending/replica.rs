@@ -1,0 +1,364 @@
+//! The source's side: the target's image as the copying sees it, whichever way leads there.
+//!
+//! ```text
+//!            it is lent, and opened here
+//!    Away ───────────────────────────────► Here
+//!     │ ▲     closed: to be promised there │ │
+//!     │ └──────────────────────────────────┘ │ it cannot be used any more
+//!     └── not proved to be the same ─► Link ◄┘       (from each: ─► Closed, when the copying has ended)
+//! ```
+//! It is borrowed when something is to be written, and again after a try at the handover that was given up. Once blocks have
+//! gone over the link they do so for the rest of the migration.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use block::engine::{Engine, run_blocking};
+use block::store::image::Caching;
+use block::store::{Access, FileStore, Image, ImageError};
+use block::{
+    BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode,
+};
+use bytes::Bytes;
+use rustix::io::Errno;
+
+use super::token::{Secret, SharedImage};
+use crate::peer::head::{Address, Operation};
+use crate::peer::{Conversation, PeerStore, Urgency, is_lost};
+use crate::signal::Signal;
+
+/// Pause before the target is asked again that has promised, and does not know yet that the try is over.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The way that blocks take to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Over the link.
+    Link,
+    /// Into the image itself, which both hosts can open; the link carries control only.
+    Shared,
+}
+
+/// The target's image, which the source's host borrows if it can.
+pub struct Borrowing {
+    me: Weak<Self>,
+    handle: Handle,
+    engine: Rc<dyn Engine>,
+    conversation: Rc<Conversation>,
+    address: Address,
+    shared: SharedImage,
+    geometry: Geometry,
+    state: RefCell<State>,
+    changed: Signal,
+    /// The way that was told last.
+    told: Cell<Option<Way>>,
+    tell: Box<dyn Fn(Way)>,
+    /// Tells that what was not durable there may be lost.
+    lost: RefCell<Option<Box<dyn Fn()>>>,
+}
+
+enum State {
+    Away,
+    /// A task borrows it.
+    Asking,
+    Here(Rc<dyn BlockDevice>),
+    Link,
+    Closed,
+}
+
+/// Why it was not borrowed.
+enum Unproved {
+    /// The peer's process, or the copying, has ended meanwhile: it is asked again if there is still a reason to.
+    Interrupted,
+    /// It is not proved to be the same image, or cannot be used.
+    Because(String),
+}
+
+impl Borrowing {
+    /// Makes a way to `shared`, which the peer knows by `address`. Nothing is asked for yet.
+    ///
+    /// `tell` is called with the way that blocks take, at first and when that changes.
+    pub(crate) fn new(
+        handle: Handle,
+        engine: Rc<dyn Engine>,
+        conversation: Rc<Conversation>,
+        address: Address,
+        shared: SharedImage,
+        geometry: Geometry,
+        tell: Box<dyn Fn(Way)>,
+    ) -> Rc<Self> {
+        Rc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            handle,
+            engine,
+            conversation,
+            address,
+            shared,
+            geometry,
+            state: RefCell::new(State::Away),
+            changed: Signal::default(),
+            told: Cell::new(None),
+            tell,
+            lost: RefCell::default(),
+        })
+    }
+
+    /// Calls `lost` when what was written and not flushed may have been lost, before anything that is asked for from then
+    /// on has ended.
+    pub(crate) fn on_loss(&self, lost: Box<dyn Fn()>) {
+        self.lost.replace(Some(lost));
+    }
+
+    /// Makes what was written durable, and closes the image: the target's host may open it. There is nothing under way.
+    ///
+    /// # Errors
+    /// What the flush says; the image is closed all the same.
+    pub(crate) async fn give_back(&self) -> Result<(), IoError> {
+        let here = self.here();
+        let Some(device) = here else { return Ok(()) };
+        let flushed = device.flush().await;
+        if flushed.is_err() {
+            self.say_lost();
+        }
+        self.enter(State::Away);
+        flushed
+    }
+
+    /// Closes the image for good: whatever is asked for from now on fails.
+    pub(crate) fn close(&self) {
+        self.enter(State::Closed);
+        self.lost.replace(None);
+    }
+
+    /// The image if blocks go there; `None`: they go over the link.
+    async fn device(&self) -> Result<Option<Rc<dyn BlockDevice>>, IoError> {
+        loop {
+            if self.is_away() {
+                self.ask();
+            }
+            let decided = || match &*self.state.borrow() {
+                State::Here(device) => Some(Some(Ok(Some(Rc::clone(device))))),
+                State::Link => Some(Some(Ok(None))),
+                State::Closed => Some(Some(Err(IoError::Closed))),
+                // It was given back before this was looked at.
+                State::Away => Some(None),
+                State::Asking => None,
+            };
+            if let Some(decided) = self.changed.wait_for(decided).await {
+                return decided;
+            }
+        }
+    }
+
+    /// Begins to borrow the image, in a task of its own: whoever wants it may go away meanwhile.
+    fn ask(&self) {
+        let Some(borrowing) = self.me.upgrade() else { return };
+        self.state.replace(State::Asking);
+        self.handle.spawn(async move {
+            let next = loop {
+                match borrowing.borrow_it().await {
+                    Ok(device) => break State::Here(device),
+                    Err(Unproved::Interrupted) if borrowing.is_asking() => {
+                        borrowing.handle.sleep(ASK_AGAIN).await;
+                    }
+                    Err(Unproved::Interrupted) => return,
+                    Err(Unproved::Because(reason)) => {
+                        let image = borrowing.shared.path.display();
+                        tracing::info!(%image, reason, "blocks go over the link");
+                        borrowing.say_lost();
+                        break State::Link;
+                    }
+                }
+            };
+            if borrowing.is_asking() {
+                borrowing.enter(next);
+            }
+        });
+    }
+
+    async fn borrow_it(&self) -> Result<Rc<dyn BlockDevice>, Unproved> {
+        let answer = self.answer().await?;
+        let lent = self.call(Operation::Lend { answer: answer.0 }).await;
+        let shared = self.shared.clone();
+        // That one is left over is for the target's host to see to.
+        let _ = run_blocking(&self.engine, move || shared.forget_answer(answer)).await;
+        lent?;
+        let image = self.open().await?;
+        self.call(Operation::LentIsLocked).await?;
+        Ok(Rc::new(FileStore::new(image, Rc::clone(&self.engine))))
+    }
+
+    async fn answer(&self) -> Result<Secret, Unproved> {
+        let shared = self.shared.clone();
+        let answered = run_blocking(&self.engine, move || {
+            let answer = Secret::new()?;
+            shared.answer(answer).map(|()| answer)
+        });
+        match answered.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(Unproved::Because(format!("its folder cannot be written to: {error}"))),
+            Err(_) => Err(Unproved::Interrupted),
+        }
+    }
+
+    async fn call(&self, operation: Operation) -> Result<(), Unproved> {
+        match self.conversation.call(Urgency::Control, self.address, operation, Bytes::new()).await {
+            Ok(_) => Ok(()),
+            Err(error) if is_lost(&error) || error.errno() == Errno::AGAIN => Err(Unproved::Interrupted),
+            Err(error) => Err(Unproved::Because(format!("the other host says: {error}"))),
+        }
+    }
+
+    /// Opens and locks the image, past the page cache, and sees that it is still the one.
+    async fn open(&self) -> Result<Image, Unproved> {
+        let shared = self.shared.clone();
+        let opened = run_blocking(&self.engine, move || {
+            let image = Image::open(&shared.path, Access::ReadWrite);
+            // N.B. after it was locked: the token goes before its image does.
+            image.map(|image| (image, shared.is_there()))
+        });
+        let because = |reason: &str| Err(Unproved::Because(reason.to_owned()));
+        match opened.await {
+            Err(_) => Err(Unproved::Interrupted),
+            Ok(Err(error @ ImageError::Locked { .. })) => Err(Unproved::Because(error.to_string())),
+            Ok(Err(error)) => Err(Unproved::Because(error.to_string())),
+            Ok(Ok((_, false))) => because("its token is gone"),
+            Ok(Ok((image, true))) if image.size() != self.geometry.size => because("it has another size"),
+            Ok(Ok((image, true))) if image.caching() != Caching::Direct => {
+                because("its file system has no direct I/O")
+            }
+            Ok(Ok((image, true))) => Ok(image),
+        }
+    }
+
+    /// What came of a request to the image: one that cannot be used any more is not asked again.
+    fn judge<T>(&self, device: &Rc<dyn BlockDevice>, result: Result<T, IoError>) -> Result<T, IoError> {
+        if let Err(error) = &result
+            && !error.is_no_space()
+            && self.here().is_some_and(|here| Rc::ptr_eq(&here, device))
+        {
+            tracing::warn!(image = %self.shared.path.display(), %error, "a shared image cannot be used; it is asked for again");
+            self.say_lost();
+            self.enter(State::Away);
+        }
+        result
+    }
+
+    fn here(&self) -> Option<Rc<dyn BlockDevice>> {
+        match &*self.state.borrow() {
+            State::Here(device) => Some(Rc::clone(device)),
+            _ => None,
+        }
+    }
+
+    fn is_away(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Away)
+    }
+
+    fn is_asking(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Asking)
+    }
+
+    fn say_lost(&self) {
+        if let Some(lost) = &*self.lost.borrow() {
+            lost();
+        }
+    }
+
+    fn enter(&self, state: State) {
+        let way = match &state {
+            State::Here(_) => Some(Way::Shared),
+            State::Link => Some(Way::Link),
+            State::Away | State::Asking | State::Closed => None,
+        };
+        // The former one may be the last to hold the image.
+        drop(self.state.replace(state));
+        if way.is_some()
+            && self.told.replace(way) != way
+            && let Some(way) = way
+        {
+            (self.tell)(way);
+        }
+        self.changed.notify();
+    }
+}
+
+/// The target's image as a device: borrowed, or at the other end of the link.
+pub struct ReplicaStore {
+    borrowing: Rc<Borrowing>,
+    link: PeerStore,
+}
+
+impl ReplicaStore {
+    /// Makes a device that uses the link if the image cannot be borrowed.
+    pub(crate) fn new(borrowing: Rc<Borrowing>, link: PeerStore) -> Self {
+        Self { borrowing, link }
+    }
+}
+
+impl BlockDevice for ReplicaStore {
+    fn geometry(&self) -> Geometry {
+        self.link.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            match self.borrowing.device().await? {
+                Some(image) => self.borrowing.judge(&image, image.read(offset, buffer).await),
+                None => self.link.read(offset, buffer).await,
+            }
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            match self.borrowing.device().await? {
+                Some(image) => self.borrowing.judge(&image, image.write(offset, data, durability).await),
+                None => self.link.write(offset, data, durability).await,
+            }
+        })
+    }
+
+    /// What was given back was flushed.
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            if self.borrowing.is_away() {
+                return Ok(());
+            }
+            match self.borrowing.device().await? {
+                Some(image) => self.borrowing.judge(&image, image.flush().await),
+                None => self.link.flush().await,
+            }
+        })
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            match self.borrowing.device().await? {
+                Some(image) => self.borrowing.judge(&image, image.discard(range).await),
+                None => self.link.discard(range).await,
+            }
+        })
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            match self.borrowing.device().await? {
+                Some(image) => {
+                    self.borrowing.judge(&image, image.write_zeroes(range, mode, durability).await)
+                }
+                None => self.link.write_zeroes(range, mode, durability).await,
+            }
+        })
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            match self.borrowing.device().await? {
+                Some(image) => self.borrowing.judge(&image, image.allocation(range).await),
+                None => self.link.allocation(range).await,
+            }
+        })
+    }
+}

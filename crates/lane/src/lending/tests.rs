@@ -1,0 +1,236 @@
+//! An image lent over a line, between two ends on one executor, with real files and their locks.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::path::PathBuf;
+
+use block::engine::{EngineChoice, EngineDriver};
+use block::{BufferPool, Executor};
+use futures_channel::mpsc;
+
+use super::*;
+use crate::peer::head::Address;
+use crate::peer::{Arrival, Conversation, Line, Listener, PeerStore, Service, Urgency};
+use block::device::ALIGNMENT;
+use block::store::image::Caching;
+use block::store::{Access, Image};
+use block::{BlockDevice, Buffer, Durability, Geometry, Handle, IoError};
+use bytes::Bytes;
+use std::rc::Rc;
+
+const SIZE: u64 = 1 << 20;
+const ADDRESS: Address = Address::Replica(0);
+/// How long it is watched that something does not happen.
+const WATCHED: std::time::Duration = std::time::Duration::from_millis(50);
+
+#[test]
+fn what_is_written_to_a_borrowed_image_is_there_when_it_is_given_back() {
+    play(|scene| async move {
+        let (borrowing, store) = scene.replica(scene.shared.clone());
+        store.write(0, filled(7), Durability::Volatile).await.unwrap();
+        assert_eq!(scene.way.get(), Some(Way::Shared));
+        assert!(scene.lent.here().is_none(), "the target has closed it");
+        let waiting = Buffer::zeroed(4096);
+        assert_eq!(scene.lent.read(0, waiting).await.unwrap().as_slice(), &[7; 4096], "and may read it");
+        borrowing.give_back().await.unwrap();
+        let taken = scene.lent.promise().await.unwrap();
+        assert_eq!(taken.read(0, Buffer::zeroed(4096)).await.unwrap().as_slice(), &[7; 4096]);
+    });
+}
+
+#[test]
+fn a_promise_waits_for_the_borrower_and_keeps_the_image() {
+    play(|scene| async move {
+        let (borrowing, store) = scene.replica(scene.shared.clone());
+        let store = Rc::new(store);
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        let (lent, promised) = (Rc::clone(&scene.lent), Rc::new(Cell::new(false)));
+        let says = Rc::clone(&promised);
+        scene.handle.spawn(async move {
+            lent.promise().await.unwrap();
+            says.set(true);
+        });
+        scene.handle.sleep(WATCHED).await;
+        assert!(!promised.get(), "the source has it open");
+        borrowing.give_back().await.unwrap();
+        until(&scene.handle, || promised.get()).await;
+
+        // A source that goes on waits until the try is over.
+        let written = Rc::new(Cell::new(false));
+        let (says, writes) = (Rc::clone(&written), Rc::clone(&store));
+        scene.handle.spawn(async move {
+            writes.write(4096, filled(2), Durability::Volatile).await.unwrap();
+            says.set(true);
+        });
+        scene.handle.sleep(WATCHED).await;
+        assert!(!written.get() && scene.lent.here().is_some());
+        scene.lent.promise_nothing();
+        until(&scene.handle, || written.get()).await;
+        assert_eq!(scene.way.get(), Some(Way::Shared));
+    });
+}
+
+#[test]
+fn an_image_that_is_not_the_same_is_not_borrowed() {
+    play(|scene| async move {
+        // All that a copy of the folder has: image and token.
+        let copy = scene.folder.join("copy");
+        std::fs::create_dir(&copy).unwrap();
+        for entry in std::fs::read_dir(scene.shared.path.parent().unwrap()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                std::fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
+            }
+        }
+        let path = copy.join("v.img");
+        let shared = SharedImage { path: path.clone(), ..scene.shared.clone() };
+        assert!(shared.is_there(), "it shows the token");
+        let (_borrowing, store) = scene.replica(shared);
+        store.write(0, filled(3), Durability::Volatile).await.unwrap();
+        assert_eq!(scene.way.get(), Some(Way::Link));
+        assert_eq!(std::fs::read(path).unwrap()[0], 0, "nothing was written there");
+        assert_eq!(scene.lent.read(0, Buffer::zeroed(4096)).await.unwrap().as_slice(), &[3; 4096]);
+    });
+}
+
+#[test]
+fn an_image_whose_lock_the_other_host_does_not_feel_is_not_borrowed() {
+    play(|scene| async move {
+        // The folder is the same, and the file in it is not: as where each host has locks of its own.
+        let away = scene.shared.path.with_extension("away");
+        std::fs::rename(&scene.shared.path, &away).unwrap();
+        Image::create(&scene.shared.path, SIZE).unwrap();
+        let (lent_to, shared) = (scene.shared.path.clone(), scene.shared.clone());
+        let lent = Lendable { image: None, shared, size_bytes: SIZE, promise: Promise::None };
+        let lent = LentImage::new(lent, &scene.handle, &scene.engine);
+        assert_eq!(lent.is_locked().await, Err(IoError::Unsupported), "nobody has locked it");
+        let borrowed = Image::open(&lent_to, Access::ReadWrite).unwrap();
+        assert_eq!(lent.is_locked().await, Ok(()));
+        drop(borrowed);
+    });
+}
+
+#[test]
+fn blocks_go_over_the_link_when_a_share_breaks() {
+    play(|scene| async move {
+        let (borrowing, store) = scene.replica(scene.shared.clone());
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        // Given back after a try, and then the share is gone at the source.
+        borrowing.give_back().await.unwrap();
+        remove(&scene.shared.path).unwrap();
+        store.write(4096, filled(2), Durability::Volatile).await.unwrap();
+        assert_eq!((scene.way.get(), scene.losses.get()), (Some(Way::Link), 1));
+        assert_eq!(scene.lent.read(4096, Buffer::zeroed(4096)).await.unwrap().as_slice(), &[2; 4096]);
+    });
+}
+
+#[test]
+fn nothing_is_written_when_the_copying_has_ended() {
+    play(|scene| async move {
+        let (borrowing, store) = scene.replica(scene.shared.clone());
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        borrowing.close();
+        assert_eq!(store.write(0, filled(2), Durability::Volatile).await, Err(IoError::Closed));
+        scene.lent.promise().await.unwrap();
+    });
+}
+
+/// Two ends of a line; the far one has an image that may be lent.
+struct Scene {
+    folder: PathBuf,
+    handle: Handle,
+    engine: Rc<dyn block::engine::Engine>,
+    near: Rc<Conversation>,
+    _far: Rc<Conversation>,
+    shared: SharedImage,
+    lent: Rc<LentImage>,
+    way: Rc<Cell<Option<Way>>>,
+    losses: Rc<Cell<u32>>,
+}
+
+struct Wire(mpsc::UnboundedSender<Arrival>);
+
+impl Line for Wire {
+    fn send(&self, _: Urgency, head: Bytes, payload: Bytes) {
+        let _ = self.0.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+    }
+}
+
+struct Deaf;
+
+impl Listener for Deaf {
+    fn said(&self, _: &[u8]) {}
+    fn lost(&self, _: &str) {}
+    fn back(&self) {}
+    fn restarted(&self) {}
+}
+
+impl Scene {
+    fn new(folder: PathBuf, handle: Handle, engine: Rc<dyn block::engine::Engine>) -> Self {
+        let path = folder.join("v.img");
+        let image = Image::create(&path, SIZE).unwrap();
+        let shared = SharedImage::offer(&path).unwrap();
+        let lendable =
+            Lendable { image: Some(image), shared: shared.clone(), size_bytes: SIZE, promise: Promise::None };
+        let lent = LentImage::new(lendable, &handle, &engine);
+        let ((to_near, near_hears), (to_far, far_hears)) = (mpsc::unbounded(), mpsc::unbounded());
+        let (near, far) =
+            (Conversation::new(Box::new(Wire(to_far))), Conversation::new(Box::new(Wire(to_near))));
+        let (service, nothing) = (
+            Service::new(handle.clone(), BufferPool::new()),
+            Service::new(handle.clone(), BufferPool::new()),
+        );
+        service.offer(ADDRESS, Rc::clone(&lent) as Rc<dyn BlockDevice>);
+        service.offer_to_lend(ADDRESS, Rc::clone(&lent));
+        handle.spawn(near.run(near_hears, nothing, Rc::new(Deaf)));
+        handle.spawn(far.run(far_hears, service, Rc::new(Deaf)));
+        let (way, losses) = (Rc::default(), Rc::default());
+        Self { folder, handle, engine, near, _far: far, shared, lent, way, losses }
+    }
+
+    /// The image as the near end has it at `shared`.
+    fn replica(&self, shared: SharedImage) -> (Rc<Borrowing>, ReplicaStore) {
+        let geometry = Geometry { size: SIZE, alignment: ALIGNMENT, read_only: false, discards: true };
+        let (told, losses) = (Rc::clone(&self.way), Rc::clone(&self.losses));
+        let borrowing = Borrowing::new(
+            self.handle.clone(),
+            Rc::clone(&self.engine),
+            Rc::clone(&self.near),
+            ADDRESS,
+            shared,
+            geometry,
+            Box::new(move |way| told.set(Some(way))),
+        );
+        borrowing.on_loss(Box::new(move || losses.set(losses.get() + 1)));
+        let link = PeerStore::new(Rc::clone(&self.near), ADDRESS, geometry, Urgency::Bulk);
+        let store = ReplicaStore::new(Rc::clone(&borrowing), link);
+        (borrowing, store)
+    }
+}
+
+/// Plays with real files, and the engine that is everywhere.
+fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) -> F + 'static) {
+    let (driver, engine) = block::engine::open(EngineChoice::Threads).unwrap();
+    let mut executor = Executor::<EngineDriver>::new(driver);
+    // Here, for a test takes of its scene what it needs.
+    let folder = tempfile::tempdir().unwrap();
+    let trial = Image::create(&folder.path().join("trial.img"), SIZE).unwrap();
+    if trial.caching() != Caching::Direct {
+        return omission::kernel_lacks("direct I/O in the folder of temporary files");
+    }
+    drop(trial);
+    let scene = Scene::new(folder.path().to_owned(), executor.handle(), engine);
+    executor.run(test(scene));
+}
+
+fn filled(byte: u8) -> Buffer {
+    let mut buffer = Buffer::zeroed(4096);
+    buffer.fill_from(&[byte; 4096]);
+    buffer
+}
+
+async fn until(handle: &Handle, is_so: impl Fn() -> bool) {
+    while !is_so() {
+        handle.sleep(std::time::Duration::from_millis(1)).await;
+    }
+}
