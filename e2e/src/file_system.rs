@@ -108,6 +108,57 @@ impl Drop for FileSystem {
     }
 }
 
+/// A folder that is shown at another path as well, as a share is that another host has mounted.
+///
+/// Dropping it unmounts it.
+#[derive(Debug)]
+pub struct SecondMount {
+    folder: PathBuf,
+}
+
+/// What may be done with a folder at its second path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountedFor {
+    /// Everything.
+    Writing,
+    /// It can only be read.
+    Reading,
+}
+
+impl SecondMount {
+    /// Shows `shared` over `folder`, which is empty.
+    ///
+    /// # Errors
+    /// If this is not root, or a program is missing.
+    pub fn of(shared: &Path, folder: &Path, mounted_for: MountedFor) -> anyhow::Result<Self> {
+        ensure_root()?;
+        let mount = || Program::of_package("mount", "mount");
+        mount().arg("--bind").arg(shared).arg(folder).succeed()?;
+        let mounted = Self { folder: folder.to_owned() };
+        if mounted_for == MountedFor::Reading {
+            mount().args(["-o", "remount,bind,ro"]).arg(folder).succeed()?;
+        }
+        Ok(mounted)
+    }
+
+    /// Shows over `folder` what overlayfs makes of these layers.
+    ///
+    /// # Errors
+    /// As [`SecondMount::of`].
+    pub fn overlay(layers: &str, folder: &Path) -> anyhow::Result<Self> {
+        ensure_root()?;
+        let mount = Program::of_package("mount", "mount").args(["-t", "overlay", "overlay", "-o", layers]);
+        mount.arg(folder).succeed()?;
+        Ok(Self { folder: folder.to_owned() })
+    }
+}
+
+impl Drop for SecondMount {
+    fn drop(&mut self) {
+        unmount(&self.folder);
+    }
+}
+
 impl Faults {
     /// Fails every read with EIO from here on.
     ///

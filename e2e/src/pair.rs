@@ -1,8 +1,7 @@
 //! Two hosts that know each other: two daemons with folders of their own, and links between them that can be cut.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Context as _, ensure};
@@ -16,6 +15,9 @@ use crate::wire::Wire;
 const ALPHA: &str = "alpha";
 /// What the hosts are called.
 const BETA: &str = "beta";
+
+/// Where a host has the other one's store `a`, if it has.
+pub const FAR: &str = "far";
 
 /// Two hosts that are paired.
 #[derive(Debug)]
@@ -53,19 +55,56 @@ pub fn play_pair_with_mounts(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>)
     play_pair(test);
 }
 
+/// As [`play_pair`], with hosts that look for each other's store `a` in a folder `far`; `set` makes those, before the daemons
+/// start.
+///
+/// # Panics
+/// If the test fails: with its error, and both daemons' logs.
+pub fn play_sharing_pair(
+    set: impl FnOnce(&mut Scene, &mut Scene) -> anyhow::Result<()>,
+    test: impl FnOnce(&mut Pair) -> anyhow::Result<()>,
+) {
+    let result = sharing_pair(set).and_then(|pair| {
+        let Some(mut pair) = pair else {
+            omission::kernel_lacks("direct I/O in the folder of temporary files");
+            return Ok(());
+        };
+        test(&mut pair).map_err(|error| pair.alpha.with_log(&pair.beta.with_log(&error)))
+    });
+    #[expect(clippy::panic, reason = "this is how a test fails")]
+    if let Err(error) = result {
+        panic!("{error:#}");
+    }
+}
+
+/// Lets each of two hosts have the other's store `a` as `far`.
+///
+/// # Errors
+/// If the links cannot be made.
+pub fn share(alpha: &Scene, beta: &Scene) -> anyhow::Result<()> {
+    for (one, other) in [(alpha, beta), (beta, alpha)] {
+        std::os::unix::fs::symlink(other.path("a"), one.path(FAR)).context("share a store")?;
+    }
+    Ok(())
+}
+
 impl Pair {
     /// Makes two hosts, pairs them, and leaves both daemons ready.
     ///
     /// # Errors
     /// If one does not start, or they do not get to know each other.
     pub fn new() -> anyhow::Result<Self> {
-        let (mut alpha, mut beta) = (Scene::new()?, Scene::new()?);
+        Self::of(Scene::new()?, Scene::new()?, "[hosts]\n")
+    }
+
+    /// Pairs two hosts. `heading`: what their configurations need before the keys of `[hosts]`.
+    fn of(mut alpha: Scene, mut beta: Scene, heading: &str) -> anyhow::Result<Self> {
         let address = own_address()?;
         let wire = Wire::to(address)?;
         // Only `alpha` calls, and only over the wire; `beta` listens behind it.
-        configure(&alpha, "listen = []")?;
+        alpha.configure(&format!("{heading}listen = []\n"))?;
         let link = wire.address().to_string();
-        configure(&beta, &format!("listen = ['{address}']\nlinks = [{{ address = '{link}' }}]"))?;
+        beta.configure(&format!("{heading}listen = ['{address}']\nlinks = [{{ address = '{link}' }}]\n"))?;
         alpha.start()?;
         beta.start()?;
         alpha.sterna(["host", "init", "--name", ALPHA])?.success()?;
@@ -104,7 +143,9 @@ impl Pair {
             let volume: Option<Volume> = owner.ask(&["volume", "show", "v"]).ok();
             Ok(volume.filter(|volume| volume.state == VolumeState::Serving))
         })?;
-        ensure!(owner.images("a")? == ["v.img"], "{:?}", owner.images("a")?);
+        until("the owner's store has the image and nothing else", || {
+            Ok((owner.images("a")? == ["v.img"]).then_some(()))
+        })?;
         until("the other host's image is gone", || Ok(other.images("a")?.is_empty().then_some(())))?;
         let left: Option<Volume> = other.ask(&["volume", "show", "v"]).ok();
         ensure!(left.as_ref().is_none_or(|left| left.state == VolumeState::Forwarding), "{left:?}");
@@ -112,9 +153,29 @@ impl Pair {
     }
 }
 
-fn configure(scene: &Scene, hosts: &str) -> anyhow::Result<()> {
-    let mut file = File::options().append(true).open(scene.path("sterna.toml")).context("configure")?;
-    write!(file, "[hosts]\n{hosts}\n").context("configure")
+/// A pair that shares stores; `None`: those would not be fit for it.
+fn sharing_pair(
+    set: impl FnOnce(&mut Scene, &mut Scene) -> anyhow::Result<()>,
+) -> anyhow::Result<Option<Pair>> {
+    let (mut alpha, mut beta) = (Scene::new()?, Scene::new()?);
+    if !has_direct_io(&alpha)? {
+        return Ok(None);
+    }
+    for scene in [&alpha, &beta] {
+        scene.configure(&format!("[hosts]\nshared_folders = ['{}']\n", scene.path(FAR).display()))?;
+    }
+    set(&mut alpha, &mut beta)?;
+    Pair::of(alpha, beta, "").map(Some)
+}
+
+/// Whether images in a scene's stores can be read and written past the page cache.
+fn has_direct_io(scene: &Scene) -> anyhow::Result<bool> {
+    let path = scene.path("probe");
+    std::fs::write(&path, b"").context("make a file")?;
+    let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    let opened = std::fs::File::options().read(true).custom_flags(direct).open(&path);
+    std::fs::remove_file(path).context("remove a file")?;
+    Ok(opened.is_ok())
 }
 
 /// An address of the loopback interface that no other test has, and a port there: nobody else is given that port, also while

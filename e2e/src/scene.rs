@@ -11,7 +11,7 @@ use lab::nbd_client;
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 
-use crate::file_system::FileSystem;
+use crate::file_system::{FileSystem, SecondMount};
 use crate::program::{self, Outcome, Program, Running, code, signal_child};
 use crate::wait::until;
 
@@ -62,6 +62,7 @@ pub struct Scene {
     daemon: Option<Child>,
     /// Dropped after the daemon, which holds files in them, and before the folder.
     file_systems: Vec<FileSystem>,
+    second_mounts: Vec<SecondMount>,
     folder: tempfile::TempDir,
     program: PathBuf,
 }
@@ -74,7 +75,8 @@ impl Scene {
     pub fn new() -> anyhow::Result<Self> {
         let program = program::sterna()?;
         let folder = tempfile::Builder::new().prefix("sterna-e2e-").tempdir().context("make a folder")?;
-        let scene = Self { daemon: None, file_systems: Vec::new(), folder, program };
+        let scene =
+            Self { daemon: None, file_systems: Vec::new(), second_mounts: Vec::new(), folder, program };
         for store in STORES {
             std::fs::create_dir(scene.path(store)).context("make a store")?;
         }
@@ -109,6 +111,11 @@ impl Scene {
     /// If the folder's path is too long for a socket.
     pub fn address(&self) -> anyhow::Result<Address> {
         Ok(Address::unix(self.path("run/api.sock"))?)
+    }
+
+    /// Keeps a folder mounted until the daemon has ended for good.
+    pub fn keep_mounted(&mut self, mounted: SecondMount) {
+        self.second_mounts.push(mounted);
     }
 
     /// Keeps a file system that was mounted over the folder of a store, until the daemon has ended for good.

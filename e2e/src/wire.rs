@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -37,6 +37,7 @@ pub struct Wire {
 struct Shared {
     target: SocketAddr,
     state: AtomicU8,
+    carried: AtomicU64,
     open: Mutex<Vec<TcpStream>>,
 }
 
@@ -48,8 +49,8 @@ impl Wire {
     pub fn to(target: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("listen for the wire")?;
         let address = listener.local_addr()?;
-        let shared =
-            Arc::new(Shared { target, state: AtomicU8::new(State::Whole as u8), open: Mutex::default() });
+        let state = AtomicU8::new(State::Whole as u8);
+        let shared = Arc::new(Shared { target, state, carried: AtomicU64::new(0), open: Mutex::default() });
         let accepting = Arc::clone(&shared);
         // Ends with the process: a test has few of them.
         thread::spawn(move || {
@@ -65,6 +66,11 @@ impl Wire {
     /// Where it begins.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Bytes that it has carried so far, both ways.
+    pub fn carried_bytes(&self) -> u64 {
+        self.shared.carried.load(Ordering::SeqCst)
     }
 
     /// Changes what becomes of what is sent.
@@ -110,6 +116,7 @@ impl Shared {
             if to.write_all(&piece[..length]).is_err() {
                 break;
             }
+            self.carried.fetch_add(length as u64, Ordering::SeqCst);
         }
         for stream in [from, to] {
             let _ = stream.shutdown(Shutdown::Both);
