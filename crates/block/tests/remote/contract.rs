@@ -2,14 +2,15 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::conformance::{Suite, check_read_only};
-use block::store::remote::NbdUri;
+use block::store::remote::{NbdUri, RemoteOptions};
 use block::{
     Access, BlockDevice, Buffer, ByteRange, Durability, ExtentKind, RemoteError, RemoteImage, ZeroMode,
 };
 
-use crate::server::{Server, on_both, store};
+use crate::server::{OPTIONS, Server, on_both, store};
 
 /// Runs the suite over servers that `start` starts for a size.
 fn check(name: &'static str, sizes: &'static [u64], start: impl Fn(u64) -> Server + Clone + 'static) {
@@ -55,7 +56,9 @@ fn qemu_nbd_raw() {
 fn server_that_takes_one_client_cannot_say_how_large_it_may_become_and_serves_on() {
     on_both(|engine, handle| async move {
         let server = Server::qemu_nbd("raw", 4096, &[]);
-        let store = store(server.connect(), &engine, &handle);
+        // The second connection is never answered: as long as this is waited for.
+        let impatient = RemoteOptions { connect_timeout: Duration::from_secs(5), ..OPTIONS };
+        let store = store(server.connect_with(impatient), &engine, &handle);
         let growth = store.growth().unwrap();
         assert!(growth.capacity().await.is_err());
         let data = Buffer::copy_of(&[7; 4096]);
