@@ -292,8 +292,8 @@ impl Peers {
             (Some(Subject { kind: Kind::Migration, .. }), Ok(Head::Said)) => {
                 self.answer_from_journal(session, channel, &payload);
             }
-            // An answer that nobody waits for any more.
-            (_, Ok(_)) => {}
+            // An answer that nobody waits for any more, or a word of a machine whose migration has ended.
+            (_, Ok(_)) | (Some(Subject { kind: Kind::Machine, .. }), _) => {}
             (_, Err(error)) => tracing::warn!(%peer, %error, "a host sent what is not understood"),
         }
     }
