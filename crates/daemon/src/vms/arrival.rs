@@ -206,8 +206,11 @@ impl Vms {
             return Err(VmError::Busy { vm: name.to_owned(), why: "is not on its way" });
         }
         self.until_found(name).await;
-        if let Life::Alive(alive) = self.life(name)? {
-            self.cut_off(name, &alive).await;
+        match (self.life(name)?, standing) {
+            // Nothing of it is of worth here, and the disks that it would end in order with are gone already.
+            (Life::Alive(alive), Standing::Arriving) => self.put_down(name, &alive).await,
+            (Life::Alive(alive), _) => self.cut_off(name, &alive).await,
+            _ => {}
         }
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || vms.erase(&name)).await

@@ -148,6 +148,18 @@ impl Vms {
         self.until_noticed(name, alive).await;
     }
 
+    /// Kills a QEMU that has nothing to lose.
+    pub(super) async fn put_down(&self, name: &str, alive: &Alive) {
+        // Its end is no news.
+        if let Some(watch) = self.entries().get_mut(name).and_then(|entry| entry.watch.take()) {
+            watch.abort();
+        }
+        alive.process.kill();
+        alive.process.ended().await;
+        let _ = std::fs::remove_file(self.own_monitor(name));
+        self.set(name, Some(alive), Life::Stopped);
+    }
+
     /// Remembers what has become of a machine's QEMU.
     pub(super) async fn remember(self: &Arc<Self>, name: &str, fate: Fate) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
