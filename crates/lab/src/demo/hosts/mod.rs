@@ -102,12 +102,25 @@ impl HostsOptions {
 /// What went wrong, with the logs of the daemons; [`super::Interrupted`] after a signal. Wrong content is no error: then
 /// [`super::Figures::verified`] is false. Nor is a copy that began anew: then [`HostsFigures::resumed`] is false.
 pub async fn run_hosts(options: HostsOptions, progress: &mut Progress) -> anyhow::Result<HostsReport> {
-    let parent = options.parent.clone().unwrap_or_else(usual_parent);
-    let copies = format!("two copies of a {} disk", Bytes(options.disk_bytes));
-    check_free_space(&parent, options.disk_bytes.saturating_mul(2), "the demo", &copies)?;
+    let disks = (options.parent.as_deref(), options.disk_bytes);
+    in_folders(disks, progress, async |folders, signals, progress| {
+        play(&options, folders, signals, progress).await
+    })
+    .await
+}
+
+/// Runs `play` in the folders of two hosts, with room for a disk of so many bytes in each. They are gone when this returns.
+async fn in_folders<R>(
+    (parent, disk_bytes): (Option<&Path>, u64),
+    progress: &mut Progress,
+    play: impl AsyncFnOnce(&Folders, &mut Signals, &mut Progress) -> anyhow::Result<R>,
+) -> anyhow::Result<R> {
+    let parent = parent.map_or_else(usual_parent, Path::to_owned);
+    let copies = format!("two copies of a {} disk", Bytes(disk_bytes));
+    check_free_space(&parent, disk_bytes.saturating_mul(2), "the demo", &copies)?;
     let folders = [DemoFolder::create_in(&parent)?, DemoFolder::create_in(&parent)?];
     let mut signals = Signals::listen()?;
-    let result = play(&options, &folders, &mut signals, progress).await;
+    let result = play(&folders, &mut signals, progress).await;
     progress.end();
     let [near, far] = folders.map(DemoFolder::remove);
     let report = result?;

@@ -28,10 +28,10 @@ use self::client::{Outcome, OutsideClient};
 use super::link::{Link, LinkKind};
 use super::pair::{Folders, Pair, arrived};
 use super::travel::{Way, travel};
-use super::{NAMES, STORE, work};
+use super::{NAMES, STORE, in_folders, work};
 use crate::demo::{
-    Bytes, Daemon, DemoFolder, DemoGuest as _, Felt, Interrupted, MARGIN, Progress, Signals,
-    StoppedDemoGuest as _, Timeline, VOLUME, check_free_space, usual_parent,
+    Daemon, DemoGuest as _, Felt, Interrupted, MARGIN, Progress, Signals, StoppedDemoGuest as _, Timeline,
+    VOLUME,
 };
 use crate::network::{BitRate, Lan};
 use crate::vm::{GuestImage, MachineOptions, MovingMachine, NetworkCard, StoppedMachine};
@@ -112,16 +112,11 @@ pub async fn run_machine(
     options: MovedMachineOptions,
     progress: &mut Progress,
 ) -> anyhow::Result<MachineReport> {
-    let parent = options.parent.clone().unwrap_or_else(usual_parent);
-    let copies = format!("two copies of a {} disk", Bytes(options.disk_bytes));
-    check_free_space(&parent, options.disk_bytes.saturating_mul(2), "the demo", &copies)?;
-    let folders = [DemoFolder::create_in(&parent)?, DemoFolder::create_in(&parent)?];
-    let mut signals = Signals::listen()?;
-    let result = play(&options, &folders, &mut signals, progress).await;
-    progress.end();
-    let [near, far] = folders.map(DemoFolder::remove);
-    let report = result?;
-    near.and(far).map(|()| report)
+    let disks = (options.parent.as_deref(), options.disk_bytes);
+    in_folders(disks, progress, async |folders, signals, progress| {
+        play(&options, folders, signals, progress).await
+    })
+    .await
 }
 
 /// What is known when the machine is home again, and has compared its memory and its disk.
