@@ -17,7 +17,7 @@ pub const RUNS_MAX: usize = 1 << 20;
 /// Sets and replicas that are read at most: more than a volume ever has copies.
 const ENTRIES_MAX: u64 = 4096;
 /// What the bytes begin with; the last is the version.
-const HEADER: [u8; 8] = *b"STERNAC\x01";
+const HEADER: [u8; 8] = *b"STERNAC\x02";
 /// Header and checksum.
 const PREFIX_BYTES: usize = HEADER.len() + 4;
 
@@ -43,8 +43,16 @@ pub struct Kept {
 pub enum ReplicaOf {
     /// The target of a migration that is under way.
     Migration(u64),
-    /// A host that had the volume before.
-    Host([u8; 32]),
+    /// A host that had the volume before, and kept its image when it left.
+    ///
+    /// **N.B.** A generation does not say which image that is: after a forced promotion two branches of the history have
+    /// volumes of the same generation, and both may have been at that host (hard case 9). Its departure does.
+    Host {
+        /// The identity of the host.
+        host: [u8; 32],
+        /// The migration by which it left there, as that host numbers its own: none has its number twice.
+        departure: u64,
+    },
 }
 
 /// What is known of one copy.
@@ -80,12 +88,13 @@ impl Kept {
         }
         put(&mut bytes, self.replicas.len() as u64);
         for (of, replica) in &self.replicas {
-            let (tag, name) = match of {
-                ReplicaOf::Migration(number) => (*number, [0; 32]),
-                ReplicaOf::Host(host) => (u64::MAX, *host),
+            let (tag, name, departure) = match of {
+                ReplicaOf::Migration(number) => (*number, [0; 32], 0),
+                ReplicaOf::Host { host, departure } => (u64::MAX, *host, *departure),
             };
             put(&mut bytes, tag);
             bytes.extend(name);
+            put(&mut bytes, departure);
             put(&mut bytes, replica.generation.0);
             put(&mut bytes, replica.as_of.0);
             put_set(&mut bytes, &replica.missing);
@@ -135,8 +144,11 @@ impl Kept {
         }
         let mut replicas = BTreeMap::new();
         for _ in 0..rest.count()? {
-            let (tag, host) = (rest.number()?, rest.name()?);
-            let of = if tag == u64::MAX { ReplicaOf::Host(host) } else { ReplicaOf::Migration(tag) };
+            let (tag, host, departure) = (rest.number()?, rest.name()?, rest.number()?);
+            let of = match tag {
+                u64::MAX => ReplicaOf::Host { host, departure },
+                migration => ReplicaOf::Migration(migration),
+            };
             let (generation, as_of) = (Generation(rest.number()?), Epoch(rest.number()?));
             replicas.insert(of, KeptReplica { generation, as_of, missing: rest.set(blocks)? });
         }
@@ -230,7 +242,11 @@ mod tests {
             known_after: Epoch(7),
             through: Epoch(9),
             epochs: vec![(Epoch(8), set(&[(1, 3), (10, 20)])), (Epoch(9), set(&[]))],
-            replicas: [(ReplicaOf::Host([9; 32]), host), (ReplicaOf::Migration(3), target)].into(),
+            replicas: [
+                (ReplicaOf::Host { host: [9; 32], departure: 8 }, host),
+                (ReplicaOf::Migration(3), target),
+            ]
+            .into(),
         }
     }
 

@@ -57,6 +57,7 @@ impl LaneControl {
             let record = &state.moved.values().find(left)?.volume.record;
             Some(Facts {
                 volume: record.volume.to_string(),
+                departure: migration.0,
                 generation: record.generation.0,
                 size_bytes: record.size_bytes,
             })

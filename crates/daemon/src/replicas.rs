@@ -21,7 +21,7 @@ use crate::whole_file;
 /// Name of the folder of records in the data folder.
 const FOLDER: &str = "replicas";
 /// Version of the records.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest record: many times what one has.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
@@ -30,6 +30,8 @@ const RECORD_BYTES_MAX: u64 = 64 << 10;
 pub(crate) struct Facts {
     /// Identity of the volume, 32 hexadecimal digits.
     pub(crate) volume: String,
+    /// The migration by which the volume left.
+    pub(crate) departure: u64,
     /// The generation of the volume that it is: it ended with the handover.
     pub(crate) generation: u64,
     /// Size of the volume in bytes.
@@ -81,11 +83,11 @@ pub(crate) fn record(data_dir: &Path, image: &Path, facts: Facts) -> io::Result<
 }
 
 /// Makes the replica of a volume of `size_bytes` the file at `path`, in the place of the empty one that is there, and says
-/// of which generation it is; `None`: there is none in that folder that can be trusted. Either way it is recorded no more.
+/// which it is; `None`: there is none in that folder that can be trusted. Either way it is recorded no more.
 ///
 /// # Errors
 /// The system's: what is at `path` may be either of them.
-pub(crate) fn take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) -> io::Result<Option<u64>> {
+pub(crate) fn take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) -> io::Result<Option<Facts>> {
     let record = record_path(data_dir, volume);
     let bytes = match std::fs::metadata(&record) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -112,7 +114,7 @@ pub(crate) fn take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) 
     }
     std::fs::rename(&image, path)?;
     sync_folder_of(path)?;
-    Ok(Some(facts.generation))
+    Ok(Some(facts))
 }
 
 /// Tells whether the image at `path` is recorded, and looks as it did then: a way home may begin with it.
@@ -181,7 +183,7 @@ mod tests {
         let (image, target) = (folder.path().join("v.img.moved-m1"), folder.path().join("v.img"));
         std::fs::write(&image, b"old").unwrap();
         std::fs::write(&target, b"").unwrap();
-        let facts = Facts { volume: VOLUME.to_owned(), generation: 4, size_bytes: 3 };
+        let facts = Facts { volume: VOLUME.to_owned(), departure: 7, generation: 4, size_bytes: 3 };
         for _ in 0..2 {
             record(folder.path(), &image, facts.clone()).unwrap();
         }
@@ -191,7 +193,8 @@ mod tests {
     #[test]
     fn what_was_kept_is_taken_once() {
         let (folder, image, target) = kept();
-        assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), Some(4));
+        let taken = take(folder.path(), VOLUME, 3, &target).unwrap().unwrap();
+        assert_eq!((taken.departure, taken.generation), (7, 4));
         assert_eq!((std::fs::read(&target).unwrap(), image.exists()), (b"old".to_vec(), false));
         assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
     }

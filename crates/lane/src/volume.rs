@@ -10,10 +10,12 @@ use std::future::Future;
 use std::rc::Rc;
 
 use block::{BlockDevice, IoError};
-use chronicle::{BlockSize, Chronicle, Epoch, Generation};
+use chronicle::{BlockSize, Chronicle, Epoch, Generation, LayeredBitmap, ReplicaOf};
 use migration::VolumeId;
+use migration::planted::{Bug, broken};
+use tracing::warn;
 
-use crate::chronicler::Chronicler;
+use crate::chronicler::{Chronicler, NotDurable};
 use crate::copy::VolumeCopy;
 use crate::filter::{Gate, GateMode, MirrorFilter, Tracker};
 
@@ -88,9 +90,27 @@ impl Volume {
         self.generation.get()
     }
 
-    /// Says which generation the volume has, where another host has it.
-    pub(crate) fn set_generation(&self, generation: Generation) {
+    /// Begins what may become a stay of the volume on this host; it has this generation where it comes from. All
+    /// copies that an earlier stay knew are forgotten, for what was written elsewhere is not known here. It lets the
+    /// chronicle tell, from here on, what the replica lacks that the source keeps.
+    ///
+    /// **N.B.** before any guest of this host can write. What is copied passes the chronicle by.
+    ///
+    /// # Errors
+    /// [`NotDurable`]: a restart would still know former copies, and trust them wrongly. The volume must not come.
+    pub async fn begin_stay(
+        &self,
+        generation: Generation,
+        left_behind: Option<ReplicaOf>,
+    ) -> Result<(), NotDurable> {
+        self.chronicler.forget_all().await?;
         self.generation.set(generation);
+        let Some(of) = left_behind else { return Ok(()) };
+        let complete = LayeredBitmap::new(self.block_size.blocks_of(self.size()));
+        if let Err(error) = self.chronicler.refer_to(of, generation, None, || Some(complete)).await {
+            warn!(volume = %self.id, %error, "after a restart the way home will be a whole copy");
+        }
+        Ok(())
     }
 
     /// The gate, to look at.
@@ -125,7 +145,11 @@ impl Volume {
     /// Puts the mirror into the live stack; resolves when every write that passed it by has ended.
     pub(crate) fn insert_mirror(&self, copy: Rc<VolumeCopy>) -> impl Future<Output = ()> + use<> {
         self.copy.replace(Some(Rc::clone(&copy)));
-        self.replace(Rc::new(MirrorFilter::new(copy)))
+        let mirror: Rc<dyn BlockDevice> = Rc::new(MirrorFilter::new(copy));
+        // The planted bug trusts the copy's missing set to know what is written (hard case 10).
+        let tracked =
+            if broken(Bug::ChronicleIsMissingSet) { Rc::clone(&mirror) } else { self.tracked(mirror) };
+        self.gate.replace(tracked)
     }
 
     /// Takes the mirror out of the live stack; requests that are in it go on.
@@ -174,6 +198,10 @@ impl Volume {
     }
 
     fn replace(&self, below_tracker: Rc<dyn BlockDevice>) -> impl Future<Output = ()> + use<> {
-        self.gate.replace(Rc::new(Tracker::new(below_tracker, Rc::clone(&self.chronicler))))
+        self.gate.replace(self.tracked(below_tracker))
+    }
+
+    fn tracked(&self, below_tracker: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
+        Rc::new(Tracker::new(below_tracker, Rc::clone(&self.chronicler)))
     }
 }

@@ -10,6 +10,8 @@ pub enum Bug {
     PreparedTargetLeaves,
     /// 2: PREPARED of an earlier try is taken for the present one's.
     StaleAttempt,
+    /// 3: guests are let through to a target's store before it is known whether that answers.
+    OpenOnTrial,
     /// 4: a write to a block that is being copied goes to both stores by value.
     TwoCopiesInFlight,
     /// 4: a write to a block with a value in flight goes by value, too.
@@ -24,6 +26,10 @@ pub enum Bug {
     WritesInFlight,
     /// 8: the source is not flushed before it is released.
     SourceCache,
+    /// 9: an image that another branch of the history has left is taken for the copy that is known.
+    BranchMistaken,
+    /// 10: what is written while a copy is made is in the copy's missing set, and not in the chronicle.
+    ChronicleIsMissingSet,
     /// 11: a write is submitted before it is durable that its region may be written.
     MarkNotAwaited,
     /// 11: a restart goes on with epoch numbers that were given out before it.
@@ -38,9 +44,10 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::PreparedTargetLeaves,
         Self::StaleAttempt,
+        Self::OpenOnTrial,
         Self::TwoCopiesInFlight,
         Self::TwoValuesInFlight,
         Self::ChunkOvertakesValue,
@@ -48,6 +55,8 @@ impl Bug {
         Self::HoleAhead,
         Self::WritesInFlight,
         Self::SourceCache,
+        Self::BranchMistaken,
+        Self::ChronicleIsMissingSet,
         Self::MarkNotAwaited,
         Self::EpochReused,
         Self::GhostWrites,
@@ -60,6 +69,7 @@ impl Bug {
         match self {
             Self::PreparedTargetLeaves => "prepared-target-leaves",
             Self::StaleAttempt => "stale-attempt",
+            Self::OpenOnTrial => "open-on-trial",
             Self::TwoCopiesInFlight => "two-copies-in-flight",
             Self::TwoValuesInFlight => "two-values-in-flight",
             Self::ChunkOvertakesValue => "chunk-overtakes-value",
@@ -67,6 +77,8 @@ impl Bug {
             Self::HoleAhead => "hole-ahead",
             Self::WritesInFlight => "writes-in-flight",
             Self::SourceCache => "source-cache",
+            Self::BranchMistaken => "branch-mistaken",
+            Self::ChronicleIsMissingSet => "chronicle-is-missing-set",
             Self::MarkNotAwaited => "mark-not-awaited",
             Self::EpochReused => "epoch-reused",
             Self::GhostWrites => "ghost-writes",

@@ -106,7 +106,7 @@ fn offer(name: &str) -> Message {
 }
 
 fn accepted(runs: Vec<BlockRange>) -> Message {
-    let copy = Held::Copy { as_of: Epoch(5), generation: Generation(1) };
+    let copy = Held::Copy { departure: MigrationId(5), generation: Generation(1) };
     let beside = Some(Beside { file: "v.img".to_owned(), token: [9; 32] });
     let volume = |held| AcceptedVolume {
         volume: VolumeId([3; 16]),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::store::Opened;
-use chronicle::{Epoch, Generation};
+use chronicle::Generation;
 use lane::{ArrivingStore, LaneHandle, TargetContent};
 use migration::journal::{
     ExportSettings, ImageFormat, ImageLocation, MigratingVolume, MigrationState, Record, Side, VolumeRecord,
@@ -36,6 +36,9 @@ use crate::volumes::{Claim, Service};
 const BUSY_MAX: Duration = Duration::from_secs(5);
 /// How often it is looked meanwhile.
 const BUSY_POLL: Duration = Duration::from_millis(50);
+
+/// Which image an earlier stay has left: by which departure, and of which generation.
+type LeftImage = (MigrationId, Generation);
 
 /// An arrival that is known to the journal.
 pub(super) struct Arrival {
@@ -278,9 +281,9 @@ impl Host {
         &self,
         record: &VolumeRecord,
         reserved: &Reserved,
-    ) -> Result<(Opened, TargetContent, Option<Generation>), RequestError> {
-        if let Some((store, generation)) = self.take_replica(record, reserved).await? {
-            return Ok((store, TargetContent::Unknown, Some(generation)));
+    ) -> Result<(Opened, TargetContent, Option<LeftImage>), RequestError> {
+        if let Some((store, left)) = self.take_replica(record, reserved).await? {
+            return Ok((store, TargetContent::Unknown, Some(left)));
         }
         let file = match &reserved.file {
             None => None,
@@ -295,7 +298,7 @@ impl Host {
     }
 
     /// Makes the replica that an earlier stay of the volume left the target, if there is one that nobody has touched;
-    /// also tells of which generation it is.
+    /// also tells which it is.
     ///
     /// # Errors
     /// [`RequestError`]. **N.B.** the target's file may hold anything then, and is of no use.
@@ -303,7 +306,7 @@ impl Host {
         &self,
         record: &VolumeRecord,
         reserved: &Reserved,
-    ) -> Result<Option<(Opened, Generation)>, RequestError> {
+    ) -> Result<Option<(Opened, LeftImage)>, RequestError> {
         if reserved.allocation == opening::Allocation::Thick || !is_replica(&record.image) {
             return Ok(None);
         }
@@ -312,11 +315,11 @@ impl Host {
             let path = std::path::Path::new(record.image.place.name());
             let (volume, size) = (record.volume.to_string(), record.size_bytes);
             let failed = |error: std::io::Error| RequestError::storage("take the replica for", path, &error);
-            let Some(generation) = replicas::take(&data_dir, &volume, size, path).map_err(failed)? else {
+            let Some(facts) = replicas::take(&data_dir, &volume, size, path).map_err(failed)? else {
                 return Ok(None);
             };
             let opened = opening::open(&record, None, opening::at_once)?;
-            Ok(Some((opened, Generation(generation))))
+            Ok(Some((opened, (MigrationId(facts.departure), Generation(facts.generation)))))
         })
         .await
     }
@@ -334,7 +337,7 @@ fn forget_room(expected: &[Expected]) {
 fn accepted(
     volume: VolumeId,
     content: TargetContent,
-    replica: Option<Generation>,
+    replica: Option<LeftImage>,
     beside: Option<Beside>,
 ) -> AcceptedVolume {
     let elsewhere = match content {
@@ -343,8 +346,7 @@ fn accepted(
     };
     let held = match replica {
         None => Held::Nothing,
-        // Its generation says which it is: each owner counts epochs by itself.
-        Some(generation) => Held::Copy { as_of: Epoch::default(), generation },
+        Some((departure, generation)) => Held::Copy { departure, generation },
     };
     AcceptedVolume { volume, held, elsewhere, beside }
 }

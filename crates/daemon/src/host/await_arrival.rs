@@ -118,7 +118,9 @@ impl Host {
                 generation: record.generation,
                 left_behind: match volume.left_behind {
                     LeftBehind::Nothing => None,
-                    LeftBehind::Replica => Some(ReplicaOf::Host(peer.0)),
+                    LeftBehind::Replica => {
+                        Some(ReplicaOf::Host { host: peer.0, departure: arrival.remote.0 })
+                    }
                 },
                 image: record.image.clone(),
                 moves: if arrival.machine.is_some() { Moves::Machine } else { Moves::Volumes },

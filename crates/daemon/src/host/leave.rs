@@ -367,7 +367,9 @@ fn shared_of(found: &[Found], volume: VolumeId) -> Option<SharedImage> {
 /// The replica that the other host has made the target of.
 fn held(accepted: &AcceptedVolume, host: HostId) -> Option<(ReplicaOf, Generation)> {
     match accepted.held {
-        Held::Copy { generation, .. } => Some((ReplicaOf::Host(host.0), generation)),
+        Held::Copy { departure, generation } => {
+            Some((ReplicaOf::Host { host: host.0, departure: departure.0 }, generation))
+        }
         Held::Nothing | Held::Parts(_) => None,
     }
 }

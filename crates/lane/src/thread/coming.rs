@@ -4,7 +4,6 @@
 use std::rc::Rc;
 
 use block::BlockDevice;
-use chronicle::LayeredBitmap;
 use migration::journal::Summary;
 use migration::message::ToSource;
 use migration::source::Moves;
@@ -39,29 +38,13 @@ impl Lane {
             None => Ok((self.volume.store(), self.lent.take())),
             Some(store) => store.into_device(&self.handle, &self.engine).await,
         };
-        let forgotten = self.volume.chronicler().forget_all().await;
-        if let (Ok((store, _)), Ok(())) = (&store, &forgotten) {
-            self.remember_source(order, &**store).await;
-        }
+        let begun = self.volume.begin_stay(order.generation, order.left_behind).await;
         self.migration.opening.set(None);
-        if let Err(error) = forgotten {
+        if let Err(error) = begun {
             warn!(migration = %order.migration, %error, "what is kept of an earlier stay of the volume does not go");
             return Err(Refused::NotRecorded(CommitFault::NotWritten));
         }
         self.begin_coming(order, store.map_err(Refused::Target)?, line, role)
-    }
-
-    /// Lets the chronicle tell, from here on, what the replica lacks that the source keeps.
-    ///
-    /// **N.B.** before any guest of this host can write. What is copied passes the chronicle by.
-    async fn remember_source(&self, order: &ComingOrder, store: &dyn BlockDevice) {
-        let Some(of) = order.left_behind else { return };
-        let complete = LayeredBitmap::new(self.volume.block_size().blocks_of(self.volume.size()));
-        let chronicler = self.volume.chronicler();
-        let referred = chronicler.refer_to(of, order.generation, store, || Some(complete));
-        if let Err(error) = referred.await {
-            warn!(migration = %order.migration, %error, "after a restart the way home will be a whole copy");
-        }
     }
 
     fn begin_coming(
@@ -71,7 +54,6 @@ impl Lane {
         line: PeerLine,
         role: ComingRole,
     ) -> Result<(), Refused> {
-        self.volume.set_generation(order.generation);
         let conversation = Conversation::new(line.line);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         let index = match &role {

@@ -135,7 +135,7 @@ impl Lane {
             !follows && lane.with_migration(migration, |_| Ok(())).is_err()
         };
         let (handle, volume, rhythm) = (self.handle.clone(), Rc::clone(&self.volume), Rhythm::default());
-        let consumed = order.known.filter(|(of, _)| matches!(of, ReplicaOf::Host(_)));
+        let consumed = order.known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. }));
         self.handle.spawn(resuming::remember(handle, volume, migration, rhythm, consumed, is_over));
     }
 

@@ -15,7 +15,7 @@ use migration::VolumeId;
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
 const GENERATION: Generation = Generation(3);
-const COPY: ReplicaOf = ReplicaOf::Host([1; 32]);
+const COPY: ReplicaOf = ReplicaOf::Host { host: [1; 32], departure: 3 };
 const MIB: u64 = 1 << 20;
 
 /// A data folder in memory.
@@ -107,11 +107,25 @@ async fn write(scene: &Scene, volume: &Volume, offset: u64) -> Duration {
 
 async fn refer(volume: &Volume) {
     let complete = || Some(LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(SIZE)));
-    volume.chronicler().refer_to(COPY, GENERATION, &*volume.store(), complete).await.unwrap();
+    volume.chronicler().refer_to(COPY, GENERATION, Some(&*volume.store()), complete).await.unwrap();
 }
 
 fn lacking(volume: &Volume) -> Option<Vec<BlockRange>> {
     volume.chronicler().lacking(COPY, GENERATION).map(|lacking| lacking.runs().collect())
+}
+
+#[test]
+fn an_image_of_the_same_generation_that_left_by_another_departure_is_not_the_copy_that_is_known() {
+    play(|scene| async move {
+        let folder = Folder::new(&scene.handle);
+        let volume = start(&folder, 10);
+        refer(&volume).await;
+        for volume in [volume, start(&folder, 20)] {
+            assert_eq!(lacking(&volume), Some(Vec::new()));
+            let of_another_branch = ReplicaOf::Host { host: [1; 32], departure: 4 };
+            assert_eq!(volume.chronicler().lacking(of_another_branch, GENERATION), None);
+        }
+    });
 }
 
 #[test]

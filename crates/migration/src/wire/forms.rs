@@ -70,7 +70,7 @@ pub(super) struct AcceptedForm {
 #[derive(Serialize, Deserialize)]
 enum HeldForm {
     Nothing,
-    Copy { as_of: u64, generation: u64 },
+    Copy { departure: u64, generation: u64 },
     Parts(Vec<(u64, u64)>),
 }
 
@@ -306,7 +306,9 @@ impl From<AcceptedVolume> for AcceptedForm {
     fn from(accepted: AcceptedVolume) -> Self {
         let held = match accepted.held {
             Held::Nothing => HeldForm::Nothing,
-            Held::Copy { as_of, generation } => HeldForm::Copy { as_of: as_of.0, generation: generation.0 },
+            Held::Copy { departure, generation } => {
+                HeldForm::Copy { departure: departure.0, generation: generation.0 }
+            }
             Held::Parts(runs) => {
                 HeldForm::Parts(runs.into_iter().map(|run| (run.start.0, run.end.0)).collect())
             }
@@ -320,8 +322,8 @@ impl From<AcceptedForm> for AcceptedVolume {
     fn from(form: AcceptedForm) -> Self {
         let held = match form.held {
             HeldForm::Nothing => Held::Nothing,
-            HeldForm::Copy { as_of, generation } => {
-                Held::Copy { as_of: Epoch(as_of), generation: Generation(generation) }
+            HeldForm::Copy { departure, generation } => {
+                Held::Copy { departure: MigrationId(departure), generation: Generation(generation) }
             }
             HeldForm::Parts(runs) => {
                 Held::Parts(runs.into_iter().map(|(start, end)| BlockRange::new(start, end)).collect())

@@ -2,7 +2,7 @@
 
 use chronicle::{BlockRange, Epoch, Generation};
 
-use crate::identity::VolumeId;
+use crate::identity::{MigrationId, VolumeId};
 
 /// A migration that a source offers to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,10 +113,11 @@ pub struct Beside {
 pub enum Held {
     /// Nothing.
     Nothing,
-    /// A copy that was current as of an epoch, of a generation.
+    /// The image that an earlier stay of the volume has left.
     Copy {
-        /// The epoch.
-        as_of: Epoch,
+        /// The migration by which it left, as the target numbers its own: the source tells by it whether it is the copy
+        /// that it knows. Generations do not, once a promotion was forced.
+        departure: MigrationId,
         /// The generation that the volume had then.
         generation: Generation,
     },
