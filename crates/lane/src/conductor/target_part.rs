@@ -3,19 +3,22 @@
 //! As at the source (`source_part.rs`): the conductor's own volume takes its orders by a call, every other one is lent to it
 //! by a lane of its own, and orders and events are messages between two threads.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BufferPool, Handle, IoError};
+use block::{BlockDevice, BufferPool, Handle, IoError};
+use chronicle::Generation;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
+use migration::planted::{Bug, broken};
 use migration::target::{FlushResult, TargetEvent};
 use migration::{Attempt, VolumeIndex};
 use tracing::warn;
 
 use super::{ComingVolume, flush};
+use crate::filter::GateMode;
 use crate::lending::LentImage;
 use crate::peer::Service;
 use crate::peer::head::Address;
@@ -38,6 +41,12 @@ pub(crate) enum TargetOrder {
     Close,
     /// Hold them, and say how many have changed the volume since they were let through.
     CloseAndCount,
+    /// Take no more of its source, and say whether that has changed the replica since it was flushed last.
+    Fence,
+    /// Take more of its source.
+    LiftFence,
+    /// Leave its store, which is deleted next: a volume that had clients here leads to its owner again, as before.
+    LeaveStore,
 }
 
 /// What a conductor of a target's half waits for.
@@ -47,8 +56,19 @@ pub(crate) enum Heard {
     Target(TargetEvent),
     /// The machine does not run, for this reason.
     MachineDoesNotRun(String),
+    /// Nothing of the source is taken any more; whether it has changed the replica since that was promised.
+    Fenced(VolumeIndex, Replicas),
     /// So many changes were let through before the gate closed.
     Changes(VolumeIndex, u64),
+}
+
+/// Whether replicas are what was promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replicas {
+    /// They are.
+    AsPromised,
+    /// The source has given that try up, and changes them.
+    Changing,
 }
 
 /// One volume's part.
@@ -61,8 +81,14 @@ pub(crate) struct TargetPart {
     trial_max: Duration,
     /// What lets a source on another host use the store.
     service: Option<Rc<Service>>,
+    /// Nothing of the source is taken.
+    is_fenced: Cell<bool>,
+    /// Changes that the source had asked for when the replica was to be flushed last.
+    changes_flushed: Cell<u64>,
     /// Changes that the gate had let through when it was opened last.
     changes_before: Cell<u64>,
+    /// Where a volume with clients here led to before it was started, and its generation; `None`: nowhere.
+    led_to: RefCell<Option<(Rc<dyn BlockDevice>, Generation)>>,
     events: mpsc::UnboundedSender<Heard>,
 }
 
@@ -77,8 +103,20 @@ impl TargetPart {
         service: Option<Rc<Service>>,
         events: mpsc::UnboundedSender<Heard>,
     ) -> Rc<Self> {
-        let changes_before = Cell::new(0);
-        Rc::new(Self { index, handle, buffers, coming, trial_max, service, changes_before, events })
+        let (changes_flushed, changes_before, led_to) = (Cell::new(0), Cell::new(0), RefCell::default());
+        Rc::new(Self {
+            index,
+            handle,
+            buffers,
+            coming,
+            trial_max,
+            service,
+            is_fenced: Cell::default(),
+            changes_flushed,
+            changes_before,
+            led_to,
+            events,
+        })
     }
 
     /// Does what the conductor says.
@@ -86,6 +124,7 @@ impl TargetPart {
         let (index, volume) = (self.index, &self.coming.volume);
         match order {
             TargetOrder::Flush(attempt) => {
+                self.changes_flushed.set(self.changes_asked_for());
                 let (store, lent) = (Rc::clone(&self.coming.store), self.coming.lent.clone());
                 self.answer_after(async move {
                     let result = match take_back(lent).await {
@@ -99,6 +138,7 @@ impl TargetPart {
                 });
             }
             TargetOrder::PromiseNothing => {
+                self.lift_fence();
                 if let Some(lent) = &self.coming.lent {
                     lent.promise_nothing();
                 }
@@ -115,6 +155,23 @@ impl TargetPart {
                 let changes = volume.gate().changes_admitted() - self.changes_before.get();
                 // The conductor is gone only when the migration has ended.
                 let _ = self.events.unbounded_send(Heard::Changes(index, changes));
+            }
+            TargetOrder::Fence => {
+                let is_as_promised = self.changes_asked_for() == self.changes_flushed.get();
+                if let Some(service) = &self.service {
+                    service.withdraw(Address::Replica(index.0));
+                    self.is_fenced.set(true);
+                }
+                let replicas = if is_as_promised { Replicas::AsPromised } else { Replicas::Changing };
+                // As above.
+                let _ = self.events.unbounded_send(Heard::Fenced(index, replicas));
+            }
+            TargetOrder::LiftFence => self.lift_fence(),
+            TargetOrder::LeaveStore => {
+                if let Some((store, generation)) = self.led_to.take() {
+                    volume.change_hands(store, generation);
+                    volume.open();
+                }
             }
         }
     }
@@ -135,6 +192,14 @@ impl TargetPart {
             // N.B. whatever the source still sends, late: the store is a volume's from here on (design §5.10).
             service.withdraw(Address::Replica(index.0));
         }
+        if volume.gate().mode() == GateMode::Open {
+            // Clients here are led to the owner so far. N.B. none may write before it is known that the store answers: what
+            // has passed the gate cannot be given back (design §5.14).
+            self.led_to.replace(Some((volume.store(), volume.generation())));
+            if !broken(Bug::OpenOnTrial) {
+                drop(volume.close());
+            }
+        }
         // N.B. what was promised is open here, and locked.
         let promised = self.coming.lent.as_ref().and_then(|lent| lent.here());
         let store = promised.unwrap_or_else(|| Rc::clone(&self.coming.store));
@@ -153,6 +218,16 @@ impl TargetPart {
             };
             TargetEvent::StartFailed { volume: index, detail }
         });
+    }
+
+    fn lift_fence(&self) {
+        if let Some(service) = self.service.as_ref().filter(|_| self.is_fenced.replace(false)) {
+            service.offer(Address::Replica(self.index.0), Rc::clone(&self.coming.store));
+        }
+    }
+
+    fn changes_asked_for(&self) -> u64 {
+        self.service.as_ref().map_or(0, |service| service.changes(Address::Replica(self.index.0)))
     }
 
     fn answer_after(&self, task: impl Future<Output = TargetEvent> + 'static) {

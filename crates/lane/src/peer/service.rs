@@ -25,6 +25,8 @@ pub struct Service {
     devices: RefCell<BTreeMap<Address, Rc<dyn BlockDevice>>>,
     /// Those of them that may be lent.
     lent: RefCell<BTreeMap<Address, Rc<LentImage>>>,
+    /// How many changes each replica has been asked for so far.
+    changes: RefCell<BTreeMap<Address, u64>>,
     /// Calls of the peer's present process that are under way.
     under_way: RefCell<Rc<Cell<usize>>>,
     /// Those of its former ones.
@@ -40,6 +42,7 @@ impl Service {
             buffers,
             devices: RefCell::default(),
             lent: RefCell::default(),
+            changes: RefCell::default(),
             under_way: RefCell::default(),
             left_behind: RefCell::default(),
             ended: Signal::default(),
@@ -60,6 +63,11 @@ impl Service {
     pub fn withdraw(&self, address: Address) {
         self.devices.borrow_mut().remove(&address);
         self.lent.borrow_mut().remove(&address);
+    }
+
+    /// How many changes have been asked for under an address, whether they have been made or not.
+    pub(crate) fn changes(&self, address: Address) -> u64 {
+        self.changes.borrow().get(&address).copied().unwrap_or(0)
     }
 
     /// The peer is another process now. Its calls wait until those of the former one have ended: a write that was given
@@ -85,6 +93,9 @@ impl Service {
         payload: Bytes,
         credit: Box<dyn Any + Send>,
     ) {
+        if !matches!(operation, Operation::Read { .. } | Operation::Flush | Operation::Allocation { .. }) {
+            *self.changes.borrow_mut().entry(address).or_default() += 1;
+        }
         self.ended.wait_for(|| (self.under_way.borrow().get() < CALLS_MAX).then_some(())).await;
         let device = self.devices.borrow().get(&address).cloned();
         let Some(device) = device else {

@@ -5,6 +5,7 @@ mod chronicle;
 mod elastic;
 mod filters;
 mod growth;
+mod home;
 mod migrations;
 mod peers;
 mod support;

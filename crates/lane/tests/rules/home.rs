@@ -1,0 +1,190 @@
+//! A volume that comes home to a host where it has left clients: they are led to its owner until it is there. And one that
+//! is taken over by force, whatever its source still sends.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::filter::fault::FaultRule;
+use block::filter::{Operation as DiskOperation, Operations};
+use block::{BlockDevice, Buffer, BufferPool, Durability, IoError};
+use bytes::Bytes;
+use chronicle::BranchId;
+use futures_channel::mpsc;
+use lane::peer::head::{Address, Head, Operation};
+use lane::peer::{Arrival, Conversation, Line, Listener, Service, Urgency};
+use lane::{
+    ComingTogether, ComingVolume, Control, Promoted, TargetBaton, TargetConductor, TargetPlan, Volume,
+};
+use migration::journal::{Promotion, Record};
+use migration::message::{ToSource, ToTarget};
+use migration::source::Moves;
+use migration::{Attempt, MigrationId};
+use rustix::io::Errno;
+
+use crate::support::{GENERATION, LIMITS, Scene, location, play};
+
+const ATTEMPT: Attempt = Attempt(1);
+/// Longer than anything here takes, and shorter than a trial may.
+const MOMENT: Duration = Duration::from_millis(50);
+
+/// A volume on its way home, and what its source has been told.
+struct ComingHome {
+    baton: TargetBaton,
+    told: Rc<RefCell<Vec<ToSource>>>,
+    volume: Rc<Volume>,
+    /// What its source may use here.
+    service: Rc<Service>,
+}
+
+/// Hears and says nothing.
+struct Deaf;
+
+impl Line for Deaf {
+    fn send(&self, _: Urgency, _: Bytes, _: Bytes) {}
+}
+
+impl Listener for Deaf {
+    fn said(&self, _: &[u8]) {}
+
+    fn lost(&self, _: &str) {}
+
+    fn back(&self) {}
+
+    fn restarted(&self) {}
+}
+
+impl ComingHome {
+    /// Begins: clients are led to the scene's source, and the volume comes to the scene's target.
+    fn begin(scene: &Scene) -> Self {
+        let (volume, buffers) = (Rc::clone(&scene.volume), BufferPool::new());
+        let store = Rc::clone(&scene.target.device);
+        let service = Service::new(scene.handle.clone(), buffers.clone());
+        service.offer(Address::Replica(0), Rc::clone(&store));
+        let plan = TargetPlan {
+            migration: MigrationId(1),
+            volumes: vec![ComingVolume {
+                volume: Rc::clone(&volume),
+                store,
+                lent: None,
+                image: location("target"),
+            }],
+            together: ComingTogether::default(),
+            trial_max: LIMITS.mirror_wait_max,
+            service: Some(Rc::clone(&service)),
+            moves: Moves::Volumes,
+        };
+        let told = Rc::<RefCell<Vec<ToSource>>>::default();
+        let tells = Rc::clone(&told);
+        let post = Box::new(move |message| tells.borrow_mut().push(message));
+        let control = Rc::clone(&scene.control) as Rc<dyn Control>;
+        let (conductor, baton) = TargetConductor::new(scene.handle.clone(), control, &buffers, plan, post);
+        scene.handle.spawn(async move { drop(conductor.run().await) });
+        Self { baton, told, volume, service }
+    }
+
+    /// Has it promise.
+    async fn prepare(&self, scene: &Scene) {
+        self.baton.deliver(ToTarget::Prepare(ATTEMPT));
+        scene.handle.sleep(MOMENT).await;
+        assert!(self.told.borrow().contains(&ToSource::Prepared(ATTEMPT)));
+    }
+
+    /// Brings it past the commit point.
+    async fn commit(&self, scene: &Scene) {
+        self.prepare(scene).await;
+        let generations = vec![(self.volume.id(), GENERATION.next())];
+        self.baton.deliver(ToTarget::Commit { attempt: ATTEMPT, generations });
+    }
+
+    /// A client writes a block; what is returned says when that has been answered.
+    fn write(&self, scene: &Scene, stamp: u8) -> Rc<RefCell<bool>> {
+        let (device, answered) = (self.volume.device(), Rc::<RefCell<bool>>::default());
+        let done = Rc::clone(&answered);
+        scene.handle.spawn(async move {
+            device.write(0, Buffer::copy_of(&[stamp; 4096]), Durability::Volatile).await.unwrap();
+            *done.borrow_mut() = true;
+        });
+        answered
+    }
+}
+
+#[test]
+fn clients_write_only_once_the_store_has_answered() {
+    play(|scene| async move {
+        let home = ComingHome::begin(&scene);
+        scene.target.delay.set_latency(Operations::of(&[DiskOperation::Read]), MOMENT * 4);
+        home.commit(&scene).await;
+        scene.handle.sleep(MOMENT).await;
+        let answered = home.write(&scene, 7);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!((scene.source.content().await[0], scene.target.content().await[0]), (0, 0));
+        scene.handle.sleep(MOMENT * 20).await;
+        assert!(*answered.borrow());
+        assert_eq!((scene.source.content().await[0], scene.target.content().await[0]), (0, 7));
+    });
+}
+
+#[test]
+fn clients_of_a_volume_that_is_handed_back_are_led_to_its_owner_again() {
+    play(|scene| async move {
+        let home = ComingHome::begin(&scene);
+        scene
+            .target
+            .fault
+            .add(FaultRule::always(Operations::of(&[DiskOperation::Read]), IoError::os("read", Errno::IO)));
+        home.commit(&scene).await;
+        scene.handle.sleep(Duration::ZERO).await;
+        let answered = home.write(&scene, 7);
+        scene.handle.sleep(MOMENT).await;
+        let is_handed_back = |message: &ToSource| matches!(message, ToSource::HandedBack { .. });
+        assert!(home.told.borrow().iter().any(is_handed_back));
+        home.baton.deliver(ToTarget::Discard);
+        scene.handle.sleep(MOMENT).await;
+        assert!(*answered.borrow());
+        assert_eq!((scene.source.content().await[0], scene.target.content().await[0]), (7, 0));
+        assert_eq!(home.volume.generation(), GENERATION);
+    });
+}
+
+/// A change that the source's half asks for over its line.
+async fn source_changes(scene: &Scene, home: &ComingHome) {
+    let (to_service, arrivals) = mpsc::unbounded();
+    let conversation = Conversation::new(Box::new(Deaf));
+    scene.handle.spawn(conversation.run(arrivals, Rc::clone(&home.service), Rc::new(Deaf)));
+    let operation = Operation::Write { offset: 0, durable: false };
+    let head = Head::Call { call: 1, address: Address::Replica(0), operation }.encode();
+    let payload = Bytes::from_static(&[9; 4096]);
+    to_service.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) }).unwrap();
+    scene.handle.sleep(MOMENT).await;
+}
+
+/// Forces a promotion; tells whether it was durable a moment later.
+async fn forced(scene: &Scene, home: &ComingHome) -> bool {
+    let promotion = Promotion::Force { branches: vec![(home.volume.id(), BranchId([1; 16]))] };
+    let generations = vec![(home.volume.id(), GENERATION.next())];
+    home.baton.promote(Promoted { attempt: ATTEMPT, generations, promotion });
+    scene.handle.sleep(MOMENT).await;
+    scene.control.records.borrow().iter().any(|record| matches!(record, Record::Promoted { .. }))
+}
+
+#[test]
+fn a_copy_that_its_source_has_begun_to_change_is_not_promoted_by_force() {
+    for goes_on in [false, true] {
+        play(move |scene| async move {
+            let home = ComingHome::begin(&scene);
+            source_changes(&scene, &home).await;
+            home.prepare(&scene).await;
+            if goes_on {
+                source_changes(&scene, &home).await;
+            }
+            assert_eq!(forced(&scene, &home).await, !goes_on);
+            // Refused, it goes on as before; promoted, it takes nothing of its former source.
+            scene.target.memory.write(0, Buffer::copy_of(&[1; 4096]), Durability::Volatile).await.unwrap();
+            source_changes(&scene, &home).await;
+            assert_eq!(scene.target.content().await[0], if goes_on { 9 } else { 1 });
+        });
+    }
+}
