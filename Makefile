@@ -14,8 +14,9 @@ GUEST_IMAGE := $(TARGET)/guest-image
 
 # Simulated migrations. Each fault must strike each phase in which it can: in 50 of 100000 seeds, in 5 of 10000.
 SEEDS ?= 10000
-# The same between two hosts, whose faults are drawn by time.
-HOSTS_SEEDS ?= 5000
+# The same between two hosts, and between three: volumes tour them, and people promote what waits.
+HOSTS_SEEDS ?= 4000
+TOUR_SEEDS ?= 2500
 
 help: ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -41,6 +42,7 @@ test: ## Run every test: simulated migrations, planted bugs, a machine in QEMU, 
 	cargo test --workspace --no-run
 	cargo run --bin simulator -- --seeds $(SEEDS)
 	cargo run --bin simulator -- --hosts 2 --seeds $(HOSTS_SEEDS)
+	cargo run --bin simulator -- --hosts 3 --seeds $(TOUR_SEEDS)
 	cargo test --workspace --test machine -- --ignored
 	cargo test --workspace
 	@[[ ! -e $(TARGET)/left-out ]] || sort -u $(TARGET)/left-out

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use migration::Phase;
 
-use crate::coverage::{Coverage, Struck};
+use crate::coverage::{Coverage, Struck, Table};
 use crate::faults::Fault;
+use crate::fleet::tally::Tally;
 use crate::scenario::Options;
 use crate::simulation::{Finding, simulate_hosts};
 use crate::trace::Audience;
@@ -47,6 +48,8 @@ pub(crate) struct Summary {
     /// The fewest guest requests that a simulation without a violation had.
     pub(crate) operations_min: Option<u64>,
     pub(crate) coverage: Coverage,
+    /// By seeds.
+    pub(crate) tally: Tally,
     /// By seed.
     pub(crate) violations: Vec<(u64, Violation)>,
     /// Cells of the table that are said to be impossible, by the seed that reached them.
@@ -61,11 +64,13 @@ pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(order.first);
     let end = AtomicU64::new(order.first.saturating_add(order.count));
-    let mut summary = Summary::default();
+    let table = order.options.hosts.table();
+    let empty = || Summary { coverage: Coverage::of(table), ..Summary::default() };
+    let mut summary = empty();
     std::thread::scope(|scope| {
         let work = || {
             prepare();
-            let mut part = Summary::default();
+            let mut part = empty();
             loop {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
                 if seed >= end.load(Ordering::Relaxed) {
@@ -75,7 +80,7 @@ pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
                 if finding.violation.is_some() && order.until == Until::OneIsFound {
                     end.fetch_min(seed, Ordering::Relaxed);
                 }
-                part.add(seed, finding);
+                part.add(seed, finding, table);
             }
         };
         let threads: Vec<_> = (0..order.threads.max(1)).map(|_| scope.spawn(work)).collect();
@@ -103,6 +108,7 @@ fn simulate_caught(seed: u64, options: &Options) -> Finding {
                 operations: 0,
                 recoveries_hit: 0,
                 struck: Struck::default(),
+                tally: Tally::default(),
                 hash: 0,
             }
         },
@@ -110,12 +116,13 @@ fn simulate_caught(seed: u64, options: &Options) -> Finding {
 }
 
 impl Summary {
-    fn add(&mut self, seed: u64, finding: Finding) {
+    fn add(&mut self, seed: u64, finding: Finding, table: Table) {
         self.seeds += 1;
         self.operations += finding.operations;
         self.recoveries_hit += finding.recoveries_hit;
         self.coverage.add(&finding.struck);
-        let contradictions = finding.struck.contradictions();
+        self.tally.add_seed(&finding.tally);
+        let contradictions = finding.struck.contradictions(table);
         self.contradictions.extend(contradictions.into_iter().map(|(fault, phase)| (seed, fault, phase)));
         match finding.violation {
             Some(violation) => {
@@ -137,6 +144,7 @@ impl Summary {
         self.recoveries_hit += other.recoveries_hit;
         self.operations_min = [self.operations_min, other.operations_min].into_iter().flatten().min();
         self.coverage.merge(&other.coverage);
+        self.tally.merge(&other.tally);
         self.contradictions.extend(other.contradictions);
         self.violations.extend(other.violations);
         self.violated += other.violated;

@@ -7,18 +7,34 @@ use migration::Phase;
 
 use crate::faults::Fault;
 
+/// Which table is meant: what can happen in which phase is another story between hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// Migrations between stores of one host.
+    #[default]
+    OneHost,
+    /// Migrations between two hosts of two.
+    Pair,
+    /// Migrations between hosts, of which there are more than two.
+    Hosts,
+}
+
 /// The cells that one simulation has reached; each counts once a seed, however often it was struck.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Struck([[bool; PHASES]; FAULTS]);
+pub(crate) struct Struck([[bool; PHASES]; Fault::COUNT]);
 
 /// How many seeds have reached each cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Coverage([[u64; PHASES]; FAULTS]);
+pub(crate) struct Coverage {
+    table: Table,
+    counts: [[u64; PHASES]; Fault::COUNT],
+}
 
 const PHASES: usize = Phase::ALL.len();
-const FAULTS: usize = Fault::ALL.len();
 /// What each possible cell is to reach in [`SEEDS_OF_WANTED`] seeds: rare enough a way to go wrong is seen then.
 const SEEDS_WANTED: u64 = 50;
+/// The same between hosts, where a fault must find the migration, the phase and the host.
+const SEEDS_WANTED_OF_HOSTS: u64 = 10;
 /// The seeds of a full run; of fewer seeds, proportionally less is wanted.
 const SEEDS_OF_WANTED: u64 = 100_000;
 
@@ -31,28 +47,49 @@ pub(crate) struct Cell {
 }
 
 /// How many of `seeds` seeds are to reach each possible cell.
-pub(crate) fn wanted(seeds: u64) -> u64 {
-    SEEDS_WANTED * seeds / SEEDS_OF_WANTED
+pub(crate) fn wanted(table: Table, seeds: u64) -> u64 {
+    let wanted = match table {
+        Table::OneHost => SEEDS_WANTED,
+        Table::Pair | Table::Hosts => SEEDS_WANTED_OF_HOSTS,
+    };
+    wanted * seeds / SEEDS_OF_WANTED
 }
 
 impl Struck {
     /// A fault has struck in a phase.
     pub(crate) fn add(&mut self, fault: Fault, phase: Phase) {
-        self.0[row(fault)][phase as usize] = true;
+        self.0[fault as usize][phase as usize] = true;
     }
 
     /// The cells that were reached and are said to be impossible.
-    pub(crate) fn contradictions(&self) -> Vec<(Fault, Phase)> {
-        cells()
-            .filter(|cell| self.0[row(cell.0)][cell.1 as usize] && impossible(cell.0, cell.1).is_some())
+    pub(crate) fn contradictions(&self, table: Table) -> Vec<(Fault, Phase)> {
+        cells(table)
+            .filter(|cell| {
+                self.0[cell.0 as usize][cell.1 as usize] && impossible(table, cell.0, cell.1).is_some()
+            })
             .collect()
     }
 }
 
+impl Table {
+    /// Its rows.
+    pub(crate) fn faults(self) -> &'static [Fault] {
+        match self {
+            Self::OneHost => &Fault::OF_ONE_HOST,
+            Self::Pair | Self::Hosts => &Fault::BETWEEN_HOSTS,
+        }
+    }
+}
+
 impl Coverage {
+    /// An empty table of this kind.
+    pub(crate) fn of(table: Table) -> Self {
+        Self { table, ..Self::default() }
+    }
+
     /// Adds the cells of one simulation.
     pub(crate) fn add(&mut self, struck: &Struck) {
-        for (counts, cells) in self.0.iter_mut().zip(&struck.0) {
+        for (counts, cells) in self.counts.iter_mut().zip(&struck.0) {
             for (count, cell) in counts.iter_mut().zip(cells) {
                 *count += u64::from(*cell);
             }
@@ -61,7 +98,7 @@ impl Coverage {
 
     /// Adds another table, of other seeds.
     pub(crate) fn merge(&mut self, other: &Self) {
-        for (counts, others) in self.0.iter_mut().zip(&other.0) {
+        for (counts, others) in self.counts.iter_mut().zip(&other.counts) {
             for (count, other) in counts.iter_mut().zip(others) {
                 *count += other;
             }
@@ -79,8 +116,15 @@ impl Coverage {
     }
 
     fn possible(&self) -> impl Iterator<Item = Cell> {
-        let possible = cells().filter(|(fault, phase)| impossible(*fault, *phase).is_none());
-        possible.map(|(fault, phase)| Cell { fault, phase, seeds: self.0[row(fault)][phase as usize] })
+        let is_asked_for = |(fault, phase): &(Fault, Phase)| {
+            impossible(self.table, *fault, *phase).is_none() && !is_seldom(self.table, *fault, *phase)
+        };
+        let possible = cells(self.table).filter(is_asked_for);
+        possible.map(|(fault, phase)| Cell {
+            fault,
+            phase,
+            seeds: self.counts[fault as usize][phase as usize],
+        })
     }
 }
 
@@ -91,11 +135,11 @@ impl std::fmt::Display for Coverage {
             write!(f, "{:>12}", phase.name())?;
         }
         let mut reasons: Vec<&'static str> = Vec::new();
-        for fault in Fault::ALL {
+        for fault in self.table.faults().iter().copied() {
             write!(f, "\n{:<15}", fault.name())?;
             for phase in Phase::ALL {
-                let count = self.0[row(fault)][phase as usize];
-                match impossible(fault, phase) {
+                let count = self.counts[fault as usize][phase as usize];
+                match impossible(self.table, fault, phase) {
                     Some(_) if count > 0 => write!(f, "{:>12}", format!("{count}!"))?,
                     Some(reason) => {
                         let known = reasons.iter().position(|known| *known == reason);
@@ -117,16 +161,63 @@ impl std::fmt::Display for Coverage {
 }
 
 /// All cells of the table, row by row.
-fn cells() -> impl Iterator<Item = (Fault, Phase)> {
-    Fault::ALL.into_iter().flat_map(|fault| Phase::ALL.map(|phase| (fault, phase)))
-}
-
-fn row(fault: Fault) -> usize {
-    Fault::ALL.iter().position(|known| *known == fault).unwrap_or(0)
+fn cells(table: Table) -> impl Iterator<Item = (Fault, Phase)> {
+    table.faults().iter().flat_map(|fault| Phase::ALL.map(|phase| (*fault, phase)))
 }
 
 /// Why a fault cannot strike in a phase; `None` if it can.
-pub(crate) fn impossible(fault: Fault, phase: Phase) -> Option<&'static str> {
+pub(crate) fn impossible(table: Table, fault: Fault, phase: Phase) -> Option<&'static str> {
+    match table {
+        Table::OneHost => impossible_on_one_host(fault, phase),
+        Table::Pair if matches!(fault, Fault::KillOther | Fault::PowerCutOther | Fault::OtherLinkCut) => {
+            Some("there is no third host")
+        }
+        Table::Pair | Table::Hosts => impossible_between_hosts(fault, phase),
+    }
+}
+
+fn impossible_between_hosts(fault: Fault, phase: Phase) -> Option<&'static str> {
+    use Phase::{Committing, Discarding, Ended, Releasing, Retiring, TakingBack};
+    match (fault, phase) {
+        (_, Ended) => Some("it is over at the instant at which it begins"),
+        (Fault::Cancel, Releasing | Committing | Retiring | TakingBack | Discarding) => {
+            Some("it is too late for that")
+        }
+        (Fault::HandBack, phase) if !matches!(phase, Committing | TakingBack | Discarding) => {
+            Some("trials are made once the volumes have been handed over, and not given back")
+        }
+        _ => None,
+    }
+}
+
+/// Tells whether a fault strikes in a phase only if something else has gone wrong as well: that is not asked for.
+fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
+    use Phase::{Closing, Committing, Discarding, Memory, Preparing, Releasing, Retiring, TakingBack};
+    if table == Table::OneHost {
+        return false;
+    }
+    match fault {
+        // Nothing is asked of the source's disk past the commit point, and before it only if the mirror is behind.
+        Fault::SourceError | Fault::SourceSlow => !matches!(phase, Phase::Copying | Discarding),
+        // Nothing is asked of the target's between its promise and the commit, nor once it has given the volumes back.
+        Fault::TargetError | Fault::TargetHang | Fault::TargetSlow => {
+            matches!(phase, Releasing | Retiring | TakingBack | Discarding)
+        }
+        Fault::TargetFull => matches!(phase, Preparing | Releasing | Committing | Retiring | TakingBack),
+        // Nothing is committed but what an earlier try has left.
+        Fault::JournalError | Fault::JournalSlow => matches!(phase, Memory | Closing | TakingBack),
+        // A target that has promised something cannot.
+        Fault::CancelThere => matches!(phase, Releasing | Committing | Retiring | TakingBack | Discarding),
+        Fault::HandBack => phase != Committing,
+        // Few migrations get there, and fewer with this.
+        Fault::KillOther | Fault::PowerCutOther | Fault::OtherLinkCut | Fault::ImageTouched => {
+            matches!(phase, TakingBack | Memory)
+        }
+        _ => false,
+    }
+}
+
+fn impossible_on_one_host(fault: Fault, phase: Phase) -> Option<&'static str> {
     use Phase::{Closing, Committing, Discarding, Ended, Memory, Preparing, Releasing, Retiring, TakingBack};
     match (fault, phase) {
         (_, Memory) => Some("no machine goes along: the two hosts' model in `migration` has one"),
@@ -171,7 +262,9 @@ mod tests {
     }
 
     fn possible() -> Vec<(Fault, Phase)> {
-        cells().filter(|(fault, phase)| impossible(*fault, *phase).is_none()).collect()
+        cells(Table::OneHost)
+            .filter(|(fault, phase)| impossible(Table::OneHost, *fault, *phase).is_none())
+            .collect()
     }
 
     #[test]
@@ -186,15 +279,16 @@ mod tests {
 
     #[test]
     fn an_impossible_cell_that_is_reached_is_found() {
-        assert_eq!(struck(&possible()).contradictions(), []);
+        assert_eq!(struck(&possible()).contradictions(Table::OneHost), []);
         let wrong = [(Fault::JournalError, Phase::Closing)];
-        assert_eq!(struck(&wrong).contradictions(), wrong);
+        assert_eq!(struck(&wrong).contradictions(Table::OneHost), wrong);
         let table = reached(3, &wrong).to_string();
         assert!(table.contains("3!"), "{table}");
     }
 
     #[test]
     fn fewer_seeds_are_to_reach_proportionally_less() {
+        let wanted = |seeds| wanted(Table::OneHost, seeds);
         assert_eq!([300, 10_000, 100_000, 200_000].map(wanted), [0, 5, 50, 100]);
     }
 }

@@ -42,11 +42,36 @@ pub(crate) enum Fault {
     SourceSlow,
     /// The journal takes long.
     JournalSlow,
+    /// `kill -9` of the target's daemon.
+    KillTarget,
+    /// `kill -9` of the daemon of a host that takes no part.
+    KillOther,
+    /// The target's host loses power.
+    PowerCutTarget,
+    /// A host that takes no part loses power.
+    PowerCutOther,
+    /// The link between both hosts breaks, and both are told.
+    LinkCut,
+    /// The link swallows what it is given, and nobody is told for a while.
+    LinkSilent,
+    /// The link breaks for longer than anybody waits.
+    LinkGone,
+    /// The link of one of both to a host that takes no part breaks.
+    OtherLinkCut,
+    /// Somebody cancels the migration at the target.
+    CancelThere,
+    /// Somebody writes to an image that was kept.
+    ImageTouched,
+    /// A host's time of day is set, by hours.
+    ClockJump,
 }
 
 impl Fault {
-    /// All kinds, in the order of the table.
-    pub(crate) const ALL: [Self; 14] = [
+    /// How many kinds there are.
+    pub(crate) const COUNT: usize = Self::ClockJump as usize + 1;
+
+    /// Those of one host, in the order of the table.
+    pub(crate) const OF_ONE_HOST: [Self; 14] = [
         Self::Kill,
         Self::PowerCut,
         Self::SourceError,
@@ -61,6 +86,33 @@ impl Fault {
         Self::JournalSlow,
         Self::MessageMishap,
         Self::Cancel,
+    ];
+
+    /// Those between hosts, in the order of the table.
+    pub(crate) const BETWEEN_HOSTS: [Self; 23] = [
+        Self::Kill,
+        Self::KillTarget,
+        Self::KillOther,
+        Self::PowerCut,
+        Self::PowerCutTarget,
+        Self::PowerCutOther,
+        Self::LinkCut,
+        Self::LinkSilent,
+        Self::LinkGone,
+        Self::OtherLinkCut,
+        Self::SourceError,
+        Self::SourceSlow,
+        Self::TargetError,
+        Self::TargetFull,
+        Self::TargetHang,
+        Self::TargetSlow,
+        Self::HandBack,
+        Self::JournalError,
+        Self::JournalSlow,
+        Self::Cancel,
+        Self::CancelThere,
+        Self::ImageTouched,
+        Self::ClockJump,
     ];
 
     /// The name that people see.
@@ -80,6 +132,17 @@ impl Fault {
             Self::JournalSlow => "journal slow",
             Self::MessageMishap => "message fault",
             Self::Cancel => "cancel",
+            Self::KillTarget => "kill -9 target",
+            Self::KillOther => "kill -9 third",
+            Self::PowerCutTarget => "power target",
+            Self::PowerCutOther => "power third",
+            Self::LinkCut => "link cut",
+            Self::LinkSilent => "link silent",
+            Self::LinkGone => "link gone",
+            Self::OtherLinkCut => "link to third",
+            Self::CancelThere => "cancel there",
+            Self::ImageTouched => "image touched",
+            Self::ClockJump => "clock jumps",
         }
     }
 }

@@ -17,6 +17,11 @@ use crate::disk::SECTOR_BYTES;
 use crate::random::Random;
 use crate::world::World;
 
+/// What requests are made whole blocks of on their way.
+const ALIGNMENT_BYTES: u64 = 4096;
+/// Numbers of requests between those of two guests of one volume: more than one ever makes.
+const BETWEEN_GUESTS: u32 = 1 << 24;
+
 /// What a guest does.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestSettings {
@@ -76,6 +81,8 @@ struct Request {
     what: What,
     /// For reads and flushes.
     began: Option<Began>,
+    /// When it was asked for, first.
+    asked: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +156,20 @@ impl Guest {
         self.judge(checked.map_err(|wrong| format!("after a power cut volume {}: {wrong}", self.number)));
     }
 
+    /// Another guest of this kind, with a disk that holds `initial`.
+    pub(crate) fn begin_anew(&self, random: Random, initial: &[u64]) -> Rc<Self> {
+        let settings = GuestSettings { operations: self.settings.operations / 2, ..self.settings.clone() };
+        let guest = Self::new(&self.world, self.number, settings, random, initial, self.buffers.clone());
+        // What it writes is told from what this one writes.
+        guest.next_request.set(self.next_request.get() + BETWEEN_GUESTS);
+        guest
+    }
+
+    /// Asks for something again.
+    pub(crate) fn be_busy(&self) {
+        self.mood.set(Mood::Busy);
+    }
+
     /// Asks for nothing more from now on.
     pub(crate) fn be_quiet(&self) {
         self.mood.set(Mood::Quiet);
@@ -157,6 +178,17 @@ impl Guest {
     /// Tells whether nothing is asked for.
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.borrow().is_empty()
+    }
+
+    /// What is not answered, and was asked for before then, may be carried out once more, at any time.
+    pub(crate) fn expect_ghosts(&self, then: Duration) {
+        for (id, request) in self.requests.borrow().iter().filter(|(_, request)| request.asked < then) {
+            if let What::Write(range, _) | What::Discard(range) | What::Zero(range, ..) = request.what {
+                let (first, count) = sectors(range);
+                let block = (ALIGNMENT_BYTES / SECTOR_BYTES) as usize;
+                self.content.borrow_mut().change_returns(*id, first, count, block);
+            }
+        }
     }
 
     /// Requests that were answered.
@@ -200,10 +232,7 @@ impl Guest {
     }
 
     fn ask(&self) {
-        if self.mood.get() == Mood::Quiet {
-            return;
-        }
-        if self.connection.borrow().is_none() {
+        if self.mood.get() == Mood::Quiet || self.connection.borrow().is_none() {
             self.idle_slots.set(self.idle_slots.get() + 1);
             return;
         }
@@ -226,7 +255,7 @@ impl Guest {
             }
         };
         drop(content);
-        self.requests.borrow_mut().insert(id, Request { what, began });
+        self.requests.borrow_mut().insert(id, Request { what, began, asked: self.world.now() });
         self.submit(id);
     }
 
@@ -277,7 +306,7 @@ impl Guest {
     }
 
     fn answer(&self, id: u32, result: &Result<Vec<u64>, IoError>) {
-        let Some(Request { what, began }) = self.requests.borrow_mut().remove(&id) else { return };
+        let Some(Request { what, began, .. }) = self.requests.borrow_mut().remove(&id) else { return };
         self.world.note("answer", u64::from(id), u64::from(result.is_ok()));
         self.world
             .say(|| format!("guest {} is answered {what:?}: {:?}", self.number, result.as_ref().map(|_| ())));

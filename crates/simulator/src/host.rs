@@ -117,6 +117,8 @@ impl Host {
             world.faults.plan(*fault);
         }
         let made = images.len() as u32;
+        let clock = Rc::clone(&world.clock);
+        let wall = move || u64::try_from(clock.now().as_millis()).unwrap_or(0);
         Rc::new_cyclic(|me: &Weak<Self>| {
             let host = Weak::clone(me);
             let changed = move |journal: &SimJournal| {
@@ -131,7 +133,7 @@ impl Host {
                 scenario,
                 handle,
                 buffers,
-                journal: SimJournal::new(world, random.fork(), records, changed),
+                journal: SimJournal::new(world, random.fork(), records, wall, changed),
                 guests,
                 images: RefCell::new(images),
                 excused: RefCell::default(),

@@ -36,6 +36,8 @@ pub(crate) struct SimJournal {
     me: Weak<Self>,
     world: Rc<World>,
     random: RefCell<Random>,
+    /// The host's time of day, in milliseconds since 1970.
+    wall: Box<dyn Fn() -> u64>,
     log: RefCell<Log>,
     /// Called whenever what is true, or may be, has changed.
     changed: Box<dyn Fn(&SimJournal)>,
@@ -86,11 +88,13 @@ enum Fate {
 }
 
 impl SimJournal {
-    /// A journal that says `records`; `changed` is called whenever what is true has changed.
+    /// A journal that says `records`; `wall` tells the time of day in milliseconds since 1970, and `changed` is called
+    /// whenever what is true has changed.
     pub(crate) fn new(
         world: &Rc<World>,
         random: Random,
         records: Vec<Record>,
+        wall: impl Fn() -> u64 + 'static,
         changed: impl Fn(&SimJournal) + 'static,
     ) -> Rc<Self> {
         let mut state = State::default();
@@ -113,6 +117,7 @@ impl SimJournal {
                 is_closed: false,
                 incarnation: 0,
             }),
+            wall: Box::new(wall),
             changed: Box::new(changed),
         });
         journal.begin_file(state);
@@ -144,13 +149,34 @@ impl SimJournal {
         look(&log.acknowledged, &log.possible)
     }
 
+    /// What is true whatever happens next: what a restart finds, if nothing is on its way there.
+    pub(crate) fn what_is_certain(&self) -> Option<State> {
+        let is_settled = {
+            let log = self.log.borrow();
+            log.in_flight.is_none() && log.queue.is_empty() && !log.is_closed
+        };
+        is_settled.then(|| self.read())
+    }
+
     /// Tells whether nothing is written any more until a restart.
     pub(crate) fn is_closed(&self) -> bool {
         self.log.borrow().is_closed
     }
 
-    /// The daemon was killed, or power was cut: the frame in flight is whole, torn, or not there.
+    /// The daemon was killed, or power was cut: the frame in flight is whole, torn, or not there. What is true is what a
+    /// restart will find.
     pub(crate) fn crash(&self) {
+        self.tear();
+        let found = self.read();
+        let mut log = self.log.borrow_mut();
+        if let Some(wrong) = wrong_state(&found, &log.acknowledged, &log.possible) {
+            self.world.violated("journal", || wrong);
+        }
+        log.acknowledged = found;
+        log.possible.clear();
+    }
+
+    fn tear(&self) {
         let mut log = self.log.borrow_mut();
         log.incarnation += 1;
         log.queue.clear();
@@ -227,7 +253,7 @@ impl SimJournal {
             return;
         }
         let (mut state, mut records, mut slots) = (log.acknowledged.clone(), Vec::new(), Vec::new());
-        let at_unix_ms = u64::try_from(self.world.now().as_millis()).unwrap_or(0);
+        let at_unix_ms = (self.wall)();
         while let Some(request) = log.queue.pop_front() {
             if log.is_closed {
                 refused.push(request.slot);

@@ -17,10 +17,10 @@ mod coverage;
 mod disk;
 mod driver;
 mod faults;
+mod fleet;
 mod guest;
 mod host;
 mod journal;
-mod pair;
 mod probe;
 mod random;
 mod scenario;
@@ -58,8 +58,8 @@ struct Arguments {
     /// Threads; each runs seeds of its own.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// How many hosts there are: 1, or 2 with a link between them.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    /// How many hosts there are, with a link between each two.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     hosts: u8,
     /// Runs this seed only.
     #[arg(long)]
@@ -89,7 +89,7 @@ impl Arguments {
     }
 
     fn options(&self) -> Options {
-        let hosts = if self.hosts == 2 { Hosts::Two } else { Hosts::One };
+        let hosts = if self.hosts > 1 { Hosts::Between(self.hosts) } else { Hosts::One };
         Options { operations: self.operations, hosts }
     }
 
@@ -98,9 +98,14 @@ impl Arguments {
     fn noticing(&self, bug: migration::planted::Bug) -> Self {
         use migration::planted::Bug;
 
-        // Only a migration between hosts outlasts a daemon.
-        let needs_two = matches!(bug, Bug::MarkNotAwaited | Bug::EpochReused);
-        Self { hosts: if needs_two { 2 } else { self.hosts }, ..self.clone() }
+        let hosts = match bug {
+            // Only a migration between hosts outlasts a daemon, or comes home to guests.
+            Bug::MarkNotAwaited | Bug::EpochReused | Bug::OpenOnTrial => 2,
+            // Two branches need a third host to pass each other, and so does a way home after another target.
+            Bug::BranchMistaken | Bug::ChronicleIsMissingSet => 3,
+            _ => self.hosts,
+        };
+        Self { hosts, ..self.clone() }
     }
 }
 
@@ -118,14 +123,13 @@ fn run_one(arguments: &Arguments, seed: u64) -> bool {
 fn run_many(arguments: &Arguments) -> bool {
     let summary = campaign::run(&arguments.order(arguments.seeds, Until::AllAreRun), || {});
     print_summary(arguments, &summary);
-    // Faults between hosts are drawn by time, not by phase: there is no table for them.
-    let is_covered = arguments.hosts > 1 || print_gaps(arguments, &summary);
+    let is_covered = print_gaps(arguments, &summary);
     summary.violated == 0 && is_covered
 }
 
 /// Says which cells of the table are not what they should be; returns whether all are.
 fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
-    let wanted = coverage::wanted(summary.seeds);
+    let wanted = coverage::wanted(arguments.options().hosts.table(), summary.seeds);
     let below = summary.coverage.below(wanted);
     for cell in &below {
         let (fault, phase) = (cell.fault.name(), cell.phase);
@@ -135,18 +139,26 @@ fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
         println!("coverage: {} in {phase} is said to be impossible, and struck seed {seed}", fault.name());
         println!("    {}", replay(arguments, *seed, ""));
     }
+    let mut unseen = Vec::new();
+    if arguments.hosts > 1 {
+        unseen = summary.tally.below(wanted, arguments.hosts);
+        for (what, seeds) in &unseen {
+            println!("coverage: {what} in {seeds} seeds, {wanted} are wanted");
+        }
+    }
     if below.is_empty() {
         let fewest = summary.coverage.fewest();
         println!(
             "each fault struck each phase in which it can in {fewest} seeds at least; {wanted} are wanted"
         );
     }
-    below.is_empty() && summary.contradictions.is_empty()
+    below.is_empty() && unseen.is_empty() && summary.contradictions.is_empty()
 }
 
 fn print_summary(arguments: &Arguments, summary: &Summary) {
-    if arguments.hosts == 1 {
-        println!("{}\n", summary.coverage);
+    println!("{}\n", summary.coverage);
+    if arguments.hosts > 1 {
+        println!("{}", summary.tally);
     }
     let seconds = summary.took.as_secs_f64().max(1e-9);
     println!(
@@ -171,7 +183,10 @@ fn replay(arguments: &Arguments, seed: u64, more: &str) -> String {
         200 => String::new(),
         operations => format!(" --operations {operations}"),
     };
-    let hosts = if arguments.hosts > 1 { " --hosts 2" } else { "" };
+    let hosts = match arguments.hosts {
+        1 => String::new(),
+        hosts => format!(" --hosts {hosts}"),
+    };
     let features = if more.is_empty() { "" } else { " --features planted-bugs" };
     format!("cargo run -p simulator --release{features} -- --seed {seed} --trace{hosts}{operations}{more}")
 }

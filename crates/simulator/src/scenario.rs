@@ -9,6 +9,7 @@ use lane::TimeLimits;
 use migration::strategy::Acknowledgement;
 use migration::{PacingSettings, Phase};
 
+use crate::coverage::{Table, impossible};
 use crate::disk::DiskSettings;
 use crate::faults::{Fault, Planned};
 use crate::guest::GuestSettings;
@@ -27,8 +28,19 @@ pub(crate) struct Options {
 pub(crate) enum Hosts {
     /// Migrations between stores of one host.
     One,
-    /// Migrations from one host to another.
-    Two,
+    /// Migrations between so many hosts.
+    Between(u8),
+}
+
+impl Hosts {
+    /// The table of what can go wrong.
+    pub(crate) fn table(self) -> Table {
+        match self {
+            Self::One => Table::OneHost,
+            Self::Between(..=2) => Table::Pair,
+            Self::Between(_) => Table::Hosts,
+        }
+    }
 }
 
 /// Everything that is drawn before a simulation begins.
@@ -177,8 +189,8 @@ fn draw_faults(random: &mut Random) -> Vec<Planned> {
         faults.push(fault);
         if random.percent(25) {
             // Two at once: one request fails while another hangs.
-            let other = Planned { fault: random.pick(&Fault::ALL), percent: 50, ..fault };
-            if crate::coverage::impossible(other.fault, other.phase).is_none() {
+            let other = Planned { fault: random.pick(&Fault::OF_ONE_HOST), percent: 50, ..fault };
+            if impossible(Table::OneHost, other.fault, other.phase).is_none() {
                 faults.push(other);
             }
         }
@@ -187,7 +199,7 @@ fn draw_faults(random: &mut Random) -> Vec<Planned> {
 }
 
 fn draw_fault(random: &mut Random) -> Planned {
-    let fault = random.pick(&Fault::ALL);
+    let fault = random.pick(&Fault::OF_ONE_HOST);
     let phase = draw_phase(random, fault);
     let first_entry_commits = !matches!(fault, Fault::JournalError | Fault::JournalSlow);
     let skip = match phase {
@@ -222,7 +234,7 @@ fn draw_fault(random: &mut Random) -> Planned {
 fn draw_phase(random: &mut Random, fault: Fault) -> Phase {
     loop {
         let phase = random.pick(&Phase::ALL);
-        if crate::coverage::impossible(fault, phase).is_none() {
+        if impossible(Table::OneHost, fault, phase).is_none() {
             return phase;
         }
     }

@@ -7,6 +7,7 @@ use block::Executor;
 
 use crate::coverage::Struck;
 use crate::driver::{Clock, VirtualDriver};
+use crate::fleet::tally::Tally;
 use crate::host::Host;
 use crate::random::Random;
 use crate::scenario::{Hosts, Options, Scenario};
@@ -31,6 +32,8 @@ pub(crate) struct Finding {
     pub(crate) recoveries_hit: u64,
     /// Which faults struck in which phases.
     pub(crate) struck: Struck,
+    /// What happened between hosts besides.
+    pub(crate) tally: Tally,
     /// What happened, as a number: the same for the same seed.
     pub(crate) hash: u64,
 }
@@ -39,7 +42,7 @@ pub(crate) struct Finding {
 pub(crate) fn simulate_hosts(seed: u64, options: &Options, audience: Audience) -> Finding {
     match options.hosts {
         Hosts::One => simulate(seed, options, audience),
-        Hosts::Two => crate::pair::simulate(seed, options, audience),
+        Hosts::Between(hosts) => crate::fleet::simulate(seed, hosts, options, audience),
     }
 }
 
@@ -78,6 +81,7 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
         operations: host.operations(),
         recoveries_hit: host.recoveries_hit(),
         struck,
+        tally: Tally::default(),
         hash: world.trace.hash(),
     }
 }

@@ -49,6 +49,7 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
         );
         match &migration.stage {
             Stage::Copying | Stage::Prepared(_) if target => return Permission::Target,
+            Stage::HandedBack if target && !migration.side.has_source() => target_of_failed = true,
             // Past the commit point, and nobody owns the volumes yet.
             Stage::Released(_) if source || target => return Permission::Forbidden,
             Stage::Ended(_) if target && !owns => target_of_failed = true,

@@ -3,6 +3,7 @@
 //! A request may wait as long as its owner's disk, the journal or the messengers (which are given faults on purpose)
 //! keep it waiting: those times are *excused*. What is left over must stay below what the migration may cost.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use block::IoError;
@@ -20,6 +21,10 @@ const NOT_WORTH_A_LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct Excuses {
     intervals: Vec<(Duration, Duration)>,
+    /// Those that have not ended, by what they are for.
+    open: BTreeMap<usize, Duration>,
+    /// Those that had a number, and have ended: whoever began to wait then may wait longer.
+    ended: Vec<(Duration, Duration)>,
 }
 
 impl Excuses {
@@ -28,11 +33,34 @@ impl Excuses {
         self.intervals.push((from, to));
     }
 
+    /// From now on waiting is excused, because of something with that number: requests are another host's.
+    pub(crate) fn begin(&mut self, number: usize, now: Duration) {
+        self.open.entry(number).or_insert(now);
+    }
+
+    /// It is excused no more.
+    pub(crate) fn end(&mut self, number: usize, now: Duration) {
+        if let Some(began) = self.open.remove(&number) {
+            self.add(began, now);
+            self.ended.push((began, now));
+        }
+    }
+
+    /// Until when a wait is a migration's: from the first instant at which it was another host's it may be in the hands of
+    /// one that is not heard.
+    fn until_elsewhere(&self, from: Duration, to: Duration) -> Duration {
+        let open = self.open.values().map(|began| (*began, Duration::MAX));
+        let elsewhere = self.ended.iter().copied().chain(open);
+        let meanwhile = elsewhere.filter(|(began, ended)| *began < to && *ended >= from);
+        meanwhile.map(|(began, _)| began.max(from)).min().unwrap_or(to)
+    }
+
     /// How much of the time from `from` to `to` is not excused.
     fn unexcused(&self, from: Duration, to: Duration) -> Duration {
         let clip = |(start, end): &(Duration, Duration)| ((*start).max(from), (*end).min(to));
+        let open: Vec<_> = self.open.values().map(|began| (*began, Duration::MAX)).collect();
         let mut excused: Vec<_> =
-            self.intervals.iter().map(clip).filter(|(start, end)| start < end).collect();
+            self.intervals.iter().chain(&open).map(clip).filter(|(start, end)| start < end).collect();
         excused.sort_unstable();
         let mut covered_until = from;
         let mut excused_time = Duration::ZERO;
@@ -54,6 +82,7 @@ pub(crate) fn too_long(
     if to - from < NOT_WORTH_A_LOOK {
         return None;
     }
+    let to = excuses.until_elsewhere(from, to);
     let waited = excuses.unexcused(from, to);
     let allowed = limits.mirror_wait_max + limits.switch_over_max + SLACK;
     (waited > allowed).then(|| {
@@ -83,6 +112,14 @@ mod tests {
         excuses.add(SECOND * 3, SECOND * 5);
         excuses.add(SECOND * 9, SECOND * 20);
         assert_eq!(excuses.unexcused(SECOND, SECOND * 10), SECOND * 5);
+        excuses.begin(1, SECOND * 6);
+        assert_eq!(excuses.unexcused(SECOND, SECOND * 10), SECOND * 2);
+        excuses.end(1, SECOND * 7);
+        assert_eq!(excuses.unexcused(SECOND, SECOND * 10), SECOND * 4);
+        assert_eq!(excuses.until_elsewhere(SECOND, SECOND * 10), SECOND * 6);
+        assert_eq!(excuses.until_elsewhere(SECOND, SECOND * 5), SECOND * 5);
+        assert_eq!(excuses.until_elsewhere(SECOND * 7, SECOND * 10), SECOND * 7);
+        assert_eq!(excuses.until_elsewhere(SECOND * 8, SECOND * 10), SECOND * 10);
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //! it runs at one host at most, and in the end where its volumes are.
 //!
 //! ```text
-//!   runs at A ──memory, and a stand──► stands, loaded at B ──told to run──► runs at B
-//!       ▲                                    │
-//!       └── discarding, handed back, or ◄────┘
-//!           settled after a restart
+//!   runs at the source ──memory, and a stand──► stands, loaded at the target ──told to run──► runs there
+//!       ▲                                         │
+//!       └────── discarding, handed back, or ◄─────┘
+//!               settled after a restart
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -15,7 +15,8 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use lane::LaneFuture;
 
-use super::party::{Party, Place};
+use super::party::Party;
+use super::place::Place;
 use crate::random::Random;
 use crate::world::World;
 
@@ -44,8 +45,11 @@ pub(crate) struct SimMachine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Runs(Place),
-    /// At A, and loaded at B.
-    Stands,
+    /// At its source, and loaded at its target.
+    Stands {
+        source: Place,
+        target: Place,
+    },
 }
 
 impl SimMachine {
@@ -69,6 +73,7 @@ impl SimMachine {
     pub(super) fn stop(
         self: &Rc<Self>,
         daemon: &Weak<Party>,
+        (source, target): (Place, Place),
         paused: oneshot::Sender<()>,
     ) -> LaneFuture<Result<(), String>> {
         let at = {
@@ -82,13 +87,13 @@ impl SimMachine {
                 let _ = paused.send(());
             });
         }
-        self.after(MEMORY_MAX, daemon, |machine, succeeds| {
-            if machine.at.get() != At::Runs(Place::A) {
+        self.after(MEMORY_MAX, daemon, move |machine, succeeds| {
+            if machine.at.get() != At::Runs(source) {
                 let at = machine.at.get();
                 machine.world.violated("machine", || format!("it leaves, and is not there: {at:?}"));
             }
             if succeeds {
-                machine.at.set(At::Stands);
+                machine.at.set(At::Stands { source, target });
                 Ok(())
             } else {
                 Err("its memory does not arrive".to_owned())
@@ -98,15 +103,19 @@ impl SimMachine {
 
     /// Lets it run at the target.
     pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<Party>) -> LaneFuture<Result<(), String>> {
-        self.after(START_MAX, daemon, |machine, succeeds| {
-            if machine.at.get() != At::Stands {
-                let at = machine.at.get();
-                machine
-                    .world
-                    .violated("machine", || format!("it is told to run at B, and does not stand: {at:?}"));
-            }
+        let place = daemon.upgrade().map(|daemon| daemon.place);
+        self.after(START_MAX, daemon, move |machine, succeeds| {
+            let target = match machine.at.get() {
+                At::Stands { target, .. } if place == Some(target) => target,
+                at => {
+                    let detail =
+                        || format!("it is told to run at {place:?}, and does not stand there: {at:?}");
+                    machine.world.violated("machine", detail);
+                    return Ok(());
+                }
+            };
             if succeeds {
-                machine.at.set(At::Runs(Place::B));
+                machine.at.set(At::Runs(target));
                 Ok(())
             } else {
                 machine.is_broken_there.set(true);
@@ -116,9 +125,10 @@ impl SimMachine {
     }
 
     /// Lets it go on at the source.
-    pub(super) fn go_on(&self) {
-        if self.at.replace(At::Runs(Place::A)) == At::Runs(Place::B) {
-            self.world.violated("machine", || "it goes on at A, and runs at B".to_owned());
+    pub(super) fn go_on(&self, source: Place) {
+        let at = self.at.replace(At::Runs(source));
+        if matches!(at, At::Runs(place) if place != source) {
+            self.world.violated("machine", || format!("it goes on at {source}, and is elsewhere: {at:?}"));
         }
         self.is_broken_there.set(false);
         self.given_up.set(self.given_up.get() + 1);
@@ -127,18 +137,19 @@ impl SimMachine {
     /// A daemon was started that owns the volumes, and has no migration under way: a machine that stands goes on there.
     pub(super) fn settle(&self, place: Place) {
         match (place, self.at.get()) {
-            (Place::A, At::Stands) => self.go_on(),
-            (Place::B, At::Stands) => self.at.set(At::Runs(Place::B)),
-            (_, At::Runs(_)) => {}
+            (place, At::Stands { source, .. }) if place == source => self.go_on(source),
+            (place, At::Stands { target, .. }) if place == target => self.at.set(At::Runs(target)),
+            (_, At::Stands { .. } | At::Runs(_)) => {}
         }
     }
 
     /// In the end it runs where its volumes are.
     pub(super) fn check_end(&self, owner: Place) {
-        let is_broken = owner == Place::B && self.is_broken_there.get();
+        let is_broken = matches!(self.at.get(), At::Stands { target, .. } if target == owner)
+            && self.is_broken_there.get();
         let at = self.at.get();
         if at != At::Runs(owner) && !is_broken {
-            self.world.violated("machine", || format!("the volumes are at {owner:?}, and it is not: {at:?}"));
+            self.world.violated("machine", || format!("the volumes are at {owner}, and it is not: {at:?}"));
         }
     }
 

@@ -11,30 +11,22 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::{Arrival, Urgency};
 
-use super::party::Place;
-use crate::random::Random;
-use crate::world::World;
-
-/// Connections of a line: each has a delay of its own, so what goes over one overtakes what goes over another.
-const CONNECTIONS: u64 = 3;
+use super::link::Link;
+use super::place::Place;
 
 /// What a process has of a line: the end that it sends on, and what arrives.
 type Ends = (Box<dyn lane::peer::Line>, mpsc::UnboundedReceiver<Arrival>);
 
-/// One line between the hosts.
+/// One line of a link.
 pub(crate) struct Line {
-    world: Rc<World>,
-    random: RefCell<Random>,
+    me: Weak<Self>,
+    link: Weak<Link>,
     number: u64,
-    /// Delays of the connections.
-    delays: [Duration; CONNECTIONS as usize],
-    is_up: Cell<bool>,
     ends: [End; 2],
     /// What would have arrived while the link was broken.
     held: RefCell<Vec<Frame>>,
@@ -46,6 +38,8 @@ struct End {
     incarnation: Cell<u64>,
     /// The process at the other end that this one knows.
     knows: Cell<u64>,
+    /// It has been told that the line is broken.
+    is_lost: Cell<bool>,
     arrivals: RefCell<Option<mpsc::UnboundedSender<Arrival>>>,
 }
 
@@ -66,77 +60,81 @@ struct Sender {
 }
 
 impl Line {
-    pub(crate) fn new(world: &Rc<World>, mut random: Random, number: u64) -> Rc<Self> {
-        let round_trip = random.pick(&[
-            Duration::from_micros(100),
-            Duration::from_micros(500),
-            Duration::from_millis(5),
-            Duration::from_millis(40),
-        ]);
-        let delays = [0; CONNECTIONS as usize].map(|_| random.duration(round_trip / 4, round_trip));
-        Rc::new(Self {
-            world: Rc::clone(world),
-            random: RefCell::new(random),
+    pub(super) fn new(link: Weak<Link>, number: u64) -> Rc<Self> {
+        let make = |me: &Weak<Self>| Self {
+            me: Weak::clone(me),
+            link,
             number,
-            delays,
-            is_up: Cell::new(true),
             ends: Default::default(),
             held: RefCell::default(),
-        })
+        };
+        Rc::new_cyclic(make)
     }
 
-    /// A new process begins at `place`; returns its end.
-    pub(crate) fn open(self: &Rc<Self>, place: Place) -> Ends {
-        let own = &self.ends[place as usize];
+    /// A new process begins at `place`; returns its end. `None`: the simulation is over.
+    pub(crate) fn open(&self, place: Place) -> Option<Ends> {
+        let link = self.link.upgrade()?;
+        let number = link.end_of(place);
+        let own = &self.ends[number];
         own.incarnation.set(own.incarnation.get() + 1);
         let (sender, arrivals) = mpsc::unbounded();
         *own.arrivals.borrow_mut() = Some(sender);
-        let other = &self.ends[1 - place as usize];
-        own.knows.set(other.incarnation.get());
-        if !self.is_up.get() {
-            self.tell(place as usize, Arrival::Lost("the link is broken".to_owned()));
+        own.knows.set(self.ends[1 - number].incarnation.get());
+        own.is_lost.set(false);
+        if !link.is_up() {
+            self.lose(number);
         }
         // The other end hears of it before anything that this process sends.
-        let (me, incarnation) = (Rc::downgrade(self), own.incarnation.get());
-        self.world.clock.after(self.delays[0], move || {
-            if let Some(line) = me.upgrade().filter(|line| line.is_up.get()) {
-                line.introduce(place as usize, incarnation);
+        let (me, incarnation) = (Weak::clone(&self.me), own.incarnation.get());
+        link.world.clock.after(link.introduction(), move || {
+            if let Some(line) = me.upgrade().filter(|line| line.is_up()) {
+                line.introduce(number, incarnation);
             }
         });
-        let line = Sender { line: Rc::downgrade(self), from: place as usize, incarnation };
-        (Box::new(line), arrivals)
+        let line = Sender { line: Weak::clone(&self.me), from: number, incarnation };
+        Some((Box::new(line), arrivals))
     }
 
     /// The process at `place` is gone.
     pub(crate) fn close(&self, place: Place) {
-        self.ends[place as usize].arrivals.borrow_mut().take();
-    }
-
-    /// The link breaks: both ends are told, what is on its way waits.
-    pub(crate) fn break_it(&self) {
-        if self.is_up.replace(false) {
-            (0..2).for_each(|end| self.tell(end, Arrival::Lost("the link is broken".to_owned())));
+        if let Some(link) = self.link.upgrade() {
+            self.ends[link.end_of(place)].arrivals.borrow_mut().take();
         }
     }
 
-    /// The link works again: both ends are told, and what waited arrives, in any order.
-    pub(crate) fn mend(self: &Rc<Self>) {
-        if self.is_up.replace(true) {
-            return;
+    /// Both ends are told that the link is broken.
+    pub(super) fn lost(&self) {
+        (0..2).for_each(|end| self.lose(end));
+    }
+
+    /// The link works again: both ends are told, if they knew that it did not, and what waited arrives, in any order.
+    pub(super) fn mended(&self) {
+        for end in 0..2 {
+            self.introduce(end, self.ends[end].incarnation.get());
         }
-        for place in 0..2 {
-            self.introduce(place, self.ends[place].incarnation.get());
+        for end in 0..2 {
+            if self.ends[end].is_lost.replace(false) {
+                self.tell(end, Arrival::Back);
+            }
         }
-        (0..2).for_each(|end| self.tell(end, Arrival::Back));
         for frame in self.held.take() {
-            let delay = self.delay();
-            self.carry(frame, delay);
+            self.carry(frame);
         }
     }
 
-    pub(crate) fn clear(&self) {
+    pub(super) fn clear(&self) {
         self.held.borrow_mut().clear();
         self.ends.iter().for_each(|end| drop(end.arrivals.borrow_mut().take()));
+    }
+
+    fn is_up(&self) -> bool {
+        self.link.upgrade().is_some_and(|link| link.is_up())
+    }
+
+    fn lose(&self, end: usize) {
+        if !self.ends[end].is_lost.replace(true) {
+            self.tell(end, Arrival::Lost("the link is broken".to_owned()));
+        }
     }
 
     /// The other end learns that the process at `from` is this one.
@@ -157,16 +155,10 @@ impl Line {
         }
     }
 
-    fn delay(&self) -> Duration {
-        let mut random = self.random.borrow_mut();
-        let delay = random.pick(&self.delays);
-        let tail = if random.percent(3) { 1 + random.below(20) as u32 } else { 1 };
-        delay * tail + Duration::from_nanos(random.below(20_000))
-    }
-
-    fn carry(self: &Rc<Self>, frame: Frame, delay: Duration) {
-        let me = Rc::downgrade(self);
-        self.world.clock.after(delay, move || {
+    fn carry(&self, frame: Frame) {
+        let Some(link) = self.link.upgrade() else { return };
+        let me = Weak::clone(&self.me);
+        link.world.clock.after(link.delay(), move || {
             if let Some(line) = me.upgrade() {
                 line.arrive(frame);
             }
@@ -174,7 +166,8 @@ impl Line {
     }
 
     fn arrive(&self, frame: Frame) {
-        if !self.is_up.get() {
+        let Some(link) = self.link.upgrade() else { return };
+        if !link.is_up() {
             self.held.borrow_mut().push(frame);
             return;
         }
@@ -187,7 +180,7 @@ impl Line {
         if to.knows.get() > frame.from_incarnation {
             return;
         }
-        self.world.note("frame", self.number << 1 | frame.to as u64, frame.payload.len() as u64);
+        link.world.note("frame", self.number << 1 | frame.to as u64, frame.payload.len() as u64);
         let credit: Box<dyn Any + Send> = Box::new(());
         self.tell(frame.to, Arrival::Sent { head: frame.head, payload: frame.payload, credit });
     }
@@ -198,9 +191,7 @@ impl lane::peer::Line for Sender {
         let Some(line) = self.line.upgrade() else { return };
         let to = 1 - self.from;
         let to_incarnation = line.ends[self.from].knows.get();
-        let frame = Frame { to, from_incarnation: self.incarnation, to_incarnation, head, payload };
-        let delay = line.delay();
-        line.carry(frame, delay);
+        line.carry(Frame { to, from_incarnation: self.incarnation, to_incarnation, head, payload });
     }
 }
 
@@ -214,8 +205,9 @@ mod tests {
 
     use super::*;
     use crate::driver::Clock;
-    use crate::pair::PairDriver;
-    use crate::pair::serving::Deaf;
+    use crate::fleet::clock::{HostClock, HostDriver};
+    use crate::fleet::ear::Deaf;
+    use crate::random::Random;
 
     /// Keeps the heads of what was sent.
     struct Sent(Rc<RefCell<Vec<Bytes>>>);
@@ -229,7 +221,7 @@ mod tests {
     #[test]
     fn calls_of_a_former_process_end_before_those_of_its_successor_and_are_not_answered() {
         let clock = Clock::new(Random::new(1));
-        let mut executor = Executor::new(PairDriver::new(&clock));
+        let mut executor = Executor::new(HostDriver::new(&HostClock::draw(&clock, &mut Random::new(1))));
         let (handle, buffers) = (executor.handle(), BufferPool::new());
         let mut rest = || (0..100).for_each(|_| executor.turn());
         let slow = Rc::new(Gate::new(Rc::new(MemoryStore::new(1 << 20))));

@@ -1,0 +1,231 @@
+//! Bad luck between hosts: what goes wrong, drawn by phase or by time, and how it strikes.
+//!
+//! *Source*, *target* and *link* are those of the migration under way; between migrations, of the one that might be next.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use migration::Phase;
+
+use super::Fleet;
+use super::link::Break;
+use super::place::Place;
+use super::tally::Event;
+use crate::coverage::{Table, impossible};
+use crate::faults::{Fault, Planned};
+use crate::random::Random;
+use crate::world::Stop;
+
+/// How long faults go on happening at most, if they do not wait for a phase.
+const FAULTS_END: Duration = Duration::from_secs(6);
+/// How long a link is away at most; longer than what a guest's write may be held.
+const AWAY_MAX: Duration = Duration::from_secs(4);
+/// A link that is gone is away longer than anybody waits: from the point of view of the hosts for ever.
+const GONE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(150));
+
+/// How often each kind of bad luck is drawn, compared with others.
+const WEIGHTS: [(Fault, usize); 23] = [
+    (Fault::Kill, 4),
+    (Fault::KillTarget, 4),
+    (Fault::KillOther, 1),
+    (Fault::PowerCut, 2),
+    (Fault::PowerCutTarget, 2),
+    (Fault::PowerCutOther, 1),
+    (Fault::LinkCut, 4),
+    (Fault::LinkSilent, 3),
+    (Fault::LinkGone, 2),
+    (Fault::OtherLinkCut, 1),
+    (Fault::SourceError, 1),
+    (Fault::SourceSlow, 2),
+    (Fault::TargetError, 2),
+    (Fault::TargetFull, 2),
+    (Fault::TargetHang, 2),
+    (Fault::TargetSlow, 3),
+    (Fault::HandBack, 3),
+    (Fault::JournalError, 2),
+    (Fault::JournalSlow, 2),
+    (Fault::Cancel, 2),
+    (Fault::CancelThere, 1),
+    (Fault::ImageTouched, 3),
+    (Fault::ClockJump, 1),
+];
+
+impl Fleet {
+    /// Draws what goes wrong.
+    pub(super) fn draw_luck(self: &Rc<Self>) {
+        let mut random = self.random.borrow_mut();
+        let faults: Vec<_> =
+            WEIGHTS.iter().flat_map(|(fault, weight)| std::iter::repeat_n(*fault, *weight)).collect();
+        for _ in 0..random.pick(&[0, 1, 2, 3, 4, 6, 9]) {
+            let fault = random.pick(&faults);
+            self.draw_one(&mut random, fault);
+        }
+        if self.people.may_force() {
+            // Whoever is to be tempted to force has not heard of a host since that was promised something.
+            for _ in 0..2 {
+                let fault = random.pick(&[Fault::Kill, Fault::LinkGone, Fault::LinkCut, Fault::LinkSilent]);
+                let skip = random.below(3) as u32;
+                let delay = random.duration(Duration::from_micros(50), Duration::from_millis(60));
+                let window = random.duration(Duration::from_secs(1), Duration::from_secs(8));
+                self.world.faults.plan(Planned { skip, delay, window, ..planned(fault, Phase::Preparing) });
+            }
+        }
+    }
+
+    fn draw_one(self: &Rc<Self>, random: &mut Random, fault: Fault) {
+        let latest = random.pick(&[
+            Duration::from_millis(5),
+            Duration::from_millis(20),
+            Duration::from_millis(80),
+            Duration::from_millis(400),
+            FAULTS_END,
+        ]);
+        let at = random.duration(Duration::from_micros(10), latest);
+        let phase = self.draw_phase(random, fault);
+        let plan = Planned {
+            skip: random.pick(&[0, 0, 0, 0, 1, 2]),
+            // Most of what can go wrong does so in the few moments of a handover.
+            delay: if random.percent(30) { Duration::ZERO } else { at / 200 },
+            window: random.duration(Duration::from_micros(100), AWAY_MAX),
+            strikes_max: random.pick(&[1, 2, 5, 20]),
+            ..planned(fault, phase)
+        };
+        if random.percent(60) {
+            self.world.faults.plan(plan);
+        } else {
+            let me = Rc::downgrade(self);
+            self.world.clock.at(at, move || {
+                if let Some(fleet) = me.upgrade() {
+                    fleet.strike(&plan);
+                }
+            });
+        }
+    }
+
+    fn draw_phase(&self, random: &mut Random, fault: Fault) -> Phase {
+        loop {
+            let phase = random.pick(&Phase::ALL);
+            let is_there = phase != Phase::Memory || self.machine.is_some();
+            if is_there && impossible(Table::Hosts, fault, phase).is_none() {
+                return phase;
+            }
+        }
+    }
+
+    /// The source of a migration has entered a phase: what waits for that is due.
+    pub(super) fn phase_entered(self: &Rc<Self>, phase: Phase) {
+        for plan in self.world.faults.due(phase) {
+            let me = Rc::downgrade(self);
+            self.world.clock.after(plan.delay, move || {
+                if let Some(fleet) = me.upgrade() {
+                    fleet.strike(&plan);
+                }
+            });
+        }
+    }
+
+    fn strike(&self, plan: &Planned) {
+        let Some((source, target)) = self.concerned() else { return };
+        let other =
+            self.parties.iter().map(|party| party.place).find(|place| ![source, target].contains(place));
+        let phase = self.party(source).phase();
+        let has_struck = match plan.fault {
+            Fault::Kill => self.perhaps_crash(Some(source), Stop::Kill),
+            Fault::KillTarget => self.perhaps_crash(Some(target), Stop::Kill),
+            Fault::KillOther => self.perhaps_crash(other, Stop::Kill),
+            Fault::PowerCut => self.perhaps_crash(Some(source), Stop::PowerCut),
+            Fault::PowerCutTarget => self.perhaps_crash(Some(target), Stop::PowerCut),
+            Fault::PowerCutOther => self.perhaps_crash(other, Stop::PowerCut),
+            Fault::LinkCut => self.break_link(source, target, Break::Cut, plan.window),
+            Fault::LinkSilent => self.break_link(source, target, Break::Silent, plan.window),
+            Fault::LinkGone => {
+                let mut random = self.random.borrow_mut();
+                let how = random.pick(&[Break::Cut, Break::Silent]);
+                let away = random.duration(GONE.0, GONE.1);
+                drop(random);
+                self.break_link(source, target, how, away)
+            }
+            Fault::OtherLinkCut => match other {
+                Some(other) => {
+                    let end = self.random.borrow_mut().pick(&[source, target]);
+                    self.break_link(end, other, Break::Cut, plan.window)
+                }
+                None => false,
+            },
+            Fault::Cancel => self.party(source).cancel(),
+            Fault::CancelThere => self.party(target).cancel_incoming(),
+            Fault::ImageTouched => self.touch_an_image(),
+            Fault::ClockJump => {
+                let place = self.random.borrow_mut().pick(&[source, target]);
+                self.party(place).clock.jump(&mut self.random.borrow_mut());
+                true
+            }
+            _ => {
+                self.world.faults.open(plan, self.world.now());
+                false
+            }
+        };
+        if has_struck {
+            self.world.struck_in(plan.fault, phase);
+        }
+    }
+
+    /// The source and the target of the migration under way, or of one that might be next.
+    fn concerned(&self) -> Option<(Place, Place)> {
+        let leaving = |place: Place| {
+            let party = self.party(place);
+            let id = party.journal().look(|state, _| {
+                state.unfinished().find(|(_, migration)| migration.side.has_source()).map(|(id, _)| id)
+            })?;
+            Some((place, party.peer_of(id)?))
+        };
+        let places = Place::all(self.parties.len());
+        if let Some(found) = places.clone().find_map(leaving) {
+            return Some(found);
+        }
+        let owner = self.parties.iter().find(|party| !party.owners().0.is_empty())?.place;
+        let others: Vec<_> = places.filter(|place| *place != owner).collect();
+        let other = (!others.is_empty()).then(|| self.random.borrow_mut().pick(&others))?;
+        Some((owner, other))
+    }
+
+    fn perhaps_crash(&self, place: Option<Place>, how: Stop) -> bool {
+        let Some(place) = place.filter(|place| self.party(*place).is_up()) else { return false };
+        self.crash(place, how);
+        // Where a power cut would be noticed by guests elsewhere it is a kill.
+        how == Stop::Kill || self.may_lose_power(place)
+    }
+
+    fn break_link(&self, one: Place, other: Place, how: Break, away: Duration) -> bool {
+        let Some(link) = self.link(one, other).filter(|link| link.is_up()) else { return false };
+        link.break_for(how, away);
+        true
+    }
+
+    /// Somebody writes to an image that was kept, or puts another in its place.
+    fn touch_an_image(&self) -> bool {
+        for party in &self.parties {
+            let Some(path) = party.kept.touch() else { continue };
+            if let Some(disk) = party.images.borrow().get(&path) {
+                disk.with_medium(|medium| {
+                    (0..medium.current().len()).for_each(|sector| medium.prefill(sector, u64::MAX));
+                });
+            }
+            self.tally(Event::ImageTouched);
+            return true;
+        }
+        false
+    }
+}
+
+fn planned(fault: Fault, phase: Phase) -> Planned {
+    Planned {
+        fault,
+        phase,
+        skip: 0,
+        delay: Duration::ZERO,
+        window: Duration::ZERO,
+        strikes_max: 1,
+        percent: 60,
+    }
+}

@@ -1,0 +1,578 @@
+//! One host: its images and its journal, which stay, and the daemon that comes and goes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use block::{BlockDevice, BufferPool, Geometry, Handle};
+use chronicle::{BlockSize, Generation, MarkPolicy};
+use lane::TimeLimits;
+use lane::resuming::Rhythm;
+use migration::journal::{
+    ImageLocation, MigratingVolume, MigrationState, Moved, Promotion, Record, Side, Stage, State,
+};
+use migration::planted::{Bug, broken};
+use migration::recovery::{self, Step};
+use migration::source::Moves;
+use migration::strategy::Acknowledgement;
+use migration::{MigrationId, PacingSettings, Phase, VolumeId};
+
+use super::Fleet;
+use super::branch::TRUNK;
+use super::chronicles::SimChronicles;
+use super::clock::HostClock;
+use super::coming::Accepted;
+use super::kept::KeptImages;
+use super::link::{Link, Subject};
+use super::machine::SimMachine;
+use super::place::Place;
+use super::serving::Serving;
+use crate::checker::owner::{Permission, permission};
+use crate::disk::{DiskSettings, Role, SimDisk};
+use crate::guest::Guest;
+use crate::host::PlannedVolume;
+use crate::journal::SimJournal;
+use crate::random::Random;
+use crate::scenario::Scenario;
+use crate::world::{Stop, World};
+
+/// How long the gates may be closed: several round trips of the longest link.
+const SWITCH_OVER_MAX: Duration = Duration::from_secs(1);
+/// How long after a journal that closed itself the daemon is restarted at most.
+const RESTART_AFTER: Duration = Duration::from_secs(2);
+
+/// How migrations of a simulation are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Manner {
+    pub(crate) pacing: PacingSettings,
+    pub(crate) limits: TimeLimits,
+    pub(crate) acknowledgement: Acknowledgement,
+    pub(crate) target_disk: DiskSettings,
+    pub(crate) block_sizes: Vec<BlockSize>,
+    pub(crate) geometries: Vec<Geometry>,
+    /// What is marked at once in the chronicles.
+    pub(crate) regions: MarkPolicy,
+    /// How often it is remembered how far a copying is.
+    pub(crate) rhythm: Rhythm,
+    /// In how many of a hundred migrations the source keeps its images.
+    pub(crate) keep_percent: u64,
+}
+
+/// A volume that a host owns, and the branch of its history.
+pub(super) type Owned = (usize, VolumeId);
+
+/// A host.
+pub(crate) struct Party {
+    pub(super) me: Weak<Self>,
+    pub(super) place: Place,
+    pub(crate) world: Rc<World>,
+    pub(super) random: RefCell<Random>,
+    pub(super) handle: Handle,
+    pub(super) clock: Rc<HostClock>,
+    pub(super) buffers: BufferPool,
+    pub(super) manner: Rc<Manner>,
+    journal: Rc<SimJournal>,
+    pub(super) chronicles: Rc<SimChronicles>,
+    /// By path.
+    pub(super) images: RefCell<BTreeMap<String, Rc<SimDisk>>>,
+    pub(super) kept: KeptImages,
+    /// Those that lead to other hosts.
+    pub(super) links: Vec<Rc<Link>>,
+    fleet: RefCell<Weak<Fleet>>,
+    /// The branch of history that comes here, or came here last.
+    pub(super) branch: Cell<usize>,
+    /// Branches that forced promotions have opened here, by migration.
+    pub(super) forced: RefCell<BTreeMap<MigrationId, usize>>,
+    /// What volumes held when they were promised to be taken over, by migration.
+    promised: RefCell<BTreeMap<MigrationId, Vec<Vec<u64>>>>,
+    /// What this daemon has said of volumes that it takes, by migration.
+    pub(super) answers: RefCell<BTreeMap<Subject, Vec<Accepted>>>,
+    /// The phase of the migration that goes out from here.
+    phase: Cell<Option<Phase>>,
+    incarnation: Cell<u64>,
+    is_up: Cell<bool>,
+    pub(super) serving: RefCell<Option<Serving>>,
+    disks_made: Cell<u32>,
+}
+
+/// What a simulation of several hosts begins with.
+pub(super) struct Beginnings {
+    pub(super) parties: Vec<Rc<Party>>,
+    pub(super) guests: Vec<Rc<Guest>>,
+    pub(super) links: Vec<Rc<Link>>,
+}
+
+/// Makes the hosts, with a link between each two; the volumes are at A.
+pub(super) fn make(
+    world: &Rc<World>,
+    random: &mut Random,
+    scenario: &Scenario,
+    hosts: Vec<(Handle, Rc<HostClock>)>,
+) -> Beginnings {
+    let (mut records, mut guests, mut images) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let mut geometries = Vec::new();
+    for (index, plan) in scenario.volumes.iter().enumerate() {
+        let (path, volume) = (format!("/a/{index}"), volume_id(index));
+        let volume = PlannedVolume::make(world, random, (index, volume, plan), &path, BufferPool::new());
+        guests.push(volume.guest);
+        geometries.push(volume.disk.geometry());
+        records.push(volume.record);
+        images.insert(path, volume.disk);
+    }
+    let manner = Rc::new(Manner::draw(random, scenario, geometries));
+    let places: Vec<_> = Place::all(hosts.len()).collect();
+    let mut links = Vec::new();
+    for (index, one) in places.iter().enumerate() {
+        let others = &places[index + 1..];
+        links.extend(others.iter().map(|other| Link::new(world, random.fork(), [*one, *other])));
+    }
+    let mut parties = Vec::new();
+    for (place, (handle, clock)) in places.into_iter().zip(hosts) {
+        let links = links.iter().filter(|link| link.touches(place)).cloned().collect();
+        let (records, images) = (std::mem::take(&mut records), std::mem::take(&mut images));
+        let environment = Environment { handle, clock, manner: Rc::clone(&manner), links };
+        parties.push(Party::new(world, random.fork(), place, environment, records, images));
+    }
+    Beginnings { parties, guests, links }
+}
+
+/// What a host finds around it.
+struct Environment {
+    handle: Handle,
+    clock: Rc<HostClock>,
+    manner: Rc<Manner>,
+    links: Vec<Rc<Link>>,
+}
+
+impl Manner {
+    fn draw(random: &mut Random, scenario: &Scenario, geometries: Vec<Geometry>) -> Self {
+        let plan = &scenario.migrations[0];
+        let acknowledgement = Acknowledgement::Source {
+            buffer_bytes_max: random.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
+            drain_max: random.duration(Duration::from_millis(100), Duration::from_millis(400)),
+        };
+        Self {
+            pacing: plan.pacing.clone(),
+            limits: TimeLimits { switch_over_max: SWITCH_OVER_MAX, ..scenario.limits },
+            acknowledgement,
+            target_disk: DiskSettings { latency: plan.target_latency, ..scenario.volumes[0].disk.clone() },
+            block_sizes: scenario.volumes.iter().map(|volume| volume.block_size).collect(),
+            geometries,
+            regions: MarkPolicy::Regions { blocks_per_region: random.pick(&[1, 2, 8]) },
+            // Simulated volumes are small, and copied within a second.
+            rhythm: Rhythm {
+                interval_min: random.pick(&[4, 40, 150].map(Duration::from_millis)),
+                interval_max: Duration::from_millis(300),
+            },
+            keep_percent: random.pick(&[0, 50, 90, 100]),
+        }
+    }
+}
+
+impl Party {
+    fn new(
+        world: &Rc<World>,
+        mut random: Random,
+        place: Place,
+        environment: Environment,
+        records: Vec<Record>,
+        images: BTreeMap<String, Rc<SimDisk>>,
+    ) -> Rc<Self> {
+        let Environment { handle, clock, manner, links } = environment;
+        Rc::new_cyclic(|me: &Weak<Self>| {
+            let party = Weak::clone(me);
+            let changed = move |journal: &SimJournal| {
+                if let Some(party) = party.upgrade() {
+                    party.journal_changed(journal);
+                }
+            };
+            let wall = Rc::clone(&clock);
+            let journal = SimJournal::new(world, random.fork(), records, move || wall.unix_ms(), changed);
+            Self {
+                me: Weak::clone(me),
+                place,
+                world: Rc::clone(world),
+                journal,
+                chronicles: SimChronicles::new(world, random.fork()),
+                random: RefCell::new(random),
+                handle,
+                clock,
+                buffers: BufferPool::new(),
+                manner,
+                disks_made: Cell::new(100 * (1 + place.index() as u32)),
+                images: RefCell::new(images),
+                kept: KeptImages::default(),
+                links,
+                fleet: RefCell::default(),
+                branch: Cell::new(TRUNK),
+                forced: RefCell::default(),
+                promised: RefCell::default(),
+                answers: RefCell::default(),
+                phase: Cell::default(),
+                incarnation: Cell::default(),
+                is_up: Cell::default(),
+                serving: RefCell::default(),
+            }
+        })
+    }
+
+    pub(super) fn join(&self, fleet: &Rc<Fleet>) {
+        *self.fleet.borrow_mut() = Rc::downgrade(fleet);
+    }
+
+    pub(super) fn fleet(&self) -> Option<Rc<Fleet>> {
+        self.fleet.borrow().upgrade()
+    }
+
+    /// The machine that goes along with the volumes, if one does.
+    pub(super) fn machine(&self) -> Option<Rc<SimMachine>> {
+        self.fleet()?.machine.clone()
+    }
+
+    /// What moves.
+    pub(super) fn moves(&self) -> Moves {
+        if self.machine().is_some() { Moves::Machine } else { Moves::Volumes }
+    }
+
+    /// The link to another host.
+    pub(super) fn link_to(&self, place: Place) -> Option<&Rc<Link>> {
+        self.links.iter().find(|link| link.connects(self.place, place))
+    }
+
+    /// The other host of a migration.
+    pub(super) fn peer_of(&self, migration: MigrationId) -> Option<Place> {
+        self.journal.look(|state, _| Some(Place::of(state.migrations.get(&migration)?.side.peer()?.0)))
+    }
+
+    /// The phase of the migration that goes out from here.
+    pub(super) fn phase(&self) -> Option<Phase> {
+        self.phase.get()
+    }
+
+    pub(super) fn set_phase(&self, phase: Option<Phase>) {
+        self.phase.set(phase);
+    }
+
+    pub(super) fn journal(&self) -> &SimJournal {
+        &self.journal
+    }
+
+    pub(super) fn incarnation(&self) -> u64 {
+        self.incarnation.get()
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.is_up.get()
+    }
+
+    /// Starts the daemon.
+    pub(super) fn boot(&self) {
+        self.is_up.set(true);
+        self.world.note("boot", self.place.index() as u64, self.incarnation.get());
+        self.world.say(|| format!("{}: boot", self.place));
+        if let Some(party) = self.me.upgrade() {
+            self.handle.spawn(async move { party.run_daemon().await });
+        }
+    }
+
+    /// The daemon was killed, or power was cut; its tasks are gone already.
+    pub(super) fn crashed(&self, how: Stop) {
+        self.is_up.set(false);
+        self.incarnation.set(self.incarnation.get() + 1);
+        let serving = self.serving.borrow_mut().take();
+        drop(serving);
+        self.phase.set(None);
+        self.answers.borrow_mut().clear();
+        for link in &self.links {
+            link.subjects().into_iter().for_each(|subject| link.line(subject).close(self.place));
+        }
+        self.journal.crash();
+        self.chronicles.crash();
+        for disk in self.images.borrow().values() {
+            match how {
+                Stop::PowerCut => disk.power_cut(),
+                _ => disk.daemon_killed(),
+            }
+        }
+    }
+
+    async fn run_daemon(self: Rc<Self>) {
+        let state = self.journal.open();
+        let disks: Vec<_> = self.images.borrow().values().cloned().collect();
+        for disk in disks {
+            if !broken(Bug::GhostWrites) {
+                disk.idle().await;
+            }
+        }
+        let mut resumes = Vec::new();
+        for step in recovery::recover(&state) {
+            match step {
+                Step::Commit(records) => {
+                    if self.journal.commit(records).await.is_err() {
+                        self.give_up_soon();
+                        return;
+                    }
+                }
+                Step::Resume(migration) => resumes.push(migration),
+                step => self.world.violated("journal", || format!("between hosts: {step:?}")),
+            }
+        }
+        self.serve(&resumes);
+    }
+
+    /// Ends the daemon by itself, some time from now: it cannot go on.
+    fn give_up_soon(&self) {
+        let incarnation = self.incarnation.get();
+        let delay = self.random.borrow_mut().duration(Duration::from_millis(1), RESTART_AFTER);
+        let me = Weak::clone(&self.me);
+        self.world.clock.after(delay, move || {
+            let Some(party) = me.upgrade().filter(|party| party.incarnation.get() == incarnation) else {
+                return;
+            };
+            if let Some(fleet) = party.fleet() {
+                fleet.crash(party.place, Stop::Kill);
+            }
+        });
+    }
+
+    fn journal_changed(&self, journal: &SimJournal) {
+        journal.look(|acknowledged, possible| {
+            for (path, disk) in self.images.borrow().iter() {
+                let certain = permission(acknowledged, path);
+                let allowed =
+                    possible.iter().map(|state| permission(state, path)).fold(certain, Permission::min);
+                disk.set_permission(allowed);
+            }
+        });
+        self.note_promises(journal);
+        if let Some(fleet) = self.fleet() {
+            fleet.journal_changed(self);
+        }
+        if journal.is_closed() && self.is_up() {
+            self.give_up_soon();
+        }
+    }
+
+    /// The volumes that are in its books, with their branch: for certain, and also if what is under way is found there.
+    pub(super) fn owners(&self) -> (BTreeSet<Owned>, BTreeSet<Owned>) {
+        self.journal.look(|acknowledged, possible| {
+            let of = |state: &State| {
+                let branch = self.branch_in(state);
+                state.volumes.keys().map(|volume| (branch, *volume)).collect::<BTreeSet<_>>()
+            };
+            let certain = of(acknowledged);
+            let sets = possible.iter().map(of);
+            let possible = sets.fold(certain.clone(), |all, some| all.union(&some).copied().collect());
+            (certain, possible)
+        })
+    }
+
+    /// The branch that this host's volumes are of, if it has any.
+    pub(super) fn branch_in(&self, state: &State) -> usize {
+        let incoming = state.migrations.iter().rev().find(|(_, m)| matches!(m.side, Side::Incoming { .. }));
+        match incoming {
+            Some((id, MigrationState { promotion: Some(Promotion::Force { .. }), .. })) => {
+                // Not known yet to anybody else: one that no other host can have.
+                self.forced.borrow().get(id).copied().unwrap_or(usize::MAX - self.place.index())
+            }
+            _ => self.branch.get(),
+        }
+    }
+
+    /// Tells whether volumes of a branch may be this host's.
+    pub(super) fn may_own(&self, branch: usize) -> bool {
+        self.owners().1.iter().any(|(of, _)| *of == branch)
+    }
+
+    /// Tells whether all volumes of a branch are this host's for certain.
+    pub(super) fn owns(&self, branch: usize) -> bool {
+        let (certain, possible) = self.owners();
+        certain == possible
+            && certain.iter().filter(|(of, _)| *of == branch).count() == self.manner.block_sizes.len()
+    }
+
+    /// Remembers what volumes held when they were promised to be taken over. Nothing changes that from then on, until
+    /// the promise is taken back or redeemed (design §5.11).
+    fn note_promises(&self, journal: &SimJournal) {
+        journal.look(|state, _| {
+            let mut promised = self.promised.borrow_mut();
+            promised.retain(|id, _| state.migrations.get(id).is_some_and(|m| !m.has_ended()));
+            for (id, migration) in state.unfinished() {
+                match (&migration.side, &migration.stage) {
+                    (Side::Incoming { .. }, Stage::Prepared(_)) if !promised.contains_key(&id) => {
+                        promised.insert(id, self.content_at(migration, |moving| &moving.target));
+                    }
+                    (_, Stage::Copying) => drop(promised.remove(&id)),
+                    _ => {}
+                }
+            }
+        });
+    }
+
+    /// What volumes held when they were promised, if they are the ones of this migration.
+    pub(super) fn promised(&self, id: MigrationId) -> Option<Vec<Vec<u64>>> {
+        self.promised.borrow().get(&id).cloned()
+    }
+
+    /// What images of a migration hold.
+    pub(super) fn content_at(
+        &self,
+        migration: &MigrationState,
+        image: impl Fn(&MigratingVolume) -> &ImageLocation,
+    ) -> Vec<Vec<u64>> {
+        let images = self.images.borrow();
+        let content = |moving: &MigratingVolume| {
+            let disk = images.get(image(moving).place.name());
+            disk.map(|disk| disk.with_medium(|medium| medium.current().to_vec())).unwrap_or_default()
+        };
+        migration.volumes.iter().map(content).collect()
+    }
+
+    /// At the commit point, until the target owns the volumes, both disks hold the same, durably.
+    pub(super) fn check_released(&self) {
+        let released: Vec<_> = {
+            let state = self.journal.acknowledged();
+            let unfinished = state.unfinished().filter(|(_, m)| matches!(m.stage, Stage::Released(_)));
+            unfinished.map(|(id, migration)| (id, migration.clone())).collect()
+        };
+        for (id, migration) in released {
+            let fleet = self.fleet();
+            let target = fleet.as_ref().zip(migration.side.peer());
+            let Some(target) = target.map(|(fleet, (peer, _))| fleet.party(Place::of(peer))) else {
+                continue;
+            };
+            let waits = target.journal.look(|acknowledged, possible| {
+                let is_prepared = |state: &State| {
+                    let incoming = state.incoming(self.place.host(), id);
+                    incoming.is_some_and(|(_, m)| matches!(m.stage, Stage::Prepared(_)))
+                };
+                is_prepared(acknowledged) && possible.iter().all(is_prepared)
+            });
+            if waits {
+                self.check_same(id, &migration, target);
+            }
+        }
+    }
+
+    fn check_same(&self, id: MigrationId, migration: &MigrationState, target: &Self) {
+        for moving in &migration.volumes {
+            let source = self.images.borrow().get(moving.source.place.name()).cloned();
+            let copy = target.images.borrow().get(moving.target.place.name()).cloned();
+            let (Some(source), Some(copy)) = (source, copy) else {
+                self.world.violated("owner", || format!("an image of {id} is gone at the commit point"));
+                continue;
+            };
+            source.with_medium(|source| {
+                copy.with_medium(|copy| {
+                    let mut pairs = source.current().iter().zip(copy.current());
+                    if let Some(sector) = pairs.position(|(source, copy)| source != copy) {
+                        let (here, there) = (source.current()[sector], copy.current()[sector]);
+                        self.world.violated("content", || {
+                            format!("{id} is released, and sector {sector} is {here:x} here, {there:x} there")
+                        });
+                    }
+                    for (medium, name) in [(source, "source"), (copy, "target")] {
+                        if !medium.is_durable() {
+                            let detail = || format!("{id} is released and the {name} is not durable");
+                            self.world.violated("content", detail);
+                        }
+                    }
+                });
+            });
+        }
+    }
+
+    /// What the disk holds that a volume of this host is on.
+    pub(super) fn content_of(&self, index: usize) -> Option<Vec<u64>> {
+        let state = self.journal.acknowledged();
+        let image = &state.volumes.get(&volume_id(index))?.record.image;
+        let disk = self.images.borrow().get(image.place.name()).cloned()?;
+        Some(disk.with_medium(|medium| medium.current().to_vec()))
+    }
+
+    pub(super) fn delete_image(&self, path: &str) {
+        let owns = self.journal.look(|acknowledged, possible| {
+            let owns = |state| permission(state, path) == Permission::Owner;
+            owns(acknowledged) || possible.iter().any(owns)
+        });
+        if owns {
+            self.world.violated("owner", || format!("{path} is deleted, and owns a volume"));
+        }
+        self.world.note("delete", self.place.index() as u64, 0);
+        if let Some(image) = self.images.borrow_mut().remove(path) {
+            image.set_role(Role::Bystander);
+        }
+    }
+
+    /// Keeps an image that a volume has left, under another name; done already is done.
+    pub(super) fn keep_image(&self, path: &str) {
+        let left = self.journal.look(|state, _| {
+            let left = |moved: &&Moved| moved.volume.record.image.place.name() == path;
+            state.moved.values().find(left).cloned()
+        });
+        let disk = self.images.borrow_mut().remove(path);
+        let (Some(Moved { volume: left, migration, .. }), Some(disk)) = (left, disk) else { return };
+        let record = left.record;
+        disk.set_role(Role::Bystander);
+        disk.set_permission(Permission::Forbidden);
+        let kept = format!("{path}.kept");
+        self.images.borrow_mut().insert(kept.clone(), disk);
+        if let Some(former) = self.kept.record(record.volume, &kept, migration, record.generation) {
+            self.images.borrow_mut().remove(&former.path);
+        }
+        self.world.note("keep", self.place.index() as u64, record.generation.0);
+    }
+
+    /// Makes the image that an earlier stay of a volume has left, if there is one, the target at `path`; says by which
+    /// departure it was left, and of which generation it is.
+    pub(super) fn take_kept(&self, volume: VolumeId, path: &str) -> Option<(MigrationId, Generation)> {
+        let kept = self.kept.take(volume)?;
+        let disk = self.images.borrow_mut().remove(&kept.path)?;
+        disk.set_permission(self.journal.look(|state, _| permission(state, path)));
+        self.images.borrow_mut().insert(path.to_owned(), disk);
+        self.world.note("take", self.place.index() as u64, kept.generation.0);
+        Some((kept.departure, kept.generation))
+    }
+
+    /// The image at `path`, made if it is not there.
+    pub(super) fn make_image(&self, path: &str, index: usize) -> Rc<SimDisk> {
+        if let Some(disk) = self.images.borrow().get(path) {
+            return Rc::clone(disk);
+        }
+        let number = self.disks_made.get();
+        self.disks_made.set(number + 1);
+        let size_bytes = self.manner.geometries[index].size;
+        let settings = DiskSettings { size_bytes, ..self.manner.target_disk.clone() };
+        let random = self.random.borrow_mut().fork();
+        let disk = SimDisk::new(&self.world, number, settings, random);
+        disk.set_permission(self.journal.look(|state, _| permission(state, path)));
+        self.images.borrow_mut().insert(path.to_owned(), Rc::clone(&disk));
+        disk
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let state = self.journal.acknowledged();
+        let stages: Vec<_> =
+            state.migrations.iter().map(|(id, migration)| format!("{id} {:?}", migration.stage)).collect();
+        let (phase, volumes) = (self.phase(), state.volumes.len());
+        let up = self.is_up();
+        format!("{} (up: {up}, phase {phase:?}, {volumes} volumes): {}", self.place, stages.join(", "))
+    }
+
+    pub(super) fn clear(&self) {
+        let serving = self.serving.borrow_mut().take();
+        drop(serving);
+        self.images.borrow_mut().clear();
+    }
+
+    /// The number that the next migration gets.
+    pub(super) fn next_migration(&self) -> MigrationId {
+        MigrationId(self.journal.acknowledged().next_migration)
+    }
+}
+
+/// The identity of the volume number `index`.
+pub(super) fn volume_id(index: usize) -> VolumeId {
+    VolumeId([index as u8 + 1; 16])
+}

@@ -1,0 +1,349 @@
+//! What people do: they begin migrations, bring guests to where their volumes are, and promote what waits for a host that
+//! is not heard any more.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use chronicle::BranchId;
+use lane::{Promoted, TargetBaton};
+use migration::journal::{MigrationState, Outcome, Promotion, Side, Stage, State};
+use migration::recovery::next_of_incoming;
+use migration::ticket::Ticket;
+use migration::{MigrationId, Phase};
+
+use super::Fleet;
+use super::branch::{Branch, TRUNK};
+use super::link::Subject;
+use super::party::Party;
+use super::place::Place;
+use super::tally::Event;
+use crate::random::Random;
+use crate::world::Stop;
+
+/// Pause between two looks at what is left to do, and later, when only what takes long is left.
+const LOOK: Duration = Duration::from_millis(2);
+const LOOK_LATER: Duration = Duration::from_millis(25);
+const LATER: Duration = Duration::from_secs(8);
+/// Of a hundred looks at something that could be done, in so many it is.
+const BEGINS_PERCENT: u64 = 30;
+const PROMOTES_PERCENT: u64 = 4;
+
+/// What people are about to do.
+pub(super) struct People {
+    migrations_left: Cell<u32>,
+    /// In how many of a hundred cases guests follow their volumes.
+    follow_percent: u64,
+    /// Somebody may force a promotion.
+    may_force: bool,
+    /// Guests ask for nothing more: the end is near.
+    is_settling: Cell<bool>,
+}
+
+impl People {
+    pub(super) fn draw(random: &mut Random, hosts: usize, has_machine: bool) -> Self {
+        // A machine has one source and one target; what forcing makes of it is another story.
+        let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_machine;
+        let migrations: &[u32] = match (hosts, may_force) {
+            (2, _) => &[1, 1, 2, 3, 4],
+            (_, false) => &[1, 2, 3, 4, 6, 8],
+            (_, true) => &[4, 6, 9, 12],
+        };
+        Self {
+            migrations_left: Cell::new(random.pick(migrations)),
+            follow_percent: random.pick(&[0, 30, 70]),
+            may_force,
+            is_settling: Cell::default(),
+        }
+    }
+
+    /// Somebody may force a promotion.
+    pub(super) fn may_force(&self) -> bool {
+        self.may_force
+    }
+}
+
+impl Fleet {
+    /// Looks from time to time what can be done, and whether everything has come to its end.
+    pub(super) fn look_later(self: &Rc<Self>) {
+        let me = Rc::downgrade(self);
+        let pause = if self.world.now() < LATER { LOOK } else { LOOK_LATER };
+        self.world.clock.after(pause, move || {
+            if let Some(fleet) = me.upgrade() {
+                fleet.look();
+                fleet.look_later();
+            }
+        });
+    }
+
+    fn look(self: &Rc<Self>) {
+        self.parties.iter().for_each(|party| self.perhaps_promote(party));
+        let branches = self.branches.all();
+        branches.iter().for_each(|branch| self.see_to(branch, &branches));
+        let is_idle = self.parties.iter().all(|party| party.is_up() && party.has_nothing_to_do());
+        let mut guests = branches.iter().flat_map(|branch| &branch.guests);
+        let are_done = guests.all(|guest| guest.has_done_its_work());
+        if !is_idle || !are_done || self.people.migrations_left.get() > 0 {
+            return;
+        }
+        if !self.people.is_settling.replace(true) {
+            branches.iter().flat_map(|branch| &branch.guests).for_each(|guest| guest.be_quiet());
+        }
+        if branches.iter().all(|branch| branch.is_idle()) {
+            self.check_end();
+            self.world.stop(Stop::Finished);
+        }
+    }
+
+    /// Sees to a branch whose volumes rest: they, or its guests, go elsewhere.
+    fn see_to(self: &Rc<Self>, branch: &Branch, branches: &[Rc<Branch>]) {
+        let Some(owner) = self.parties.iter().find(|party| party.owns(branch.number)) else { return };
+        if !owner.is_up() || !owner.has_nothing_to_do() {
+            return;
+        }
+        if branch.goes.get().is_some() {
+            self.move_home(branch, owner);
+            return;
+        }
+        let (mut random, is_away) = (self.random.borrow_mut(), branch.home() != owner.place);
+        if branch.seen_at.replace(Some(owner.place)) != Some(owner.place) {
+            drop(random);
+            self.tally_arrival(branch, owner.place);
+            random = self.random.borrow_mut();
+            // Of two branches, guests of one must not be led to the volumes of the other.
+            if is_away && (branches.len() > 1 || random.percent(self.people.follow_percent)) {
+                self.begin_to_follow(branch, owner.place);
+                return;
+            }
+        }
+        if self.people.migrations_left.get() == 0 || !random.percent(BEGINS_PERCENT) {
+            return;
+        }
+        if is_away && branches.len() > 1 {
+            self.begin_to_follow(branch, owner.place);
+            return;
+        }
+        let fits = |party: &&Rc<Party>| {
+            party.place != owner.place
+                && party.owners().1.is_empty()
+                && party.journal().look(|state, _| state.unfinished().next().is_none())
+                && self.may_come(branch.number, party.place)
+        };
+        let targets: Vec<_> = self.parties.iter().filter(fits).map(|party| party.place).collect();
+        if targets.is_empty() {
+            if branches.len() >= self.parties.len() {
+                // Each host has a branch: nothing can move any more.
+                self.people.migrations_left.set(0);
+            }
+            return;
+        }
+        let target = random.pick(&targets);
+        drop(random);
+        self.people.migrations_left.set(self.people.migrations_left.get() - 1);
+        if let Some(machine) = self.machine.as_ref().filter(|_| branch.number == TRUNK) {
+            machine.settle(owner.place);
+        }
+        owner.begin_migration(target);
+    }
+
+    /// Tells whether volumes of a branch may come to a host: guests of another branch must not be led to them.
+    pub(super) fn may_come(&self, number: usize, place: Place) -> bool {
+        self.branches.all().iter().filter(|other| other.number != number).all(|other| {
+            other.home() != place && self.party(other.home()).owns(other.number) && other.goes.get().is_none()
+        })
+    }
+
+    fn tally_arrival(&self, branch: &Branch, place: Place) {
+        branch.arrivals.set(branch.arrivals.get() + 1);
+        if branch.arrivals.get() > 1 {
+            self.tally(Event::Handover);
+        }
+        if branch.arrivals.get() > 3 {
+            self.tally(Event::Tour);
+        }
+        if !branch.been_at.borrow_mut().insert(place) {
+            self.tally(Event::Return);
+        }
+        if self.branches.all().len() > 1 && branch.arrivals.get() > 1 {
+            self.tally(Event::BranchMoves);
+        }
+    }
+
+    fn begin_to_follow(&self, branch: &Branch, place: Place) {
+        branch.goes.set(Some(place));
+        branch.guests.iter().for_each(|guest| guest.be_quiet());
+    }
+
+    /// Guests that are to follow their volumes do so when nothing of theirs is under way.
+    fn move_home(&self, branch: &Branch, owner: &Party) {
+        if !branch.is_idle() {
+            return;
+        }
+        branch.goes.set(None);
+        branch.move_home(owner.place);
+        self.tally(Event::HomeMoves);
+        for guest in &branch.guests {
+            guest.disconnect();
+            if !self.people.is_settling.get() {
+                guest.be_busy();
+            }
+        }
+        let now = self.world.now();
+        self.world.excuses.borrow_mut().end(branch.number, now);
+        branch.note_owner(true, now);
+        owner.connect(branch);
+    }
+}
+
+// Promotions.
+impl Fleet {
+    /// Promotes what waits at a host, if its source is not heard.
+    fn perhaps_promote(&self, party: &Rc<Party>) {
+        let waiting = {
+            let serving = party.serving.borrow();
+            let target = serving.as_ref().and_then(|serving| serving.target.borrow().clone());
+            let Some((Subject::Migration(source, number), baton)) = target else { return };
+            party.journal().look(|state, possible| {
+                let (id, recorded) = state.incoming(source.host(), number)?;
+                let Stage::Prepared(attempt) = recorded.stage else { return None };
+                possible.is_empty().then(|| Waiting {
+                    source,
+                    number,
+                    id,
+                    attempt,
+                    recorded: recorded.clone(),
+                    baton,
+                })
+            })
+        };
+        let Some(waiting) = waiting else { return };
+        let source = self.party(waiting.source);
+        let is_heard =
+            source.is_up() && self.link(source.place, party.place).is_some_and(|link| link.is_up());
+        if is_heard || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
+            return;
+        }
+        let Some(found) = source.journal().what_is_certain() else { return };
+        let stage = found.outgoing(party.place.host(), waiting.number).map(|outgoing| &outgoing.stage);
+        match stage {
+            Some(Stage::Released(_)) => self.promote_released(party, &waiting, &found),
+            Some(Stage::Copying) if self.people.may_force() && self.branches.all().len() == 1 => {
+                // A try that it has given up cannot be released any more, whatever it hears.
+                let gave_up = matches!(source.phase(), Some(Phase::Copying | Phase::Discarding));
+                // Guests that are led by the target's host would be led to the other branch.
+                let are_with_source =
+                    self.branches.all().iter().all(|branch| branch.home() == waiting.source);
+                if (!source.is_up() || gave_up) && are_with_source {
+                    self.force(party, &waiting);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn promote_released(&self, party: &Party, waiting: &Waiting, found: &State) {
+        if self.people.may_force() && self.random.borrow_mut().percent(50) {
+            self.force(party, waiting);
+            return;
+        }
+        let ticket = Ticket::print(found, waiting.source.host(), waiting.number);
+        let ticket = ticket.and_then(|ticket| Ticket::parse(&ticket.to_string()));
+        let redeemed = ticket.and_then(|ticket| {
+            let redeemed = party
+                .journal()
+                .look(|state, _| ticket.redeem(state, party.place.host()).map(|(migration, _)| migration))?;
+            Ok((ticket, redeemed))
+        });
+        match redeemed {
+            Ok((ticket, id)) if id == waiting.id => {
+                self.tally(Event::Ticket);
+                let (attempt, generations) = (ticket.attempt, ticket.generations);
+                waiting.baton.promote(Promoted { attempt, generations, promotion: Promotion::Ticket });
+            }
+            other => self.world.violated("ticket", || format!("{other:?} for {}", waiting.id)),
+        }
+    }
+
+    fn force(&self, party: &Party, waiting: &Waiting) {
+        self.world.say(|| format!("{}: force {}", party.place, waiting.id));
+        let generations = next_of_incoming(&waiting.recorded);
+        let branches = generations.iter().map(|(volume, _)| {
+            let mut name = [0; 16];
+            name[..8].copy_from_slice(&self.random.borrow_mut().next().to_le_bytes());
+            (*volume, BranchId(name))
+        });
+        let promotion = Promotion::Force { branches: branches.collect() };
+        waiting.baton.promote(Promoted { attempt: waiting.attempt, generations, promotion });
+    }
+
+    /// A forced promotion is in a host's journal: if its source has not released the volumes, there are two branches from
+    /// here on.
+    pub(super) fn see_promotion(self: &Rc<Self>, party: &Party) {
+        let state = party.journal().acknowledged();
+        self.see_branches_end(party, &state);
+        let forced = state.migrations.iter().rev().find(|(id, migration)| {
+            matches!(migration.promotion, Some(Promotion::Force { .. }))
+                && !party.forced.borrow().contains_key(id)
+        });
+        let Some((id, recorded)) = forced else { return };
+        let Side::Incoming { peer, remote, .. } = &recorded.side else { return };
+        let source = self.party(Place::of(*peer));
+        let released = source.journal().what_is_certain().is_some_and(|found| {
+            let outgoing = found.outgoing(party.place.host(), *remote);
+            outgoing.is_some_and(|outgoing| !matches!(outgoing.stage, Stage::Copying))
+        });
+        if released {
+            self.tally(Event::ForceInstead);
+            party.forced.borrow_mut().insert(*id, party.branch.get());
+            return;
+        }
+        self.tally(Event::Branch);
+        let found = party.content_at(recorded, |moving| &moving.target);
+        if party.promised(*id).is_some_and(|promised| promised != found) {
+            let detail = || format!("what {} promised of {id} is not what was promoted", party.place);
+            self.world.violated("content", detail);
+        }
+        let Some(former) = self.branches.get(party.branch.get()) else { return };
+        let mut random = self.random.borrow_mut();
+        let guests = former.guests.iter().zip(&found);
+        let guests = guests.map(|(guest, found)| guest.begin_anew(random.fork(), found)).collect();
+        drop(random);
+        let number = self.branches.open(guests, party.place);
+        party.forced.borrow_mut().insert(*id, number);
+        let (me, place) = (Rc::downgrade(self), party.place);
+        // Not from within the journal.
+        self.world.clock.after(Duration::ZERO, move || {
+            let Some(fleet) = me.upgrade() else { return };
+            let party = fleet.party(place);
+            let branch = fleet.branches.all().into_iter().find(|branch| branch.number == number);
+            if let Some(branch) = branch.filter(|_| party.serving.borrow().is_some()) {
+                party.connect(&branch);
+            }
+        });
+    }
+}
+
+impl Fleet {
+    /// A copy that was promoted by force and does not answer is handed back: its branch has never begun.
+    fn see_branches_end(&self, party: &Party, state: &State) {
+        for (id, number) in party.forced.borrow().iter().filter(|(_, number)| **number != TRUNK) {
+            let stage = state.migrations.get(id).map(|migration| &migration.stage);
+            let is_over = matches!(stage, Some(Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. })));
+            let over = self.branches.get(*number).filter(|_| is_over);
+            if let Some(branch) = over {
+                branch.end();
+            }
+        }
+    }
+}
+
+/// A migration that waits, prepared, for the word of its source.
+struct Waiting {
+    source: Place,
+    /// Its number there.
+    number: MigrationId,
+    id: MigrationId,
+    attempt: migration::Attempt,
+    recorded: MigrationState,
+    baton: TargetBaton,
+}

@@ -1,0 +1,319 @@
+//! What a daemon has in memory, and how its volumes are served: from its disks, or by the host that has them.
+
+use std::cell::{Ref, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+
+use block::filter::Align;
+use block::{BlockDevice, Geometry};
+use chronicle::Epoch;
+use lane::filter::GateMode;
+use lane::peer::head::Address;
+use lane::peer::{Conversation, PeerStore, Service, Urgency};
+use lane::{Baton, Beginning, Chronicler, Keeper, SourceFollower, TargetBaton, Volume};
+use migration::MigrationId;
+use migration::journal::{Side, Stage, State};
+
+use super::branch::Branch;
+use super::ear::{Deaf, Ear};
+use super::link::{Link, Subject};
+use super::party::{Party, volume_id};
+use super::place::Place;
+use crate::guest::Connection;
+use crate::probe::Probe;
+
+/// Epochs of one life of a daemon: as many as this is a power of two.
+const EPOCHS_SHIFT: u32 = 20;
+
+/// What lives in a daemon.
+pub(super) struct Serving {
+    /// Those that are served here, come here, or have left from here in this life of the daemon or before.
+    pub(super) volumes: Vec<Option<Rc<Volume>>>,
+    /// What clients that stayed at other hosts ask for, and what is asked of other hosts for clients that stayed here.
+    clients: BTreeMap<Place, (Rc<Conversation>, Rc<Service>)>,
+    /// Of migrations, to and from other hosts.
+    channels: BTreeMap<Subject, Rc<Channel>>,
+    pub(super) source: RefCell<Option<SourceHalf>>,
+    pub(super) target: RefCell<Option<(Subject, TargetBaton)>>,
+}
+
+/// One end of a migration's line.
+pub(super) struct Channel {
+    pub(super) subject: Subject,
+    pub(super) conversation: Rc<Conversation>,
+    pub(super) service: Rc<Service>,
+}
+
+/// The source's half of a migration that goes out from here.
+pub(super) struct SourceHalf {
+    pub(super) subject: Subject,
+    pub(super) baton: Baton,
+    /// Volumes that are lent to its conductor, as by lanes of their own.
+    pub(super) followers: Vec<SourceFollower>,
+}
+
+/// Whether a half goes on with what a restart interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resumed {
+    No,
+    Yes,
+}
+
+impl Serving {
+    /// The source's half of this migration, if it runs here.
+    pub(super) fn source_of(&self, subject: Subject) -> Option<Ref<'_, SourceHalf>> {
+        let source = Ref::filter_map(self.source.borrow(), Option::as_ref).ok()?;
+        (source.subject == subject).then_some(source)
+    }
+
+    /// The target's half of this migration, if it runs here.
+    pub(super) fn target_of(&self, subject: Subject) -> Option<TargetBaton> {
+        let target = self.target.borrow();
+        target.as_ref().filter(|(of, _)| *of == subject).map(|(_, baton)| baton.clone())
+    }
+}
+
+impl Party {
+    /// Serves what the journal says is this host's, and goes on with migrations.
+    pub(super) fn serve(self: &Rc<Self>, resumes: &[MigrationId]) {
+        let state = self.journal().acknowledged();
+        let clients = self.links.iter().filter_map(|link| {
+            let (line, arrivals) = link.line(Subject::Clients).open(self.place)?;
+            let service = Service::new(self.handle.clone(), self.buffers.clone());
+            let conversation = Conversation::new(line);
+            self.handle.spawn(conversation.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
+            Some((link.beyond(self.place), (conversation, service)))
+        });
+        *self.serving.borrow_mut() = Some(Serving {
+            volumes: Vec::new(),
+            clients: clients.collect(),
+            channels: BTreeMap::new(),
+            source: RefCell::default(),
+            target: RefCell::default(),
+        });
+        let count = self.manner.block_sizes.len();
+        let volumes: Vec<_> = (0..count).map(|index| self.volume(&state, index)).collect();
+        self.with_serving(|serving| serving.volumes = volumes);
+        (0..count).for_each(|index| self.offer_to_clients(index));
+        self.hear_of_the_past(&state);
+        self.check_and_connect_guests();
+        if let (true, Some(machine)) = (!state.volumes.is_empty() && resumes.is_empty(), self.machine()) {
+            machine.settle(self.place);
+        }
+        for id in resumes {
+            let Some(recorded) = state.migrations.get(id) else { continue };
+            match (&recorded.side, &recorded.stage) {
+                (Side::Outgoing { .. }, Stage::Copying) => self.ask_to_take(*id),
+                (Side::Outgoing { .. }, _) => self.leave(*id, Some(recorded), &[]),
+                (Side::Incoming { peer, remote, .. }, _) => {
+                    self.come(*id, (Place::of(*peer), *remote), recorded, Resumed::Yes);
+                }
+                (Side::OneHost, _) => {}
+            }
+        }
+    }
+
+    /// Changes what lives in the daemon, while there is one.
+    pub(super) fn with_serving<T>(&self, change: impl FnOnce(&mut Serving) -> T) -> Option<T> {
+        self.serving.borrow_mut().as_mut().map(change)
+    }
+
+    /// The volume as this host has it: its own; past the commit point, behind a closed gate; or at the host that has it.
+    fn volume(&self, state: &State, index: usize) -> Option<Rc<Volume>> {
+        let id = volume_id(index);
+        let disk_of = |path: &str| {
+            let disk = self.images.borrow().get(path).cloned()?;
+            let disk: Rc<dyn BlockDevice> = disk;
+            Some(disk)
+        };
+        let (known, mode, disk) = match (state.volumes.get(&id), state.moved.get(&id)) {
+            (Some(known), _) => (known, GateMode::Open, disk_of(known.record.image.place.name())),
+            (None, Some(moved)) => {
+                let is_released = state.unfinished().any(|(id, _)| id == moved.migration);
+                let path = moved.volume.record.image.place.name();
+                match is_released {
+                    true => (&moved.volume, GateMode::Hold, disk_of(path)),
+                    false => (&moved.volume, GateMode::Open, None),
+                }
+            }
+            (None, None) => return None,
+        };
+        let disk = match (disk, state.moved.get(&id)) {
+            (Some(disk), _) => disk,
+            // A source image that was retired before the end was recorded is of no more use than one that went before.
+            (None, Some(moved)) => self.elsewhere(index, Place::of(moved.host)),
+            (None, None) => {
+                self.world.violated("owner", || format!("the image of volume {index} is gone"));
+                return None;
+            }
+        };
+        let is_own = state.volumes.contains_key(&id);
+        let volume = self.make_volume(index, known.record.generation, disk, is_own);
+        volume.gate().set_mode(mode);
+        Some(volume)
+    }
+
+    /// A volume whose chronicle goes on where it was kept, if it is this host's.
+    pub(super) fn make_volume(
+        &self,
+        index: usize,
+        generation: chronicle::Generation,
+        disk: Rc<dyn BlockDevice>,
+        is_own: bool,
+    ) -> Rc<Volume> {
+        let id = volume_id(index);
+        let kept = if is_own {
+            self.chronicles.load(id)
+        } else {
+            self.chronicles.forget_now(id);
+            None
+        };
+        let beginning = Beginning {
+            volume: id,
+            block_size: self.manner.block_sizes[index],
+            size_bytes: disk.geometry().size,
+            // Each life of the daemon has numbers of its own, which are durable before it begins.
+            reserved: Epoch(self.incarnation() << EPOCHS_SHIFT),
+            regions: self.manner.regions,
+        };
+        let keeper: Rc<dyn Keeper> = Rc::clone(&self.chronicles) as Rc<dyn Keeper>;
+        let chronicler = Chronicler::kept(beginning, kept, keeper, self.handle.clone());
+        Volume::with_chronicler(id, chronicler, generation, disk)
+    }
+
+    /// Lets clients that stayed at other hosts use a volume that is here, or leads on from here.
+    pub(super) fn offer_to_clients(&self, index: usize) {
+        let serving = self.serving.borrow();
+        let Some(serving) = &*serving else { return };
+        if let Some(volume) = &serving.volumes[index] {
+            for (_, service) in serving.clients.values() {
+                // Below what aligns: a request may come back to the host that has its claim.
+                service.offer(Address::Owner(volume_id(index).0), volume.device());
+            }
+        }
+    }
+
+    /// The volume at another host.
+    pub(super) fn elsewhere(&self, index: usize, place: Place) -> Rc<dyn BlockDevice> {
+        let serving = self.serving.borrow();
+        let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
+        let address = Address::Owner(volume_id(index).0);
+        let clients = serving.as_ref().and_then(|serving| serving.clients.get(&place));
+        match clients {
+            Some((conversation, _)) => {
+                Rc::new(PeerStore::new(Rc::clone(conversation), address, geometry, Urgency::Awaited))
+            }
+            None => {
+                self.world.violated("owner", || format!("{} knows no way to {place}", self.place));
+                Rc::new(block::MemoryStore::new(geometry.size))
+            }
+        }
+    }
+
+    /// This daemon's end of a migration's line; opened when it is asked for first.
+    pub(super) fn channel(self: &Rc<Self>, peer: Place, subject: Subject) -> Option<Rc<Channel>> {
+        let known = self.with_serving(|serving| serving.channels.get(&subject).cloned())?;
+        if known.is_some() {
+            return known;
+        }
+        let (line, arrivals) = self.link_to(peer)?.line(subject).open(self.place)?;
+        let service = Service::new(self.handle.clone(), self.buffers.clone());
+        let conversation = Conversation::new(line);
+        let channel = Rc::new(Channel { subject, conversation, service });
+        let ear = Ear::new(self, peer, Rc::downgrade(&channel));
+        self.handle.spawn(channel.conversation.run(arrivals, Rc::clone(&channel.service), ear));
+        let kept = Rc::clone(&channel);
+        self.with_serving(|serving| serving.channels.insert(subject, kept));
+        Some(channel)
+    }
+
+    /// Listens to whoever still asks about migrations that have ended here, or never began.
+    fn hear_of_the_past(self: &Rc<Self>, state: &State) {
+        let lines = |link: &Rc<Link>| {
+            let peer = link.beyond(self.place);
+            link.subjects().into_iter().map(move |subject| (peer, subject)).collect::<Vec<_>>()
+        };
+        for (peer, subject) in self.links.iter().flat_map(lines) {
+            let Subject::Migration(source, number) = subject else { continue };
+            let goes_on = match source == self.place {
+                true => state.migrations.get(&number).is_some_and(|recorded| !recorded.has_ended()),
+                false => {
+                    state.incoming(source.host(), number).is_some_and(|(_, recorded)| !recorded.has_ended())
+                }
+            };
+            if !goes_on {
+                self.channel(peer, subject);
+            }
+        }
+    }
+
+    /// Guests whose home this is are checked against what is there after a power cut, and go on.
+    fn check_and_connect_guests(&self) {
+        let Some(fleet) = self.fleet() else { return };
+        for branch in fleet.branches.all().iter().filter(|branch| branch.home() == self.place) {
+            if branch.power_was_cut.take() {
+                for (index, guest) in branch.guests.iter().enumerate() {
+                    let found = fleet.content_of(branch.number, index);
+                    if let Some(found) = found.or_else(|| self.left_content(index)) {
+                        guest.check_after_power_cut(&found);
+                    }
+                }
+            }
+            self.connect(branch);
+        }
+    }
+
+    /// Connects the guests of a branch to this host.
+    pub(super) fn connect(&self, branch: &Branch) {
+        for (index, guest) in branch.guests.iter().enumerate() {
+            let volume = {
+                let serving = self.serving.borrow();
+                serving.as_ref().and_then(|serving| serving.volumes[index].clone())
+            };
+            let Some(volume) = volume else {
+                self.world.violated("owner", || format!("{} knows nothing of volume {index}", self.place));
+                continue;
+            };
+            let probe = Probe::new(volume.device(), &self.world, self.manner.limits);
+            let device = Align::new(Rc::new(probe), self.buffers.clone(), self.handle.clone());
+            guest.connect(Connection { device: Rc::new(device), handle: self.handle.clone() });
+        }
+    }
+
+    /// What a volume was when it was released, while nobody owns it.
+    fn left_content(&self, index: usize) -> Option<Vec<u64>> {
+        let state = self.journal().acknowledged();
+        let image = &state.moved.get(&volume_id(index))?.volume.record.image;
+        let disk = self.images.borrow().get(image.place.name()).cloned()?;
+        Some(disk.with_medium(|medium| medium.current().to_vec()))
+    }
+
+    pub(super) fn has_nothing_to_do(&self) -> bool {
+        let serving = self.serving.borrow();
+        let Some(serving) = &*serving else { return false };
+        let is_idle = serving.source.borrow().is_none() && serving.target.borrow().is_none();
+        is_idle
+            && self
+                .journal()
+                .look(|state, possible| possible.is_empty() && state.unfinished().next().is_none())
+    }
+
+    /// Cancels the migration that goes out from here.
+    pub(super) fn cancel(&self) -> bool {
+        let serving = self.serving.borrow();
+        let source = serving.as_ref().map(|serving| serving.source.borrow());
+        source.is_some_and(|source| source.as_ref().is_some_and(|source| source.baton.cancel()))
+    }
+
+    /// Cancels the migration that comes here.
+    pub(super) fn cancel_incoming(&self) -> bool {
+        let serving = self.serving.borrow();
+        let target = serving.as_ref().map(|serving| serving.target.borrow());
+        target.is_some_and(|target| target.as_ref().is_some_and(|(_, baton)| baton.cancel()))
+    }
+
+    /// A weak reference, for what outlasts this daemon.
+    pub(super) fn weak(self: &Rc<Self>) -> Weak<Self> {
+        Weak::clone(&self.me)
+    }
+}

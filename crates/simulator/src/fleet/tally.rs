@@ -1,0 +1,110 @@
+//! What happens between hosts besides faults, and how many seeds have seen it: a campaign in which nobody ever promoted
+//! anything, or came home to a kept image, proves nothing about that.
+
+use std::fmt;
+
+/// Something that a campaign between hosts is to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Volumes are another host's.
+    Handover,
+    /// Volumes have been at three hosts, or more often than that.
+    Tour,
+    /// Volumes are back at a host where they were before.
+    Return,
+    /// A volume returns to the image that was kept, and only what that lacks is copied.
+    IncrementalReturn,
+    /// Somebody has touched an image that was kept.
+    ImageTouched,
+    /// Volumes were given back after the commit point.
+    HandBack,
+    /// A ticket was redeemed.
+    Ticket,
+    /// A promotion was forced after the source had released: nobody else has the volumes.
+    ForceInstead,
+    /// A promotion was forced that opens a branch of the history.
+    Branch,
+    /// A branch moves on while there is another.
+    BranchMoves,
+    /// Guests go on at the host that has their volumes.
+    HomeMoves,
+    /// Power is cut at a host that has volumes.
+    OwnerPowerCut,
+}
+
+/// How often things have happened, in one simulation or, by seeds, in many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally([u64; EVENTS]);
+
+const EVENTS: usize = Event::ALL.len();
+
+impl Event {
+    const ALL: [Self; 12] = [
+        Self::Handover,
+        Self::Tour,
+        Self::Return,
+        Self::IncrementalReturn,
+        Self::ImageTouched,
+        Self::HandBack,
+        Self::Ticket,
+        Self::ForceInstead,
+        Self::Branch,
+        Self::BranchMoves,
+        Self::HomeMoves,
+        Self::OwnerPowerCut,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Handover => "handed over",
+            Self::Tour => "handed over three times or more",
+            Self::Return => "back at a host",
+            Self::IncrementalReturn => "back at a kept image, which was used",
+            Self::ImageTouched => "kept image touched",
+            Self::HandBack => "handed back",
+            Self::Ticket => "promoted by ticket",
+            Self::ForceInstead => "promoted by force for a ticket",
+            Self::Branch => "promoted by force: two branches",
+            Self::BranchMoves => "a branch of two moves on",
+            Self::HomeMoves => "guests follow their volumes",
+            Self::OwnerPowerCut => "power cut under guests",
+        }
+    }
+}
+
+impl Tally {
+    /// It has happened once more.
+    pub(crate) fn add(&mut self, event: Event) {
+        self.0[event as usize] += 1;
+    }
+
+    /// How often it has happened.
+    pub(crate) fn count(&self, event: Event) -> u64 {
+        self.0[event as usize]
+    }
+
+    /// Adds a seed: what happened in it counts once.
+    pub(crate) fn add_seed(&mut self, seed: &Self) {
+        self.0.iter_mut().zip(seed.0).for_each(|(seeds, times)| *seeds += u64::from(times > 0));
+    }
+
+    /// Adds those of other seeds.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(seeds, others)| *seeds += others);
+    }
+
+    /// What fewer than `wanted` seeds have seen. A `hosts` of two cannot have everything.
+    pub(crate) fn below(&self, wanted: u64, hosts: u8) -> Vec<(&'static str, u64)> {
+        let possible = |event: &Event| hosts > 2 || *event != Event::BranchMoves;
+        let seen = Event::ALL.into_iter().filter(possible).map(|event| (event.name(), self.count(event)));
+        seen.filter(|(_, seeds)| *seeds < wanted).collect()
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Event::ALL
+            .into_iter()
+            .try_for_each(|event| writeln!(f, "{:<40}{:>8} seeds", event.name(), self.count(event)))
+    }
+}
