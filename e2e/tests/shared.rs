@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Volume, VolumeState};
 use e2e::file_system::{FileSystem, MountedFor, SecondMount};
 use e2e::{FAR, Pair, Scene, WireState, guest, play_sharing_pair, share, until};
@@ -174,6 +174,17 @@ fn cancelled_migration_leaves_nothing_at_the_other_host() {
         pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
+        pair.check_at(&pair.alpha, &pair.beta)?;
+
+        // The target's host cannot open the image at that moment, and deletes it all the same.
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
+        until_copied_directly(pair, &begun)?;
+        let arriving: Vec<Migration> = pair.beta.ask(&["migration", "list"])?;
+        let arriving = arriving.iter().find(|migration| !migration.state.has_ended());
+        let id = &arriving.context("the other host knows of it")?.id;
+        pair.beta.sterna(["migration", "cancel", id])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Failed, "{ended:?}");
         pair.check_at(&pair.alpha, &pair.beta)?;
         guest::stop_and_verify(guest).map(drop)
     });

@@ -15,8 +15,8 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::engine::{Engine, run_blocking};
-use block::store::image::Caching;
-use block::store::{Access, FileStore, Image, ImageError};
+use block::store::image::{Caching, Patience};
+use block::store::{Access, FileStore, Holder, Image};
 use block::{
     BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode,
 };
@@ -30,6 +30,9 @@ use crate::signal::Signal;
 
 /// Pause before the target is asked again that has promised, and does not know yet that the try is over.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How often it is looked, 20 ms apart, whether somebody has let go of an image that the target has closed.
+const OPEN_LOOKS_MAX: u32 = 25;
 
 /// The way that blocks take to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,14 +217,16 @@ impl Borrowing {
     async fn open(&self) -> Result<Image, Unproved> {
         let shared = self.shared.clone();
         let opened = run_blocking(&self.engine, move || {
-            let image = Image::open(&shared.path, Access::ReadWrite);
+            // The target has let go of it; somebody else may just be looking.
+            let mut looks = 0..OPEN_LOOKS_MAX;
+            let patience = |_: &Holder| looks.next().map_or(Patience::GiveUp, |_| Patience::Wait);
+            let image = Image::open_waiting(&shared.path, Access::ReadWrite, patience);
             // N.B. after it was locked: the token goes before its image does.
             image.map(|image| (image, shared.is_there()))
         });
         let because = |reason: &str| Err(Unproved::Because(reason.to_owned()));
         match opened.await {
             Err(_) => Err(Unproved::Interrupted),
-            Ok(Err(error @ ImageError::Locked { .. })) => Err(Unproved::Because(error.to_string())),
             Ok(Err(error)) => Err(Unproved::Because(error.to_string())),
             Ok(Ok((_, false))) => because("its token is gone"),
             Ok(Ok((image, true))) if image.size() != self.geometry.size => because("it has another size"),
