@@ -147,9 +147,12 @@ impl Pair {
             Ok((owner.images("a")? == ["v.img"]).then_some(()))
         })?;
         until("the other host's image is gone", || Ok(other.images("a")?.is_empty().then_some(())))?;
-        let left: Option<Volume> = other.ask(&["volume", "show", "v"]).ok();
-        ensure!(left.as_ref().is_none_or(|left| left.state == VolumeState::Forwarding), "{left:?}");
-        Ok(())
+        // One whose last client has just left is on its way out.
+        until("the other host forwards the volume, or knows nothing of it", || {
+            let left: Option<Volume> = other.ask(&["volume", "show", "v"]).ok();
+            ensure!(left.as_ref().is_none_or(|left| left.state != VolumeState::Serving), "{left:?}");
+            Ok(left.is_none_or(|left| left.state == VolumeState::Forwarding).then_some(()))
+        })
     }
 }
 
