@@ -7,7 +7,7 @@ use anyhow::Context as _;
 
 use crate::program::Program;
 use crate::scene::Scene;
-use crate::vm::{Console, MEMORY_KIB, guest_words};
+use crate::vm::{Console, MEMORY_KIB, Work, guest_words};
 
 const QEMU: &str = "qemu-system-x86_64";
 
@@ -48,7 +48,7 @@ impl ByHand {
         command
             .args(["-accel", "tcg", "-nodefaults", "-display", "none", "-name", "by-hand"])
             .args(["-m", &format!("{MEMORY_KIB}K")])
-            .args(guest_words(&socket, 1, fill_bytes)?)
+            .args(guest_words(&socket, 1, Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 })?)
             .arg("-pidfile")
             .arg(scene.path("by-hand.pid"))
             .arg("-qmp")

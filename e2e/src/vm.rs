@@ -29,6 +29,17 @@ const SEED: u64 = 7;
 /// their memory is a multiple of 64 pages (docs/vm.md).
 pub(crate) const MEMORY_KIB: u32 = (128 << 10) - 8;
 
+/// What the guest works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// How much of its disk it fills first, in bytes.
+    pub fill_bytes: u64,
+    /// How much of its memory it checks and rewrites, at random, about 8 MB a second; in bytes.
+    pub memory_bytes: u64,
+    /// How much of its memory it writes as fast as it can, faster than a slow link carries; in bytes.
+    pub swept_bytes: u64,
+}
+
 /// The console of a machine that moves.
 #[derive(Debug)]
 pub struct Console {
@@ -59,10 +70,18 @@ impl Console {
     /// # Errors
     /// What the daemon says.
     pub fn start_with(scene: &Scene, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<Self> {
+        Self::start_busy(scene, volumes, Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 })
+    }
+
+    /// As [`Console::start_with`]; the guest works on its memory as well if it is told to.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn start_busy(scene: &Scene, volumes: &[&str], work: Work) -> anyhow::Result<Self> {
         let socket = scene.path("console");
         let console = Self::listen(&socket)?;
         let definition = scene.path("vm.toml");
-        std::fs::write(&definition, text(&socket, volumes, fill_bytes)?).context("write the definition")?;
+        std::fs::write(&definition, text(&socket, volumes, work)?).context("write the definition")?;
         let definition = definition.to_str().context("a folder that is not UTF-8")?;
         scene.sterna(["vm", "add", NAME, "--definition", definition])?.success()?;
         scene.sterna(["vm", "start", NAME])?.success()?;
@@ -77,6 +96,11 @@ impl Console {
     pub fn work_on(&self, requests: u64) -> anyhow::Result<()> {
         let wanted = self.requests()? + requests;
         until("the guest works", || Ok((self.requests()? >= wanted).then_some(())))
+    }
+
+    /// What was said so far is of a run that has ended: another one begins.
+    pub fn forget(&self) {
+        self.lock().lines.clear();
     }
 
     /// Ends the guest's work; it then checks its whole disk.
@@ -221,7 +245,8 @@ pub fn kill(process: u32) {
 }
 
 /// The words of QEMU that start the guest: its kernel, and what it is to do with its disks; it speaks to `console`.
-pub(crate) fn guest_words(console: &Path, disks: usize, fill_bytes: u64) -> anyhow::Result<[String; 10]> {
+pub(crate) fn guest_words(console: &Path, disks: usize, work: Work) -> anyhow::Result<[String; 10]> {
+    let Work { fill_bytes, memory_bytes, swept_bytes } = work;
     let image = guest_image()?;
     let text = |path: &Path| path.display().to_string();
     let more: String = ('b'..).take(disks.saturating_sub(1)).collect();
@@ -232,7 +257,9 @@ pub(crate) fn guest_words(console: &Path, disks: usize, fill_bytes: u64) -> anyh
         "-initrd".to_owned(),
         text(&image.initramfs),
         "-append".to_owned(),
-        format!("console=ttyS0 quiet sterna.check={BLOCK_BYTES},4,{fill_bytes},{SEED}{more}"),
+        format!(
+            "console=ttyS0 quiet sterna.check={BLOCK_BYTES},4,{fill_bytes},{SEED},{memory_bytes},0,{swept_bytes}{more}"
+        ),
         "-chardev".to_owned(),
         format!("socket,id=console,path={},server=off", console.display()),
         "-serial".to_owned(),
@@ -240,8 +267,8 @@ pub(crate) fn guest_words(console: &Path, disks: usize, fill_bytes: u64) -> anyh
     ])
 }
 
-fn text(console: &Path, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<String> {
-    let guest = guest_words(console, volumes.len(), fill_bytes)?.map(|word| format!("\"{word}\", ")).concat();
+fn text(console: &Path, volumes: &[&str], work: Work) -> anyhow::Result<String> {
+    let guest = guest_words(console, volumes.len(), work)?.map(|word| format!("\"{word}\", ")).concat();
     let devices: String = (0..volumes.len())
         .map(|disk| {
             format!(

@@ -14,6 +14,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Bytes that are taken at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// What passes in a second when it is slow.
+const SLOW_BYTES_PER_S: f64 = 10e6;
+
 /// What becomes of what is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -24,6 +27,8 @@ pub enum State {
     Cut,
     /// Connections stay, and nothing arrives.
     BlackHole,
+    /// It arrives, 10 MB a second in each direction.
+    Slow,
 }
 
 /// A TCP proxy.
@@ -91,6 +96,7 @@ impl Shared {
         match self.state.load(Ordering::SeqCst) {
             0 => State::Whole,
             1 => State::Cut,
+            3 => State::Slow,
             _ => State::BlackHole,
         }
     }
@@ -112,6 +118,9 @@ impl Shared {
         while let Ok(length @ 1..) = from.read(&mut piece) {
             while self.state() == State::BlackHole {
                 thread::sleep(LOOK);
+            }
+            if self.state() == State::Slow {
+                thread::sleep(Duration::from_secs_f64(length as f64 / SLOW_BYTES_PER_S));
             }
             if to.write_all(&piece[..length]).is_err() {
                 break;

@@ -61,9 +61,9 @@ pub use history::{
 };
 pub use host::{Host, Store, StoreKind};
 pub use migration::{
-    Allocation, GuestLocation, ImageLocation, MachineDowntime, MachineMove, MemoryMove, MigrateVolume,
-    Migration, MigrationState, Phase, QueuePlace, RemainingSeconds, ReplicaUsed, SharedTarget, SwitchOver,
-    WaitingFor, Watch,
+    Allocation, GuestLocation, ImageLocation, MEMORY_STREAMS_MAX, MachineDowntime, MachineMove, Memory,
+    MemoryMove, MigrateVolume, Migration, MigrationState, Phase, QueuePlace, RemainingSeconds, ReplicaUsed,
+    SharedTarget, SwitchOver, WaitingFor, Watch,
 };
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,

@@ -40,6 +40,13 @@ pub struct MigrateVolume {
     /// Whether blocks are written straight to the other host's store where this host can open it, too.
     #[serde(default)]
     pub shared_target: SharedTarget,
+    /// Streams that carry a machine's memory, 1 to 16; `None`: as many as are worth it. It is one where either hypervisor
+    /// cannot do several.
+    #[serde(default)]
+    pub memory_streams: Option<u8>,
+    /// When a machine may run at the other host.
+    #[serde(default)]
+    pub memory: Memory,
 }
 
 /// Whether a store of another host is written to over the link only.
@@ -52,6 +59,21 @@ pub enum SharedTarget {
     /// Over the link.
     Never,
 }
+
+/// When a machine that moves may run at the other host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Memory {
+    /// When all of its memory is there. Until then it can always go on where it was.
+    #[default]
+    PreCopy,
+    /// Before that, if it writes faster than its memory is sent: the rest follows. **N.B.** from the switch-over until the last
+    /// of it has come, the machine's memory is lost with either host, or with the link between them; its disks are not.
+    PostCopy,
+}
+
+/// The most streams that can be asked for.
+pub const MEMORY_STREAMS_MAX: u8 = 16;
 
 /// How much of its space a new image takes at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -204,6 +226,17 @@ pub struct MemoryMove {
     pub bytes_per_second: u64,
     /// How much of their time is taken from the guest's processors, in percent, so that it writes less.
     pub throttle_percent: u8,
+    /// Streams that carry it.
+    #[serde(default = "one")]
+    pub streams: u8,
+    /// Whether the machine ran at the target before all of it was there (post-copy).
+    #[serde(default)]
+    pub post_copy: bool,
+}
+
+/// What older daemons, which do not say it, use.
+fn one() -> u8 {
+    1
 }
 
 /// How long a machine stood still, as its source saw it; the parts add up to the whole.
@@ -339,6 +372,8 @@ impl MigrateVolume {
             full: false,
             max_downtime_ms: None,
             shared_target: SharedTarget::Auto,
+            memory_streams: None,
+            memory: Memory::default(),
         }
     }
 }

@@ -71,10 +71,25 @@ impl LaneControl {
         operation: &'static str,
         work: impl FnOnce() -> Result<(), ControlFault> + Send + 'static,
     ) -> LaneFuture<Result<(), ControlFault>> {
+        self.run_after(std::future::ready(()), image, operation, work)
+    }
+
+    /// As [`LaneControl::run`], when `condition` is met.
+    fn run_after(
+        &self,
+        condition: impl Future<Output = ()> + Send + 'static,
+        image: &ImageLocation,
+        operation: &'static str,
+        work: impl FnOnce() -> Result<(), ControlFault> + Send + 'static,
+    ) -> LaneFuture<Result<(), ControlFault>> {
         let (done, ended) = oneshot::channel();
-        self.runtime.spawn_blocking(move || {
-            // The lane may have ended meanwhile.
-            let _ = done.send(work());
+        let runtime = self.runtime.clone();
+        self.runtime.spawn(async move {
+            condition.await;
+            runtime.spawn_blocking(move || {
+                // The lane may have ended meanwhile.
+                let _ = done.send(work());
+            });
         });
         let path = image.place.name().to_owned();
         Box::pin(async move {
@@ -100,7 +115,9 @@ impl Control for LaneControl {
         };
         let (location, facts) = (image.clone(), self.facts(&image, migration));
         let data_dir = self.data_dir.clone();
-        self.run(&location, "retire", move || {
+        // N.B. not before all of the machine's memory has gone: its hypervisor here has what is missing there.
+        let gone = self.moving.memory_has_gone(migration);
+        self.run_after(gone, &location, "retire", move || {
             images::retire(&image, retirement, migration)?;
             if let (Retirement::Fence, Some(facts), Some(path)) = (retirement, facts, image.place.file()) {
                 let kept = images::fenced_path(std::path::Path::new(path), migration);

@@ -129,6 +129,11 @@ impl HookSide {
 }
 
 impl Errand {
+    /// Notes something besides that went wrong, for people.
+    pub(crate) fn note(&self, warning: String) {
+        (self.warn)(warning);
+    }
+
     /// What is to be run on this occasion. `warn` hears of an `after` that fails.
     pub(crate) fn new(
         hooks: HooksConfig,

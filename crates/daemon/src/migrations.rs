@@ -171,6 +171,7 @@ impl Migrations {
                 shown.ticket = self.ticket(journal, migration);
                 let account = self.moving.get().and_then(|moving| moving.account(migration));
                 shown.machine = account.as_ref().map(view::machine);
+                account.iter().for_each(|account| view::add_rest(&mut shown, account));
                 let docket =
                     self.waiting.get().and_then(|(_, dockets)| dockets.of(migration, state.started_unix_ms));
                 docket.iter().for_each(|docket| view::add_docket(&mut shown, docket));

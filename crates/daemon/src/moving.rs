@@ -5,18 +5,24 @@
 //! ```
 //! A machine is where its volumes are: what is decided about them, in the journals of both hosts, decides here.
 
+mod choice;
 mod coming;
 mod convergence;
 mod leaving;
 pub(crate) mod line;
+mod stream;
 mod window;
 mod words;
 
 use std::collections::BTreeMap;
+use std::future::pending;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_channel::oneshot;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
 use hypervisor::qemu::Machine;
 use migration::journal::Outcome;
 use migration::{MigrationId, Phase};
@@ -24,8 +30,12 @@ use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::hooks::Errand;
 
+pub(crate) use choice::side_streams;
+pub(crate) use coming::trail::recover;
 pub(crate) use coming::{Coming, Keeper};
-pub(crate) use leaving::{Account, Leaving};
+pub(crate) use leaving::follow::Rest;
+pub(crate) use leaving::{Account, Leaving, Wishes};
+pub(crate) use words::{Terms, Word};
 
 /// Accounts of machines that have left: what `migration list` is likely to be asked for.
 const ACCOUNTS_MAX: usize = 100;
@@ -49,6 +59,8 @@ struct Departure {
     leaving: Arc<Leaving>,
     /// What copies the memory, while something does.
     stops: Option<AbortHandle>,
+    /// What waits for the last of its memory, once something does: each of its volumes may.
+    goes: Mutex<Option<Shared<BoxFuture<'static, ()>>>>,
 }
 
 impl Moving {
@@ -64,7 +76,7 @@ impl Moving {
 
     /// A machine goes along with the volumes of this migration.
     pub(crate) fn leaves(&self, migration: MigrationId, leaving: Arc<Leaving>) {
-        lock(&self.leaving).insert(migration, Departure { leaving, stops: None });
+        lock(&self.leaving).insert(migration, Departure { leaving, stops: None, goes: Mutex::default() });
     }
 
     /// A machine comes along with the volumes of this migration.
@@ -83,7 +95,8 @@ impl Moving {
     }
 
     /// The migration has ended; returns when nothing is done for it any more, with what may be left to be run for it.
-    pub(crate) async fn forget(&self, migration: MigrationId) -> Option<Arc<Errand>> {
+    pub(crate) async fn forget(&self, migration: MigrationId, outcome: &Outcome) -> Option<Arc<Errand>> {
+        let has_moved = matches!(outcome, Outcome::Moved { .. });
         let mut errand = None;
         if let Some(departure) = lock(&self.leaving).remove(&migration) {
             errand = Some(departure.leaving.errand());
@@ -96,8 +109,13 @@ impl Moving {
         let arrival = lock(&self.coming).remove(&migration);
         if let Some(Arrival { coming, takes_part }) = arrival {
             errand = Some(coming.errand());
-            coming.give_up();
-            if let Some(takes_part) = takes_part {
+            if !(has_moved && coming.runs_ahead()) {
+                coming.give_up();
+            }
+            // What carries the rest of its memory goes on by itself, as long as there is a hypervisor.
+            if !coming.runs_ahead()
+                && let Some(takes_part) = takes_part
+            {
                 // That it panicked is in the log.
                 let _ = takes_part.await;
             }
@@ -129,6 +147,24 @@ impl Moving {
         }
     }
 
+    /// Resolves when all of the memory of the machine of a migration is at the target, where it runs, or never will be; at once
+    /// if there is none. It is done whether the future is polled or not.
+    pub(crate) fn memory_has_gone(&self, migration: MigrationId) -> impl Future<Output = ()> + Send + use<> {
+        let task = lock(&self.leaving).get(&migration).map(|departure| {
+            let leaving = Arc::clone(&departure.leaving);
+            let mut shared = lock(&departure.goes);
+            let goes = shared.get_or_insert_with(|| {
+                self.runtime.spawn(async move { leaving.memory_has_gone().await }).map(drop).boxed().shared()
+            });
+            goes.clone()
+        });
+        async move {
+            if let Some(task) = task {
+                task.await;
+            }
+        }
+    }
+
     /// Lets the machine of a migration run that has come; called on a lane's thread. See [`lane::Control::run_machine`].
     pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
         let coming = lock(&self.coming).get(&migration).map(|arrival| Arc::clone(&arrival.coming));
@@ -152,6 +188,12 @@ impl Moving {
         match phase {
             // Not before: until then its volumes may be the target's (design §5.12).
             Phase::Discarding => {}
+            Phase::Committing => {
+                if let Some(departure) = lock(&self.leaving).get(&migration) {
+                    departure.leaving.released();
+                }
+                return;
+            }
             Phase::Retiring => {
                 if let Some(departure) = lock(&self.leaving).get(&migration) {
                     departure.leaving.runs_there();
@@ -180,6 +222,42 @@ impl Moving {
 /// Where a hypervisor sends or takes the memory of a machine: beside its monitor.
 fn memory_socket(machine: &Machine) -> PathBuf {
     machine.socket().with_extension("memory")
+}
+
+/// What the source of a machine that runs here says of the rest of its memory, where nobody waits for it.
+pub(crate) enum RestSaid {
+    /// It wants to send it over this stream.
+    Recover(u8),
+    /// It is lost, for this reason.
+    Lost(String),
+}
+
+/// Reads what is said of the rest of a machine's memory, if it is that.
+pub(crate) fn rest_said(head: &[u8]) -> Option<RestSaid> {
+    match Word::decode(head) {
+        Ok(Word::Recover { stream }) => Some(RestSaid::Recover(stream)),
+        Ok(Word::Lost { detail }) => Some(RestSaid::Lost(detail)),
+        _ => None,
+    }
+}
+
+/// The file of a socket, which goes when nobody is to connect to it any more.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // The hypervisor may have taken it away.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Resolves with the reason when streams of memory break; that they have ended means nothing.
+async fn carried<T>(streams: impl Future<Output = io::Result<T>>) -> String {
+    match streams.await {
+        // Both hypervisors have said all that they had to say.
+        Ok(_) => pending().await,
+        Err(error) => format!("the stream of the machine's memory broke: {error}"),
+    }
 }
 
 /// Has the machine tell the network where it is. A network that is not told learns it from the guest's next packet.

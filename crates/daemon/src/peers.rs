@@ -48,6 +48,21 @@ struct Routes {
     by_key: Mutex<BTreeMap<RouteKey, mpsc::UnboundedSender<Arrival>>>,
 }
 
+impl Routes {
+    /// The sending end of a channel, and what comes over it from now on.
+    fn open(
+        self: &Arc<Self>,
+        session: &Session,
+        channel: ChannelId,
+    ) -> (SessionLine, mpsc::UnboundedReceiver<Arrival>) {
+        let (sender, arrivals) = mpsc::unbounded();
+        let key = (host_id(session.peer()), channel);
+        lock(&self.by_key).insert(key, sender.clone());
+        let (session, routes) = (session.clone(), Arc::clone(self));
+        (SessionLine { session, channel, routes, route: sender }, arrivals)
+    }
+}
+
 impl Peers {
     /// Makes a switchboard that answers nothing before it is [connected](Peers::connect) to its host.
     pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
@@ -96,18 +111,16 @@ impl Peers {
     }
 
     /// The way to the other host for a machine that goes along with a migration, which began at `source`.
-    pub(crate) fn machine_line(
+    pub(crate) fn machine_way(
         &self,
         session: &Session,
         source: HostId,
         migration: MigrationId,
-    ) -> moving::line::Line {
+    ) -> Arc<dyn moving::line::Way> {
         let peer = host_id(session.peer());
         let target = if source == peer { self.own() } else { peer };
-        let channel =
-            Subject { kind: Kind::Machine, source, migration, volume: VolumeIndex(0) }.channel(target);
-        let (line, arrivals) = self.route(session, channel);
-        moving::line::Line::new(Arc::new(line), arrivals)
+        let (session, routes) = (session.clone(), Arc::clone(&self.routes));
+        Arc::new(MachineWay { session, routes, source, target, migration })
     }
 
     /// Offers a migration to another host and waits for its answer; without end while the host cannot be reached, so
@@ -156,16 +169,7 @@ impl Peers {
         session: &Session,
         channel: ChannelId,
     ) -> (SessionLine, mpsc::UnboundedReceiver<Arrival>) {
-        let (sender, arrivals) = mpsc::unbounded();
-        let key = (host_id(session.peer()), channel);
-        lock(&self.routes.by_key).insert(key, sender.clone());
-        let line = SessionLine {
-            session: session.clone(),
-            channel,
-            routes: Arc::clone(&self.routes),
-            route: sender,
-        };
-        (line, arrivals)
+        self.routes.open(session, channel)
     }
 
     fn routes_of(&self, peer: HostId, tell: impl Fn() -> Arrival) {
@@ -272,6 +276,9 @@ impl Peers {
     ) {
         let peer = host_id(session.peer());
         match (Subject::of(channel, self.own(), peer), Head::decode(&head)) {
+            (Some(subject @ Subject { kind: Kind::Machine, .. }), _) => {
+                self.machine_said(session, subject, &head);
+            }
             (
                 Some(Subject { kind: Kind::Forwarding, .. }),
                 Ok(Head::Call { address: Address::Owner(volume), .. }),
@@ -292,9 +299,18 @@ impl Peers {
             (Some(Subject { kind: Kind::Migration, .. }), Ok(Head::Said)) => {
                 self.answer_from_journal(session, channel, &payload);
             }
-            // An answer that nobody waits for any more, or a word of a machine whose migration has ended.
-            (_, Ok(_)) | (Some(Subject { kind: Kind::Machine, .. }), _) => {}
+            // An answer that nobody waits for any more.
+            (_, Ok(_)) => {}
             (_, Err(error)) => tracing::warn!(%peer, %error, "a host sent what is not understood"),
+        }
+    }
+
+    /// Only what is said of a machine that runs here begins something: other words about machines are late.
+    fn machine_said(&self, session: &Session, subject: Subject, head: &[u8]) {
+        let (Some(host), Some(said)) = (self.host(), moving::rest_said(head)) else { return };
+        if subject.source == host_id(session.peer()) && subject.volume == VolumeIndex(0) {
+            let session = session.clone();
+            self.runtime.spawn(async move { host.rest_said(&session, subject.migration, said).await });
         }
     }
 
@@ -374,6 +390,26 @@ impl Line for SessionLine {
             Urgency::Bulk => Priority::Bulk,
         };
         send(&self.session, self.channel, priority, head, payload);
+    }
+}
+
+/// The channels that are about one machine.
+struct MachineWay {
+    session: Session,
+    routes: Arc<Routes>,
+    /// Where its migration began.
+    source: HostId,
+    /// Where it goes.
+    target: HostId,
+    migration: MigrationId,
+}
+
+impl moving::line::Way for MachineWay {
+    fn open(&self, stream: u8) -> (Arc<dyn moving::line::Send>, mpsc::UnboundedReceiver<Arrival>) {
+        let (source, migration, volume) = (self.source, self.migration, VolumeIndex(u32::from(stream)));
+        let channel = Subject { kind: Kind::Machine, source, migration, volume }.channel(self.target);
+        let (line, arrivals) = self.routes.open(&self.session, channel);
+        (Arc::new(line), arrivals)
     }
 }
 

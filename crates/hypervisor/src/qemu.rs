@@ -39,7 +39,7 @@ pub use block::{BlockDevice, BlockNode};
 pub use disk::{DiskOptions, ExportAddress, ImageFile, LocalDisk, StayReason, StayingDisk};
 pub use error::{ErrorClass, MachineError, QmpError};
 pub use machine::Machine;
-pub use memory::{MemoryOptions, MemoryProgress};
+pub use memory::{MemoryMode, MemoryOptions, MemoryProgress, MemoryTransfer, PostCopyStart};
 pub use qmp::{Event, Events, Heard, Qmp};
 pub use shape::{MachineType, ProcessorModel};
 pub use state::{MigrationStatus, RunState, Version};

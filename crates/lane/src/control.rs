@@ -35,7 +35,8 @@ pub trait Control {
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>>;
 
     /// Copies the memory of the machine that goes along with its volumes, and brings it to a stand: when this resolves,
-    /// it stands still here and is loaded at the target, or the text says why not (design §5.15). `paused` is told when it
+    /// it stands still here and is loaded at the target, or the text says why not (design §5.15). One whose memory may
+    /// follow it only stands still here: [`Control::run_machine`] has the rest sent. `paused` is told when it
     /// does nothing any more, and only its hypervisor still may; whoever cannot say that drops it.
     ///
     /// What [`Control::entered`] tells afterwards decides: [`Phase::Discarding`] lets it go on here.

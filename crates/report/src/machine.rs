@@ -72,8 +72,15 @@ fn memory(memory: &MemoryMove) -> String {
             format!("Its processors were slowed down by {percent} % in the end, so that it wrote less.")
         }
     };
+    let streams =
+        if memory.streams > 1 { format!(" over {} streams", memory.streams) } else { String::new() };
+    let followed = match memory.post_copy {
+        true => " It ran at the target before all of it was there; the rest followed.",
+        false => "",
+    };
     format!(
-        "<p>Of {} of memory <b>{}</b> were sent, in {} {}: what the guest wrote meanwhile went again. {throttled}</p>",
+        "<p>Of {} of memory <b>{}</b> were sent, in {} {}{streams}: what the guest wrote meanwhile went again. \
+         {throttled}{followed}</p>",
         bytes(memory.total_bytes as f64),
         bytes(memory.sent_bytes as f64),
         memory.rounds,

@@ -195,6 +195,8 @@ fn a_machine_that_went_along_is_told_of_with_parts_that_add_up() {
             dirty_bytes_per_second: 0,
             bytes_per_second: 0,
             throttle_percent: 25,
+            streams: 4,
+            post_copy: false,
         }),
         downtime: Some(api::MachineDowntime { total_ms: 42.504, memory_ms: 37.5, handover_ms: 5.004 }),
     });

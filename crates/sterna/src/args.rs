@@ -280,6 +280,12 @@ pub(crate) struct MigrateArguments {
     /// How long a machine may stand still, in milliseconds: it is stopped when what is left takes no longer.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) max_downtime: u64,
+    /// How many streams carry a machine's memory; by default several if it is large or there are several links.
+    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_streams)]
+    pub(crate) memory_streams: Streams,
+    /// When a machine may run at the other host; see below for what post-copy costs.
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = Memory::PreCopy)]
+    pub(crate) memory: Memory,
     /// Return as soon as the migration has begun.
     #[arg(long)]
     pub(crate) detach: bool,
@@ -377,6 +383,37 @@ impl From<ExportArguments> for api::ExportSettings {
             socket_owner: given.socket_owner,
         }
     }
+}
+
+/// When a machine that moves may run at the other host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Memory {
+    /// When all of its memory is there; one that writes faster than it is sent is slowed down.
+    PreCopy,
+    /// Before that, if it writes faster than it is sent.
+    PostCopy,
+}
+
+impl From<Memory> for api::Memory {
+    fn from(memory: Memory) -> Self {
+        match memory {
+            Memory::PreCopy => Self::PreCopy,
+            Memory::PostCopy => Self::PostCopy,
+        }
+    }
+}
+
+/// How many streams carry a machine's memory; `None`: as many as are worth it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Streams(pub(crate) Option<u8>);
+
+fn parse_streams(text: &str) -> Result<Streams, String> {
+    if text == "auto" {
+        return Ok(Streams(None));
+    }
+    let streams = text.parse().ok().filter(|streams| (1..=api::MEMORY_STREAMS_MAX).contains(streams));
+    let streams = streams.ok_or_else(|| format!("it must be 1 to {}, or auto", api::MEMORY_STREAMS_MAX))?;
+    Ok(Streams(Some(streams)))
 }
 
 /// Parses a size in whole MiB that has a least.
@@ -480,6 +517,12 @@ Examples:
   sterna migrate web1 --to fast --format raw --thick
   sterna migrate web1 --to fast --keep-chain
   sterna migrate web1 --to fast --detach --json
+  sterna migrate web1 --to rack3-b --memory post-copy
+
+With --memory post-copy a machine that writes faster than its memory is sent runs at the other host before all of it is
+there; the rest follows. From the switch-over until the last of it has come, losing either host, or the link for good, is
+losing its memory, as if its power had been cut. Its disks are the other host's by then, and whole: it is started again
+there. Without it such a machine is slowed down instead, or stays where it is.
 
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and
 waits until that is done; a second Ctrl-C stops waiting.";

@@ -306,7 +306,10 @@ fn memory_sent(memory: &api::MemoryMove) -> String {
         percent => format!(", its processors slowed down by {percent} %"),
     };
     let (sent, total) = (bytes(memory.sent_bytes), bytes(memory.total_bytes));
-    format!("{sent} sent for {total} in {} rounds{slowed}", memory.rounds)
+    let streams =
+        if memory.streams > 1 { format!(" over {} streams", memory.streams) } else { String::new() };
+    let followed = if memory.post_copy { "; the rest followed after the switch-over" } else { "" };
+    format!("{sent} sent for {total} in {} rounds{streams}{slowed}{followed}", memory.rounds)
 }
 
 fn stood_still(downtime: &api::MachineDowntime) -> String {

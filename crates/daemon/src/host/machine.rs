@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{MigrateVolume, Migration};
+use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
 use hypervisor::qemu::{Machine, RunState};
 use migration::MigrationId;
 use migration::journal::{Outcome, Side};
@@ -25,7 +25,8 @@ use super::Host;
 use super::leave::Departing;
 use crate::error::RequestError;
 use crate::hooks::{Begun, HookSide};
-use crate::moving::{Coming, Keeper, Leaving};
+use crate::moving::line::Line;
+use crate::moving::{Coming, Keeper, Leaving, RestSaid, Terms, Wishes, Word, recover, side_streams};
 use crate::vms::{Standing, VmError, Vms};
 
 /// How long a machine may stand still, if nobody says.
@@ -39,6 +40,8 @@ pub(super) struct Company {
     pub(super) name: String,
     parcel: Vec<u8>,
     downtime_max: Duration,
+    /// When it may run there, and over how many streams its memory goes, as it was ordered.
+    memory: (Memory, Option<u8>),
 }
 
 impl Host {
@@ -63,10 +66,15 @@ impl Host {
             return Err(RequestError::Invalid(text));
         };
         let machine = self.vms.machine(&name)?;
+        check_order(&order)?;
         check_movable(&name, &machine).await?;
+        if order.memory == Memory::PostCopy {
+            check_post_copy(&name, &machine).await?;
+        }
         let company = Company {
             parcel: self.parcel_of(&name, &known.volumes).await?,
             downtime_max: order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis),
+            memory: (order.memory, order.memory_streams),
             name,
         };
         let (mut claims, mut departing) = (Vec::new(), Vec::new());
@@ -101,9 +109,11 @@ impl Host {
         host: &str,
     ) -> Result<(), RequestError> {
         let machine = self.vms.leaving(&company.name).await?;
-        let line = self.peers.machine_line(session, self.peers.own(), migration);
+        let way = self.peers.machine_way(session, self.peers.own(), migration);
         let errand = self.errand(migration, &company.name, HookSide::Source, host, Begun::No);
-        let leaving = Arc::new(Leaving::new(machine, line, company.downtime_max, errand));
+        let terms = terms(&machine, company.memory, session).await;
+        let wishes = Wishes { downtime_max: company.downtime_max, terms };
+        let leaving = Arc::new(Leaving::new(machine, way, wishes, errand));
         if let Err(reason) = leaving.check(company.parcel).await {
             self.vms.stayed(&company.name).await?;
             // Its volumes wait there for nothing.
@@ -117,12 +127,12 @@ impl Host {
 
     /// The machine goes along with this migration; sees to it when that has ended.
     fn see_machine_off(self: &Arc<Self>, migration: MigrationId, name: String, leaving: Arc<Leaving>) {
-        self.moving.leaves(migration, leaving);
+        self.moving.leaves(migration, Arc::clone(&leaving));
         let host = Arc::clone(self);
         tokio::spawn(async move {
             // None: the daemon stops, and the next one finds out.
             let Some(outcome) = host.migrations.outcome(migration).await else { return };
-            let errand = host.moving.forget(migration).await;
+            let errand = host.moving.forget(migration, &outcome).await;
             let settled = match &outcome {
                 Outcome::Moved { .. } => host.vms.left(&name).await,
                 _ => host.vms.stayed(&name).await,
@@ -134,6 +144,9 @@ impl Host {
                 Err(error) => {
                     tracing::error!(vm = %name, %error, "what is left of a machine that moved is not settled");
                 }
+            }
+            if let (false, Some(reason)) = (matches!(outcome, Outcome::Moved { .. }), leaving.memory_lost()) {
+                host.vms.lose(&name, leaving.machine(), memory_lost(&name, &reason)).await;
             }
             if let Some(errand) = errand {
                 errand.after(&outcome).await;
@@ -171,7 +184,7 @@ impl Host {
         volumes: Vec<String>,
     ) {
         let peer = crate::peers::host_id(session.peer());
-        let line = self.peers.machine_line(session, peer, remote);
+        let line = Line::new(self.peers.machine_way(session, peer, remote));
         let errand = |begun| self.errand(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
         // It may have been here before this daemon was started.
         self.vms.until_found(name).await;
@@ -187,7 +200,7 @@ impl Host {
 
     /// The migration of a machine that was to come has ended.
     pub(super) async fn see_machine_in(&self, migration: MigrationId, name: &str, outcome: &Outcome) {
-        let errand = self.moving.forget(migration).await;
+        let errand = self.moving.forget(migration, outcome).await;
         let settled = match outcome {
             Outcome::Moved { .. } => self.vms.arrived(name).await,
             _ => self.vms.abandon_arrival(name).await,
@@ -200,6 +213,35 @@ impl Host {
         }
         if let Some(errand) = errand {
             errand.after(outcome).await;
+        }
+    }
+
+    /// The source of a machine that runs here, and whose stream has broken, says what becomes of the rest of its memory.
+    pub(crate) async fn rest_said(self: &Arc<Self>, session: &Session, remote: MigrationId, said: RestSaid) {
+        let peer = crate::peers::host_id(session.peer());
+        let names = self.journal.read(|state| Some(state.incoming(peer, remote)?.1.names.clone()));
+        let Some(names) = names else { return };
+        let name = names.first().and_then(|volume| self.vms.user_of(volume));
+        if let Some(name) = &name {
+            self.vms.until_found(name).await;
+        }
+        let line = Line::without_main(self.peers.machine_way(session, peer, remote));
+        let keeper = name.map(|name| Reception { host: Arc::clone(self), name, volumes: names });
+        let Some(keeper) = keeper else { return line.say(&Word::lost("it is not known at the target")) };
+        let Ok(machine) = self.vms.machine(&keeper.name) else {
+            let reason = "its QEMU at the target has ended";
+            line.say(&Word::lost(reason));
+            return keeper.lose(reason.to_owned()).await;
+        };
+        match said {
+            RestSaid::Recover(stream) => recover(&machine, line, stream, Arc::new(keeper)).await,
+            RestSaid::Lost(reason) => {
+                // It may have been started again since, or have all that it needs.
+                let status = machine.memory_progress().await.map(|progress| progress.status);
+                if status.is_ok_and(|status| status.is_post_copy()) {
+                    keeper.lose(reason).await;
+                }
+            }
         }
     }
 
@@ -225,10 +267,11 @@ impl Host {
     ) -> Result<(), RequestError> {
         self.vms.until_found(&name).await;
         let machine = self.vms.machine(&name)?;
-        let line = self.peers.machine_line(session, self.peers.own(), migration);
+        let way = self.peers.machine_way(session, self.peers.own(), migration);
         let host = self.hosts.name_of(crate::peers::host_id(session.peer()));
         let errand = self.errand(migration, &name, HookSide::Source, &host, Begun::Perhaps);
-        let leaving = Leaving::new(machine, line, DOWNTIME_DEFAULT, errand);
+        let wishes = Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() };
+        let leaving = Leaving::new(machine, way, wishes, errand);
         self.see_machine_off(migration, name, Arc::new(leaving));
         Ok(())
     }
@@ -312,12 +355,28 @@ impl Reception {
 }
 
 impl Keeper for Reception {
-    fn check(&self, parcel: &[u8]) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+    fn check(
+        &self,
+        parcel: &[u8],
+        wished: Terms,
+    ) -> Pin<Box<dyn Future<Output = Result<Terms, String>> + Send>> {
         let is_offered = self.check_offered(parcel);
         let (host, parcel) = (Arc::clone(&self.host), parcel.to_vec());
         Box::pin(async move {
             is_offered?;
-            host.check_arrival(&parcel).await
+            host.check_arrival(&parcel, wished).await
+        })
+    }
+
+    fn lose(&self, reason: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let (host, name) = (Arc::clone(&self.host), self.name.clone());
+        Box::pin(async move {
+            tracing::error!(vm = %name, reason, "the memory of a machine that runs here is lost");
+            if let Ok(machine) = host.vms.machine(&name) {
+                host.vms.lose(&name, &machine, memory_lost(&name, &reason)).await;
+            } else {
+                host.vms.lost(&name, memory_lost(&name, &reason)).await;
+            }
         })
     }
 
@@ -332,6 +391,55 @@ impl Keeper for Reception {
     }
 }
 
+/// Looks whether what is ordered of a machine's memory makes sense.
+fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
+    match order.memory_streams {
+        Some(streams) if !(1..=MEMORY_STREAMS_MAX).contains(&streams) => {
+            let text = format!("memory goes over 1 to {MEMORY_STREAMS_MAX} streams, not {streams}");
+            Err(RequestError::Invalid(text))
+        }
+        Some(2..) if order.memory == Memory::PostCopy => {
+            let text = "QEMU sends memory over one stream if some of it may follow later; leave --memory-streams out";
+            Err(RequestError::Invalid(text.to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Looks whether a machine can run elsewhere before all of its memory is there, as far as can be seen here.
+async fn check_post_copy(name: &str, machine: &Machine) -> Result<(), RequestError> {
+    let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
+    let silent = |error: hypervisor::qemu::MachineError| unmovable(error.to_string());
+    let obstacle = match machine.post_copy_obstacle().await.map_err(silent)? {
+        None => machine.post_copy_hazard().await.map_err(silent)?,
+        obstacle => obstacle,
+    };
+    match obstacle {
+        None => Ok(()),
+        Some(reason) => Err(unmovable(format!("--memory post-copy: {reason}"))),
+    }
+}
+
+/// What is said of a machine whose memory is lost, where its disks are.
+fn memory_lost(name: &str, reason: &str) -> String {
+    format!(
+        "its memory is lost: {reason}, and it ran before all of its memory had come (--memory post-copy). Its disks are whole, \
+         and here; start it again: sterna vm start {name}"
+    )
+}
+
+/// Which way a machine's memory is wished to go over this session.
+async fn terms(machine: &Machine, ordered: (Memory, Option<u8>), session: &Session) -> Terms {
+    let (memory, streams) = ordered;
+    if memory == Memory::PostCopy {
+        return Terms { side_streams: 0, post_copy: true };
+    }
+    let memory_bytes = machine.memory_bytes().await.unwrap_or_default();
+    let side_streams = side_streams(streams, memory_bytes, session.status().connections.len());
+    let can = side_streams > 0 && machine.knows_side_streams().await.unwrap_or(false);
+    Terms { side_streams: if can { side_streams } else { 0 }, post_copy: false }
+}
+
 /// Looks whether a machine can be moved as it is now.
 async fn check_movable(name: &str, machine: &Machine) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
@@ -339,6 +447,10 @@ async fn check_movable(name: &str, machine: &Machine) -> Result<(), RequestError
     match machine.status().await.map_err(silent)? {
         RunState::Running => {}
         other => return Err(unmovable(format!("it does not run (QEMU says: {other})"))),
+    }
+    if machine.memory_progress().await.map_err(silent)?.status.is_post_copy() {
+        let text = "the rest of its memory is still coming from where it was; wait until that is here";
+        return Err(unmovable(text.to_owned()));
     }
     let mut reasons = machine.migration_blockers().await.map_err(silent)?;
     reasons.extend(machine.memory_hazard().await.map_err(silent)?);

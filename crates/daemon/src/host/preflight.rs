@@ -14,6 +14,7 @@ use migration::journal::Side;
 use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::images;
+use crate::moving::Terms;
 
 impl Host {
     /// What another host must be given to run a machine with these volumes.
@@ -42,15 +43,21 @@ impl Host {
         Ok(self.vms.definition(name, held).await?)
     }
 
-    /// Looks whether this host has what a machine needs that is to come with volumes whose images have been reserved.
+    /// Looks whether this host has what a machine needs that is to come with volumes whose images have been reserved, and
+    /// says on which of the wished terms its memory can come.
     ///
     /// # Errors
     /// What is missing, and what to do about it.
-    pub(super) async fn check_arrival(self: &Arc<Self>, parcel: &[u8]) -> Result<(), String> {
-        let held = self.vms.examine(parcel).await?;
+    pub(super) async fn check_arrival(
+        self: &Arc<Self>,
+        parcel: &[u8],
+        wished: Terms,
+    ) -> Result<Terms, String> {
+        let (held, terms) = self.vms.examine(parcel, wished).await?;
         let host = Arc::clone(self);
         let checked = blocking(move || host.check_space(&held));
-        checked.await.map_err(|error| error.message())
+        checked.await.map_err(|error| error.message())?;
+        Ok(terms)
     }
 
     /// Looks whether volumes that come fit into their stores. It may sleep.

@@ -12,7 +12,7 @@ use migration::{MigrationId, Phase, Progress};
 use super::Live;
 use crate::dockets::Docket;
 use crate::journal::now_unix_ms;
-use crate::moving::Account;
+use crate::moving::{Account, Rest};
 
 /// The migration as the API shows it.
 pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: Option<&Live>) -> Migration {
@@ -220,6 +220,8 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
         dirty_bytes_per_second: memory.dirty_bytes_per_s,
         bytes_per_second: memory.bandwidth_bytes_per_s,
         throttle_percent: memory.throttle_percent,
+        streams: account.streams.max(1),
+        post_copy: account.follows.is_some(),
     });
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1000.0;
     let downtime = account.downtime().map(|(loading, handing_over)| api::MachineDowntime {
@@ -228,6 +230,14 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
         handover_ms: milliseconds(handing_over),
     });
     api::MachineMove { memory, downtime }
+}
+
+/// Adds that the machine runs at the target, and that the rest of its memory is waited for.
+pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
+    if account.follows == Some(Rest::OnItsWay) && shown.phase == api::Phase::Retiring {
+        let reason = "the rest of the machine's memory, without which it can come to a stand at the target";
+        shown.waiting_for = Some(WaitingFor { reason: reason.to_owned(), remaining_ms: None });
+    }
 }
 
 /// A migration of which nothing is known but that there is one.

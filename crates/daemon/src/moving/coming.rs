@@ -4,27 +4,42 @@
 //!   parcel ─► could it run? ─► Start heard ─► hook ─► started, paused ─► its memory ─► loaded, still ─► volumes owned ─► runs
 //! ```
 
-use std::future::pending;
+pub(crate) mod trail;
+
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::try_join_all;
 use hypervisor::qemu::{Machine, RunState};
-use tokio::net::UnixStream;
 use tokio::sync::{OnceCell, watch};
 
 use super::line::{Heard, Line};
-use super::words::Word;
-use super::{announce, memory_socket};
+use super::stream::Turn;
+use super::words::{Terms, Word};
+use super::{SocketFile, announce, carried, memory_socket};
 use crate::hooks::Errand;
 
 /// How long memory may be on its way: its source gives up long before if it makes no progress.
 const LOADED_MAX: Duration = Duration::from_secs(24 * 3600);
 
+/// What is said of a machine that is to run and cannot.
+const NOT_LOADED: &str = "the machine is not loaded";
+
 /// What becomes of a machine here is somebody else's affair: whether it could run, and starting it.
 pub(crate) trait Keeper: Send + Sync {
-    /// Looks whether the machine of this parcel could be run here; the text says why not.
-    fn check(&self, parcel: &[u8]) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+    /// Looks whether the machine of this parcel could be run here, and on which of the wished terms its memory can come; the
+    /// text says why not.
+    fn check(
+        &self,
+        parcel: &[u8],
+        wished: Terms,
+    ) -> Pin<Box<dyn Future<Output = Result<Terms, String>> + Send>>;
+
+    /// The machine runs here, and its memory never will be whole: ends it, and remembers why.
+    fn lose(&self, reason: String) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
     /// Starts the machine of this parcel so that it waits for its memory; the text says why it could not.
     fn start(&self, parcel: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>>;
@@ -33,7 +48,12 @@ pub(crate) trait Keeper: Send + Sync {
 /// A machine that comes.
 pub(crate) struct Coming {
     line: Line,
-    machine: OnceCell<Arc<Machine>>,
+    /// Its hypervisor, once that waits for its memory.
+    started: OnceCell<Arc<Machine>>,
+    /// Whether it has all that it needs to run; then why not.
+    loaded: watch::Sender<Option<Result<(), String>>>,
+    /// Whether it runs, or is to, before all of its memory is here.
+    runs_ahead: AtomicBool,
     /// True once nobody waits for it any more.
     is_over: watch::Sender<bool>,
     /// What is run here before and after.
@@ -43,13 +63,20 @@ pub(crate) struct Coming {
 impl Coming {
     /// A machine that is to come over `line`.
     pub(crate) fn new(line: Line, errand: Arc<Errand>) -> Self {
-        Self { line, machine: OnceCell::new(), is_over: watch::Sender::new(false), errand }
+        Self {
+            line,
+            started: OnceCell::new(),
+            loaded: watch::Sender::new(None),
+            runs_ahead: AtomicBool::new(false),
+            is_over: watch::Sender::new(false),
+            errand,
+        }
     }
 
     /// A machine that was started here before this daemon was; whether it is loaded is seen when it is to run.
     pub(crate) fn found(line: Line, machine: Arc<Machine>, errand: Arc<Errand>) -> Self {
-        let machine = OnceCell::new_with(Some(machine));
-        Self { line, machine, is_over: watch::Sender::new(false), errand }
+        let started = OnceCell::new_with(Some(machine));
+        Self { started, loaded: watch::Sender::new(Some(Ok(()))), ..Self::new(line, errand) }
     }
 
     /// What is run here before and after.
@@ -59,13 +86,16 @@ impl Coming {
 
     /// Takes part in the copying of the memory, to its end; the source hears what becomes of it.
     pub(crate) async fn take_part(&self, keeper: &dyn Keeper) {
-        match self.load(keeper).await {
-            Ok(()) => self.line.say(&Word::Loaded),
-            Err(reason) => {
-                tracing::warn!(reason, "a machine that was to come is not loaded");
-                self.line.say(&Word::failed(&reason));
-            }
+        if let Err(reason) = self.load(keeper).await {
+            tracing::warn!(reason, "a machine that was to come is not loaded");
+            self.line.say(&Word::failed(&reason));
+            self.loaded.send_replace(Some(Err(reason)));
         }
+    }
+
+    /// Whether it runs before all of its memory is here: what carries that is to go on.
+    pub(crate) fn runs_ahead(&self) -> bool {
+        self.runs_ahead.load(Ordering::Acquire)
     }
 
     /// Nobody waits for it any more: [`Coming::take_part`] ends soon.
@@ -78,7 +108,16 @@ impl Coming {
     /// # Errors
     /// Why it does not.
     pub(crate) async fn run(&self) -> Result<(), String> {
-        let machine = self.machine.get().ok_or("the machine is not loaded")?;
+        let machine = self.started.get().ok_or(NOT_LOADED)?;
+        let mut loaded = self.loaded.subscribe();
+        if loaded.borrow().is_none() && self.line.terms().post_copy {
+            // N.B. from here on it may not be able to go on at the source any more.
+            self.runs_ahead.store(true, Ordering::Release);
+            self.line.say(&Word::Owned);
+            // The sender lives as long as this.
+            let _ = loaded.wait_for(Option::is_some).await;
+        }
+        loaded.borrow().clone().unwrap_or_else(|| Err(NOT_LOADED.to_owned()))?;
         // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
         match machine.status().await {
             Ok(RunState::Paused | RunState::Running) => {}
@@ -96,43 +135,54 @@ impl Coming {
         let asked = async {
             self.line.hear(&Heard::Check).await?;
             let parcel = self.line.parcel();
-            keeper.check(&parcel).await?;
-            self.line.say(&Word::Fits);
+            let terms = keeper.check(&parcel, self.line.terms()).await?;
+            self.line.accept(terms);
             self.line.hear(&Heard::Start).await?;
-            Ok(parcel)
+            Ok((parcel, terms))
         };
-        let parcel = self.unless_over(asked).await?;
+        let (parcel, terms) = self.unless_over(asked).await?;
         let prepared = async { self.errand.before().await.map_err(|fault| fault.to_string()) };
         self.unless_over(prepared).await?;
         // N.B. to its end in any case: what is started half nobody would end.
         let machine = keeper.start(parcel).await?;
-        self.unless_over(self.receive(&machine)).await?;
-        // Nobody has set it: it is started once.
-        let _ = self.machine.set(machine);
-        Ok(())
+        // It is started once.
+        let _ = self.started.set(Arc::clone(&machine));
+        self.receive(&machine, terms, keeper).await
     }
 
     /// Takes the memory of a machine that waits for it.
-    async fn receive(&self, machine: &Machine) -> Result<(), String> {
-        let socket = memory_socket(machine);
+    async fn receive(&self, machine: &Machine, terms: Terms, keeper: &dyn Keeper) -> Result<(), String> {
+        let socket = &memory_socket(machine);
+        let file = SocketFile(socket.clone());
         // What an earlier attempt may have left.
-        let _ = std::fs::remove_file(&socket);
-        machine.expect_memory(&socket).await.map_err(|error| error.to_string())?;
-        let stream = UnixStream::connect(&socket).await;
-        let _ = std::fs::remove_file(&socket);
-        let stream = stream.map_err(|error| format!("the hypervisor does not take the memory: {error}"))?;
+        let _ = std::fs::remove_file(socket);
+        let expected = machine.expect_memory(socket, terms.transfer()).await;
+        expected.map_err(|error| error.to_string())?;
+        let sides = self.line.side_streams(terms.side_streams);
+        let (is_connected, connects) = watch::channel(false);
+        let main = self.line.main().connect_and_carry(socket, Turn::Main(is_connected));
+        let others =
+            sides.iter().map(|side| side.stream.connect_and_carry(socket, Turn::AfterMain(connects.clone())));
+        let others = try_join_all(others);
+        let carries = async { tokio::try_join!(main, others).map(drop) }.fuse();
+        tokio::pin!(carries);
         self.line.say(&Word::Waiting);
-        let breaks = async {
-            match self.line.carry(stream).await {
-                Ok(()) => pending().await,
-                Err(error) => format!("the stream of the machine's memory broke: {error}"),
+        let loads = async {
+            tokio::select! {
+                loaded = machine.await_loaded(LOADED_MAX) => loaded.map_err(|error| error.to_string()),
+                reason = carried(&mut carries) => Err(reason),
+                reason = self.line.failed() => Err(reason),
             }
         };
-        tokio::select! {
-            loaded = machine.await_loaded(LOADED_MAX) => loaded.map_err(|error| error.to_string()),
-            reason = breaks => Err(reason),
-            reason = self.line.failed() => Err(reason),
+        self.unless_over(loads).await?;
+        self.loaded.send_replace(Some(Ok(())));
+        self.line.say(&Word::Loaded);
+        // N.B. the next move of this machine uses the same name.
+        drop(file);
+        if terms.post_copy {
+            trail::until_whole(machine, &self.line, carries, keeper).await;
         }
+        Ok(())
     }
 
     async fn unless_over<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {

@@ -5,15 +5,18 @@
 //!   a round that left hardly less than the one before ──► a longer stand is aimed at, up to what is allowed
 //!   and then                                          ──► the guest's processors get less time, step by step
 //!   at the last step, and still so after some rounds ───► it is given up, with the figures it was judged by
+//!   if post-copy is allowed: a round that left more than half of the one before ──► the rest follows after the switch-over
 //!   nothing taken for minutes: hung there, or cut off ──► it is given up; the machine has never stood still
 //! ```
 
 use std::time::Duration;
 
-use hypervisor::qemu::MemoryProgress;
+use hypervisor::qemu::{MemoryMode, MemoryProgress};
 
 /// What a round must leave of the one before at most, to count as progress.
 const SHRINKS_TO: f64 = 0.8;
+/// The same if the rest may follow later: rounds that shrink slowly cost more than they are worth then.
+const SHRINKS_TO_WITH_POST_COPY: f64 = 0.5;
 /// Parts of the stand that is allowed that are aimed at, one after the other.
 pub(super) const AIMS: [u32; 3] = [8, 2, 1];
 /// Shares of their time that are taken from the guest's processors, in percent, one after the other.
@@ -26,6 +29,7 @@ const STALL_MAX: Duration = Duration::from_secs(300);
 /// Judges rounds.
 #[derive(Debug, Default)]
 pub(super) struct Convergence {
+    mode: MemoryMode,
     rounds: u64,
     /// What was left when the last round began, in bytes.
     left: Option<u64>,
@@ -52,6 +56,8 @@ pub(super) enum Verdict {
         /// By so much.
         percent: u8,
     },
+    /// The machine is to run at the target, and the rest to follow.
+    PostCopy,
     /// It is not going to end.
     Hopeless {
         /// Why, with the figures.
@@ -60,6 +66,11 @@ pub(super) enum Verdict {
 }
 
 impl Convergence {
+    /// Has judged nothing yet.
+    pub(super) fn new(mode: MemoryMode) -> Self {
+        Self { mode, ..Self::default() }
+    }
+
     /// Judges what the hypervisor says at `now`, counted from any beginning; a verdict on a round falls once.
     pub(super) fn judge(&mut self, now: Duration, progress: &MemoryProgress) -> Verdict {
         if progress.transferred_bytes != self.taken {
@@ -78,9 +89,16 @@ impl Convergence {
         self.rounds = progress.rounds;
         let before = self.left.replace(progress.remaining_bytes);
         let Some(before) = before else { return Verdict::GoOn };
-        if (progress.remaining_bytes as f64) <= before as f64 * SHRINKS_TO {
+        let shrinks_to = match self.mode {
+            MemoryMode::PreCopy => SHRINKS_TO,
+            MemoryMode::PostCopy => SHRINKS_TO_WITH_POST_COPY,
+        };
+        if (progress.remaining_bytes as f64) <= before as f64 * shrinks_to {
             self.in_vain = 0;
             return Verdict::GoOn;
+        }
+        if self.mode == MemoryMode::PostCopy {
+            return Verdict::PostCopy;
         }
         if let Some(divisor) = AIMS.get(self.aims + 1).copied() {
             self.aims += 1;
@@ -162,6 +180,7 @@ mod tests {
                 Verdict::GoOn => {}
                 Verdict::Aim { divisor } => aims.push(divisor),
                 Verdict::Throttle { percent } => steps.push(percent),
+                Verdict::PostCopy => panic!("it is not allowed"),
                 Verdict::Hopeless { reason } => {
                     assert!(reason.contains("500 MiB of memory dirty"), "{reason}");
                     break;
@@ -170,6 +189,15 @@ mod tests {
             assert!(number < 100, "it is given up in the end");
         }
         assert_eq!((steps.as_slice(), aims.as_slice()), (STEPS.as_slice(), &AIMS[1..]));
+    }
+
+    #[test]
+    fn where_the_rest_may_follow_the_guest_is_not_slowed_down() {
+        let mut convergence = Convergence::new(MemoryMode::PostCopy);
+        for (number, left) in [1000, 500, 240].into_iter().enumerate() {
+            assert_eq!(convergence.judge(NOW, &round(number as u64 + 1, left << 20)), Verdict::GoOn);
+        }
+        assert_eq!(convergence.judge(NOW, &round(4, 130 << 20)), Verdict::PostCopy);
     }
 
     #[test]

@@ -5,22 +5,34 @@
 //!                                                          ▲ downtime begins                      │
 //!   then its volumes are handed over:  released ─► it ends here │ not released ─► it goes on here ◄┘
 //! ```
+//! If the rest of its memory may follow later (post-copy), the stop ends earlier, and [`follow`] sees to the rest:
+//!
+//! ```text
+//!   stop:  … ─► memory, round after round ─► paused here ─► its volumes are handed over ─► devices ─► runs there ─► the rest
+//! ```
 //! Nothing is decided here: until its volumes are released it can always go on, whatever was sent (design §5.15).
 
-use std::future::pending;
+pub(crate) mod follow;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use hypervisor::qemu::{Machine, MachineError, MemoryOptions, MemoryProgress, MigrationStatus, RunState};
-use tokio::net::UnixListener;
+use futures_util::future::try_join_all;
+use hypervisor::qemu::{
+    Machine, MachineError, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunState,
+};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use self::follow::{Following, Rest};
 use super::convergence::{AIMS, Convergence, Verdict};
-use super::line::{Heard, Line};
-use super::words::Word;
-use super::{announce, memory_socket};
+use super::line::{Heard, Line, Way};
+use super::words::{Terms, Word};
+use super::{SocketFile, announce, carried, memory_socket};
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::Errand;
 
@@ -35,6 +47,9 @@ const MEMORY_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How long the last of the memory and the devices may take, the machine standing still; a longer `--max-downtime` is
 /// added. After that the machine is better off where it was.
 const DEVICE_MAX: Duration = Duration::from_secs(5);
+/// How long a machine whose rest follows later may take from its pause until it could be switched over: what is on its way at
+/// that moment arrives first.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How often it is looked how far the memory is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a hypervisor may take to let a machine go on that was not moved.
@@ -47,6 +62,10 @@ const GO_ON_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct Account {
     /// How far its memory is; `None` before the first byte.
     pub(crate) memory: Option<MemoryProgress>,
+    /// Streams that carry it.
+    pub(crate) streams: u8,
+    /// What has become of what was to follow after the switch-over; `None`: nothing was.
+    pub(crate) follows: Option<Rest>,
     /// When it came to a stand.
     pub(crate) stopped: Option<Instant>,
     /// When it was loaded at the target.
@@ -63,26 +82,33 @@ impl Account {
     }
 }
 
+/// How a machine is to leave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wishes {
+    /// How long it may stand still.
+    pub(crate) downtime_max: Duration,
+    /// Which way its memory goes, if the target can.
+    pub(crate) terms: Terms,
+}
+
 /// A machine that leaves.
 pub(crate) struct Leaving {
     machine: Arc<Machine>,
-    line: Line,
-    /// How long it may stand still.
-    downtime_max: Duration,
+    way: Arc<dyn Way>,
+    line: Arc<Line>,
+    following: Following,
+    wishes: Wishes,
     account: watch::Sender<Account>,
     /// What is run here before and after.
     errand: Arc<Errand>,
 }
 
 impl Leaving {
-    /// A machine that is to leave over `line`; nothing is done yet.
-    pub(crate) fn new(
-        machine: Arc<Machine>,
-        line: Line,
-        downtime_max: Duration,
-        errand: Arc<Errand>,
-    ) -> Self {
-        Self { machine, line, downtime_max, account: watch::Sender::default(), errand }
+    /// A machine that is to leave by `way`; nothing is done yet.
+    pub(crate) fn new(machine: Arc<Machine>, way: Arc<dyn Way>, wishes: Wishes, errand: Arc<Errand>) -> Self {
+        let line = Arc::new(Line::new(Arc::clone(&way)));
+        let account = watch::Sender::default();
+        Self { machine, way, line, following: Following::default(), wishes, account, errand }
     }
 
     /// What is run here before and after.
@@ -90,12 +116,17 @@ impl Leaving {
         Arc::clone(&self.errand)
     }
 
+    /// Its hypervisor here.
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     /// Asks the other host whether it could run the machine, before anything is copied.
     ///
     /// # Errors
     /// Why not.
     pub(crate) async fn check(&self, parcel: Vec<u8>) -> Result<(), String> {
-        self.line.offer(parcel);
+        self.line.offer(parcel, self.wishes.terms);
         let fits = timeout(CHECK_MAX, self.line.hear(&Heard::Fits)).await;
         fits.map_err(|_| overdue("the other host to say whether it can run the machine", CHECK_MAX))?
     }
@@ -116,7 +147,10 @@ impl Leaving {
     ///
     /// # Errors
     /// Why it was not moved: the machine may stand still.
-    pub(crate) async fn stop(&self, paused: oneshot::Sender<()>) -> Result<(), String> {
+    pub(crate) async fn stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
+        let terms = self.agreed();
+        let sides = self.line.side_streams(terms.side_streams);
+        self.account.send_modify(|account| account.streams = terms.side_streams.max(1));
         self.line.say(&Word::Start);
         let waits = timeout(START_MAX, self.line.hear(&Heard::Waiting)).await;
         waits.map_err(|_| overdue("the machine to be started at the target", START_MAX))??;
@@ -125,19 +159,33 @@ impl Leaving {
             done = self.errand.before() => done.map_err(|fault| fault.to_string())?,
             reason = self.line.failed() => return Err(reason),
         }
-        let stream = self.connect().await?;
-        let breaks = async {
-            match self.line.carry(stream).await {
-                // Both hypervisors have said all that they had to say.
-                Ok(()) => pending().await,
-                Err(error) => format!("the stream of the machine's memory broke: {error}"),
-            }
-        };
-        tokio::select! {
-            sent = self.send(paused) => sent,
-            reason = breaks => Err(reason),
+        let socket = Listening::at(memory_socket(&self.machine))?;
+        let main = self.offer_memory(&socket, terms).await?;
+        let line = Arc::clone(&self.line);
+        // A task of its own, because it may outlast this.
+        let mut carrying = Carrying(tokio::spawn(async move {
+            let others = async move {
+                // QEMU connects them when it has begun with the main one.
+                let mut carries = Vec::new();
+                for side in &sides {
+                    let (accepted, _) = socket.listener.accept().await?;
+                    carries.push(side.stream.carry(accepted));
+                }
+                // N.B. the next move of this machine uses the same name.
+                drop(socket);
+                try_join_all(carries).await.map(drop)
+            };
+            carried(async { tokio::try_join!(line.main().carry(main), others) }).await
+        }));
+        let sent = tokio::select! {
+            sent = self.send(paused, terms) => sent,
+            reason = &mut carrying.0 => Err(reason.unwrap_or_else(|error| error.to_string())),
             reason = self.line.failed() => Err(reason),
+        };
+        if let Sent::WithoutTheRest = sent? {
+            self.begin_to_follow(carrying);
         }
+        Ok(())
     }
 
     /// Lets the machine go on here, after its volumes were not released.
@@ -145,6 +193,7 @@ impl Leaving {
     /// # Errors
     /// Why it does not run: somebody has to look after it.
     pub(crate) async fn go_on(&self) -> Result<(), String> {
+        self.stop_following();
         let deadline = Instant::now() + GO_ON_MAX;
         loop {
             let refused = match self.try_going_on().await {
@@ -155,6 +204,9 @@ impl Leaving {
                 }
                 Err(error) => error,
             };
+            if let Some(reason) = self.following.lost() {
+                return Err(reason);
+            }
             if refused.is_gone() || Instant::now() >= deadline {
                 return Err(refused.to_string());
             }
@@ -162,19 +214,24 @@ impl Leaving {
         }
     }
 
-    async fn connect(&self) -> Result<tokio::net::UnixStream, String> {
-        let socket = memory_socket(&self.machine);
-        // What an earlier attempt may have left.
-        let _ = std::fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket)
-            .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
-        let aim = MemoryOptions::for_downtime(self.aim(AIMS[0]));
-        let offered = self.machine.offer_memory(&socket, aim).await;
+    /// Which way the memory goes: as it was wished, as far as the target can.
+    fn agreed(&self) -> Terms {
+        let (wished, agreed) = (self.wishes.terms, self.line.terms());
+        Terms {
+            side_streams: wished.side_streams.min(agreed.side_streams),
+            post_copy: wished.post_copy && agreed.post_copy,
+        }
+    }
+
+    /// Has the hypervisor begin to send, and returns its main stream.
+    async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, String> {
+        let mut options = MemoryOptions::for_downtime(self.aim(AIMS[0]));
+        options.transfer = terms.transfer();
+        let offered = self.machine.offer_memory(&socket.file.0, options).await;
         let accepted = match offered {
-            Ok(()) => timeout(CONNECT_MAX, listener.accept()).await,
+            Ok(()) => timeout(CONNECT_MAX, socket.listener.accept()).await,
             Err(error) => return Err(error.to_string()),
         };
-        let _ = std::fs::remove_file(&socket);
         match accepted {
             Ok(Ok((stream, _))) => Ok(stream),
             Ok(Err(error)) => Err(format!("the hypervisor cannot send the memory: {error}")),
@@ -182,16 +239,37 @@ impl Leaving {
         }
     }
 
-    async fn send(&self, told: oneshot::Sender<()>) -> Result<(), String> {
+    async fn send(&self, told: oneshot::Sender<()>, terms: Terms) -> Result<Sent, String> {
         let paused = [MigrationStatus::PreSwitchover];
-        tokio::select! {
-            reached = self.machine.await_status(&paused, MEMORY_MAX) => drop(reached.map_err(explain)?),
-            hopeless = self.converge() => return Err(hopeless),
+        let converged = tokio::select! {
+            reached = self.machine.await_status(&paused, MEMORY_MAX) => {
+                reached.map_err(explain)?;
+                Converged::Yes
+            }
+            does_not = self.converge(terms) => does_not,
+        };
+        match converged {
+            Converged::Yes => {}
+            Converged::Never(reason) => return Err(reason),
+            Converged::NotSoon => {
+                let stopped = Instant::now();
+                if self.machine.begin_post_copy().await.map_err(explain)? == PostCopyStart::Begun {
+                    tracing::info!("the machine writes memory faster than it is sent; the rest is to follow");
+                    self.account.send_modify(|account| account.stopped = Some(stopped));
+                    self.machine.await_status(&paused, PAUSE_MAX).await.map_err(explain)?;
+                    self.account.send_modify(|account| {
+                        account.loaded = Some(Instant::now());
+                        account.follows = Some(Rest::OnItsWay);
+                    });
+                    return Ok(Sent::WithoutTheRest);
+                }
+                self.machine.await_status(&paused, MEMORY_MAX).await.map_err(explain)?;
+            }
         }
         self.account.send_modify(|account| account.stopped = Some(Instant::now()));
         // Nobody waits for it if the migration has ended meanwhile.
         let _ = told.send(());
-        let limit = DEVICE_MAX + self.downtime_max;
+        let limit = DEVICE_MAX + self.wishes.downtime_max;
         let switched = timeout(limit, async {
             self.machine.switch_over().await.map_err(explain)?;
             let completed = [MigrationStatus::Completed];
@@ -205,12 +283,12 @@ impl Leaving {
             account.loaded = Some(Instant::now());
             account.memory = memory.or(account.memory.take());
         });
-        Ok(())
+        Ok(Sent::Whole)
     }
 
-    /// Sees to it that what is left becomes less from round to round; ends with the reason why it does not.
-    async fn converge(&self) -> String {
-        let mut convergence = Convergence::default();
+    /// Sees to it that what is left becomes less from round to round; ends if it does not.
+    async fn converge(&self, terms: Terms) -> Converged {
+        let mut convergence = Convergence::new(terms.transfer().mode);
         let began = Instant::now();
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
@@ -231,7 +309,8 @@ impl Leaving {
                         tracing::warn!(%error, "the machine cannot be slowed down");
                     }
                 }
-                Verdict::Hopeless { reason } => return reason,
+                Verdict::PostCopy => return Converged::NotSoon,
+                Verdict::Hopeless { reason } => return Converged::Never(reason),
             }
             self.account.send_modify(|account| account.memory = Some(progress));
         }
@@ -239,7 +318,7 @@ impl Leaving {
 
     /// A part of the stand that is allowed: a short one is tried first.
     fn aim(&self, divisor: u32) -> Duration {
-        (self.downtime_max / divisor).max(Duration::from_millis(1))
+        (self.wishes.downtime_max / divisor).max(Duration::from_millis(1))
     }
 
     async fn try_going_on(&self) -> Result<(), MachineError> {
@@ -247,6 +326,15 @@ impl Leaving {
         match under_way.status {
             MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
                 self.machine.abandon().await?;
+            }
+            // N.B. it may run there, or has run: nothing lets it run here.
+            MigrationStatus::PostcopyActive
+            | MigrationStatus::PostcopyPaused
+            | MigrationStatus::PostcopyRecover => {
+                self.following.lose(
+                    "it was to run at the target before all of its memory was there, did not, and has no way back".to_owned(),
+                );
+                return Err(MachineError::MigrationEnded { status: under_way.status, detail: None });
             }
             // N.B. it ends by itself, because its stream is broken, and nothing else ends it (hard case E5).
             MigrationStatus::Device | MigrationStatus::Cancelling => {}
@@ -263,6 +351,48 @@ impl Leaving {
             RunState::Running => Ok(()),
             _ => self.machine.resume().await,
         }
+    }
+}
+
+/// How far the memory went before the volumes are handed over.
+enum Sent {
+    /// All of it, and the machine is loaded at the target.
+    Whole,
+    /// The machine stands still here, and what is left goes when the volumes are the target's.
+    WithoutTheRest,
+}
+
+/// Whether what is left is little enough.
+enum Converged {
+    Yes,
+    /// It becomes less too slowly, and may follow later.
+    NotSoon,
+    /// Why it never will be.
+    Never(String),
+}
+
+/// What carries memory. Dropping it breaks the streams, which is what a hypervisor understands that hangs.
+struct Carrying(JoinHandle<String>);
+
+impl Drop for Carrying {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Where a hypervisor is told to send memory.
+struct Listening {
+    file: SocketFile,
+    listener: UnixListener,
+}
+
+impl Listening {
+    fn at(path: PathBuf) -> Result<Self, String> {
+        // What an earlier attempt may have left.
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)
+            .map_err(|error| format!("cannot listen on {}: {error}", path.display()))?;
+        Ok(Self { file: SocketFile(path), listener })
     }
 }
 

@@ -1,35 +1,43 @@
-//! The way between the two hosts of a machine that moves: words, and the stream of its memory.
+//! The way between the two hosts of a machine that moves: words, and the streams of its memory.
 //!
 //! ```text
 //!   hypervisor ══socket══► read ─ window ─► Data ══ session ══► Data ─► write ══socket══► hypervisor
 //!                                  ▲                                      │
 //!                                  └──────────────── Taken ◄──────────────┘       the same in the other direction
 //! ```
+//! Each stream has a channel of the session, and a window; words go with the main one's.
+//!
 //! How much of the memory is on its way is bounded by the [`Window`], so that the words of the handover and guests' blocks do
 //! not stand behind it, and a hypervisor that takes nothing stops the one that sends.
 
 use std::any::Any;
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use api::MEMORY_STREAMS_MAX;
 use bytes::Bytes;
 use futures_channel::mpsc as arriving;
 use futures_util::StreamExt;
 use lane::peer::Arrival;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 use transport::Priority;
 
+use super::stream::{PIECE_BYTES, Piece, Stream};
 use super::window::Window;
-use super::words::Word;
+use super::words::{Terms, Word};
 use crate::vms::PARCEL_BYTES_MAX;
 
-/// Bytes that are sent at once at most.
-const PIECE_BYTES: usize = 256 << 10;
+/// The first of the streams over which memory goes after a stream has broken, each attempt over another one: what is left of
+/// an earlier one must not be taken for its own.
+pub(super) const FIRST_RECOVERY_STREAM: u8 = MEMORY_STREAMS_MAX + 1;
 
-/// The sending end of a line to another host.
+/// The channels of a session that are about one machine.
+pub(crate) trait Way: std::marker::Send + Sync {
+    /// Opens the channel of one of its streams, 0 for the main one. What comes over it from now on is heard, until the
+    /// sending end is dropped; an earlier opening of the same hears nothing any more.
+    fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<Arrival>);
+}
+
+/// The sending end of a channel to another host.
 pub(crate) trait Send: std::marker::Send + Sync {
     /// Queues a message; never blocks.
     fn send(&self, priority: Priority, head: Bytes, payload: Bytes);
@@ -50,39 +58,100 @@ pub(crate) enum Heard {
     Loaded,
     /// It is to be started here.
     Start,
+    /// The volumes are the target's.
+    Owned,
+    /// All of the memory is at the target.
+    Complete,
+    /// The rest of the memory is to come, or is expected, over this stream.
+    Recover(u8),
     /// It will not come to that, for this reason.
     Failed(String),
+    /// The memory is lost, for this reason.
+    Lost(String),
+}
+
+impl Heard {
+    /// Whether nothing comes after it.
+    fn is_end(&self) -> bool {
+        matches!(self, Self::Failed(_) | Self::Lost(_))
+    }
 }
 
 /// One end of the way between the hosts of a machine that moves.
 pub(crate) struct Line {
+    way: Arc<dyn Way>,
     sender: Arc<dyn Send>,
     heard: watch::Receiver<Heard>,
     window: Arc<Window>,
-    /// What has come of what is needed to run the machine.
-    parcel: Arc<Mutex<Vec<u8>>>,
-    /// What has come of the memory; taken once, by whoever carries it.
-    memory: tokio::sync::Mutex<mpsc::UnboundedReceiver<Piece>>,
+    received: Arc<Mutex<Received>>,
+    /// The main stream.
+    main: Stream,
     listens: tokio::task::JoinHandle<()>,
 }
 
-/// A piece of the memory that has come, and the right to send as much again.
-enum Piece {
-    Data(Bytes, Box<dyn Any + std::marker::Send>),
-    End,
+/// What has come that is not a word.
+#[derive(Debug, Default)]
+struct Received {
+    /// What is needed to run the machine.
+    parcel: Vec<u8>,
+    /// Which way its memory is wished, or agreed, to go.
+    terms: Terms,
 }
 
 impl Line {
-    /// Begins to listen to `arrivals`.
-    pub(crate) fn new(sender: Arc<dyn Send>, arrivals: arriving::UnboundedReceiver<Arrival>) -> Self {
+    /// Opens the main channel of `way`, and begins to listen.
+    pub(crate) fn new(way: Arc<dyn Way>) -> Self {
+        let (sender, arrivals) = way.open(0);
         let (heard_sender, heard) = watch::channel(Heard::Nothing);
-        let (pieces, memory) = mpsc::unbounded_channel();
+        let (pieces_sender, pieces) = mpsc::unbounded_channel();
         let window = Arc::new(Window::new());
-        let parcel = Arc::<Mutex<Vec<u8>>>::default();
-        let ear =
-            Ear { heard: heard_sender, pieces, window: Arc::clone(&window), parcel: Arc::clone(&parcel) };
+        let received = Arc::<Mutex<Received>>::default();
+        let ear = Ear {
+            heard: heard_sender,
+            pieces: pieces_sender,
+            window: Arc::clone(&window),
+            received: Arc::clone(&received),
+        };
+        let main = Stream::new(Arc::clone(&sender), Arc::clone(&window), pieces);
         let listens = tokio::spawn(ear.listen(arrivals));
-        Self { sender, heard, window, parcel, memory: tokio::sync::Mutex::new(memory), listens }
+        Self { way, sender, heard, window, received, main, listens }
+    }
+
+    /// As [`Line::new`], for words and side streams only: what comes of an earlier main stream is left out.
+    pub(crate) fn without_main(way: Arc<dyn Way>) -> Self {
+        let line = Self::new(way);
+        line.main.refuse();
+        line
+    }
+
+    /// The main stream.
+    pub(crate) fn main(&self) -> &Stream {
+        &self.main
+    }
+
+    /// Opens so many streams beside the main one. Open them before the other host is told to use them.
+    pub(crate) fn side_streams(&self, count: u8) -> Vec<SideStream> {
+        self.window.share(usize::from(count).max(1));
+        let sides: Vec<_> = (1..=count).map(|number| self.side_stream(number)).collect();
+        sides.iter().for_each(|side| side.window.share(usize::from(count)));
+        sides
+    }
+
+    /// Opens the stream of an attempt to go on after a stream has broken, by its number: [`FIRST_RECOVERY_STREAM`] or more.
+    pub(crate) fn recovery_stream(&self, number: u8) -> SideStream {
+        self.side_stream(number)
+    }
+
+    /// Opens another stream, by its number from 1 on.
+    fn side_stream(&self, number: u8) -> SideStream {
+        let (sender, arrivals) = self.way.open(number);
+        let (pieces_sender, pieces) = mpsc::unbounded_channel();
+        // Words go with the main stream's channel: nobody hears them here.
+        let (heard, _) = watch::channel(Heard::Nothing);
+        let (window, received) = (Arc::new(Window::new()), Arc::default());
+        let ear = Ear { heard, pieces: pieces_sender, window: Arc::clone(&window), received };
+        let stream = Stream::new(sender, Arc::clone(&window), pieces);
+        SideStream { stream, window, listens: tokio::spawn(ear.listen(arrivals)) }
     }
 
     /// Tells the other host.
@@ -91,18 +160,35 @@ impl Line {
     }
 
     /// Sends what the other host must have to run the machine, and asks whether it could.
-    pub(crate) fn offer(&self, parcel: Vec<u8>) {
+    pub(crate) fn offer(&self, parcel: Vec<u8>, terms: Terms) {
         let mut parcel = Bytes::from(parcel);
         while !parcel.is_empty() {
             let piece = parcel.split_to(parcel.len().min(PIECE_BYTES));
             self.sender.send(Priority::Memory, Word::Parcel.encode().into(), piece);
         }
+        // An older daemon knows no terms, and takes what has always been.
+        if terms != Terms::default() {
+            self.sender.send(Priority::Memory, Word::Terms(terms).encode().into(), Bytes::new());
+        }
         self.sender.send(Priority::Memory, Word::Check.encode().into(), Bytes::new());
+    }
+
+    /// Says that the machine could be run here, and on which terms its memory comes.
+    pub(crate) fn accept(&self, terms: Terms) {
+        if terms != Terms::default() {
+            self.say(&Word::Terms(terms));
+        }
+        self.say(&Word::Fits);
+    }
+
+    /// The terms that the other host has named last.
+    pub(crate) fn terms(&self) -> Terms {
+        lock(&self.received).terms
     }
 
     /// What the other host has sent to run the machine.
     pub(crate) fn parcel(&self) -> Vec<u8> {
-        std::mem::take(&mut *self.parcel.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.received).parcel)
     }
 
     /// Waits until the other host has said `wanted`.
@@ -111,59 +197,53 @@ impl Line {
     /// The reason why that will not come.
     pub(crate) async fn hear(&self, wanted: &Heard) -> Result<(), String> {
         let mut heard = self.heard.clone();
-        let found = heard.wait_for(|heard| heard == wanted || matches!(heard, Heard::Failed(_))).await;
+        let found = heard.wait_for(|heard| heard == wanted || heard.is_end()).await;
         match found.as_deref() {
-            Ok(Heard::Failed(detail)) => Err(detail.clone()),
+            Ok(Heard::Failed(detail) | Heard::Lost(detail)) => Err(detail.clone()),
             Ok(_) => Ok(()),
             Err(_) => Err("the other host is not heard any more".to_owned()),
         }
     }
 
+    /// Waits until something else is heard than `known`, and returns it.
+    pub(crate) async fn next(&self, known: &Heard) -> Heard {
+        let mut heard = self.heard.clone();
+        match heard.wait_for(|heard| heard != known).await.as_deref() {
+            Ok(news) => news.clone(),
+            Err(_) => Heard::Failed("the other host is not heard any more".to_owned()),
+        }
+    }
+
+    /// What was heard last.
+    pub(crate) fn heard(&self) -> Heard {
+        self.heard.borrow().clone()
+    }
+
     /// Resolves with the reason when the other host says that it will not come to that.
     pub(crate) async fn failed(&self) -> String {
         let mut heard = self.heard.clone();
-        match heard.wait_for(|heard| matches!(heard, Heard::Failed(_))).await.as_deref() {
-            Ok(Heard::Failed(detail)) => detail.clone(),
+        match heard.wait_for(Heard::is_end).await.as_deref() {
+            Ok(Heard::Failed(detail) | Heard::Lost(detail)) => detail.clone(),
             _ => "the other host is not heard any more".to_owned(),
         }
-    }
-
-    /// Carries what the hypervisor writes into `socket` to the other host, and what comes from there back, until both
-    /// have ended. That the future is dropped breaks the socket, which is what a hypervisor understands that hangs.
-    ///
-    /// # Errors
-    /// The socket's.
-    pub(crate) async fn carry(&self, socket: UnixStream) -> io::Result<()> {
-        let (reader, writer) = socket.into_split();
-        tokio::try_join!(self.outward(reader), self.inward(writer)).map(drop)
-    }
-
-    async fn outward(&self, mut reader: OwnedReadHalf) -> io::Result<()> {
-        loop {
-            let mut piece = bytes::BytesMut::with_capacity(PIECE_BYTES);
-            let bytes = reader.read_buf(&mut piece).await?;
-            if bytes == 0 {
-                self.sender.send(Priority::Memory, Word::End.encode().into(), Bytes::new());
-                return Ok(());
-            }
-            self.window.enter(bytes).await;
-            self.sender.send(Priority::Memory, Word::Data.encode().into(), piece.freeze());
-        }
-    }
-
-    async fn inward(&self, mut writer: OwnedWriteHalf) -> io::Result<()> {
-        let mut memory = self.memory.lock().await;
-        while let Some(Piece::Data(data, credit)) = memory.recv().await {
-            writer.write_all(&data).await?;
-            // A payload's length has a limit far below.
-            self.say(&Word::Taken { bytes: u32::try_from(data.len()).unwrap_or(u32::MAX) });
-            drop(credit);
-        }
-        writer.shutdown().await
     }
 }
 
 impl Drop for Line {
+    fn drop(&mut self) {
+        self.listens.abort();
+    }
+}
+
+/// A stream beside the main one.
+pub(crate) struct SideStream {
+    /// The stream.
+    pub(crate) stream: Stream,
+    window: Arc<Window>,
+    listens: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for SideStream {
     fn drop(&mut self) {
         self.listens.abort();
     }
@@ -174,7 +254,7 @@ struct Ear {
     heard: watch::Sender<Heard>,
     pieces: mpsc::UnboundedSender<Piece>,
     window: Arc<Window>,
-    parcel: Arc<Mutex<Vec<u8>>>,
+    received: Arc<Mutex<Received>>,
 }
 
 impl Ear {
@@ -199,12 +279,17 @@ impl Ear {
     fn take(&self, word: Word, payload: Bytes, credit: Box<dyn Any + std::marker::Send>) {
         match word {
             Word::Parcel => self.take_parcel(&payload),
+            Word::Terms(terms) => lock(&self.received).terms = terms,
             Word::Check => self.tell(Heard::Check),
             Word::Fits => self.tell(Heard::Fits),
             Word::Start => self.tell(Heard::Start),
             Word::Waiting => self.tell(Heard::Waiting),
             Word::Loaded => self.tell(Heard::Loaded),
+            Word::Owned => self.tell(Heard::Owned),
+            Word::Complete => self.tell(Heard::Complete),
+            Word::Recover { stream } | Word::Recovering { stream } => self.tell(Heard::Recover(stream)),
             Word::Failed { detail } => self.tell(Heard::Failed(detail)),
+            Word::Lost { detail } => self.tell(Heard::Lost(detail)),
             // Whoever carried the memory may have given up.
             Word::Data => drop(self.pieces.send(Piece::Data(payload, credit))),
             Word::End => drop(self.pieces.send(Piece::End)),
@@ -213,19 +298,19 @@ impl Ear {
     }
 
     fn take_parcel(&self, piece: &[u8]) {
-        let mut parcel = self.parcel.lock().unwrap_or_else(PoisonError::into_inner);
-        if parcel.len() + piece.len() > PARCEL_BYTES_MAX {
-            drop(parcel);
+        let mut received = lock(&self.received);
+        if received.parcel.len() + piece.len() > PARCEL_BYTES_MAX {
+            drop(received);
             self.tell(Heard::Failed("the other host sends more than a machine can need".to_owned()));
         } else {
-            parcel.extend_from_slice(piece);
+            received.parcel.extend_from_slice(piece);
         }
     }
 
     fn tell(&self, news: Heard) {
-        // What has failed stays so.
+        // What has failed stays so, but what is lost is that as well.
         self.heard.send_if_modified(|known| {
-            let changes = !matches!(known, Heard::Failed(_));
+            let changes = !known.is_end() || matches!(news, Heard::Lost(_));
             if changes {
                 *known = news;
             }
@@ -234,114 +319,10 @@ impl Ear {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::window::BYTES_MIN;
-    use super::*;
-
-    /// Two lines that are each other's way.
-    struct Wire(arriving::UnboundedSender<Arrival>);
-
-    impl Send for Wire {
-        fn send(&self, _: Priority, head: Bytes, payload: Bytes) {
-            // The other end may be gone.
-            let _ = self.0.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
-        }
-    }
-
-    fn lines() -> (Line, Line) {
-        let (to_target, at_target) = arriving::unbounded();
-        let (to_source, at_source) = arriving::unbounded();
-        (Line::new(Arc::new(Wire(to_target)), at_source), Line::new(Arc::new(Wire(to_source)), at_target))
-    }
-
-    #[tokio::test]
-    async fn more_than_the_window_passes_and_the_answer_comes_back() {
-        let (source, target) = lines();
-        let (mut hypervisor, here) = UnixStream::pair().unwrap();
-        let (mut other, there) = UnixStream::pair().unwrap();
-        let sent: Vec<u8> = (0..(64 << 20) + 77_usize).map(|at| (at / 1000) as u8).collect();
-        let expected = sent.clone();
-        let sends = async move {
-            hypervisor.write_all(&sent).await.unwrap();
-            hypervisor.shutdown().await.unwrap();
-            let mut answer = Vec::new();
-            hypervisor.read_to_end(&mut answer).await.unwrap();
-            answer
-        };
-        let takes = async move {
-            let mut came = Vec::new();
-            other.read_to_end(&mut came).await.unwrap();
-            other.write_all(b"loaded").await.unwrap();
-            other.shutdown().await.unwrap();
-            came
-        };
-        let (carried, brought, answer, came) =
-            tokio::join!(source.carry(here), target.carry(there), sends, takes);
-        carried.unwrap();
-        brought.unwrap();
-        assert_eq!(answer, b"loaded");
-        assert!(came == expected, "the memory came as it was sent");
-    }
-
-    #[tokio::test]
-    async fn no_more_than_the_window_is_sent_to_a_host_that_takes_nothing_or_lies() {
-        let (to_target, mut at_target) = arriving::unbounded();
-        let (to_source, at_source) = arriving::unbounded();
-        let source = Line::new(Arc::new(Wire(to_target)), at_source);
-        // It says that it has taken what it was never sent.
-        Wire(to_source.clone()).send(
-            Priority::Control,
-            Word::Taken { bytes: u32::MAX }.encode().into(),
-            Bytes::new(),
-        );
-        Wire(to_source).send(Priority::Control, Word::Waiting.encode().into(), Bytes::new());
-        source.hear(&Heard::Waiting).await.unwrap();
-        let (mut hypervisor, here) = UnixStream::pair().unwrap();
-        let writes = tokio::spawn(async move {
-            loop {
-                if hypervisor.write_all(&[1; 65536]).await.is_err() {
-                    return;
-                }
-            }
-        });
-        let mut sent = 0;
-        {
-            let carried = source.carry(here);
-            let arrives = async {
-                while sent < BYTES_MIN - PIECE_BYTES {
-                    if let Some(Arrival::Sent { payload, .. }) = at_target.next().await {
-                        sent += payload.len();
-                    }
-                }
-            };
-            tokio::select! { _ = carried => panic!("it waits"), () = arrives => {} }
-        }
-        while let Ok(Arrival::Sent { payload, .. }) = at_target.try_recv() {
-            sent += payload.len();
-        }
-        assert!(sent <= BYTES_MIN);
-        // The socket is broken by then.
-        writes.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn a_parcel_comes_whole_and_no_larger_than_it_may_be() {
-        let (source, target) = lines();
-        let parcel: Vec<u8> = (0..PIECE_BYTES * 3 + 5).map(|at| (at / 7) as u8).collect();
-        source.offer(parcel.clone());
-        target.hear(&Heard::Check).await.unwrap();
-        assert!(target.parcel() == parcel, "it came as it was sent");
-        source.offer(vec![0; PARCEL_BYTES_MAX + 1]);
-        assert!(target.failed().await.contains("more than a machine can need"));
-    }
-
-    #[tokio::test]
-    async fn a_reason_reaches_whoever_waits_and_stays() {
-        let (source, target) = lines();
-        target.say(&Word::failed("no such machine type"));
-        target.say(&Word::Waiting);
-        assert_eq!(source.hear(&Heard::Waiting).await, Err("no such machine type".to_owned()));
-        assert_eq!(source.failed().await, "no such machine type");
-    }
+/// A panic elsewhere leaves what has come as it was.
+fn lock(received: &Mutex<Received>) -> std::sync::MutexGuard<'_, Received> {
+    received.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

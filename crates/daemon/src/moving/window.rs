@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::stream::PIECE_BYTES;
+
 /// The least that is let in: eight milliseconds of 1 Gbit/s, four pieces.
 pub(super) const BYTES_MIN: usize = 1 << 20;
 /// The most: what fills 10 Gbit/s over 25 ms, or 1 Gbit/s over 250 ms.
@@ -27,7 +29,7 @@ const WAITS_LONG: Duration = Duration::from_millis(24);
 /// By which part of what was taken the window becomes smaller: it halves in about three times its own length.
 const SHRINKING: usize = 4;
 
-/// What is on its way.
+/// What is on its way of one stream.
 #[derive(Debug)]
 pub(super) struct Window {
     way: Mutex<Way>,
@@ -39,6 +41,14 @@ impl Window {
     /// Nothing is on its way yet.
     pub(super) fn new() -> Self {
         Self { way: Mutex::new(Way::new()), room: Notify::new() }
+    }
+
+    /// Shares what may be on its way with other streams, so many in all.
+    ///
+    /// **N.B.** each has a window of its own: a hypervisor does not take one stream before another has come so far, so that
+    /// none may fill what another needs.
+    pub(super) fn share(&self, streams: usize) {
+        self.way().share(streams.max(1));
     }
 
     /// Waits until a piece of so many bytes may be sent, and counts it. One at a time may wait.
@@ -65,6 +75,8 @@ impl Window {
 struct Way {
     /// How much may be on its way.
     size: usize,
+    /// The least and the most that it may be.
+    bounds: (usize, usize),
     on_the_way: usize,
     /// Whether more would have been sent since the window was changed.
     was_full: bool,
@@ -76,7 +88,20 @@ struct Way {
 
 impl Way {
     fn new() -> Self {
-        Self { size: BYTES_MIN, on_the_way: 0, was_full: false, pieces: VecDeque::new(), least_delay: None }
+        let bounds = (BYTES_MIN, BYTES_MAX);
+        Self {
+            size: BYTES_MIN,
+            bounds,
+            on_the_way: 0,
+            was_full: false,
+            pieces: VecDeque::new(),
+            least_delay: None,
+        }
+    }
+
+    fn share(&mut self, streams: usize) {
+        self.bounds = ((BYTES_MIN / streams).max(PIECE_BYTES), BYTES_MAX / streams);
+        self.size = (self.size / streams).clamp(self.bounds.0, self.bounds.1);
     }
 
     /// Lets a piece in if there is room, or nothing else is on its way.
@@ -116,9 +141,9 @@ impl Way {
         self.least_delay = Some(least);
         let waited = delay - least;
         if waited > WAITS_LONG {
-            self.size = (self.size - self.size.min(taken / SHRINKING)).max(BYTES_MIN);
+            self.size = (self.size - self.size.min(taken / SHRINKING)).max(self.bounds.0);
         } else if waited <= WAITS_LITTLE && self.was_full {
-            self.size = (self.size + taken).min(BYTES_MAX);
+            self.size = (self.size + taken).min(self.bounds.1);
         }
         self.was_full = false;
     }
@@ -191,6 +216,20 @@ mod tests {
         let wide = link.way.size;
         link.carry(12_500_000, Duration::from_millis(1), 256 << 20);
         assert!(link.way.size < wide / 4, "{wide} became {}", link.way.size);
+    }
+
+    #[test]
+    fn streams_together_have_no_more_on_their_way_than_one_alone() {
+        let mut way = Way::new();
+        way.share(4);
+        let now = Instant::now();
+        while way.enter(PIECE, now) {}
+        assert_eq!(way.on_the_way, BYTES_MIN / 4);
+        for _ in 0..1000 {
+            way.taken(PIECE, now);
+            while way.enter(PIECE, now) {}
+        }
+        assert_eq!(way.on_the_way, BYTES_MAX / 4);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   source                                             target
-//!     │ ── Parcel …, Check ─────────────────────────────► │ looks whether it could run it
-//!     │ ◄───────────────────────────────────────── Fits ─ │
+//!     │ ── Parcel …, Terms, Check ──────────────────────► │ looks whether it could run it
+//!     │ ◄────────────────────────────────── Terms, Fits ─ │
 //!     │ ── Start ───────────────────────────────────────► │ starts it, loaded with nothing, its disks there
 //!     │ ◄──────────────────────────────────── Waiting ─── │
 //!     │ ── Data … ──────────────────────────────────────► │ what the hypervisor here writes
@@ -11,10 +11,23 @@
 //!     │ ◄───────────────────────────────────────Loaded ── │ it stands still, with all that it had here
 //!     │ ◄──────────────────────────────────────Failed ─── │ at any time: it will not come to that
 //! ```
+//! If the machine runs before all of its memory is there (post-copy), it goes on after *Waiting* like this:
+//!
+//! ```text
+//!     │ ◄──────────────────────────────────────── Owned ─ │ the volumes are the target's; the machine stands still
+//!     │ ── Data … ──────────────────────────────────────► │ its devices; it runs there; then the rest, as it asks for it
+//!     │ ◄───────────────────────────────────── Complete ─ │ all of it is there
+//!     │ ── Recover (stream) ────────────────────────────► │ after the stream has broken: a daemon was started again
+//!     │ ◄─────────────────────────── Recovering (stream)─ │
+//!     │ ── Data … ────────────── Lost, from either side ─ │ no more of it will ever come
+//! ```
 //! Whether the machine runs there is not decided here: that goes with its volumes ([`migration::message`]).
 //!
 //! One message is a head (version, then postcard) and, with Data, a payload. All of them are delivered in order.
 
+use std::num::NonZeroU8;
+
+use hypervisor::qemu::{MemoryMode, MemoryTransfer};
 use serde::{Deserialize, Serialize};
 
 /// Version of the encoding.
@@ -53,6 +66,45 @@ pub(crate) enum Word {
     },
     /// The hypervisor writes no more.
     End,
+    /// Which way the memory is to go: before *Check* as the source wishes it, before *Fits* as the target agrees. Not said
+    /// if it goes as it always could.
+    Terms(Terms),
+    /// The volumes are the target's: let the machine, which stands still at the source, be run there before its memory is.
+    Owned,
+    /// All of the memory is at the target.
+    Complete,
+    /// The machine's memory can never be whole again: the text says why.
+    Lost {
+        /// Why, for people.
+        detail: String,
+    },
+    /// The stream of a machine that runs has broken: the rest of its memory is to come over another one.
+    Recover {
+        /// By its number: no other attempt has the same soon.
+        stream: u8,
+    },
+    /// It is expected there.
+    Recovering {
+        /// By its number.
+        stream: u8,
+    },
+}
+
+/// Which way a machine's memory goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Terms {
+    /// Streams beside the main one; 0: there are none.
+    pub(crate) side_streams: u8,
+    /// Whether the machine may run at the target before all of it is there.
+    pub(crate) post_copy: bool,
+}
+
+impl Terms {
+    /// As the hypervisor is told.
+    pub(super) fn transfer(self) -> MemoryTransfer {
+        let mode = if self.post_copy { MemoryMode::PostCopy } else { MemoryMode::PreCopy };
+        MemoryTransfer { side_streams: NonZeroU8::new(self.side_streams), mode }
+    }
 }
 
 /// Why bytes are no message about a machine.
@@ -75,8 +127,12 @@ pub(crate) enum WordError {
 impl Word {
     /// What says that the machine cannot be had, and why.
     pub(crate) fn failed(detail: &str) -> Self {
-        let end = (0..=DETAIL_BYTES_MAX).rev().find(|end| detail.is_char_boundary(*end)).unwrap_or(0);
-        Self::Failed { detail: detail.get(..end).unwrap_or(detail).to_owned() }
+        Self::Failed { detail: cut(detail) }
+    }
+
+    /// What says that the machine's memory is lost, and why.
+    pub(crate) fn lost(detail: &str) -> Self {
+        Self::Lost { detail: cut(detail) }
     }
 
     /// As bytes.
@@ -103,6 +159,12 @@ impl Word {
     }
 }
 
+/// As much of a reason as is told.
+fn cut(detail: &str) -> String {
+    let end = (0..=DETAIL_BYTES_MAX).rev().find(|end| detail.is_char_boundary(*end)).unwrap_or(0);
+    detail.get(..end).unwrap_or(detail).to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +182,12 @@ mod tests {
             Word::Data,
             Word::Taken { bytes: u32::MAX },
             Word::End,
+            Word::Terms(Terms { side_streams: 7, post_copy: true }),
+            Word::Owned,
+            Word::Complete,
+            Word::lost("the host is gone"),
+            Word::Recover { stream: 16 },
+            Word::Recovering { stream: 255 },
         ];
         for word in words {
             assert_eq!(Word::decode(&word.encode()), Ok(word));

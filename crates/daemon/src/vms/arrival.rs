@@ -19,6 +19,7 @@ use super::needs::Needs;
 use super::parcel::{self, Parcel};
 use super::{Alive, Definition, Life, VmError, Vms, probe};
 use crate::journal::now_unix_ms;
+use crate::moving::Terms;
 use crate::sockets::SocketFolder;
 
 /// What makes QEMU wait for a machine's memory, and not run it by itself.
@@ -75,11 +76,16 @@ impl Vms {
         Ok((parcel.name, definition.volumes()))
     }
 
-    /// Looks whether this host has what a machine needs that is to come as these bytes, and returns what its volumes hold.
+    /// Looks whether this host has what a machine needs that is to come as these bytes; returns what its volumes hold, and on
+    /// which of the wished terms its memory can come.
     ///
     /// # Errors
     /// What is missing, and what to do about it.
-    pub(crate) async fn examine(&self, bytes: &[u8]) -> Result<Vec<(String, u64)>, String> {
+    pub(crate) async fn examine(
+        &self,
+        bytes: &[u8],
+        wished: Terms,
+    ) -> Result<(Vec<(String, u64)>, Terms), String> {
         let told = |error: VmError| error.to_string();
         let parcel = Parcel::decode(bytes).map_err(|error| told(error.into()))?;
         let definition = Definition::parse(&parcel.definition).map_err(|error| told(error.into()))?;
@@ -93,7 +99,13 @@ impl Vms {
         faults.extend(probe::missing_files(&command).into_iter().map(|file| {
             format!("{file}: that file is not there; put it there, or leave it out of the machine")
         }));
-        if faults.is_empty() { Ok(needs.volumes) } else { Err(faults.join("; ")) }
+        match found.agree(wished) {
+            Ok(terms) if faults.is_empty() => Ok((needs.volumes, terms)),
+            agreed => {
+                faults.extend(agreed.err());
+                Err(faults.join("; "))
+            }
+        }
     }
 
     /// Says that a machine begins to leave: nobody else starts, stops or removes it. Returns its QEMU.

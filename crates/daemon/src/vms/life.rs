@@ -262,6 +262,30 @@ impl Vms {
         self.set(name, alive, life);
     }
 
+    /// Ends a machine whose memory is lost, if it still is `of`, and remembers why.
+    pub(crate) async fn lose(self: &Arc<Self>, name: &str, of: &Machine, message: String) {
+        match self.life(name) {
+            Ok(Life::Alive(alive)) if std::ptr::eq(&*alive.machine, of) => {
+                // It may hang in a page that never comes, and would not hear that it is to end.
+                alive.process.kill();
+                alive.process.ended().await;
+                self.until_noticed(name, &alive).await;
+            }
+            _ => {}
+        }
+        self.lost(name, message).await;
+    }
+
+    /// Remembers why a machine has ended whose memory is lost. One that somebody has stopped, or started again, is left so.
+    pub(crate) async fn lost(self: &Arc<Self>, name: &str, message: String) {
+        if matches!(self.life(name), Ok(Life::Crashed(_))) {
+            if let Err(error) = self.remember(name, Fate::Crashed { message: message.clone() }).await {
+                tracing::debug!(vm = %name, %error, "the end of a machine is not remembered");
+            }
+            self.set(name, None, Life::Crashed(message));
+        }
+    }
+
     /// Says what a machine does; of the QEMU `of`, if one is given, unless there is another one by now.
     pub(super) fn set(&self, name: &str, of: Option<&Alive>, life: Life) {
         if let Some(entry) = self.entries().get_mut(name) {

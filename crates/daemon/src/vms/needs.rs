@@ -5,10 +5,12 @@
 //! ```
 //! It is looked at before a byte is copied. What an older version does not say is not looked at.
 
+use api::MEMORY_STREAMS_MAX;
 use hypervisor::qemu::{Machine, MachineType, ProcessorModel, Version};
 use serde::{Deserialize, Serialize};
 
 use super::probe;
+use crate::moving::Terms;
 
 /// Models of processors that are whatever the host has.
 const OF_HOST: [&str; 2] = ["host", "max"];
@@ -55,6 +57,28 @@ pub(super) struct Found {
     /// Bytes that can be had.
     pub(super) memory_bytes: Option<u64>,
     pub(super) has_kvm: bool,
+    /// Whether its QEMU takes memory over several streams.
+    pub(super) has_side_streams: bool,
+    /// Why its QEMU cannot run a machine before all of its memory is there; `None`: it can.
+    pub(super) post_copy_obstacle: Option<String>,
+}
+
+impl Found {
+    /// On which of the wished terms memory can come.
+    ///
+    /// # Errors
+    /// What is missing for those without which it is not to come, and what to do.
+    pub(super) fn agree(&self, wished: Terms) -> Result<Terms, String> {
+        if let (true, Some(obstacle)) = (wished.post_copy, &self.post_copy_obstacle) {
+            return Err(format!(
+                "its memory cannot come by post-copy: {obstacle}; let QEMU there use userfaultfd (sysctl \
+                 vm.unprivileged_userfaultfd=1, or a daemon that runs as root), or leave --memory post-copy out"
+            ));
+        }
+        let side_streams =
+            if self.has_side_streams { wished.side_streams.min(MEMORY_STREAMS_MAX) } else { 0 };
+        Ok(Terms { side_streams, post_copy: wished.post_copy })
+    }
 }
 
 impl Needs {
@@ -206,6 +230,8 @@ mod tests {
             host_features: vec!["sse4_2".to_owned()],
             memory_bytes: Some(1 << 30),
             has_kvm: false,
+            has_side_streams: true,
+            post_copy_obstacle: None,
         }
     }
 
@@ -226,6 +252,18 @@ mod tests {
         assert_eq!(needs.faults(&found()), [""; 0]);
         // An older version says nothing.
         assert_eq!(Needs::default().faults(&found()), [""; 0]);
+    }
+
+    #[test]
+    fn one_stream_is_enough_and_post_copy_is_had_or_refused() {
+        let wished = Terms { side_streams: 200, post_copy: true };
+        assert_eq!(found().agree(wished), Ok(Terms { side_streams: MEMORY_STREAMS_MAX, ..wished }));
+        let old = Found { has_side_streams: false, ..found() };
+        assert_eq!(old.agree(wished).unwrap().side_streams, 0);
+        let refuses = Found { post_copy_obstacle: Some("not supported".to_owned()), ..found() };
+        let why = refuses.agree(wished).unwrap_err();
+        assert!(why.contains("not supported") && why.contains("userfaultfd"), "{why}");
+        assert!(refuses.agree(Terms::default()).is_ok());
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub(super) async fn probe(program: &str, uses_kvm: bool, folder: &Path) -> Resul
             "-display",
             "none",
             "-S",
+            // Only one that waits for memory looks whether the kernel lets it run before all of that has come.
+            "-incoming",
+            "defer",
         ])
         .args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())])
         .stdin(Stdio::null())
@@ -126,6 +129,8 @@ async fn ask(socket: &Path, has_kvm: bool) -> Result<Found, MachineError> {
         host_features: host_features(),
         memory_bytes: free_memory(),
         has_kvm,
+        has_side_streams: machine.knows_side_streams().await?,
+        post_copy_obstacle: machine.post_copy_obstacle().await?,
     })
 }
 
@@ -178,6 +183,11 @@ mod tests {
         let found = probe(QEMU, false, folder.path()).await.unwrap();
         assert!(found.machine_types.iter().any(|known| known.alias.as_deref() == Some("pc")), "{found:?}");
         assert!(found.processors.iter().any(|model| model.name == "qemu64"));
+        assert!(found.has_side_streams, "QEMU has it since 4.0");
+        // Whether this kernel allows it or not, QEMU has said so.
+        assert!(
+            found.post_copy_obstacle.is_none_or(|obstacle| obstacle.contains("migrate-set-capabilities"))
+        );
         assert!(found.memory_bytes.unwrap() > 1 << 20 && !found.host_features.is_empty());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let missing = probe("qemu-system-none", false, folder.path()).await.unwrap_err();

@@ -1,9 +1,10 @@
 //! Machines without disks, in real QEMU processes: started, found again, ended, and moved between two hosts' lists.
 
-use hypervisor::qemu::{MemoryOptions, MigrationStatus, RunState};
+use hypervisor::qemu::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 
 use super::*;
+use crate::moving::Terms;
 
 /// Longer than any step takes while every processor is busy with something else.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -173,7 +174,7 @@ async fn move_memory(source: &Host, target: &Host, name: &str) {
     let arrival = target.vms.prepare_arrival(&parcel, &target.sockets).await.unwrap();
     assert_eq!(arrival.name, name);
     let stream = target.folder.path().join("memory");
-    arrival.machine.expect_memory(&stream).await.unwrap();
+    arrival.machine.expect_memory(&stream, MemoryTransfer::default()).await.unwrap();
     let options = MemoryOptions::for_downtime(Duration::from_millis(300));
     leaving.offer_memory(&stream, options).await.unwrap();
     leaving.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
@@ -228,7 +229,8 @@ async fn what_a_machine_needs_is_looked_for_before_it_comes() {
     here.start("m").await;
     let volumes = vec![("root".to_owned(), 7)];
     let sent = here.vms.definition("m", volumes.clone()).await.unwrap();
-    assert_eq!(there.vms.examine(&sent).await, Ok(volumes));
+    let wished = Terms { side_streams: 3, ..Terms::default() };
+    assert_eq!(there.vms.examine(&sent, wished).await, Ok((volumes, wished)));
     let parcel = Parcel::decode(&sent).unwrap();
     let needs = parcel.needs.clone().unwrap();
     assert!(needs.machine_type.as_ref().is_some_and(|name| name.contains('-')), "its full name: {needs:?}");
@@ -236,7 +238,7 @@ async fn what_a_machine_needs_is_looked_for_before_it_comes() {
     let greater = needs::Needs { version: Some((999, 0)), memory_bytes: Some(u64::MAX), ..needs };
     let definition = parcel.definition.replace("\"-m\"", "\"-kernel\", \"/no/kernel\", \"-m\"");
     let sent = Parcel { needs: Some(greater), definition, ..parcel }.encode().unwrap();
-    let refused = there.vms.examine(&sent).await.unwrap_err();
+    let refused = there.vms.examine(&sent, wished).await.unwrap_err();
     for expected in ["older than the 999.0", "are free there", "-kernel /no/kernel"] {
         assert!(refused.contains(expected), "{refused}");
     }

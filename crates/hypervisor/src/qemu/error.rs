@@ -142,6 +142,11 @@ impl MachineError {
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Qmp(QmpError::Gone { .. } | QmpError::Connect { .. }))
     }
+
+    /// Whether QEMU has answered that it does not do it.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Qmp(QmpError::Refused { .. }))
+    }
 }
 
 fn because(detail: &Option<String>) -> String {

@@ -1,8 +1,10 @@
 //! The move of a machine's memory and processors from one QEMU to another, over a stream that the caller carries.
 
+mod post_copy;
 mod progress;
 mod source;
 mod target;
+mod transfer;
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -13,9 +15,11 @@ use serde_json::{Value, json};
 use super::error::{MachineError, QmpError};
 use super::machine::{ANSWER_DEADLINE, Machine};
 
+pub use post_copy::PostCopyStart;
 pub use progress::MemoryProgress;
+pub use transfer::{MemoryMode, MemoryTransfer};
 
-/// What both sides must agree on.
+/// What both sides must agree on, whichever way the memory goes.
 ///
 /// - `pause-before-switchover`: the source pauses and waits before it sends the last, so that the disks can follow.
 /// - `return-path`: the target says that it has everything, or that it cannot load it, before the source completes.
@@ -44,12 +48,14 @@ pub struct MemoryOptions {
     pub downtime_limit: Duration,
     /// The most that is sent in a second; `None` for as much as the stream takes.
     pub bandwidth_max_bytes_per_s: Option<NonZeroU64>,
+    /// Which way it goes; the target must expect it the same way.
+    pub transfer: MemoryTransfer,
 }
 
 impl MemoryOptions {
-    /// As fast as the stream takes it, until the rest takes no longer than `downtime_limit`.
+    /// As fast as one stream takes it, until the rest takes no longer than `downtime_limit`.
     pub fn for_downtime(downtime_limit: Duration) -> Self {
-        Self { downtime_limit, bandwidth_max_bytes_per_s: None }
+        Self { downtime_limit, bandwidth_max_bytes_per_s: None, transfer: MemoryTransfer::default() }
     }
 
     /// The parameters with which a move begins.
@@ -62,6 +68,7 @@ impl MemoryOptions {
             "cpu-throttle-initial": THROTTLE_LEAST_PERCENT,
             "cpu-throttle-increment": THROTTLE_LEAST_PERCENT,
             "max-cpu-throttle": THROTTLE_LEAST_PERCENT,
+            "multifd-channels": self.transfer.channels(),
         })
     }
 }
@@ -77,10 +84,13 @@ impl Machine {
         }
     }
 
-    /// Sets the capabilities of a move that has not begun.
-    async fn agree(&self) -> Result<(), MachineError> {
-        let capabilities: Vec<Value> =
-            CAPABILITIES.iter().map(|name| json!({ "capability": name, "state": true })).collect();
+    /// Sets the capabilities of a move that has not begun; those of an earlier try are taken back.
+    async fn agree(&self, transfer: MemoryTransfer) -> Result<(), MachineError> {
+        let always = CAPABILITIES.iter().map(|name| (*name, true));
+        let capabilities: Vec<Value> = always
+            .chain(transfer.capabilities())
+            .map(|(name, state)| json!({ "capability": name, "state": state }))
+            .collect();
         let capabilities = json!({ "capabilities": capabilities });
         self.tell("migrate-set-capabilities", capabilities, ANSWER_DEADLINE).await
     }

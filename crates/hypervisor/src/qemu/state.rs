@@ -135,6 +135,11 @@ impl MigrationStatus {
         }
     }
 
+    /// Whether the machine runs, or has run, at the target while memory is missing there.
+    pub fn is_post_copy(&self) -> bool {
+        matches!(self, Self::PostcopyActive | Self::PostcopyPaused | Self::PostcopyRecover)
+    }
+
     /// Whether nothing comes after it.
     pub fn is_end(&self) -> bool {
         matches!(self, Self::Cancelled | Self::Failed | Self::Completed)

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
 
+mod ahead;
 mod disks;
 mod scene;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use hypervisor::qemu::{Heard, Machine, MemoryOptions, MigrationStatus, RunState};
+use hypervisor::qemu::{Heard, Machine, MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
@@ -23,7 +23,7 @@ pub(super) struct Scene {
 pub(super) struct Qemu {
     pub(super) process: Child,
     pub(super) machine: Machine,
-    memory: PathBuf,
+    pub(super) memory: PathBuf,
 }
 
 impl Scene {
@@ -83,7 +83,7 @@ impl Scene {
 
     /// Brings a move to where the source waits to be told to switch over.
     pub(super) async fn offer(&self, source: &Qemu, target: &Qemu) {
-        target.machine.expect_memory(&target.memory).await.unwrap();
+        target.machine.expect_memory(&target.memory, MemoryTransfer::default()).await.unwrap();
         let options = MemoryOptions::for_downtime(Duration::from_millis(300));
         source.machine.offer_memory(&target.memory, options).await.unwrap();
         source.machine.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();

@@ -12,7 +12,7 @@
 //! The guest image contains it as a static program, so it stands alone: no crate but the standard library, and of the
 //! lab the two files that say what blocks contain. Its words on the console are read by `lab::vm`.
 //!
-//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT]]`. Several devices are
+//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT [SWEPT_BYTES]]]`. Several devices are
 //! one disk, striped; 0 stands for none, of workers too: then the machine is idle but for its ticks.
 
 #[path = "guest_disk_check/memory.rs"]
@@ -33,7 +33,7 @@ use std::io::{self, BufRead as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::time::Instant;
 
-use memory::Memory;
+use memory::{Memory, Sweep};
 use pattern::{Expected, Stamp, digest_block};
 use random::Random;
 use tally::Tally;
@@ -65,13 +65,16 @@ struct Arguments {
     memory_bytes: u64,
     /// Where clients are answered; 0: nowhere.
     port: u16,
+    /// How much of the machine's memory is written as fast as it goes.
+    swept_bytes: u64,
 }
 
 impl Arguments {
     fn parse() -> Result<Self, String> {
         let words: Vec<String> = std::env::args().skip(1).collect();
         let [device, block_bytes, workers, fill_bytes, seed, more @ ..] = words.as_slice() else {
-            let usage = "guest_disk_check DEVICE BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT]]";
+            let usage = "guest_disk_check DEVICE BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT \
+                         [SWEPT_BYTES]]]";
             return Err(format!("usage: {usage}"));
         };
         let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
@@ -88,6 +91,7 @@ impl Arguments {
             memory_bytes: more.first().map_or(Ok(0), |word| number(word))?,
             port: u16::try_from(more.get(1).map_or(Ok(0), |word| number(word))?)
                 .map_err(|error| format!("the port: {error}"))?,
+            swept_bytes: more.get(2).map_or(Ok(0), |word| number(word))?,
         })
     }
 }
@@ -101,6 +105,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     let filled = disk.fill(arguments.fill_bytes)?;
     say(&format!("filled bytes={}", filled * arguments.block_bytes as u64));
     let mut memory = Memory::fill(arguments.memory_bytes, arguments.seed);
+    let mut sweep = Sweep::new(arguments.swept_bytes);
     if arguments.port != 0 {
         server::start(arguments.port).map_err(|error| format!("port {}: {error}", arguments.port))?;
     }
@@ -115,6 +120,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
             .collect();
         scope.spawn(|| tally.tick());
         scope.spawn(|| memory.work(&tally));
+        scope.spawn(|| sweep.work(&tally));
         wait_for_command("verify");
         tally.stop();
         workers.into_iter().map(|worker| worker.join().unwrap_or_default()).collect::<Vec<_>>()

@@ -9,6 +9,11 @@ use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::progress::{Display, follow};
 
+/// What is said before a machine may run without all of its memory.
+const POST_COPY_PRICE: &str = "if the machine writes faster than its memory is sent, it runs at the other host before all of it \
+     is there: until the last of it has come, losing either host or the link for good means losing its memory, as if its power \
+     had been cut; its disks are whole at the other host";
+
 pub(super) async fn run(
     client: &Client,
     order: MigrateArguments,
@@ -25,7 +30,12 @@ pub(super) async fn run(
         full: order.full,
         shared_target: order.shared_target.into(),
         max_downtime_ms: Some(order.max_downtime),
+        memory_streams: order.memory_streams.0,
+        memory: order.memory.into(),
     };
+    if request.memory == api::Memory::PostCopy && matches!(format, Format::Text) {
+        Display::for_people(format).say(POST_COPY_PRICE);
+    }
     let begun = async { client.migrate(&order.name, &request).await };
     see_through(client, begun, order.detach, format).await
 }

@@ -72,7 +72,7 @@ impl Machine {
         if !reasons.is_empty() {
             return Err(MachineError::Blocked { reasons });
         }
-        self.agree().await?;
+        self.agree(options.transfer).await?;
         self.tell("migrate-set-parameters", options.parameters(), ANSWER_DEADLINE).await?;
         self.tell("migrate", json!({ "uri": address }), ANSWER_DEADLINE).await
     }

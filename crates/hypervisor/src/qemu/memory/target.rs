@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::address;
+use super::{MemoryTransfer, address};
 use crate::qemu::error::{MachineError, QmpError};
 use crate::qemu::machine::{ANSWER_DEADLINE, Machine};
 use crate::qemu::state::{MigrationStatus, RunState};
@@ -18,18 +18,20 @@ impl Machine {
     /// Makes a machine that was started with `-incoming defer` listen on the unix socket `socket` for its memory.
     ///
     /// It will be paused when it has it: it is told to stop first, because without `-S` it would run by itself. Connect the
-    /// main stream before any other.
+    /// main stream before any other; of several, none before its first bytes are there, for which QEMU waits and does nothing else.
     ///
     /// # Errors
     /// If the machine does not wait for memory, or QEMU cannot listen there.
-    pub async fn expect_memory(&self, socket: &Path) -> Result<(), MachineError> {
+    pub async fn expect_memory(&self, socket: &Path, transfer: MemoryTransfer) -> Result<(), MachineError> {
         let address = address(socket)?;
         let found = self.status().await?;
         if found != RunState::InMigrate {
             return Err(MachineError::State { expected: RunState::InMigrate, found });
         }
         self.stop().await?;
-        self.agree().await?;
+        self.agree(transfer).await?;
+        let channels = json!({ "multifd-channels": transfer.channels() });
+        self.tell("migrate-set-parameters", channels, ANSWER_DEADLINE).await?;
         self.tell("migrate-incoming", json!({ "uri": address }), ANSWER_DEADLINE).await
     }
 

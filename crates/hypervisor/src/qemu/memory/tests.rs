@@ -155,16 +155,24 @@ async fn a_wait_that_is_over_says_what_was_seen_last() {
 async fn a_target_is_stopped_before_it_listens_and_refused_if_it_does_not_wait() {
     let mut monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "inmigrate" })));
     let machine = connect(&monitor).await;
-    machine.expect_memory(Path::new("/run/memory")).await.unwrap();
+    machine.expect_memory(Path::new("/run/memory"), MemoryTransfer::default()).await.unwrap();
     let mut names = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..6 {
         names.push(monitor.heard().await.0);
     }
-    let expected =
-        ["qmp_capabilities", "query-status", "stop", "migrate-set-capabilities", "migrate-incoming"];
+    let expected = [
+        "qmp_capabilities",
+        "query-status",
+        "stop",
+        "migrate-set-capabilities",
+        "migrate-set-parameters",
+        "migrate-incoming",
+    ];
     assert_eq!(names, expected);
     let running = FakeMonitor::start(|_, _| returned(json!({ "status": "running" })));
-    let refused = connect(&running).await.expect_memory(Path::new("/run/memory")).await.unwrap_err();
+    let refused = connect(&running).await;
+    let refused =
+        refused.expect_memory(Path::new("/run/memory"), MemoryTransfer::default()).await.unwrap_err();
     assert_eq!(refused.to_string(), "the machine is running, and should be inmigrate");
 }
 
@@ -196,4 +204,53 @@ async fn a_target_that_ends_while_it_loads_is_gone() {
     let monitor = FakeMonitor::start(|_, _| vec![Reply::Close]);
     let gone = connect(&monitor).await.await_loaded(LONG).await.unwrap_err();
     assert!(gone.is_gone(), "{gone:?}");
+}
+
+/// Whether several streams and post-copy are switched on for a move, and over how many channels.
+async fn agreed(transfer: MemoryTransfer) -> (bool, bool, u64) {
+    let mut monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "inmigrate" })));
+    connect(&monitor).await.expect_memory(Path::new("/run/memory"), transfer).await.unwrap();
+    let is_on = |name: &str, arguments: &Value| {
+        let capabilities = arguments["capabilities"].as_array().unwrap();
+        capabilities.iter().find(|known| known["capability"] == name).unwrap()["state"].as_bool().unwrap()
+    };
+    let (mut side_streams, mut post_copy) = (false, false);
+    loop {
+        let (name, arguments) = monitor.heard().await;
+        match name.as_str() {
+            "migrate-set-capabilities" => {
+                side_streams = is_on("multifd", &arguments);
+                post_copy = is_on("postcopy-ram", &arguments);
+            }
+            "migrate-set-parameters" => {
+                return (side_streams, post_copy, arguments["multifd-channels"].as_u64().unwrap());
+            }
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn both_sides_are_told_which_way_the_memory_goes_and_what_an_earlier_try_wanted_is_taken_back() {
+    let side_streams = std::num::NonZeroU8::new(3);
+    let (mode, pre_copy) = (MemoryMode::PostCopy, MemoryMode::PreCopy);
+    assert_eq!(agreed(MemoryTransfer::default()).await, (false, false, 1));
+    assert_eq!(agreed(MemoryTransfer { side_streams, mode: pre_copy }).await, (true, false, 3));
+    // QEMU cannot do both.
+    assert_eq!(agreed(MemoryTransfer { side_streams, mode }).await, (false, true, 1));
+}
+
+#[tokio::test]
+async fn a_machine_that_is_about_to_switch_over_with_all_of_its_memory_is_let() {
+    for (status, expected) in [("paused", PostCopyStart::Begun), ("finish-migrate", PostCopyStart::TooLate)] {
+        let mut monitor = FakeMonitor::start(move |_, _| returned(json!({ "status": status })));
+        assert_eq!(connect(&monitor).await.begin_post_copy().await.unwrap(), expected);
+        let mut names = Vec::new();
+        for _ in 0..if expected == PostCopyStart::Begun { 4 } else { 3 } {
+            names.push(monitor.heard().await.0);
+        }
+        // N.B. it is paused before it is sent: a failure does not let it run then.
+        assert_eq!(names[1..3], ["stop", "query-status"]);
+        assert_eq!(names.get(3).is_some_and(|name| name == "migrate-start-postcopy"), status == "paused");
+    }
 }

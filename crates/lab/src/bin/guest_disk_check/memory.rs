@@ -21,6 +21,45 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Sets the stamps of pages apart from those of the disk's blocks.
 const SEED_SALT: u64 = 0x6d65_6d6f;
 
+/// Pages of a sweep between two pauses.
+const PAGES_SWEPT_AT_ONCE: usize = 256;
+
+/// Memory that is written faster than any link carries it: one word of each page, over and over.
+pub(crate) struct Sweep {
+    bytes: Vec<u8>,
+    /// How often all of it has been written.
+    passes: u64,
+}
+
+impl Sweep {
+    /// Takes so many bytes, cut to whole pages.
+    pub(crate) fn new(bytes: u64) -> Self {
+        let count = usize::try_from(bytes).unwrap_or(0) / PAGE_BYTES;
+        Self { bytes: vec![0; count * PAGE_BYTES], passes: 0 }
+    }
+
+    /// Checks and rewrites all pages until the tally says stop.
+    pub(crate) fn work(&mut self, tally: &Tally) {
+        while !tally.is_stopped() && !self.bytes.is_empty() {
+            self.pass(tally);
+        }
+    }
+
+    fn pass(&mut self, tally: &Tally) {
+        for pages in self.bytes.chunks_mut(PAGES_SWEPT_AT_ONCE * PAGE_BYTES) {
+            for page in pages.chunks_exact_mut(PAGE_BYTES) {
+                let word = &mut page[..8];
+                if *word != self.passes.to_le_bytes() {
+                    tally.wrong(&format!("a page that is swept is not of pass {}", self.passes));
+                }
+                word.copy_from_slice(&(self.passes + 1).to_le_bytes());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        self.passes += 1;
+    }
+}
+
 /// Pages, and how often each has been written.
 pub(crate) struct Memory {
     bytes: Vec<u8>,
@@ -87,6 +126,19 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_that_missed_a_sweep_is_wrong() {
+        let mut sweep = Sweep::new(3 * PAGE_BYTES as u64);
+        let tally = Tally::default();
+        sweep.pass(&tally);
+        let old = sweep.bytes[..PAGE_BYTES].to_vec();
+        sweep.pass(&tally);
+        assert_eq!(tally.errors(), 0);
+        sweep.bytes[..PAGE_BYTES].copy_from_slice(&old);
+        sweep.pass(&tally);
+        assert_eq!(tally.errors(), 1);
+    }
 
     #[test]
     fn a_page_that_is_lost_mixed_up_or_old_is_wrong() {

@@ -313,6 +313,8 @@ mod tests {
                 dirty_bytes_per_second: 0,
                 bytes_per_second: 0,
                 throttle_percent: 0,
+                streams: 1,
+                post_copy: false,
             }),
             downtime_ms,
             downtime_parts: DowntimeParts { memory_ms: downtime_ms - 6.0, disk_ms: 4.0, start_ms: 2.0 },

@@ -1,0 +1,233 @@
+//! The source of a machine that runs at the target before all of its memory is there.
+//!
+//! ```text
+//!   stands still here ─► volumes released ─► Owned heard ─► its devices ─► runs there
+//!                                                                            │ pages, as it asks for them, and all others
+//!             Recover ◄── the stream has broken: a daemon was killed ◄───────┤
+//!                └──────────── another stream ──────────────────────────────►│
+//!                      Lost: either hypervisor has ended ◄───────────────────┤
+//!                                                                            ▼
+//!                                                       Complete: this hypervisor is not needed any more
+//! ```
+//! **N.B.** from *its devices* on this machine never runs here again: its memory goes on at the target, and is whole nowhere
+//! until the last of it has come there.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hypervisor::qemu::MigrationStatus;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+use super::{CONNECT_MAX, Carrying, DEVICE_MAX, Leaving, Listening, explain, overdue};
+use crate::moving::line::{FIRST_RECOVERY_STREAM, Heard, Line};
+use crate::moving::words::Word;
+use crate::moving::{carried, memory_socket};
+
+/// How often it is looked how far the rest is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// How long the other host may take to say that it expects the rest over another stream, before it is asked again.
+const EXPECTED_MAX: Duration = Duration::from_secs(5);
+/// Pause before another stream is tried again.
+const RECOVER_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What has become of the memory that was to follow after the switch-over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// It is not all there.
+    OnItsWay,
+    /// All of it is at the target.
+    Complete,
+    /// It never will be.
+    Lost {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What is done for the rest of a machine's memory.
+#[derive(Default)]
+pub(super) struct Following {
+    state: Mutex<State>,
+    /// The volumes are the target's, durably.
+    is_released: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// What carries the stream, while there is one.
+    carrying: Option<Carrying>,
+    /// What waits for the volumes to be the target's.
+    switches: Option<AbortHandle>,
+    /// Why the memory is lost.
+    lost: Option<String>,
+}
+
+impl Following {
+    /// Why the memory is lost, if it is.
+    pub(super) fn lost(&self) -> Option<String> {
+        self.lock().lost.clone()
+    }
+
+    /// The memory is lost.
+    pub(super) fn lose(&self, reason: String) {
+        self.lock().lost.get_or_insert(reason);
+    }
+
+    /// A panic elsewhere leaves what is carried as it was.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Leaving {
+    /// Why the machine's memory is lost, if it is.
+    pub(crate) fn memory_lost(&self) -> Option<String> {
+        self.following.lost()
+    }
+
+    /// The volumes are the target's, durably.
+    pub(crate) fn released(&self) {
+        self.following.is_released.store(true, Ordering::Release);
+    }
+
+    /// The machine stands still, and what is left goes when the volumes are the target's.
+    pub(super) fn begin_to_follow(self: &Arc<Self>, carrying: Carrying) {
+        let leaving = Arc::clone(self);
+        let switches = tokio::spawn(async move {
+            if let Err(reason) = leaving.switch_over_when_owned().await {
+                // The target gives the volumes back if the machine does not run there.
+                tracing::warn!(reason, "a machine that stands still is not run at the target");
+                leaving.line.say(&Word::failed(&reason));
+            }
+        });
+        let mut state = self.following.lock();
+        (state.carrying, state.switches) = (Some(carrying), Some(switches.abort_handle()));
+    }
+
+    /// Nothing more is to go: breaks the stream.
+    pub(super) fn stop_following(&self) {
+        let mut state = self.following.lock();
+        if let Some(switches) = state.switches.take() {
+            switches.abort();
+        }
+        state.carrying = None;
+    }
+
+    async fn switch_over_when_owned(&self) -> Result<(), String> {
+        self.line.hear(&Heard::Owned).await?;
+        // N.B. whoever says so too early would have the machine run without its disks.
+        if !self.following.is_released.load(Ordering::Acquire) {
+            return Err("the volumes are not the target's yet".to_owned());
+        }
+        self.machine.switch_over().await.map_err(explain)?;
+        let begun = [MigrationStatus::PostcopyActive, MigrationStatus::Completed];
+        self.machine.await_status(&begun, DEVICE_MAX).await.map(drop).map_err(explain)
+    }
+
+    /// Resolves when all of the memory is at the target, or never will be. It is asked when the machine runs there, also after
+    /// a restart of this daemon.
+    pub(crate) async fn memory_has_gone(&self) {
+        let (mut line, mut attempt) = (Arc::clone(&self.line), 0_u8);
+        let rest = loop {
+            match line.heard() {
+                Heard::Complete => break Rest::Complete,
+                Heard::Lost(reason) => break Rest::Lost { reason },
+                // The other daemon was started again: what was on its way is gone with it.
+                Heard::Failed(_) => self.following.lock().carrying = None,
+                _ => {}
+            }
+            let progress = match self.machine.memory_progress().await {
+                Ok(progress) => progress,
+                Err(error) if error.is_gone() => {
+                    let reason = "its QEMU at the source has ended".to_owned();
+                    line.say(&Word::lost(&reason));
+                    break Rest::Lost { reason };
+                }
+                Err(_) => continue,
+            };
+            let status = progress.status.clone();
+            match &status {
+                MigrationStatus::PostcopyActive | MigrationStatus::PostcopyRecover => {
+                    self.account.send_modify(|account| {
+                        account.memory = Some(progress);
+                        account.follows = Some(Rest::OnItsWay);
+                    });
+                    self.await_change(&line).await;
+                }
+                MigrationStatus::PostcopyPaused => {
+                    self.account.send_modify(|account| account.follows = Some(Rest::OnItsWay));
+                    self.following.lock().carrying = None;
+                    attempt = attempt.wrapping_add(1);
+                    line = Arc::new(Line::without_main(Arc::clone(&self.way)));
+                    match self.recover(&line, attempt).await {
+                        Ok(carrying) => self.following.lock().carrying = Some(carrying),
+                        Err(reason) => {
+                            tracing::info!(reason, "the rest of a machine's memory waits");
+                            sleep(RECOVER_INTERVAL).await;
+                        }
+                    }
+                }
+                // With all of it, as nearly always; or without having been to follow at all.
+                MigrationStatus::Completed | MigrationStatus::None | MigrationStatus::Cancelled => {
+                    break Rest::Complete;
+                }
+                MigrationStatus::Failed => {
+                    let reason =
+                        progress.error.unwrap_or_else(|| "its QEMU at the source has given up".to_owned());
+                    break Rest::Lost { reason };
+                }
+                // On its way to one of these.
+                _ => self.await_change(&line).await,
+            }
+        };
+        let follows = self.account.borrow().follows.is_some();
+        if let (true, Rest::Lost { reason }) = (follows, &rest) {
+            tracing::error!(reason, "the memory of a machine that has moved is lost");
+            self.following.lose(reason.clone());
+            self.errand().note(format!(
+                "the machine's memory was lost before all of it had come ({reason}); its disks are whole, at the target: start \
+                 it there (sterna vm start)"
+            ));
+        }
+        let memory = self.machine.memory_progress().await.ok();
+        self.account.send_modify(|account| {
+            account.memory = memory.or(account.memory.take());
+            account.follows = follows.then_some(rest);
+        });
+    }
+
+    /// Waits until there may be something else to be done, but not for long.
+    async fn await_change(&self, line: &Line) {
+        let changes = [MigrationStatus::Completed, MigrationStatus::PostcopyPaused];
+        let known = line.heard();
+        tokio::select! {
+            // Whatever becomes of it is looked at anew.
+            _ = self.machine.await_status(&changes, LOOK_INTERVAL) => {}
+            _ = line.next(&known) => {}
+        }
+    }
+
+    /// Has the rest go over another stream.
+    async fn recover(&self, line: &Arc<Line>, attempt: u8) -> Result<Carrying, String> {
+        let stream = FIRST_RECOVERY_STREAM.saturating_add(attempt % (u8::MAX - FIRST_RECOVERY_STREAM));
+        let side = line.recovery_stream(stream);
+        line.say(&Word::Recover { stream });
+        let expected = timeout(EXPECTED_MAX, line.hear(&Heard::Recover(stream))).await;
+        expected.map_err(|_| overdue("the other host to expect the rest of the memory", EXPECTED_MAX))??;
+        let socket = Listening::at(memory_socket(&self.machine))?;
+        self.machine.resend_memory(&socket.file.0).await.map_err(explain)?;
+        let accepted = timeout(CONNECT_MAX, socket.listener.accept()).await;
+        let accepted = accepted.map_err(|_| overdue("the hypervisor to send the memory", CONNECT_MAX))?;
+        let (accepted, _) =
+            accepted.map_err(|error| format!("the hypervisor cannot send the memory: {error}"))?;
+        tracing::info!("the rest of a machine's memory goes over another stream");
+        let line = Arc::clone(line);
+        Ok(Carrying(tokio::spawn(async move {
+            // It lives as long as its stream.
+            let _line = line;
+            carried(side.stream.carry(accepted)).await
+        })))
+    }
+}
