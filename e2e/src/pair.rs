@@ -183,7 +183,10 @@ fn has_direct_io(scene: &Scene) -> anyhow::Result<bool> {
 
 /// An address of the loopback interface that no other test has, and a port there: nobody else is given that port, also while
 /// the daemon that is to have it does not run.
-fn own_address() -> anyhow::Result<SocketAddr> {
+///
+/// # Errors
+/// If the system gives none.
+pub fn own_address() -> anyhow::Result<SocketAddr> {
     static COUNT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     // Clear of 127.0.0.1, where everybody else is.

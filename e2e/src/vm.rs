@@ -73,15 +73,32 @@ impl Console {
         Self::start_busy(scene, volumes, Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 })
     }
 
+    /// As [`Console::start_with`], with more words for QEMU.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn start_with_words(
+        scene: &Scene,
+        volumes: &[&str],
+        fill_bytes: u64,
+        words: &[&str],
+    ) -> anyhow::Result<Self> {
+        Self::start_as(scene, volumes, Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 }, words)
+    }
+
     /// As [`Console::start_with`]; the guest works on its memory as well if it is told to.
     ///
     /// # Errors
     /// What the daemon says.
     pub fn start_busy(scene: &Scene, volumes: &[&str], work: Work) -> anyhow::Result<Self> {
+        Self::start_as(scene, volumes, work, &[])
+    }
+
+    fn start_as(scene: &Scene, volumes: &[&str], work: Work, words: &[&str]) -> anyhow::Result<Self> {
         let socket = scene.path("console");
         let console = Self::listen(&socket)?;
         let definition = scene.path("vm.toml");
-        std::fs::write(&definition, text(&socket, volumes, work)?).context("write the definition")?;
+        std::fs::write(&definition, text(&socket, volumes, work, words)?).context("write the definition")?;
         let definition = definition.to_str().context("a folder that is not UTF-8")?;
         scene.sterna(["vm", "add", NAME, "--definition", definition])?.success()?;
         scene.sterna(["vm", "start", NAME])?.success()?;
@@ -267,8 +284,14 @@ pub(crate) fn guest_words(console: &Path, disks: usize, work: Work) -> anyhow::R
     ])
 }
 
-fn text(console: &Path, volumes: &[&str], work: Work) -> anyhow::Result<String> {
-    let guest = guest_words(console, volumes.len(), work)?.map(|word| format!("\"{word}\", ")).concat();
+fn text(console: &Path, volumes: &[&str], work: Work, words: &[&str]) -> anyhow::Result<String> {
+    let guest = guest_words(console, volumes.len(), work)?;
+    let guest: String = guest
+        .iter()
+        .map(String::as_str)
+        .chain(words.iter().copied())
+        .map(|word| format!("\"{word}\", "))
+        .collect();
     let devices: String = (0..volumes.len())
         .map(|disk| {
             format!(

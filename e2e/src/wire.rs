@@ -11,6 +11,8 @@ use anyhow::Context as _;
 
 /// How often a direction that is black-holed looks whether it still is.
 const LOOK: Duration = Duration::from_millis(20);
+/// By how much what is late is late, in each direction.
+const DELAY: Duration = Duration::from_millis(150);
 /// Bytes that are taken at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
@@ -29,6 +31,8 @@ pub enum State {
     BlackHole,
     /// It arrives, 10 MB a second in each direction.
     Slow,
+    /// It arrives late, each piece by 150 ms.
+    Late,
 }
 
 /// A TCP proxy.
@@ -96,8 +100,9 @@ impl Shared {
         match self.state.load(Ordering::SeqCst) {
             0 => State::Whole,
             1 => State::Cut,
+            2 => State::BlackHole,
             3 => State::Slow,
-            _ => State::BlackHole,
+            _ => State::Late,
         }
     }
 
@@ -121,6 +126,9 @@ impl Shared {
             }
             if self.state() == State::Slow {
                 thread::sleep(Duration::from_secs_f64(length as f64 / SLOW_BYTES_PER_S));
+            }
+            if self.state() == State::Late {
+                thread::sleep(DELAY);
             }
             if to.write_all(&piece[..length]).is_err() {
                 break;

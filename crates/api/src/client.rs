@@ -11,8 +11,8 @@ use tokio::net::UnixStream;
 
 use crate::{
     Address, AdoptVm, DropReplica, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
-    MigrateVolume, Migration, MigrationHistory, NewIdentity, NewInvitation, NewVm, NewVolume, Peer,
-    PromoteVolume, RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, Replica,
+    MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
+    Peer, PromoteVolume, RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, Replica,
     ResizeVolume, StopVm, Store, Vm, Volume, Watch,
 };
 
@@ -187,6 +187,18 @@ impl Client {
     /// [`ClientError`].
     pub async fn migrate(&self, name: &str, order: &MigrateVolume) -> Result<Migration, ClientError> {
         self.send(Method::POST, &format!("/v1/volumes/{}/migrate", Segment(name)), Some(order)).await
+    }
+
+    /// Says what a migration would do, without beginning it.
+    ///
+    /// # Errors
+    /// [`ClientError`]; what keeps it from beginning is no error, but in the plan.
+    pub async fn plan_migration(
+        &self,
+        name: &str,
+        order: &MigrateVolume,
+    ) -> Result<MigrationPlan, ClientError> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/plan", Segment(name)), Some(order)).await
     }
 
     /// Lists the migrations under way and those that are remembered, oldest first.

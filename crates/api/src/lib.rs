@@ -12,6 +12,7 @@
 //!   DELETE /v1/volumes/{name}           RemoveVolume   -> RemovedVolume
 //!   POST   /v1/volumes/{name}/resize    ResizeVolume   -> Volume
 //!   POST   /v1/volumes/{name}/migrate   MigrateVolume  -> Migration
+//!   POST   /v1/volumes/{name}/plan      MigrateVolume  -> MigrationPlan
 //!   POST   /v1/volumes/{name}/promote   PromoteVolume  -> Volume
 //!   GET    /v1/replicas                 [Replica]
 //!   DELETE /v1/replicas/{volume}        DropReplica    -> Replica
@@ -49,6 +50,7 @@ mod history;
 mod host;
 mod migration;
 mod peer;
+mod plan;
 mod replica;
 mod vm;
 mod volume;
@@ -68,6 +70,7 @@ pub use migration::{
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,
 };
+pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};
 pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{

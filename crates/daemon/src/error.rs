@@ -85,6 +85,20 @@ pub(crate) enum RequestError {
         /// Why.
         reason: String,
     },
+    /// A machine cannot stand still for as short as it is to.
+    #[error(
+        "the machine \"{vm}\" cannot be moved within --max-downtime {}: the way to the other host is so long that an idle \
+         one stands still for {:.0} ms at least; allow {} ms, or more",
+        wanted.as_millis(), least.as_secs_f64() * 1000.0, crate::host::roomy(*least).as_millis()
+    )]
+    DowntimeUnreachable {
+        /// Which.
+        vm: String,
+        /// How long an idle one would stand still.
+        least: std::time::Duration,
+        /// How long it may.
+        wanted: std::time::Duration,
+    },
     /// Another host does not take a volume.
     #[error("host \"{host}\" does not take the volume: {}", refusal.detail)]
     HostRefused {
@@ -370,7 +384,7 @@ impl RequestError {
             Self::Ticket(_) => ErrorCode::TicketRefused,
             Self::HostUnreachable { .. } => ErrorCode::HostUnreachable,
             Self::HostRefused { .. } | Self::MachineRefused { .. } => ErrorCode::HostRefused,
-            Self::MachineUnmovable { .. } => ErrorCode::InvalidRequest,
+            Self::MachineUnmovable { .. } | Self::DowntimeUnreachable { .. } => ErrorCode::InvalidRequest,
             Self::MigrationNotFound(_) => ErrorCode::MigrationNotFound,
             Self::RouteNotFound { .. } => ErrorCode::RouteNotFound,
             Self::VolumeExists(_) => ErrorCode::VolumeExists,

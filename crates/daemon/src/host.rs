@@ -11,6 +11,7 @@
 
 mod adopt;
 mod adopted;
+mod ahead;
 mod arrive;
 mod await_arrival;
 mod chain;
@@ -26,6 +27,7 @@ mod machine;
 mod machines;
 mod migrate;
 mod pairing;
+mod plan;
 mod preflight;
 mod promote;
 mod queue;
@@ -36,6 +38,9 @@ mod resize;
 mod retry;
 mod serving;
 mod shared;
+mod survey;
+
+pub(crate) use self::ahead::roomy;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -57,6 +57,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_volume, remove_volume))
         .routes(routes!(resize_volume))
         .routes(routes!(migrate))
+        .routes(routes!(plan_migration))
         .routes(routes!(list_migrations))
         .routes(routes!(show_migration))
         .routes(routes!(cancel_migration))
@@ -157,6 +158,19 @@ async fn migrate(
     let order = body(request).await?;
     let migration = host.operate(Arc::clone(&host).migrate(name, order)).await?;
     Ok((StatusCode::ACCEPTED, Json(migration)))
+}
+
+/// Says what a migration would do, and everything that is in its way; begins nothing, and leaves nothing.
+#[utoipa::path(post, path = "/v1/volumes/{name}/plan", params(("name" = String, Path, description = "Name of the volume, or of the machine")),
+    request_body = api::MigrateVolume,
+    responses((status = 200, description = "What it would do", body = api::MigrationPlan)))]
+async fn plan_migration(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::MigrationPlan> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host).plan_migration(name, order)).await.map(Json)
 }
 
 /// Lists the migrations under way and those that are remembered, oldest first.

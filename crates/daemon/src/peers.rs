@@ -9,6 +9,7 @@
 //! Called on transport threads, and never waits there.
 
 pub(crate) mod channel;
+mod surveys;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -24,6 +25,7 @@ use tokio::sync::oneshot;
 use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 
 use self::channel::{Kind, OPENINGS, Subject};
+use self::surveys::Questions;
 use crate::host::Host;
 use crate::moving;
 
@@ -40,6 +42,8 @@ pub(crate) struct Peers {
     held: Mutex<Option<Vec<(Session, Delivery)>>>,
     /// Openings that were sent and not answered.
     opening: Mutex<BTreeMap<(HostId, MigrationId), Answer>>,
+    /// Looks ahead that were asked for and not answered.
+    questions: Questions,
 }
 
 /// Lanes by the channels that lead to them.
@@ -73,6 +77,7 @@ impl Peers {
             routes: Arc::default(),
             held: Mutex::new(Some(Vec::new())),
             opening: Mutex::default(),
+            questions: Questions::default(),
         })
     }
 
@@ -207,6 +212,7 @@ impl transport::Receiver for Peers {
     fn restarted(&self, session: &Session, _: Incarnation, _: Incarnation) {
         let peer = host_id(session.peer());
         lock(&self.opening).retain(|(host, _), _| *host != peer);
+        self.questions.forget(peer);
         self.routes_of(peer, || Arrival::Restarted);
     }
 }
@@ -241,6 +247,8 @@ impl Peers {
             Ok(Message::Refused { migration, refusal }) => {
                 self.opening_answered(peer, migration, Err(refusal));
             }
+            Ok(Message::Survey { question, survey }) => self.asked(session, question, survey),
+            Ok(Message::Surveyed { question, surveyed }) => self.questions.answered(peer, question, surveyed),
             Ok(_) => tracing::warn!(%peer, "a host sent a message on the wrong channel; it is left out"),
             Err(error) => tracing::warn!(%peer, %error, "a host sent what is not understood; it is left out"),
         }

@@ -121,6 +121,17 @@ pub(crate) enum Turn {
     Waits(MigrationId),
 }
 
+/// What would become of an order.
+#[derive(Debug)]
+pub(crate) enum Outlook {
+    /// It might begin.
+    Now,
+    /// It would wait.
+    Later(api::QueuePlace),
+    /// A volume of it waits already, in this migration.
+    Waits(MigrationId),
+}
+
 /// What becomes of the wish to withdraw a migration.
 #[derive(Debug)]
 pub(crate) enum Withdrawal {
@@ -202,9 +213,8 @@ impl Queue {
     /// Asks whether something may begin. `under_way` is asked while nothing else is admitted.
     pub(crate) fn ask(self: &Arc<Self>, wish: &Wish, under_way: impl FnOnce() -> Vec<UnderWay>) -> Turn {
         let mut desk = self.lock();
-        let is_here = |waiting: &Waiting| waiting.wish.volumes.iter().any(|id| wish.volumes.contains(id));
-        if let Some((id, _)) = desk.waiting.iter().find(|(_, waiting)| is_here(waiting)) {
-            return Turn::Waits(*id);
+        if let Some(id) = desk.of(wish) {
+            return Turn::Waits(id);
         }
         let used = desk.used(under_way());
         let mut waiting: Vec<Need> = desk.in_line().map(|(_, waiting)| waiting.wish.need.clone()).collect();
@@ -212,6 +222,24 @@ impl Queue {
         match judge(self.limits, &used, &waiting).pop().flatten() {
             None => Turn::Now(self.admit(&mut desk, wish)),
             Some(_) => Turn::Later,
+        }
+    }
+
+    /// Says what [`Queue::ask`] would say; nothing is admitted.
+    pub(crate) fn outlook(&self, wish: &Wish, under_way: impl FnOnce() -> Vec<UnderWay>) -> Outlook {
+        let desk = self.lock();
+        if let Some(id) = desk.of(wish) {
+            return Outlook::Waits(id);
+        }
+        let used = desk.used(under_way());
+        let mut waiting: Vec<Need> = desk.in_line().map(|(_, waiting)| waiting.wish.need.clone()).collect();
+        waiting.push(wish.need.clone());
+        let place = waiting.len() as u64;
+        match judge(self.limits, &used, &waiting).pop().flatten() {
+            None => Outlook::Now,
+            Some(obstacle) => {
+                Outlook::Later(api::QueuePlace { place, waiting: place, reason: obstacle.to_string() })
+            }
         }
     }
 
@@ -357,6 +385,12 @@ impl Queue {
 }
 
 impl Desk {
+    /// The migration that waits with a volume of this one.
+    fn of(&self, wish: &Wish) -> Option<MigrationId> {
+        let is_here = |waiting: &Waiting| waiting.wish.volumes.iter().any(|id| wish.volumes.contains(id));
+        self.waiting.iter().find(|(_, waiting)| is_here(waiting)).map(|(id, _)| *id)
+    }
+
     /// What is used: by those under way, and by those that may begin. One that is both is counted once.
     fn used(&self, under_way: Vec<UnderWay>) -> Vec<Need> {
         let is_admitted =

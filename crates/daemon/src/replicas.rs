@@ -117,6 +117,16 @@ pub(crate) fn take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) 
     Ok(Some(facts))
 }
 
+/// Tells whether [`take`] would find a replica of the volume for the file at `path`. Changes nothing; may sleep.
+pub(crate) fn would_take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) -> bool {
+    records(data_dir).unwrap_or_default().into_iter().any(|(_, record)| {
+        record.facts.volume == volume
+            && record.facts.size_bytes == size_bytes
+            && record.image.parent() == path.parent()
+            && Look::at(&record.image).is_ok_and(|found| found == record.look)
+    })
+}
+
 /// Tells whether the image at `path` is recorded, and looks as it did then: a way home may begin with it.
 pub(crate) fn is_untouched(data_dir: &Path, path: &Path) -> bool {
     let known = records(data_dir).unwrap_or_default().into_iter().find(|(_, record)| record.image == path);

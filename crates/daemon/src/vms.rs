@@ -24,6 +24,7 @@ mod error;
 mod foreign;
 mod guests;
 mod life;
+mod listening;
 mod movable;
 mod needs;
 mod parcel;

@@ -3,6 +3,7 @@
 //! ```text
 //!   one message:   version (1 byte) │ payload (postcard)
 //!
+//!   source ── Survey, Surveyed ── target  a look ahead, before anything is offered
 //!   source ── Open ──────────► target         volumes, what is wanted of them there
 //!   source ◄── Accepted, or Refused ── target what the target has of them already, or why not
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
@@ -12,11 +13,14 @@
 
 mod forms;
 mod opening;
+mod survey;
+mod survey_forms;
 
 pub use opening::{
     Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
     OfferedVolume, Refusal, RefusalCode, Sharing,
 };
+pub use survey::{Survey, Surveyed, SurveyedPlace};
 
 use crate::identity::MigrationId;
 use crate::message::{ToSource, ToTarget};
@@ -31,10 +35,16 @@ pub const VOLUMES_MAX: usize = 256;
 pub const NAME_BYTES_MAX: usize = 255;
 /// Bytes of an explanation for people; longer ones are cut off when they are sent.
 pub const DETAIL_BYTES_MAX: usize = 4096;
+/// Bytes of a path: what the kernel takes.
+pub const PLACE_BYTES_MAX: usize = 4096;
+/// Things that are in the way, or that are to be known, in one answer to a look ahead; there are not nearly as many.
+pub const REMARKS_MAX: usize = 64;
+/// Bytes of what is needed to run a machine, without its files.
+pub const MACHINE_BYTES_MAX: usize = 128 << 10;
 /// Runs of blocks that a target names as what it holds; a target with more names the largest.
 pub const RUNS_MAX: usize = 32 << 10;
 
-/// A message about one migration. Its number is always the source's.
+/// A message about one migration, or about one that may come. Its number is always the source's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The source offers a migration; also again after a break, to go on with it.
@@ -71,6 +81,20 @@ pub enum Message {
         migration: MigrationId,
         /// What it says.
         message: ToSource,
+    },
+    /// The source asks what the target would say to an offer.
+    Survey {
+        /// A number of the source's, for the answer; no migration has it.
+        question: u64,
+        /// What would be offered.
+        survey: Survey,
+    },
+    /// The target says what it sees.
+    Surveyed {
+        /// The number of the question.
+        question: u64,
+        /// What it sees.
+        surveyed: Surveyed,
     },
 }
 

@@ -7,8 +7,8 @@ use migration::journal::{Forwarding, ImageFormat};
 use migration::message::ToSource;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
-    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedMachine, OfferedVolume, RUNS_MAX, Refusal,
-    RefusalCode, Sharing, VERSION, WireError, decode, encode,
+    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedMachine, OfferedVolume, REMARKS_MAX, RUNS_MAX,
+    Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION, WireError, decode, encode,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 use proptest::prelude::*;
@@ -21,6 +21,34 @@ fn an_opening_and_its_answers_are_read_as_they_were_sent() {
     check(&accepted(vec![BlockRange::new(0, 3), BlockRange::new(7, 8)]));
     let refusal = Refusal { code: RefusalCode::NoSpace, detail: "make room".to_owned() };
     check(&Message::Refused { migration: MIGRATION, refusal });
+}
+
+#[test]
+fn a_look_ahead_and_its_answer_are_read_as_they_were_sent() {
+    let Message::Open { offer, .. } = offer("disk") else { unreachable!() };
+    let survey = |held_bytes| Survey { offer: offer.clone(), held_bytes, machine: vec![1, 2, 3] };
+    check(&Message::Survey { question: 7, survey: survey(vec![4096; offer.volumes.len()]) });
+    let short = Message::Survey { question: 7, survey: survey(Vec::new()) };
+    assert_eq!(encode(&short), Err(WireError::Malformed));
+    let place = SurveyedPlace {
+        volume: VolumeId([3; 16]),
+        store: "fast".to_owned(),
+        place: "/srv/disk.img".to_owned(),
+        format: ImageFormat::Qcow2,
+        free_bytes: Some(1 << 40),
+        has_replica: true,
+    };
+    let refusal = Refusal { code: RefusalCode::NameTaken, detail: "choose another".to_owned() };
+    let surveyed = |count| Surveyed {
+        refusals: vec![refusal.clone(); count],
+        warnings: vec!["slow".to_owned(); count],
+        places: vec![place.clone()],
+    };
+    check(&Message::Surveyed { question: 7, surveyed: surveyed(2) });
+    // What is too much is left out.
+    let bytes = encode(&Message::Surveyed { question: 7, surveyed: surveyed(REMARKS_MAX + 1) }).unwrap();
+    let expected = Message::Surveyed { question: 7, surveyed: surveyed(REMARKS_MAX) };
+    assert_eq!(decode(&bytes), Ok(expected));
 }
 
 #[test]

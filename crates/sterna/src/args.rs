@@ -289,6 +289,9 @@ pub(crate) struct MigrateArguments {
     /// Return as soon as the migration has begun.
     #[arg(long)]
     pub(crate) detach: bool,
+    /// Say what would move where, how long that would take, and all that is in the way; begin nothing.
+    #[arg(long, conflicts_with = "detach")]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -518,6 +521,7 @@ Examples:
   sterna migrate web1 --to fast --keep-chain
   sterna migrate web1 --to fast --detach --json
   sterna migrate web1 --to rack3-b --memory post-copy
+  sterna migrate web1 --to rack3-b --dry-run
 
 With --memory post-copy a machine that writes faster than its memory is sent runs at the other host before all of it is
 there; the rest follows. From the switch-over until the last of it has come, losing either host, or the link for good, is
@@ -525,7 +529,8 @@ losing its memory, as if its power had been cut. Its disks are the other host's 
 there. Without it such a machine is slowed down instead, or stays where it is.
 
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and
-waits until that is done; a second Ctrl-C stops waiting.";
+waits until that is done; a second Ctrl-C stops waiting. With --dry-run it exits with 0 if the migration could begin,
+and with 4 if something is in the way.";
 
 const REPORT_HELP: &str = "\
 Examples:

@@ -1,6 +1,7 @@
 //! How results and errors are printed: tables and sentences for people, JSON for programs.
 
 pub(crate) mod hosts;
+mod plan;
 pub(crate) mod replicas;
 pub(crate) mod vms;
 
@@ -9,6 +10,8 @@ use std::io::{self, Write as _};
 use api::{ClientError, Migration, Store, Volume, VolumeState};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
+
+pub(crate) use plan::plan;
 
 use crate::commands::CommandError;
 use crate::units::{bytes, duration, percent};

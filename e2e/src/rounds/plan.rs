@@ -142,6 +142,7 @@ impl fmt::Display for Act {
             Self::Link(State::Cut) => formatter.write_str("link cut"),
             Self::Link(State::BlackHole) => formatter.write_str("link swallows all"),
             Self::Link(State::Slow) => formatter.write_str("link slow"),
+            Self::Link(State::Late) => formatter.write_str("link late"),
             Self::Kill(role) => write!(formatter, "{role} killed"),
             Self::Start(role, None) => write!(formatter, "{role} started"),
             Self::Start(role, Some(step)) => write!(formatter, "{role} started, to die {step}"),

@@ -61,6 +61,16 @@ impl HooksConfig {
         }
         Ok(())
     }
+
+    /// Why `before` could not be run as it is now, for people; a migration would fail. May sleep.
+    pub(crate) fn before_problem(&self) -> Option<String> {
+        problem("hooks.before", self.before.as_deref()?)
+    }
+
+    /// Why `after` could not be run as it is now, for people. May sleep.
+    pub(crate) fn after_problem(&self) -> Option<String> {
+        problem("hooks.after", self.after.as_deref()?)
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -84,6 +94,11 @@ impl FileHooks {
             timeout: within(path, "hooks.timeout_s", timeout_s, &TIMEOUT_S).map(Duration::from_secs)?,
         })
     }
+}
+
+fn problem(key: &str, program: &Path) -> Option<String> {
+    let problem = check(program).err()?;
+    Some(format!("the hook {} ({key}) cannot be run: {problem}", program.display()))
 }
 
 fn check(program: &Path) -> Result<(), HookProblem> {

@@ -97,7 +97,7 @@ pub(super) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
 }
 
 /// What another host would have to run of an adopted machine, as it is now.
-async fn derived(adopted: &Adopted, machine: &Machine) -> Result<Derived, RequestError> {
+pub(super) async fn derived(adopted: &Adopted, machine: &Machine) -> Result<Derived, RequestError> {
     let name = &adopted.name;
     let process = Foreign::of(name, machine).await?;
     let running = Running::of(name, machine).await?;

@@ -13,17 +13,17 @@ use block::store::Opened;
 use chronicle::Generation;
 use lane::{ArrivingStore, LaneHandle, TargetContent};
 use migration::journal::{
-    ExportSettings, ImageFormat, ImageLocation, MigratingVolume, MigrationState, Record, Side, VolumeRecord,
+    ExportSettings, ImageLocation, MigratingVolume, MigrationState, Record, Side, VolumeRecord,
 };
 use migration::wire::{
-    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume,
+    Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume,
     Refusal, RefusalCode, Sharing,
 };
 use migration::{HostId, MigrationId, VolumeId};
 use transport::Session;
 
 use super::leave::refusal;
-use super::reserve::{Reserved, Wanted};
+use super::reserve::Reserved;
 use super::{Host, blocking};
 use crate::error::{RequestError, with_causes};
 use crate::names;
@@ -158,19 +158,7 @@ impl Host {
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
         let (claim, home) = self.claim_when_free(&name, offered.volume).await?;
-        let store = Some(offer.store.as_str()).filter(|store| !store.is_empty());
-        let wanted = Wanted {
-            store: self.stores.choose(store)?.name().to_owned(),
-            volume: name.clone(),
-            format: offer.format,
-            otherwise: ImageFormat::Raw,
-            allocation: match offer.allocation {
-                Allocation::Thin => api::Allocation::Thin,
-                Allocation::Thick => api::Allocation::Thick,
-            },
-            size_bytes: offered.size_bytes,
-            chain: None,
-        };
+        let wanted = self.wanted(offer, offered)?;
         // What of it is allocated, its source finds out while it copies; a store that fills up ends the migration.
         let reserved = self.reserve(wanted, || Ok(0)).await?;
         // A volume that comes home is offered as it was before.
@@ -192,7 +180,7 @@ impl Host {
 
     /// As [`Host::claim_arrival`], a little later if something else is being done with the volume: what is left of it
     /// from an earlier stay may just be going.
-    async fn claim_when_free(
+    pub(super) async fn claim_when_free(
         self: &Arc<Self>,
         name: &str,
         volume: VolumeId,

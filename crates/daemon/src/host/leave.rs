@@ -27,8 +27,11 @@ use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::{Peer, Session};
 
 use super::Host;
+use super::ahead::{AheadMachine, Thoroughness};
 use super::machine::{Company, HANDOVER_MAX};
+use super::plan::check_order_elsewhere;
 use super::shared::Found;
+use crate::dockets::Docket;
 use crate::error::RequestError;
 use crate::migrations::image_format;
 use crate::peers::channel::{Kind, Subject};
@@ -109,12 +112,10 @@ impl Host {
         order: MigrateVolume,
         company: Option<Company>,
     ) -> Result<Migration, RequestError> {
-        if order.keep_chain {
-            let text = "a chain cannot be kept at another host; leave --keep-chain out";
-            return Err(RequestError::Invalid(text.to_owned()));
-        }
+        check_order_elsewhere(&order)?;
         let session = self.hosts.session(&elsewhere.peer)?;
         self.reach(&session, &elsewhere.peer).await?;
+        let warnings = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
         let migration = self.record_leaving(&departing, &elsewhere, &order).await?;
         self.migrations.track(migration, departing.iter().map(|volume| volume.record.volume).collect());
         self.begin_history(migration, departing.iter().map(|volume| volume.record.size_bytes).sum(), &order);
@@ -124,12 +125,36 @@ impl Host {
             self.end_refused(migration, &error).await;
             return Err(error);
         }
+        if let Some(begun) = self.begun_unix_ms(migration).filter(|_| !warnings.is_empty()) {
+            let warn = |docket: &mut Docket| warnings.into_iter().for_each(|warning| docket.warn(warning));
+            self.dockets.note(migration, begun, warn).await;
+        }
         tracing::info!(volumes = names.join(", "), %migration, host = %elsewhere.peer.name, "migration begun");
         self.migrations.get(&self.journal, migration)
     }
 
+    /// Looks ahead, as a dry run does: nothing is begun if something is in the way. Returns what the user should know.
+    async fn look_before(
+        self: &Arc<Self>,
+        session: &Session,
+        departing: &[Departing],
+        elsewhere: &Elsewhere,
+        order: &MigrateVolume,
+        company: Option<&Company>,
+    ) -> Result<Vec<String>, RequestError> {
+        let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
+        // The other host looks at the machine itself when its volumes have been offered.
+        let machine = company.map(|company| AheadMachine {
+            name: company.name.clone(),
+            downtime_max: company.downtime_max,
+            parcel: Vec::new(),
+        });
+        let asked = Thoroughness::BeforeOffer;
+        self.look_ahead(session, &records, elsewhere, order, machine.as_ref(), asked).await.into_result()
+    }
+
     /// Waits until there is a connection: nothing is begun with a host that is not there.
-    async fn reach(&self, session: &Session, peer: &Peer) -> Result<(), RequestError> {
+    pub(super) async fn reach(&self, session: &Session, peer: &Peer) -> Result<(), RequestError> {
         let connected = async {
             while !session.status().is_connected {
                 tokio::time::sleep(CONNECT_POLL).await;
@@ -188,7 +213,8 @@ impl Host {
         let host = elsewhere.peer.name.clone();
         let machine = company.as_ref().map(|company| OfferedMachine { name: company.name.clone() });
         let moves = if machine.is_some() { Moves::Machine } else { Moves::Volumes };
-        let offer = offer(&departing, &elsewhere.store, order, machine);
+        let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
+        let offer = offer(&records, &elsewhere.store, order, machine);
         let answered = tokio::time::timeout(ANSWER_MAX, self.peers.offer(session, migration, offer)).await;
         let acceptance = match answered {
             Ok(Ok(acceptance)) => acceptance,
@@ -325,13 +351,14 @@ fn forwarding(order: &MigrateVolume) -> Forwarding {
     if order.serve_here { Forwarding::Always } else { Forwarding::WhileConnected }
 }
 
-fn offer(
-    departing: &[Departing],
+/// What is offered to another host.
+pub(super) fn offer(
+    records: &[VolumeRecord],
     store: &str,
     order: &MigrateVolume,
     machine: Option<OfferedMachine>,
 ) -> Offer {
-    let volume = |Departing { record, .. }: &Departing| OfferedVolume {
+    let volume = |record: &VolumeRecord| OfferedVolume {
         volume: record.volume,
         name: record.name.clone(),
         size_bytes: record.size_bytes,
@@ -344,7 +371,7 @@ fn offer(
         },
     };
     Offer {
-        volumes: departing.iter().map(volume).collect(),
+        volumes: records.iter().map(volume).collect(),
         store: store.to_owned(),
         format: order.format.map(image_format),
         allocation: match order.allocation {

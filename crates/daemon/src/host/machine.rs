@@ -39,7 +39,7 @@ pub(super) const HANDOVER_MAX: Duration = Duration::from_secs(3);
 pub(super) struct Company {
     pub(super) name: String,
     parcel: Vec<u8>,
-    downtime_max: Duration,
+    pub(super) downtime_max: Duration,
     /// When it may run there, and over how many streams its memory goes, as it was ordered.
     memory: (Memory, Option<u8>),
 }
@@ -56,14 +56,7 @@ impl Host {
     ) -> Result<Migration, RequestError> {
         let known = self.vms.get(&name)?;
         let Some(elsewhere) = self.elsewhere(&order.to)? else {
-            let text = format!(
-                "a machine moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} \
-                 --to {}",
-                order.to,
-                known.volumes.first().map_or("VOLUME", String::as_str),
-                order.to
-            );
-            return Err(RequestError::Invalid(text));
+            return Err(not_to_a_store(&known.volumes, &order));
         };
         let machine = self.vms.machine(&name)?;
         check_order(&order)?;
@@ -73,7 +66,7 @@ impl Host {
         }
         let company = Company {
             parcel: self.parcel_of(&name, &known.volumes).await?,
-            downtime_max: order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis),
+            downtime_max: downtime_max(&order),
             memory: (order.memory, order.memory_streams),
             name,
         };
@@ -88,11 +81,7 @@ impl Host {
             departing.push(Departing { record, lane: self.volumes.lane(volume).await? });
         }
         if departing.is_empty() {
-            let text = format!(
-                "the machine \"{}\" has no volume, and a machine is where its volumes are: start it there",
-                company.name
-            );
-            return Err(RequestError::Invalid(text));
+            return Err(no_volumes(&company.name));
         }
         self.migrate_away(departing, elsewhere, order, Some(company)).await
     }
@@ -440,8 +429,33 @@ async fn terms(machine: &Machine, ordered: (Memory, Option<u8>), session: &Sessi
     Terms { side_streams: if can { side_streams } else { 0 }, post_copy: false }
 }
 
+/// A machine was to move to a store of this host.
+pub(super) fn not_to_a_store(volumes: &[String], order: &MigrateVolume) -> RequestError {
+    RequestError::Invalid(format!(
+        "a machine moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} --to {}",
+        order.to,
+        volumes.first().map_or("VOLUME", String::as_str),
+        order.to
+    ))
+}
+
+/// A machine was to move that has no volumes.
+pub(super) fn no_volumes(vm: &str) -> RequestError {
+    RequestError::Invalid(format!(
+        "the machine \"{vm}\" has no volume, and a machine is where its volumes are: start it there"
+    ))
+}
+
+/// How long a machine may stand still.
+pub(super) fn downtime_max(order: &MigrateVolume) -> Duration {
+    order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis)
+}
+
 /// Looks whether a machine can be moved as it is now.
-async fn check_movable(name: &str, machine: &Machine) -> Result<(), RequestError> {
+///
+/// # Errors
+/// [`RequestError::MachineUnmovable`], with all that keeps it.
+pub(super) async fn check_movable(name: &str, machine: &Machine) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
     let silent = |error: hypervisor::qemu::MachineError| unmovable(error.to_string());
     match machine.status().await.map_err(silent)? {

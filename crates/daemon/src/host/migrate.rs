@@ -54,15 +54,7 @@ impl Host {
             let lane = self.volumes.lane(&name).await?;
             return self.migrate_away(vec![Departing { record, lane }], elsewhere, order, None).await;
         }
-        if record.image.store == order.to {
-            return Err(RequestError::SameStore { volume: name, store: order.to });
-        }
-        if order.serve_here {
-            let text =
-                "every client is served here after a move between stores of one host; leave --serve-here out";
-            return Err(RequestError::Invalid(text.to_owned()));
-        }
-        self.stores.get(&order.to)?;
+        self.check_move_here(&record, &order)?;
         let lane = self.volumes.lane(&name).await?;
         let target = self.reserve_target(&record, &order).await?;
         let migration = self.record_start(&record, &target, &order).await?;
@@ -74,6 +66,26 @@ impl Host {
         }
         tracing::info!(volume = %name, %migration, target = %order.to, "migration begun");
         self.migrations.get(&self.journal, migration)
+    }
+
+    /// Refuses what cannot be meant by a move to a store of this host.
+    ///
+    /// # Errors
+    /// [`RequestError::SameStore`], [`RequestError::Invalid`], [`RequestError::StoreNotFound`].
+    pub(super) fn check_move_here(
+        &self,
+        record: &VolumeRecord,
+        order: &MigrateVolume,
+    ) -> Result<(), RequestError> {
+        if record.image.store == order.to {
+            return Err(RequestError::SameStore { volume: record.name.clone(), store: order.to.clone() });
+        }
+        if order.serve_here {
+            let text =
+                "every client is served here after a move between stores of one host; leave --serve-here out";
+            return Err(RequestError::Invalid(text.to_owned()));
+        }
+        self.stores.get(&order.to).map(drop)
     }
 
     /// Notes that the other host has an old image to begin with, and what the volumes hold: what was sent is compared
@@ -169,6 +181,20 @@ impl Host {
         record: &VolumeRecord,
         order: &MigrateVolume,
     ) -> Result<Reserved, RequestError> {
+        let wanted = self.wanted_here(record, order).await?;
+        let copied = record.clone();
+        self.reserve(wanted, move || allocated_bytes(&copied)).await
+    }
+
+    /// The image that is wanted of a volume in another store of this host.
+    ///
+    /// # Errors
+    /// [`RequestError`]: its chain cannot be kept.
+    pub(super) async fn wanted_here(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        order: &MigrateVolume,
+    ) -> Result<Wanted, RequestError> {
         let chain = match order.keep_chain {
             false => None,
             true => {
@@ -177,7 +203,7 @@ impl Host {
             }
         };
         let kept_format = chain.is_some().then_some(ImageFormat::Qcow2);
-        let wanted = Wanted {
+        Ok(Wanted {
             store: order.to.clone(),
             volume: record.name.clone(),
             format: order.format.map(image_format).or(kept_format),
@@ -185,9 +211,7 @@ impl Host {
             allocation: order.allocation,
             size_bytes: record.size_bytes,
             chain,
-        };
-        let copied = record.clone();
-        self.reserve(wanted, move || allocated_bytes(&copied)).await
+        })
     }
 
     /// Makes the start durable; the target's file goes again if that fails for certain.
@@ -281,7 +305,7 @@ impl Host {
 }
 
 /// Bytes that a copy of the volume will need, about; 0 if nobody can tell.
-fn allocated_bytes(record: &VolumeRecord) -> Result<u64, RequestError> {
+pub(super) fn allocated_bytes(record: &VolumeRecord) -> Result<u64, RequestError> {
     let Some(path) = record.image.place.file().map(Path::new) else { return Ok(0) };
     // What a qcow2 image stands on is not counted: its lane has it open, and it may be shared with others.
     let allocated =

@@ -281,7 +281,7 @@ impl Host {
     }
 
     /// What an order needs, as far as that can be seen at once.
-    fn wish(&self, docket: &Docket, order: &MigrateVolume) -> Result<Wish, RequestError> {
+    pub(super) fn wish(&self, docket: &Docket, order: &MigrateVolume) -> Result<Wish, RequestError> {
         let names = match self.vms.get(&docket.name) {
             Ok(vm) => vm.volumes.clone(),
             Err(_) => vec![docket.name.clone()],
@@ -316,7 +316,7 @@ impl Host {
     }
 
     /// What would be refused at its turn, and can be seen now, is refused now.
-    fn check_patience(&self, wish: &Wish) -> Result<(), RequestError> {
+    pub(super) fn check_patience(&self, wish: &Wish) -> Result<(), RequestError> {
         if self.queue.is_full() {
             return Err(RequestError::QueueFull { waiting: WAITING_MAX });
         }

@@ -44,6 +44,14 @@ pub(super) struct Reserved {
     _claim: StoreClaim,
 }
 
+/// Where an image would be.
+pub(super) struct Looked {
+    /// Where exactly.
+    pub location: ImageLocation,
+    /// How much of its space would be taken at once.
+    pub allocation: Allocation,
+}
+
 impl Host {
     /// Checks the target and takes it: its file is made, empty, or its device or export claimed.
     ///
@@ -58,23 +66,12 @@ impl Host {
     ) -> Result<Reserved, RequestError> {
         let host = Arc::clone(self);
         blocking(move || {
-            let store = host.stores.get(&wanted.store)?;
-            store.require()?;
-            let location = store.image_of(&wanted.volume, wanted.format, wanted.otherwise)?;
-            let claim = host.journal.read(|state| store.claim(state))?;
-            let allocation = allocation(&wanted, &location.place)?;
+            let (claim, Looked { location, allocation }) = host.look_at_place(&wanted, thin_bytes)?;
             let chain = wanted.chain;
             let Some(path) = location.place.file().map(PathBuf::from) else {
                 // The size is seen when it is opened, before anything is copied.
                 return Ok(Reserved { location, allocation, chain, file: None, _claim: claim });
             };
-            if path.symlink_metadata().is_ok() {
-                return Err(RequestError::TargetExists { path });
-            }
-            store.require_space(match allocation {
-                Allocation::Thick => wanted.size_bytes,
-                Allocation::Thin => thin_bytes()?,
-            })?;
             match images::reserve(&path) {
                 Ok(Some(file)) => {
                     Ok(Reserved { location, allocation, chain, file: Some((path, file)), _claim: claim })
@@ -84,6 +81,34 @@ impl Host {
             }
         })
         .await
+    }
+
+    /// Looks whether the target could be taken, and where it would be; the claim keeps others from a store that takes one
+    /// volume. May sleep.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(super) fn look_at_place(
+        &self,
+        wanted: &Wanted,
+        thin_bytes: impl FnOnce() -> Result<u64, RequestError>,
+    ) -> Result<(StoreClaim, Looked), RequestError> {
+        let store = self.stores.get(&wanted.store)?;
+        store.require()?;
+        let location = store.image_of(&wanted.volume, wanted.format, wanted.otherwise)?;
+        let claim = self.journal.read(|state| store.claim(state))?;
+        let allocation = allocation(wanted, &location.place)?;
+        if let Some(path) = location.place.file() {
+            let path = PathBuf::from(path);
+            if path.symlink_metadata().is_ok() {
+                return Err(RequestError::TargetExists { path });
+            }
+            store.require_space(match allocation {
+                Allocation::Thick => wanted.size_bytes,
+                Allocation::Thin => thin_bytes()?,
+            })?;
+        }
+        Ok((claim, Looked { location, allocation }))
     }
 }
 

@@ -6,7 +6,7 @@ use migration::journal::ImageLocation;
 use migration::{MigrationId, VolumeId};
 use proptest::prelude::*;
 
-use super::{Need, Obstacle, Queue, Turn, UnderWay, Wish, Withdrawal, judge};
+use super::{Need, Obstacle, Outlook, Queue, Turn, UnderWay, Wish, Withdrawal, judge};
 use crate::config::QueueLimits;
 use crate::migrations::queued;
 
@@ -82,6 +82,10 @@ fn those_that_wait_begin_in_order_keep_their_numbers_and_can_be_withdrawn() {
         assert!(queue.join(MigrationId(id), wish(volume, "ab")));
     }
     assert!(matches!(queue.ask(&wish(2, "cd"), busy), Turn::Waits(MigrationId(5))));
+    assert!(matches!(queue.outlook(&wish(2, "cd"), busy), Outlook::Waits(MigrationId(5))));
+    let Outlook::Later(place) = queue.outlook(&wish(7, "ab"), busy) else { panic!("it would wait") };
+    assert_eq!((place.place, place.waiting), (4, 4));
+    assert!(matches!(queue.outlook(&wish(7, "ab"), busy), Outlook::Later(_)), "nothing is left of the first");
     assert_eq!((queue.next_free(), queue.of(VolumeId([3; 16]))), (7, Some(MigrationId(6))));
     let place = queue.show(MigrationId(6), busy).unwrap().queue.unwrap();
     assert_eq!((place.place, place.waiting), (3, 3));

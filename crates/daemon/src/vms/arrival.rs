@@ -17,7 +17,7 @@ use hypervisor::qemu::Machine;
 use super::catalogue::{Fate, Record, Standing};
 use super::needs::Needs;
 use super::parcel::{self, Parcel};
-use super::{Alive, Definition, Life, VmError, Vms, probe};
+use super::{Alive, Definition, Life, VmError, Vms, listening, probe};
 use crate::journal::now_unix_ms;
 use crate::moving::Terms;
 use crate::sockets::SocketFolder;
@@ -65,6 +65,36 @@ impl Vms {
         .await
     }
 
+    /// What another host is told of a machine to look whether it could run it: as [`Self::definition`], of a definition that
+    /// is not kept here if `text` says one, and without its files, which are only looked at.
+    ///
+    /// # Errors
+    /// [`VmError`]: a file of it cannot be read, or they are too large.
+    pub(crate) async fn announcement(
+        self: &Arc<Self>,
+        name: &str,
+        text: Option<String>,
+        machine: &Machine,
+        volumes: Vec<(String, u64)>,
+    ) -> Result<Vec<u8>, VmError> {
+        let (text, is_kept) = match text {
+            Some(text) => (text, false),
+            None => (self.get(name)?.definition, true),
+        };
+        let definition = Definition::parse(&text)?;
+        let needs = Some(Needs::of(machine, &definition.command_anywhere(), volumes).await);
+        let (folder, name) = (self.machine_folder(name), name.to_owned());
+        blocking(move || {
+            let files = definition.files();
+            let here = files.iter().map(|(file, path)| {
+                (file.clone(), if is_kept { parcel::file(&folder, file) } else { path.clone() })
+            });
+            parcel::read_files(&here.collect())?;
+            Ok(Parcel { name, definition: text, files: Vec::new(), needs }.encode()?)
+        })
+        .await
+    }
+
     /// The volumes of a machine that came as these bytes, and its name.
     ///
     /// # Errors
@@ -99,6 +129,8 @@ impl Vms {
         faults.extend(probe::missing_files(&command).into_iter().map(|file| {
             format!("{file}: that file is not there; put it there, or leave it out of the machine")
         }));
+        let listens = blocking(move || Ok(listening::taken(&command)));
+        faults.extend(listens.await.map_err(told)?);
         match found.agree(wished) {
             Ok(terms) if faults.is_empty() => Ok((needs.volumes, terms)),
             agreed => {

@@ -10,6 +10,7 @@ use super::opening::{
     Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
     OfferedVolume, Refusal, RefusalCode, Sharing,
 };
+use super::survey_forms::{SurveyForm, SurveyedForm};
 use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{Forwarding, ImageFormat};
@@ -33,6 +34,8 @@ pub(super) enum Form {
     Discarded { migration: u64, left_over: String },
     Unknown { migration: u64 },
     TakenByForce { migration: u64, generations: Generations },
+    Survey { question: u64, survey: SurveyForm },
+    Surveyed { question: u64, surveyed: SurveyedForm },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -118,20 +121,7 @@ impl Form {
     /// Tells whether lists and texts keep to their limits.
     pub(super) fn check(&self) -> Result<(), WireError> {
         match self {
-            Self::Open { offer, .. } => {
-                at_most(offer.volumes.len(), VOLUMES_MAX, "volumes")?;
-                at_most(offer.store.len(), NAME_BYTES_MAX, "bytes of a name")?;
-                offer.volumes.iter().try_for_each(|volume| {
-                    at_most(volume.name.len(), NAME_BYTES_MAX, "bytes of a name")?;
-                    // A block size is a power of two, and a volume is not empty.
-                    let fits = volume.block_size_bytes.is_power_of_two() && volume.size_bytes > 0;
-                    if fits { Ok(()) } else { Err(WireError::Malformed) }
-                })?;
-                offer
-                    .machine
-                    .iter()
-                    .try_for_each(|name| at_most(name.len(), NAME_BYTES_MAX, "bytes of a name"))
-            }
+            Self::Open { offer, .. } => offer.check(),
             Self::Accepted { volumes, .. } => {
                 at_most(volumes.len(), VOLUMES_MAX, "volumes")?;
                 volumes.iter().try_for_each(|volume| {
@@ -158,11 +148,36 @@ impl Form {
             Self::Commit { generations, .. } | Self::TakenByForce { generations, .. } => {
                 at_most(generations.len(), VOLUMES_MAX, "volumes")
             }
+            Self::Survey { survey, .. } => {
+                survey.offer.check()?;
+                survey.check()
+            }
+            Self::Surveyed { surveyed, .. } => surveyed.check(),
             Self::Discarded { left_over, .. } => {
                 at_most(left_over.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl OfferForm {
+    /// How many volumes are offered.
+    pub(super) fn volume_count(&self) -> usize {
+        self.volumes.len()
+    }
+
+    /// Tells whether lists and texts keep to their limits.
+    fn check(&self) -> Result<(), WireError> {
+        at_most(self.volumes.len(), VOLUMES_MAX, "volumes")?;
+        at_most(self.store.len(), NAME_BYTES_MAX, "bytes of a name")?;
+        self.volumes.iter().try_for_each(|volume| {
+            at_most(volume.name.len(), NAME_BYTES_MAX, "bytes of a name")?;
+            // A block size is a power of two, and a volume is not empty.
+            let fits = volume.block_size_bytes.is_power_of_two() && volume.size_bytes > 0;
+            if fits { Ok(()) } else { Err(WireError::Malformed) }
+        })?;
+        self.machine.iter().try_for_each(|name| at_most(name.len(), NAME_BYTES_MAX, "bytes of a name"))
     }
 }
 
@@ -180,6 +195,10 @@ impl From<Message> for Form {
                 code: refusal.code.into(),
                 detail: cut(refusal.detail),
             },
+            Message::Survey { question, survey } => Self::Survey { question, survey: survey.into() },
+            Message::Surveyed { question, surveyed } => {
+                Self::Surveyed { question, surveyed: surveyed.into() }
+            }
             Message::ToTarget { migration: MigrationId(migration), message } => match message {
                 ToTarget::Prepare(Attempt(attempt)) => Self::Prepare { migration, attempt },
                 ToTarget::Abort(Attempt(attempt)) => Self::Abort { migration, attempt },
@@ -226,6 +245,8 @@ impl From<Form> for Message {
                 let refusal = Refusal { code: code.into(), detail };
                 Self::Refused { migration: MigrationId(migration), refusal }
             }
+            Form::Survey { question, survey } => Self::Survey { question, survey: survey.into() },
+            Form::Surveyed { question, surveyed } => Self::Surveyed { question, surveyed: surveyed.into() },
             Form::Prepare { migration, attempt } => to_target(migration, ToTarget::Prepare(Attempt(attempt))),
             Form::Abort { migration, attempt } => to_target(migration, ToTarget::Abort(Attempt(attempt))),
             Form::Commit { migration, attempt, generations } => {
@@ -334,7 +355,7 @@ impl From<AcceptedForm> for AcceptedVolume {
     }
 }
 
-fn at_most(count: usize, count_max: usize, what: &'static str) -> Result<(), WireError> {
+pub(super) fn at_most(count: usize, count_max: usize, what: &'static str) -> Result<(), WireError> {
     if count <= count_max { Ok(()) } else { Err(WireError::TooMany { what }) }
 }
 
@@ -347,7 +368,7 @@ fn named(generations: Generations) -> Vec<(VolumeId, Generation)> {
 }
 
 /// Cuts a text for people where it is too long, between two characters.
-fn cut(mut text: String) -> String {
+pub(super) fn cut(mut text: String) -> String {
     let mut end = text.len().min(DETAIL_BYTES_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -1,4 +1,4 @@
-//! `sterna migrate`: begins a migration and, unless told otherwise, waits for its end.
+//! `sterna migrate`: begins a migration and, unless told otherwise, waits for its end; or says what it would do.
 
 use api::{Allocation, Client, ClientError, ErrorCode, MigrateVolume, Migration};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -33,6 +33,11 @@ pub(super) async fn run(
         memory_streams: order.memory_streams.0,
         memory: order.memory.into(),
     };
+    if order.dry_run {
+        let plan = client.plan_migration(&order.name, &request).await?;
+        output::print(format, &plan, output::plan)?;
+        return Ok(if plan.can_begin { Exit::Success } else { Exit::Refused });
+    }
     if request.memory == api::Memory::PostCopy && matches!(format, Format::Text) {
         Display::for_people(format).say(POST_COPY_PRICE);
     }

@@ -1,0 +1,422 @@
+//! A dry run: what a migration would do, and everything that would be in its way. Nothing is begun, and nothing is left.
+//!
+//! ```text
+//!   order ──► who moves ──► turn, volumes, machine ──┬─ a store here ──► its place
+//!                                                    └─ another host ──► ahead.rs, both sides
+//!          ──► refusals, warnings, bytes, links, time
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{
+    ErrorDetail, MigrateVolume, MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin,
+};
+use hypervisor::qemu::Machine;
+use migration::journal::VolumeRecord;
+use migration::wire::Surveyed;
+use transport::Session;
+
+use super::adopted::derived;
+use super::ahead::{AheadMachine, Thoroughness, milliseconds};
+use super::leave::Elsewhere;
+use super::machine::{check_movable, downtime_max, no_volumes, not_to_a_store};
+use super::migrate::allocated_bytes;
+use super::queue::check_rate;
+use super::{Host, blocking};
+use crate::dockets::Docket;
+use crate::error::RequestError;
+use crate::migrations::image_location;
+use crate::queue::Outlook;
+use crate::vms::{Adopted, VmError};
+
+/// What the machine of a dry run is.
+enum Company {
+    /// One that Sterna runs.
+    Ours(Arc<Machine>),
+    /// One whose disks were adopted, and what would stay behind of it.
+    Adopted(Arc<Machine>, String),
+}
+
+impl Host {
+    /// Says what a migration would do.
+    ///
+    /// # Errors
+    /// What is named does not exist: there is nothing to say then. Everything else is in the plan.
+    pub(crate) async fn plan_migration(
+        self: Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+    ) -> Result<MigrationPlan, RequestError> {
+        let elsewhere = self.elsewhere(&order.to)?;
+        let adopted = self.adoptions()?.get(&name).filter(|_| elsewhere.is_some());
+        let ours = self.vms.get(&name).ok().filter(|_| adopted.is_none());
+        let names = match (&ours, &adopted) {
+            (Some(known), _) => known.volumes.clone(),
+            (_, Some(adopted)) => adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
+            (None, None) => vec![name.clone()],
+        };
+        let records: Vec<VolumeRecord> =
+            names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
+        let mut plan = sketch(&name, &records);
+        check_rate(&order).unwrap_or_else(|error| plan.refuse(&error));
+        self.plan_turn(&name, &order, &mut plan);
+        self.plan_volumes(&records, &mut plan).await;
+        match elsewhere {
+            None if ours.is_some() => plan.refuse(&not_to_a_store(&names, &order)),
+            None => self.plan_here(&records, &order, &mut plan).await,
+            Some(elsewhere) => {
+                let company = match (ours.is_some(), adopted) {
+                    (true, _) => self.plan_machine(&name, &mut plan).await,
+                    (false, Some(adopted)) => self.plan_adopted(&adopted, &mut plan).await,
+                    (false, None) => None,
+                };
+                let wants_company = ours.is_some() || company.is_some();
+                self.plan_away(&records, elsewhere, &order, company, &mut plan).await;
+                if wants_company && records.is_empty() {
+                    plan.refuse(&no_volumes(&name));
+                }
+            }
+        }
+        plan.estimate(&order);
+        plan.can_begin = plan.refusals.is_empty();
+        Ok(plan)
+    }
+
+    /// Whether it would have to wait.
+    fn plan_turn(&self, name: &str, order: &MigrateVolume, plan: &mut MigrationPlan) {
+        let docket = Docket { name: name.to_owned(), ..Docket::default() };
+        let Ok(wish) = self.wish(&docket, order) else { return };
+        match self.queue.outlook(&wish, || self.migrations.under_way(&self.journal)) {
+            Outlook::Now => {}
+            Outlook::Waits(migration) => {
+                plan.refuse(&RequestError::AlreadyMigrating { volume: name.to_owned(), migration });
+            }
+            Outlook::Later(place) => {
+                if let Err(error) = self.check_patience(&wish) {
+                    plan.refuse(&error);
+                }
+                plan.queue = Some(place);
+            }
+        }
+    }
+
+    /// Whether the volumes are at hand, and what they hold.
+    async fn plan_volumes(self: &Arc<Self>, records: &[VolumeRecord], plan: &mut MigrationPlan) {
+        for record in records {
+            let (volume, name) = (record.volume, &record.name);
+            let at_hand = match (self.migrations.running_of(volume), self.volumes.claim(name)) {
+                (Some(migration), _) => {
+                    Err(RequestError::AlreadyMigrating { volume: name.clone(), migration })
+                }
+                (None, Err(error)) => Err(error),
+                // Given back at once.
+                (None, Ok(claim)) => {
+                    drop(claim);
+                    self.volumes.lane(name).await.map(drop)
+                }
+            };
+            at_hand.unwrap_or_else(|error| plan.refuse(&error));
+        }
+        let held = self.held_bytes(records).await;
+        for (planned, held) in plan.volumes.iter_mut().zip(held) {
+            planned.held_bytes = held;
+        }
+    }
+
+    async fn plan_machine(self: &Arc<Self>, name: &str, plan: &mut MigrationPlan) -> Option<Company> {
+        let looked = async {
+            drop(self.vms.operate(name)?);
+            let machine = self.vms.machine(name)?;
+            check_movable(name, &machine).await?;
+            Ok::<_, RequestError>(machine)
+        };
+        looked.await.map(Company::Ours).map_err(|error| plan.refuse(&error)).ok()
+    }
+
+    async fn plan_adopted(self: &Arc<Self>, adopted: &Adopted, plan: &mut MigrationPlan) -> Option<Company> {
+        let name = &adopted.name;
+        let looked = async {
+            let machine = Machine::connect(&adopted.monitor).await.map_err(VmError::of(name))?;
+            let derived = derived(adopted, &machine).await?;
+            check_movable(name, &machine).await?;
+            Ok::<_, RequestError>((machine, derived))
+        };
+        match looked.await {
+            Ok((machine, derived)) => {
+                let stays = derived.left_behind.iter().map(|what| format!("stays behind: {what}"));
+                plan.warnings.extend(stays);
+                Some(Company::Adopted(Arc::new(machine), derived.text))
+            }
+            Err(error) => {
+                plan.refuse(&error);
+                None
+            }
+        }
+    }
+
+    async fn plan_here(
+        self: &Arc<Self>,
+        records: &[VolumeRecord],
+        order: &MigrateVolume,
+        plan: &mut MigrationPlan,
+    ) {
+        for (record, planned) in records.iter().zip(0..) {
+            let looked = async {
+                self.check_move_here(record, order)?;
+                let wanted = self.wanted_here(record, order).await?;
+                let (host, copied) = (Arc::clone(self), record.clone());
+                blocking(move || {
+                    let (claim, looked) = host.look_at_place(&wanted, || allocated_bytes(&copied))?;
+                    drop(claim);
+                    let space = host.stores.get(&wanted.store)?.space().ok().flatten();
+                    Ok((looked.location, space.map(|space| space.free)))
+                })
+                .await
+            };
+            match looked.await {
+                Ok((location, free)) => plan.place(planned, image_location(&location), free),
+                Err(error) => plan.refuse(&error),
+            }
+        }
+        plan.warn_of_source(order);
+    }
+
+    async fn plan_away(
+        self: &Arc<Self>,
+        records: &[VolumeRecord],
+        elsewhere: Elsewhere,
+        order: &MigrateVolume,
+        company: Option<Company>,
+        plan: &mut MigrationPlan,
+    ) {
+        plan.host = Some(elsewhere.peer.name.clone());
+        check_order_elsewhere(order).unwrap_or_else(|error| plan.refuse(&error));
+        let session = match self.hosts.session(&elsewhere.peer) {
+            Ok(session) => session,
+            Err(error) => return plan.refuse(&error.into()),
+        };
+        if let Err(error) = self.reach(&session, &elsewhere.peer).await {
+            return plan.refuse(&error);
+        }
+        let machine = match company {
+            None => None,
+            Some(company) => self.plan_company(company, order, plan).await,
+        };
+        let thorough = Thoroughness::DryRun;
+        let ahead = self.look_ahead(&session, records, &elsewhere, order, machine.as_ref(), thorough).await;
+        for refusal in &ahead.refusals {
+            plan.refuse(refusal);
+        }
+        plan.warnings.extend(ahead.warnings);
+        if let Some(machine) = &mut plan.machine {
+            machine.least_downtime_ms = ahead.stand_min.map(milliseconds);
+        }
+        for surveyed in ahead.surveyed.iter() {
+            plan.place_there(&elsewhere.peer.name, records, surveyed);
+        }
+        plan.add_links(&session);
+        self.plan_rate(&elsewhere, plan);
+        plan.warn_of_source(order);
+        self.warn_of_clients(records, plan).await;
+    }
+
+    /// What the other host must know of the machine.
+    async fn plan_company(
+        self: &Arc<Self>,
+        company: Company,
+        order: &MigrateVolume,
+        plan: &mut MigrationPlan,
+    ) -> Option<AheadMachine> {
+        let name = plan.name.clone();
+        let (machine, text) = match company {
+            Company::Ours(machine) => (machine, None),
+            Company::Adopted(machine, text) => (machine, Some(text)),
+        };
+        let held = plan.volumes.iter().map(|volume| (volume.name.clone(), volume.held_bytes)).collect();
+        plan.machine = Some(PlannedMachine {
+            name: name.clone(),
+            memory_bytes: machine.memory_bytes().await.ok(),
+            max_downtime_ms: u64::try_from(downtime_max(order).as_millis()).unwrap_or(u64::MAX),
+            least_downtime_ms: None,
+        });
+        let downtime_max = downtime_max(order);
+        match self.vms.announcement(&name, text, &machine, held).await {
+            Ok(parcel) => Some(AheadMachine { name, downtime_max, parcel }),
+            Err(error) => {
+                plan.refuse(&error.into());
+                None
+            }
+        }
+    }
+
+    /// How fast the links are: as they were measured, or as somebody has said.
+    fn plan_rate(&self, elsewhere: &Elsewhere, plan: &mut MigrationPlan) {
+        let measured: Option<u64> = plan.links.iter().map(|link| link.bytes_per_second).sum();
+        let stated = |links: &[transport::Link]| {
+            let speeds: Option<u64> = links.iter().map(|link| link.speed_bits_per_second).sum();
+            speeds.filter(|speed| *speed > 0)
+        };
+        let ends = [stated(&self.config.hosts.links), stated(&elsewhere.peer.links)];
+        let stated = ends.into_iter().flatten().min().map(|bits| bits / 8);
+        (plan.bytes_per_second, plan.rate) = match (measured.filter(|rate| *rate > 0), stated) {
+            (Some(rate), _) => (Some(rate), Some(RateOrigin::Measured)),
+            (None, Some(rate)) => (Some(rate), Some(RateOrigin::Stated)),
+            (None, None) => (None, None),
+        };
+    }
+
+    /// Clients that stay connected pay for it.
+    async fn warn_of_clients(&self, records: &[VolumeRecord], plan: &mut MigrationPlan) {
+        if plan.machine.is_some() {
+            return;
+        }
+        let round_trip_us = plan.links.iter().filter_map(|link| link.round_trip_us).max();
+        let Some(round_trip_us) = round_trip_us else { return };
+        for record in records {
+            let Ok(volume) = self.describe_volume(&record.name).await else { continue };
+            let connections = volume.statistics.map_or(0, |statistics| statistics.connections);
+            if connections > 0 {
+                plan.warnings.push(format!(
+                    "{connections} clients of \"{}\" that stay connected here are served from the other host afterwards: each \
+                     of their requests takes {:.1} ms longer",
+                    record.name,
+                    round_trip_us as f64 / 1000.0
+                ));
+            }
+        }
+    }
+}
+
+/// What is not done between hosts.
+///
+/// # Errors
+/// [`RequestError::Invalid`].
+pub(super) fn check_order_elsewhere(order: &MigrateVolume) -> Result<(), RequestError> {
+    match order.keep_chain {
+        false => Ok(()),
+        true => {
+            let text = "a chain cannot be kept at another host; leave --keep-chain out";
+            Err(RequestError::Invalid(text.to_owned()))
+        }
+    }
+}
+
+fn sketch(name: &str, records: &[VolumeRecord]) -> MigrationPlan {
+    let volume = |record: &VolumeRecord| PlannedVolume {
+        name: record.name.clone(),
+        size_bytes: record.size_bytes,
+        held_bytes: record.size_bytes,
+        source: image_location(&record.image),
+        target: None,
+        free_bytes: None,
+        replica: false,
+    };
+    MigrationPlan {
+        name: name.to_owned(),
+        can_begin: false,
+        refusals: Vec::new(),
+        warnings: Vec::new(),
+        host: None,
+        volumes: records.iter().map(volume).collect(),
+        machine: None,
+        bytes_max: 0,
+        links: Vec::new(),
+        bytes_per_second: None,
+        rate: None,
+        seconds: None,
+        queue: None,
+    }
+}
+
+/// What a plan gets from what is found.
+trait Draw {
+    fn refuse(&mut self, error: &RequestError);
+    fn place(&mut self, volume: usize, target: api::ImageLocation, free_bytes: Option<u64>);
+    fn place_there(&mut self, host: &str, records: &[VolumeRecord], surveyed: &Surveyed);
+    fn add_links(&mut self, session: &Session);
+    fn warn_of_source(&mut self, order: &MigrateVolume);
+    fn estimate(&mut self, order: &MigrateVolume);
+}
+
+impl Draw for MigrationPlan {
+    fn refuse(&mut self, error: &RequestError) {
+        let refusal = ErrorDetail { code: error.code(), message: error.message() };
+        // The same thing may be seen on two ways.
+        if !self.refusals.contains(&refusal) {
+            self.refusals.push(refusal);
+        }
+    }
+
+    fn place(&mut self, volume: usize, target: api::ImageLocation, free_bytes: Option<u64>) {
+        if let Some(planned) = self.volumes.get_mut(volume) {
+            (planned.target, planned.free_bytes) = (Some(target), free_bytes);
+        }
+    }
+
+    fn place_there(&mut self, host: &str, records: &[VolumeRecord], surveyed: &Surveyed) {
+        for place in &surveyed.places {
+            let found = records.iter().position(|record| record.volume == place.volume);
+            let Some(planned) = found.and_then(|volume| self.volumes.get_mut(volume)) else { continue };
+            planned.target = Some(api::ImageLocation {
+                store: Some(format!("{host}:{}", place.store)),
+                image: place.place.clone(),
+                kind: match place.place.as_str() {
+                    device if device.starts_with("/dev/") => api::ImageKind::Device,
+                    file if file.starts_with('/') => api::ImageKind::File,
+                    _ => api::ImageKind::Nbd,
+                },
+                format: match place.format {
+                    migration::journal::ImageFormat::Raw => api::ImageFormat::Raw,
+                    migration::journal::ImageFormat::Qcow2 => api::ImageFormat::Qcow2,
+                },
+            });
+            planned.free_bytes = place.free_bytes;
+            planned.replica = place.has_replica;
+        }
+    }
+
+    fn add_links(&mut self, session: &Session) {
+        let up = session.status().connections.into_iter().filter(|connection| connection.is_up);
+        self.links = up
+            .map(|connection| PlannedLink {
+                local: connection.local,
+                remote: connection.remote,
+                round_trip_us: connection.round_trip.map(microseconds),
+                bytes_per_second: connection.bytes_per_second,
+            })
+            .collect();
+    }
+
+    fn warn_of_source(&mut self, order: &MigrateVolume) {
+        for volume in &self.volumes {
+            let (name, image) = (&volume.name, &volume.source.image);
+            match volume.source.kind {
+                api::ImageKind::File if order.keep_source => self.warnings.push(format!(
+                    "the old image of \"{name}\" is kept, and keeps {} bytes of its store",
+                    volume.held_bytes
+                )),
+                api::ImageKind::File => {}
+                api::ImageKind::Device | api::ImageKind::Nbd => self.warnings.push(format!(
+                    "{image} still holds the old copy of \"{name}\" afterwards, and is fenced"
+                )),
+            }
+        }
+    }
+
+    fn estimate(&mut self, order: &MigrateVolume) {
+        let volumes: u64 = self.volumes.iter().map(|volume| volume.held_bytes).sum();
+        let memory = self.machine.as_ref().and_then(|machine| machine.memory_bytes).unwrap_or(0);
+        self.bytes_max = volumes.saturating_add(memory);
+        if let Some(ordered) = order.bandwidth_bytes_per_second.filter(|rate| *rate > 0)
+            && self.bytes_per_second.is_none_or(|rate| ordered < rate)
+        {
+            (self.bytes_per_second, self.rate) = (Some(ordered), Some(RateOrigin::Ordered));
+        }
+        self.seconds = self.bytes_per_second.map(|rate| self.bytes_max as f64 / rate as f64);
+    }
+}
+
+fn microseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

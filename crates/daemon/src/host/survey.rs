@@ -1,0 +1,141 @@
+//! What this host would say to an offer: everything that is in the way, and where the images would be. Nothing is taken.
+//!
+//! ```text
+//!   names ─ stores ─ space ─► the machine: QEMU, processor, memory, files, ports ─► hooks ─► refusals, warnings, places
+//! ```
+//! The same looks are taken when a migration is offered ([`super::arrive`]), when the first that fails ends it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use migration::journal::{ImageFormat, Place};
+use migration::wire::{
+    Allocation, Offer, OfferedVolume, Refusal, RefusalCode, Survey, Surveyed, SurveyedPlace,
+};
+
+use super::leave::refusal;
+use super::reserve::Wanted;
+use super::{Host, blocking};
+use crate::error::{RequestError, with_causes};
+use crate::moving::Terms;
+use crate::names;
+use crate::peers::channel::VOLUMES_MAX;
+use crate::replicas::{self, is_replica};
+
+impl Host {
+    /// Looks at everything that an offer would need here.
+    pub(crate) async fn survey(self: &Arc<Self>, survey: Survey) -> Surveyed {
+        let Survey { offer, held_bytes, machine } = survey;
+        // Each starts a QEMU and looks at stores: as many at a time as for descriptions.
+        let _permit = Arc::clone(&self.looks).acquire_owned().await;
+        let mut found = Surveyed { refusals: Vec::new(), warnings: Vec::new(), places: Vec::new() };
+        if !(1..=VOLUMES_MAX).contains(&offer.volumes.len()) {
+            let detail =
+                format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());
+            found.refusals.push(Refusal { code: RefusalCode::Unsuitable, detail });
+            return found;
+        }
+        if let Some(name) = offer.machine.as_ref().map(|machine| &machine.name)
+            && let Err(error) = self.check_machine_name(name)
+        {
+            found.refusals.push(refusal(&error));
+        }
+        let mut needed = BTreeMap::<String, u64>::new();
+        for (offered, held) in offer.volumes.iter().zip(held_bytes) {
+            match self.look_for_room(&offer, offered).await {
+                Ok(place) => {
+                    let bytes = match offer.allocation {
+                        Allocation::Thick => offered.size_bytes,
+                        // What it lacks nobody knows yet.
+                        Allocation::Thin if place.has_replica => 0,
+                        Allocation::Thin => held,
+                    };
+                    *needed.entry(place.store.clone()).or_default() += bytes;
+                    found.places.push(place);
+                }
+                Err(error) => found.refusals.push(refusal(&error)),
+            }
+        }
+        let host = Arc::clone(self);
+        let has_room = blocking(move || {
+            needed.into_iter().try_for_each(|(store, bytes)| host.stores.get(&store)?.require_space(bytes))
+        });
+        found.refusals.extend(has_room.await.err().as_ref().map(refusal));
+        if !machine.is_empty()
+            && let Err(detail) = self.vms.examine(&machine, Terms::default()).await
+        {
+            found.refusals.push(Refusal { code: RefusalCode::Unsuitable, detail });
+        }
+        let hooks = self.config.hooks.clone();
+        let problems = blocking(move || Ok((hooks.before_problem(), hooks.after_problem())));
+        if let Ok((before, after)) = problems.await {
+            found.refusals.extend(before.map(|detail| Refusal { code: RefusalCode::Unsuitable, detail }));
+            found.warnings.extend(after);
+        }
+        found
+    }
+
+    /// Where the image of a volume would be; its name is free, and its store can be used.
+    async fn look_for_room(
+        self: &Arc<Self>,
+        offer: &Offer,
+        offered: &OfferedVolume,
+    ) -> Result<SurveyedPlace, RequestError> {
+        let name = offered.name.clone();
+        names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
+        self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
+        // Given back at once.
+        drop(self.claim_when_free(&name, offered.volume).await?);
+        let wanted = self.wanted(offer, offered)?;
+        let (host, volume) = (Arc::clone(self), offered.volume);
+        blocking(move || {
+            let (claim, looked) = host.look_at_place(&wanted, || Ok(0))?;
+            drop(claim);
+            let store = host.stores.get(&wanted.store)?;
+            let space = store.space().ok().flatten();
+            let image = looked.location;
+            if let (Place::Device(path), Some(space)) = (&image.place, space)
+                && space.total < wanted.size_bytes
+            {
+                let detail = format!("it has {} bytes; choose another store", space.total);
+                let (place, needed) = (path.clone(), wanted.size_bytes);
+                return Err(RequestError::TargetTooSmall { place, needed, detail });
+            }
+            let is_held = |path: &str| {
+                let (data_dir, id) = (&host.config.data_dir, volume.to_string());
+                is_replica(&image) && replicas::would_take(data_dir, &id, wanted.size_bytes, Path::new(path))
+            };
+            Ok(SurveyedPlace {
+                volume,
+                has_replica: wanted.allocation == api::Allocation::Thin
+                    && image.place.file().is_some_and(is_held),
+                store: image.store,
+                place: image.place.name().to_owned(),
+                format: image.format,
+                free_bytes: space.map(|space| space.free),
+            })
+        })
+        .await
+    }
+
+    /// The image that is wanted of an offered volume.
+    ///
+    /// # Errors
+    /// [`RequestError::StoreNotFound`], [`RequestError::StoreNotChosen`].
+    pub(super) fn wanted(&self, offer: &Offer, offered: &OfferedVolume) -> Result<Wanted, RequestError> {
+        let store = Some(offer.store.as_str()).filter(|store| !store.is_empty());
+        Ok(Wanted {
+            store: self.stores.choose(store)?.name().to_owned(),
+            volume: offered.name.clone(),
+            format: offer.format,
+            otherwise: ImageFormat::Raw,
+            allocation: match offer.allocation {
+                Allocation::Thin => api::Allocation::Thin,
+                Allocation::Thick => api::Allocation::Thick,
+            },
+            size_bytes: offered.size_bytes,
+            chain: None,
+        })
+    }
+}

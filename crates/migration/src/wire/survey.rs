@@ -1,0 +1,50 @@
+//! A look ahead: what a source asks a target before it offers a migration, and what the target sees.
+//!
+//! ```text
+//!   source ── Survey ──► target     what would be offered, and what it holds
+//!   source ◄── Surveyed ── target   what is in the way, and where the images would be
+//! ```
+//! Nothing is begun by it, and nothing is promised: what is seen may have changed by the time of the offer.
+
+use super::opening::{Offer, Refusal};
+use crate::identity::VolumeId;
+
+/// What would be offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// The offer.
+    pub offer: Offer,
+    /// What each of its volumes holds, in bytes.
+    pub held_bytes: Vec<u64>,
+    /// What is needed to run the machine that would come along, in a form that only daemons know; empty: it is not to be
+    /// looked at.
+    pub machine: Vec<u8>,
+}
+
+/// What a target sees of what would be offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surveyed {
+    /// Everything that is in the way.
+    pub refusals: Vec<Refusal>,
+    /// What the user should know besides.
+    pub warnings: Vec<String>,
+    /// Where the images would be: of the volumes that nothing is in the way of.
+    pub places: Vec<SurveyedPlace>,
+}
+
+/// Where the image of a volume would be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SurveyedPlace {
+    /// Which volume.
+    pub volume: VolumeId,
+    /// Name of the store.
+    pub store: String,
+    /// Its path, or what the store is.
+    pub place: String,
+    /// Its format.
+    pub format: crate::journal::ImageFormat,
+    /// Bytes that are free there; `None`: the store does not say.
+    pub free_bytes: Option<u64>,
+    /// Whether an image of an earlier stay is there to begin with.
+    pub has_replica: bool,
+}

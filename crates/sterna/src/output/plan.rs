@@ -1,0 +1,123 @@
+//! How a dry run is printed for people.
+
+use api::{MigrationPlan, PlannedVolume};
+
+use super::{dash, lines, place, properties, table, turn};
+use crate::units::{bytes, duration};
+
+/// What a migration would do, and what is in its way.
+pub(crate) fn plan(plan: &MigrationPlan) -> String {
+    let mut table = table(&["VOLUME", "SIZE", "HOLDS", "FROM", "TO", "FREE THERE"], &[1, 2, 5]);
+    for volume in &plan.volumes {
+        table.add_row([
+            volume.name.clone(),
+            bytes(volume.size_bytes),
+            bytes(volume.held_bytes),
+            place(&volume.source),
+            target(volume),
+            volume.free_bytes.map_or_else(dash, bytes),
+        ]);
+    }
+    let mut text = lines(&table) + &properties(&rows(plan));
+    let first = match (plan.can_begin, plan.host.as_deref()) {
+        (true, None) => format!("{} would move; nothing was begun\n", plan.name),
+        (true, Some(host)) => format!("{} would move to {host}; nothing was begun\n", plan.name),
+        (false, _) => format!("{} would not move:\n", plan.name),
+    };
+    text += &first;
+    plan.refusals.iter().for_each(|refusal| text += &format!("  refused: {}\n", refusal.message));
+    plan.warnings.iter().for_each(|warning| text += &format!("  N.B. {warning}\n"));
+    text
+}
+
+fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    if let Some(machine) = &plan.machine {
+        rows.push(("machine", machine.name.clone()));
+        rows.push(("memory", machine.memory_bytes.map_or_else(dash, bytes)));
+        let least = machine.least_downtime_ms.map(|least| format!(" (the way alone takes {least:.1} ms)"));
+        let text = format!("{} ms at most{}", machine.max_downtime_ms, least.unwrap_or_default());
+        rows.push(("stands still", text));
+    }
+    let copied = format!("{} at most, besides what guests write meanwhile", bytes(plan.bytes_max));
+    rows.push(("copied", copied));
+    for link in &plan.links {
+        let round_trip =
+            link.round_trip_us.map(|us| format!(", {:.1} ms there and back", us as f64 / 1000.0));
+        let speed = link.bytes_per_second.map(|speed| format!(", carried {}/s", bytes(speed)));
+        let ends = format!("{} to {}", link.local, link.remote);
+        rows.push(("link", ends + &round_trip.unwrap_or_default() + &speed.unwrap_or_default()));
+    }
+    if let (Some(rate), Some(origin), Some(seconds)) = (plan.bytes_per_second, plan.rate, plan.seconds) {
+        let text = format!("{} at {}/s ({})", duration(seconds), bytes(rate), origin.name());
+        rows.push(("time", text));
+    }
+    rows.extend(plan.queue.as_ref().map(|queue| ("would wait", turn(queue))));
+    rows
+}
+
+fn target(volume: &PlannedVolume) -> String {
+    let Some(target) = &volume.target else { return dash() };
+    let begun = if volume.replica { " (begins with the image of an earlier stay)" } else { "" };
+    format!("{} {} ({}){begun}", place(target), target.image, target.format.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use api::{ErrorCode, ErrorDetail, ImageFormat, ImageKind, ImageLocation, PlannedMachine};
+
+    use super::*;
+
+    #[test]
+    fn a_plan_says_what_moves_how_long_it_takes_and_what_is_in_the_way() {
+        let location = |store: &str, image: &str| ImageLocation {
+            store: Some(store.to_owned()),
+            image: image.to_owned(),
+            kind: ImageKind::File,
+            format: ImageFormat::Raw,
+        };
+        let volume = PlannedVolume {
+            name: "root".to_owned(),
+            size_bytes: 4 << 30,
+            held_bytes: 1 << 30,
+            source: location("a", "/a/root.img"),
+            target: Some(location("beta:a", "/b/root.img")),
+            free_bytes: Some(8 << 30),
+            replica: false,
+        };
+        let mut found = MigrationPlan {
+            name: "web1".to_owned(),
+            can_begin: true,
+            refusals: Vec::new(),
+            warnings: vec!["stays behind: a window".to_owned()],
+            host: Some("beta".to_owned()),
+            volumes: vec![volume],
+            machine: Some(PlannedMachine {
+                name: "web1".to_owned(),
+                memory_bytes: Some(256 << 20),
+                max_downtime_ms: 300,
+                least_downtime_ms: Some(15.0),
+            }),
+            bytes_max: (1 << 30) + (256 << 20),
+            links: Vec::new(),
+            bytes_per_second: Some(125_000_000),
+            rate: Some(api::RateOrigin::Stated),
+            seconds: Some(10.7),
+            queue: None,
+        };
+        let text = plan(&found);
+        for words in [
+            "beta:a /b/root.img (raw)",
+            "300 ms at most (the way alone takes 15.0 ms)",
+            "(stated)",
+            "web1 would move to beta; nothing was begun",
+            "N.B. stays behind: a window",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        found.can_begin = false;
+        found.refusals.push(ErrorDetail { code: ErrorCode::NoSpace, message: "make room".to_owned() });
+        let text = plan(&found);
+        assert!(text.contains("web1 would not move:\n  refused: make room"), "{text}");
+    }
+}

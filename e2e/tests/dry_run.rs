@@ -1,0 +1,174 @@
+//! What a migration would do, and what would be in its way: said before anything is begun, and without leaving anything.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use api::{ErrorCode, Migration, MigrationPlan};
+use e2e::file_system::FileSystem;
+use e2e::{Pair, Scene, WireState, guest, own_address, play, play_pair, play_pair_with_mounts, until, vm};
+
+const DISK_BYTES: u64 = 32 << 20;
+const FILL_BYTES: u64 = 4 << 20;
+/// A store that has room for less than a disk.
+const SMALL_BYTES: u64 = 16 << 20;
+
+/// Asks for a plan; the exit code says whether it could begin.
+fn plan(scene: &Scene, arguments: &[&str]) -> anyhow::Result<MigrationPlan> {
+    let words: Vec<&str> = ["migrate"].iter().chain(arguments).chain(&["--dry-run"]).copied().collect();
+    let outcome = scene.sterna(words.iter().chain(&["--json"]))?;
+    let plan: MigrationPlan = outcome.json()?;
+    ensure!(outcome.code == if plan.can_begin { 0 } else { 4 }, "{outcome:?}");
+    // People are told the same.
+    let text = scene.sterna(&words)?;
+    ensure!(text.code == outcome.code, "{text:?}");
+    let told = text.stdout.matches("\n  refused: ").count();
+    ensure!(told == plan.refusals.len(), "{}: {:?}", text.stdout, plan.refusals);
+    Ok(plan)
+}
+
+/// As [`plan`], of what would be refused for one reason.
+fn refused(scene: &Scene, arguments: &[&str], code: ErrorCode, words: &str) -> anyhow::Result<()> {
+    let plan = plan(scene, arguments)?;
+    let found = plan.refusals.iter().any(|refusal| refusal.code == code && refusal.message.contains(words));
+    ensure!(found && !plan.can_begin, "{arguments:?}: {words}: {plan:#?}");
+    Ok(())
+}
+
+fn untouched(scene: &Scene, images: &[&str]) -> anyhow::Result<()> {
+    let migrations: Vec<Migration> = scene.ask(&["migration", "list"])?;
+    ensure!(migrations.is_empty(), "{migrations:?}");
+    ensure!(scene.images("a")? == images && scene.images("b")?.is_empty(), "something is left");
+    Ok(())
+}
+
+fn listing(folder: &Path) -> anyhow::Result<Vec<String>> {
+    let entries = std::fs::read_dir(folder).context("list a folder")?;
+    let mut names = Vec::new();
+    for entry in entries {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+#[test]
+fn a_plan_within_one_host_says_where_the_image_would_be_and_leaves_nothing() {
+    play(|scene| {
+        scene.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&scene.export()?, FILL_BYTES)?;
+        let before = listing(&scene.path("data"))?;
+        let possible = plan(scene, &["v", "--to", "b", "--bandwidth", "1MiB/s"])?;
+        ensure!(possible.can_begin && possible.host.is_none() && possible.queue.is_none(), "{possible:?}");
+        let volume = possible.volumes.first().context("a volume")?;
+        ensure!(volume.held_bytes >= FILL_BYTES && volume.size_bytes == DISK_BYTES, "{volume:?}");
+        let target = volume.target.as_ref().context("a target")?;
+        ensure!(target.image == scene.path("b").join("v.img").display().to_string(), "{target:?}");
+        ensure!(possible.seconds.is_some_and(|seconds| seconds >= 4.0), "{possible:?}");
+        refused(scene, &["v", "--to", "a"], ErrorCode::SameStore, "already")?;
+        refused(scene, &["v", "--to", "b", "--serve-here"], ErrorCode::InvalidRequest, "--serve-here")?;
+        refused(scene, &["v", "--to", "b", "--keep-chain"], ErrorCode::InvalidRequest, "not qcow2")?;
+        std::fs::write(scene.path("b").join("v.img"), "somebody's")?;
+        refused(scene, &["v", "--to", "b"], ErrorCode::TargetExists, "move it away")?;
+        std::fs::remove_file(scene.path("b").join("v.img"))?;
+        ensure!(scene.sterna(["migrate", "w", "--to", "b", "--dry-run"])?.code == 3, "no such volume");
+        ensure!(scene.sterna(["migrate", "v", "--to", "c", "--dry-run"])?.code == 3, "no such store");
+        untouched(scene, &["v.img"])?;
+        ensure!(listing(&scene.path("data"))? == before, "something is left in the data folder");
+        // What was promised happens, and meanwhile there is nothing to plan.
+        let begun = scene.begin_to_migrate("b", Some("1MiB/s"))?;
+        refused(scene, &["v", "--to", "b"], ErrorCode::AlreadyMigrating, &begun.id)?;
+        scene.sterna(["migration", "cancel", &begun.id])?.success()?;
+        scene.wait_for_migration(&begun.id)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn a_plan_for_another_host_has_what_both_sides_see() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let possible = plan(&pair.alpha, &["v", "--to", "beta:a", "--bandwidth", "1MiB/s"])?;
+        ensure!(possible.can_begin && possible.host.as_deref() == Some("beta"), "{possible:?}");
+        let volume = possible.volumes.first().context("a volume")?;
+        let target = volume.target.as_ref().context("a target")?;
+        ensure!(target.image == pair.beta.path("a").join("v.img").display().to_string(), "{target:?}");
+        ensure!(target.store.as_deref() == Some("beta:a") && volume.free_bytes.is_some(), "{volume:?}");
+        ensure!(!possible.links.is_empty() && possible.seconds.is_some(), "{possible:?}");
+        let clients = possible.warnings.iter().any(|warning| warning.contains("stay connected here"));
+        ensure!(clients, "{possible:?}");
+        let check =
+            |to: &str, words: &str| refused(&pair.alpha, &["v", "--to", to], ErrorCode::HostRefused, words);
+        check("beta:c", "there is no store \"c\"")?;
+        check("beta", "say in which store")?;
+        pair.beta.sterna(["volume", "create", "v", "--size", "1MiB", "--store", "b"])?.success()?;
+        check("beta:a", "a volume \"v\" exists")?;
+        // And so does the migration itself, before anything is begun.
+        let outcome = pair.alpha.sterna(["migrate", "v", "--to", "beta:a"])?;
+        ensure!(outcome.code == 4 && outcome.stderr.contains("a volume \"v\" exists"), "{outcome:?}");
+        untouched(&pair.alpha, &["v.img"])?;
+        pair.beta.sterna(["volume", "remove", "v"])?.success()?;
+        untouched(&pair.beta, &[])?;
+        pair.leave()?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn a_store_that_is_too_full_is_named_before_a_byte_moves() {
+    play_pair_with_mounts(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, 3 * SMALL_BYTES / 2)?;
+        pair.beta.stop()?;
+        let small = FileSystem::plain(&pair.beta.path("b"), SMALL_BYTES)?;
+        pair.beta.keep(small)?;
+        pair.beta.start()?;
+        refused(&pair.alpha, &["v", "--to", "beta:b"], ErrorCode::HostRefused, "are needed")?;
+        let outcome = pair.alpha.sterna(["migrate", "v", "--to", "beta:b"])?;
+        ensure!(outcome.code == 4 && outcome.stderr.contains("are needed"), "{outcome:?}");
+        untouched(&pair.alpha, &["v.img"])?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        // Both hosts are this one, so what the machine has at the source is in use at the target.
+        let debugger = format!("tcp:{}", own_address()?);
+        let words = ["-gdb", debugger.as_str()];
+        let console = vm::Console::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &words)?;
+        let to = ["web1", "--to", "beta:a"];
+        refused(&pair.alpha, &to, ErrorCode::HostRefused, &format!("-gdb {debugger}: port"))?;
+        // And so does the migration itself.
+        let outcome = pair.alpha.sterna(["migrate", "web1", "--to", "beta:a"])?;
+        ensure!(outcome.code == 4 && outcome.stderr.contains("is in use there"), "{outcome:?}");
+        console.work_on(50)?;
+        refused(&pair.alpha, &["web1", "--to", "b"], ErrorCode::InvalidRequest, "moves to another host")?;
+        let planned = plan(&pair.alpha, &to)?;
+        let machine = planned.machine.as_ref().context("a machine")?;
+        ensure!(machine.memory_bytes.is_some_and(|bytes| planned.bytes_max > bytes), "{planned:?}");
+        ensure!(machine.max_downtime_ms == 300 && machine.least_downtime_ms.is_some(), "{machine:?}");
+        pair.wire.set(WireState::Late);
+        until("the round trip is known to be long", || {
+            let planned = plan(&pair.alpha, &["web1", "--to", "beta:a", "--max-downtime", "60000"])?;
+            let least = planned.machine.and_then(|machine| machine.least_downtime_ms);
+            Ok(least.is_some_and(|least| least > 400.0).then_some(()))
+        })?;
+        let words = "cannot be moved within --max-downtime 300";
+        refused(&pair.alpha, &to, ErrorCode::InvalidRequest, words)?;
+        let outcome = pair.alpha.sterna(["migrate", "web1", "--to", "beta:a"])?;
+        // It is what was asked for that cannot be.
+        ensure!(outcome.code == 2 && outcome.stderr.contains(words), "{outcome:?}");
+        pair.wire.set(WireState::Whole);
+        check_stayed(pair, &console)
+    });
+}
+
+fn check_stayed(pair: &Pair, console: &vm::Console) -> anyhow::Result<()> {
+    until("nothing is at the other host", || Ok(pair.beta.images("a")?.is_empty().then_some(())))?;
+    ensure!(vm::vms(&pair.beta)?.is_empty(), "a machine is at beta");
+    console.work_on(50)?;
+    console.verify()
+}
