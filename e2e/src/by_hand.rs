@@ -16,7 +16,7 @@ const QEMU: &str = "qemu-system-x86_64";
 pub struct ByHand {
     /// What its guest says.
     pub console: Console,
-    /// Where its image is at first.
+    /// Where its image is at first, or the first of them.
     pub image: PathBuf,
     /// Its monitor's socket at first.
     pub monitor: PathBuf,
@@ -36,11 +36,34 @@ impl ByHand {
         fill_bytes: u64,
         words: &[&str],
     ) -> anyhow::Result<Self> {
-        let image = scene.path("by-hand.img");
-        let path = image.to_str().context("a folder that is not UTF-8")?;
-        let size = size_bytes.to_string();
-        let create = ["create", "-q", "-f", format, path, &size];
-        Program::of_package("qemu-img", "qemu-utils").args(create).run()?.success()?;
+        Self::start_on(scene, format, size_bytes, fill_bytes, &["IMAGE"], words)
+    }
+
+    /// As [`ByHand::start`], on several images, whose paths are for these `places` in the words, and which the guest uses as
+    /// one disk.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_on(
+        scene: &Scene,
+        format: &str,
+        size_bytes: u64,
+        fill_bytes: u64,
+        places: &[&str],
+        words: &[&str],
+    ) -> anyhow::Result<Self> {
+        let mut images = Vec::new();
+        for place in places {
+            let image = scene.path(&format!("by-hand-{place}.img"));
+            let path = image.to_str().context("a folder that is not UTF-8")?.to_owned();
+            let size = size_bytes.to_string();
+            let create = ["create", "-q", "-f", format, &path, &size];
+            Program::of_package("qemu-img", "qemu-utils").args(create).run()?.success()?;
+            images.push((place, image, path));
+        }
+        let attached = |word: &str| {
+            images.iter().fold(word.to_owned(), |word, (place, _, path)| word.replace(*place, path))
+        };
         let socket = scene.path("console");
         let console = Console::listen(&socket)?;
         let monitor = scene.path("by-hand.qmp");
@@ -48,15 +71,16 @@ impl ByHand {
         command
             .args(["-accel", "tcg", "-nodefaults", "-display", "none", "-name", "by-hand"])
             .args(["-m", &format!("{MEMORY_KIB}K")])
-            .args(guest_words(&socket, 1, Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 })?)
+            .args(guest_words(&socket, places.len(), Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 })?)
             .arg("-pidfile")
             .arg(scene.path("by-hand.pid"))
             .arg("-qmp")
             .arg(format!("unix:{},server=on,wait=off", monitor.display()))
-            .args(words.iter().map(|word| word.replace("IMAGE", path)))
+            .args(words.iter().map(|word| attached(word)))
             .stdin(Stdio::null());
         let qemu =
             command.spawn().with_context(|| format!("start {QEMU}; the package qemu-system-x86 has it"))?;
+        let image = images.into_iter().next().map(|(_, image, _)| image).context("a machine has a disk")?;
         let machine = Self { console, image, monitor, qemu };
         machine.console.work_on(1)?;
         Ok(machine)

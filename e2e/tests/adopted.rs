@@ -1,6 +1,7 @@
 //! Machines that were started by hand, with plain images: adopted, moved whole to a host that has never seen them, and given
 //! back there with plain images. The guest works on its disk all the while and knows what it wrote.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
@@ -52,6 +53,35 @@ fn a_machine_with_a_qcow2_image_moves_whole_and_is_released_there() {
         let machine = adopt(pair, "qcow2", &["-drive", "file=IMAGE,if=virtio,format=qcow2"])?;
         move_whole(&machine, &pair.alpha, &pair.beta, &["beta:a", "--format", "qcow2"])?;
         release(&machine, &pair.beta, "a", "qcow2")
+    });
+}
+
+#[test]
+fn a_machine_with_two_disks_moves_whole_and_both_are_plain_files_there() {
+    play(|pair| {
+        let words =
+            ["-drive", "file=FIRST,if=virtio,format=raw", "-drive", "file=SECOND,if=virtio,format=raw"];
+        let places = ["FIRST", "SECOND"];
+        let machine = ByHand::start_on(&pair.alpha, "raw", DISK_BYTES, FILL_BYTES, &places, &words)?;
+        let monitor = machine.monitor.to_str().context("a folder that is not UTF-8")?;
+        let vm: Vm = pair.alpha.ask(&["vm", "adopt", NAME, "--qmp", monitor])?;
+        ensure!(vm.volumes.len() == 2, "{vm:?}");
+        move_whole(&machine, &pair.alpha, &pair.beta, &["beta:a"])?;
+        let released: Vm = pair.beta.ask(&["vm", "release", NAME])?;
+        ensure!(pair.beta.ask::<Vec<Volume>>(&["volume", "list"])?.is_empty(), "there are volumes");
+        let process = released.process.context("it runs")?;
+        let open = open_files(process)?;
+        let images: Vec<_> =
+            pair.beta.images("a")?.iter().map(|name| pair.beta.path("a").join(name)).collect();
+        ensure!(images.len() == 2, "{images:?}");
+        for image in &images {
+            ensure!(open.contains(&image.canonicalize()?), "{open:?}");
+        }
+        machine.console.work_on(REQUESTS)?;
+        machine.console.verify()?;
+        machine.console.end();
+        until_ended(process)?;
+        images.iter().try_for_each(|image| compare(image, "raw").map(drop))
     });
 }
 
@@ -118,15 +148,24 @@ fn release(machine: &ByHand, scene: &Scene, store: &str, format: &str) -> anyhow
     machine.console.work_on(REQUESTS)?;
     machine.console.verify()?;
     machine.console.end();
-    // The guest shuts down, and QEMU writes what it has not written yet.
-    until("QEMU has ended", || Ok(open_files(process).map_or(true, |files| files.is_empty()).then_some(())))?;
+    until_ended(process)?;
+    machine.console.verify_image(&compare(&image, format)?)
+}
+
+/// The guest shuts down, and QEMU writes what it has not written yet.
+fn until_ended(process: u32) -> anyhow::Result<()> {
+    until("QEMU has ended", || Ok(open_files(process).map_or(true, |files| files.is_empty()).then_some(())))
+}
+
+/// Looks whether an image is a whole one that its tools can read; returns a raw copy.
+fn compare(image: &Path, format: &str) -> anyhow::Result<PathBuf> {
     let path = image.to_str().context("a folder that is not UTF-8")?;
     let tool = || Program::of_package("qemu-img", "qemu-utils");
-    let raw = scene.path("compared.raw");
+    let raw = image.with_extension("compared");
     tool().args(["convert", "-f", format, "-O", "raw", path]).arg(&raw).run()?.success()?;
     tool().args(["compare", "-f", format, "-F", "raw", path]).arg(&raw).run()?.success()?;
     if format == "qcow2" {
         tool().args(["check", "-f", format, path]).run()?.success()?;
     }
-    machine.console.verify_image(&raw)
+    Ok(raw)
 }

@@ -1,0 +1,186 @@
+//! What befalls a machine that moves at its target's store and in the hypervisors: stores that fail, hang and fill up, QEMUs
+//! that are killed or hang. It works on, knows what it wrote, and is at one host in the end.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, ensure};
+use api::{GuestLocation, Migration, MigrationState, Phase, VmState};
+use e2e::file_system::FileSystem;
+use e2e::{Pair, Scene, play_pair, play_pair_with_mounts, until, vm};
+use rustix::process::{Pid, Signal, kill_process};
+
+const DISK_BYTES: u64 = 16 << 20;
+const FILL_BYTES: u64 = 4 << 20;
+/// Room for the disk, if nobody takes it.
+const STORE_BYTES: u64 = 32 << 20;
+/// What the guest does after each mishap.
+const REQUESTS: u64 = 50;
+/// So slow that the disk is copied for some seconds.
+const SLOWLY: &str = "2MiB/s";
+
+/// One test at a time: two processors emulate one machine's well enough.
+fn alone(test: impl FnOnce()) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    test();
+}
+
+fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
+    pair.alpha.create_volume(DISK_BYTES)?;
+    vm::Console::start(&pair.alpha, FILL_BYTES)
+}
+
+/// Begins to move the machine; when it is in `phase`, and something of its disk is at the target, that is told.
+fn begin(pair: &Pair, to: &str, phase: Phase) -> anyhow::Result<Migration> {
+    let slowly: &[&str] = if phase == Phase::Copying { &["--bandwidth", SLOWLY] } else { &[] };
+    let begun: Migration =
+        pair.alpha.ask(&[&["migrate", vm::NAME, "--to", to, "--detach"], slowly].concat())?;
+    until("it is that far", || {
+        let shown = pair.alpha.migration(&begun.id)?;
+        ensure!(!shown.state.has_ended(), "it ended before: {shown:?}");
+        Ok((shown.phase == phase && shown.bytes_copied > 0).then_some(()))
+    })?;
+    Ok(begun)
+}
+
+/// The migration comes to nothing, says why, and the machine works at alpha; nothing of it is at beta.
+fn stayed(pair: &Pair, console: &vm::Console, begun: &Migration) -> anyhow::Result<Migration> {
+    let ended = pair.alpha.wait_for_migration(&begun.id)?;
+    ensure!(ended.state != MigrationState::Moved && ended.guest == GuestLocation::Source, "{ended:?}");
+    ensure!(ended.state == MigrationState::Cancelled || ended.message.is_some(), "{ended:?}");
+    until("nothing is left at the target", || {
+        let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
+        Ok((stays && vm::vms(&pair.beta)?.is_empty()).then_some(()))
+    })?;
+    console.work_on(REQUESTS)?;
+    Ok(ended)
+}
+
+/// Nothing is left of images there.
+fn is_empty(scene: &Scene) -> anyhow::Result<()> {
+    until("no image is left", || {
+        Ok((scene.images("a")?.is_empty() && scene.images("b")?.is_empty()).then_some(()))
+    })
+}
+
+/// Takes all the room that is left in a folder.
+fn fill(folder: &Path) -> anyhow::Result<PathBuf> {
+    // Not what a store would take for an image.
+    let path = folder.join(".filler");
+    let mut file = File::create(&path).context("make a file")?;
+    let piece = vec![1; 64 << 10];
+    while file.write_all(&piece).and_then(|()| file.sync_data()).is_ok() {}
+    Ok(path)
+}
+
+#[test]
+fn a_store_at_the_target_that_fails_hangs_or_fills_up_costs_the_move_and_not_the_machine() {
+    alone(|| {
+        play_pair_with_mounts(|pair| {
+            pair.beta.stop()?;
+            let small = FileSystem::plain(&pair.beta.path("a"), STORE_BYTES)?;
+            pair.beta.keep(small)?;
+            let (faulty, faults) = FileSystem::on_faulty_disk(&pair.beta.path("b"), STORE_BYTES)?;
+            pair.beta.keep(faulty)?;
+            pair.beta.start()?;
+            let console = start(pair)?;
+            for phase in [Phase::Copying, Phase::Memory] {
+                let begun = begin(pair, "beta:b", phase)?;
+                faults.fail_writes()?;
+                let ended = stayed(pair, &console, &begun).with_context(|| format!("EIO: {phase:?}"))?;
+                ensure!(ended.failure.as_deref() == Some("target-faulty"), "{ended:?}");
+                faults.recover()?;
+                is_empty(&pair.beta)?;
+            }
+            // Once its disk is copied it needs no more room there.
+            let begun = begin(pair, "beta:a", Phase::Copying)?;
+            let filler = fill(&pair.beta.path("a"))?;
+            let ended = stayed(pair, &console, &begun).context("full")?;
+            ensure!(ended.failure.as_deref() == Some("target-full"), "{ended:?}");
+            is_empty(&pair.beta)?;
+            // It is full before it begins, too.
+            let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
+            ensure!(refused.code == 4 && refused.stderr.contains("are needed"), "{refused:?}");
+            std::fs::remove_file(filler)?;
+            // One that hangs keeps QEMU there from starting, or the disk from being handed over: whichever comes first.
+            let begun = begin(pair, "beta:b", Phase::Memory)?;
+            let hung = faults.hang()?;
+            let ended = stayed(pair, &console, &begun).context("hung")?;
+            drop(hung);
+            let failure = ended.failure.as_deref();
+            ensure!(matches!(failure, Some("handover-refused" | "machine-stayed")), "{ended:?}");
+            is_empty(&pair.beta)?;
+            let moved: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:b"])?;
+            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+            vm::check_at(&pair.beta, &pair.alpha)?;
+            console.verify()
+        });
+    });
+}
+
+#[test]
+fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
+    alone(|| {
+        play_pair(|pair| {
+            let console = start(pair)?;
+            // Either of them hangs: whoever waits can end it.
+            for hangs_at_alpha in [false, true] {
+                let begun = begin(pair, "beta:a", Phase::Memory)?;
+                let hung = process(if hangs_at_alpha { &pair.alpha } else { &pair.beta })?;
+                send(hung, Signal::STOP)?;
+                pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+                let ended = pair.alpha.wait_for_migration(&begun.id)?;
+                ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
+                // The one at the target has been killed.
+                let goes_on = send(hung, Signal::CONT);
+                ensure!(goes_on.is_ok() || !hangs_at_alpha, "{goes_on:?}");
+                stayed(pair, &console, &begun).with_context(|| format!("at alpha: {hangs_at_alpha}"))?;
+                is_empty(&pair.beta)?;
+            }
+            // That of the target is killed around the switch-over: the machine is where its volume is.
+            let begun = begin(pair, "beta:a", Phase::Memory)?;
+            let killed = process(&pair.beta)?;
+            until("the machine stands still, or has moved", || {
+                Ok((pair.alpha.migration(&begun.id)?.phase != Phase::Memory).then_some(()))
+            })?;
+            send(killed, Signal::KILL)?;
+            let ended = pair.alpha.wait_for_migration(&begun.id)?;
+            if ended.state == MigrationState::Moved {
+                // It crashed there, as any machine may, and is started there again.
+                until("that it is gone is seen", || Ok(restart(&pair.beta)?.then_some(())))?;
+                return until("there is one", || Ok(vm::vms(&pair.alpha)?.is_empty().then_some(())));
+            }
+            stayed(pair, &console, &begun)?;
+            is_empty(&pair.beta)?;
+            // That of the source is killed while its memory is on its way: it is gone, and its disk is where it was.
+            let begun = begin(pair, "beta:a", Phase::Memory)?;
+            send(process(&pair.alpha)?, Signal::KILL)?;
+            let ended = pair.alpha.wait_for_migration(&begun.id)?;
+            ensure!(ended.failure.as_deref() == Some("machine-stayed"), "{ended:?}");
+            ensure!(ended.guest == GuestLocation::Source && ended.message.is_some(), "{ended:?}");
+            until("it can be started again", || Ok(restart(&pair.alpha)?.then_some(())))?;
+            until("beta has nothing of it", || Ok(vm::vms(&pair.beta)?.is_empty().then_some(())))?;
+            is_empty(&pair.beta)?;
+            drop(console);
+            Ok(())
+        });
+    });
+}
+
+fn process(scene: &Scene) -> anyhow::Result<Pid> {
+    let process =
+        until("the machine's QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))?;
+    Pid::from_raw(i32::try_from(process)?).context("a process without a number")
+}
+
+fn send(process: Pid, signal: Signal) -> anyhow::Result<()> {
+    kill_process(process, signal).context("send a signal")
+}
+
+/// Starts a machine again that has crashed; false: that is not known yet.
+fn restart(scene: &Scene) -> anyhow::Result<bool> {
+    Ok(scene.sterna(["vm", "start", vm::NAME])?.code == 0)
+}
