@@ -1,5 +1,5 @@
-//! What an administrator has run before and after a machine changes its host: on both sides, told what it is about, and
-//! heard when it fails.
+//! What an administrator has run before and after a machine, or a volume without one, moves: on both sides, told what it is
+//! about, and heard when it fails.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, VmState};
-use e2e::{Pair, Scene, until, vm};
+use e2e::{Pair, Scene, guest, until, vm};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
@@ -21,8 +21,17 @@ echo "$STERNA_HOOK $STERNA_SIDE $STERNA_VM $STERNA_VOLUMES $STERNA_SOURCE_HOST $
 exit 0
 "#;
 
-/// Two hosts with hooks, and a machine at alpha. One test at a time: two processors emulate one machine's well enough.
+/// Two hosts with hooks, and a machine at alpha.
 fn play(test: impl FnOnce(&mut Pair, &vm::Console) -> anyhow::Result<()>) {
+    play_with_hooks(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let console = vm::Console::start(&pair.alpha, FILL_BYTES)?;
+        test(pair, &console)
+    });
+}
+
+/// Two hosts with hooks. One test at a time: two processors emulate one machine's well enough.
+fn play_with_hooks(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     e2e::play_pair(|pair| {
@@ -40,9 +49,7 @@ fn play(test: impl FnOnce(&mut Pair, &vm::Console) -> anyhow::Result<()>) {
             scene.stop()?;
             scene.start()?;
         }
-        pair.alpha.create_volume(DISK_BYTES)?;
-        let console = vm::Console::start(&pair.alpha, FILL_BYTES)?;
-        test(pair, &console)
+        test(pair)
     });
 }
 
@@ -132,5 +139,60 @@ fn an_after_hook_that_fails_is_a_warning_and_the_machine_has_moved() {
             })?;
         }
         console.verify()
+    });
+}
+
+#[test]
+fn hooks_run_for_a_volume_without_a_machine_and_its_guest_works_meanwhile() {
+    play_with_hooks(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        std::fs::write(pair.beta.path("before"), "echo no tunnel >&2; exit 8")?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", None)?;
+        let failed = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(failed.failure.as_deref() == Some("hook-failed"), "{failed:?}");
+        let message = failed.message.as_deref().unwrap_or_default();
+        ensure!(message.contains("(target) ended with exit status 8, and said last: no tunnel"), "{message}");
+        pair.alpha.check_place("a")?;
+        until_told(&pair.beta, &["before target  v alpha beta", "after target  v alpha beta failed"])?;
+        // The source was not asked for its own, and none comes after nothing.
+        ensure!(told(&pair.alpha)?.is_empty(), "{:?}", told(&pair.alpha)?);
+        // One takes its time, and its daemon is killed: it is asked again.
+        std::fs::write(pair.beta.path("before"), "until [ -e \"$here/go\" ]; do sleep 0.1; done")?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", None)?;
+        let until_run = |times: usize| {
+            until("the hook is run", || Ok((told(&pair.beta)?.len() == 2 + times).then_some(())))
+        };
+        until_run(1)?;
+        until("it is said that they are waited for", || {
+            let waits = pair.alpha.migration(&begun.id)?.waiting_for;
+            Ok(waits.filter(|waits| waits.reason.contains("hooks")))
+        })?;
+        guest::until_worked(&guest, 200)?;
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        let until_run = |times: usize| {
+            until("the hook is run", || Ok((told(&pair.beta)?.len() == 2 + times).then_some(())))
+        };
+        until_run(2)?;
+        guest::until_worked(&guest, 200)?;
+        std::fs::write(pair.beta.path("go"), "")?;
+        let moved = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        pair.check_at(&pair.beta, &pair.alpha)?;
+        until_told(&pair.alpha, &["before source  v alpha beta", "after source  v alpha beta moved"])?;
+        until("the target is told", || {
+            Ok((told(&pair.beta)?.last().map(String::as_str) == Some("after target  v alpha beta moved"))
+                .then_some(()))
+        })?;
+        // Between two stores of one host there is one side.
+        let other: Migration = pair.beta.ask(&["migrate", "v", "--to", "b"])?;
+        ensure!(other.state == MigrationState::Moved, "{other:?}");
+        until("it is told once before and once after", || {
+            let told = told(&pair.beta)?;
+            let last: Vec<&str> = told.iter().rev().take(2).map(String::as_str).collect();
+            Ok((last == ["after both  v beta beta moved", "before both  v beta beta"]).then_some(()))
+        })?;
+        guest::stop_and_verify(guest).map(drop)
     });
 }

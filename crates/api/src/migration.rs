@@ -47,6 +47,9 @@ pub struct MigrateVolume {
     /// When a machine may run at the other host.
     #[serde(default)]
     pub memory: Memory,
+    /// Names of more volumes that move in the same migration, to another host: all of them, or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub together_with: Vec<String>,
 }
 
 /// Whether a store of another host is written to over the link only.
@@ -166,7 +169,7 @@ pub struct Migration {
     pub switch_over: Option<SwitchOver>,
     /// Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`,
     /// `handover-refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up`, `machine-stayed`,
-    /// `not-begun` or `internal`.
+    /// `not-begun`, `hook-failed` or `internal`.
     pub failure: Option<String>,
     /// How it ended, and why, for people.
     pub message: Option<String>,
@@ -374,6 +377,7 @@ impl MigrateVolume {
             shared_target: SharedTarget::Auto,
             memory_streams: None,
             memory: Memory::default(),
+            together_with: Vec::new(),
         }
     }
 }

@@ -17,7 +17,7 @@
 //! links = [{ address = "10.0.0.1:7423", speed_mbit = 10000 }]   # none: the addresses that are listened on
 //! shared_folders = ["/mnt/rack3"]           # stores of other hosts, as they are mounted here: written to directly
 //!
-//! [hooks]                                   # run on both sides when a machine changes its host
+//! [hooks]                                   # run on both sides when a machine or a volume moves
 //! before = "/etc/sterna/before"             # if it fails, the machine stays
 //! after = "/etc/sterna/after"
 //! timeout_s = 30

@@ -11,6 +11,7 @@ use migration::{CommitFault, MigrationId, Phase};
 use tokio::sync::oneshot;
 
 use crate::chronicles::Chronicles;
+use crate::escorts::Escorts;
 use crate::fail_point;
 use crate::history::Histories;
 use crate::images;
@@ -28,6 +29,7 @@ pub(crate) struct LaneControl {
     /// Where records of what is kept of volumes that have left are.
     pub(crate) data_dir: PathBuf,
     pub(crate) moving: Arc<Moving>,
+    pub(crate) escorts: Arc<Escorts>,
     /// Whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -146,12 +148,17 @@ impl Control for LaneControl {
         Box::pin(self.moving.stop(migration, paused))
     }
 
+    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        Box::pin(self.escorts.run(migration))
+    }
+
     fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
         Box::pin(self.moving.run(migration))
     }
 
     fn entered(&self, migration: MigrationId, phase: Phase) {
         self.moving.entered(migration, phase);
+        self.escorts.entered(migration, phase);
     }
 
     fn report(&self, report: Report) {

@@ -1,4 +1,5 @@
-//! Runs what an administrator has configured before and after a machine changes its host: routes, DNS, overlays.
+//! Runs what an administrator has configured before and after a machine, or volumes without one, change their host or
+//! their store: routes, DNS, overlays.
 //!
 //! ```text
 //!            disks copied                                                          ended
@@ -37,6 +38,8 @@ pub(crate) enum HookSide {
     Source,
     /// The machine comes to it.
     Target,
+    /// Both: volumes move between its stores.
+    Both,
 }
 
 /// What a hook is told.
@@ -44,7 +47,7 @@ pub(crate) enum HookSide {
 pub(crate) struct Occasion {
     /// The migration, by the number that it has at this host.
     pub(crate) migration: MigrationId,
-    /// Name of the machine.
+    /// Name of the machine; empty: volumes move without one.
     pub(crate) vm: String,
     /// Names of its volumes.
     pub(crate) volumes: Vec<String>,
@@ -124,6 +127,7 @@ impl HookSide {
         match self {
             Self::Source => "source",
             Self::Target => "target",
+            Self::Both => "both",
         }
     }
 }
@@ -186,6 +190,7 @@ impl Errand {
         let (source, target) = match side {
             HookSide::Source => (own, other),
             HookSide::Target => (other, own),
+            HookSide::Both => (own, own),
         };
         let mut command = Command::new(program);
         command

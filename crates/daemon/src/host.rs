@@ -19,6 +19,7 @@ mod create;
 mod describe;
 mod elsewhere;
 mod errand;
+mod escort;
 pub(crate) mod export;
 mod given;
 mod kept;
@@ -39,6 +40,7 @@ mod retry;
 mod serving;
 mod shared;
 mod survey;
+mod together;
 
 pub(crate) use self::ahead::roomy;
 
@@ -53,6 +55,7 @@ use crate::chronicles::Chronicles;
 use crate::config::Config;
 use crate::dockets::Dockets;
 use crate::error::RequestError;
+use crate::escorts::Escorts;
 use crate::history::Histories;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
@@ -92,6 +95,8 @@ pub(crate) struct Host {
     pub(crate) hosts: Arc<Hosts>,
     /// What is said to them about migrations, and heard.
     pub(crate) peers: Arc<Peers>,
+    /// What is run before volumes change hands that go without a machine.
+    pub(crate) escorts: Arc<Escorts>,
     /// Machines on their way from here and to here.
     pub(crate) moving: Arc<Moving>,
     /// The machines whose disks volumes are.
@@ -148,6 +153,7 @@ impl Host {
             queue,
             dockets,
             moving,
+            escorts: Escorts::new(tokio::runtime::Handle::current()),
             sockets,
             started_unix_ms: now_unix_ms(),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX as usize)),

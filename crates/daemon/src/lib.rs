@@ -21,6 +21,7 @@ mod control;
 mod copying;
 mod dockets;
 mod error;
+mod escorts;
 pub mod fail_point;
 pub mod folders;
 mod growing;

@@ -12,7 +12,7 @@ mod leaving;
 pub(crate) mod line;
 mod stream;
 mod window;
-mod words;
+pub(crate) mod words;
 
 use std::collections::BTreeMap;
 use std::future::pending;

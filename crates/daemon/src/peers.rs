@@ -128,6 +128,23 @@ impl Peers {
         Arc::new(MachineWay { session, routes, source, target, migration })
     }
 
+    /// The way to the other host for what is run there before volumes change hands that go without a machine: its sending
+    /// end, and what comes.
+    pub(crate) fn hooks_line(
+        &self,
+        session: &Session,
+        source: HostId,
+        migration: MigrationId,
+    ) -> (Arc<dyn moving::line::Send>, mpsc::UnboundedReceiver<Arrival>) {
+        let peer = host_id(session.peer());
+        let target = if source == peer { self.own() } else { peer };
+        let volume = VolumeIndex(0);
+        // No machine goes along, so nobody else has it.
+        let channel = Subject { kind: Kind::Machine, source, migration, volume }.channel(target);
+        let (line, arrivals) = self.route(session, channel);
+        (Arc::new(line), arrivals)
+    }
+
     /// Offers a migration to another host and waits for its answer; without end while the host cannot be reached, so
     /// the caller limits that.
     pub(crate) async fn offer(

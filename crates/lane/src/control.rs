@@ -20,6 +20,8 @@ use crate::pulse::Window;
 /// A future that stays on the lane's thread.
 pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
+/// What is said where nobody runs anything.
+const NO_HOOKS: &str = "nothing is run here before volumes change hands";
 /// What is said where nobody keeps machines.
 const NO_MACHINE: &str = "there are no machines here";
 
@@ -47,6 +49,13 @@ pub trait Control {
     ) -> LaneFuture<Result<(), String>> {
         let _ = (migration, paused);
         Box::pin(ready(Err(NO_MACHINE.to_owned())))
+    }
+
+    /// Does what is to be done at both hosts before volumes change hands: when this resolves it is done, or the text says why
+    /// they are to stay. [`Control::entered`] with [`Phase::Discarding`] ends it.
+    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        let _ = migration;
+        Box::pin(ready(Err(NO_HOOKS.to_owned())))
     }
 
     /// Lets the machine run that came along; its volumes are this host's, and open. The text says why it does not run.

@@ -112,6 +112,8 @@ pub struct MigrationOrder {
     pub keep_source: bool,
     /// Bytes a second that the mover may copy; `None`: as fast as it goes.
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// Whether something is to be done before the volume changes hands.
+    pub moves: Moves,
 }
 
 /// A migration of one volume to another host.

@@ -163,6 +163,11 @@ impl Control for Recorder {
     }
 
     /// Passthrough.
+    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        self.below.run_hooks(migration)
+    }
+
+    /// Passthrough.
     fn stop_machine(
         &self,
         migration: MigrationId,

@@ -331,6 +331,7 @@ impl Lane {
             },
             limits: TimeLimits { mirror_wait_max: self.settings.mirror_wait_max, ..TimeLimits::default() },
             acknowledgement: Acknowledgement::BothStores,
+            moves: order.moves,
         };
         let control = self.begin_recording(order.migration);
         let buffers = self.engine.buffers();

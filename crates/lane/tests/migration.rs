@@ -84,6 +84,7 @@ impl Bench {
             pacing: PacingSettings::default(),
             limits: TimeLimits::default(),
             acknowledgement: Acknowledgement::BothStores,
+            moves: migration::source::Moves::Volumes,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;
         Conductor::new(self.handle.clone(), control, self.engine.buffers(), plan)

@@ -67,6 +67,9 @@ enum State {
     },
     /// The machine's memory is copied, and the machine brought to a stand; the volumes are copied all the while.
     MovingMemory,
+    /// What is to be done before the volumes change hands is being done; they are copied all the while. Still
+    /// [`Phase::Copying`]: nothing is held.
+    RunningHooks,
     Closing {
         open: Vec<VolumeIndex>,
         began: Duration,
@@ -178,6 +181,7 @@ impl Source {
             SourceEvent::Cancel => self.end_before_release(Outcome::Cancelled),
             SourceEvent::MachinePaused => self.machine_paused(now),
             SourceEvent::MachineStopped(result) => self.machine_stopped(now, result),
+            SourceEvent::HooksRun(result) => self.hooks_run(now, result),
             SourceEvent::GateClosed { volume, attempt } => self.gate_closed(now, volume, attempt),
             SourceEvent::RequestHeld { attempt, .. } => self.request_held(attempt),
             SourceEvent::Flushed { volume, attempt, result } => self.flushed(now, volume, attempt, result),
@@ -277,7 +281,7 @@ impl Source {
                 Some((*repeat_at, "the target to delete its images"))
             }
             State::Released { handover, .. } => handover.poll_timeout(),
-            State::Settling { .. } | State::MovingMemory | State::Ended => None,
+            State::Settling { .. } | State::MovingMemory | State::RunningHooks | State::Ended => None,
         }
     }
 
@@ -289,6 +293,7 @@ impl Source {
             State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => {
                 Some("the machine to be loaded at the target")
             }
+            State::RunningHooks => Some("the hooks of both hosts"),
             State::Releasing { retry_at: None, .. }
             | State::Ending { retry_at: None, .. }
             | State::Discarding { step: DiscardStep::Aborting { retry_at: None }, .. } => Some("the journal"),
@@ -300,7 +305,7 @@ impl Source {
     /// Where the migration stands.
     pub fn phase(&self) -> Phase {
         match &self.state {
-            State::Copying { .. } | State::Settling { .. } => Phase::Copying,
+            State::Copying { .. } | State::Settling { .. } | State::RunningHooks => Phase::Copying,
             State::MovingMemory => Phase::Memory,
             State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => Phase::Memory,
             State::Closing { .. } => Phase::Closing,

@@ -74,7 +74,7 @@ impl Model {
             volumes: volumes.iter().map(|volume| (*volume, Generation(4))).collect(),
             switch_over_max: Duration::from_millis(500),
             peer: Peer::SameHost,
-            moves: Moves::Volumes,
+            moves: if seed.is_multiple_of(2) { Moves::Volumes } else { Moves::VolumesAfterHooks },
         };
         let mut model = Self {
             source: Source::new(Duration::ZERO, settings),
@@ -252,6 +252,7 @@ impl Model {
             SourceAction::Send(message) => self.pending.push(Pending::ToTarget(message)),
             SourceAction::StopCopying => {}
             SourceAction::StopMachine => panic!("machines move between hosts"),
+            SourceAction::RunHooks => self.pending.push(Pending::Source(SourceEvent::HooksRun(Ok(())))),
             SourceAction::TakeBack(generations) => {
                 assert!(generations.iter().all(|(_, generation)| *generation == Generation(6)));
                 self.source_gates.fill(Gate::Open);

@@ -38,7 +38,11 @@ impl Model {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let volumes = 1 + random.below(3) as u8;
-        let moves = if random.below(2) == 0 { Moves::Volumes } else { Moves::Machine };
+        let moves = match random.below(4) {
+            0 => Moves::Volumes,
+            1 => Moves::VolumesAfterHooks,
+            _ => Moves::Machine,
+        };
         Self {
             source: Giving::new(volumes, moves),
             target: Bringing::new(volumes, moves),

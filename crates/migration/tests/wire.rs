@@ -43,6 +43,7 @@ fn a_look_ahead_and_its_answer_are_read_as_they_were_sent() {
         refusals: vec![refusal.clone(); count],
         warnings: vec!["slow".to_owned(); count],
         places: vec![place.clone()],
+        has_hooks: true,
     };
     check(&Message::Surveyed { question: 7, surveyed: surveyed(2) });
     // What is too much is left out.

@@ -245,8 +245,10 @@ pub(crate) struct RemoveArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArguments {
-    /// Name of the volume, or of the machine: that goes to another host with its memory and its volumes.
-    pub(crate) name: String,
+    /// Name of the volume, or of the machine: that goes to another host with its memory and its volumes. Several volumes go to
+    /// another host as one: all of them, or none.
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
     /// The store to move it to, or another host: its only store, or one of them.
     #[arg(long, value_name = "STORE|HOST[:STORE]")]
     pub(crate) to: String,
@@ -522,6 +524,7 @@ Examples:
   sterna migrate web1 --to fast --detach --json
   sterna migrate web1 --to rack3-b --memory post-copy
   sterna migrate web1 --to rack3-b --dry-run
+  sterna migrate db-data db-log --to rack3-b:fast
 
 With --memory post-copy a machine that writes faster than its memory is sent runs at the other host before all of it is
 there; the rest follows. From the switch-over until the last of it has come, losing either host, or the link for good, is

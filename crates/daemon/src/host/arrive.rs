@@ -16,8 +16,8 @@ use migration::journal::{
     ExportSettings, ImageLocation, MigratingVolume, MigrationState, Record, Side, VolumeRecord,
 };
 use migration::wire::{
-    Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume,
-    Refusal, RefusalCode, Sharing,
+    Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
+    RefusalCode, Sharing,
 };
 use migration::{HostId, MigrationId, VolumeId};
 use transport::Session;

@@ -23,6 +23,7 @@ use transport::Session;
 use super::Host;
 use super::arrive::{Arrival, Arriving};
 use crate::error::{RequestError, with_causes};
+use crate::hooks::Begun;
 use crate::images;
 use crate::peers::channel::{Kind, Subject};
 use crate::volumes::{Claim, Service};
@@ -68,6 +69,9 @@ impl Host {
         }
         if let Some(machine) = &arrival.machine {
             self.expect_machine(session, arrival.migration, arrival.remote, machine, names).await;
+        } else {
+            let begun = if arrival.recorded.is_some() { Begun::Perhaps } else { Begun::No };
+            self.escort_in(arrival.migration, arrival.remote, session, begun);
         }
         if let Err(error) = self.let_come(session, &arrival, &mut awaited).await {
             self.stop_waiting(awaited).await;

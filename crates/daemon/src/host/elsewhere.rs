@@ -20,6 +20,7 @@ use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use super::leave::{Departure, round_trip, switch_over_max};
 use super::{Host, blocking};
 use crate::error::{RequestError, with_causes};
+use crate::hooks::Begun;
 use crate::opening;
 use crate::peers::channel::{self, Kind, Subject};
 use crate::volumes::Service;
@@ -212,8 +213,13 @@ impl Host {
         let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
         let session = self.hosts.session_with(*peer)?;
         let machine = self.machine_of_departure(&recorded.names);
-        let moves = if machine.is_some() { Moves::Machine } else { Moves::Volumes };
         let is_copying = matches!(recorded.stage, Stage::Copying);
+        let moves = match (&machine, is_copying) {
+            (Some(_), _) => Moves::Machine,
+            // Whether the other host has hooks the daemon before this one knew.
+            (None, true) => Moves::VolumesAfterHooks,
+            (None, false) => Moves::Volumes,
+        };
         let mut departures = Vec::new();
         for (moving, name) in recorded.volumes.iter().zip(&recorded.names) {
             let volume = moving.volume;
@@ -247,6 +253,8 @@ impl Host {
         self.migrations.track(migration, departures.iter().map(|departure| departure.volume).collect());
         if let Some(machine) = machine {
             self.resume_machine(migration, machine, &session).await?;
+        } else {
+            self.escort_away(migration, &session, Begun::Perhaps);
         }
         self.hand_over_to(&session, migration, departures).await?;
         if moves == Moves::Machine && is_copying {

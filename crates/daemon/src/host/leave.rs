@@ -33,6 +33,7 @@ use super::plan::check_order_elsewhere;
 use super::shared::Found;
 use crate::dockets::Docket;
 use crate::error::RequestError;
+use crate::hooks::Begun;
 use crate::migrations::image_format;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
@@ -80,6 +81,22 @@ pub(super) struct Elsewhere {
     pub store: String,
 }
 
+/// What is known before anything is begun.
+struct Before {
+    /// What the user should know.
+    warnings: Vec<String>,
+    hooks: Hooks,
+}
+
+/// Whether something is to be run before volumes change hands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hooks {
+    /// Neither host has anything.
+    None,
+    /// One of them has, or may have.
+    Some,
+}
+
 impl Host {
     /// The host that `to` names, as HOST or HOST:STORE; `None`: it is a store of this host.
     ///
@@ -115,12 +132,13 @@ impl Host {
         check_order_elsewhere(&order)?;
         let session = self.hosts.session(&elsewhere.peer)?;
         self.reach(&session, &elsewhere.peer).await?;
-        let warnings = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
+        let Before { warnings, hooks } =
+            self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
         let migration = self.record_leaving(&departing, &elsewhere, &order).await?;
         self.migrations.track(migration, departing.iter().map(|volume| volume.record.volume).collect());
         self.begin_history(migration, departing.iter().map(|volume| volume.record.size_bytes).sum(), &order);
         let names: Vec<_> = departing.iter().map(|volume| volume.record.name.clone()).collect();
-        let begun = self.offer_and_leave(departing, &elsewhere, migration, &order, company).await;
+        let begun = self.offer_and_leave(departing, &elsewhere, migration, &order, company, hooks).await;
         if let Err(error) = begun {
             self.end_refused(migration, &error).await;
             return Err(error);
@@ -141,7 +159,7 @@ impl Host {
         elsewhere: &Elsewhere,
         order: &MigrateVolume,
         company: Option<&Company>,
-    ) -> Result<Vec<String>, RequestError> {
+    ) -> Result<Before, RequestError> {
         let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
         // The other host looks at the machine itself when its volumes have been offered.
         let machine = company.map(|company| AheadMachine {
@@ -150,7 +168,11 @@ impl Host {
             parcel: Vec::new(),
         });
         let asked = Thoroughness::BeforeOffer;
-        self.look_ahead(session, &records, elsewhere, order, machine.as_ref(), asked).await.into_result()
+        let ahead = self.look_ahead(session, &records, elsewhere, order, machine.as_ref(), asked).await;
+        // One that has not said so may have some.
+        let has_hooks = self.has_hooks() || ahead.surveyed.as_ref().is_none_or(|there| there.has_hooks);
+        let hooks = if has_hooks { Hooks::Some } else { Hooks::None };
+        Ok(Before { warnings: ahead.into_result()?, hooks })
     }
 
     /// Waits until there is a connection: nothing is begun with a host that is not there.
@@ -208,11 +230,16 @@ impl Host {
         migration: MigrationId,
         order: &MigrateVolume,
         company: Option<Company>,
+        hooks: Hooks,
     ) -> Result<(), RequestError> {
         let session = &self.hosts.session(&elsewhere.peer)?;
         let host = elsewhere.peer.name.clone();
         let machine = company.as_ref().map(|company| OfferedMachine { name: company.name.clone() });
-        let moves = if machine.is_some() { Moves::Machine } else { Moves::Volumes };
+        let moves = match (&company, hooks) {
+            (Some(_), _) => Moves::Machine,
+            (None, Hooks::Some) => Moves::VolumesAfterHooks,
+            (None, Hooks::None) => Moves::Volumes,
+        };
         let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
         let offer = offer(&records, &elsewhere.store, order, machine);
         let answered = tokio::time::timeout(ANSWER_MAX, self.peers.offer(session, migration, offer)).await;
@@ -232,6 +259,9 @@ impl Host {
         }
         if let Some(company) = company {
             self.see_machine_ready(migration, company, session, &elsewhere.peer.name).await?;
+        }
+        if moves == Moves::VolumesAfterHooks {
+            self.escort_away(migration, session, Begun::No);
         }
         let mut found = Vec::new();
         for Departing { record, .. } in &departing {
@@ -334,7 +364,7 @@ impl Host {
 /// How long the gates may be closed, given how far away the other host is.
 pub(super) fn switch_over_max(session: &Session, moves: Moves) -> Duration {
     let near = match moves {
-        Moves::Volumes => SWITCH_OVER_MAX,
+        Moves::Volumes | Moves::VolumesAfterHooks => SWITCH_OVER_MAX,
         Moves::Machine => HANDOVER_MAX,
     };
     near + round_trip(session) * SWITCH_OVER_ROUND_TRIPS

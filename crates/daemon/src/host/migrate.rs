@@ -37,6 +37,7 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         check_rate(&order)?;
+        self.names_together(&name, &order)?;
         if self.vms.get(&name).is_ok() {
             return self.migrate_machine(name, order).await;
         }
@@ -44,6 +45,9 @@ impl Host {
             && self.elsewhere(&order.to)?.is_some()
         {
             return self.migrate_adopted(adopted, order).await;
+        }
+        if !order.together_with.is_empty() {
+            return self.migrate_together(name, order).await;
         }
         let (_claim, volume) = self.volumes.claim(&name)?;
         let record = self.record(volume, &name)?;
@@ -246,7 +250,7 @@ impl Host {
     }
 
     async fn hand_to_lane(
-        &self,
+        self: &Arc<Self>,
         lane: &LaneHandle,
         record: &VolumeRecord,
         migration: MigrationId,
@@ -270,6 +274,7 @@ impl Host {
             target: reserved.location.clone(),
             keep_source: order.keep_source,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+            moves: self.escort_here(migration),
         };
         lane.migrate(lane_order, target).await.map_err(|refused| match refused {
             Refused::Migrating(migration) => {

@@ -23,6 +23,7 @@ use super::leave::Elsewhere;
 use super::machine::{check_movable, downtime_max, no_volumes, not_to_a_store};
 use super::migrate::allocated_bytes;
 use super::queue::check_rate;
+use super::together::only_to_a_host;
 use super::{Host, blocking};
 use crate::dockets::Docket;
 use crate::error::RequestError;
@@ -54,7 +55,7 @@ impl Host {
         let names = match (&ours, &adopted) {
             (Some(known), _) => known.volumes.clone(),
             (_, Some(adopted)) => adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
-            (None, None) => vec![name.clone()],
+            (None, None) => self.names_together(&name, &order)?,
         };
         let records: Vec<VolumeRecord> =
             names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
@@ -64,6 +65,7 @@ impl Host {
         self.plan_volumes(&records, &mut plan).await;
         match elsewhere {
             None if ours.is_some() => plan.refuse(&not_to_a_store(&names, &order)),
+            None if names.len() > 1 => plan.refuse(&only_to_a_host(&order)),
             None => self.plan_here(&records, &order, &mut plan).await,
             Some(elsewhere) => {
                 let company = match (ours.is_some(), adopted) {

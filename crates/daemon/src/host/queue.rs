@@ -284,7 +284,7 @@ impl Host {
     pub(super) fn wish(&self, docket: &Docket, order: &MigrateVolume) -> Result<Wish, RequestError> {
         let names = match self.vms.get(&docket.name) {
             Ok(vm) => vm.volumes.clone(),
-            Err(_) => vec![docket.name.clone()],
+            Err(_) => std::iter::once(&docket.name).chain(&order.together_with).cloned().collect(),
         };
         let records: Vec<VolumeRecord> =
             names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
@@ -302,7 +302,7 @@ impl Host {
                 target: ImageLocation { store: target.clone(), ..record.image.clone() },
             })
             .collect();
-        let shown = queued(&first.name, &first.image, &target, order, docket.ordered_unix_ms);
+        let shown = queued(&names.join(", "), &first.image, &target, order, docket.ordered_unix_ms);
         Ok(Wish {
             name: docket.name.clone(),
             order: order.clone(),

@@ -212,6 +212,7 @@ impl Host {
             chronicles: self.chronicles.clone(),
             data_dir: self.config.data_dir.clone(),
             moving: Arc::clone(&self.moving),
+            escorts: Arc::clone(&self.escorts),
             runtime: tokio::runtime::Handle::current(),
         };
         let name = record.name.clone();

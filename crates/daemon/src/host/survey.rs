@@ -29,7 +29,12 @@ impl Host {
         let Survey { offer, held_bytes, machine } = survey;
         // Each starts a QEMU and looks at stores: as many at a time as for descriptions.
         let _permit = Arc::clone(&self.looks).acquire_owned().await;
-        let mut found = Surveyed { refusals: Vec::new(), warnings: Vec::new(), places: Vec::new() };
+        let mut found = Surveyed {
+            refusals: Vec::new(),
+            warnings: Vec::new(),
+            places: Vec::new(),
+            has_hooks: self.has_hooks(),
+        };
         if !(1..=VOLUMES_MAX).contains(&offer.volumes.len()) {
             let detail =
                 format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());

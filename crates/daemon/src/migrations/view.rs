@@ -318,5 +318,6 @@ fn failure_name(code: FailureCode) -> &'static str {
         FailureCode::GivenUp => "given-up",
         FailureCode::MachineStayed => "machine-stayed",
         FailureCode::NotBegun => "not-begun",
+        FailureCode::HookFailed => "hook-failed",
     }
 }

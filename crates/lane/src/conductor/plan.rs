@@ -29,6 +29,8 @@ pub struct Plan {
     pub limits: TimeLimits,
     /// Who has a guest's write before the guest is answered.
     pub acknowledgement: Acknowledgement,
+    /// Whether something is to be done before the volumes change hands.
+    pub moves: Moves,
 }
 
 /// One volume of a plan.
@@ -154,7 +156,7 @@ impl Plan {
                 acknowledgement: self.acknowledgement,
             },
             peer: Peer::SameHost,
-            moves: Moves::Volumes,
+            moves: self.moves,
         };
         let target = TargetPlan {
             migration,

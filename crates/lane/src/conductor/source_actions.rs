@@ -27,6 +27,10 @@ impl SourceConductor {
                     }
                 });
             }
+            SourceAction::RunHooks => {
+                let run = self.control.run_hooks(self.migration);
+                self.spawn(async move { SourceEvent::HooksRun(run.await) });
+            }
             SourceAction::CloseGate { volume, attempt } => {
                 self.order(volume, SourceOrder::CloseGate(attempt));
             }

@@ -317,7 +317,7 @@ impl TargetConductor {
 
 fn accompanied(target: Target, plan: &TargetPlan) -> Target {
     match plan.moves {
-        Moves::Volumes => target,
+        Moves::Volumes | Moves::VolumesAfterHooks => target,
         Moves::Machine => target.with_machine(),
     }
 }

@@ -190,7 +190,7 @@ impl Lane {
             pacing: pacing(order),
             limits: TimeLimits {
                 mirror_wait_max: match order.moves {
-                    Moves::Volumes => self.settings.mirror_wait_max,
+                    Moves::Volumes | Moves::VolumesAfterHooks => self.settings.mirror_wait_max,
                     Moves::Machine => self.settings.mirror_wait_max.min(MACHINE_WAIT_MAX),
                 },
                 switch_over_max: order.switch_over_max,

@@ -128,6 +128,7 @@ impl Scene {
             pacing,
             limits: LIMITS,
             acknowledgement: Acknowledgement::BothStores,
+            moves: migration::source::Moves::Volumes,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;
         let (conductor, baton) = Conductor::new(self.handle.clone(), control, &BufferPool::new(), plan);

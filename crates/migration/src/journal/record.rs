@@ -240,6 +240,8 @@ pub enum FailureCode {
     MachineStayed,
     /// It waited for its turn, and when that came it could not begin.
     NotBegun,
+    /// What was to be done before the volumes change hands failed.
+    HookFailed,
 }
 
 /// What a migration cost; durations in microseconds.

@@ -73,11 +73,32 @@ impl Source {
         }
         match self.settings.moves {
             Moves::Volumes => self.close_gates(now),
+            Moves::VolumesAfterHooks => {
+                self.state = State::RunningHooks;
+                self.actions.push_back(SourceAction::RunHooks);
+            }
             Moves::Machine => {
                 self.state = State::MovingMemory;
                 self.early = Early::NotYet;
                 self.actions.push_back(SourceAction::Enter(Phase::Memory));
                 self.actions.push_back(SourceAction::StopMachine);
+            }
+        }
+    }
+
+    /// **N.B.** Once: tries after this one find it done.
+    pub(super) fn hooks_run(&mut self, now: Duration, result: Result<(), String>) {
+        if !matches!(self.state, State::RunningHooks) {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                self.settings.moves = Moves::Volumes;
+                // The guests have worked on meanwhile: what they wrote is looked at anew.
+                self.state = State::Copying { not_before: now };
+            }
+            Err(detail) => {
+                self.end_before_release(Outcome::Failed { code: FailureCode::HookFailed, detail });
             }
         }
     }
@@ -114,7 +135,7 @@ impl Source {
     fn prepare_if_complete(&mut self, now: Duration) {
         let State::Closing { began, .. } = &self.state else { return };
         let gates_closing_at = *began;
-        if !self.all_at_least(Standing::NearEnough) && self.settings.moves == Moves::Volumes {
+        if !self.all_at_least(Standing::NearEnough) && self.settings.moves != Moves::Machine {
             // The last mirrored writes failed at the target: they are copied, and then it is tried again.
             self.give_up_attempt(now);
             return;
@@ -240,6 +261,7 @@ impl Source {
             State::Copying { .. }
             | State::Settling { .. }
             | State::MovingMemory
+            | State::RunningHooks
             | State::Closing { .. }
             | State::Preparing { .. } => {
                 let closed = matches!(self.state, State::Closing { .. } | State::Preparing { .. });
@@ -294,6 +316,51 @@ mod tests {
         source.handle_timeout(at);
         let attempt = source.attempt();
         assert_eq!(source.poll_action(), Some(SourceAction::Flush { volume, attempt }));
+    }
+
+    #[test]
+    fn what_is_to_be_done_before_the_volumes_change_hands_is_done_once_and_holds_nobody() {
+        let volume = VolumeIndex::all(1).next().unwrap();
+        let settled = || {
+            let settings = SourceSettings {
+                migration: MigrationId(1),
+                volumes: vec![(VolumeId([1; 16]), Generation(0))],
+                switch_over_max: Duration::from_secs(1),
+                peer: crate::source::Peer::OtherHost,
+                moves: Moves::VolumesAfterHooks,
+            };
+            let mut source = Source::new(Duration::ZERO, settings);
+            source.handle_event(Duration::ZERO, SourceEvent::Synchronised(volume));
+            source.handle_timeout(REST);
+            let attempt = source.attempt();
+            assert_eq!(source.poll_action(), Some(SourceAction::Flush { volume, attempt }));
+            let result = FlushResult::Durable;
+            source.handle_event(REST, SourceEvent::Flushed { volume, attempt, result });
+            assert_eq!(source.poll_action(), Some(SourceAction::RunHooks));
+            assert_eq!((source.poll_action(), source.phase()), (None, Phase::Copying), "nothing is held");
+            assert!(source.waits_for().is_some_and(|reason| reason.contains("hooks")));
+            source
+        };
+        let mut source = settled();
+        source.handle_event(REST, SourceEvent::Behind(volume));
+        source.handle_event(REST, SourceEvent::HooksRun(Ok(())));
+        assert_eq!(source.poll_action(), None, "what was written meanwhile is copied first");
+        source.handle_event(REST * 2, SourceEvent::Synchronised(volume));
+        source.handle_timeout(REST * 3);
+        let attempt = source.attempt();
+        assert_eq!(source.poll_action(), Some(SourceAction::Flush { volume, attempt }));
+        let result = FlushResult::Durable;
+        source.handle_event(REST * 3, SourceEvent::Flushed { volume, attempt, result });
+        assert_eq!(source.poll_action(), Some(SourceAction::Enter(Phase::Closing)), "they are not run again");
+
+        let mut source = settled();
+        source.handle_event(REST, SourceEvent::HooksRun(Err("no route".to_owned())));
+        assert_eq!(source.phase(), Phase::Discarding);
+        let mut source = settled();
+        source.handle_event(REST, SourceEvent::Cancel);
+        assert_eq!(source.phase(), Phase::Discarding);
+        source.handle_event(REST, SourceEvent::HooksRun(Ok(())));
+        assert_eq!(source.phase(), Phase::Discarding, "it is too late");
     }
 
     #[test]

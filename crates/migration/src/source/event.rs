@@ -33,6 +33,9 @@ pub enum Moves {
     /// Volumes; whoever uses them goes on from there.
     #[default]
     Volumes,
+    /// Volumes, and somebody has something to do before they change hands, such as to change routes: once, when they are
+    /// copied, while whoever uses them works on.
+    VolumesAfterHooks,
     /// Volumes, and the machine that uses them: it is brought to a stand before the gates close, and runs at the target
     /// after they have opened there (design §5.15).
     Machine,
@@ -99,6 +102,8 @@ pub enum SourceEvent {
     MachinePaused,
     /// The machine stands still at the source and is loaded, still, at the target; or why it does not.
     MachineStopped(Result<(), String>),
+    /// What was to be done before the volumes change hands is done; or why they are to stay.
+    HooksRun(Result<(), String>),
     /// Somebody wants the migration to end. Too late from [`Phase::Releasing`] on.
     Cancel,
     /// The source's images have been dealt with.
@@ -115,6 +120,8 @@ pub enum SourceAction {
     Enter(Phase),
     /// Copy the memory of the machine, and bring it to a stand. Until then its disks are mirrored.
     StopMachine,
+    /// Do what is to be done before the volumes change hands. Until then they are mirrored.
+    RunHooks,
     /// Hold a volume's requests, and say when none is in flight, and when one waits.
     CloseGate {
         /// Which volume.

@@ -192,7 +192,7 @@ impl Target {
             let (own, took) = (own.clone(), *took);
             self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Open));
             match self.moves {
-                Moves::Volumes => self.activate(own, took),
+                Moves::Volumes | Moves::VolumesAfterHooks => self.activate(own, took),
                 Moves::Machine => {
                     self.state = State::Running { own, took };
                     self.actions.push_back(TargetAction::RunMachine);

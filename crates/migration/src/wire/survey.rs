@@ -30,6 +30,8 @@ pub struct Surveyed {
     pub warnings: Vec<String>,
     /// Where the images would be: of the volumes that nothing is in the way of.
     pub places: Vec<SurveyedPlace>,
+    /// Whether something is run there before or after volumes change hands.
+    pub has_hooks: bool,
 }
 
 /// Where the image of a volume would be.

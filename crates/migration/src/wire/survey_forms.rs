@@ -22,6 +22,7 @@ pub(super) struct SurveyedForm {
     refusals: Vec<(CodeForm, String)>,
     warnings: Vec<String>,
     places: Vec<PlaceForm>,
+    has_hooks: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -91,6 +92,7 @@ impl From<Surveyed> for SurveyedForm {
             refusals: refusals.map(|refusal| (refusal.code.into(), cut(refusal.detail))).collect(),
             warnings: surveyed.warnings.into_iter().take(REMARKS_MAX).map(cut).collect(),
             places: surveyed.places.into_iter().map(place).collect(),
+            has_hooks: surveyed.has_hooks,
         }
     }
 }
@@ -110,6 +112,7 @@ impl From<SurveyedForm> for Surveyed {
             refusals: refusals.map(|(code, detail)| Refusal { code: code.into(), detail }).collect(),
             warnings: form.warnings,
             places: form.places.into_iter().map(place).collect(),
+            has_hooks: form.has_hooks,
         }
     }
 }

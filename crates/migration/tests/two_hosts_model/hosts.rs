@@ -319,8 +319,13 @@ impl Giving {
                     self.pending.push(SourceEvent::MachinePaused);
                     self.pending.push(SourceEvent::MachineStopped(Ok(())));
                 }
+                SourceAction::RunHooks => {
+                    assert!(self.is_open, "a hook holds nobody");
+                    let result = if self.version % 8 == 7 { Err("no".to_owned()) } else { Ok(()) };
+                    self.pending.push(SourceEvent::HooksRun(result));
+                }
                 SourceAction::CloseGate { volume, attempt } => {
-                    let stands = self.moves == Moves::Volumes || self.guest == Guest::Stands;
+                    let stands = self.moves != Moves::Machine || self.guest == Guest::Stands;
                     assert!(stands, "a gate closes below a machine that runs");
                     self.is_open = false;
                     self.pending.push(SourceEvent::GateClosed { volume, attempt });

@@ -130,6 +130,7 @@ impl Host {
             pacing: plan.pacing.clone(),
             limits: self.scenario.limits,
             acknowledgement: plan.acknowledgement,
+            moves: migration::source::Moves::Volumes,
         };
         let control = self.control();
         let (conductor, baton) = Conductor::new(self.handle.clone(), control, &self.buffers, plan_of_lane);

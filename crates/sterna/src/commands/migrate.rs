@@ -19,6 +19,9 @@ pub(super) async fn run(
     order: MigrateArguments,
     format: Format,
 ) -> Result<Exit, CommandError> {
+    let mut names = order.names.into_iter();
+    // There is one: the command line wants it.
+    let name = names.next().unwrap_or_default();
     let request = MigrateVolume {
         to: order.to,
         bandwidth_bytes_per_second: order.bandwidth,
@@ -32,16 +35,17 @@ pub(super) async fn run(
         max_downtime_ms: Some(order.max_downtime),
         memory_streams: order.memory_streams.0,
         memory: order.memory.into(),
+        together_with: names.collect(),
     };
     if order.dry_run {
-        let plan = client.plan_migration(&order.name, &request).await?;
+        let plan = client.plan_migration(&name, &request).await?;
         output::print(format, &plan, output::plan)?;
         return Ok(if plan.can_begin { Exit::Success } else { Exit::Refused });
     }
     if request.memory == api::Memory::PostCopy && matches!(format, Format::Text) {
         Display::for_people(format).say(POST_COPY_PRICE);
     }
-    let begun = async { client.migrate(&order.name, &request).await };
+    let begun = async { client.migrate(&name, &request).await };
     see_through(client, begun, order.detach, format).await
 }
 

@@ -1,0 +1,86 @@
+//! Two hosts that ask each other to run their hooks, over a way that may lose the first question.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_channel::mpsc::{UnboundedSender, unbounded};
+use migration::MigrationId;
+
+use super::*;
+use crate::config::HooksConfig;
+use crate::hooks::{Begun, HookSide, Occasion};
+
+/// One direction of the way.
+struct Wire {
+    to: UnboundedSender<Arrival>,
+    loses_next: AtomicBool,
+}
+
+impl Send for Wire {
+    fn send(&self, _: Priority, head: Bytes, payload: Bytes) {
+        if !self.loses_next.swap(false, Ordering::SeqCst) {
+            // The other end may be gone.
+            let _ = self.to.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+        }
+    }
+}
+
+fn lines(loses_first: bool) -> (HooksLine, HooksLine) {
+    let (to_target, at_target) = unbounded();
+    let (to_source, at_source) = unbounded();
+    let wire = |to, loses: bool| Arc::new(Wire { to, loses_next: AtomicBool::new(loses) }) as Arc<dyn Send>;
+    ((wire(to_target, loses_first), at_source), (wire(to_source, false), at_target))
+}
+
+fn errand(side: HookSide, before: &str) -> Arc<Errand> {
+    let occasion = Occasion {
+        migration: MigrationId(7),
+        vm: String::new(),
+        volumes: vec!["root".to_owned()],
+        side,
+        own: "here".to_owned(),
+        other: "there".to_owned(),
+    };
+    let before = Some(PathBuf::from(before));
+    let hooks = HooksConfig { before, after: None, timeout: Duration::from_secs(60) };
+    Errand::new(hooks, occasion, Begun::No, |_| {})
+}
+
+/// What comes of a migration whose hosts have these hooks.
+async fn run(source: &str, target: &str, loses_first: bool) -> Result<(), String> {
+    let (here, there) = lines(loses_first);
+    let answers = tokio::spawn(answer(there, errand(HookSide::Target, target)));
+    let escorts = Escorts::new(tokio::runtime::Handle::current());
+    escorts.leaves(MigrationId(7), errand(HookSide::Source, source), Some(here));
+    let outcome = escorts.run(MigrationId(7)).await;
+    answers.abort();
+    outcome
+}
+
+#[tokio::test]
+async fn both_hosts_run_theirs_and_either_may_fail() {
+    assert_eq!(run("/bin/true", "/bin/true", false).await, Ok(()));
+    let refused = run("/bin/true", "/bin/false", false).await.unwrap_err();
+    assert!(refused.contains("/bin/false (target) ended with exit status 1"), "{refused}");
+    let refused = run("/bin/false", "/bin/true", false).await.unwrap_err();
+    assert!(refused.contains("/bin/false (source) ended with exit status 1"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_host_that_has_forgotten_the_question_is_asked_again() {
+    assert_eq!(run("/bin/true", "/bin/true", true).await, Ok(()));
+}
+
+#[tokio::test]
+async fn what_runs_is_given_up_with_its_migration() {
+    let escorts = Escorts::new(tokio::runtime::Handle::current());
+    // Nobody answers.
+    let (here, _there) = lines(false);
+    escorts.leaves(MigrationId(7), errand(HookSide::Source, "/bin/true"), Some(here));
+    let runs = escorts.run(MigrationId(7));
+    escorts.entered(MigrationId(7), Phase::Copying);
+    escorts.entered(MigrationId(7), Phase::Discarding);
+    assert_eq!(runs.await, Err("it was given up".to_owned()));
+    assert!(escorts.forget(MigrationId(7)).is_some());
+    assert!(escorts.run(MigrationId(8)).await.is_err());
+}
