@@ -158,7 +158,10 @@ fn hooks_run_for_a_volume_without_a_machine_and_its_guest_works_meanwhile() {
         // The source was not asked for its own, and none comes after nothing.
         ensure!(told(&pair.alpha)?.is_empty(), "{:?}", told(&pair.alpha)?);
         // One takes its time, and its daemon is killed: it is asked again.
-        std::fs::write(pair.beta.path("before"), "until [ -e \"$here/go\" ]; do sleep 0.1; done")?;
+        std::fs::write(
+            pair.beta.path("before"),
+            "until [ -e \"$here/go\" ] || [ ! -e \"$here\" ]; do sleep 0.1; done",
+        )?;
         let begun = pair.alpha.begin_to_migrate("beta:a", None)?;
         let until_run = |times: usize| {
             until("the hook is run", || Ok((told(&pair.beta)?.len() == 2 + times).then_some(())))
