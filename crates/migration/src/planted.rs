@@ -43,8 +43,8 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All that are noticed within 10,000 seeds. *Not yet*: [`Bug::MarkNotAwaited`], since hosts are killed less often.
-    pub const ALL: [Self; 16] = [
+    /// All of them.
+    pub const ALL: [Self; 17] = [
         Self::PreparedTargetLeaves,
         Self::StaleAttempt,
         Self::OpenOnTrial,
@@ -57,6 +57,7 @@ impl Bug {
         Self::SourceCache,
         Self::BranchMistaken,
         Self::ChronicleIsMissingSet,
+        Self::MarkNotAwaited,
         Self::EpochReused,
         Self::GhostWrites,
         Self::TargetRestart,

@@ -25,7 +25,7 @@ const GONE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs
 
 /// How often each kind of bad luck is drawn, compared with others.
 const WEIGHTS: [(Fault, usize); 23] = [
-    (Fault::Kill, 4),
+    (Fault::Kill, 12),
     (Fault::KillTarget, 4),
     (Fault::KillOther, 1),
     (Fault::PowerCut, 2),
