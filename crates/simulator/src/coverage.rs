@@ -209,6 +209,8 @@ fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
         // A target that has promised something cannot.
         Fault::CancelThere => matches!(phase, Releasing | Committing | Retiring | TakingBack | Discarding),
         Fault::HandBack => phase != Committing,
+        // Of two hosts the one has the volume, and the other's image is in use while it moves.
+        Fault::ImageTouched if table == Table::Pair => true,
         // Few migrations get there, and fewer with this.
         Fault::KillOther | Fault::PowerCutOther | Fault::OtherLinkCut | Fault::ImageTouched => {
             matches!(phase, TakingBack | Memory)
