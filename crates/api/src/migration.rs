@@ -75,6 +75,13 @@ pub enum Memory {
     PostCopy,
 }
 
+impl Memory {
+    /// What [`Memory::PostCopy`] costs, for people who are about to order it.
+    pub const POST_COPY_PRICE: &'static str = "if the machine writes faster than its memory is sent, it runs at the other host \
+        before all of it is there: until the last of it has come, losing either host or the link for good means losing its \
+        memory, as if its power had been cut; its disks are whole at the other host";
+}
+
 /// The most streams that can be asked for.
 pub const MEMORY_STREAMS_MAX: u8 = 16;
 

@@ -381,7 +381,7 @@ impl Keeper for Reception {
 }
 
 /// Looks whether what is ordered of a machine's memory makes sense.
-fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
+pub(super) fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
     match order.memory_streams {
         Some(streams) if !(1..=MEMORY_STREAMS_MAX).contains(&streams) => {
             let text = format!("memory goes over 1 to {MEMORY_STREAMS_MAX} streams, not {streams}");
@@ -396,7 +396,7 @@ fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
 }
 
 /// Looks whether a machine can run elsewhere before all of its memory is there, as far as can be seen here.
-async fn check_post_copy(name: &str, machine: &Machine) -> Result<(), RequestError> {
+pub(super) async fn check_post_copy(name: &str, machine: &Machine) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
     let silent = |error: hypervisor::qemu::MachineError| unmovable(error.to_string());
     let obstacle = match machine.post_copy_obstacle().await.map_err(silent)? {

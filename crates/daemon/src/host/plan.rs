@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
-    ErrorDetail, MigrateVolume, MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin,
+    ErrorDetail, Memory, MigrateVolume, MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin,
 };
 use hypervisor::qemu::Machine;
 use migration::journal::VolumeRecord;
@@ -20,7 +20,7 @@ use transport::Session;
 use super::adopted::derived;
 use super::ahead::{AheadMachine, Thoroughness, milliseconds};
 use super::leave::Elsewhere;
-use super::machine::{check_movable, downtime_max, no_volumes, not_to_a_store};
+use super::machine::{check_movable, check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
 use super::migrate::allocated_bytes;
 use super::queue::check_rate;
 use super::together::only_to_a_host;
@@ -242,6 +242,12 @@ impl Host {
             max_downtime_ms: u64::try_from(downtime_max(order).as_millis()).unwrap_or(u64::MAX),
             least_downtime_ms: None,
         });
+        check_order(order).unwrap_or_else(|error| plan.refuse(&error));
+        if order.memory == Memory::PostCopy {
+            // Whether QEMU there can is known when it is started there.
+            check_post_copy(&name, &machine).await.unwrap_or_else(|error| plan.refuse(&error));
+            plan.warnings.push(Memory::POST_COPY_PRICE.to_owned());
+        }
         let downtime_max = downtime_max(order);
         match self.vms.announcement(&name, text, &machine, held).await {
             Ok(parcel) => Some(AheadMachine { name, downtime_max, parcel }),

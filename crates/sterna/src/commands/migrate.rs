@@ -9,11 +9,6 @@ use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::progress::{Display, follow};
 
-/// What is said before a machine may run without all of its memory.
-const POST_COPY_PRICE: &str = "if the machine writes faster than its memory is sent, it runs at the other host before all of it \
-     is there: until the last of it has come, losing either host or the link for good means losing its memory, as if its power \
-     had been cut; its disks are whole at the other host";
-
 pub(super) async fn run(
     client: &Client,
     order: MigrateArguments,
@@ -43,7 +38,7 @@ pub(super) async fn run(
         return Ok(if plan.can_begin { Exit::Success } else { Exit::Refused });
     }
     if request.memory == api::Memory::PostCopy && matches!(format, Format::Text) {
-        Display::for_people(format).say(POST_COPY_PRICE);
+        Display::for_people(format).say(api::Memory::POST_COPY_PRICE);
     }
     let begun = async { client.migrate(&name, &request).await };
     see_through(client, begun, order.detach, format).await
