@@ -23,9 +23,12 @@ const AWAY_MAX: Duration = Duration::from_secs(4);
 /// A link that is gone is away longer than anybody waits: from the point of view of the hosts for ever.
 const GONE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(150));
 
+/// How often the source is killed, in addition, where there are two hosts: they have less to go wrong, and what a killed
+/// daemon had not written down yet is seen only if it is killed at the very moment.
+const KILLS_OF_TWO: usize = 20;
 /// How often each kind of bad luck is drawn, compared with others.
 const WEIGHTS: [(Fault, usize); 23] = [
-    (Fault::Kill, 12),
+    (Fault::Kill, 4),
     (Fault::KillTarget, 4),
     (Fault::KillOther, 1),
     (Fault::PowerCut, 2),
@@ -54,8 +57,11 @@ impl Fleet {
     /// Draws what goes wrong.
     pub(super) fn draw_luck(self: &Rc<Self>) {
         let mut random = self.random.borrow_mut();
-        let faults: Vec<_> =
+        let mut faults: Vec<_> =
             WEIGHTS.iter().flat_map(|(fault, weight)| std::iter::repeat_n(*fault, *weight)).collect();
+        if self.parties.len() == 2 {
+            faults.extend(std::iter::repeat_n(Fault::Kill, KILLS_OF_TWO));
+        }
         for _ in 0..random.pick(&[0, 1, 2, 3, 4, 6, 9]) {
             let fault = random.pick(&faults);
             self.draw_one(&mut random, fault);

@@ -16,7 +16,7 @@ use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
 use migration::source::Moves;
 use migration::strategy::Acknowledgement;
-use migration::{MigrationId, PacingSettings, Phase, VolumeId};
+use migration::{Attempt, MigrationId, PacingSettings, Phase, VolumeId};
 
 use super::Fleet;
 use super::branch::TRUNK;
@@ -84,8 +84,8 @@ pub(crate) struct Party {
     pub(super) branch: Cell<usize>,
     /// Branches that forced promotions have opened here, by migration.
     pub(super) forced: RefCell<BTreeMap<MigrationId, usize>>,
-    /// What volumes held when they were promised to be taken over, by migration.
-    promised: RefCell<BTreeMap<MigrationId, Vec<Vec<u64>>>>,
+    /// What volumes held when they were promised to be taken over, by migration, and in which try.
+    promised: RefCell<BTreeMap<MigrationId, (Attempt, Vec<Vec<u64>>)>>,
     /// What this daemon has said of volumes that it takes, by migration.
     pub(super) answers: RefCell<BTreeMap<Subject, Vec<Accepted>>>,
     /// The phase of the migration that goes out from here.
@@ -400,8 +400,12 @@ impl Party {
             promised.retain(|id, _| state.migrations.get(id).is_some_and(|m| !m.has_ended()));
             for (id, migration) in state.unfinished() {
                 match (&migration.side, &migration.stage) {
-                    (Side::Incoming { .. }, Stage::Prepared(_)) if !promised.contains_key(&id) => {
-                        promised.insert(id, self.content_at(migration, |moving| &moving.target));
+                    // A promise that comes late is overtaken by that of the next try.
+                    (Side::Incoming { .. }, Stage::Prepared(attempt))
+                        if promised.get(&id).is_none_or(|(of, _)| of != attempt) =>
+                    {
+                        let found = self.content_at(migration, |moving| &moving.target);
+                        promised.insert(id, (*attempt, found));
                     }
                     (_, Stage::Copying) => drop(promised.remove(&id)),
                     _ => {}
@@ -412,7 +416,7 @@ impl Party {
 
     /// What volumes held when they were promised, if they are the ones of this migration.
     pub(super) fn promised(&self, id: MigrationId) -> Option<Vec<Vec<u64>>> {
-        self.promised.borrow().get(&id).cloned()
+        self.promised.borrow().get(&id).map(|(_, held)| held.clone())
     }
 
     /// What images of a migration hold.
