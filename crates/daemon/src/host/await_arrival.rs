@@ -13,7 +13,7 @@ use lane::{
     ArrivingStore, ComingOrder, ComingRole, ComingTogether, LaneHandle, LaneStore, Listeners, Opening,
 };
 use migration::journal::{
-    FailureCode, ImageLocation, MigrationState, Outcome, Record, Side, Summary, VolumeRecord,
+    FailureCode, ImageLocation, MigrationState, Outcome, Record, Side, Stage, Summary, VolumeRecord,
 };
 use migration::source::Moves;
 use migration::wire::LeftBehind;
@@ -22,6 +22,7 @@ use transport::Session;
 
 use super::Host;
 use super::arrive::{Arrival, Arriving};
+use super::machine::Expected;
 use crate::error::{RequestError, with_causes};
 use crate::hooks::Begun;
 use crate::images;
@@ -68,7 +69,13 @@ impl Host {
             }
         }
         if let Some(machine) = &arrival.machine {
-            self.expect_machine(session, arrival.migration, arrival.remote, machine, names).await;
+            let expected = match &arrival.recorded {
+                None => Expected::Anew,
+                // N.B. without a promise it comes to nothing, and it may be waiting for the volumes that would wait for it.
+                Some(known) if known.stage == Stage::Copying => Expected::Again(None),
+                Some(_) => Expected::Again(self.vms.found(machine).await),
+            };
+            self.expect_machine(session, (arrival.migration, arrival.remote), machine, names, expected);
         } else {
             let begun = if arrival.recorded.is_some() { Begun::Perhaps } else { Begun::No };
             self.escort_in(arrival.migration, arrival.remote, session, begun);

@@ -44,6 +44,14 @@ pub(super) struct Company {
     memory: (Memory, Option<u8>),
 }
 
+/// What is known of a machine that is to come.
+pub(super) enum Expected {
+    /// Nothing: it is to be started.
+    Anew,
+    /// That an earlier daemon expected it; it may be here, and loaded.
+    Again(Option<Arc<Machine>>),
+}
+
 impl Host {
     /// Begins to move a machine to another host, with all its volumes.
     ///
@@ -163,26 +171,24 @@ impl Host {
         }
     }
 
-    /// A machine comes with the volumes of this migration.
-    pub(super) async fn expect_machine(
+    /// A machine comes with the volumes of this migration, which has another number at its source.
+    pub(super) fn expect_machine(
         self: &Arc<Self>,
         session: &Session,
-        migration: MigrationId,
-        remote: MigrationId,
+        (migration, remote): (MigrationId, MigrationId),
         name: &str,
         volumes: Vec<String>,
+        expected: Expected,
     ) {
         let peer = crate::peers::host_id(session.peer());
         let line = Line::new(self.peers.machine_way(session, peer, remote));
         let errand = |begun| self.errand(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
-        // It may have been here before this daemon was started.
-        self.vms.until_found(name).await;
-        if let Ok(machine) = self.vms.machine(name) {
+        if let Expected::Again(Some(machine)) = expected {
             let errand = errand(Begun::Perhaps);
             self.moving.came(migration, Arc::new(Coming::found(line, machine, errand)));
             return;
         }
-        let errand = errand(Begun::No);
+        let errand = errand(if matches!(expected, Expected::Anew) { Begun::No } else { Begun::Perhaps });
         let keeper = Reception { host: Arc::clone(self), name: name.to_owned(), volumes };
         self.moving.comes(migration, &Arc::new(Coming::new(line, errand)), Arc::new(keeper));
     }

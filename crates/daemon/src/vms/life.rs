@@ -322,6 +322,12 @@ impl Vms {
         }
     }
 
+    /// The machine of that name that was started by an earlier daemon, once it is known whether it is there.
+    pub(crate) async fn found(&self, name: &str) -> Option<Arc<Machine>> {
+        self.until_found(name).await;
+        self.machine(name).ok()
+    }
+
     fn last_words(&self, name: &str) -> VmError {
         VmError::Ended { vm: name.to_owned(), said: process::last_words(&self.log(name)) }
     }
