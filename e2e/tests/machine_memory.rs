@@ -90,7 +90,7 @@ fn memory_goes_over_several_streams_there_and_home() {
 }
 
 #[test]
-fn memory_follows_the_machine_over_a_link_that_is_cut_and_past_daemons_that_are_killed() {
+fn memory_follows_the_machine_over_a_link_that_is_cut() {
     if !may_run_ahead() {
         return;
     }
@@ -103,17 +103,6 @@ fn memory_follows_the_machine_over_a_link_that_is_cut_and_past_daemons_that_are_
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.state == MigrationState::Moved && ended.message.is_none(), "{ended:?}");
         vm::check_at(&pair.beta, &pair.alpha)?;
-        console.work_on(REQUESTS)?;
-        // Each daemon is killed on the way home: both hypervisors find each other again.
-        let begun = run_ahead(pair, (&pair.beta, "beta:a"), (&pair.alpha, "alpha:a"))?;
-        pair.beta.kill()?;
-        pair.beta.start()?;
-        pair.alpha.kill()?;
-        pair.alpha.start()?;
-        pair.wire.set(WireState::Whole);
-        let ended = pair.beta.wait_for_migration(&begun.id)?;
-        ensure!(ended.state == MigrationState::Moved && ended.message.is_none(), "{ended:?}");
-        vm::check_at(&pair.alpha, &pair.beta)?;
         console.work_on(REQUESTS)?;
         console.verify()
     });

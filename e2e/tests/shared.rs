@@ -296,12 +296,19 @@ fn full_store_ends_the_migration_and_leaves_nothing() {
     }
     play_sharing_pair(
         |alpha, beta| {
-            beta.keep(FileSystem::plain(&beta.path("a"), FILL_BYTES / 2)?)?;
+            beta.keep(FileSystem::plain(&beta.path("a"), 2 * DISK_BYTES)?)?;
             share(alpha, beta)
         },
         |pair| {
             let guest = start_guest(pair)?;
-            let begun = pair.alpha.begin_to_migrate("beta:a", None)?;
+            let begun = pair.alpha.begin_to_migrate("beta:a", Some("2MiB/s"))?;
+            until("a part is copied", || {
+                Ok((pair.alpha.migration(&begun.id)?.bytes_copied > 1 << 20).then_some(()))
+            })?;
+            // Somebody else takes what is left there; not as one of the images.
+            let ballast =
+                std::fs::write(pair.beta.path("a/lost+found/ballast"), vec![1; 3 * DISK_BYTES as usize]);
+            ensure!(ballast.is_err(), "it fits");
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
             ensure!(ended.failure.as_deref() == Some("target-full") && ended.shared, "{ended:?}");
             pair.check_at(&pair.alpha, &pair.beta)?;
