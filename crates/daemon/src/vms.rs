@@ -214,6 +214,12 @@ impl Vms {
     /// [`VmError`].
     pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<(), VmError> {
         let _operation = self.operate(name)?;
+        if let Life::Starting = self.life(name)? {
+            return match ending {
+                Ending::AtOnce => self.kill_silent(name).await,
+                Ending::PowerButton(_) => Err(VmError::Silent(name.to_owned())),
+            };
+        }
         let alive = self.alive(name)?;
         self.end(name, &alive, ending).await
     }

@@ -29,6 +29,8 @@ use crate::volumes::Service;
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the last writes of a killed daemon are waited for when its migrations go on.
 const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long a start waits for one thing that it goes on with: a hypervisor that hangs keeps nobody else from being served.
+const START_PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked whether a volume has a lane, besides being told.
 const LANE_POLL: Duration = Duration::from_millis(100);
 /// How often it is looked whether the clients of a volume that is away have left.
@@ -51,10 +53,13 @@ impl Host {
             }
         }
         for (migration, recorded) in unfinished.into_iter().filter(|(_, known)| known.side != Side::OneHost) {
-            if !self.resume_one(migration, recorded).await {
-                let host = Arc::clone(self);
-                tokio::spawn(async move { host.resume_in_the_end(migration).await });
-            }
+            let host = Arc::clone(self);
+            let resumed = async move {
+                if !host.resume_one(migration, recorded).await {
+                    tokio::spawn(async move { host.resume_in_the_end(migration).await });
+                }
+            };
+            at_start(resumed, "an interrupted migration", &migration).await;
         }
     }
 
@@ -339,4 +344,16 @@ pub(super) async fn open_for_resuming(record: &VolumeRecord) -> Result<Opened, R
     let patience =
         move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
     blocking(move || opening::open(&record, None, patience)).await
+}
+
+/// Does what a start has to do, and lets the start go on without it if that takes long.
+pub(super) async fn at_start(
+    work: impl Future<Output = ()> + Send + 'static,
+    what: &str,
+    which: &(dyn std::fmt::Display + Sync),
+) {
+    let task = tokio::spawn(work);
+    if tokio::time::timeout(START_PATIENCE, task).await.is_err() {
+        tracing::warn!(%which, "the start goes on, and {what} is seen to when what it waits for is there");
+    }
 }

@@ -22,6 +22,7 @@ use migration::message::ToTarget;
 use transport::Session;
 
 use super::Host;
+use super::elsewhere::at_start;
 use super::leave::Departing;
 use crate::error::RequestError;
 use crate::hooks::{Begun, HookSide};
@@ -274,26 +275,30 @@ impl Host {
     /// After a start: machines whose migration has ended, or never came to anything, are where their volumes are.
     pub(crate) async fn settle_machines(self: &Arc<Self>) {
         for (name, standing) in self.vms.unsettled() {
-            let Ok(known) = self.vms.get(&name) else { continue };
-            if self.is_under_way(&known.volumes) {
-                continue;
-            }
-            let is_here = known.volumes.iter().all(|volume| self.owns(volume));
-            let name = &name;
-            if is_here {
-                // N.B. Before it is settled: one that was adopted is not among ours from then on.
-                self.let_run(name).await;
-            }
-            let settled = match (standing, is_here) {
-                (Standing::Home, _) => Ok(()),
-                (Standing::Leaving, false) => self.vms.left(name).await,
-                (Standing::Arriving, false) => self.vms.abandon_arrival(name).await,
-                (Standing::Leaving, true) => self.vms.stayed(name).await,
-                (Standing::Arriving, true) => self.vms.arrived(name).await,
-            };
-            if let Err(error) = settled {
-                tracing::error!(vm = %name, %error, "a machine that was moved is not settled");
-            }
+            let (host, which) = (Arc::clone(self), name.clone());
+            at_start(async move { host.settle_machine(&name, standing).await }, "a machine", &which).await;
+        }
+    }
+
+    async fn settle_machine(self: &Arc<Self>, name: &str, standing: Standing) {
+        let Ok(known) = self.vms.get(name) else { return };
+        if self.is_under_way(&known.volumes) {
+            return;
+        }
+        let is_here = known.volumes.iter().all(|volume| self.owns(volume));
+        if is_here {
+            // N.B. Before it is settled: one that was adopted is not among ours from then on.
+            self.let_run(name).await;
+        }
+        let settled = match (standing, is_here) {
+            (Standing::Home, _) => Ok(()),
+            (Standing::Leaving, false) => self.vms.left(name).await,
+            (Standing::Arriving, false) => self.vms.abandon_arrival(name).await,
+            (Standing::Leaving, true) => self.vms.stayed(name).await,
+            (Standing::Arriving, true) => self.vms.arrived(name).await,
+        };
+        if let Err(error) = settled {
+            tracing::error!(vm = %name, %error, "a machine that was moved is not settled");
         }
     }
 

@@ -17,7 +17,6 @@ use hypervisor::qemu::Machine;
 use super::catalogue::{Fate, Record, Standing};
 use super::needs::Needs;
 use super::parcel::{self, Parcel};
-use super::process::Process;
 use super::{Alive, Definition, Life, VmError, Vms, listening, probe};
 use crate::journal::now_unix_ms;
 use crate::moving::Terms;
@@ -250,12 +249,9 @@ impl Vms {
         if found != standing {
             return Err(VmError::Busy { vm: name.to_owned(), why: "is not on its way" });
         }
-        if let (Life::Starting, Standing::Arriving) = (self.life(name)?, standing)
-            && let Some(process) = Process::of_log(&self.log(name))
-        {
-            // It waits for its disks, and will not answer before they are there.
-            process.kill();
-            process.ended().await;
+        if let (Life::Starting, Standing::Arriving) = (self.life(name)?, standing) {
+            // It waits for its disks, and will not answer before they are there. One that has ended is as good.
+            let _ = self.kill_silent(name).await;
         }
         self.until_found(name).await;
         match (self.life(name)?, standing) {

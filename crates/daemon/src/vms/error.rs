@@ -39,6 +39,9 @@ pub(crate) enum VmError {
     /// It does not run.
     #[error("the machine \"{0}\" does not run; start it: sterna vm start {0}")]
     NotRunning(String),
+    /// It was started by an earlier daemon, and its monitor does not answer.
+    #[error("the machine \"{0}\" does not answer yet; `sterna vm stop {0} --now` cuts its power")]
+    Silent(String),
     /// Somebody else changes it.
     #[error("the machine \"{vm}\" {why}; try again when that is done")]
     Busy {
@@ -134,9 +137,11 @@ impl VmError {
             Self::Exists(_) => ErrorCode::VmExists,
             Self::Definition(_) | Self::Parcel(_) | Self::Disk { .. } => ErrorCode::VmUnsuitable,
             Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
-            Self::Running(_) | Self::NotRunning(_) | Self::Busy { .. } | Self::Adopted(_) => {
-                ErrorCode::VmWrongState
-            }
+            Self::Running(_)
+            | Self::NotRunning(_)
+            | Self::Silent(_)
+            | Self::Busy { .. }
+            | Self::Adopted(_) => ErrorCode::VmWrongState,
             Self::Ended { .. } | Self::Program { .. } | Self::Machine { .. } | Self::Hidden { .. } => {
                 ErrorCode::VmFailed
             }

@@ -160,6 +160,19 @@ impl Vms {
         self.set(name, Some(alive), Life::Stopped);
     }
 
+    /// Kills a QEMU that an earlier daemon started and whose monitor does not answer.
+    ///
+    /// # Errors
+    /// [`VmError::NotRunning`]: it has no process.
+    pub(super) async fn kill_silent(&self, name: &str) -> Result<(), VmError> {
+        let process = Process::of_log(&self.log(name));
+        let process = process.ok_or_else(|| VmError::NotRunning(name.to_owned()))?;
+        process.kill();
+        process.ended().await;
+        self.until_found(name).await;
+        Ok(())
+    }
+
     /// Remembers what has become of a machine's QEMU.
     pub(super) async fn remember(self: &Arc<Self>, name: &str, fate: Fate) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());

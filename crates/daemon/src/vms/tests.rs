@@ -154,6 +154,25 @@ fn a_machine_outlives_the_daemon_and_is_found_again() {
 }
 
 #[test]
+fn a_machine_that_never_answers_again_can_be_ended() {
+    let Some(mut host) = Host::new() else { return };
+    host.add("m");
+    let process = life(async { host.start("m").await.process_id() });
+    let process = rustix::process::Pid::from_raw(process).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+    host.restart();
+    life(async {
+        host.vms.find_running();
+        let asked = host.vms.stop("m", Ending::PowerButton(Duration::ZERO)).await;
+        assert!(matches!(asked, Err(VmError::Silent(_))), "{asked:?}");
+        host.vms.stop("m", Ending::AtOnce).await.unwrap();
+        assert!(matches!(host.vms.life("m").unwrap(), Life::Crashed(_)));
+        host.start("m").await;
+        host.vms.stop("m", Ending::AtOnce).await.unwrap();
+    });
+}
+
+#[test]
 fn a_machine_that_ended_while_nobody_looked_has_crashed() {
     let Some(mut host) = Host::new() else { return };
     host.add("m");
