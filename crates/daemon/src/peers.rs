@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Fault, Head};
-use lane::peer::{Arrival, Line, PeerLine, Urgency};
+use lane::peer::{Arrival, Haste, Line, PeerLine, Urgency};
 use migration::message::ToTarget;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
 use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
@@ -415,6 +415,16 @@ impl Line for SessionLine {
             Urgency::Bulk => Priority::Bulk,
         };
         send(&self.session, self.channel, priority, head, payload);
+    }
+
+    fn set_haste(&self, haste: Haste) {
+        self.session.set_haste(
+            self.channel,
+            match haste {
+                Haste::Usual => transport::Haste::Usual,
+                Haste::BeforeMemory => transport::Haste::BeforeMemory,
+            },
+        );
     }
 }
 

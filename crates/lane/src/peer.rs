@@ -59,6 +59,19 @@ pub struct PeerLine {
 pub trait Line {
     /// Queues something for the peer; never blocks. How much is under way is the caller's to bound.
     fn send(&self, urgency: Urgency, head: Bytes, payload: Bytes);
+
+    /// Changes how much of a hurry everything is in that is on the line, and will be. A line that nothing else goes
+    /// beside need not do anything.
+    fn set_haste(&self, _: Haste) {}
+}
+
+/// How much of a hurry a line is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Haste {
+    /// What is copied and mirrored goes when nothing more urgent is to be sent.
+    Usual,
+    /// It is all that a machine's handover still waits for, so it goes before the machine's memory.
+    BeforeMemory,
 }
 
 /// What comes over a line.
@@ -178,6 +191,11 @@ impl Conversation {
     /// Sends a message of a handover.
     pub fn say(&self, message: Vec<u8>) {
         self.line.send(Urgency::Control, Head::Said.encode(), message.into());
+    }
+
+    /// Changes how much of a hurry this end's line is in.
+    pub(crate) fn set_haste(&self, haste: Haste) {
+        self.line.set_haste(haste);
     }
 
     /// Asks the peer to do something; resolves when it has answered.

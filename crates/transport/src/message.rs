@@ -45,6 +45,16 @@ impl Priority {
     }
 }
 
+/// How much of a hurry a channel is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Haste {
+    /// Its messages are as urgent as their priorities say.
+    #[default]
+    Usual,
+    /// Those that are less urgent than memory go before it: a machine stands still until they have arrived.
+    BeforeMemory,
+}
+
 /// Whether messages of a channel may overtake each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Order {

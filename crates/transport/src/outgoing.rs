@@ -9,18 +9,33 @@
 //! The connections of a session pull from here, so each carries what it can. The most urgent priority goes first; what
 //! a lost connection carried goes before what has never been sent. A message gets its number when it is first taken, and
 //! keeps it: the peer delivers each number once, so sending one twice is always safe. It does no I/O.
+//!
+//! A channel can be [hastened](Haste): what is less urgent than memory, and is queued on it or will be, goes before that. Its
+//! priority, and with it the credit that it uses, stays: what the peer keeps for long must not use up what a guest waits for.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use crate::credit::{CLASSES, class, cost_of};
 use crate::frame::Acknowledgement;
-use crate::message::{ChannelId, Message, Order, Priority};
+use crate::message::{ChannelId, Haste, Message, Order, Priority};
 use crate::sequence_set::SPAN_MAX;
 
 /// Names a connection of a session: a number that its dialler chose at random.
 pub(crate) type ConnectionId = u64;
 
-/// A message that a connection is to send.
+/// What a connection is to send.
+#[derive(Clone, Debug)]
+pub(crate) enum Next {
+    /// A message, from its beginning.
+    Begin(Taken),
+    /// The next part of the message of this priority that it has begun.
+    GoOn(Priority),
+}
+
+/// The channels of the messages that a connection has begun and not sent to their end: one of each priority at most.
+pub(crate) type UnderWay = [Option<ChannelId>; Priority::ALL.len()];
+
+/// A message that a connection is to send from its beginning.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
     pub(crate) number: u64,
@@ -31,9 +46,35 @@ pub(crate) struct Taken {
     pub(crate) drained: bool,
 }
 
+/// What goes first, and before what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rank {
+    Of(Priority),
+    /// The less urgent messages of channels that are hastened.
+    Hastened,
+}
+
+impl Rank {
+    /// All of them, the most urgent first.
+    const ALL: [Self; Priority::ALL.len() + 1] = [
+        Self::Of(Priority::Control),
+        Self::Of(Priority::Pulled),
+        Self::Of(Priority::Synchronous),
+        Self::Hastened,
+        Self::Of(Priority::Memory),
+        Self::Of(Priority::Asynchronous),
+        Self::Of(Priority::Bulk),
+    ];
+}
+
 pub(crate) struct Outgoing {
     /// What has not been sent yet.
     queues: [VecDeque<Message>; Priority::ALL.len()],
+    /// What has not been sent yet and goes before memory, whatever its priority.
+    hastened: VecDeque<Message>,
+    /// The channels whose messages of little urgency belong there.
+    in_haste: HashSet<ChannelId>,
+    /// Bytes that have not been sent yet, by the messages' own priorities.
     queued_bytes: [u64; Priority::ALL.len()],
     /// Numbers that a lost connection carried; some may have been acknowledged since.
     resend: [VecDeque<u64>; Priority::ALL.len()],
@@ -66,6 +107,8 @@ impl Outgoing {
     pub(crate) fn new(low_water_bytes: u64) -> Self {
         Self {
             queues: Default::default(),
+            hastened: VecDeque::new(),
+            in_haste: HashSet::new(),
             queued_bytes: [0; Priority::ALL.len()],
             resend: Default::default(),
             unacknowledged: BTreeMap::new(),
@@ -79,9 +122,34 @@ impl Outgoing {
     }
 
     pub(crate) fn push(&mut self, message: Message) {
-        let place = message.priority().index();
-        self.queued_bytes[place] += message.len() as u64;
-        self.queues[place].push_back(message);
+        self.queued_bytes[message.priority().index()] += message.len() as u64;
+        let queue = match self.rank(message.channel(), message.priority()) {
+            Rank::Of(priority) => &mut self.queues[priority.index()],
+            Rank::Hastened => &mut self.hastened,
+        };
+        queue.push_back(message);
+    }
+
+    /// Changes how much of a hurry a channel is in.
+    pub(crate) fn set_haste(&mut self, channel: ChannelId, haste: Haste) {
+        match haste {
+            // What is among the hastened stays there: it must not be overtaken by what comes after it.
+            Haste::Usual => drop(self.in_haste.remove(&channel)),
+            Haste::BeforeMemory => {
+                self.in_haste.insert(channel);
+                for priority in Priority::ALL.into_iter().filter(|priority| *priority > Priority::Memory) {
+                    let queue = &mut self.queues[priority.index()];
+                    let (hastened, usual) = queue.drain(..).partition(|message| message.channel() == channel);
+                    *queue = usual;
+                    self.hastened.extend::<VecDeque<_>>(hastened);
+                }
+            }
+        }
+    }
+
+    fn rank(&self, channel: ChannelId, priority: Priority) -> Rank {
+        let is_hastened = priority > Priority::Memory && self.in_haste.contains(&channel);
+        if is_hastened { Rank::Hastened } else { Rank::Of(priority) }
     }
 
     pub(crate) fn queued_bytes(&self, priority: Priority) -> u64 {
@@ -92,19 +160,32 @@ impl Outgoing {
         self.unacknowledged_bytes
     }
 
-    /// Gives the most urgent message to a connection; only one that is more urgent than `above`, if that is given.
-    pub(crate) fn take(&mut self, connection: ConnectionId, above: Option<Priority>) -> Option<Taken> {
-        let candidates =
-            Priority::ALL.into_iter().take_while(|&priority| above.is_none_or(|above| priority < above));
-        for priority in candidates {
-            if let Some(taken) = self.take_again(connection, priority) {
-                return Some(taken);
+    /// Tells a connection what is the most urgent, of what is queued and of what it has begun.
+    pub(crate) fn next(&mut self, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
+        Rank::ALL.into_iter().find_map(|rank| {
+            let begun_of = |priority: &Priority| {
+                begun[priority.index()].is_some_and(|channel| self.rank(channel, *priority) == rank)
+            };
+            if let Some(priority) = Priority::ALL.into_iter().find(begun_of) {
+                return Some(Next::GoOn(priority));
             }
-            if let Some(taken) = self.take_new(connection, priority) {
-                return Some(taken);
+            match rank {
+                Rank::Of(priority) => {
+                    let again = self.take_again(connection, priority);
+                    again.or_else(|| self.take_new(connection, rank)).map(Next::Begin)
+                }
+                Rank::Hastened => {
+                    let first = self.hastened.front()?.priority();
+                    // Another channel's message is in its way.
+                    let is_free = begun[first.index()].is_none();
+                    if is_free {
+                        self.take_new(connection, rank).map(Next::Begin)
+                    } else {
+                        Some(Next::GoOn(first))
+                    }
+                }
             }
-        }
-        None
+        })
     }
 
     fn take_again(&mut self, connection: ConnectionId, priority: Priority) -> Option<Taken> {
@@ -120,15 +201,19 @@ impl Outgoing {
         None
     }
 
-    fn take_new(&mut self, connection: ConnectionId, priority: Priority) -> Option<Taken> {
-        let place = priority.index();
-        let cost = cost_of(self.queues[place].front()?);
-        let class = class(priority);
+    fn take_new(&mut self, connection: ConnectionId, rank: Rank) -> Option<Taken> {
+        let queue = match rank {
+            Rank::Of(priority) => &mut self.queues[priority.index()],
+            Rank::Hastened => &mut self.hastened,
+        };
+        let first = queue.front()?;
+        let (priority, cost) = (first.priority(), cost_of(first));
+        let (place, class) = (priority.index(), class(priority));
         let lowest = self.unacknowledged.keys().next().copied().unwrap_or(self.next_number);
         if self.spent[class] + cost > self.granted[class] || self.next_number >= lowest + SPAN_MAX {
             return None;
         }
-        let message = self.queues[place].pop_front()?;
+        let message = queue.pop_front()?;
         let number = self.next_number;
         self.next_number += 1;
         self.spent[class] += cost;

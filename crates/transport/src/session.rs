@@ -29,8 +29,8 @@ use crate::credit::{Credit, class, cost_of};
 use crate::frame::{Acknowledgement, Begun, Start};
 use crate::host_id::HostId;
 use crate::incoming::{Arrival, Due, Incoming, Violation};
-use crate::message::{Delivery, Message, Priority};
-use crate::outgoing::{ConnectionId, NeverSent, Outgoing, Taken};
+use crate::message::{ChannelId, Delivery, Haste, Message, Priority};
+use crate::outgoing::{ConnectionId, NeverSent, Next, Outgoing, Taken, UnderWay};
 use crate::pairing::{Incarnation, Pairing};
 use crate::peer::Peer;
 
@@ -62,6 +62,13 @@ impl Session {
     /// For words that make sense to nobody else: a message of the earlier life's protocol never reaches the next.
     pub fn send_to(&self, incarnation: Incarnation, message: Message) {
         self.shared.send(message, Some(incarnation));
+    }
+
+    /// Changes how much of a hurry a channel is in: of what is queued on it already, and of what will be.
+    ///
+    /// It is forgotten when the peer's process is another one, as what is queued is.
+    pub fn set_haste(&self, channel: ChannelId, haste: Haste) {
+        self.shared.lock().outgoing.set_haste(channel, haste);
     }
 
     /// Bytes of a priority that no connection has begun to send yet.
@@ -203,18 +210,20 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Gives a connection its next message, the most urgent one.
-    pub(crate) fn take(self: &Arc<Self>, connection: ConnectionId, above: Option<Priority>) -> Option<Taken> {
+    /// Tells a connection that has begun so much what to send next.
+    pub(crate) fn next(self: &Arc<Self>, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
         let mut state = self.lock();
         if !state.may_carry(connection) {
-            return None;
+            // What it has begun the peer leaves out; it ends soon.
+            let begun = Priority::ALL.into_iter().find(|priority| begun[priority.index()].is_some());
+            return begun.map(Next::GoOn);
         }
-        let taken = state.outgoing.take(connection, above);
+        let next = state.outgoing.next(connection, begun);
         drop(state);
-        if let Some(Taken { drained: true, message, .. }) = &taken {
+        if let Some(Next::Begin(Taken { drained: true, message, .. })) = &next {
             self.receiver.drained(&Session { shared: Arc::clone(self) }, message.priority());
         }
-        taken
+        next
     }
 
     /// Gives a connection what the peer should be told, if it is due.

@@ -28,6 +28,7 @@ use crate::REPORT_INTERVAL;
 use crate::copy::VolumeCopy;
 use crate::filter::GateMode;
 use crate::lending::Borrowing;
+use crate::peer::Haste;
 
 /// What a conductor has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +124,8 @@ impl SourcePart {
         match order {
             SourceOrder::CloseGate(attempt) => {
                 self.tell_copy(VolumeEvent::GateCloses);
+                // N.B. what the replica lacks now is downtime, unless it arrives while a machine's devices are sent.
+                self.set_haste(Haste::BeforeMemory);
                 let closed = volume.close();
                 let index = self.index;
                 self.answer_after(async move {
@@ -132,6 +135,7 @@ impl SourcePart {
                 self.say_if_held(attempt);
             }
             SourceOrder::OpenGate => {
+                self.set_haste(Haste::Usual);
                 self.tell_copy(VolumeEvent::GateOpens);
                 volume.open();
             }
@@ -278,7 +282,14 @@ impl SourcePart {
         }
     }
 
+    fn set_haste(&self, haste: Haste) {
+        if let Some(conversation) = &self.leaving.conversation {
+            conversation.set_haste(haste);
+        }
+    }
+
     fn stop_copy(&self) {
+        self.set_haste(Haste::Usual);
         if let Some(copy) = &*self.copy.borrow() {
             copy.stop();
         }

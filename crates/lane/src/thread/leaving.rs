@@ -166,6 +166,7 @@ impl Lane {
             },
             source_image: order.source.clone(),
             successor: Some(successor),
+            conversation: Some(Rc::clone(conversation)),
             borrowing,
         }
     }

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, ZeroMode};
+use bytes::Bytes;
 use chronicle::BlockSize;
+use lane::peer::{Conversation, Haste, Line, Urgency};
 use lane::{
     Baton, Control, CopySettings, LeavingTogether, LeavingVolume, Replica, SourceConductor, SourcePlan,
     TargetContent, Volume,
@@ -22,10 +24,24 @@ use crate::support::{GENERATION, LIMITS, Scene, Store, location, play};
 /// Longer than a try at the handover and the pause before it take.
 const LONG: Duration = Duration::from_millis(300);
 
-/// Two volumes on their way, and what their target has been told.
+/// Two volumes on their way, what their target has been told, and how much of a hurry the first one's line was in, in turn.
 struct Together {
     baton: Baton,
     told: Rc<RefCell<Vec<ToTarget>>>,
+    hastes: Rc<RefCell<Vec<Haste>>>,
+}
+
+/// A line that nothing is sent on.
+struct Quiet {
+    hastes: Rc<RefCell<Vec<Haste>>>,
+}
+
+impl Line for Quiet {
+    fn send(&self, _: Urgency, _: Bytes, _: Bytes) {}
+
+    fn set_haste(&self, haste: Haste) {
+        self.hastes.borrow_mut().push(haste);
+    }
 }
 
 impl Together {
@@ -33,6 +49,9 @@ impl Together {
     fn begin(scene: &Scene, moves: Moves) -> (Self, impl Future<Output = ()> + use<>) {
         let (source, target) = (Store::new(&scene.handle), Store::new(&scene.handle));
         let other = Volume::new(VolumeId([8; 16]), BlockSize::DEFAULT, GENERATION, source.device);
+        let hastes = Rc::<RefCell<Vec<Haste>>>::default();
+        let quiet = Quiet { hastes: Rc::clone(&hastes) };
+        let conversation = Some(Conversation::new(Box::new(quiet)));
         let leaving = |volume: &Rc<Volume>, target: &Rc<dyn BlockDevice>| LeavingVolume {
             volume: Rc::clone(volume),
             replica: Replica {
@@ -44,6 +63,7 @@ impl Together {
             },
             source_image: location("source"),
             successor: None,
+            conversation: None,
             borrowing: None,
         };
         let copying = CopySettings {
@@ -58,7 +78,7 @@ impl Together {
         let (_, follows) = membership.follow(&scene.handle, &buffers, Some(&copying), lent);
         let plan = SourcePlan {
             migration: MigrationId(1),
-            volumes: vec![leaving(&scene.volume, &scene.target.device)],
+            volumes: vec![LeavingVolume { conversation, ..leaving(&scene.volume, &scene.target.device) }],
             together,
             keep_source: false,
             copying,
@@ -72,7 +92,7 @@ impl Together {
         let post = Box::new(move |message| tells.borrow_mut().push(message));
         let (conductor, baton) = SourceConductor::new(scene.handle.clone(), control, &buffers, plan, post);
         scene.handle.spawn(async move { drop(conductor.run().await) });
-        (Self { baton, told }, follows)
+        (Self { baton, told, hastes }, follows)
     }
 
     /// Waits until the target is asked to promise, and says for which try.
@@ -128,11 +148,13 @@ fn what_a_hypervisor_still_wants_of_its_disks_is_not_held() {
         let (together, follows) = Together::begin(&scene, Moves::Machine);
         scene.handle.spawn(follows);
         let attempt = together.asked(&scene).await;
+        assert_eq!(*together.hastes.borrow(), [Haste::BeforeMemory], "what was left is downtime");
         let (device, answered) = (scene.device(), Rc::new(Cell::new(false)));
         let tells = Rc::clone(&answered);
         scene.handle.spawn(async move { tells.set(device.flush().await.is_ok()) });
         scene.handle.sleep(LONG).await;
         assert!(answered.get(), "the machine would not come to an end");
         assert_eq!(together.told.borrow().last(), Some(&ToTarget::Abort(attempt)));
+        assert_eq!(together.hastes.borrow()[1], Haste::Usual, "the next try waits for the memory");
     });
 }

@@ -250,7 +250,9 @@ impl Party {
             };
             let source_image = moving.source.clone();
             let successor = Some(self.elsewhere(index, peer));
-            leaving.push(LeavingVolume { volume, replica, source_image, successor, borrowing: None });
+            let conversation = Some(Rc::clone(&channel.conversation));
+            let borrowing = None;
+            leaving.push(LeavingVolume { volume, replica, source_image, successor, conversation, borrowing });
         }
         Some(leaving)
     }

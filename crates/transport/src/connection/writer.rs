@@ -1,7 +1,7 @@
 //! Writes a connection: pulls from the session what is most urgent, a part at a time.
 //!
-//! A long message is sent in parts, and between two parts a more urgent message may go first: so at most one message of
-//! each priority is unfinished. Small frames are gathered and sent together.
+//! A long message is sent in parts, and between two parts a more urgent message may go first: of another priority, so at
+//! most one message of each priority is unfinished. Small frames are gathered and sent together.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use tokio_rustls::TlsStream;
 use super::{Connection, Ended};
 use crate::compression::Packer;
 use crate::frame::{self, Control, FRAME_BYTES_MAX, PART_BYTES_MAX, Start};
-use crate::message::Priority;
-use crate::outgoing::Taken;
+use crate::message::{ChannelId, Priority};
+use crate::outgoing::{Next, Taken, UnderWay};
 
 /// Frames are gathered up to so many bytes: as many as TLS takes at once.
 const GATHERED_BYTES: usize = 64 << 10;
@@ -105,6 +105,7 @@ struct Writer<'a> {
 
 struct Unfinished {
     number: u64,
+    channel: ChannelId,
     /// What is left of the payload as it goes over the wire.
     left: Bytes,
 }
@@ -160,12 +161,18 @@ impl Writer<'_> {
 
     /// Encodes the next part's frame, up to the part itself, which it gives back; `None` if there is nothing to send.
     fn next_part(&mut self) -> Option<Bytes> {
-        let unfinished =
-            Priority::ALL.into_iter().find(|priority| self.unfinished[priority.index()].is_some());
-        if let Some(taken) = self.connection.session.take(self.connection.id, unfinished) {
-            return Some(self.first_part(taken));
+        let begun: UnderWay = self
+            .unfinished
+            .each_ref()
+            .map(|unfinished| unfinished.as_ref().map(|unfinished| unfinished.channel));
+        match self.connection.session.next(self.connection.id, &begun)? {
+            Next::Begin(taken) => Some(self.first_part(taken)),
+            Next::GoOn(priority) => self.another_part(priority),
         }
-        let place = &mut self.unfinished[unfinished?.index()];
+    }
+
+    fn another_part(&mut self, priority: Priority) -> Option<Bytes> {
+        let place = &mut self.unfinished[priority.index()];
         let mut next = place.take()?;
         let part = next.left.split_to(part_bytes(&self.packer).min(next.left.len()));
         frame::encode_next(next.number, &part, &mut self.gathered);
@@ -177,13 +184,13 @@ impl Writer<'_> {
 
     fn first_part(&mut self, taken: Taken) -> Bytes {
         let Taken { number, after, message, .. } = taken;
-        let (channel, priority) = (message.channel().0, message.priority());
+        let (channel, priority) = (message.channel(), message.priority());
         let payload_bytes = message.payload().len();
         let (codec, mut left) = self.packer.pack(message.payload());
         self.connection.counters.packed(payload_bytes, left.len());
         let start = Start {
             number,
-            channel,
+            channel: channel.0,
             priority,
             codec,
             after,
@@ -194,7 +201,7 @@ impl Writer<'_> {
         let part = left.split_to(part_bytes(&self.packer).min(left.len()));
         frame::encode_first(&start, message.head(), &part, &mut self.gathered);
         if left.has_remaining() {
-            self.unfinished[priority.index()] = Some(Unfinished { number, left });
+            self.unfinished[priority.index()] = Some(Unfinished { number, channel, left });
         }
         part
     }

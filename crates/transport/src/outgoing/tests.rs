@@ -1,12 +1,16 @@
 //! What is sent first, what is sent again, and what is not sent at all.
 
-use super::{NeverSent, Outgoing};
-use crate::credit::{CLASSES, cost};
+use super::{NeverSent, Next, Outgoing, Taken, UnderWay};
+use crate::credit::{CLASSES, class, cost};
 use crate::frame::Acknowledgement;
-use crate::message::{ChannelId, Message, Priority};
+use crate::message::{ChannelId, Haste, Message, Priority};
 
 fn message(priority: Priority, length: usize) -> Message {
-    Message::new(ChannelId(1), priority, "", vec![0; length]).unwrap()
+    message_on(ChannelId(1), priority, length)
+}
+
+fn message_on(channel: ChannelId, priority: Priority, length: usize) -> Message {
+    Message::new(channel, priority, "", vec![0; length]).unwrap()
 }
 
 fn news(floor: u64, ranges: &[(u64, u64)], granted: u64) -> Acknowledgement {
@@ -22,7 +26,25 @@ fn with(priorities: &[Priority]) -> Outgoing {
 }
 
 fn take(outgoing: &mut Outgoing, connection: u64) -> Option<(u64, Priority)> {
-    outgoing.take(connection, None).map(|taken| (taken.number, taken.message.priority()))
+    begin(outgoing, connection).map(|taken| (taken.number, taken.message.priority()))
+}
+
+/// For a connection that has begun nothing.
+fn begin(outgoing: &mut Outgoing, connection: u64) -> Option<Taken> {
+    match outgoing.next(connection, &UnderWay::default())? {
+        Next::Begin(taken) => Some(taken),
+        Next::GoOn(priority) => panic!("nothing of {priority:?} has been begun"),
+    }
+}
+
+/// What a connection does next that has begun a message of this priority on the channel: begin another one, or go on.
+fn amid(outgoing: &mut Outgoing, channel: ChannelId, priority: Priority) -> (&'static str, Priority) {
+    let mut begun = UnderWay::default();
+    begun[priority.index()] = Some(channel);
+    match outgoing.next(1, &begun).unwrap() {
+        Next::Begin(taken) => ("begin", taken.message.priority()),
+        Next::GoOn(priority) => ("go on", priority),
+    }
 }
 
 #[test]
@@ -53,9 +75,66 @@ fn what_was_acknowledged_is_not_sent_again() {
 #[test]
 fn only_what_is_more_urgent_interrupts() {
     let mut outgoing = with(&[Priority::Bulk, Priority::Memory]);
-    assert!(outgoing.take(1, Some(Priority::Memory)).is_none());
-    assert!(outgoing.take(1, Some(Priority::Asynchronous)).is_some());
-    assert!(outgoing.take(1, Some(Priority::Bulk)).is_none());
+    let channel = ChannelId(1);
+    assert_eq!(amid(&mut outgoing, channel, Priority::Memory), ("go on", Priority::Memory));
+    assert_eq!(amid(&mut outgoing, channel, Priority::Asynchronous), ("begin", Priority::Memory));
+    assert_eq!(amid(&mut outgoing, channel, Priority::Bulk), ("go on", Priority::Bulk));
+}
+
+#[test]
+fn what_is_hastened_goes_before_memory_whether_it_was_queued_before_or_after() {
+    let (hastened, other) = (ChannelId(1), ChannelId(2));
+    let mut outgoing = with(&[Priority::Memory, Priority::Bulk, Priority::Asynchronous]);
+    outgoing.push(message_on(other, Priority::Asynchronous, 10));
+    outgoing.set_haste(hastened, Haste::BeforeMemory);
+    outgoing.push(message_on(hastened, Priority::Bulk, 10));
+    outgoing.push(message_on(hastened, Priority::Control, 10));
+    let mut order = Vec::new();
+    while let Some(taken) = begin(&mut outgoing, 1) {
+        order.push((taken.message.channel(), taken.message.priority()));
+    }
+    let expected = [
+        (hastened, Priority::Control),
+        (hastened, Priority::Asynchronous),
+        (hastened, Priority::Bulk),
+        (hastened, Priority::Bulk),
+        (hastened, Priority::Memory),
+        (other, Priority::Asynchronous),
+    ];
+    assert_eq!(order, expected);
+    assert_eq!(outgoing.queued_bytes(Priority::Bulk), 0);
+    outgoing.set_haste(hastened, Haste::Usual);
+    outgoing.push(message_on(hastened, Priority::Bulk, 10));
+    outgoing.push(message_on(hastened, Priority::Memory, 10));
+    assert_eq!(begin(&mut outgoing, 1).unwrap().message.priority(), Priority::Memory);
+}
+
+#[test]
+fn what_was_begun_before_its_channel_was_hastened_is_hastened_too() {
+    let (hastened, other) = (ChannelId(1), ChannelId(2));
+    let mut outgoing = with(&[Priority::Memory]);
+    outgoing.set_haste(hastened, Haste::BeforeMemory);
+    assert_eq!(amid(&mut outgoing, hastened, Priority::Bulk), ("go on", Priority::Bulk));
+    // Of two messages of one priority a connection ends the first, whoever waits for it.
+    outgoing.push(message_on(hastened, Priority::Bulk, 10));
+    assert_eq!(amid(&mut outgoing, other, Priority::Bulk), ("go on", Priority::Bulk));
+    assert_eq!(amid(&mut outgoing, other, Priority::Asynchronous), ("begin", Priority::Bulk));
+    assert_eq!(amid(&mut outgoing, other, Priority::Asynchronous), ("begin", Priority::Memory));
+}
+
+#[test]
+fn what_is_hastened_uses_the_credit_of_its_own_class() {
+    let mut outgoing = Outgoing::new(0);
+    let mut granted = [u64::MAX / 2; CLASSES];
+    granted[class(Priority::Bulk)] = cost(0, 10);
+    outgoing.acknowledge(&Acknowledgement { floor: 1, ranges: Vec::new(), granted }).unwrap();
+    outgoing.set_haste(ChannelId(1), Haste::BeforeMemory);
+    for priority in [Priority::Bulk, Priority::Bulk, Priority::Memory] {
+        outgoing.push(message(priority, 10));
+    }
+    assert_eq!(take(&mut outgoing, 1), Some((1, Priority::Bulk)));
+    assert_eq!(take(&mut outgoing, 1), Some((2, Priority::Memory)));
+    assert_eq!(take(&mut outgoing, 1), None);
 }
 
 #[test]
@@ -90,7 +169,7 @@ fn acknowledgements_of_what_was_never_sent_are_noticed() {
 fn ordered_messages_name_the_one_before_them_until_that_has_arrived() {
     let mut outgoing = with(&[]);
     (0..3).for_each(|_| outgoing.push(message(Priority::Memory, 1).ordered()));
-    let after = |outgoing: &mut Outgoing| outgoing.take(1, None).unwrap().after;
+    let after = |outgoing: &mut Outgoing| begin(outgoing, 1).unwrap().after;
     assert_eq!([after(&mut outgoing), after(&mut outgoing)], [Some(0), Some(1)]);
     outgoing.acknowledge(&news(3, &[], 0)).unwrap();
     assert_eq!(after(&mut outgoing), Some(0));
