@@ -134,6 +134,45 @@ impl Pair {
         Ok(ended)
     }
 
+    /// Moves the volume `v` from `alpha` to a store of `beta`, and has the daemon of the host that is named killed at a fail
+    /// point meanwhile; it is started again.
+    ///
+    /// # Errors
+    /// If it is not killed.
+    pub fn leave_killed(&mut self, host: &str, fail_point: &str) -> anyhow::Result<()> {
+        let is_source = host == ALPHA;
+        let killed = if is_source { &mut self.alpha } else { &mut self.beta };
+        killed.stop()?;
+        killed.start_with(&[("STERNA_FAIL_POINT", fail_point)])?;
+        // It is cut off in the middle of this, or told that the other host is gone.
+        let migrating = self.alpha.start_migrating("beta:a")?;
+        let killed = if is_source { &mut self.alpha } else { &mut self.beta };
+        ensure!(killed.wait_for_end()? == 137, "{host} was not killed at {fail_point}");
+        drop(migrating);
+        killed.start()
+    }
+
+    /// Waits until no migration is under way and one host serves all volumes, of which there are so many; tells whether
+    /// that is `alpha`.
+    ///
+    /// # Errors
+    /// If that does not come to be.
+    pub fn settled(&self, volumes: usize) -> anyhow::Result<bool> {
+        self.alpha.until_idle()?;
+        self.beta.until_idle()?;
+        let serves = |host: &Scene| -> anyhow::Result<usize> {
+            let volumes: Vec<Volume> = host.ask(&["volume", "list"])?;
+            Ok(volumes.iter().filter(|volume| volume.state == VolumeState::Serving).count())
+        };
+        until("one host has all volumes", || {
+            Ok(match (serves(&self.alpha)?, serves(&self.beta)?) {
+                (all, 0) if all == volumes => Some(true),
+                (0, all) if all == volumes => Some(false),
+                _ => None,
+            })
+        })
+    }
+
     /// Checks that the volume `v` is served at `owner` and that nothing but forwarding is left at `other`.
     ///
     /// # Errors

@@ -418,6 +418,17 @@ impl Scene {
         })
     }
 
+    /// Waits until nothing moves from here or to here.
+    ///
+    /// # Errors
+    /// If a migration does not end in time.
+    pub fn until_idle(&self) -> anyhow::Result<()> {
+        until("no migration is under way", || {
+            let migrations: Vec<Migration> = self.ask(&["migration", "list"])?;
+            Ok(migrations.iter().all(|migration| migration.state.has_ended()).then_some(()))
+        })
+    }
+
     /// Checks that the volume `v` is served from `store`, and that no other store has anything of it.
     ///
     /// # Errors

@@ -203,15 +203,7 @@ fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
     for (host, step) in steps {
         play_pair(|pair| {
             let stopped = guest::stop_and_verify(start_guest(pair)?)?;
-            let killed = if host == "alpha" { &mut pair.alpha } else { &mut pair.beta };
-            killed.stop()?;
-            killed.start_with(&[("STERNA_FAIL_POINT", step)])?;
-            // It is cut off in the middle of this, or told that the other host is gone.
-            let migrating = pair.alpha.start_migrating("beta:a")?;
-            let killed = if host == "alpha" { &mut pair.alpha } else { &mut pair.beta };
-            ensure!(killed.wait_for_end()? == 137, "{host} {step}: it was not killed");
-            drop(migrating);
-            killed.start()?;
+            pair.leave_killed(host, step)?;
             until("exactly one host serves the volume", || {
                 let served = |scene: &Scene| {
                     let volume = scene.volume().ok();
@@ -223,10 +215,7 @@ fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
                 Ok(matches!(looks, [true, false, true] | [false, true, false]).then_some(()))
             })?;
             // What was begun ends by itself, wherever that is.
-            until("no migration is under way", || {
-                let migrations: Vec<Migration> = pair.alpha.ask(&["migration", "list"])?;
-                Ok(migrations.iter().all(|migration| migration.state.has_ended()).then_some(()))
-            })?;
+            pair.alpha.until_idle()?;
             let image = if pair.beta.images("a")?.is_empty() { &mut pair.alpha } else { &mut pair.beta };
             image.stop()?;
             guest::verify_image(&image.path("a/v.img"), &stopped.content)

@@ -4,8 +4,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, Phase, Volume, VolumeState};
-use e2e::{Pair, Scene, WireState, until, vm};
+use api::{Migration, Phase};
+use e2e::{Pair, WireState, until, vm};
 
 const FILL_BYTES: u64 = 4 << 20;
 /// What the guest does before, between and after moves.
@@ -28,23 +28,9 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
 
 /// Who has the machine and both volumes, and whether that is alpha. What was begun has ended.
 fn settled(pair: &Pair) -> anyhow::Result<bool> {
-    for host in [&pair.alpha, &pair.beta] {
-        until("no migration is under way", || {
-            let migrations: Vec<Migration> = host.ask(&["migration", "list"])?;
-            Ok(migrations.iter().all(|migration| migration.state.has_ended()).then_some(()))
-        })?;
-    }
-    let serves = |host: &Scene| -> anyhow::Result<usize> {
-        let volumes: Vec<Volume> = host.ask(&["volume", "list"])?;
-        Ok(volumes.iter().filter(|volume| volume.state == VolumeState::Serving).count())
-    };
     until("one host has all, and the machine runs there", || {
-        let served = (serves(&pair.alpha)?, serves(&pair.beta)?);
-        let (is_alpha, owner, other) = match served {
-            (2, 0) => (true, &pair.alpha, &pair.beta),
-            (0, 2) => (false, &pair.beta, &pair.alpha),
-            _ => return Ok(None),
-        };
+        let is_alpha = pair.settled(VOLUMES.len())?;
+        let (owner, other) = if is_alpha { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };
         Ok(vm::check_at(owner, other).is_ok().then_some(is_alpha))
     })
 }

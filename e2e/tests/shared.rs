@@ -203,18 +203,8 @@ fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
     for (host, step) in steps {
         play_sharing(|pair| {
             let stopped = guest::stop_and_verify(start_guest(pair)?)?;
-            let killed = if host == "alpha" { &mut pair.alpha } else { &mut pair.beta };
-            killed.stop()?;
-            killed.start_with(&[("STERNA_FAIL_POINT", step)])?;
-            let migrating = pair.alpha.start_migrating("beta:a")?;
-            let killed = if host == "alpha" { &mut pair.alpha } else { &mut pair.beta };
-            ensure!(killed.wait_for_end()? == 137, "{host} {step}: it was not killed");
-            drop(migrating);
-            killed.start()?;
-            until("no migration is under way", || {
-                let migrations: Vec<Migration> = pair.alpha.ask(&["migration", "list"])?;
-                Ok(migrations.iter().all(|migration| migration.state.has_ended()).then_some(()))
-            })?;
+            pair.leave_killed(host, step)?;
+            pair.alpha.until_idle()?;
             let (owner, other) = match pair.beta.images("a")?.is_empty() {
                 true => (&pair.alpha, &pair.beta),
                 false => (&pair.beta, &pair.alpha),
@@ -247,10 +237,7 @@ fn what_is_promoted_by_force_is_not_written_by_the_source_that_goes_on() {
         let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
         guest::until_worked(&guest, WORK_REQUESTS)?;
         pair.wire.set(WireState::Whole);
-        until("the source hears of it", || {
-            let migrations: Vec<Migration> = pair.alpha.ask(&["migration", "list"])?;
-            Ok(migrations.iter().all(|migration| migration.state.has_ended()).then_some(()))
-        })?;
+        pair.alpha.until_idle()?;
         guest::until_worked(&guest, WORK_REQUESTS)?;
         drop(guest.stop()?);
         pair.beta.stop()?;

@@ -1,7 +1,7 @@
 //! Several volumes in one migration without a machine: all of them move, or none, whatever happens on the way.
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationPlan, MigrationState, Volume, VolumeState};
+use api::{Migration, MigrationPlan, MigrationState, Volume};
 use e2e::{Pair, Scene, guest, play_pair, until};
 use lab::workload::Guest;
 
@@ -24,27 +24,6 @@ fn start(pair: &Pair, names: &[&str]) -> anyhow::Result<Vec<Guest>> {
 
 fn begin(from: &Scene, names: &[&str], to: &str, more: &[&str]) -> anyhow::Result<Migration> {
     from.ask(&[&["migrate"], names, &["--to", to, "--detach"], more].concat())
-}
-
-/// Who has all volumes, and whether that is alpha. What was begun has ended.
-fn settled(pair: &Pair, names: &[&str]) -> anyhow::Result<bool> {
-    for host in [&pair.alpha, &pair.beta] {
-        until("no migration is under way", || {
-            let migrations: Vec<Migration> = host.ask(&["migration", "list"])?;
-            Ok(migrations.iter().all(|migration| migration.state.has_ended()).then_some(()))
-        })?;
-    }
-    let serves = |host: &Scene| -> anyhow::Result<usize> {
-        let volumes: Vec<Volume> = host.ask(&["volume", "list"])?;
-        Ok(volumes.iter().filter(|volume| volume.state == VolumeState::Serving).count())
-    };
-    until("one host has all of them", || {
-        Ok(match (serves(&pair.alpha)?, serves(&pair.beta)?) {
-            (all, 0) if all == names.len() => Some(true),
-            (0, all) if all == names.len() => Some(false),
-            _ => None,
-        })
-    })
 }
 
 fn work(guests: &[Guest]) -> anyhow::Result<()> {
@@ -105,11 +84,11 @@ fn what_keeps_one_volume_keeps_all_of_them() {
         pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
-        ensure!(settled(pair, &names)?, "they stay");
+        ensure!(pair.settled(names.len())?, "they stay");
         until("nothing is left there", || Ok(pair.beta.images("a")?.is_empty().then_some(())))?;
         let retried: Migration = pair.alpha.ask(&["migration", "retry", &begun.id])?;
         ensure!(retried.state == MigrationState::Moved && retried.volume == names.join(", "), "{retried:?}");
-        ensure!(!settled(pair, &names)?, "they are there");
+        ensure!(!pair.settled(names.len())?, "they are there");
         work(&guests)?;
         verify(guests)
     });
@@ -131,12 +110,12 @@ fn killed_while_they_are_copied_and_at_the_handover_all_are_at_one_host() {
             // It goes on.
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
             ensure!(ended.state == MigrationState::Moved, "{ended:?}");
-            ensure!(!settled(pair, &names)?, "they are there");
+            ensure!(!pair.settled(names.len())?, "they are there");
             work(&guests)?;
             let home: Migration =
                 pair.beta.ask(&[&["migrate"], &names[..], &["--to", "alpha:a"]].concat())?;
             ensure!(home.state == MigrationState::Moved, "{home:?}");
-            ensure!(settled(pair, &names)?, "they are home");
+            ensure!(pair.settled(names.len())?, "they are home");
         }
         let mut is_at_alpha = true;
         for (kills_source, step) in [
@@ -154,7 +133,7 @@ fn killed_while_they_are_copied_and_at_the_handover_all_are_at_one_host() {
             let killed = if kills_alpha { &mut pair.alpha } else { &mut pair.beta };
             ensure!(killed.wait_for_end()? == 137, "{step}: it was not killed");
             killed.start()?;
-            is_at_alpha = settled(pair, &names).with_context(|| format!("killed {step}"))?;
+            is_at_alpha = pair.settled(names.len()).with_context(|| format!("killed {step}"))?;
         }
         // Clients connect again wherever the volumes are; these were at alpha.
         if !is_at_alpha {
