@@ -187,11 +187,13 @@ impl LentImage {
         if let Some(device) = self.here() {
             return Ok(device);
         }
-        let image = self.open_while(is_wanted).await?;
-        let mut state = self.state.borrow_mut();
-        if let State::Here(device) = &*state {
-            return Ok(Rc::clone(device));
+        // N.B. whoever else has it may be another request that wanted it here.
+        let opened = self.open_while(|| self.here().is_none() && is_wanted()).await;
+        if let Some(device) = self.here() {
+            return Ok(device);
         }
+        let image = opened?;
+        let mut state = self.state.borrow_mut();
         let device: Rc<dyn BlockDevice> = Rc::new(FileStore::new(image, Rc::clone(&self.engine)));
         *state = State::Here(Rc::clone(&device));
         Ok(device)

@@ -125,6 +125,21 @@ fn blocks_go_over_the_link_when_a_share_breaks() {
 }
 
 #[test]
+fn everybody_who_wants_an_image_after_a_restart_has_it_as_soon_as_one_of_them_has_locked_it() {
+    play(|scene| async move {
+        let path = scene.folder.join("again.img");
+        drop(Image::create(&path, SIZE).unwrap());
+        let shared = SharedImage::offer(&path).unwrap();
+        let lendable = Lendable { image: None, shared, size_bytes: SIZE, promise: Promise::None };
+        let lent = LentImage::new(lendable, &scene.handle, &scene.engine);
+        let writes = (0..8_u8)
+            .map(|number| lent.write(u64::from(number) * 4096, filled(number), Durability::Volatile));
+        let written = futures_util::future::join_all(writes).await;
+        assert!(written.iter().all(Result::is_ok), "{written:?}");
+    });
+}
+
+#[test]
 fn nothing_is_written_when_the_copying_has_ended() {
     play(|scene| async move {
         let (borrowing, store) = scene.replica(scene.shared.clone());
