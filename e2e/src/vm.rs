@@ -29,6 +29,27 @@ const SEED: u64 = 7;
 /// their memory is a multiple of 64 pages (docs/vm.md).
 pub(crate) const MEMORY_KIB: u32 = (128 << 10) - 8;
 
+/// Words of QEMU for [`Console::start_with_words`]: a software TPM, which the guest then uses and checks.
+pub const TPM: [&str; 6] = [
+    "-chardev",
+    "socket,id=tpm,path={tpm}",
+    "-tpmdev",
+    "emulator,id=tpm0,chardev=tpm",
+    "-device",
+    "tpm-tis,tpmdev=tpm0",
+];
+
+/// [`TPM`], or nothing where there is no swtpm.
+pub fn tpm_words() -> &'static [&'static str] {
+    match std::process::Command::new("swtpm").arg("--version").output() {
+        Ok(_) => &TPM,
+        Err(_) => {
+            omission::machine_lacks("swtpm");
+            &[]
+        }
+    }
+}
+
 /// What the guest works on.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
@@ -113,6 +134,13 @@ impl Console {
     pub fn work_on(&self, requests: u64) -> anyhow::Result<()> {
         let wanted = self.requests()? + requests;
         until("the guest works", || Ok((self.requests()? >= wanted).then_some(())))
+    }
+
+    /// What the guest has said of its TPM's counter last.
+    pub fn tpm_counter(&self) -> Option<u64> {
+        let heard = self.lock();
+        let said = heard.lines.iter().rev().find_map(|line| line.split_once("sterna: tpm counter="));
+        said.and_then(|(_, counter)| counter.trim().parse().ok())
     }
 
     /// What was said so far is of a run that has ended: another one begins.

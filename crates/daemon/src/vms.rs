@@ -34,6 +34,7 @@ mod process;
 mod script;
 #[cfg(test)]
 mod tests;
+mod tpm;
 mod words;
 
 use std::collections::BTreeMap;
@@ -190,10 +191,12 @@ impl Vms {
             monitor: None,
         };
         let files = parcel::read_files(definition.files())?;
+        let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();
+        let tpm_state = tpm_state.map_err(|(path, error)| VmError::io("read", &path, error))?;
         // What could not be sent is not taken.
         let parcel = Parcel { name: name.to_owned(), definition: text.to_owned(), files, needs: None };
         parcel.encode()?;
-        self.enter(&record, definition, &parcel.files)
+        self.enter(&record, definition, &parcel.files, tpm_state.as_deref())
     }
 
     /// Starts a machine and returns when its QEMU answers.
@@ -281,12 +284,13 @@ impl Vms {
         }
     }
 
-    /// Writes a new machine's files, then the list with it.
+    /// Writes a new machine's files and what its TPM begins with, then the list with it.
     fn enter(
         &self,
         record: &Record,
         definition: Definition,
         files: &[(String, Vec<u8>)],
+        tpm_state: Option<&[u8]>,
     ) -> Result<(), VmError> {
         let catalogue = self.catalogue()?;
         // Held throughout: a name is taken once.
@@ -303,8 +307,9 @@ impl Vms {
             }
         }
         let folder = self.machine_folder(&record.name);
-        let written =
-            parcel::write_files(&folder, files).map_err(|error| VmError::io("make", &folder, error));
+        let written = parcel::write_files(&folder, files)
+            .and_then(|()| tpm_state.map_or(Ok(()), |state| tpm::write_state(&folder, state)))
+            .map_err(|error| VmError::io("make", &folder, error));
         let entered = written.and_then(|()| Ok(catalogue.put(record)?));
         if let Err(error) = entered {
             remove_folder(&folder);
@@ -404,6 +409,15 @@ impl Vms {
     /// Where a machine that Sterna starts has its monitor.
     fn own_monitor(&self, name: &str) -> PathBuf {
         self.monitors.join(format!("{name}.qmp"))
+    }
+
+    /// The folder of a machine that has a TPM here, and the TPM's socket.
+    fn tpm(&self, name: &str) -> Option<(PathBuf, PathBuf)> {
+        let entries = self.entries();
+        let entry = entries.get(name)?;
+        // Of a machine that somebody else has started nothing is here.
+        let is_ours = entry.record.monitor.is_none() && entry.definition.has_tpm();
+        is_ours.then(|| (self.machine_folder(name), tpm::socket(&self.own_monitor(name))))
     }
 
     fn log(&self, name: &str) -> PathBuf {

@@ -73,7 +73,14 @@ impl Host {
                 None => Expected::Anew,
                 // N.B. without a promise it comes to nothing, and it may be waiting for the volumes that would wait for it.
                 Some(known) if known.stage == Stage::Copying => Expected::Again(None),
-                Some(_) => Expected::Again(self.vms.found(machine).await),
+                Some(_) => {
+                    let found = self.vms.found(machine).await;
+                    // It may have been loaded just before the last daemon was killed.
+                    let is_kept = self.vms.keep_tpm(machine).await.map_err(|error| {
+                        tracing::warn!(vm = %machine, %error, "a machine that came does not run without its TPM");
+                    });
+                    Expected::Again(found.filter(|_| is_kept.is_ok()))
+                }
             };
             self.expect_machine(session, (arrival.migration, arrival.remote), machine, names, expected);
         } else {

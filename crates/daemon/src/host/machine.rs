@@ -70,6 +70,7 @@ impl Host {
         let machine = self.vms.machine(&name)?;
         check_order(&order)?;
         check_movable(&name, &machine).await?;
+        self.check_tpm(&name)?;
         if order.memory == Memory::PostCopy {
             check_post_copy(&name, &machine).await?;
         }
@@ -150,6 +151,16 @@ impl Host {
                 errand.after(&outcome).await;
             }
         });
+    }
+
+    /// Looks whether the TPM of a machine, if it has one, can go with it.
+    ///
+    /// # Errors
+    /// [`RequestError::MachineUnmovable`].
+    pub(super) fn check_tpm(&self, name: &str) -> Result<(), RequestError> {
+        self.vms.tpm_obstacle(name).map_or(Ok(()), |reason| {
+            Err(RequestError::MachineUnmovable { vm: name.to_owned(), reason: reason.to_owned() })
+        })
     }
 
     /// Looks whether a machine of this name may come.
@@ -378,6 +389,11 @@ impl Keeper for Reception {
                 host.vms.lost(&name, memory_lost(&name, &reason)).await;
             }
         })
+    }
+
+    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+        let (host, name) = (Arc::clone(&self.host), self.name.clone());
+        Box::pin(async move { host.vms.keep_tpm(&name).await.map_err(|error| error.to_string()) })
     }
 
     fn start(&self, parcel: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>> {

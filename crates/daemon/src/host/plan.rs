@@ -131,6 +131,7 @@ impl Host {
             drop(self.vms.operate(name)?);
             let machine = self.vms.machine(name)?;
             check_movable(name, &machine).await?;
+            self.check_tpm(name)?;
             Ok::<_, RequestError>(machine)
         };
         looked.await.map(Company::Ours).map_err(|error| plan.refuse(&error)).ok()

@@ -41,6 +41,10 @@ pub(crate) trait Keeper: Send + Sync {
     /// The machine runs here, and its memory never will be whole: ends it, and remembers why.
     fn lose(&self, reason: String) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
+    /// The machine has all that its source's hypervisor had: makes durable what it keeps beside its volumes and is not in its
+    /// memory; the text says why that cannot be.
+    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
     /// Starts the machine of this parcel so that it waits for its memory; the text says why it could not.
     fn start(&self, parcel: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>>;
 }
@@ -175,6 +179,8 @@ impl Coming {
             }
         };
         self.unless_over(loads).await?;
+        // N.B. before anybody hears that it is loaded: its source may forget it then.
+        keeper.keep().await?;
         self.loaded.send_replace(Some(Ok(())));
         self.line.say(&Word::Loaded);
         // N.B. the next move of this machine uses the same name.

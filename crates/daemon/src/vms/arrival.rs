@@ -17,7 +17,7 @@ use hypervisor::qemu::Machine;
 use super::catalogue::{Fate, Record, Standing};
 use super::needs::Needs;
 use super::parcel::{self, Parcel};
-use super::{Alive, Definition, Life, VmError, Vms, listening, probe};
+use super::{Alive, Definition, Life, VmError, Vms, listening, probe, tpm};
 use crate::journal::now_unix_ms;
 use crate::moving::Terms;
 use crate::sockets::SocketFolder;
@@ -46,8 +46,8 @@ impl Vms {
     ) -> Result<Vec<u8>, VmError> {
         let needs = match self.alive(name) {
             Ok(alive) => {
-                let command = Definition::parse(&self.get(name)?.definition)?.command_anywhere();
-                Some(Needs::of(&alive.machine, &command, volumes).await)
+                let definition = Definition::parse(&self.get(name)?.definition)?;
+                Some(needs(&definition, &alive.machine, volumes).await)
             }
             // It does not run: what it would need nobody knows.
             Err(_) => None,
@@ -82,7 +82,7 @@ impl Vms {
             None => (self.get(name)?.definition, true),
         };
         let definition = Definition::parse(&text)?;
-        let needs = Some(Needs::of(machine, &definition.command_anywhere(), volumes).await);
+        let needs = Some(needs(&definition, machine, volumes).await);
         let (folder, name) = (self.machine_folder(name), name.to_owned());
         blocking(move || {
             let files = definition.files();
@@ -126,6 +126,9 @@ impl Vms {
         let program = command.first().map_or("", String::as_str);
         let found = probe::probe(program, needs.kvm, &self.monitors).await?;
         let mut faults = needs.faults(&found);
+        if definition.has_tpm() {
+            faults.extend(tpm::fault(needs.tpm).await);
+        }
         faults.extend(probe::missing_files(&command).into_iter().map(|file| {
             format!("{file}: that file is not there; put it there, or leave it out of the machine")
         }));
@@ -201,7 +204,7 @@ impl Vms {
             monitor: None,
         };
         let vms = Arc::clone(self);
-        blocking(move || vms.enter(&record, definition, &files)).await?;
+        blocking(move || vms.enter(&record, definition, &files, None)).await?;
         match self.launch(&name, sockets, &WAITING).await {
             Ok(Alive { machine, .. }) => Ok(Arrival { name, machine }),
             Err(error) => {
@@ -225,6 +228,28 @@ impl Vms {
     /// [`VmError`].
     pub(crate) async fn abandon_arrival(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         self.give_up(name, Standing::Arriving).await
+    }
+
+    /// Makes the state of the TPM durable that has come with a machine, if it has one.
+    ///
+    /// **N.B.** Before its source may release it: there it goes with the machine.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn keep_tpm(&self, name: &str) -> Result<(), VmError> {
+        let Some((folder, _)) = self.tpm(name) else { return Ok(()) };
+        blocking(move || {
+            tpm::sync(&folder).map_err(|error| VmError::io("make the TPM durable in", &folder, error))
+        })
+        .await
+    }
+
+    /// Why the TPM of a machine could not go with it; `None`: it can, or there is none.
+    pub(crate) fn tpm_obstacle(&self, name: &str) -> Option<&'static str> {
+        let (folder, _) = self.tpm(name)?;
+        (!tpm::runs(&folder)).then_some(
+            "its TPM (swtpm) has ended, and what it kept in memory is lost: stop the machine and start it again",
+        )
     }
 
     /// The QEMU of a machine, whatever its standing.
@@ -263,6 +288,13 @@ impl Vms {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || vms.erase(&name)).await
     }
+}
+
+/// What a machine of this definition needs, that runs here.
+async fn needs(definition: &Definition, machine: &Machine, volumes: Vec<(String, u64)>) -> Needs {
+    let needs = Needs::of(machine, &definition.command_anywhere(), volumes).await;
+    let tpm = if definition.has_tpm() { tpm::version().await.ok() } else { None };
+    Needs { tpm, ..needs }
 }
 
 /// Runs work that may sleep on a helper thread.

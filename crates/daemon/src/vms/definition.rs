@@ -21,6 +21,7 @@ use serde::Deserialize;
 
 use super::movable::{self, Unmovable};
 use super::places::{Place, Template};
+use super::tpm;
 use crate::names;
 
 /// Longest definition in bytes: a request that holds one must fit into the API's limit.
@@ -39,6 +40,8 @@ pub(crate) struct Definition {
     disks: BTreeMap<String, String>,
     /// Files by the names of their places, as they are where the machine was added.
     files: BTreeMap<String, PathBuf>,
+    /// The folder of the state that its TPM begins with, where the machine was added.
+    tpm_state: Option<PathBuf>,
 }
 
 /// Why a definition is none, or is one of a machine that cannot move.
@@ -52,7 +55,7 @@ pub(crate) enum DefinitionError {
     Bounds(String),
     /// There is no such place.
     #[error(
-        "there is no place {place}; there are {{qmp}}, {{name}}, {{path:NAME}}, and {{disk:NAME}}, {{export:NAME}} and \
+        "there is no place {place}; there are {{qmp}}, {{name}}, {{tpm}}, {{path:NAME}}, and {{disk:NAME}}, {{export:NAME}} and \
          {{file:NAME}} with the names in [disks] and [files]"
     )]
     UnknownPlace {
@@ -69,6 +72,12 @@ pub(crate) enum DefinitionError {
         /// Which.
         name: String,
     },
+    /// A TPM is described, and the machine has none.
+    #[error(
+        "there is [tpm], but no word of the command has {{tpm}}: add \"-chardev\", \"socket,id=tpm,path={{tpm}}\", \"-tpmdev\", \
+         \"emulator,id=tpm0,chardev=tpm\", \"-device\", \"tpm-crb,tpmdev=tpm0\""
+    )]
+    UnusedTpm,
     /// QEMU could not be steered.
     #[error("no word of the command has {{qmp}}: add \"-qmp\", \"unix:{{qmp}},server=on,wait=off\"")]
     NoMonitor,
@@ -99,6 +108,13 @@ struct Written {
     disks: BTreeMap<String, String>,
     #[serde(default)]
     files: BTreeMap<String, PathBuf>,
+    tpm: Option<WrittenTpm>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenTpm {
+    state: Option<PathBuf>,
 }
 
 impl Definition {
@@ -110,7 +126,7 @@ impl Definition {
         }
         let written: Written =
             toml::from_str(text).map_err(|error| DefinitionError::Toml(Box::new(error)))?;
-        let Written { command, disks, files } = written;
+        let Written { command, disks, files, tpm } = written;
         if command.first().is_none_or(String::is_empty) {
             return bounds("command must begin with the program, such as \"qemu-system-x86_64\"");
         }
@@ -127,10 +143,18 @@ impl Definition {
         if let Some(name) = files.iter().find_map(|(name, path)| path.is_relative().then_some(name)) {
             return Err(DefinitionError::RelativePath { name: name.clone() });
         }
+        let is_described = tpm.is_some();
+        let tpm_state = tpm.and_then(|tpm| tpm.state);
+        if tpm_state.as_ref().is_some_and(|path| path.is_relative()) {
+            return Err(DefinitionError::RelativePath { name: "state of [tpm]".to_owned() });
+        }
         movable::check(&command)?;
         let command = command.iter().map(|word| Template::parse(word)).collect();
-        let definition = Self { text: text.to_owned(), command, disks, files };
+        let definition = Self { text: text.to_owned(), command, disks, files, tpm_state };
         definition.check_places()?;
+        if is_described && !definition.has_tpm() {
+            return Err(DefinitionError::UnusedTpm);
+        }
         Ok(definition)
     }
 
@@ -152,6 +176,16 @@ impl Definition {
         &self.files
     }
 
+    /// Whether it has a software TPM.
+    pub(super) fn has_tpm(&self) -> bool {
+        self.command.iter().flat_map(Template::places).any(|place| place.kind == "tpm")
+    }
+
+    /// The folder of the state that its TPM begins with, as it is where the machine was added; `None`: it is a new one.
+    pub(super) fn tpm_state(&self) -> Option<&Path> {
+        self.tpm_state.as_deref()
+    }
+
     /// The command's words.
     pub(super) fn command(
         &self,
@@ -165,6 +199,7 @@ impl Definition {
         let volume = |name: &str| self.disks.get(name).cloned().unwrap_or_default();
         let value = |place: &Place| match place.kind.as_str() {
             "qmp" => text(monitor),
+            "tpm" => text(&tpm::socket(monitor)),
             "name" => machine.to_owned(),
             "disk" => text(&socket(&volume(&place.name))),
             "export" => volume(&place.name),
@@ -196,7 +231,7 @@ impl Definition {
         let places = || self.command.iter().flat_map(Template::places);
         for place in places() {
             let is_known = match (place.kind.as_str(), place.name.as_str()) {
-                ("qmp" | "name", "") => true,
+                ("qmp" | "name" | "tpm", "") => true,
                 ("disk" | "export", name) => self.disks.contains_key(name),
                 ("file", name) => self.files.contains_key(name),
                 ("path", name) => names::check(name).is_ok(),
@@ -235,11 +270,14 @@ mod tests {
     const GOOD: &str = r#"
         command = ["qemu-system-x86_64", "-name", "{name}", "-qmp", "unix:{qmp},server=on,wait=off",
             "-blockdev", "driver=nbd,server.path={disk:root},export={export:root},reconnect-delay=30",
-            "-drive", "if=pflash,format=raw,file={file:vars}", "-serial", "unix:{path:serial},server=on,wait=off"]
+            "-drive", "if=pflash,format=raw,file={file:vars}", "-serial", "unix:{path:serial},server=on,wait=off",
+            "-chardev", "socket,id=t,path={tpm}", "-tpmdev", "emulator,id=tpm0,chardev=t"]
         [disks]
         root = "web1-root"
         [files]
         vars = "/srv/web1.vars"
+        [tpm]
+        state = "/srv/web1.tpm"
     "#;
 
     #[test]
@@ -264,10 +302,15 @@ mod tests {
             "if=pflash,format=raw,file=/data/vars",
             "-serial",
             "unix:/own/serial,server=on,wait=off",
+            "-chardev",
+            "socket,id=t,path=/run/web1.tpm",
+            "-tpmdev",
+            "emulator,id=tpm0,chardev=t",
         ];
         assert_eq!(command, expected);
         assert_eq!(definition.volumes(), ["web1-root"]);
         assert_eq!(definition.text(), GOOD);
+        assert!(definition.has_tpm() && definition.tpm_state() == Some(Path::new("/srv/web1.tpm")));
     }
 
     #[test]
@@ -283,6 +326,14 @@ mod tests {
             ("/srv/web1.vars", "web1.vars", "absolute"),
             ("[files]", "[flies]", "cannot be read"),
             ("vars = ", "\"../vars\" = ", "is no name"),
+            ("/srv/web1.tpm", "web1.tpm", "absolute"),
+            ("emulator,id=tpm0", "passthrough,id=tpm0", "a chip of this host"),
+            ("path={tpm}", "path=/run/swtpm", "that Sterna did not start"),
+            (
+                "\"-chardev\", \"socket,id=t,path={tpm}\", \"-tpmdev\", \"emulator,id=tpm0,chardev=t\"",
+                "",
+                "there is [tpm], but",
+            ),
         ] {
             let text = GOOD.replacen(from, to, 1);
             assert_ne!(text, GOOD);

@@ -17,7 +17,7 @@ use hypervisor::qemu::Machine;
 use super::arrival::blocking;
 use super::catalogue::{Fate, Record, Standing};
 use super::parcel::{self, Parcel};
-use super::{Adopted, Definition, GivenBack, Life, VmError, Vms, remove_folder, script};
+use super::{Adopted, Definition, GivenBack, Life, VmError, Vms, remove_folder, script, tpm};
 use crate::journal::now_unix_ms;
 
 /// In the folder of a machine: what starts it once it has been given back.
@@ -52,7 +52,7 @@ impl Vms {
             let files = parcel::read_files(definition.files())?;
             let parcel = Parcel { name: record.name.clone(), definition: text, files, needs: None };
             parcel.encode()?;
-            vms.enter(&record, definition, &parcel.files)
+            vms.enter(&record, definition, &parcel.files, None)
         })
         .await?;
         self.set(&name, None, Life::Alive(alive.clone()));
@@ -80,7 +80,10 @@ impl Vms {
                     (|file: &str| parcel::file(&folder, file), |own: &str| parcel::own_path(&folder, own));
                 definition.command(&name, &known.monitor, socket, file, own)
             };
-            let Some(text) = script::script(&definition, &images, command) else { return Ok(None) };
+            let tpm = vms.tpm(&name).map(|(folder, socket)| tpm::command_alone(&folder, &socket));
+            let Some(text) = script::script(&definition, &images, &tpm.unwrap_or_default(), command) else {
+                return Ok(None);
+            };
             let path = folder.join(SCRIPT);
             let written = std::fs::write(&path, text)
                 .and_then(|()| std::fs::set_permissions(&path, Permissions::from_mode(SCRIPT_MODE)));

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::catalogue::Fate;
 use super::process::{self, Process};
-use super::{Alive, END_DEADLINE, Ending, Life, START_DEADLINE, VmError, Vms, parcel};
+use super::{Alive, END_DEADLINE, Ending, Life, START_DEADLINE, VmError, Vms, parcel, tpm};
 use crate::fail_point::{self, Step};
 use crate::sockets::SocketFolder;
 
@@ -73,6 +73,16 @@ impl Vms {
         self.remember(name, Fate::Started).await?;
         self.set(name, None, Life::Starting);
         let launched = async {
+            if let Some((folder, socket)) = self.tpm(name) {
+                let vm = || name.to_owned();
+                let started = tpm::start(&folder, &socket).await;
+                let mut tpm = started.map_err(|source| VmError::Program {
+                    vm: vm(),
+                    program: tpm::PROGRAM.to_owned(),
+                    source,
+                })?;
+                tokio::spawn(async move { tpm.wait().await });
+            }
             let child = process::start(&command, &folder, &log);
             let program = command.first().cloned().unwrap_or_default();
             let mut child =
@@ -106,6 +116,7 @@ impl Vms {
                 Ok(alive)
             }
             Err(error) => {
+                self.tpm_ended(name).await;
                 self.set(name, None, Life::Stopped);
                 self.remember(name, Fate::Stopped).await?;
                 Err(error)
@@ -156,6 +167,7 @@ impl Vms {
         }
         alive.process.kill();
         alive.process.ended().await;
+        self.tpm_ended(name).await;
         let _ = std::fs::remove_file(self.own_monitor(name));
         self.set(name, Some(alive), Life::Stopped);
     }
@@ -255,6 +267,7 @@ impl Vms {
 
     /// Takes note of a machine's end.
     async fn ended(self: &Arc<Self>, name: &str, alive: Option<&Alive>, is_orderly: bool) {
+        self.tpm_ended(name).await;
         let (life, fate) = if is_orderly {
             (Life::Stopped, Fate::Stopped)
         } else {
@@ -341,7 +354,18 @@ impl Vms {
         self.machine(name).ok()
     }
 
+    /// Returns when the TPM of a machine whose QEMU has ended is not there any more.
+    async fn tpm_ended(&self, name: &str) {
+        if let Some((folder, socket)) = self.tpm(name) {
+            tpm::ended(&folder, &socket).await;
+        }
+    }
+
     fn last_words(&self, name: &str) -> VmError {
-        VmError::Ended { vm: name.to_owned(), said: process::last_words(&self.log(name)) }
+        let mut said = process::last_words(&self.log(name));
+        if let Some((folder, _)) = self.tpm(name) {
+            said = format!("{said}; its TPM: {}", process::last_words(&tpm::log(&folder)));
+        }
+        VmError::Ended { vm: name.to_owned(), said }
     }
 }

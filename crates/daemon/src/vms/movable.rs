@@ -3,7 +3,7 @@
 //! QEMU would refuse some of this when the machine is to move, and would leave the rest behind without a word. Either is
 //! too late, so it is looked for when a machine is added. What the command's text does not show, QEMU is asked at run time.
 
-use super::words::Values;
+use super::words::{self, Values};
 
 /// Something that keeps a machine from moving, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,7 +16,7 @@ pub(crate) struct Unmovable {
 }
 
 /// Options that Sterna gives itself, or that would take QEMU out of its hands.
-const OPTIONS: [(&str, &str); 9] = [
+const OPTIONS: [(&str, &str); 8] = [
     ("-incoming", "is given by Sterna when a machine arrives: leave it out"),
     ("-S", "is given by Sterna when a machine arrives: leave it out"),
     ("-daemonize", "would take QEMU from Sterna, which lets it live on without: leave it out"),
@@ -24,7 +24,6 @@ const OPTIONS: [(&str, &str); 9] = [
     ("-loadvm", "starts from a snapshot in a local image: leave it out"),
     ("-virtfs", "shares a folder of this host: put what the guest needs on a volume"),
     ("-fsdev", "shares a folder of this host: put what the guest needs on a volume"),
-    ("-tpmdev", "keeps state in a process or a chip of this host, which does not move yet"),
     ("-usbdevice", "may be a device of this host: use -device with an emulated one"),
 ];
 
@@ -51,8 +50,14 @@ const LOCAL_IMAGE: &str = "is a local file, which would be left behind: a disk i
     its place is {disk:NAME}; a small image, such as of cloud-init or of UEFI variables, goes into [files] and its place \
     is {file:NAME}; firmware that is the same on all hosts is below /usr and read-only";
 
+const TPM_OF_OTHERS: &str = "keeps its state in a process (swtpm) that Sterna did not start: stop the machine and add it with \
+    sterna vm add; its definition has path={tpm} in the TPM's -chardev, and state = \"FOLDER\" below [tpm], the folder of \
+    that swtpm's state";
+const TPM_OF_HOST: &str = "is a chip of this host: use a software TPM, with path={tpm} in its -chardev";
+
 /// Looks through a command.
 pub(crate) fn check(command: &[String]) -> Result<(), Unmovable> {
+    check_tpm(command)?;
     let mut words = command.iter().skip(1);
     while let Some(word) = words.next() {
         // QEMU takes options with one hyphen or with two.
@@ -90,6 +95,27 @@ pub(crate) fn check(command: &[String]) -> Result<(), Unmovable> {
     Ok(())
 }
 
+/// Looks whether a TPM is one that Sterna starts.
+fn check_tpm(command: &[String]) -> Result<(), Unmovable> {
+    let arguments = words::read(command.get(1..).unwrap_or_default());
+    let of = |option: &str| {
+        let found = arguments.iter().filter(move |argument| argument.option == option);
+        found.map(|argument| Values::read(argument.value.as_deref().unwrap_or_default())).collect::<Vec<_>>()
+    };
+    let devices = of("-chardev");
+    for tpm in of("-tpmdev") {
+        let what = format!("-tpmdev {}", tpm.driver());
+        if tpm.driver() != "emulator" {
+            return Err(Unmovable { what, reason: TPM_OF_HOST });
+        }
+        let device = devices.iter().find(|device| device.get("id") == tpm.get("chardev"));
+        if device.and_then(|device| device.get("path")).as_deref() != Some("{tpm}") {
+            return Err(Unmovable { what, reason: TPM_OF_OTHERS });
+        }
+    }
+    Ok(())
+}
+
 /// A path of an image that would be left behind.
 fn local_image(values: &Values, option: &str) -> Option<String> {
     let is_read_only = values.is_on("readonly") || values.is_on("read-only");
@@ -119,6 +145,9 @@ mod tests {
     fn what_ties_a_machine_to_its_host_is_named() {
         for (words, expected) in [
             ("qemu -snapshot", "-snapshot keeps writes"),
+            ("qemu -tpmdev passthrough,id=t,path=/dev/tpm0", "a chip of this host"),
+            ("qemu -chardev socket,id=c,path=/run/x -tpmdev emulator,id=t,chardev=c", "[tpm]"),
+            ("qemu -chardev socket,id=c,path={tpm} -tpmdev emulator,id=t,chardev=d", "[tpm]"),
             ("qemu --incoming tcp:0:1", "--incoming is given"),
             ("qemu -device vfio-pci,host=01:00.0", "-device vfio-pci is a device"),
             (r#"qemu -device {"driver":"usb-host"}"#, "-device usb-host is a device"),
@@ -151,6 +180,7 @@ mod tests {
             "qemu -drive if=pflash,format=raw,readonly=on,file=/usr/share/OVMF/CODE.fd",
             "qemu -drive if=pflash,format=raw,file={file:vars} -cdrom {file:seed}",
             "qemu -kernel /boot/vmlinuz -device",
+            "qemu -tpmdev emulator,id=t,chardev=c -chardev socket,id=c,path={tpm} -device tpm-crb,tpmdev=t",
         ] {
             assert_eq!(refusal(words), None, "{words}");
         }

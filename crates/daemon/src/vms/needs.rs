@@ -35,6 +35,8 @@ pub(crate) struct Needs {
     pub(super) host_features: Vec<String>,
     /// Whether the kernel runs its guest.
     pub(super) kvm: bool,
+    /// The version of swtpm that keeps its TPM: major, minor.
+    pub(super) tpm: Option<(u64, u64)>,
     /// What its volumes hold, in bytes, by their names.
     pub(crate) volumes: Vec<(String, u64)>,
 }
@@ -83,7 +85,7 @@ impl Found {
 
 impl Needs {
     /// What the machine of a running QEMU needs, that was started by this command, and what its volumes hold. What QEMU does
-    /// not tell is left out.
+    /// not tell is left out, and so is its TPM, of which QEMU knows nothing.
     pub(super) async fn of(machine: &Machine, command: &[String], volumes: Vec<(String, u64)>) -> Self {
         let kvm = machine.uses_kvm().await.unwrap_or(false);
         let model = probe::processor_model(command);
@@ -106,6 +108,7 @@ impl Needs {
             processor,
             host_features: if is_of_host && kvm { probe::host_features() } else { Vec::new() },
             kvm,
+            tpm: None,
             volumes,
         }
     }

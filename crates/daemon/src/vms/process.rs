@@ -22,12 +22,20 @@ const LAST_WORDS_LINES_MAX: usize = 6;
 /// # Errors
 /// If the program or the file cannot be used.
 pub(super) fn start(command: &[String], folder: &Path, log: &Path) -> io::Result<Child> {
+    start_with(command, folder, log, Stdio::null())
+}
+
+/// Starts a program as [`start`] does, with something for it to read.
+///
+/// # Errors
+/// If the program or the file cannot be used.
+pub(super) fn start_with(command: &[String], folder: &Path, log: &Path, input: Stdio) -> io::Result<Child> {
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let output = File::create(log)?;
     Command::new(program)
         .args(arguments)
         .current_dir(folder)
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(output.try_clone()?)
         .stderr(output)
         // Ctrl-C on the daemon's terminal is not for guests.

@@ -19,11 +19,12 @@ pub(crate) struct GivenBack {
 /// What begins the socket's path of a volume in a command for [`Definition::command`], here.
 const VOLUME: &str = "volume:";
 
-/// Writes a script; `command` makes a definition's command, given what goes into the places of disks. `None`: it has a disk
-/// in a way that this does not know.
+/// Writes a script; `tpm` is the command that starts the machine's TPM, empty if it has none, and `command` makes a
+/// definition's command, given what goes into the places of disks. `None`: it has a disk in a way that this does not know.
 pub(super) fn script(
     definition: &Definition,
     images: &[GivenBack],
+    tpm: &[String],
     command: impl Fn(&Definition, &dyn Fn(&str) -> PathBuf) -> Vec<String>,
 ) -> Option<String> {
     let words = command(definition, &|volume| format!("{VOLUME}{volume}").into());
@@ -39,7 +40,9 @@ pub(super) fn script(
             line.push_str(&quoted(&word));
         }
     }
-    Some(format!("#!/bin/sh\n# Starts the machine on its images, without Sterna.\n{line}\n"))
+    let tpm: Vec<String> = tpm.iter().map(|word| quoted(word)).collect();
+    let tpm = if tpm.is_empty() { String::new() } else { format!("{} || exit\n", tpm.join(" ")) };
+    Some(format!("#!/bin/sh\n# Starts the machine on its images, without Sterna.\n{tpm}{line}\n"))
 }
 
 /// A drive or a node over a plain image, in the place of one over an export.
@@ -104,7 +107,10 @@ mod tests {
         let command = |definition: &Definition, socket: &dyn Fn(&str) -> PathBuf| {
             definition.command("web1", "/run/m".as_ref(), socket, |file| file.into(), |path| path.into())
         };
-        let script = script(&definition, &images, command).unwrap();
+        let tpm = ["swtpm", "--tpmstate", "dir=/a b"].map(str::to_owned);
+        let with_tpm = script(&definition, &images, &tpm, command).unwrap();
+        assert_eq!(with_tpm.lines().nth(2), Some("swtpm --tpmstate 'dir=/a b' || exit"));
+        let script = script(&definition, &images, &[], command).unwrap();
         let lines: Vec<&str> = script.lines().skip(2).map(|line| line.trim_end_matches(" \\")).collect();
         let expected = [
             "exec qemu-system-x86_64",
@@ -122,6 +128,6 @@ mod tests {
             "  if=virtio,format=raw,file=/srv/b,,1.raw",
         ];
         assert_eq!(lines, expected);
-        assert_eq!(super::script(&definition, &[], command), None);
+        assert_eq!(super::script(&definition, &[], &[], command), None);
     }
 }

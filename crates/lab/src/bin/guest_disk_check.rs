@@ -1,9 +1,10 @@
 //! The program that works inside the demo's machine: it writes and checks its disk for as long as it runs, and if it is
-//! asked to its memory too, and answers a client outside.
+//! asked to its memory too, uses a TPM if there is one, and answers a client outside.
 //!
 //! ```text
 //!   fill ─► workers: each owns every n-th block, writes, reads, compares, flushes
 //!           memory:  pages are compared and rewritten
+//!           TPM:     a register is extended, a counter counts
 //!           server:  requests are counted
 //!             └─► ten times a second a line on the console; `verify` ends them
 //!   verify ─► memory and the whole disk are read and compared, the disk hashed over block numbers and versions
@@ -27,6 +28,8 @@ mod random;
 mod server;
 #[path = "guest_disk_check/tally.rs"]
 mod tally;
+#[path = "guest_disk_check/tpm.rs"]
+mod tpm;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, Write as _};
@@ -37,6 +40,7 @@ use memory::{Memory, Sweep};
 use pattern::{Expected, Stamp, digest_block};
 use random::Random;
 use tally::Tally;
+use tpm::Tpm;
 
 /// How much is written or read at once when going over the whole disk.
 const SWEEP_BYTES: usize = 1 << 20;
@@ -106,6 +110,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     say(&format!("filled bytes={}", filled * arguments.block_bytes as u64));
     let mut memory = Memory::fill(arguments.memory_bytes, arguments.seed);
     let mut sweep = Sweep::new(arguments.swept_bytes);
+    let mut tpm = Tpm::find()?;
     if arguments.port != 0 {
         server::start(arguments.port).map_err(|error| format!("port {}: {error}", arguments.port))?;
     }
@@ -121,6 +126,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         scope.spawn(|| tally.tick());
         scope.spawn(|| memory.work(&tally));
         scope.spawn(|| sweep.work(&tally));
+        scope.spawn(|| tpm.as_mut().map(|tpm| tpm.work(&tally)));
         wait_for_command("verify");
         tally.stop();
         workers.into_iter().map(|worker| worker.join().unwrap_or_default()).collect::<Vec<_>>()

@@ -199,7 +199,7 @@ fn what_would_be_lost_to_the_guest_is_refused_by_name() {
         ("-chardev tty,id=t,path=/dev/ttyS0", "is a device of this host"),
         ("-serial /dev/ttyS0", "is a device of this host"),
         ("-readconfig /etc/vm.conf", "reads options from a file"),
-        ("-tpmdev emulator,id=t,chardev=c", "-tpmdev keeps state"),
+        ("-chardev socket,id=c,path=/run/tpm -tpmdev emulator,id=t,chardev=c", "that Sterna did not start"),
         ("-device vfio-pci,host=01:00.0", "vfio-pci is a device"),
         ("-virtfs local,path=/srv", "-virtfs shares a folder"),
         ("-device virtio-rng-pci,id=gone", "the device gone was removed"),

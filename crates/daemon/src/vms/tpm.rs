@@ -1,0 +1,227 @@
+//! A machine's software TPM: a swtpm beside its QEMU, with its state in the machine's folder.
+//!
+//! ```text
+//!   socket made ─► swtpm has it ─► QEMU connects ─► … ─► QEMU ends ─► swtpm ends by itself, or is killed
+//!                                      │ the machine moves
+//!                                      └─ the state goes within QEMU's stream, to another swtpm that has none yet
+//! ```
+//! The state is a machine's as its memory is: it is the other host's from when the machine is, and the folder here goes with
+//! all the rest of the machine. Two swtpms never have it in use at a time, because no two QEMUs run.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::process::{self, Process};
+use crate::whole_file;
+
+/// The program.
+pub(super) const PROGRAM: &str = "swtpm";
+/// Folder in a machine's own of its TPM's state.
+const FOLDER: &str = "tpm";
+/// Only the user that runs the daemon, and swtpm, may look at it: the keys of the guest's disks are in it.
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+/// What swtpm calls the state that outlasts it.
+const PERMANENT: &str = "tpm2-00.permall";
+/// Such a state has some kilobytes, and at most what a TPM has of lasting memory, which is 256 KiB, twice.
+const PERMANENT_BYTES_MAX: u64 = 1 << 20;
+/// How long swtpm may take to end after its QEMU has. Killing it loses nothing: what is to last is written when it changes.
+const END_MAX: Duration = Duration::from_secs(2);
+/// How long swtpm may take to say its version.
+const VERSION_MAX: Duration = Duration::from_secs(10);
+
+/// Where QEMU finds the TPM of a machine whose monitor is there.
+pub(super) fn socket(monitor: &Path) -> PathBuf {
+    monitor.with_extension("tpm")
+}
+
+/// What swtpm has said of a machine's TPM.
+pub(super) fn log(folder: &Path) -> PathBuf {
+    folder.join("tpm.log")
+}
+
+/// The state's folder, in that of a machine.
+pub(super) fn state(folder: &Path) -> PathBuf {
+    folder.join(FOLDER)
+}
+
+/// Starts the TPM of the machine that has this folder: with the state that it had, or as a new one. It can be connected to
+/// when this returns, and ends when whoever has connected to it does.
+///
+/// # Errors
+/// If the program or the folder cannot be used.
+pub(super) async fn start(folder: &Path, socket: &Path) -> io::Result<Child> {
+    // One whose QEMU never connected to it has the state locked.
+    if let Some(left_over) = Process::of_log(&log(folder)) {
+        left_over.kill();
+        left_over.ended().await;
+    }
+    let state = state(folder);
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&state)?;
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // N.B. made here, and not by swtpm: QEMU does not wait for it.
+    let listener = OwnedFd::from(UnixListener::bind(socket)?);
+    process::start_with(&command(folder, "type=unixio,fd=0"), folder, &log(folder), Stdio::from(listener))
+}
+
+/// The command that starts the TPM of the machine that has this folder, without Sterna.
+pub(super) fn command_alone(folder: &Path, socket: &Path) -> Vec<String> {
+    let control = format!("type=unixio,path={}", socket.display());
+    command(folder, &control).into_iter().chain(["--daemon".to_owned()]).collect()
+}
+
+/// Whether the TPM of the machine that has this folder is there.
+pub(super) fn runs(folder: &Path) -> bool {
+    Process::of_log(&log(folder)).is_some()
+}
+
+/// Returns when the TPM of a machine whose QEMU has ended has ended as well.
+pub(super) async fn ended(folder: &Path, socket: &Path) {
+    if let Some(process) = Process::of_log(&log(folder))
+        && timeout(END_MAX, process.ended()).await.is_err()
+    {
+        tracing::warn!(process = process.id(), "a TPM does not end with its machine; it is killed");
+        process.kill();
+        process.ended().await;
+    }
+    let _ = std::fs::remove_file(socket);
+}
+
+/// Makes the state of a TPM durable that nobody uses at this moment. It may sleep.
+///
+/// # Errors
+/// If it cannot be written.
+pub(super) fn sync(folder: &Path) -> io::Result<()> {
+    let state = state(folder);
+    for entry in std::fs::read_dir(&state)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    let above = [state.as_path(), folder].into_iter().chain(folder.parent());
+    above.map(File::open).try_for_each(|opened| opened?.sync_all())
+}
+
+/// Reads the state that a swtpm has left in a folder. It may sleep.
+///
+/// # Errors
+/// If there is none, or it cannot be read.
+pub(super) fn read_state(from: &Path) -> Result<Vec<u8>, (PathBuf, io::Error)> {
+    let path = from.join(PERMANENT);
+    let read = whole_file::read(&path, PERMANENT_BYTES_MAX);
+    read.and_then(|content| content.ok_or_else(|| io::ErrorKind::NotFound.into()))
+        .map_err(|error| (path, error))
+}
+
+/// Writes the state that a machine's TPM is to begin with, durably. It may sleep.
+///
+/// # Errors
+/// If it cannot be written.
+pub(super) fn write_state(folder: &Path, content: &[u8]) -> io::Result<()> {
+    let state = state(folder);
+    DirBuilder::new().mode(FOLDER_MODE).create(&state)?;
+    let path = state.join(PERMANENT);
+    let mut file = File::options().write(true).create_new(true).mode(FILE_MODE).open(path)?;
+    file.write_all(content)?;
+    sync(folder)
+}
+
+/// The version of the swtpm of this host: major, minor.
+///
+/// # Errors
+/// Why it cannot be used, and what to do, in words for people.
+pub(super) async fn version() -> Result<(u64, u64), String> {
+    let asked = Command::new(PROGRAM).arg("--version").stdin(Stdio::null()).kill_on_drop(true).output();
+    let said = match timeout(VERSION_MAX, asked).await {
+        Ok(Ok(output)) => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(format!(
+                "there is no {PROGRAM} there, and the machine has a TPM: install it (Debian: swtpm), or put it on the daemon's path"
+            ));
+        }
+        Ok(Err(error)) => return Err(format!("{PROGRAM} cannot be started there: {error}")),
+        Err(_) => return Err(format!("{PROGRAM} there did not answer within {} s", VERSION_MAX.as_secs())),
+    };
+    read_version(&said).ok_or_else(|| format!("{PROGRAM} there does not say its version: {:?}", said.trim()))
+}
+
+/// What is missing where a machine's TPM is to come to, whose source has this version; `None`: nothing.
+pub(super) async fn fault(of_source: Option<(u64, u64)>) -> Option<String> {
+    let here = match version().await {
+        Ok(here) => here,
+        Err(reason) => return Some(reason),
+    };
+    let (major, minor) = of_source.filter(|of_source| *of_source > here)?;
+    Some(format!(
+        "{PROGRAM} there is {}.{}, older than the {major}.{minor} that keeps the machine's TPM: bring it there to the same \
+         version or a newer one",
+        here.0, here.1
+    ))
+}
+
+fn command(folder: &Path, control: &str) -> Vec<String> {
+    let state = format!("dir={},mode=0600", state(folder).display());
+    let words = [PROGRAM, "socket", "--tpm2", "--tpmstate", &state, "--ctrl", control, "--terminate"];
+    words.map(str::to_owned).to_vec()
+}
+
+fn read_version(said: &str) -> Option<(u64, u64)> {
+    let (_, version) = said.lines().next()?.split_once(" version ")?;
+    let mut numbers = version.split(|sign: char| !sign.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_read() {
+        let said = "TPM emulator version 0.7.1, Copyright (c) 2014-2021 IBM Corp.\n";
+        assert_eq!(read_version(said), Some((0, 7)));
+        assert_eq!(read_version("TPM emulator version 1.10-rc2\n"), Some((1, 10)));
+        for other in ["", "usage", "x version ", "x version 3"] {
+            assert_eq!(read_version(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_state_is_read_and_written_where_swtpm_looks_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(read_state(folder.path()).unwrap_err().1.kind(), io::ErrorKind::NotFound);
+        write_state(folder.path(), b"keys").unwrap();
+        assert_eq!(read_state(&state(folder.path())).unwrap(), b"keys");
+        assert!(write_state(folder.path(), b"others").is_err(), "it is there");
+        sync(folder.path()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_tpm_ends_with_whoever_uses_it_and_is_killed_when_nobody_does() {
+        if std::process::Command::new(PROGRAM).arg("--version").output().is_err() {
+            return omission::machine_lacks(PROGRAM);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let mut first = start(folder.path(), &socket).await.unwrap();
+        assert!(runs(folder.path()));
+        // Another one in its place: nobody was there.
+        let mut second = start(folder.path(), &socket).await.unwrap();
+        assert!(!first.wait().await.unwrap().success());
+        drop(std::os::unix::net::UnixStream::connect(&socket).unwrap());
+        ended(folder.path(), &socket).await;
+        second.wait().await.unwrap();
+        assert!(!runs(folder.path()) && !socket.exists());
+        assert_eq!(fault(None).await, None);
+        assert!(fault(Some((u64::MAX, 0))).await.unwrap().contains("older"));
+    }
+}
