@@ -28,6 +28,7 @@ use super::seat::SourceSeat;
 use super::source_part::{PartProgress, SourceOrder, SourcePart};
 use super::{Post, SourcePlan};
 use crate::control::Control;
+use crate::peer::Haste;
 
 /// Talks to a source's half that runs on the same thread.
 #[derive(Clone)]
@@ -281,6 +282,7 @@ impl SourceConductor {
 
     fn noticed(&mut self, now: Duration, volume: VolumeIndex, action: VolumeAction) {
         let migration = self.migration;
+        self.share_link(volume, &action);
         match action {
             // Of a replica whose host has been another process since.
             VolumeAction::Synchronised | VolumeAction::NearEnough if self.unaware.contains(&volume) => {}
@@ -302,6 +304,18 @@ impl SourceConductor {
             | VolumeAction::Complete { .. }
             | VolumeAction::Copy { .. }
             | VolumeAction::FlushTarget { .. } => {}
+        }
+    }
+
+    /// While a machine's memory is sent, its disks must not fall behind: what they lack when it stands still is downtime.
+    fn share_link(&self, volume: VolumeIndex, action: &VolumeAction) {
+        let haste = match action {
+            VolumeAction::Behind => Haste::BeforeMemory,
+            VolumeAction::NearEnough | VolumeAction::Synchronised => Haste::Usual,
+            _ => return,
+        };
+        if self.phase.get() == Phase::Memory {
+            self.order(volume, SourceOrder::ShareLink(haste));
         }
     }
 

@@ -37,6 +37,9 @@ pub(crate) enum SourceOrder {
     CloseGate(Attempt),
     /// Let them go on.
     OpenGate,
+    /// Let what is copied and mirrored go before a machine's memory, or after it; while the gate is closed it goes before
+    /// it in any case.
+    ShareLink(Haste),
     /// Flush its store.
     Flush(Attempt),
     /// Tell its copying.
@@ -138,6 +141,11 @@ impl SourcePart {
                 self.set_haste(Haste::Usual);
                 self.tell_copy(VolumeEvent::GateOpens);
                 volume.open();
+            }
+            SourceOrder::ShareLink(haste) => {
+                if volume.gate().mode() == GateMode::Open {
+                    self.set_haste(haste);
+                }
             }
             SourceOrder::Flush(attempt) => {
                 // Of a try whose gate is closed: the target flushes, too, and promises.

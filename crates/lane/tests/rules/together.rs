@@ -5,7 +5,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BlockDevice, BufferPool, ZeroMode};
+use block::filter::Operations;
+use block::filter::fault::FaultRule;
+use block::{BlockDevice, BufferPool, IoError, ZeroMode};
 use bytes::Bytes;
 use chronicle::BlockSize;
 use lane::peer::{Conversation, Haste, Line, Urgency};
@@ -18,6 +20,7 @@ use migration::message::{ToSource, ToTarget};
 use migration::source::{Moves, Peer};
 use migration::strategy::Acknowledgement;
 use migration::{Attempt, MigrationId, PacingSettings, VolumeId};
+use rustix::io::Errno;
 
 use crate::support::{GENERATION, LIMITS, Scene, Store, location, play};
 
@@ -156,5 +159,26 @@ fn what_a_hypervisor_still_wants_of_its_disks_is_not_held() {
         assert!(answered.get(), "the machine would not come to an end");
         assert_eq!(together.told.borrow().last(), Some(&ToTarget::Abort(attempt)));
         assert_eq!(together.hastes.borrow()[1], Haste::Usual, "the next try waits for the memory");
+    });
+}
+
+#[test]
+fn disks_that_fall_behind_while_memory_is_sent_go_before_it_until_they_have_caught_up() {
+    play(|scene| async move {
+        scene.fill(64).await;
+        let (together, follows) = Together::begin(&scene, Moves::Machine);
+        scene.handle.spawn(follows);
+        together.asked(&scene).await;
+        // It ends the early try: the memory is still sent, and the gates are open.
+        scene.write(0, 7).await;
+        together.hastes.borrow_mut().clear();
+        let fails_once = FaultRule {
+            count: Some(1),
+            ..FaultRule::always(Operations::CHANGES, IoError::os("write", Errno::IO))
+        };
+        scene.target.fault.add(fails_once);
+        scene.write(1, 7).await;
+        scene.handle.sleep(Duration::from_secs(2)).await;
+        assert_eq!(*together.hastes.borrow(), [Haste::BeforeMemory, Haste::Usual]);
     });
 }
