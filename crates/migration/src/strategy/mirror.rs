@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use chronicle::{BlockIndex, BlockSize, LayeredBitmap};
 
+use self::asynchronous::Aim;
 use super::chunks::Chunks;
 use super::drain::{Admission, Drain};
 use super::meter::Meter;
@@ -106,6 +107,8 @@ pub struct Mirror {
     is_growing: bool,
     /// The last thing said.
     said: Standing,
+    /// Of an asynchronous mirror: how near is near enough.
+    aim: Aim,
     next_chunk: u64,
     next_flush: u64,
     meter: Meter,
@@ -208,6 +211,7 @@ impl Mirror {
             is_flush_wanted: false,
             is_growing: false,
             said: Standing::Behind,
+            aim: Aim::default(),
             next_chunk: 0,
             next_flush: 0,
             meter: Meter::default(),

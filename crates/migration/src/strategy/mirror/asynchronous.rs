@@ -27,6 +27,11 @@ const UNCONFIRMED_MAX: u64 = 32 << 20;
 /// nearer and further all the time.
 const SLACK: u64 = 2;
 
+/// Parts of what may be left that are aimed at, one after the other.
+const AIMS: [u64; 4] = [8, 4, 2, 1];
+/// How long each of them is aimed at.
+const AIM_LASTS: Duration = Duration::from_secs(1);
+
 impl Mirror {
     /// The bound of the buffer, and the time within which what is left has to arrive; `None`: both stores acknowledge.
     fn asynchronous(&self) -> Option<(u64, Duration)> {
@@ -175,7 +180,7 @@ impl Mirror {
     }
 
     /// How near the replica is to the volume.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&mut self, now: Duration) -> Standing {
         if self.is_growing {
             return Standing::Behind;
         }
@@ -198,7 +203,11 @@ impl Mirror {
         let block_bytes = self.settings.block_size.bytes();
         let left = self.blocks_remaining() * block_bytes + self.values.bytes();
         let unconfirmed = self.replica.blocks_unconfirmed() * block_bytes;
-        let limit = self.bytes_within_drain();
+        let loosest = self.bytes_within_drain();
+        let divisor = self.aim.divisor(now, left <= SLACK * loosest);
+        // Guests that are slowed down for it are not made to wait for more than is needed.
+        let divisor = if self.admission.is_throttled() { 1 } else { divisor };
+        let limit = (loosest / divisor).max(block_bytes);
         // Writes that are held are let go when the gate closes.
         let is_near = left <= slack * limit && left + self.writes.bytes_held() <= SLACK * limit;
         if is_near && unconfirmed <= slack * UNCONFIRMED_MAX {
@@ -223,6 +232,28 @@ impl Mirror {
             && self.cursor == self.end()
             && self.replica.blocks_unconfirmed() * block_bytes > UNCONFIRMED_MAX / 2
             && self.blocks_remaining() * block_bytes <= SLACK * self.bytes_within_drain()
+    }
+}
+
+/// How near is near enough: at first much nearer than it must be, because what is left arrives while guests wait. A guest that
+/// never lets it come so near is waited for only so long.
+#[derive(Debug, Default)]
+pub(super) struct Aim {
+    /// Since when it is as near as it must be; `None`: it is not.
+    near_since: Option<Duration>,
+}
+
+impl Aim {
+    /// What the time within which what is left must arrive is divided by.
+    fn divisor(&mut self, now: Duration, is_as_near_as_it_must_be: bool) -> u64 {
+        if !is_as_near_as_it_must_be {
+            self.near_since = None;
+            return AIMS[0];
+        }
+        let since = *self.near_since.get_or_insert(now);
+        let step = now.saturating_sub(since).as_millis() / AIM_LASTS.as_millis();
+        let step = usize::try_from(step).unwrap_or(usize::MAX).min(AIMS.len() - 1);
+        AIMS[step]
     }
 }
 

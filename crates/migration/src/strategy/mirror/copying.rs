@@ -41,7 +41,7 @@ impl Mirror {
         }
         self.start_chunks(now);
         self.flush_if_due(now);
-        self.say_where_it_stands();
+        self.say_where_it_stands(now);
     }
 
     pub(super) fn release_held(&mut self, now: Duration) {
@@ -218,8 +218,8 @@ impl Mirror {
         }
     }
 
-    pub(super) fn say_where_it_stands(&mut self) {
-        let standing = self.standing();
+    pub(super) fn say_where_it_stands(&mut self, now: Duration) {
+        let standing = self.standing(now);
         if standing != self.said {
             self.said = standing;
             self.actions.push_back(match standing {
