@@ -204,7 +204,7 @@ impl Mirror {
         let left = self.blocks_remaining() * block_bytes + self.values.bytes();
         let unconfirmed = self.replica.blocks_unconfirmed() * block_bytes;
         let loosest = self.bytes_within_drain();
-        let divisor = self.aim.divisor(now, left <= SLACK * loosest);
+        let divisor = self.aim.divisor(now, self.said, left <= SLACK * loosest);
         // Guests that are slowed down for it are not made to wait for more than is needed.
         let divisor = if self.admission.is_throttled() { 1 } else { divisor };
         let limit = (loosest / divisor).max(block_bytes);
@@ -236,24 +236,28 @@ impl Mirror {
 }
 
 /// How near is near enough: at first much nearer than it must be, because what is left arrives while guests wait. A guest that
-/// never lets it come so near is waited for only so long.
+/// never lets it come so near is waited for only so long; once it is near enough it has to stay so.
 #[derive(Debug, Default)]
 pub(super) struct Aim {
-    /// Since when it is as near as it must be; `None`: it is not.
-    near_since: Option<Duration>,
+    step: usize,
+    /// Since when this step has not been near enough; `None`: not even the last one would be.
+    missed_since: Option<Duration>,
 }
 
 impl Aim {
     /// What the time within which what is left must arrive is divided by.
-    fn divisor(&mut self, now: Duration, is_as_near_as_it_must_be: bool) -> u64 {
-        if !is_as_near_as_it_must_be {
-            self.near_since = None;
-            return AIMS[0];
+    fn divisor(&mut self, now: Duration, said: Standing, is_as_near_as_it_must_be: bool) -> u64 {
+        match self.missed_since {
+            _ if !is_as_near_as_it_must_be => *self = Self::default(),
+            Some(since) if said == Standing::Behind => {
+                if now.saturating_sub(since) >= AIM_LASTS {
+                    self.step = (self.step + 1).min(AIMS.len() - 1);
+                    self.missed_since = Some(now);
+                }
+            }
+            _ => self.missed_since = Some(now),
         }
-        let since = *self.near_since.get_or_insert(now);
-        let step = now.saturating_sub(since).as_millis() / AIM_LASTS.as_millis();
-        let step = usize::try_from(step).unwrap_or(usize::MAX).min(AIMS.len() - 1);
-        AIMS[step]
+        AIMS[self.step]
     }
 }
 
