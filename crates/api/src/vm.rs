@@ -90,6 +90,11 @@ pub struct StopVm {
     pub wait_s: Option<u64>,
 }
 
+impl StopVm {
+    /// How long a guest may take to shut down if nothing else is said, in seconds.
+    pub const WAIT_S_DEFAULT: u64 = 60;
+}
+
 /// Takes over disks of a machine that somebody else has started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -137,6 +137,15 @@ pub(crate) enum Ending {
     AtOnce,
 }
 
+/// How a machine has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Its guest has shut down.
+    ShutDown,
+    /// Its power was cut.
+    PowerCut,
+}
+
 impl Alive {
     /// QEMU's process.
     pub(crate) fn process_id(&self) -> i32 {
@@ -215,11 +224,11 @@ impl Vms {
     ///
     /// # Errors
     /// [`VmError`].
-    pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<(), VmError> {
+    pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<Ended, VmError> {
         let _operation = self.operate(name)?;
         if let Life::Starting = self.life(name)? {
             return match ending {
-                Ending::AtOnce => self.kill_silent(name).await,
+                Ending::AtOnce => self.kill_silent(name).await.map(|()| Ended::PowerCut),
                 Ending::PowerButton(_) => Err(VmError::Silent(name.to_owned())),
             };
         }

@@ -9,10 +9,7 @@ use hypervisor::qemu::RunState;
 use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::names;
-use crate::vms::{Definition, Ending, Known, Life, Standing, VmError};
-
-/// How long a guest may take to shut down if nobody says.
-const SHUT_DOWN_DEFAULT: Duration = Duration::from_secs(60);
+use crate::vms::{Definition, Ended, Ending, Known, Life, Standing, VmError};
 /// The longest that it may be given: a client waits meanwhile.
 const SHUT_DOWN_MAX: Duration = Duration::from_secs(3600);
 /// How long QEMU may take to say what a machine does before that is left out of its description.
@@ -61,14 +58,20 @@ impl Host {
     /// [`RequestError`].
     pub(crate) async fn stop_vm(self: Arc<Self>, name: String, how: StopVm) -> Result<Vm, RequestError> {
         self.refuse_adopted(&name)?;
-        let wait = how.wait_s.map_or(SHUT_DOWN_DEFAULT, Duration::from_secs);
+        let wait = Duration::from_secs(how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT));
         if wait > SHUT_DOWN_MAX {
             return Err(RequestError::Invalid("a guest is waited for an hour at most: wait_s".to_owned()));
         }
         let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
-        self.vms.stop(&name, ending).await?;
+        let ended = self.vms.stop(&name, ending).await?;
         tracing::info!(vm = %name, "machine stopped");
-        self.describe_vm(&name).await
+        let mut vm = self.describe_vm(&name).await?;
+        if ended == Ended::PowerCut && !how.now {
+            let why =
+                format!("its guest did not shut down within {} s, so its power was cut", wait.as_secs());
+            vm.message = Some(why);
+        }
+        Ok(vm)
     }
 
     /// Forgets a machine.

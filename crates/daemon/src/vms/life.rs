@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::catalogue::Fate;
 use super::process::{self, Process};
-use super::{Alive, END_DEADLINE, Ending, Life, START_DEADLINE, VmError, Vms, parcel, tpm};
+use super::{Alive, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, parcel, tpm};
 use crate::fail_point::{self, Step};
 use crate::sockets::SocketFolder;
 
@@ -131,17 +131,17 @@ impl Vms {
     }
 
     /// Ends a machine that is there.
-    pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<(), VmError> {
+    pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<Ended, VmError> {
         if let Ending::PowerButton(deadline) = ending {
             alive.machine.power_down().await.map_err(VmError::of(name))?;
             if timeout(deadline, alive.process.ended()).await.is_ok() {
                 self.until_noticed(name, alive).await;
-                return Ok(());
+                return Ok(Ended::ShutDown);
             }
             tracing::info!(vm = %name, "the guest does not shut down; its power is cut");
         }
         self.cut_off(name, alive).await;
-        Ok(())
+        Ok(Ended::PowerCut)
     }
 
     /// Ends QEMU, one way or the other.

@@ -23,8 +23,11 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
         }
         VmCommand::Stop(order) => {
             let how = StopVm { now: order.now, wait_s: order.wait };
-            let vm = client.stop_vm(&order.name, how).await?;
-            output::print(format, &vm, |vm| format!("{} is stopped\n", vm.name))?;
+            if format == Format::Text && !how.now {
+                let wait_s = how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT);
+                eprintln!("pressing the power button of {}; its power is cut after {wait_s} s", order.name);
+            }
+            output::print(format, &client.stop_vm(&order.name, how).await?, vms::stopped)?;
         }
         VmCommand::Adopt(order) => {
             let adopt = AdoptVm { monitor: absolute(&order.qmp)?, disks: order.disk };

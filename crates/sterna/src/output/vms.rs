@@ -40,6 +40,12 @@ pub(crate) fn started(vm: &Vm) -> String {
     format!("{} is {}{process}\n", vm.name, state(vm.state))
 }
 
+/// That a machine was stopped, and how if that is worth a word.
+pub(crate) fn stopped(vm: &Vm) -> String {
+    let how = vm.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+    format!("{} is stopped{how}\n", vm.name)
+}
+
 /// That a machine's disks were adopted.
 pub(crate) fn adopted(vm: &Vm) -> String {
     let mut text = format!("{} goes on; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
