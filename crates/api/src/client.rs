@@ -12,8 +12,8 @@ use tokio::net::UnixStream;
 use crate::{
     Address, AdoptVm, DropReplica, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
-    Peer, PromoteVolume, RESPONSE_BYTES_MAX, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, Replica,
-    ResizeVolume, StopVm, Store, Vm, Volume, Watch,
+    Peer, PromoteVolume, RESPONSE_BYTES_MAX, RemovePeer, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume,
+    Replica, ResizeVolume, StopVm, Store, Vm, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -294,8 +294,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::HostNotFound`].
-    pub async fn remove_peer(&self, name: &str) -> Result<RemovedPeer, ClientError> {
-        self.send(Method::DELETE, &format!("/v1/hosts/{}", Segment(name)), None::<&()>).await
+    pub async fn remove_peer(&self, name: &str, how: RemovePeer) -> Result<RemovedPeer, ClientError> {
+        let path = format!("/v1/hosts/{}?force={}", Segment(name), how.force);
+        self.send(Method::DELETE, &path, None::<&()>).await
     }
 
     /// Lists the machines, by name.

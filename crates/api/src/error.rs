@@ -99,6 +99,8 @@ pub enum ErrorCode {
     HostUnreachable,
     /// The other host does not take the volume; the message says why.
     HostRefused,
+    /// Migrations or forwarded volumes depend on the other host; the message says which.
+    HostInUse,
     /// The request is malformed, or a value is out of range.
     InvalidRequest,
     /// The body of the request is too large.
@@ -146,7 +148,8 @@ impl ErrorCode {
             | Self::StoreOccupied
             | Self::PlaceFenced
             | Self::NotPrepared
-            | Self::HostRefused => 409,
+            | Self::HostRefused
+            | Self::HostInUse => 409,
             Self::ImageUnsuitable
             | Self::VmUnsuitable
             | Self::TargetTooSmall

@@ -37,13 +37,14 @@
 //!   GET    /v1/hosts                    [Peer]
 //!   POST   /v1/hosts                    JoinHost       -> Peer
 //!   GET    /v1/hosts/{name}             Peer
-//!   DELETE /v1/hosts/{name}             RemovedPeer
+//!   DELETE /v1/hosts/{name}             RemovePeer     -> RemovedPeer
 //! ```
 //!
 //! The path carries the version. Within a version fields and codes are only added: readers ignore fields that they do
 //! not know. An answer that is no success carries an [`ErrorBody`]. This crate knows nothing of how a daemon works.
 
 mod address;
+mod amount;
 mod client;
 mod error;
 mod history;
@@ -56,6 +57,7 @@ mod vm;
 mod volume;
 
 pub use address::{Address, AddressError};
+pub use amount::Bytes;
 pub use client::{Client, ClientError};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
 pub use history::{
@@ -68,7 +70,8 @@ pub use migration::{
     SharedTarget, SwitchOver, WaitingFor, Watch,
 };
 pub use peer::{
-    Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovedPeer,
+    Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovePeer,
+    RemovedPeer,
 };
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};

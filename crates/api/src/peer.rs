@@ -1,7 +1,7 @@
 //! Other hosts: who this one is to them, how they are paired, and how the connections are.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// Who the daemon's host is to others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -124,6 +124,15 @@ pub struct PeerConnection {
     /// Why there was no connection the last time.
     #[serde(default)]
     pub last_error: Option<String>,
+}
+
+/// Forgets another host; sent as the query of a DELETE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct RemovePeer {
+    /// Also when migrations or forwarded volumes depend on it: they wait until the two hosts are paired again.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// What has become of a host that was removed.

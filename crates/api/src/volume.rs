@@ -16,8 +16,11 @@ pub struct Volume {
     pub allocated_bytes: Option<u64>,
     /// Bytes per block of its chronicle and of migrations.
     pub block_size_bytes: u32,
-    /// The store that holds its image; `None` for an image that is served in place.
+    /// The store that holds its image; `None` for an image that is served in place, or if another host has it.
     pub store: Option<String>,
+    /// The other host that has it, of a volume that is only forwarded here.
+    #[serde(default)]
+    pub host: Option<String>,
     /// Absolute path of its image, or the URI of the export that holds it.
     pub image: String,
     /// What its image is.
@@ -140,6 +143,9 @@ pub struct VolumeStatistics {
     pub bytes_written: u64,
     /// Requests that failed.
     pub errors: u64,
+    /// What the latest of them failed by; `None`: none has.
+    #[serde(default)]
+    pub last_error: Option<String>,
 }
 
 /// Takes over a volume that another host has prepared here, without hearing from that host.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use api::ErrorCode;
+use api::{Bytes, ErrorCode};
 use block::store::{ImageError, Qcow2Error, RemoteError};
 use migration::journal::{Fence, FencedContent, Place};
 use migration::ticket::TicketError;
@@ -107,6 +107,27 @@ pub(crate) enum RequestError {
         /// Why.
         refusal: Refusal,
     },
+    /// A volume has gone to another host.
+    #[error(
+        "volume \"{volume}\" is at host \"{host}\" ({migration}), and only forwarded here: do it there, or end the forwarding \
+         with: sterna volume remove {volume}"
+    )]
+    VolumeElsewhere {
+        /// Which volume.
+        volume: String,
+        /// Which host has it.
+        host: String,
+        /// The migration that took it there.
+        migration: MigrationId,
+    },
+    /// Something depends on another host that was to be forgotten.
+    #[error("host \"{host}\" is needed: {needed}; to forget it all the same: --force")]
+    HostNeeded {
+        /// Which host.
+        host: String,
+        /// By what, and what to do about it.
+        needed: String,
+    },
     /// No migration has the identity.
     #[error("there is no migration \"{0}\"; see: sterna migration list")]
     MigrationNotFound(String),
@@ -202,7 +223,7 @@ pub(crate) enum RequestError {
     },
     /// The store is too full.
     #[error(
-        "store \"{store}\" has {free} bytes free, and {needed} are needed; make room there, or choose another store"
+        "store \"{store}\" has {} free, and {} are needed; make room there, or choose another store", Bytes(*.free), Bytes(*.needed)
     )]
     NoSpace {
         /// Which store.
@@ -260,6 +281,16 @@ pub(crate) enum RequestError {
         "volume \"{0}\" is being created, removed, resized or begins to migrate; try again when that is done"
     )]
     VolumeBusy(String),
+    /// The volume is on its way from another host.
+    #[error(
+        "volume \"{volume}\" is on its way here ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
+    )]
+    VolumeArriving {
+        /// Which volume.
+        volume: String,
+        /// By which migration.
+        migration: MigrationId,
+    },
     /// The volume is not served.
     #[error("volume \"{volume}\" is not being served: {reason}")]
     VolumeUnavailable {
@@ -376,7 +407,8 @@ impl RequestError {
     /// The cause, as the API calls it.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
-            Self::VolumeNotFound(_) => ErrorCode::VolumeNotFound,
+            Self::VolumeNotFound(_) | Self::VolumeElsewhere { .. } => ErrorCode::VolumeNotFound,
+            Self::HostNeeded { .. } => ErrorCode::HostInUse,
             Self::StoreNotFound { .. } => ErrorCode::StoreNotFound,
             Self::DestinationNotFound { .. } => ErrorCode::StoreNotFound,
             Self::NotPrepared(_) => ErrorCode::NotPrepared,
@@ -402,7 +434,7 @@ impl RequestError {
             Self::QueueFull { .. } => ErrorCode::QueueFull,
             Self::CannotRetry { .. } => ErrorCode::CannotRetry,
             Self::VolumeInUse { .. } => ErrorCode::VolumeInUse,
-            Self::VolumeBusy(_) => ErrorCode::VolumeBusy,
+            Self::VolumeBusy(_) | Self::VolumeArriving { .. } => ErrorCode::VolumeBusy,
             Self::VolumeUnavailable { .. } => ErrorCode::VolumeUnavailable,
             Self::Image(error) => code_of_image(error),
             Self::Qcow2(error) => code_of_qcow2(error),
@@ -440,7 +472,7 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     while let Some(error) = cause {
         let detail = error.to_string();
         // Some errors have their cause's text in their own.
-        if !text.ends_with(&detail) {
+        if !text.contains(&detail) {
             text = format!("{text}: {detail}");
         }
         cause = error.source();

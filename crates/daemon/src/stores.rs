@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use migration::journal::{FencedContent, ImageFormat, ImageLocation, Place, State};
 
 use crate::config::StoreConfig;
-use crate::error::RequestError;
+use crate::error::{RequestError, with_causes};
 use crate::lock::LockError;
 
 pub(crate) use folder::{Folder, image_name, new_path, removed_path};
@@ -61,6 +61,11 @@ pub(crate) enum StoreProblem {
     /// The folder is not there.
     #[error("{0} does not exist; create it, or mount its disk")]
     Missing(PathBuf),
+    /// What was to be a folder is none.
+    #[error(
+        "{0} is no folder; a device belongs into a store with device = …, a single image is served by: sterna volume add"
+    )]
+    NoFolder(PathBuf),
     /// The device is not there.
     #[error("the device {0} does not exist; activate it, or correct the configuration")]
     MissingDevice(PathBuf),
@@ -68,7 +73,7 @@ pub(crate) enum StoreProblem {
     #[error("{0} is no block device; a folder or a file in it belongs into a store with path = …")]
     NoDevice(PathBuf),
     /// The folder cannot be locked.
-    #[error(transparent)]
+    #[error("{}", with_causes(.0))]
     Locked(#[from] LockError),
     /// The file system or the device cannot be asked for its space.
     #[error("{path} cannot be examined: {source}")]

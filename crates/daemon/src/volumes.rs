@@ -97,14 +97,18 @@ impl Volumes {
     /// Claims a volume for one operation.
     ///
     /// # Errors
-    /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeBusy`].
+    /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`].
     pub(crate) fn claim(self: &Arc<Self>, name: &str) -> Result<(Claim, VolumeId), RequestError> {
         let mut entries = self.lock();
         let entry = entries.get_mut(name).ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))?;
-        match entry.volume {
-            Some(volume) if !entry.is_claimed => {
+        match (entry.volume, &entry.service) {
+            (Some(volume), _) if !entry.is_claimed => {
                 entry.is_claimed = true;
                 Ok((Claim { volumes: Arc::clone(self), name: name.to_owned() }, volume))
+            }
+            // Its arrival has the claim, for as long as that takes.
+            (_, Service::Arriving(_, migration)) => {
+                Err(RequestError::VolumeArriving { volume: name.to_owned(), migration: *migration })
             }
             _ => Err(RequestError::VolumeBusy(name.to_owned())),
         }

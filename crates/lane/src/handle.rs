@@ -296,6 +296,8 @@ pub struct LaneStatus {
     pub bytes_written: u64,
     /// Guest requests that failed.
     pub errors: u64,
+    /// What the latest of them failed by.
+    pub last_error: Option<String>,
     /// How often the volume has changed hands.
     pub generation: u64,
 }

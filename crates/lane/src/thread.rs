@@ -420,6 +420,7 @@ impl Lane {
             bytes_read: counters.bytes_read.get(),
             bytes_written: counters.bytes_written.get(),
             errors: counters.errors.get(),
+            last_error: counters.last_error.borrow().as_ref().map(ToString::to_string),
             generation: self.volume.generation().0,
         }
     }

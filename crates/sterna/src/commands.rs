@@ -26,6 +26,14 @@ pub(crate) enum CommandError {
     /// The daemon could not be asked, or refused.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// The daemon has gone away while a migration was watched, and has not come back.
+    #[error("what has become of {id} is not known; when the daemon is back: sterna migration watch {id}")]
+    Lost {
+        /// The migration.
+        id: String,
+        /// Why the daemon could not be asked the last time.
+        source: ClientError,
+    },
     /// There is no configuration to serve by.
     #[error(transparent)]
     Config(#[from] ConfigError),

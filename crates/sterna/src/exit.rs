@@ -50,6 +50,7 @@ impl Exit {
     pub(crate) fn of(error: &CommandError) -> Self {
         match error {
             CommandError::Client(error) => Self::of_client(error),
+            CommandError::Lost { .. } => Self::Unreachable,
             CommandError::Config(_) | CommandError::File { .. } => Self::Usage,
             CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Demo(_)
@@ -118,6 +119,7 @@ impl Exit {
             | ErrorCode::InvitationRefused
             | ErrorCode::HostUnreachable
             | ErrorCode::HostRefused
+            | ErrorCode::HostInUse
             | ErrorCode::NotPrepared
             | ErrorCode::TicketRefused
             | ErrorCode::ShuttingDown => Self::Refused,

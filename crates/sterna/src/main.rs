@@ -20,7 +20,10 @@ use crate::args::Arguments;
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return not_understood(&error),
+    };
     match run(arguments) {
         Ok(exit) => exit.into(),
         Err(error) => {
@@ -28,6 +31,15 @@ fn main() -> ExitCode {
             Exit::Unexpected.into()
         }
     }
+}
+
+/// Says what is wrong with the command line, or prints the help that it asks for.
+fn not_understood(error: &clap::Error) -> ExitCode {
+    // Nothing was parsed, so nothing else tells for whom it is printed.
+    let is_for_programs = error.use_stderr() && std::env::args_os().any(|argument| argument == "--json");
+    // Standard output may be closed: the exit code says the same.
+    let _ = if is_for_programs { output::report_usage(error) } else { error.print() };
+    u8::try_from(error.exit_code()).map_or(Exit::Usage.into(), ExitCode::from)
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<Exit> {

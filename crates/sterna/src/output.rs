@@ -41,6 +41,11 @@ pub(crate) fn print<T: Serialize>(
     }
 }
 
+/// Says something besides the result, on standard error. If nobody reads there, the command goes on all the same.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// Prints a value as one line of JSON.
 pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();
@@ -51,22 +56,51 @@ pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
 
 /// Prints why a command failed: on standard error for people, on standard output in JSON.
 pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<()> {
-    let message = with_causes(error);
+    let message = with_causes(error) + advice(error);
     if format == Format::Text {
         return writeln!(io::stderr(), "sterna: {message}");
     }
     // The daemon's codes are those of the API; the others are documented with the exit codes.
     let code = match error {
         CommandError::Client(ClientError::Refused(detail)) => serde_json::to_value(detail.code)?,
-        CommandError::Client(ClientError::Unreachable { .. }) => "daemon_unreachable".into(),
+        CommandError::Client(ClientError::Unreachable { .. }) | CommandError::Lost { .. } => {
+            "daemon_unreachable".into()
+        }
         CommandError::Config(_) => "invalid_configuration".into(),
         CommandError::Serve(_) => "serve_failed".into(),
         CommandError::Demo(_) => "demo_failed".into(),
         CommandError::Bench(_) => "bench_failed".into(),
         _ => "client_failed".into(),
     };
+    print_error(&code, &message)
+}
+
+/// Prints why a command line is not understood, with `--json` on it somewhere.
+pub(crate) fn report_usage(error: &clap::Error) -> io::Result<()> {
+    let text = error.render().to_string();
+    // What follows the first paragraph is how to use the command, for people.
+    let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim_end();
+    print_error(&"invalid_command_line".into(), message)
+}
+
+fn print_error(code: &serde_json::Value, message: &str) -> io::Result<()> {
     let body = serde_json::json!({ "error": { "code": code, "message": message } });
     print(Format::Json, &body, |_| String::new())
+}
+
+/// What to do about an error that does not say so itself.
+fn advice(error: &CommandError) -> &'static str {
+    match error {
+        CommandError::Client(ClientError::Unreachable { source, .. })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            "; who may use the API is said by api_socket in the daemon's configuration"
+        }
+        CommandError::Client(ClientError::Unreachable { .. }) => {
+            "; start one with: sterna serve, or name another with --host unix:PATH or STERNA_HOST"
+        }
+        _ => "",
+    }
 }
 
 /// The stores as a table.
@@ -100,7 +134,7 @@ pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
             volume.name.clone(),
             bytes(volume.size_bytes),
             volume.allocated_bytes.map_or_else(dash, bytes),
-            volume.store.clone().unwrap_or_else(|| "(in place)".to_owned()),
+            store(volume).unwrap_or_else(|| "(in place)".to_owned()),
             volume_state(volume.state).to_owned(),
             clients.unwrap_or_else(dash),
             volume.migration.clone().unwrap_or_else(dash),
@@ -117,16 +151,16 @@ pub(crate) fn volume(volume: &Volume) -> String {
         ("port", volume.tcp_uri.clone().unwrap_or_else(dash)),
         ("size", format!("{} ({} bytes)", bytes(volume.size_bytes), volume.size_bytes)),
         ("used", volume.allocated_bytes.map_or_else(dash, bytes)),
-        ("store", volume.store.clone().unwrap_or_else(|| "none: the image is served in place".to_owned())),
-        ("image", image(volume)),
-        ("state", volume_state(volume.state).to_owned()),
+        ("store", store(volume).unwrap_or_else(|| "none: the image is served in place".to_owned())),
     ];
+    rows.extend((!volume.image.is_empty()).then(|| ("image", image(volume))));
+    rows.push(("state", volume_state(volume.state).to_owned()));
     rows.extend(volume.message.clone().map(|message| ("why", message)));
     rows.extend(volume.migration.clone().map(|migration| ("migration", migration)));
     rows.push(("generation", format!("{} (times that it changed hands)", volume.generation)));
     if let Some(statistics) = &volume.statistics {
         let guest = format!(
-            "{} connected, {} requests in flight; {} reads ({}), {} writes ({}), {} flushes, {} errors",
+            "{} connected, {} requests in flight; {} reads ({}), {} writes ({}), {} flushes, {} errors{}",
             statistics.connections,
             statistics.requests_in_flight,
             statistics.reads,
@@ -135,6 +169,7 @@ pub(crate) fn volume(volume: &Volume) -> String {
             bytes(statistics.bytes_written),
             statistics.flushes,
             statistics.errors,
+            statistics.last_error.as_ref().map(|error| format!(", the latest: {error}")).unwrap_or_default(),
         );
         rows.extend([("guest", guest), ("engine", statistics.engine.clone())]);
     }
@@ -155,14 +190,20 @@ pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
             place(&migration.source),
             place(&migration.target),
             migration.state.name().to_owned(),
-            percent(migration.fraction),
-            bytes(migration.bytes_moved),
+            done(migration),
+            at_source(migration).map_or_else(|| bytes(migration.bytes_moved), |_| dash()),
             duration(migration.seconds),
             guest(migration).to_owned(),
             why(migration),
         ]);
     }
     lines(&table)
+}
+
+/// How far it is, or was; nobody remembers that of one that came to nothing before the daemon was started again.
+fn done(migration: &Migration) -> String {
+    let is_forgotten = migration.state.has_ended() && migration.fraction == 0.0;
+    if is_forgotten || at_source(migration).is_some() { dash() } else { percent(migration.fraction) }
 }
 
 fn why(migration: &Migration) -> String {
@@ -177,8 +218,8 @@ pub(crate) fn migration(migration: &Migration) -> String {
     let mut rows = vec![
         ("migration", migration.id.clone()),
         ("volume", migration.volume.clone()),
-        ("from", format!("{}  {}", place(&migration.source), migration.source.image)),
-        ("to", format!("{}  {}", place(&migration.target), migration.target.image)),
+        ("from", place_and_image(&migration.source)),
+        ("to", place_and_image(&migration.target)),
         ("state", migration.state.name().to_owned()),
         ("guest at", guest(migration).to_owned()),
     ];
@@ -187,7 +228,8 @@ pub(crate) fn migration(migration: &Migration) -> String {
     rows.extend(migration.retried_as.clone().map(|id| ("retried as", id)));
     if migration.state == api::MigrationState::Running {
         rows.push(("phase", migration.phase.name().to_owned()));
-        rows.push(("done", format!("{}, {}", percent(migration.fraction), remaining(migration))));
+        let progress = || format!("{}, {}", percent(migration.fraction), remaining(migration));
+        rows.push(("done", at_source(migration).map_or_else(progress, |host| format!("{host} knows"))));
     }
     rows.extend(waiting(migration).map(|waiting| ("waits for", waiting)));
     if let Some(ticket) = &migration.ticket {
@@ -211,7 +253,9 @@ pub(crate) fn ended(migration: &Migration) -> String {
     let first = match (migration.state, migration.guest) {
         (api::MigrationState::Moved, _) => {
             let note = migration.message.iter().map(|message| format!("N.B. {message}\n"));
-            format!("{volume} is at {target} ({id})\n") + &note.collect::<String>()
+            let are = if volume.contains(", ") { "are" } else { "is" };
+            let machine = if migration.machine.is_some() { ", and so is the machine" } else { "" };
+            format!("{volume} {are} at {target}{machine} ({id})\n") + &note.collect::<String>()
         }
         (api::MigrationState::Cancelled, _) => format!("{id} was cancelled; {volume} is at {source}\n"),
         (_, api::GuestLocation::Unknown) => {
@@ -267,7 +311,8 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
         bytes(migration.bytes_mirrored),
         bytes(migration.bytes_zero),
     );
-    let mut rows = vec![("time", duration(migration.seconds)), ("moved", moved)];
+    let mut rows = vec![("time", duration(migration.seconds))];
+    rows.extend(at_source(migration).is_none().then_some(("moved", moved)));
     if migration.shared {
         let way = "straight to a store that both hosts can open; the link carries control only";
         rows.push(("written", way.to_owned()));
@@ -322,13 +367,30 @@ fn stood_still(downtime: &api::MachineDowntime) -> String {
     )
 }
 
+/// Where the volume is; `None`: in no store.
+fn store(volume: &Volume) -> Option<String> {
+    let elsewhere = volume.host.as_ref().map(|host| format!("at {host}"));
+    elsewhere.or_else(|| volume.store.clone())
+}
+
 fn image(volume: &Volume) -> String {
     let access = if volume.read_only { ", read only" } else { "" };
     format!("{} ({}, {}{access})", volume.image, volume.kind.name(), volume.format.name())
 }
 
+/// The host that a migration comes from, if it is another one: that counts what is copied, and knows how far it is.
+fn at_source(migration: &Migration) -> Option<&str> {
+    let source = &migration.source;
+    source.image.is_empty().then_some(source.store.as_deref()).flatten()
+}
+
 fn place(location: &api::ImageLocation) -> String {
     location.store.clone().unwrap_or_else(|| "(in place)".to_owned())
+}
+
+/// The other host's images are that host's affair: their paths are not known here.
+fn place_and_image(location: &api::ImageLocation) -> String {
+    format!("{}  {}", place(location), location.image).trim_end().to_owned()
 }
 
 fn guest(migration: &Migration) -> &'static str {
@@ -387,7 +449,11 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        let detail = error.to_string();
+        // Some errors have their cause's text in their own.
+        if !text.contains(&detail) {
+            text = format!("{text}: {detail}");
+        }
         cause = error.source();
     }
     text

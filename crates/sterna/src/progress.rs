@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use api::{Client, ClientError, ErrorCode, Migration, Watch};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::commands::CommandError;
 use crate::output::{self, Format, remaining, waiting};
 use crate::units::{bytes, percent};
 
@@ -25,11 +26,13 @@ pub(crate) async fn follow(
     client: &Client,
     first: Migration,
     shown: &mut Display,
-) -> Result<Migration, ClientError> {
+) -> Result<Migration, CommandError> {
     let mut migration = first;
     let mut lost_since = None;
     loop {
-        shown.update(&migration);
+        if lost_since.is_none() {
+            shown.update(&migration);
+        }
         if migration.state.has_ended() {
             return Ok(migration);
         }
@@ -42,14 +45,14 @@ pub(crate) async fn follow(
             Err(error) if is_gone(&error) => {
                 let since = *lost_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > RESTART_WAIT {
-                    return Err(error);
+                    return Err(CommandError::Lost { id: migration.id, source: error });
                 }
                 shown.lost();
                 // Changes are counted anew by a daemon that has been restarted.
                 migration.change = 0;
                 tokio::time::sleep(RESTART_INTERVAL).await;
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -64,6 +67,8 @@ pub(crate) enum Display {
         printed: Option<Instant>,
         /// The phase that it said.
         phase: Option<api::Phase>,
+        /// Whether the latest said that the daemon has gone away.
+        gone: bool,
     },
     /// One line of JSON on standard output for each change.
     Json,
@@ -77,15 +82,15 @@ impl Display {
         match format {
             Format::Json => Self::Nowhere,
             Format::Text if std::io::stderr().is_terminal() => Self::Bar(bar()),
-            Format::Text => Self::Lines { printed: None, phase: None },
+            Format::Text => Self::Lines { printed: None, phase: None, gone: false },
         }
     }
 
     /// Says something besides.
     pub(crate) fn say(&self, text: &str) {
         match self {
-            Self::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
-            _ => eprintln!("{text}"),
+            Self::Bar(bar) => bar.suspend(|| output::say(text)),
+            _ => output::say(text),
         }
     }
 
@@ -102,10 +107,11 @@ impl Display {
                 bar.set_position((migration.fraction.clamp(0.0, 1.0) * BAR_STEPS as f64) as u64);
                 bar.set_message(describe(migration));
             }
-            Self::Lines { printed, phase } => {
+            Self::Lines { printed, phase, gone } => {
+                *gone = false;
                 let is_due = printed.is_none_or(|printed| printed.elapsed() >= LINE_INTERVAL);
                 if (is_due || *phase != Some(migration.phase)) && !migration.state.has_ended() {
-                    eprintln!("{}: {}", migration.id, describe(migration));
+                    output::say(&format!("{}: {}", migration.id, describe(migration)));
                     *printed = Some(Instant::now());
                     *phase = Some(migration.phase);
                 }
@@ -119,9 +125,17 @@ impl Display {
         let _ = std::io::stderr().flush();
     }
 
-    fn lost(&self) {
-        if let Self::Bar(bar) = self {
-            bar.set_message("the daemon has gone away; waiting for it to come back");
+    /// Says, once, that there is no news for the time being.
+    fn lost(&mut self) {
+        const LOST: &str = "the daemon has gone away; waiting for it to come back";
+        match self {
+            Self::Bar(bar) => bar.set_message(LOST),
+            Self::Lines { gone, .. } => {
+                if !std::mem::replace(gone, true) {
+                    output::say(LOST);
+                }
+            }
+            Self::Json | Self::Nowhere => {}
         }
     }
 }

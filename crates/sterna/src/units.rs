@@ -66,18 +66,7 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64, UnitError> {
 
 /// A number of bytes for people: `4.0 GiB`.
 pub(crate) fn bytes(count: u64) -> String {
-    const NAMES: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if count < 1024 {
-        return format!("{count} B");
-    }
-    let mut value = count as f64 / 1024.0;
-    let mut name = 0;
-    // 1,023.95 would be printed as 1024.0.
-    while value >= 1023.95 && name + 1 < NAMES.len() {
-        value /= 1024.0;
-        name += 1;
-    }
-    format!("{value:.1} {}", NAMES[name])
+    api::Bytes(count).to_string()
 }
 
 /// A duration for people, of `seconds`.

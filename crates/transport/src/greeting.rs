@@ -107,7 +107,7 @@ pub enum HandshakeError {
     #[error("no answer in time")]
     Timeout,
     /// The address does not name anything.
-    #[error("{address} cannot be resolved")]
+    #[error("{address} cannot be resolved: write HOST:PORT")]
     Resolve {
         /// What was to be resolved.
         address: String,

@@ -261,7 +261,7 @@ pub enum JoinError {
     #[error("the invitation's time is over: ask for a new one (or set the clocks right)")]
     Expired,
     /// The other host could not be reached, or has refused.
-    #[error("failed to join by {address}: {reason}")]
+    #[error("cannot join by {address}: {reason}")]
     Handshake {
         /// The address that was tried last.
         address: String,

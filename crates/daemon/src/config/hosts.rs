@@ -42,7 +42,10 @@ pub(super) struct FileHosts {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a link, for example { address = \"192.0.2.1:7423\", speed_mbit = 10000 }"
+)]
 struct FileLink {
     address: String,
     speed_mbit: Option<u64>,

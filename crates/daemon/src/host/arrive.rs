@@ -189,7 +189,9 @@ impl Host {
         loop {
             let changed = self.volumes.changed();
             match self.claim_arrival(name, volume) {
-                Err(RequestError::VolumeBusy(_)) if Instant::now() < deadline => {
+                Err(RequestError::VolumeBusy(_) | RequestError::VolumeArriving { .. })
+                    if Instant::now() < deadline =>
+                {
                     let _ = tokio::time::timeout(BUSY_POLL, changed).await;
                 }
                 result => return result,

@@ -267,6 +267,10 @@ fn size_of(asked: Option<u64>, given: Option<&GivenImage>) -> Result<u64, Reques
         (None, Some(given)) => given.size_bytes.next_multiple_of(SIZE_STEP_BYTES),
         (None, None) => return Err(RequestError::Invalid("say how large the volume is to be".to_owned())),
     };
+    if size == 0 && asked.is_none() {
+        let detail = "the image is empty: say how large the volume is to be (--size)".to_owned();
+        return Err(RequestError::Invalid(detail));
+    }
     if size == 0 || !size.is_multiple_of(SIZE_STEP_BYTES) {
         let detail = format!(
             "the size {size} is no multiple of {SIZE_STEP_BYTES} bytes; the next one is {}",
@@ -321,11 +325,15 @@ fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), RequestError
     if size_bytes != 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Ok(());
     }
-    let advice = match image.place {
-        Place::File(_) => format!("; grow it with: truncate -s %{SECTOR_BYTES} FILE"),
-        Place::Device(_) | Place::Nbd(_) => String::new(),
+    let detail = match (&image.place, size_bytes) {
+        (_, 0) => "it is empty".to_owned(),
+        (Place::File(_), size_bytes) => format!(
+            "its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}; grow it with: truncate -s %{SECTOR_BYTES} FILE"
+        ),
+        (Place::Device(_) | Place::Nbd(_), size_bytes) => {
+            format!("its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}")
+        }
     };
-    let detail = format!("its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}{advice}");
     Err(RequestError::ImageUnsuitable { path: image.place.name().into(), detail })
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use api::{VolumeCreation, VolumeState, VolumeStatistics};
 use lane::LaneStatus;
 use migration::VolumeId;
-use migration::journal::{ExportAccess, Place, VolumeState as Recorded};
+use migration::journal::{ExportAccess, Place, Side, State, VolumeRecord};
 use tokio::sync::Semaphore;
 
 use super::Host;
@@ -97,7 +97,7 @@ impl Host {
     }
 
     async fn describe_one(&self, name: String, volume: Option<VolumeId>, service: Service) -> api::Volume {
-        let recorded = volume.and_then(|id| self.journal.read(|state| state.volumes.get(&id).cloned()));
+        let recorded = volume.and_then(|id| self.journal.read(|state| recorded(state, id, &service)));
         let socket = self.sockets.volume_socket(&name);
         let mut shown = api::Volume {
             uri: volume_uri(&name, &socket),
@@ -109,6 +109,7 @@ impl Host {
             allocated_bytes: None,
             block_size_bytes: 0,
             store: None,
+            host: None,
             image: String::new(),
             kind: api::ImageKind::File,
             format: api::ImageFormat::Raw,
@@ -121,10 +122,10 @@ impl Host {
             added_unix_ms: 0,
             statistics: None,
         };
-        if let Some(recorded) = recorded {
-            add_recorded(&mut shown, &recorded);
-            shown.tcp_uri = self.tcp_uri(&recorded.record);
-            if let Some(path) = recorded.record.image.place.file().map(PathBuf::from) {
+        if let Some((record, added_unix_ms)) = recorded {
+            add_recorded(&mut shown, &record, added_unix_ms);
+            shown.tcp_uri = self.tcp_uri(&record);
+            if let Some(path) = record.image.place.file().map(PathBuf::from) {
                 let allocated = answer(&self.looks, move || images::allocated_bytes(&path).ok());
                 shown.allocated_bytes = allocated.await.flatten();
             }
@@ -132,14 +133,26 @@ impl Host {
         add_service(&mut shown, service).await;
         let moved = volume.and_then(|id| self.journal.read(|state| state.moved.get(&id).cloned()));
         if let (Some(moved), VolumeState::Serving) = (moved, shown.state) {
-            add_recorded(&mut shown, &moved.volume);
+            add_recorded(&mut shown, &moved.volume.record, moved.volume.added_unix_ms);
             (shown.store, shown.image) = (None, String::new());
+            shown.host = Some(moved.host_name.clone());
             (shown.allocated_bytes, shown.generation) = (None, moved.generation.0);
             shown.state = VolumeState::Forwarding;
             shown.message = Some(format!("it is at host \"{}\" ({})", moved.host_name, moved.migration));
         }
         shown
     }
+}
+
+/// A volume as the journal knows it, and since when; one that is on its way here as it will be.
+fn recorded(state: &State, volume: VolumeId, service: &Service) -> Option<(VolumeRecord, u64)> {
+    if let Service::Arriving(_, migration) = service {
+        let arrival = state.migrations.get(migration)?;
+        let Side::Incoming { volumes, .. } = &arrival.side else { return None };
+        let record = volumes.iter().find(|record| record.volume == volume)?;
+        return Some((record.clone(), arrival.started_unix_ms));
+    }
+    state.volumes.get(&volume).map(|known| (known.record.clone(), known.added_unix_ms))
 }
 
 fn store_kind(store: &Store) -> (api::StoreKind, String) {
@@ -150,15 +163,15 @@ fn store_kind(store: &Store) -> (api::StoreKind, String) {
     }
 }
 
-fn add_recorded(shown: &mut api::Volume, recorded: &Recorded) {
-    let image = image_location(&recorded.record.image);
+fn add_recorded(shown: &mut api::Volume, record: &VolumeRecord, added_unix_ms: u64) {
+    let image = image_location(&record.image);
     (shown.store, shown.image) = (image.store, image.image);
     (shown.kind, shown.format) = (image.kind, image.format);
-    shown.read_only = recorded.record.export.access == ExportAccess::ReadOnly;
-    shown.size_bytes = recorded.record.size_bytes;
-    shown.block_size_bytes = recorded.record.block_size_bytes;
-    shown.generation = recorded.record.generation.0;
-    shown.added_unix_ms = recorded.added_unix_ms;
+    shown.read_only = record.export.access == ExportAccess::ReadOnly;
+    shown.size_bytes = record.size_bytes;
+    shown.block_size_bytes = record.block_size_bytes;
+    shown.generation = record.generation.0;
+    shown.added_unix_ms = added_unix_ms;
 }
 
 async fn add_service(shown: &mut api::Volume, service: Service) {
@@ -199,6 +212,7 @@ fn statistics(status: &LaneStatus) -> VolumeStatistics {
         bytes_read: status.bytes_read,
         bytes_written: status.bytes_written,
         errors: status.errors,
+        last_error: status.last_error.clone(),
     }
 }
 

@@ -449,5 +449,12 @@ pub(super) fn refusal(error: &RequestError) -> Refusal {
         api::ErrorCode::VolumeBusy | api::ErrorCode::AlreadyMigrating => RefusalCode::Busy,
         _ => RefusalCode::Failed,
     };
-    Refusal { code, detail: error.message() }
+    // Who asked names a store behind this host's name, which is not the same everywhere.
+    let detail = match error {
+        RequestError::StoreNotChosen { known } => {
+            format!("it has several stores; name one, as in --to HOST:STORE: {known}")
+        }
+        error => error.message(),
+    };
+    Refusal { code, detail }
 }

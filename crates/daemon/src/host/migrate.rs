@@ -54,6 +54,7 @@ impl Host {
         if let Some(migration) = self.migrations.running_of(volume) {
             return Err(RequestError::AlreadyMigrating { volume: name, migration });
         }
+        check_has_no_memory(&name, &order)?;
         if let Some(elsewhere) = self.elsewhere(&order.to)? {
             let lane = self.volumes.lane(&name).await?;
             return self.migrate_away(vec![Departing { record, lane }], elsewhere, order, None).await;
@@ -307,6 +308,15 @@ impl Host {
         self.migrations.report(Report::Ended { migration, outcome, summary });
         self.histories.forget(migration);
     }
+}
+
+/// Refuses for a volume what is said of a machine's memory.
+fn check_has_no_memory(name: &str, order: &MigrateVolume) -> Result<(), RequestError> {
+    if order.memory == api::Memory::PreCopy && order.memory_streams.is_none() {
+        return Ok(());
+    }
+    let text = format!("\"{name}\" is a volume, and has no memory: leave --memory and --memory-streams out");
+    Err(RequestError::Invalid(text))
 }
 
 /// Bytes that a copy of the volume will need, about; 0 if nobody can tell.

@@ -1,7 +1,12 @@
 //! Operations about other hosts: making this one's identity, inviting, joining, forgetting.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
+
+use migration::journal::Side;
+use migration::{HostId, VolumeId};
+use transport::Peer;
 
 use super::{Host, blocking};
 use crate::error::RequestError;
@@ -54,12 +59,50 @@ impl Host {
     /// Forgets another host.
     ///
     /// # Errors
-    /// [`RequestError::Hosts`].
-    pub(crate) async fn remove_host(self: Arc<Self>, name: String) -> Result<api::RemovedPeer, RequestError> {
+    /// [`RequestError::HostNeeded`], [`RequestError::Hosts`].
+    pub(crate) async fn remove_host(
+        self: Arc<Self>,
+        name: String,
+        how: api::RemovePeer,
+    ) -> Result<api::RemovedPeer, RequestError> {
+        if let (false, Some(peer)) = (how.force, self.hosts.find(&name)) {
+            self.refuse_needed(&peer)?;
+        }
         blocking(move || {
             let removed = self.hosts.remove(&name)?;
             Ok(api::RemovedPeer { name: removed.name, id: removed.id.to_string() })
         })
         .await
+    }
+
+    /// Migrations would wait for ever for a host that is not known any more, and so would clients that are forwarded.
+    fn refuse_needed(&self, peer: &Peer) -> Result<(), RequestError> {
+        let id = HostId(peer.id.0);
+        let here: BTreeSet<VolumeId> = self.volumes.list().into_iter().filter_map(|(_, id, _)| id).collect();
+        let (migrations, volumes) = self.journal.read(|state| {
+            let with_it = |side: &Side| side.peer().is_some_and(|(other, _)| other == id);
+            let migrations = state.unfinished().filter(|(_, migration)| with_it(&migration.side));
+            let migrations: Vec<String> = migrations.map(|(id, _)| id.to_string()).collect();
+            // Of others nobody is forwarded any more: they are remembered in case they come home.
+            let forwarded =
+                state.moved.iter().filter(|(volume, moved)| moved.host == id && here.contains(volume));
+            let volumes: Vec<String> = forwarded.map(|(_, moved)| moved.volume.record.name.clone()).collect();
+            (migrations, volumes)
+        });
+        let mut needed = Vec::new();
+        if let Some(first) = migrations.first() {
+            let all = migrations.join(", ");
+            needed.push(format!("{all} would not end (sterna migration cancel {first})"));
+        }
+        if let Some(first) = volumes.first() {
+            let all = volumes.join(", ");
+            needed.push(format!(
+                "clients of {all} are forwarded there (sterna volume remove {first} ends that)"
+            ));
+        }
+        match needed.is_empty() {
+            true => Ok(()),
+            false => Err(RequestError::HostNeeded { host: peer.name.clone(), needed: needed.join(", and ") }),
+        }
     }
 }

@@ -15,7 +15,10 @@ impl Host {
     /// [`RequestError::StoreNotFound`]; [`RequestError::Invalid`] for a folder, in which nothing is fenced.
     pub(crate) async fn release_store(self: Arc<Self>, name: String) -> Result<api::Store, RequestError> {
         let StoreKind::Single(place) = self.stores.get(&name)?.kind() else {
-            let detail = format!("store \"{name}\" is a folder: what was kept there are files; delete them");
+            let detail = format!(
+                "store \"{name}\" is a folder, which takes any number of volumes; images that were kept there: sterna replica list, and \
+                 sterna replica drop VOLUME"
+            );
             return Err(RequestError::Invalid(detail));
         };
         if self.journal.read(|state| state.fences.contains_key(place)) {

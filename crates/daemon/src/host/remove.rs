@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use api::{ImageFate, RemoveVolume, RemovedVolume};
 use migration::VolumeId;
@@ -14,6 +15,11 @@ use crate::images;
 use crate::stores::removed_path;
 use crate::vms::VmError;
 use crate::volumes::{Claim, Service};
+
+/// How long a client that has just left may still be counted: its machine is stopped and the volume removed in one script.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+/// How often it is looked meanwhile.
+const FAREWELL_POLL: Duration = Duration::from_millis(20);
 
 impl Host {
     /// Stops serving a volume and forgets it.
@@ -100,11 +106,16 @@ impl Host {
 
     async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
         let Some(Service::Serving(lane)) = self.volumes.service(name) else { return Ok(()) };
-        let connections = lane.status().await.map_or(0, |status| status.connections);
-        if connections > 0 && !how.force {
-            return Err(RequestError::VolumeInUse { volume: name.to_owned(), connections });
+        let deadline = Instant::now() + FAREWELL_MAX;
+        loop {
+            let connections = lane.status().await.map_or(0, |status| status.connections);
+            match connections {
+                0 => return Ok(()),
+                _ if how.force => return Ok(()),
+                _ if Instant::now() < deadline => tokio::time::sleep(FAREWELL_POLL).await,
+                _ => return Err(RequestError::VolumeInUse { volume: name.to_owned(), connections }),
+            }
         }
-        Ok(())
     }
 
     /// Puts the image aside, records that the volume is gone, then deletes the image.

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use lane::{Refused, StoreRole};
 use migration::VolumeId;
-use migration::journal::{ExportAccess, Place, Record, VolumeRecord};
+use migration::journal::{ExportAccess, MigrationState, Place, Record, Side, VolumeRecord};
 
 use super::{Host, blocking};
 use crate::error::RequestError;
@@ -74,6 +74,12 @@ impl Host {
 
     fn why_not_grown(&self, record: &VolumeRecord, needed: u64, refused: Refused) -> RequestError {
         let volume = record.name.clone();
+        // Only images of this host grow with their volume.
+        if let Refused::NotGrown { store: StoreRole::Target, .. } = refused
+            && let Some(migration) = self.departure_of(record.volume)
+        {
+            return RequestError::AlreadyMigrating { volume, migration };
+        }
         let reason = match refused {
             Refused::Shrinks { size_bytes } => {
                 return RequestError::Shrinks { volume, size: size_bytes, asked: needed };
@@ -116,6 +122,17 @@ impl Host {
                 (place, which)
             }
         }
+    }
+
+    /// The migration that takes a volume to another host.
+    fn departure_of(&self, volume: VolumeId) -> Option<migration::MigrationId> {
+        self.journal.read(|state| {
+            let leaves = |migration: &MigrationState| {
+                matches!(migration.side, Side::Outgoing { .. })
+                    && migration.volumes.iter().any(|moving| moving.volume == volume)
+            };
+            state.unfinished().find(|(_, migration)| leaves(migration)).map(|(id, _)| id)
+        })
     }
 
     fn target_of(&self, volume: VolumeId) -> Option<(migration::MigrationId, Place)> {

@@ -11,7 +11,7 @@ use block::store::image::Patience;
 use chronicle::{BlockSize, Epoch, Kept};
 use lane::{LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
 use migration::VolumeId;
-use migration::journal::{ExportAccess, MigrationState, Record, Stage, VolumeRecord};
+use migration::journal::{ExportAccess, MigrationState, Moved, Record, Stage, VolumeRecord};
 
 use super::{Host, blocking};
 use crate::config::EngineSetting;
@@ -256,15 +256,21 @@ impl Host {
 
     /// The volume's record in the journal.
     pub(super) fn record(&self, volume: VolumeId, name: &str) -> Result<VolumeRecord, RequestError> {
-        let record =
-            self.journal.read(|state| state.volumes.get(&volume).map(|volume| volume.record.clone()));
-        record.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))
+        self.journal.read(|state| match (state.volumes.get(&volume), state.moved.get(&volume)) {
+            (Some(volume), _) => Ok(volume.record.clone()),
+            (None, Some(moved)) => Err(elsewhere(moved)),
+            (None, None) => Err(RequestError::VolumeNotFound(name.to_owned())),
+        })
     }
 
     pub(super) fn record_named(&self, name: &str) -> Result<VolumeRecord, RequestError> {
-        let record =
-            self.journal.read(|state| state.volume_named(name).map(|(_, volume)| volume.record.clone()));
-        record.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))
+        self.journal.read(|state| match state.volume_named(name) {
+            Some((_, volume)) => Ok(volume.record.clone()),
+            None => {
+                let moved = state.moved.values().find(|moved| moved.volume.record.name == name);
+                Err(moved.map_or_else(|| RequestError::VolumeNotFound(name.to_owned()), elsewhere))
+            }
+        })
     }
 
     /// Opens an image as soon as nobody else holds it, saying who does; sleeps.
@@ -303,6 +309,14 @@ impl Host {
             }
             changed.await;
         }
+    }
+}
+
+fn elsewhere(moved: &Moved) -> RequestError {
+    RequestError::VolumeElsewhere {
+        volume: moved.volume.record.name.clone(),
+        host: moved.host_name.clone(),
+        migration: moved.migration,
     }
 }
 

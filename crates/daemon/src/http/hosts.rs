@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Segment, body};
+use super::{Answer, Segment, body, query};
 use crate::error::RequestError;
 use crate::host::Host;
 
@@ -77,8 +77,14 @@ async fn show_other_host(State(host): State<Arc<Host>>, Segment(name): Segment) 
 }
 
 /// Forgets another host: it is refused from then on.
-#[utoipa::path(delete, path = "/v1/hosts/{name}", params(("name" = String, Path, description = "Name of the host")),
+#[utoipa::path(delete, path = "/v1/hosts/{name}",
+    params(("name" = String, Path, description = "Name of the host"), api::RemovePeer),
     responses((status = 200, description = "What has been forgotten", body = api::RemovedPeer)))]
-async fn remove_host(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::RemovedPeer> {
-    host.operate(Arc::clone(&host).remove_host(name)).await.map(Json)
+async fn remove_host(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    uri: Uri,
+) -> Answer<api::RemovedPeer> {
+    let how = query(&uri)?;
+    host.operate(Arc::clone(&host).remove_host(name, how)).await.map(Json)
 }

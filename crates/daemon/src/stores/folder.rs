@@ -64,7 +64,8 @@ impl Folder {
         }
         *lock = None;
         if !self.path.is_dir() {
-            return Err(StoreProblem::Missing(self.path.clone()));
+            let problem = if self.path.exists() { StoreProblem::NoFolder } else { StoreProblem::Missing };
+            return Err(problem(self.path.clone()));
         }
         *lock = Some(FolderLock::acquire(&self.path)?);
         Ok(())

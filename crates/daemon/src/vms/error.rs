@@ -59,7 +59,7 @@ pub(crate) enum VmError {
         said: String,
     },
     /// QEMU cannot be started.
-    #[error("{program} cannot be started for the machine \"{vm}\": {source}; is it installed?")]
+    #[error("{program} cannot be started for the machine \"{vm}\" (is it installed?)")]
     Program {
         /// Which.
         vm: String,

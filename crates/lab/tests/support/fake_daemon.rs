@@ -154,6 +154,7 @@ impl FakeDaemon {
             allocated_bytes: None,
             block_size_bytes: 65536,
             store: Some(store.clone()),
+            host: None,
             image: String::new(),
             kind: ImageKind::File,
             format: ImageFormat::Raw,

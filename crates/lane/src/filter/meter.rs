@@ -3,7 +3,7 @@
 //! Times are those at which the executor's turns began: the clock is not read for a request, and what a turn itself
 //! takes is left out.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{
@@ -27,6 +27,8 @@ pub struct Counters {
     pub bytes_written: Cell<u64>,
     /// Requests that failed.
     pub errors: Cell<u64>,
+    /// What the latest of them failed by.
+    pub last_error: RefCell<Option<IoError>>,
     /// Requests under way.
     pub in_flight: Cell<usize>,
 }
@@ -67,7 +69,10 @@ impl Meter {
         match (&result, bytes) {
             (Ok(_), Some((sum, bytes))) => sum.set(sum.get() + bytes),
             (Ok(_), None) => {}
-            (Err(_), _) => counters.errors.set(counters.errors.get() + 1),
+            (Err(error), _) => {
+                counters.errors.set(counters.errors.get() + 1);
+                *counters.last_error.borrow_mut() = Some(*error);
+            }
         }
         result
     }

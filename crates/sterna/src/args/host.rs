@@ -31,10 +31,13 @@ pub(crate) enum HostCommand {
         name: Option<String>,
     },
     /// Forget another host: it is refused from then on. Remove this host there too.
-    #[command(visible_alias = "rm", after_help = "Example:\n  sterna host remove rack3-b")]
+    #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
     Remove {
         /// Name of the host.
         name: String,
+        /// Also when migrations or forwarded volumes depend on it.
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -54,6 +57,14 @@ Examples:
 
 The token holds a secret: send it where only the other host's administrator reads it. It is good for one host, and not
 after the daemon was started again.";
+
+const REMOVE_HELP: &str = "\
+Examples:
+  sterna host remove rack3-b
+  sterna host remove rack3-b --force
+
+It is refused while a migration with that host is under way, or clients are forwarded there. With --force these wait until
+the two hosts are paired again.";
 
 const JOIN_HELP: &str = "\
 Example:

@@ -1,6 +1,6 @@
 //! `sterna host …`
 
-use api::{Client, JoinHost, NewIdentity, NewInvitation};
+use api::{Client, JoinHost, NewIdentity, NewInvitation, RemovePeer};
 
 use crate::args::HostCommand;
 use crate::commands::CommandError;
@@ -29,8 +29,8 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
         HostCommand::Show { name: Some(name) } => {
             output::print(format, &client.peer(&name).await?, hosts::peer)?;
         }
-        HostCommand::Remove { name } => {
-            let removed = client.remove_peer(&name).await?;
+        HostCommand::Remove { name, force } => {
+            let removed = client.remove_peer(&name, RemovePeer { force }).await?;
             output::print(format, &removed, |removed| format!("{} is no longer known here\n", removed.name))?;
         }
     }

@@ -37,10 +37,13 @@ pub(super) async fn run(
         output::print(format, &plan, output::plan)?;
         return Ok(if plan.can_begin { Exit::Success } else { Exit::Refused });
     }
-    if request.memory == api::Memory::PostCopy && matches!(format, Format::Text) {
-        Display::for_people(format).say(api::Memory::POST_COPY_PRICE);
-    }
-    let begun = async { client.migrate(&name, &request).await };
+    let begun = async {
+        let migration = client.migrate(&name, &request).await?;
+        if request.memory == api::Memory::PostCopy && matches!(format, Format::Text) {
+            Display::for_people(format).say(api::Memory::POST_COPY_PRICE);
+        }
+        Ok(migration)
+    };
     see_through(client, begun, order.detach, format).await
 }
 
@@ -100,8 +103,13 @@ async fn wait(
     tokio::select! {
         ended = follow(client, migration, display) => Ok(Some(ended?)),
         _ = interrupt.recv() => {
-            display.say(&format!("{id} goes on without being watched; see: sterna migration show {id}"));
+            display.say(&unwatched(&id));
             Ok(None)
         }
     }
+}
+
+/// What is said when nobody waits for the end any more.
+pub(super) fn unwatched(id: &str) -> String {
+    format!("{id} goes on without being watched; see: sterna migration show {id}")
 }

@@ -57,7 +57,10 @@ async fn watch(client: &Client, id: &str, format: Format) -> Result<Exit, Comman
         _ = tokio::signal::ctrl_c() => None,
     };
     display.close();
-    let Some(ended) = ended else { return Ok(Exit::Interrupted) };
+    let Some(ended) = ended else {
+        display.say(&migrate::unwatched(id));
+        return Ok(Exit::Interrupted);
+    };
     let ended = ended?;
     if format == Format::Text {
         output::print(format, &ended, output::ended)?;

@@ -25,7 +25,10 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
             let how = StopVm { now: order.now, wait_s: order.wait };
             if format == Format::Text && !how.now {
                 let wait_s = how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT);
-                eprintln!("pressing the power button of {}; its power is cut after {wait_s} s", order.name);
+                let name = &order.name;
+                output::say(&format!(
+                    "pressing the power button of {name}; its power is cut after {wait_s} s"
+                ));
             }
             output::print(format, &client.stop_vm(&order.name, how).await?, vms::stopped)?;
         }

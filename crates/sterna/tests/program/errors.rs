@@ -91,7 +91,7 @@ fn image_that_cannot_be_served_is_refused_and_unchanged() {
     let add = |image: &str| ["volume".to_owned(), "add".into(), "w".into(), "--image".into(), path(image)];
     for (image, expected, words) in [
         ("odd.raw", (4, "image_unsuitable"), "truncate -s %512"),
-        ("empty.raw", (4, "image_unsuitable"), "no multiple of 512"),
+        ("empty.raw", (4, "image_unsuitable"), "it is empty"),
         ("disk.qcow2", (4, "image_unsuitable"), "cannot be served: "),
         ("disk.vmdk", (4, "image_unsuitable"), "qemu-img convert -O qcow2"),
         ("a", (4, "image_unsuitable"), "neither a regular file nor"),
@@ -198,6 +198,8 @@ fn wrong_command_lines_and_absent_daemons_have_codes_of_their_own() {
         [&["frobnicate"][..], &["volume", "create", "v"], &["volume", "create", "v", "--size", "4Gib"]]
     {
         assert_eq!(scene.run(arguments).code, 2, "{arguments:?}");
+        let (exit, error) = scene.json(arguments);
+        assert_eq!((exit, code(&error)), (2, "invalid_command_line"), "{arguments:?}");
     }
     check(&scene, &["store", "list"], (7, "daemon_unreachable"), "no daemon answers at unix:");
     let mut command = Command::new(PROGRAM);

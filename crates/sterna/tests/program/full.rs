@@ -18,7 +18,7 @@ fn store_with_too_little_space_is_refused_with_both_numbers() {
     let (exit, value) = scene.json(&["migrate", "v", "--to", "b"]);
     assert_eq!((exit, code(&value)), (4, "no_space"), "{value}");
     let message = value["error"]["message"].as_str().unwrap();
-    assert!(message.contains("bytes free, and") && message.contains("make room there"), "{message}");
+    assert!(message.contains("B free, and") && message.contains("make room there"), "{message}");
     assert!(scene.images("b").is_empty());
     let image = scene.path("a/v.img").display().to_string();
     let copy = ["volume", "create", "w", "--store", "b", "--image", &image];

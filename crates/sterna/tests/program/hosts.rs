@@ -67,6 +67,51 @@ fn two_hosts_are_paired_and_find_each_other_again() {
     assert_eq!((exit, code(&error)), (3, "host_not_found"));
 }
 
+/// A disk that takes ten minutes at this rate, so that nothing ends by itself while a test runs.
+const SLOW_BYTES: usize = 8 << 20;
+const SLOW: [&str; 3] = ["--bandwidth", "16KiB/s", "--detach"];
+
+#[test]
+fn what_is_between_two_hosts_says_so_and_keeps_them_together() {
+    let ((one, address), (two, _)) = (host(), host());
+    init(&one, "one");
+    init(&two, "two");
+    let (_, invitation) = one.json(&["host", "invite"]);
+    two.succeed(&["host", "join", &address, invitation["token"].as_str().unwrap()]);
+    std::fs::write(one.path("image"), vec![7; SLOW_BYTES]).unwrap();
+    let image = one.path("image").display().to_string();
+    one.succeed(&["volume", "create", "v", "--store", "a", "--image", &image]);
+    let refused = |scene: &Scene, line: &[&str], expected: (i32, &str), words: &str| {
+        let (exit, error) = scene.json(line);
+        assert_eq!((exit, code(&error)), expected, "{line:?}: {error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(words), "{line:?}: {error}");
+    };
+    refused(&one, &["migrate", "v", "--to", "two"], (4, "host_refused"), "--to HOST:STORE: a, b");
+    let post_copy = ["migrate", "v", "--to", "two:a", "--memory", "post-copy"];
+    refused(&one, &post_copy, (2, "invalid_request"), "has no memory");
+
+    one.succeed(&[&["migrate", "v", "--to", "two:a"], SLOW.as_slice()].concat());
+    let (_, arriving) = two.json(&["volume", "show", "v"]);
+    assert_eq!((&arriving["state"], &arriving["store"]), (&"arriving".into(), &"a".into()), "{arriving}");
+    assert_eq!(arriving["size_bytes"], SLOW_BYTES, "{arriving}");
+    assert!(two.succeed(&["migration", "show", "m0"]).contains("one knows"));
+    refused(&two, &["volume", "remove", "v"], (4, "volume_busy"), "sterna migration cancel m0");
+    refused(&one, &["volume", "resize", "v", "16MiB"], (4, "already_migrating"), "m0");
+    for (scene, name) in [(&one, "two"), (&two, "one")] {
+        refused(scene, &["host", "remove", name], (4, "host_in_use"), "sterna migration cancel m0");
+    }
+    one.succeed(&["migration", "cancel", "m0"]);
+    assert_eq!(one.run(&["migration", "watch", "m0"]).code, 6);
+
+    one.succeed(&["migrate", "v", "--to", "two:a", "--serve-here"]);
+    let (_, forwarded) = one.json(&["volume", "show", "v"]);
+    assert_eq!((&forwarded["state"], &forwarded["host"]), (&"forwarding".into(), &"two".into()));
+    assert!(one.succeed(&["volume", "list"]).contains("at two"));
+    refused(&one, &["migrate", "v", "--to", "b"], (3, "volume_not_found"), "is at host \"two\"");
+    refused(&one, &["host", "remove", "two"], (4, "host_in_use"), "sterna volume remove v");
+    one.succeed(&["host", "remove", "two", "--force"]);
+}
+
 #[test]
 fn tokens_that_are_no_good_are_refused_with_their_reason() {
     let ((one, address), (two, _), (three, _)) = (host(), host(), host());

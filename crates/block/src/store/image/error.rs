@@ -82,7 +82,9 @@ pub enum ImageError {
         path: PathBuf,
     },
     /// We may not open it.
-    #[error("no permission to use {path}")]
+    #[error(
+        "no permission to use {path}: the user that the daemon runs as must be able to read and write it"
+    )]
     NotPermitted {
         /// The image.
         path: PathBuf,
