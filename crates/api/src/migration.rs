@@ -79,7 +79,8 @@ impl Memory {
     /// What [`Memory::PostCopy`] costs, for people who are about to order it.
     pub const POST_COPY_PRICE: &'static str = "if the machine writes faster than its memory is sent, it runs at the other host \
         before all of it is there: until the last of it has come, losing either host or the link for good means losing its \
-        memory, as if its power had been cut, and ending either daemon may; its disks are whole at the other host";
+        memory, as if its power had been cut, and so may ending either daemon just at the switch-over or just before the end; \
+        its disks are whole";
 }
 
 /// The most streams that can be asked for.

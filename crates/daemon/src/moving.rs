@@ -17,12 +17,10 @@ pub(crate) mod words;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_channel::oneshot;
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, Shared};
 use hypervisor::qemu::Machine;
 use migration::journal::Outcome;
 use migration::{MigrationId, Phase};
@@ -31,7 +29,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use crate::hooks::Errand;
 
 pub(crate) use choice::side_streams;
-pub(crate) use coming::trail::recover;
+pub(crate) use coming::trail::Stray;
 pub(crate) use coming::{Coming, Keeper};
 pub(crate) use leaving::follow::Rest;
 pub(crate) use leaving::{Account, Leaving, Wishes};
@@ -59,8 +57,6 @@ struct Departure {
     leaving: Arc<Leaving>,
     /// What copies the memory, while something does.
     stops: Option<AbortHandle>,
-    /// What waits for the last of its memory, once something does: each of its volumes may.
-    goes: Mutex<Option<Shared<BoxFuture<'static, ()>>>>,
 }
 
 impl Moving {
@@ -76,7 +72,7 @@ impl Moving {
 
     /// A machine goes along with the volumes of this migration.
     pub(crate) fn leaves(&self, migration: MigrationId, leaving: Arc<Leaving>) {
-        lock(&self.leaving).insert(migration, Departure { leaving, stops: None, goes: Mutex::default() });
+        lock(&self.leaving).insert(migration, Departure { leaving, stops: None });
     }
 
     /// A machine comes along with the volumes of this migration.
@@ -150,14 +146,8 @@ impl Moving {
     /// Resolves when all of the memory of the machine of a migration is at the target, where it runs, or never will be; at once
     /// if there is none. It is done whether the future is polled or not.
     pub(crate) fn memory_has_gone(&self, migration: MigrationId) -> impl Future<Output = ()> + Send + use<> {
-        let task = lock(&self.leaving).get(&migration).map(|departure| {
-            let leaving = Arc::clone(&departure.leaving);
-            let mut shared = lock(&departure.goes);
-            let goes = shared.get_or_insert_with(|| {
-                self.runtime.spawn(async move { leaving.memory_has_gone().await }).map(drop).boxed().shared()
-            });
-            goes.clone()
-        });
+        let leaving = lock(&self.leaving).get(&migration).map(|departure| Arc::clone(&departure.leaving));
+        let task = leaving.map(|leaving| leaving.memory_has_gone(&self.runtime));
         async move {
             if let Some(task) = task {
                 task.await;
@@ -220,8 +210,8 @@ impl Moving {
 }
 
 /// Where a hypervisor sends or takes the memory of a machine: beside its monitor.
-fn memory_socket(machine: &Machine) -> PathBuf {
-    machine.socket().with_extension("memory")
+fn memory_socket(monitor: &Path) -> PathBuf {
+    monitor.with_extension("memory")
 }
 
 /// What the source of a machine that runs here says of the rest of its memory, where nobody waits for it.

@@ -24,6 +24,7 @@ mod error;
 mod foreign;
 mod guests;
 mod life;
+mod lifelines;
 mod listening;
 mod movable;
 mod needs;
@@ -42,7 +43,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hypervisor::qemu::Machine;
+use hypervisor::qemu::{Lifeline, Machine};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 
@@ -90,6 +91,8 @@ struct Entry {
     operation: Arc<tokio::sync::Mutex<()>>,
     /// What follows its QEMU to its end.
     watch: Option<AbortHandle>,
+    /// The other way to its QEMU, once it was asked for, if it has one.
+    lifeline: Option<Arc<Lifeline>>,
 }
 
 /// Whether a machine's QEMU is there.
@@ -344,6 +347,8 @@ impl Vms {
             watch.abort();
         }
         drop(entries);
+        // One that goes on without Sterna keeps it, and nobody is to find it.
+        self.remove_lifeline(name);
         self.changed.notify_waiters();
         Ok(())
     }
@@ -447,7 +452,8 @@ impl Entry {
             Fate::Started => Life::Starting,
             Fate::Crashed { message } => Life::Crashed(message.clone()),
         };
-        Self { record, definition: Arc::new(definition), life, operation: Arc::default(), watch: None }
+        let definition = Arc::new(definition);
+        Self { record, definition, life, operation: Arc::default(), watch: None, lifeline: None }
     }
 }
 

@@ -1,13 +1,14 @@
 //! QEMU, over its machine protocol (QMP): versions from 7.2 on.
 //!
 //! ```text
-//!   Machine   what is done with a running QEMU: state, memory out, memory in, block nodes
-//!      │
-//!     Qmp     commands with deadlines, answers by identity, events as they come
-//!      │
-//!   wire      lines of JSON: decoded without trust, encoded
-//!      │
-//!   unix socket
+//!   Machine    what is done with a running QEMU: state, memory out, memory in, block nodes
+//!      │           Lifeline    the little that it does while its main thread hangs
+//!     Qmp             │
+//!      └── Exchange ──┘   commands with deadlines, answers by identity, events as they come
+//!             │
+//!           wire          lines of JSON: decoded without trust, encoded
+//!      ┌──────┴──────┐
+//!   unix socket    two pipes
 //! ```
 //!
 //! The move of a machine's memory, as the two processes see it. Nothing here decides when a step is taken.
@@ -29,6 +30,7 @@ mod disk;
 mod error;
 #[cfg(test)]
 mod fake;
+mod lifeline;
 mod machine;
 mod memory;
 mod qmp;
@@ -38,6 +40,7 @@ mod state;
 pub use block::{BlockDevice, BlockNode};
 pub use disk::{DiskOptions, ExportAddress, ImageFile, LocalDisk, StayReason, StayingDisk};
 pub use error::{ErrorClass, MachineError, QmpError};
+pub use lifeline::Lifeline;
 pub use machine::Machine;
 pub use memory::{MemoryMode, MemoryOptions, MemoryProgress, MemoryTransfer, PostCopyStart};
 pub use qmp::{Event, Events, Heard, Qmp};

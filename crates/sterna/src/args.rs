@@ -528,8 +528,8 @@ Examples:
 
 With --memory post-copy a machine that writes faster than its memory is sent runs at the other host before all of it is
 there; the rest follows. From the switch-over until the last of it has come, losing either host, or the link for good, is
-losing its memory, as if its power had been cut; ending either daemon may be. Its disks are the other host's by then, and
-whole: it is started again there. Without it such a machine is slowed down instead, or stays where it is.
+losing its memory, as if its power had been cut; so is ending either daemon just at the switch-over, while its devices go
+over, or with QEMU 7.2 just before the end. Its disks are whole: it is started again where they are. Without it such a machine is slowed down instead, or stays where it is.
 
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and
 waits until that is done; a second Ctrl-C stops waiting. With --dry-run it exits with 0 if the migration could begin,

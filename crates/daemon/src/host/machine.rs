@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
+use futures_util::FutureExt;
 use hypervisor::qemu::{Machine, RunState};
 use migration::MigrationId;
 use migration::journal::{Outcome, Side};
@@ -27,7 +28,7 @@ use super::leave::Departing;
 use crate::error::RequestError;
 use crate::hooks::{Begun, HookSide};
 use crate::moving::line::Line;
-use crate::moving::{Coming, Keeper, Leaving, RestSaid, Terms, Wishes, Word, recover, side_streams};
+use crate::moving::{Coming, Keeper, Leaving, RestSaid, Stray, Terms, Wishes, Word, side_streams};
 use crate::vms::{Standing, VmError, Vms};
 
 /// How long a machine may stand still, if nobody says.
@@ -145,7 +146,7 @@ impl Host {
                 }
             }
             if let (false, Some(reason)) = (matches!(outcome, Outcome::Moved { .. }), leaving.memory_lost()) {
-                host.vms.lose(&name, leaving.machine(), memory_lost(&name, &reason)).await;
+                host.vms.lose(&name, Some(leaving.machine()), memory_lost(&name, &reason)).await;
             }
             if let Some(errand) = errand {
                 errand.after(&outcome).await;
@@ -197,7 +198,10 @@ impl Host {
         let errand = |begun| self.errand(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
         if let Expected::Again(Some(machine)) = expected {
             let errand = errand(Begun::Perhaps);
-            self.moving.came(migration, Arc::new(Coming::found(line, machine, errand)));
+            let coming = Coming::found(line, machine, errand);
+            let may_run_ahead = self.vms.lifeline(name).is_some();
+            let coming = if may_run_ahead { coming.may_run_ahead() } else { coming };
+            self.moving.came(migration, Arc::new(coming));
             return;
         }
         let errand = errand(if matches!(expected, Expected::Anew) { Begun::No } else { Begun::Perhaps });
@@ -228,27 +232,20 @@ impl Host {
         let peer = crate::peers::host_id(session.peer());
         let names = self.journal.read(|state| Some(state.incoming(peer, remote)?.1.names.clone()));
         let Some(names) = names else { return };
-        let name = names.first().and_then(|volume| self.vms.user_of(volume));
-        if let Some(name) = &name {
-            self.vms.until_found(name).await;
-        }
         let line = Line::without_main(self.peers.machine_way(session, peer, remote));
-        let keeper = name.map(|name| Reception { host: Arc::clone(self), name, volumes: names });
-        let Some(keeper) = keeper else { return line.say(&Word::lost("it is not known at the target")) };
-        let Ok(machine) = self.vms.machine(&keeper.name) else {
-            let reason = "its QEMU at the target has ended";
-            line.say(&Word::lost(reason));
-            return keeper.lose(reason.to_owned()).await;
+        let known = names.first().and_then(|volume| self.vms.get(&self.vms.user_of(volume)?).ok());
+        let Some(known) = known else { return line.say(&Word::lost("it is not known at the target")) };
+        let (vms, name) = (Arc::clone(&self.vms), known.name.clone());
+        let stray = Stray {
+            monitor: known.monitor,
+            lifeline: self.vms.lifeline(&known.name),
+            // N.B. it may take the rest of the memory to answer.
+            found: async move { vms.found(&name).await }.boxed().shared(),
         };
+        let keeper = Reception { host: Arc::clone(self), name: known.name, volumes: names };
         match said {
-            RestSaid::Recover(stream) => recover(&machine, line, stream, Arc::new(keeper)).await,
-            RestSaid::Lost(reason) => {
-                // It may have been started again since, or have all that it needs.
-                let status = machine.memory_progress().await.map(|progress| progress.status);
-                if status.is_ok_and(|status| status.is_post_copy()) {
-                    keeper.lose(reason).await;
-                }
-            }
+            RestSaid::Recover(stream) => stray.recover(line, stream, Arc::new(keeper)).await,
+            RestSaid::Lost(reason) => stray.lose(reason, &keeper).await,
         }
     }
 
@@ -278,8 +275,9 @@ impl Host {
         let host = self.hosts.name_of(crate::peers::host_id(session.peer()));
         let errand = self.errand(migration, &name, HookSide::Source, &host, Begun::Perhaps);
         let wishes = Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() };
-        let leaving = Leaving::new(machine, way, wishes, errand);
-        self.see_machine_off(migration, name, Arc::new(leaving));
+        let leaving = Arc::new(Leaving::new(machine, way, wishes, errand));
+        leaving.follow_again();
+        self.see_machine_off(migration, name, leaving);
         Ok(())
     }
 
@@ -383,11 +381,8 @@ impl Keeper for Reception {
         let (host, name) = (Arc::clone(&self.host), self.name.clone());
         Box::pin(async move {
             tracing::error!(vm = %name, reason, "the memory of a machine that runs here is lost");
-            if let Ok(machine) = host.vms.machine(&name) {
-                host.vms.lose(&name, &machine, memory_lost(&name, &reason)).await;
-            } else {
-                host.vms.lost(&name, memory_lost(&name, &reason)).await;
-            }
+            let machine = host.vms.machine(&name).ok();
+            host.vms.lose(&name, machine.as_deref(), memory_lost(&name, &reason)).await;
         })
     }
 
@@ -396,10 +391,14 @@ impl Keeper for Reception {
         Box::pin(async move { host.vms.keep_tpm(&name).await.map_err(|error| error.to_string()) })
     }
 
-    fn start(&self, parcel: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>> {
+    fn start(
+        &self,
+        parcel: Vec<u8>,
+        terms: Terms,
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>> {
         let host = Arc::clone(&self.host);
         Box::pin(async move {
-            let arrival = host.vms.prepare_arrival(&parcel, &host.sockets).await;
+            let arrival = host.vms.prepare_arrival(&parcel, terms, &host.sockets).await;
             let arrival = arrival.map_err(|error| error.to_string())?;
             tracing::info!(vm = %arrival.name, "a machine waits for its memory");
             Ok(arrival.machine)

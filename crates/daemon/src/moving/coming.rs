@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
-use hypervisor::qemu::{Machine, RunState};
+use hypervisor::qemu::{Machine, MachineError, QmpError, RunState};
 use tokio::sync::{OnceCell, watch};
 
 use super::line::{Heard, Line};
@@ -45,8 +45,13 @@ pub(crate) trait Keeper: Send + Sync {
     /// memory; the text says why that cannot be.
     fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
-    /// Starts the machine of this parcel so that it waits for its memory; the text says why it could not.
-    fn start(&self, parcel: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>>;
+    /// Starts the machine of this parcel so that it waits for its memory, which comes on these terms; the text says why it
+    /// could not.
+    fn start(
+        &self,
+        parcel: Vec<u8>,
+        terms: Terms,
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>>;
 }
 
 /// A machine that comes.
@@ -81,6 +86,12 @@ impl Coming {
     pub(crate) fn found(line: Line, machine: Arc<Machine>, errand: Arc<Errand>) -> Self {
         let started = OnceCell::new_with(Some(machine));
         Self { started, loaded: watch::Sender::new(Some(Ok(()))), ..Self::new(line, errand) }
+    }
+
+    /// It may run here without all of its memory, from before this daemon began.
+    pub(crate) fn may_run_ahead(self) -> Self {
+        self.runs_ahead.store(true, Ordering::Release);
+        self
     }
 
     /// What is run here before and after.
@@ -122,13 +133,18 @@ impl Coming {
             let _ = loaded.wait_for(Option::is_some).await;
         }
         loaded.borrow().clone().unwrap_or_else(|| Err(NOT_LOADED.to_owned()))?;
-        // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
-        match machine.status().await {
-            Ok(RunState::Paused | RunState::Running) => {}
-            Ok(other) => return Err(format!("the machine is not loaded: it is {other}")),
-            Err(error) => return Err(error.to_string()),
+        loop {
+            let resumed = tokio::select! {
+                resumed = resume(machine) => resumed,
+                lost = self.line.lost() => return Err(lost),
+            };
+            match resumed {
+                Ok(()) => break,
+                // It waits for a page itself, and there is no way back: another stream will bring that page.
+                Err(NotResumed::Silent(_)) if self.runs_ahead() => {}
+                Err(NotResumed::Silent(reason) | NotResumed::Refused(reason)) => return Err(reason),
+            }
         }
-        machine.resume().await.map_err(|error| error.to_string())?;
         // QEMU has said it when the machine was loaded, which may be long ago. Nobody waits for it.
         let machine = Arc::clone(machine);
         tokio::spawn(async move { announce(&machine).await });
@@ -148,7 +164,7 @@ impl Coming {
         let prepared = async { self.errand.before().await.map_err(|fault| fault.to_string()) };
         self.unless_over(prepared).await?;
         // N.B. to its end in any case: what is started half nobody would end.
-        let machine = keeper.start(parcel).await?;
+        let machine = keeper.start(parcel, terms).await?;
         // It is started once.
         let _ = self.started.set(Arc::clone(&machine));
         self.receive(&machine, terms, keeper).await
@@ -156,7 +172,7 @@ impl Coming {
 
     /// Takes the memory of a machine that waits for it.
     async fn receive(&self, machine: &Machine, terms: Terms, keeper: &dyn Keeper) -> Result<(), String> {
-        let socket = &memory_socket(machine);
+        let socket = &memory_socket(machine.socket());
         let file = SocketFile(socket.clone());
         // What an earlier attempt may have left.
         let _ = std::fs::remove_file(socket);
@@ -198,5 +214,26 @@ impl Coming {
             // The sender lives as long as this.
             _ = is_over.wait_for(|over| *over) => Err("its migration has ended".to_owned()),
         }
+    }
+}
+
+/// Why a loaded machine does not run.
+enum NotResumed {
+    /// Its hypervisor does not answer.
+    Silent(String),
+    /// Anything else.
+    Refused(String),
+}
+
+/// Lets a machine run that is loaded.
+async fn resume(machine: &Machine) -> Result<(), NotResumed> {
+    let explain = |error: MachineError| match error {
+        MachineError::Qmp(QmpError::Silent { .. }) => NotResumed::Silent(error.to_string()),
+        error => NotResumed::Refused(error.to_string()),
+    };
+    // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
+    match machine.status().await.map_err(explain)? {
+        RunState::Paused | RunState::Running => machine.resume().await.map_err(explain),
+        other => Err(NotResumed::Refused(format!("the machine is not loaded: it is {other}"))),
     }
 }

@@ -159,7 +159,7 @@ impl Leaving {
             done = self.errand.before() => done.map_err(|fault| fault.to_string())?,
             reason = self.line.failed() => return Err(reason),
         }
-        let socket = Listening::at(memory_socket(&self.machine))?;
+        let socket = Listening::at(memory_socket(self.machine.socket()))?;
         let main = self.offer_memory(&socket, terms).await?;
         let line = Arc::clone(&self.line);
         // A task of its own, because it may outlast this.
@@ -323,14 +323,12 @@ impl Leaving {
 
     async fn try_going_on(&self) -> Result<(), MachineError> {
         let under_way = self.machine.memory_progress().await?;
-        match under_way.status {
+        match &under_way.status {
             MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
                 self.machine.abandon().await?;
             }
             // N.B. it may run there, or has run: nothing lets it run here.
-            MigrationStatus::PostcopyActive
-            | MigrationStatus::PostcopyPaused
-            | MigrationStatus::PostcopyRecover => {
+            post_copy if post_copy.is_post_copy() => {
                 self.following.lose(
                     "it was to run at the target before all of its memory was there, did not, and has no way back".to_owned(),
                 );

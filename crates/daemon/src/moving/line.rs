@@ -101,6 +101,17 @@ struct Received {
 impl Line {
     /// Opens the main channel of `way`, and begins to listen.
     pub(crate) fn new(way: Arc<dyn Way>) -> Self {
+        Self::open(way, Carries::MainStream)
+    }
+
+    /// As [`Line::new`], for words and side streams only: what comes of an earlier main stream is left out.
+    pub(crate) fn without_main(way: Arc<dyn Way>) -> Self {
+        let line = Self::open(way, Carries::Words);
+        line.main.refuse();
+        line
+    }
+
+    fn open(way: Arc<dyn Way>, carries: Carries) -> Self {
         let (sender, arrivals) = way.open(0);
         let (heard_sender, heard) = watch::channel(Heard::Nothing);
         let (pieces_sender, pieces) = mpsc::unbounded_channel();
@@ -111,17 +122,11 @@ impl Line {
             pieces: pieces_sender,
             window: Arc::clone(&window),
             received: Arc::clone(&received),
+            carries,
         };
         let main = Stream::new(Arc::clone(&sender), Arc::clone(&window), pieces);
         let listens = tokio::spawn(ear.listen(arrivals));
         Self { way, sender, heard, window, received, main, listens }
-    }
-
-    /// As [`Line::new`], for words and side streams only: what comes of an earlier main stream is left out.
-    pub(crate) fn without_main(way: Arc<dyn Way>) -> Self {
-        let line = Self::new(way);
-        line.main.refuse();
-        line
     }
 
     /// The main stream.
@@ -149,7 +154,8 @@ impl Line {
         // Words go with the main stream's channel: nobody hears them here.
         let (heard, _) = watch::channel(Heard::Nothing);
         let (window, received) = (Arc::new(Window::new()), Arc::default());
-        let ear = Ear { heard, pieces: pieces_sender, window: Arc::clone(&window), received };
+        let carries = Carries::Words;
+        let ear = Ear { heard, pieces: pieces_sender, window: Arc::clone(&window), received, carries };
         let stream = Stream::new(sender, Arc::clone(&window), pieces);
         SideStream { stream, window, listens: tokio::spawn(ear.listen(arrivals)) }
     }
@@ -219,6 +225,18 @@ impl Line {
         self.heard.borrow().clone()
     }
 
+    /// Resolves with the reason when the other host says that the memory is lost.
+    pub(crate) async fn lost(&self) -> String {
+        let mut heard = self.heard.clone();
+        if let Ok(Heard::Lost(detail)) =
+            heard.wait_for(|heard| matches!(heard, Heard::Lost(_))).await.as_deref()
+        {
+            return detail.clone();
+        }
+        // Somebody else hears it from now on.
+        std::future::pending().await
+    }
+
     /// Resolves with the reason when the other host says that it will not come to that.
     pub(crate) async fn failed(&self) -> String {
         let mut heard = self.heard.clone();
@@ -255,6 +273,16 @@ struct Ear {
     pieces: mpsc::UnboundedSender<Piece>,
     window: Arc<Window>,
     received: Arc<Mutex<Received>>,
+    carries: Carries,
+}
+
+/// What a line is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carries {
+    /// A machine that moves, from the beginning.
+    MainStream,
+    /// What becomes of one whose main stream has broken.
+    Words,
 }
 
 impl Ear {
@@ -262,6 +290,10 @@ impl Ear {
         while let Some(arrival) = arrivals.next().await {
             match arrival {
                 Arrival::Sent { head, payload, credit } => match Word::decode(&head) {
+                    // It asks again, and is heard by whoever sees to machines whose stream has broken.
+                    Ok(Word::Recover { .. }) if self.carries == Carries::MainStream => {
+                        return self.tell(Heard::Failed("it goes on over another stream".to_owned()));
+                    }
                     Ok(word) => self.take(word, payload, credit),
                     Err(error) => self
                         .tell(Heard::Failed(format!("what the other host says is not understood: {error}"))),

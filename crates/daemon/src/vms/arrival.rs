@@ -182,7 +182,7 @@ impl Vms {
         Ok(())
     }
 
-    /// Makes a machine of what another host has sent, and starts its QEMU, which waits for memory.
+    /// Makes a machine of what another host has sent, and starts its QEMU, which waits for memory that comes on these terms.
     ///
     /// Its volumes must have their sockets by then.
     ///
@@ -191,6 +191,7 @@ impl Vms {
     pub(crate) async fn prepare_arrival(
         self: &Arc<Self>,
         bytes: &[u8],
+        terms: Terms,
         sockets: &SocketFolder,
     ) -> Result<Arrival, VmError> {
         let Parcel { name, definition: text, files, .. } = Parcel::decode(bytes)?;
@@ -205,13 +206,30 @@ impl Vms {
         };
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, None)).await?;
-        match self.launch(&name, sockets, &WAITING).await {
-            Ok(Alive { machine, .. }) => Ok(Arrival { name, machine }),
+        match self.launch_waiting(&name, terms, sockets).await {
+            Ok(machine) => Ok(Arrival { name, machine }),
             Err(error) => {
                 self.give_up(&name, Standing::Arriving).await?;
                 Err(error)
             }
         }
+    }
+
+    async fn launch_waiting(
+        self: &Arc<Self>,
+        name: &str,
+        terms: Terms,
+        sockets: &SocketFolder,
+    ) -> Result<Arc<Machine>, VmError> {
+        let lifeline = if terms.post_copy { Some(self.make_lifeline(name)?) } else { None };
+        let lifeline = lifeline.iter().flatten().map(String::as_str);
+        let more: Vec<&str> = WAITING.into_iter().chain(lifeline).collect();
+        let Alive { machine, .. } = self.launch(name, sockets, &more).await?;
+        if terms.post_copy {
+            // N.B. when it is needed its main thread may not answer any more.
+            self.agree_on_lifeline(name).await?;
+        }
+        Ok(machine)
     }
 
     /// Says that a machine that came is this host's from now on. It is not resumed by this.

@@ -168,7 +168,7 @@ impl Vms {
         alive.process.kill();
         alive.process.ended().await;
         self.tpm_ended(name).await;
-        let _ = std::fs::remove_file(self.own_monitor(name));
+        self.remove_monitors(name);
         self.set(name, Some(alive), Life::Stopped);
     }
 
@@ -208,6 +208,8 @@ impl Vms {
     /// yet: the daemon may have been killed just after it had started it. **N.B.** A machine that is taken for ended is
     /// started anew, and then there are two.
     async fn find(&self, name: &str) -> Option<(Alive, Events)> {
+        // So that what it tells there is read.
+        let _ = self.lifeline(name);
         let mut is_told = false;
         loop {
             match Machine::connect(&self.monitor(name)).await {
@@ -284,14 +286,19 @@ impl Vms {
         if let Err(error) = self.remember(name, fate).await {
             tracing::debug!(vm = %name, %error, "the end of a machine is not remembered");
         }
-        let _ = std::fs::remove_file(self.own_monitor(name));
+        self.remove_monitors(name);
         self.set(name, alive, life);
     }
 
-    /// Ends a machine whose memory is lost, if it still is `of`, and remembers why.
-    pub(crate) async fn lose(self: &Arc<Self>, name: &str, of: &Machine, message: String) {
+    /// Ends a machine whose memory is lost, if it still is `of`, and remembers why. `None`: it has not answered since this
+    /// daemon began, or has ended.
+    pub(crate) async fn lose(self: &Arc<Self>, name: &str, of: Option<&Machine>, message: String) {
         match self.life(name) {
-            Ok(Life::Alive(alive)) if std::ptr::eq(&*alive.machine, of) => {
+            Ok(Life::Starting) if of.is_none() => {
+                // That it has ended meanwhile is as good.
+                let _ = self.kill_silent(name).await;
+            }
+            Ok(Life::Alive(alive)) if of.is_some_and(|of| std::ptr::eq(&*alive.machine, of)) => {
                 // It may hang in a page that never comes, and would not hear that it is to end.
                 alive.process.kill();
                 alive.process.ended().await;

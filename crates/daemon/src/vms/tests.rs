@@ -190,7 +190,7 @@ async fn move_memory(source: &Host, target: &Host, name: &str) {
     let leaving = source.vms.leaving(name).await.unwrap();
     let parcel = source.vms.definition(name, Vec::new()).await.unwrap();
     assert_eq!(Vms::announced(&parcel).unwrap(), (name.to_owned(), vec![]));
-    let arrival = target.vms.prepare_arrival(&parcel, &target.sockets).await.unwrap();
+    let arrival = target.vms.prepare_arrival(&parcel, Terms::default(), &target.sockets).await.unwrap();
     assert_eq!(arrival.name, name);
     let stream = target.folder.path().join("memory");
     arrival.machine.expect_memory(&stream, MemoryTransfer::default()).await.unwrap();
@@ -270,8 +270,8 @@ async fn what_came_and_cannot_be_started_is_not_kept() {
     let text = here.definition().replace("\"-m\", \"32\"", "\"-machine\", \"teapot\"");
     here.vms.add("m", &text).unwrap();
     let parcel = here.vms.definition("m", Vec::new()).await.unwrap();
-    let refused = there.vms.prepare_arrival(&parcel, &there.sockets).await.err().unwrap();
+    let refused = there.vms.prepare_arrival(&parcel, Terms::default(), &there.sockets).await.err().unwrap();
     assert!(refused.to_string().contains("machine type"), "{refused}");
     assert!(there.vms.list().is_empty());
-    assert!(there.vms.prepare_arrival(&parcel[1..], &there.sockets).await.is_err());
+    assert!(there.vms.prepare_arrival(&parcel[1..], Terms::default(), &there.sockets).await.is_err());
 }

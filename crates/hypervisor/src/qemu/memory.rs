@@ -97,7 +97,7 @@ impl Machine {
 }
 
 /// QEMU's name of a stream through a unix socket.
-fn address(socket: &Path) -> Result<String, MachineError> {
+pub(super) fn address(socket: &Path) -> Result<String, MachineError> {
     let refuse = |reason| MachineError::Path { path: socket.to_owned(), reason };
     let path = socket.to_str().ok_or_else(|| refuse("it is not UTF-8"))?;
     if path.len() > SOCKET_PATH_BYTES_MAX {

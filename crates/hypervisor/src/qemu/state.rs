@@ -82,6 +82,8 @@ pub enum MigrationStatus {
     PostcopyActive,
     /// The same, and the stream has broken.
     PostcopyPaused,
+    /// The same, and another stream is waited for; versions before 9.1 have no name for it.
+    PostcopyRecoverSetup,
     /// The same, and the stream is being made again.
     PostcopyRecover,
     /// It is being cancelled.
@@ -107,6 +109,7 @@ impl MigrationStatus {
             "device" => Self::Device,
             "postcopy-active" => Self::PostcopyActive,
             "postcopy-paused" => Self::PostcopyPaused,
+            "postcopy-recover-setup" => Self::PostcopyRecoverSetup,
             "postcopy-recover" => Self::PostcopyRecover,
             "cancelling" => Self::Cancelling,
             "cancelled" => Self::Cancelled,
@@ -126,6 +129,7 @@ impl MigrationStatus {
             Self::Device => "device",
             Self::PostcopyActive => "postcopy-active",
             Self::PostcopyPaused => "postcopy-paused",
+            Self::PostcopyRecoverSetup => "postcopy-recover-setup",
             Self::PostcopyRecover => "postcopy-recover",
             Self::Cancelling => "cancelling",
             Self::Cancelled => "cancelled",
@@ -137,7 +141,10 @@ impl MigrationStatus {
 
     /// Whether the machine runs, or has run, at the target while memory is missing there.
     pub fn is_post_copy(&self) -> bool {
-        matches!(self, Self::PostcopyActive | Self::PostcopyPaused | Self::PostcopyRecover)
+        matches!(
+            self,
+            Self::PostcopyActive | Self::PostcopyPaused | Self::PostcopyRecoverSetup | Self::PostcopyRecover
+        )
     }
 
     /// Whether nothing comes after it.
@@ -195,7 +202,16 @@ mod tests {
         for name in ["running", "paused", "inmigrate", "finish-migrate", "io-error", "guest-panicked", ""] {
             assert_eq!(RunState::of(name).to_string(), name);
         }
-        for name in ["none", "active", "pre-switchover", "device", "completed", "colo", "wait-unplug"] {
+        for name in [
+            "none",
+            "active",
+            "pre-switchover",
+            "device",
+            "completed",
+            "postcopy-recover-setup",
+            "colo",
+            "wait-unplug",
+        ] {
             assert_eq!(MigrationStatus::of(name).to_string(), name);
         }
         assert!(matches!(RunState::of("guest-panicked"), RunState::Other(_)));

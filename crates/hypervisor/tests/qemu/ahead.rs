@@ -1,18 +1,36 @@
 //! Machines that run at the target before all of their memory is there, with real QEMU.
 
 use std::num::NonZeroU64;
+use std::path::Path;
 use std::time::Duration;
 
-use hypervisor::qemu::{MemoryMode, MemoryOptions, MemoryTransfer, MigrationStatus, PostCopyStart, RunState};
+use hypervisor::qemu::{
+    Lifeline, MachineError, MemoryMode, MemoryOptions, MemoryTransfer, MigrationStatus, PostCopyStart,
+    QmpError, RunState,
+};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinHandle;
 
 use crate::scene::{DEADLINE, Qemu, Scene};
 
 /// So slow that memory is missing when a machine is to run without it.
 const BYTES_PER_S: u64 = 1 << 20;
+/// Bytes that a relay carries at a time, and how often: slower still.
+const PIECE_BYTES: usize = 4 << 10;
+const PIECE_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a main thread must be silent to be taken for one that hangs.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// A source that stands still, with memory that its target lacks; `None`: this kernel does not let a machine run without it.
 async fn pair(scene: &Scene) -> Option<(Qemu, Qemu)> {
     let (source, target) = (scene.start("source", &[]).await, scene.start_target("target").await);
+    offer(source, target, None).await
+}
+
+/// The same of these two; over a relay, if there is one.
+async fn offer(source: Qemu, target: Qemu, relay: Option<&Path>) -> Option<(Qemu, Qemu)> {
     if target.machine.post_copy_obstacle().await.unwrap().is_some() {
         omission::machine_lacks("userfaultfd");
         return None;
@@ -23,11 +41,70 @@ async fn pair(scene: &Scene) -> Option<(Qemu, Qemu)> {
     let bandwidth_max_bytes_per_s = NonZeroU64::new(BYTES_PER_S);
     let downtime_limit = Duration::from_millis(1);
     let options = MemoryOptions { downtime_limit, bandwidth_max_bytes_per_s, transfer };
-    source.machine.offer_memory(&target.memory, options).await.unwrap();
+    source.machine.offer_memory(relay.unwrap_or(&target.memory), options).await.unwrap();
     source.machine.await_status(&[MigrationStatus::Active], DEADLINE).await.unwrap();
     assert_eq!(source.machine.begin_post_copy().await.unwrap(), PostCopyStart::Begun);
     source.machine.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
     Some((source, target))
+}
+
+/// Carries a stream of memory that ends when it is aborted, a little at a time: most of it is not there by then.
+fn relay(from: &Path, to: &Path) -> JoinHandle<()> {
+    let (listener, to) = (UnixListener::bind(from).unwrap(), to.to_owned());
+    tokio::spawn(async move {
+        let (source, _) = listener.accept().await.unwrap();
+        let (mut reader, mut writer) = source.into_split();
+        let (mut back, mut forth) = UnixStream::connect(to).await.unwrap().into_split();
+        let returns = async { drop(tokio::io::copy(&mut back, &mut writer).await) };
+        let carries = async {
+            let mut piece = vec![0; PIECE_BYTES];
+            let mut pace = tokio::time::interval(PIECE_INTERVAL);
+            while let Ok(bytes @ 1..) = reader.read(&mut piece).await {
+                pace.tick().await;
+                forth.write_all(&piece[..bytes]).await.unwrap();
+            }
+        };
+        tokio::join!(returns, carries);
+    })
+}
+
+#[tokio::test]
+async fn a_target_that_hangs_in_what_it_misses_takes_the_rest_over_its_lifeline_whoever_holds_that() {
+    let Some(scene) = Scene::new() else { return };
+    let (pipes, wire) = (scene.path("lifeline"), scene.path("wire"));
+    let words = Lifeline::make(&pipes).unwrap();
+    assert!(Lifeline::open(&pipes).is_err(), "nobody is there");
+    let words: Vec<&str> = words.iter().map(String::as_str).chain(["-incoming", "defer", "-S"]).collect();
+    let (source, target) = (scene.start("source", &[]).await, scene.start("target", &words).await);
+    let lifeline = Lifeline::open(&pipes).unwrap();
+    lifeline.agree().await.unwrap();
+    // Whoever was to use it is killed.
+    drop(lifeline);
+    let carries = relay(&wire, &target.memory);
+    let Some((source, target)) = offer(source, target, Some(&wire)).await else { return };
+    source.machine.switch_over().await.unwrap();
+    target.machine.await_loaded(DEADLINE).await.unwrap();
+    let paused = [MigrationStatus::PostcopyPaused];
+    let broken = async {
+        carries.abort();
+        source.machine.await_status(&paused, DEADLINE).await.unwrap();
+    };
+    let (noticed, ()) = tokio::join!(target.machine.await_status(&paused, DEADLINE), broken);
+    noticed.unwrap();
+    // Its main thread reads all of the memory, and hangs in the first page that is missing.
+    let reads = json!({ "val": 0, "size": 32 << 20, "filename": scene.path("dump") });
+    let silent = target.machine.qmp().execute("pmemsave", reads, SILENCE).await.unwrap_err();
+    assert!(matches!(silent, QmpError::Silent { .. }), "{silent:?}");
+    let lifeline = Lifeline::open(&pipes).unwrap();
+    let again = scene.path("again");
+    lifeline.recover_memory(&again).await.unwrap();
+    source.machine.resend_memory(&again).await.unwrap();
+    source.machine.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
+    target.machine.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
+    target.machine.resume().await.unwrap();
+    assert_eq!(target.machine.status().await.unwrap(), RunState::Running);
+    let refused = lifeline.recover_memory(&again).await.unwrap_err();
+    assert!(matches!(refused, MachineError::Qmp(QmpError::Refused { .. })), "{refused:?}");
 }
 
 #[tokio::test]

@@ -3,8 +3,8 @@
 //! ```text
 //!   loaded, runs ─► the rest comes ─► whole: Complete is said
 //!                      │       ▲
-//!                broken│       │ Recover, over another stream: a daemon was started again
-//!                      ▼       │
+//!                broken│       │ Recover, over another stream: a daemon was started again. It is asked for over the lifeline,
+//!                      ▼       │ because QEMU's main thread may wait for a page and answer only when that has come
 //!                  runs on what it has
 //!                      │ either hypervisor has ended
 //!                      ▼
@@ -12,12 +12,13 @@
 //! ```
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::FusedFuture;
-use hypervisor::qemu::{Machine, MigrationStatus};
+use futures_util::future::{BoxFuture, FusedFuture, Shared};
+use hypervisor::qemu::{Lifeline, Machine, MigrationStatus};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -32,6 +33,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long both hypervisors may take to close their streams when all is there: what they say last is to arrive.
 const CLOSED_MAX: Duration = Duration::from_secs(10);
 
+/// How long a hypervisor may take to say how far it is, one that does not take another stream: the source asks again after
+/// little more.
+const STATUS_MAX: Duration = Duration::from_secs(4);
+
+/// What the source is told of a hypervisor that is not there any more.
+const ENDED: &str = "its QEMU at the target has ended";
 /// What the source is told when it is to offer another stream.
 const BROKEN: &str = "the stream of the machine's memory has broken at the target";
 
@@ -56,7 +63,17 @@ pub(super) async fn until_whole(
             Heard::Recover(_) => return line.say(&Word::failed(BROKEN)),
             _ => {}
         }
-        match machine.memory_progress().await {
+        let known = line.heard();
+        let progress = tokio::select! {
+            progress = machine.memory_progress() => progress,
+            // While its main thread waits for a page it does not answer.
+            _ = line.next(&known) => continue,
+            ended = &mut carries, if !carries.is_terminated() => {
+                is_broken |= is_break(ended);
+                continue;
+            }
+        };
+        match progress {
             Ok(progress) => match progress.status {
                 MigrationStatus::Completed | MigrationStatus::None => {
                     line.say(&Word::Complete);
@@ -77,55 +94,154 @@ pub(super) async fn until_whole(
                 _ if is_broken => return line.say(&Word::failed(BROKEN)),
                 status => has_begun |= status != MigrationStatus::PostcopyPaused,
             },
-            Err(error) if error.is_gone() => {
-                let reason = "its QEMU at the target has ended";
-                line.say(&Word::lost(reason));
-                keeper.lose(reason.to_owned()).await;
-                return;
-            }
+            Err(error) if error.is_gone() => return has_ended(line, keeper).await,
+            Err(_) if is_broken => return line.say(&Word::failed(BROKEN)),
             Err(_) => {}
         }
         let changes = match has_begun {
             true => [MigrationStatus::Completed, MigrationStatus::PostcopyPaused],
             false => [MigrationStatus::PostcopyActive, MigrationStatus::PostcopyRecover],
         };
-        let known = line.heard();
         tokio::select! {
             _ = machine.await_status(&changes, LOOK_INTERVAL) => {}
             _ = line.next(&known) => {}
-            ended = &mut carries, if !carries.is_terminated() => {
-                if let Err(error) = ended {
-                    tracing::warn!(%error, "the stream of a machine's memory has broken");
-                    is_broken = true;
-                }
-            }
+            ended = &mut carries, if !carries.is_terminated() => is_broken |= is_break(ended),
         }
     }
 }
 
-/// Takes the rest of the memory of a machine that runs here over another stream, as its source asks for it.
-pub(crate) async fn recover(machine: &Machine, line: Line, stream: u8, keeper: Arc<dyn Keeper>) {
-    if stream < FIRST_RECOVERY_STREAM {
-        return line.say(&Word::failed("no such stream"));
-    }
-    let path = memory_socket(machine);
-    let _file = SocketFile(path.clone());
-    // What an earlier attempt may have left.
-    let _ = std::fs::remove_file(&path);
-    if let Err(error) = machine.recover_memory(&path).await {
-        match machine.memory_progress().await.map(|progress| progress.status) {
-            Ok(MigrationStatus::Completed) => line.say(&Word::Complete),
-            // It was started again, without what it had.
-            Ok(MigrationStatus::None) => line.say(&Word::lost("the machine was started again at the target")),
-            // It has not noticed yet that its stream has broken, or still listens for another attempt.
-            _ => line.say(&Word::failed(&error.to_string())),
+/// A machine that runs here and whose stream has broken, as far as it can be reached.
+pub(crate) struct Stray {
+    /// Its monitor's socket.
+    pub(crate) monitor: PathBuf,
+    /// What hears also while the machine's main thread waits for memory; `None`: it was started without.
+    pub(crate) lifeline: Option<Arc<Lifeline>>,
+    /// Its hypervisor, as soon as that answers; `None`: it has ended.
+    pub(crate) found: Shared<BoxFuture<'static, Option<Arc<Machine>>>>,
+}
+
+impl Stray {
+    /// Takes the rest of its memory over another stream, as its source asks for it.
+    pub(crate) async fn recover(self, line: Line, stream: u8, keeper: Arc<dyn Keeper>) {
+        if stream < FIRST_RECOVERY_STREAM {
+            return line.say(&Word::failed("no such stream"));
         }
-        return;
+        let path = memory_socket(&self.monitor);
+        let _file = SocketFile(path.clone());
+        // What an earlier attempt may have left.
+        let _ = std::fs::remove_file(&path);
+        if let Err(refused) = self.expect_rest(&path).await {
+            return match refused {
+                Refused::Says(word) => line.say(&word),
+                Refused::HasEnded => has_ended(&line, &*keeper).await,
+            };
+        }
+        let side = line.recovery_stream(stream);
+        let (is_connected, _) = watch::channel(false);
+        let carries = side.stream.connect_and_carry(&path, Turn::Main(is_connected)).fuse();
+        tokio::pin!(carries);
+        line.say(&Word::Recovering { stream });
+        if let Some(machine) = self.answers(&line, &mut carries, &*keeper).await {
+            until_whole(&machine, &line, carries, &*keeper).await;
+        }
     }
-    let side = line.recovery_stream(stream);
-    let (is_connected, _) = watch::channel(false);
-    let carries = side.stream.connect_and_carry(&path, Turn::Main(is_connected)).fuse();
-    tokio::pin!(carries);
-    line.say(&Word::Recovering { stream });
-    until_whole(machine, &line, carries, &*keeper).await;
+
+    /// The source says that the rest of its memory never will come.
+    pub(crate) async fn lose(self, reason: String, keeper: &dyn Keeper) {
+        // One that takes another stream still waits for the rest; whether it says so itself is another question.
+        let waits = match &self.lifeline {
+            Some(lifeline) => lifeline.recover_memory(&memory_socket(&self.monitor)).await.is_ok(),
+            None => false,
+        };
+        if waits {
+            return keeper.lose(reason).await;
+        }
+        // It may have been started again since, or have all that it needs.
+        let Some(machine) = self.found.await else { return keeper.lose(reason).await };
+        if machine.memory_progress().await.is_ok_and(|progress| progress.status.is_post_copy()) {
+            keeper.lose(reason).await;
+        }
+    }
+
+    /// Makes its hypervisor listen for the rest.
+    async fn expect_rest(&self, path: &Path) -> Result<(), Refused> {
+        let asked = match &self.lifeline {
+            Some(lifeline) => lifeline.recover_memory(path).await,
+            None => {
+                let machine = self.found.clone().await.ok_or(Refused::HasEnded)?;
+                machine.recover_memory(path).await
+            }
+        };
+        let Err(error) = asked else { return Ok(()) };
+        let status = timeout(STATUS_MAX, async {
+            let machine = self.found.clone().await.ok_or(Refused::HasEnded)?;
+            Ok(machine.memory_progress().await.map(|progress| progress.status).ok())
+        });
+        Err(Refused::Says(match status.await {
+            Ok(Err(refused)) => return Err(refused),
+            Ok(Ok(Some(MigrationStatus::Completed))) => Word::Complete,
+            // It was started again, without what it had.
+            Ok(Ok(Some(MigrationStatus::None))) => Word::lost("the machine was started again at the target"),
+            // It has not noticed yet that its stream has broken, or still takes another attempt's.
+            _ => Word::failed(&error.to_string()),
+        }))
+    }
+
+    /// Carries the stream until the hypervisor answers: it may need what comes to do so. `None`: there is nothing to be carried
+    /// any more.
+    async fn answers(
+        &self,
+        line: &Line,
+        carries: &mut (impl FusedFuture<Output = io::Result<()>> + Unpin),
+        keeper: &dyn Keeper,
+    ) -> Option<Arc<Machine>> {
+        let mut found = self.found.clone();
+        loop {
+            let known = line.heard();
+            match &known {
+                Heard::Lost(reason) => {
+                    keeper.lose(reason.clone()).await;
+                    return None;
+                }
+                Heard::Failed(_) => return None,
+                Heard::Recover(_) => break,
+                _ => {}
+            }
+            tokio::select! {
+                machine = &mut found => {
+                    if machine.is_none() {
+                        has_ended(line, keeper).await;
+                    }
+                    return machine;
+                }
+                _ = line.next(&known) => {}
+                ended = &mut *carries, if !carries.is_terminated() => {
+                    if is_break(ended) {
+                        break;
+                    }
+                }
+            }
+        }
+        line.say(&Word::failed(BROKEN));
+        None
+    }
+}
+
+/// Why a hypervisor takes no other stream.
+enum Refused {
+    /// What the source is told.
+    Says(Word),
+    /// It is not there any more.
+    HasEnded,
+}
+
+/// Its hypervisor is not there any more, and what came of its memory has gone with it.
+async fn has_ended(line: &Line, keeper: &dyn Keeper) {
+    line.say(&Word::lost(ENDED));
+    keeper.lose(ENDED.to_owned()).await;
+}
+
+/// Whether that is how a stream breaks; that it ends means nothing.
+fn is_break(ended: io::Result<()>) -> bool {
+    ended.inspect_err(|error| tracing::warn!(%error, "the stream of a machine's memory has broken")).is_err()
 }

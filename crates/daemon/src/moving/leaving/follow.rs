@@ -16,7 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
 use hypervisor::qemu::MigrationStatus;
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
@@ -29,6 +32,8 @@ use crate::moving::{carried, memory_socket};
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long the other host may take to say that it expects the rest over another stream, before it is asked again.
 const EXPECTED_MAX: Duration = Duration::from_secs(5);
+/// How long the hypervisor may take to begin with another stream.
+const RECOVERED_MAX: Duration = Duration::from_secs(10);
 /// Pause before another stream is tried again.
 const RECOVER_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -60,6 +65,8 @@ struct State {
     carrying: Option<Carrying>,
     /// What waits for the volumes to be the target's.
     switches: Option<AbortHandle>,
+    /// What sees to the rest, once something does, and what waits for that: each of the volumes may.
+    goes: Option<(AbortHandle, Shared<BoxFuture<'static, ()>>)>,
     /// Why the memory is lost.
     lost: Option<String>,
 }
@@ -96,10 +103,14 @@ impl Leaving {
     pub(super) fn begin_to_follow(self: &Arc<Self>, carrying: Carrying) {
         let leaving = Arc::clone(self);
         let switches = tokio::spawn(async move {
-            if let Err(reason) = leaving.switch_over_when_owned().await {
-                // The target gives the volumes back if the machine does not run there.
-                tracing::warn!(reason, "a machine that stands still is not run at the target");
-                leaving.line.say(&Word::failed(&reason));
+            match leaving.switch_over_when_owned().await {
+                // N.B. not only when it runs there: what it misses may be what keeps it, or its daemon, from saying so.
+                Ok(()) => drop(leaving.memory_has_gone(&Handle::current())),
+                Err(reason) => {
+                    // The target gives the volumes back if the machine does not run there.
+                    tracing::warn!(reason, "a machine that stands still is not run at the target");
+                    leaving.line.say(&Word::failed(&reason));
+                }
             }
         });
         let mut state = self.following.lock();
@@ -112,7 +123,22 @@ impl Leaving {
         if let Some(switches) = state.switches.take() {
             switches.abort();
         }
+        if let Some((sees_to_it, _)) = state.goes.take() {
+            sees_to_it.abort();
+        }
         state.carrying = None;
+    }
+
+    /// After a restart of this daemon: sees to the rest if the machine was switched over before. Whether it runs there already is
+    /// not known.
+    pub(crate) fn follow_again(self: &Arc<Self>) {
+        let leaving = Arc::clone(self);
+        tokio::spawn(async move {
+            let progress = leaving.machine.memory_progress().await;
+            if progress.is_ok_and(|progress| progress.status.is_post_copy()) {
+                drop(leaving.memory_has_gone(&Handle::current()));
+            }
+        });
     }
 
     async fn switch_over_when_owned(&self) -> Result<(), String> {
@@ -126,9 +152,19 @@ impl Leaving {
         self.machine.await_status(&begun, DEVICE_MAX).await.map(drop).map_err(explain)
     }
 
-    /// Resolves when all of the memory is at the target, or never will be. It is asked when the machine runs there, also after
-    /// a restart of this daemon.
-    pub(crate) async fn memory_has_gone(&self) {
+    /// Resolves when all of the memory is at the target, or never will be. It is seen to from the first call on, whether the
+    /// future is polled or not.
+    pub(crate) fn memory_has_gone(self: &Arc<Self>, runtime: &Handle) -> Shared<BoxFuture<'static, ()>> {
+        let mut state = self.following.lock();
+        let (_, gone) = state.goes.get_or_insert_with(|| {
+            let leaving = Arc::clone(self);
+            let task = runtime.spawn(async move { leaving.see_memory_off().await });
+            (task.abort_handle(), task.map(drop).boxed().shared())
+        });
+        gone.clone()
+    }
+
+    async fn see_memory_off(&self) {
         let (mut line, mut attempt) = (Arc::clone(&self.line), 0_u8);
         let rest = loop {
             match line.heard() {
@@ -149,7 +185,9 @@ impl Leaving {
             };
             let status = progress.status.clone();
             match &status {
-                MigrationStatus::PostcopyActive | MigrationStatus::PostcopyRecover => {
+                MigrationStatus::PostcopyActive
+                | MigrationStatus::PostcopyRecoverSetup
+                | MigrationStatus::PostcopyRecover => {
                     self.account.send_modify(|account| {
                         account.memory = Some(progress);
                         account.follows = Some(Rest::OnItsWay);
@@ -176,6 +214,13 @@ impl Leaving {
                 MigrationStatus::Failed => {
                     let reason =
                         progress.error.unwrap_or_else(|| "its QEMU at the source has given up".to_owned());
+                    break Rest::Lost { reason };
+                }
+                // N.B. it was never told to switch over, and the volumes are the target's: a restart there has served them.
+                MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
+                    let reason = "a daemon was ended before the machine's devices had gone".to_owned();
+                    self.account.send_modify(|account| account.follows = Some(Rest::OnItsWay));
+                    line.say(&Word::lost(&reason));
                     break Rest::Lost { reason };
                 }
                 // On its way to one of these.
@@ -216,7 +261,7 @@ impl Leaving {
         line.say(&Word::Recover { stream });
         let expected = timeout(EXPECTED_MAX, line.hear(&Heard::Recover(stream))).await;
         expected.map_err(|_| overdue("the other host to expect the rest of the memory", EXPECTED_MAX))??;
-        let socket = Listening::at(memory_socket(&self.machine))?;
+        let socket = Listening::at(memory_socket(self.machine.socket()))?;
         self.machine.resend_memory(&socket.file.0).await.map_err(explain)?;
         let accepted = timeout(CONNECT_MAX, socket.listener.accept()).await;
         let accepted = accepted.map_err(|_| overdue("the hypervisor to send the memory", CONNECT_MAX))?;
@@ -224,10 +269,16 @@ impl Leaving {
             accepted.map_err(|error| format!("the hypervisor cannot send the memory: {error}"))?;
         tracing::info!("the rest of a machine's memory goes over another stream");
         let line = Arc::clone(line);
-        Ok(Carrying(tokio::spawn(async move {
+        let carrying = Carrying(tokio::spawn(async move {
             // It lives as long as its stream.
             let _line = line;
             carried(side.stream.carry(accepted)).await
-        })))
+        }));
+        // N.B. QEMU takes its time to say that it is not paused any more; whoever believed that it still is would break this
+        // stream, and QEMU 7.2 may never get over that. If it is not soon, that is looked at anew.
+        let begun =
+            [MigrationStatus::PostcopyRecover, MigrationStatus::PostcopyActive, MigrationStatus::Completed];
+        let _ = self.machine.await_status(&begun, RECOVERED_MAX).await;
+        Ok(carrying)
     }
 }

@@ -2,8 +2,7 @@
 
 use std::io;
 
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
-use tokio::net::unix::OwnedReadHalf;
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 
 /// The longest line that is read. The longest useful answers describe every block node of a machine, a few KiB each; the
 /// description of the whole protocol has some 300 KiB.
@@ -11,13 +10,13 @@ pub(super) const LINE_BYTES_MAX: usize = 8 << 20;
 
 /// Reads lines.
 #[derive(Debug)]
-pub(super) struct Lines {
-    input: BufReader<OwnedReadHalf>,
+pub(in crate::qemu) struct Lines<R> {
+    input: BufReader<R>,
 }
 
-impl Lines {
+impl<R: AsyncRead + Unpin> Lines<R> {
     /// Reads from there.
-    pub(super) fn new(input: OwnedReadHalf) -> Self {
+    pub(in crate::qemu) fn new(input: R) -> Self {
         Self { input: BufReader::new(input) }
     }
 

@@ -1,5 +1,6 @@
 //! The client against monitors that keep the protocol, stretch it, and break it.
 
+use super::exchange::EVENTS_KEPT;
 use super::*;
 use crate::qemu::error::ErrorClass;
 use crate::qemu::fake::{FakeMonitor, GREETING, Reply};
@@ -49,7 +50,7 @@ async fn an_answer_that_comes_too_late_is_nobodys() {
     let qmp = Qmp::connect(&monitor.socket()).await.unwrap();
     let silent = qmp.execute("slow", json!({}), SHORT).await.unwrap_err();
     assert!(matches!(silent, QmpError::Silent { .. }), "{silent:?}");
-    assert!(qmp.shared.waiting().is_empty());
+    assert!(qmp.exchange.shared.waiting().is_empty());
     assert_eq!(ask(&qmp, "fast").await.unwrap(), json!(true));
 }
 

@@ -44,9 +44,22 @@ pub(super) struct Refusal {
 #[error("it sent a line that is no object of the protocol")]
 pub(super) struct Garbled;
 
+/// When QEMU carries a command out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::qemu) enum Band {
+    /// After those that came before it, by its main thread.
+    InOrder,
+    /// At once, by the monitor's own thread, whatever the main thread does: only few commands, and if it was agreed on.
+    OutOfBand,
+}
+
 /// A command's line.
-pub(super) fn encode(command: &str, arguments: &Value, identity: u64) -> Vec<u8> {
-    let mut line = json!({ "execute": command, "arguments": arguments, "id": identity }).to_string();
+pub(super) fn encode(band: Band, command: &str, arguments: &Value, identity: u64) -> Vec<u8> {
+    let execute = match band {
+        Band::InOrder => "execute",
+        Band::OutOfBand => "exec-oob",
+    };
+    let mut line = json!({ execute: command, "arguments": arguments, "id": identity }).to_string();
     line.push('\n');
     line.into_bytes()
 }
@@ -144,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_command_is_one_line_whatever_is_in_it() {
-        let line = encode("x", &json!({"path": "a\nb\"\u{0}"}), 1);
+        let line = encode(Band::InOrder, "x", &json!({"path": "a\nb\"\u{0}"}), 1);
         assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
         assert_eq!(line.last(), Some(&b'\n'));
     }

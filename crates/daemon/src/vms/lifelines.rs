@@ -1,0 +1,65 @@
+//! Ways to QEMUs whose main thread may hang in memory that is yet to come: made with a machine that comes so, opened once by
+//! each daemon, gone with the QEMU.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hypervisor::qemu::Lifeline;
+
+use super::{VmError, Vms};
+
+impl Vms {
+    /// Makes the way to the QEMU of a machine that is to be started, and returns the words that its command needs for it.
+    pub(super) fn make_lifeline(&self, name: &str) -> Result<[String; 4], VmError> {
+        self.make_monitors_folder()?;
+        let path = self.lifeline_path(name);
+        Lifeline::make(&path).map_err(|error| VmError::io("make", &path, error))
+    }
+
+    /// Opens the way to the QEMU of a machine that has just been started, and agrees with it on how it is used.
+    ///
+    /// # Errors
+    /// [`VmError`]: the machine must not run before its memory is here.
+    pub(super) async fn agree_on_lifeline(&self, name: &str) -> Result<(), VmError> {
+        let lifeline = self.lifeline(name);
+        let lifeline = lifeline.ok_or_else(|| VmError::Unusable("QEMU does not use its pipes".to_owned()))?;
+        lifeline.agree().await.map_err(VmError::of(name))
+    }
+
+    /// The way to the QEMU of a machine; `None`: it was made without, or there is no QEMU.
+    ///
+    /// It is opened when it is first asked for, and held for as long as the machine is there: two that read from it would
+    /// take each other's answers, and without one QEMU's events pile up.
+    pub(crate) fn lifeline(&self, name: &str) -> Option<Arc<Lifeline>> {
+        let path = self.lifeline_path(name);
+        let mut entries = self.entries();
+        let entry = entries.get_mut(name)?;
+        if entry.lifeline.is_none() {
+            // That there is none is the rule.
+            entry.lifeline = Lifeline::open(&path).ok().map(Arc::new);
+        }
+        entry.lifeline.clone()
+    }
+
+    /// A machine's QEMU has ended: what led to it is removed.
+    pub(super) fn remove_monitors(&self, name: &str) {
+        let _ = std::fs::remove_file(self.own_monitor(name));
+        if let Some(entry) = self.entries().get_mut(name) {
+            entry.lifeline = None;
+        }
+        self.remove_lifeline(name);
+    }
+
+    /// Nobody is to use the way to the QEMU of a machine any more.
+    pub(super) fn remove_lifeline(&self, name: &str) {
+        let path = self.lifeline_path(name);
+        if let Err(error) = Lifeline::remove(&path) {
+            tracing::warn!(path = %path.display(), %error, "the pipes of a machine are left over");
+        }
+    }
+
+    /// Where the pipes of a machine that Sterna starts are, but for their endings.
+    fn lifeline_path(&self, name: &str) -> PathBuf {
+        self.monitors.join(format!("{name}.lifeline"))
+    }
+}
