@@ -5,12 +5,17 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use api::{ErrorCode, Migration, MigrationPlan};
 use e2e::file_system::FileSystem;
-use e2e::{Pair, Scene, WireState, guest, own_address, play, play_pair, play_pair_with_mounts, until, vm};
+use e2e::{
+    FAR, Pair, Scene, WireState, guest, own_address, play, play_pair, play_pair_with_mounts,
+    play_sharing_pair, share, until, vm,
+};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
 /// A store that has room for less than a disk.
 const SMALL_BYTES: u64 = 16 << 20;
+/// What says in the folder of a store whose it is.
+const LOCK: &str = ".sterna-lock";
 
 /// Asks for a plan; the exit code says whether it could begin.
 fn plan(scene: &Scene, arguments: &[&str]) -> anyhow::Result<MigrationPlan> {
@@ -39,6 +44,40 @@ fn untouched(scene: &Scene, images: &[&str]) -> anyhow::Result<()> {
     ensure!(migrations.is_empty(), "{migrations:?}");
     ensure!(scene.images("a")? == images && scene.images("b")?.is_empty(), "something is left");
     Ok(())
+}
+
+#[test]
+fn a_plan_says_whether_blocks_go_straight_to_a_store_that_both_hosts_have_and_leaves_nothing_there() {
+    play_sharing_pair(
+        |alpha, beta| share(alpha, beta),
+        |pair| {
+            pair.alpha.create_volume(DISK_BYTES)?;
+            let is_shared = |more: &[&str]| -> anyhow::Result<bool> {
+                let plan = plan(&pair.alpha, &[&["v", "--to", "beta:a"], more].concat())?;
+                ensure!(plan.can_begin && plan.warnings.is_empty(), "{plan:?}");
+                let (there, here) = (listing(&pair.beta.path("a"))?, listing(&pair.alpha.path("a"))?);
+                ensure!(there == [LOCK], "something is left in the store: {there:?}");
+                ensure!(here == [LOCK, "v.img"], "something is left at the source: {here:?}");
+                Ok(plan.volumes.first().context("a volume")?.shared)
+            };
+            ensure!(is_shared(&[])?, "both hosts have the folder");
+            ensure!(!is_shared(&["--shared-target", "never"])?, "it is not to be used");
+            ensure!(!is_shared(&["--format", "qcow2"])?, "only raw images are lent");
+            // Another folder in its place; then none.
+            std::fs::remove_file(pair.alpha.path(FAR))?;
+            std::fs::create_dir(pair.alpha.path(FAR))?;
+            ensure!(!is_shared(&[])? && listing(&pair.alpha.path(FAR))?.is_empty(), "it is another one");
+            std::fs::remove_dir(pair.alpha.path(FAR))?;
+            let told = plan(&pair.alpha, &["v", "--to", "beta:a"])?;
+            ensure!(
+                told.can_begin && told.warnings.iter().any(|text| text.contains("cannot be written to")),
+                "{told:?}"
+            );
+            let moved: Migration = pair.alpha.ask(&["migrate", "v", "--to", "beta:a"])?;
+            ensure!(!moved.shared, "{moved:?}");
+            Ok(())
+        },
+    );
 }
 
 fn listing(folder: &Path) -> anyhow::Result<Vec<String>> {

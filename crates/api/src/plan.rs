@@ -64,6 +64,9 @@ pub struct PlannedVolume {
     /// Whether an image of an earlier stay is there, so that only what was written since would be sent.
     #[serde(default)]
     pub replica: bool,
+    /// Whether this host has the target's folder as well, so that blocks would be written straight there.
+    #[serde(default)]
+    pub shared: bool,
 }
 
 /// A machine that would go along with its volumes.

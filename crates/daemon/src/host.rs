@@ -30,6 +30,7 @@ mod migrate;
 mod pairing;
 mod plan;
 mod preflight;
+mod probing;
 mod promote;
 mod queue;
 mod release;

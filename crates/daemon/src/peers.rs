@@ -266,6 +266,10 @@ impl Peers {
             }
             Ok(Message::Survey { question, survey }) => self.asked(session, question, survey),
             Ok(Message::Surveyed { question, surveyed }) => self.questions.answered(peer, question, surveyed),
+            Ok(Message::Probe { question, store, secrets }) => {
+                self.asked_for_probes(session, question, store, secrets);
+            }
+            Ok(Message::Probed { question, seen }) => self.questions.probed(peer, question, seen),
             Ok(_) => tracing::warn!(%peer, "a host sent a message on the wrong channel; it is left out"),
             Err(error) => tracing::warn!(%peer, %error, "a host sent what is not understood; it is left out"),
         }

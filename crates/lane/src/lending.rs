@@ -23,10 +23,12 @@
 //! Only raw images in folders are lent, and only where the source's host writes past its cache.
 
 mod lent;
+mod probe;
 mod replica;
 mod token;
 
 pub use lent::{ArrivingStore, Lendable, LentImage, Promise};
+pub use probe::{Probe, Seen};
 pub use replica::{Borrowing, ReplicaStore, Way};
 pub use token::{Secret, SharedImage, image_of, remove};
 

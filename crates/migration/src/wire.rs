@@ -4,6 +4,7 @@
 //!   one message:   version (1 byte) │ payload (postcard)
 //!
 //!   source ── Survey, Surveyed ── target  a look ahead, before anything is offered
+//!   source ── Probe, Probed ──── target   whether both have the folder of a store
 //!   source ── Open ──────────► target         volumes, what is wanted of them there
 //!   source ◄── Accepted, or Refused ── target what the target has of them already, or why not
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
@@ -20,7 +21,7 @@ pub use opening::{
     Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
     OfferedVolume, Refusal, RefusalCode, Sharing,
 };
-pub use survey::{Survey, Surveyed, SurveyedPlace};
+pub use survey::{ProbeSeen, Survey, Surveyed, SurveyedPlace};
 
 use crate::identity::MigrationId;
 use crate::message::{ToSource, ToTarget};
@@ -41,6 +42,8 @@ pub const PLACE_BYTES_MAX: usize = 4096;
 pub const REMARKS_MAX: usize = 64;
 /// Bytes of what is needed to run a machine, without its files.
 pub const MACHINE_BYTES_MAX: usize = 128 << 10;
+/// Probes of one question: a host has not nearly as many folders.
+pub const PROBES_MAX: usize = 64;
 /// Runs of blocks that a target names as what it holds; a target with more names the largest.
 pub const RUNS_MAX: usize = 32 << 10;
 
@@ -95,6 +98,22 @@ pub enum Message {
         question: u64,
         /// What it sees.
         surveyed: Surveyed,
+    },
+    /// The source asks whether the target finds its probes in the folder of a store: whether both have that folder.
+    Probe {
+        /// A number of the source's, as of a survey.
+        question: u64,
+        /// The store, by the target's name for it.
+        store: String,
+        /// What is in the files that the source has put into folders of its own.
+        secrets: Vec<[u8; 32]>,
+    },
+    /// The target says what it sees of them.
+    Probed {
+        /// The number of the question.
+        question: u64,
+        /// Of each, in the order of the question.
+        seen: Vec<ProbeSeen>,
     },
 }
 

@@ -7,8 +7,9 @@ use migration::journal::{Forwarding, ImageFormat};
 use migration::message::ToSource;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
-    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedMachine, OfferedVolume, REMARKS_MAX, RUNS_MAX,
-    Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION, WireError, decode, encode,
+    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedMachine, OfferedVolume, PROBES_MAX, ProbeSeen,
+    REMARKS_MAX, RUNS_MAX, Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION,
+    WireError, decode, encode,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 use proptest::prelude::*;
@@ -47,6 +48,14 @@ fn a_look_ahead_and_its_answer_are_read_as_they_were_sent() {
     };
     check(&Message::Surveyed { question: 7, surveyed: surveyed(2) });
     // What is too much is left out.
+    let probe =
+        |count| Message::Probe { question: 7, store: "fast".to_owned(), secrets: vec![[7; 32]; count] };
+    check(&probe(PROBES_MAX));
+    assert!(matches!(encode(&probe(PROBES_MAX + 1)), Err(WireError::TooMany { .. })));
+    check(&Message::Probed {
+        question: 7,
+        seen: vec![ProbeSeen::Nothing, ProbeSeen::Unlocked, ProbeSeen::Locked],
+    });
     let bytes = encode(&Message::Surveyed { question: 7, surveyed: surveyed(REMARKS_MAX + 1) }).unwrap();
     let expected = Message::Surveyed { question: 7, surveyed: surveyed(REMARKS_MAX) };
     assert_eq!(decode(&bytes), Ok(expected));

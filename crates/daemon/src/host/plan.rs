@@ -215,8 +215,9 @@ impl Host {
         if let Some(machine) = &mut plan.machine {
             machine.least_downtime_ms = ahead.stand_min.map(milliseconds);
         }
-        for surveyed in ahead.surveyed.iter() {
+        if let Some(surveyed) = &ahead.surveyed {
             plan.place_there(&elsewhere.peer.name, records, surveyed);
+            self.plan_sharing(&session, records, order, surveyed, plan).await;
         }
         plan.add_links(&session);
         self.plan_rate(&elsewhere, plan);
@@ -320,6 +321,7 @@ fn sketch(name: &str, records: &[VolumeRecord]) -> MigrationPlan {
         target: None,
         free_bytes: None,
         replica: false,
+        shared: false,
     };
     MigrationPlan {
         name: name.to_owned(),

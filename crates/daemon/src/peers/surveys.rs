@@ -1,4 +1,5 @@
-//! Looks ahead: what another host would say to an offer, asked before one is made.
+//! Looks ahead: what another host would say to an offer, and whether it has a folder of this one, asked before an offer is
+//! made.
 //!
 //! Nobody waits for ever: a question whose answer is not wanted any more is forgotten, and so is one to a process that is
 //! gone.
@@ -8,24 +9,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use migration::HostId;
-use migration::wire::{Message, Survey, Surveyed};
+use migration::wire::{Message, ProbeSeen, Survey, Surveyed};
 use tokio::sync::oneshot;
 use transport::Session;
 
 use super::{Peers, host_id, lock, send_opening};
 
-type Waiting = Arc<Mutex<BTreeMap<(HostId, u64), oneshot::Sender<Surveyed>>>>;
+type Waiting<T> = Arc<Mutex<BTreeMap<(HostId, u64), oneshot::Sender<T>>>>;
 
 /// Questions to other hosts that have no answer yet.
 #[derive(Default)]
 pub(super) struct Questions {
     next: AtomicU64,
-    waiting: Waiting,
+    surveys: Waiting<Surveyed>,
+    probes: Waiting<Vec<ProbeSeen>>,
 }
 
 /// One of them, for as long as somebody waits.
-struct Question {
-    waiting: Waiting,
+struct Question<T> {
+    waiting: Waiting<T>,
     key: (HostId, u64),
 }
 
@@ -33,17 +35,37 @@ impl Peers {
     /// Asks another host what it would say to an offer; waits without end while it does not answer, so the caller limits
     /// that. `None`: its process ended.
     pub(crate) async fn survey(&self, session: &Session, survey: Survey) -> Option<Surveyed> {
+        self.ask(session, &self.questions.surveys, |question| Message::Survey { question, survey }).await
+    }
+
+    /// Asks another host whether it finds these probes in the folder of a store of its own; waits as [`Self::survey`] does.
+    pub(crate) async fn probe(
+        &self,
+        session: &Session,
+        store: String,
+        secrets: Vec<[u8; 32]>,
+    ) -> Option<Vec<ProbeSeen>> {
+        let message = |question| Message::Probe { question, store, secrets };
+        self.ask(session, &self.questions.probes, message).await
+    }
+
+    async fn ask<T>(
+        &self,
+        session: &Session,
+        waiting: &Waiting<T>,
+        message: impl FnOnce(u64) -> Message,
+    ) -> Option<T> {
         let number = self.questions.next.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         let key = (host_id(session.peer()), number);
-        let waiting = Arc::clone(&self.questions.waiting);
+        let waiting = Arc::clone(waiting);
         lock(&waiting).insert(key, answer);
         let _question = Question { waiting, key };
-        send_opening(session, &Message::Survey { question: number, survey });
+        send_opening(session, &message(number));
         answered.await.ok()
     }
 
-    /// Another host asks.
+    /// Another host asks what this one would say.
     pub(super) fn asked(&self, session: &Session, question: u64, survey: Survey) {
         let Some(host) = self.host() else { return };
         let session = session.clone();
@@ -52,22 +74,45 @@ impl Peers {
             send_opening(&session, &Message::Surveyed { question, surveyed });
         });
     }
+
+    /// Another host asks what is seen of its probes.
+    pub(super) fn asked_for_probes(
+        &self,
+        session: &Session,
+        question: u64,
+        store: String,
+        secrets: Vec<[u8; 32]>,
+    ) {
+        let Some(host) = self.host() else { return };
+        let session = session.clone();
+        self.runtime.spawn(async move {
+            let seen = host.see_probes(store, secrets).await;
+            send_opening(&session, &Message::Probed { question, seen });
+        });
+    }
 }
 
 impl Questions {
     /// Another host has answered; whoever asked may have given up.
     pub(super) fn answered(&self, peer: HostId, question: u64, surveyed: Surveyed) {
-        let waits = lock(&self.waiting).remove(&(peer, question));
+        let waits = lock(&self.surveys).remove(&(peer, question));
         let _ = waits.map(|answer| answer.send(surveyed));
+    }
+
+    /// Another host says what it sees of probes; whoever asked may have given up.
+    pub(super) fn probed(&self, peer: HostId, question: u64, seen: Vec<ProbeSeen>) {
+        let waits = lock(&self.probes).remove(&(peer, question));
+        let _ = waits.map(|answer| answer.send(seen));
     }
 
     /// The process of another host has ended: it answers nothing that it was asked.
     pub(super) fn forget(&self, peer: HostId) {
-        lock(&self.waiting).retain(|(host, _), _| *host != peer);
+        lock(&self.surveys).retain(|(host, _), _| *host != peer);
+        lock(&self.probes).retain(|(host, _), _| *host != peer);
     }
 }
 
-impl Drop for Question {
+impl<T> Drop for Question<T> {
     fn drop(&mut self) {
         lock(&self.waiting).remove(&self.key);
     }

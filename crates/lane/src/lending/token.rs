@@ -46,7 +46,7 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         self.0.iter().take(NAME_BYTES).map(|byte| format!("{byte:02x}")).collect()
     }
 }

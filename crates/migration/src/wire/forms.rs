@@ -10,8 +10,9 @@ use super::opening::{
     Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
     OfferedVolume, Refusal, RefusalCode, Sharing,
 };
+use super::survey::ProbeSeen;
 use super::survey_forms::{SurveyForm, SurveyedForm};
-use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
+use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, PROBES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{Forwarding, ImageFormat};
 use crate::message::{ToSource, ToTarget};
@@ -36,6 +37,8 @@ pub(super) enum Form {
     TakenByForce { migration: u64, generations: Generations },
     Survey { question: u64, survey: SurveyForm },
     Surveyed { question: u64, surveyed: SurveyedForm },
+    Probe { question: u64, store: String, secrets: Vec<[u8; 32]> },
+    Probed { question: u64, seen: Vec<ProbeSeenForm> },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -101,6 +104,7 @@ twin!(FormatForm = ImageFormat { Raw, Qcow2 });
 twin!(AllocationForm = Allocation { Thin, Thick });
 twin!(ForwardingForm = Forwarding { WhileConnected, Always });
 twin!(FormerForm = FormerContent { Zero, Unknown });
+twin!(ProbeSeenForm = ProbeSeen { Nothing, Unlocked, Locked });
 twin!(SharingForm = Sharing { Wanted, Refused });
 twin!(LeftForm = LeftBehind { Nothing, Replica });
 twin!(
@@ -153,6 +157,11 @@ impl Form {
                 survey.check()
             }
             Self::Surveyed { surveyed, .. } => surveyed.check(),
+            Self::Probe { store, secrets, .. } => {
+                at_most(store.len(), NAME_BYTES_MAX, "bytes of a name")?;
+                at_most(secrets.len(), PROBES_MAX, "probes")
+            }
+            Self::Probed { seen, .. } => at_most(seen.len(), PROBES_MAX, "probes"),
             Self::Discarded { left_over, .. } => {
                 at_most(left_over.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
             }
@@ -198,6 +207,10 @@ impl From<Message> for Form {
             Message::Survey { question, survey } => Self::Survey { question, survey: survey.into() },
             Message::Surveyed { question, surveyed } => {
                 Self::Surveyed { question, surveyed: surveyed.into() }
+            }
+            Message::Probe { question, store, secrets } => Self::Probe { question, store, secrets },
+            Message::Probed { question, seen } => {
+                Self::Probed { question, seen: seen.into_iter().map(ProbeSeenForm::from).collect() }
             }
             Message::ToTarget { migration: MigrationId(migration), message } => match message {
                 ToTarget::Prepare(Attempt(attempt)) => Self::Prepare { migration, attempt },
@@ -247,6 +260,10 @@ impl From<Form> for Message {
             }
             Form::Survey { question, survey } => Self::Survey { question, survey: survey.into() },
             Form::Surveyed { question, surveyed } => Self::Surveyed { question, surveyed: surveyed.into() },
+            Form::Probe { question, store, secrets } => Self::Probe { question, store, secrets },
+            Form::Probed { question, seen } => {
+                Self::Probed { question, seen: seen.into_iter().map(ProbeSeen::from).collect() }
+            }
             Form::Prepare { migration, attempt } => to_target(migration, ToTarget::Prepare(Attempt(attempt))),
             Form::Abort { migration, attempt } => to_target(migration, ToTarget::Abort(Attempt(attempt))),
             Form::Commit { migration, attempt, generations } => {

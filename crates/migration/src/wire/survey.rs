@@ -50,3 +50,14 @@ pub struct SurveyedPlace {
     /// Whether an image of an earlier stay is there to begin with.
     pub has_replica: bool,
 }
+
+/// What a target sees of a source's probe in the folder of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeSeen {
+    /// Nothing: it is another folder.
+    Nothing,
+    /// The file, and no lock: locks of the source do not count here.
+    Unlocked,
+    /// The file and its lock: blocks could be written there by the source.
+    Locked,
+}

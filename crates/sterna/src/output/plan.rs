@@ -59,7 +59,8 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
 fn target(volume: &PlannedVolume) -> String {
     let Some(target) = &volume.target else { return dash() };
     let begun = if volume.replica { " (begins with the image of an earlier stay)" } else { "" };
-    format!("{} {} ({}){begun}", place(target), target.image, target.format.name())
+    let way = if volume.shared { ", written straight there" } else { "" };
+    format!("{} {} ({}){begun}{way}", place(target), target.image, target.format.name())
 }
 
 #[cfg(test)]
@@ -84,6 +85,7 @@ mod tests {
             target: Some(location("beta:a", "/b/root.img")),
             free_bytes: Some(8 << 30),
             replica: false,
+            shared: true,
         };
         let mut found = MigrationPlan {
             name: "web1".to_owned(),
