@@ -14,6 +14,8 @@ const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
 /// What the guest does before, between and after moves.
 const REQUESTS: u64 = 100;
+/// Words of what a clone stands on.
+const BASE_WORDS: u64 = (4 << 20) / 8;
 
 /// One test at a time: two processors emulate one machine's well enough, and not three machines'.
 fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
@@ -82,6 +84,56 @@ fn a_machine_with_two_disks_moves_whole_and_both_are_plain_files_there() {
         machine.console.end();
         until_ended(process)?;
         images.iter().try_for_each(|image| compare(image, "raw").map(drop))
+    });
+}
+
+#[test]
+fn a_linked_clone_is_given_back_as_one_at_home_and_stands_alone_where_its_machine_moves_to() {
+    play(|pair| {
+        let (base, clone) = (pair.alpha.path("base.raw"), pair.alpha.path("clone.qcow2"));
+        let text = |path: &Path| path.to_str().map(str::to_owned).context("a folder that is not UTF-8");
+        let content: Vec<u8> =
+            (0..BASE_WORDS).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+        std::fs::write(&base, &content)?;
+        let tool = || Program::of_package("qemu-img", "qemu-utils");
+        // Named as Proxmox names it: by its place beside the clone.
+        tool()
+            .args(["create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", &text(&clone)?])
+            .run()?
+            .success()?;
+        let second = format!("file={},if=none,id=drive-scsi1,format=qcow2,cache=none", text(&clone)?);
+        let words = [
+            "-drive",
+            "file=IMAGE,if=virtio,format=raw",
+            "-device",
+            "virtio-scsi-pci,id=scsihw0",
+            "-drive",
+            &second,
+            "-device",
+            "scsi-hd,bus=scsihw0.0,drive=drive-scsi1,id=scsi1",
+        ];
+        let machine = adopt(pair, "raw", &words)?;
+        let released: Vm = pair.alpha.ask(&["vm", "release", NAME])?;
+        let open = open_files(released.process.context("it runs")?)?;
+        for image in [&machine.image, &base, &clone] {
+            ensure!(open.contains(&image.canonicalize()?), "{open:?}");
+        }
+        machine.console.work_on(REQUESTS)?;
+        let monitor = text(&machine.monitor)?;
+        let vm: Vm = pair.alpha.ask(&["vm", "adopt", NAME, "--qmp", &monitor])?;
+        ensure!(vm.volumes.len() == 2, "{vm:?}");
+        let told: api::MigrationPlan = pair.alpha.ask(&["migrate", NAME, "--to", "beta:a", "--dry-run"])?;
+        ensure!(told.warnings.iter().any(|text| text.contains("stands alone")), "{told:?}");
+        move_whole(&machine, &pair.alpha, &pair.beta, &["beta:a"])?;
+        ensure!(std::fs::read(&base)? == content, "what a clone stands on is nobody's to write");
+        let released: Vm = pair.beta.ask(&["vm", "release", NAME])?;
+        machine.console.work_on(REQUESTS)?;
+        machine.console.verify()?;
+        machine.console.end();
+        until_ended(released.process.context("it runs")?)?;
+        let moved = pair.beta.path("a").join(format!("{NAME}-1.img"));
+        ensure!(std::fs::read(&moved)? == content, "the clone has what its base had");
+        Ok(())
     });
 }
 

@@ -6,14 +6,16 @@
 //!          ──► refusals, warnings, bytes, links, time
 //! ```
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
     ErrorDetail, Memory, MigrateVolume, MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin,
 };
+use block::store::qcow2::TopLayer;
 use hypervisor::qemu::Machine;
-use migration::journal::VolumeRecord;
+use migration::journal::{ImageFormat, VolumeRecord};
 use migration::wire::Surveyed;
 use transport::Session;
 
@@ -63,6 +65,7 @@ impl Host {
         check_rate(&order).unwrap_or_else(|error| plan.refuse(&error));
         self.plan_turn(&name, &order, &mut plan);
         self.plan_volumes(&records, &mut plan).await;
+        self.warn_of_chains(&records, &order, &mut plan).await;
         match elsewhere {
             None if ours.is_some() => plan.refuse(&not_to_a_store(&names, &order)),
             None if names.len() > 1 => plan.refuse(&only_to_a_host(&order)),
@@ -124,6 +127,34 @@ impl Host {
         for (planned, held) in plan.volumes.iter_mut().zip(held) {
             planned.held_bytes = held;
         }
+    }
+
+    /// Images that stand on others stand alone afterwards.
+    async fn warn_of_chains(
+        &self,
+        records: &[VolumeRecord],
+        order: &MigrateVolume,
+        plan: &mut MigrationPlan,
+    ) {
+        if order.keep_chain {
+            return;
+        }
+        let records = records.to_vec();
+        let chained = blocking(move || {
+            let has_chain = |record: &&VolumeRecord| match (record.image.format, record.image.place.file()) {
+                (ImageFormat::Qcow2, Some(path)) => {
+                    TopLayer::of(Path::new(path)).is_ok_and(|top| top.backing.is_some())
+                }
+                _ => false,
+            };
+            Ok(records.iter().filter(has_chain).map(|record| record.name.clone()).collect::<Vec<_>>())
+        });
+        plan.warnings.extend(chained.await.unwrap_or_default().into_iter().map(|name| {
+            format!(
+                "the image of \"{name}\" stands on others: what its guest sees moves, and the new image stands alone, with more \
+                 bytes than are counted here"
+            )
+        }));
     }
 
     async fn plan_machine(self: &Arc<Self>, name: &str, plan: &mut MigrationPlan) -> Option<Company> {

@@ -116,9 +116,11 @@ pub enum StayReason {
     /// A filter, or a format that is not known.
     #[error("its uppermost node is driven by {0}; only raw and qcow2 over a file can be led elsewhere")]
     Driver(String),
-    /// What it shows is in several files.
+    /// It stands on other files, and does not say on which.
     #[error(
-        "it stands on a backing file, whose place below it cannot be said again; commit or rebase it first"
+        "it stands on a backing file that its header does not name as QEMU has it, with its format raw or qcow2, so that nobody \
+         else would find it; make it stand alone while the machine works (QMP: block-stream), or write the header with the \
+         machine off (qemu-img rebase -u -b FILE -F FORMAT)"
     )]
     Backing,
     /// Whoever leads it back would have to know the key.

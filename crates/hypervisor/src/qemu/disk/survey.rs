@@ -102,7 +102,7 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
     if inserted["encrypted"] == true {
         return stay(StayReason::Encrypted);
     }
-    if inserted["backing_file_depth"].as_u64().unwrap_or(0) > 0 {
+    if !is_as_headers_say(&inserted["image"], inserted["backing_file_depth"].as_u64().unwrap_or(0)) {
         return stay(StayReason::Backing);
     }
     let file = text(&inserted["file"]);
@@ -127,6 +127,22 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
         size_bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
         options: options(inserted),
     })
+}
+
+/// Whether an image and each that it stands on say themselves what comes next, and of which format it is: whoever opens it
+/// alone then finds the same chain. `depth`: how many it stands on.
+fn is_as_headers_say(top: &Value, depth: u64) -> bool {
+    let (mut image, mut found) = (top, 0);
+    while let below @ Value::Object(_) = &image["backing-image"] {
+        let is_named = image["full-backing-filename"] == below["filename"];
+        let is_typed = image["backing-filename-format"] == below["format"];
+        if !is_named || !is_typed || !FORMATS.contains(&text(&below["format"]).as_str()) {
+            return false;
+        }
+        (image, found) = (below, found + 1);
+    }
+    // QEMU may have opened the last one without what its header names.
+    found == depth && image["full-backing-filename"].is_null()
 }
 
 #[cfg(test)]
@@ -174,8 +190,30 @@ mod tests {
         }
         let secret = device(|device| device["inserted"]["encrypted"] = true.into());
         assert_eq!(surveyed(&secret, &[]), Err(StayReason::Encrypted));
-        let chain = device(|device| device["inserted"]["backing_file_depth"] = 1.into());
-        assert_eq!(surveyed(&chain, &[]), Err(StayReason::Backing));
+        let chain = |change: fn(&mut Value)| {
+            device(|device| {
+                device["inserted"]["backing_file_depth"] = 2.into();
+                device["inserted"]["image"] = json!({
+                    "full-backing-filename": "/srv/middle", "backing-filename-format": "qcow2",
+                    "backing-image": {
+                        "filename": "/srv/middle", "format": "qcow2", "full-backing-filename": "/srv/base",
+                        "backing-filename-format": "raw", "backing-image": { "filename": "/srv/base", "format": "raw" },
+                    },
+                });
+                change(&mut device["inserted"]["image"]);
+            })
+        };
+        assert!(surveyed(&chain(|_| {}), &[]).is_ok());
+        let others: [fn(&mut Value); 5] = [
+            |image| image["full-backing-filename"] = "/srv/other".into(),
+            |image| image["backing-filename-format"] = Value::Null,
+            |image| image["backing-image"]["backing-image"]["format"] = "vmdk".into(),
+            |image| image["backing-image"]["backing-image"] = Value::Null,
+            |image| image["backing-image"]["backing-image"]["full-backing-filename"] = "/srv/more".into(),
+        ];
+        for other in others {
+            assert_eq!(surveyed(&chain(other), &[]), Err(StayReason::Backing));
+        }
         let nobodys = device(|device| device["qdev"] = Value::Null);
         assert_eq!(surveyed(&nobodys, &[]), Err(StayReason::NoDevice));
     }
