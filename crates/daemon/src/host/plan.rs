@@ -409,8 +409,8 @@ impl Draw for MigrationPlan {
                     _ => api::ImageKind::Nbd,
                 },
                 format: match place.format {
-                    migration::journal::ImageFormat::Raw => api::ImageFormat::Raw,
-                    migration::journal::ImageFormat::Qcow2 => api::ImageFormat::Qcow2,
+                    ImageFormat::Raw => api::ImageFormat::Raw,
+                    ImageFormat::Qcow2 => api::ImageFormat::Qcow2,
                 },
             });
             planned.free_bytes = place.free_bytes;

@@ -85,7 +85,12 @@ impl Host {
             ));
         }
         // Files are removed by this.
-        let _ = blocking(move || Ok(drop(probes))).await;
+        let removed = blocking(move || {
+            drop(probes);
+            Ok(())
+        });
+        // It cannot fail.
+        let _ = removed.await;
     }
 
     /// Puts a probe into each folder that may be the other host's, too; also returns why it could not be, of those that were

@@ -170,6 +170,8 @@ mod tests {
         drop(probe);
         assert_eq!(Seen::look(folder.path(), secret), Seen::Nothing);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        assert!(Probe::put(&folder.path().join("none")).unwrap_err().contains("cannot be written to"));
+        assert!(
+            Probe::put(&folder.path().join("none")).is_err_and(|why| why.contains("cannot be written to"))
+        );
     }
 }
