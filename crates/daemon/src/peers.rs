@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Fault, Head};
-use lane::peer::{Arrival, Haste, Line, PeerLine, Urgency};
+use lane::peer::{Arrival, Haste, Line, PeerLine, Speech, Urgency};
 use migration::message::ToTarget;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
 use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
@@ -28,6 +28,9 @@ use self::channel::{Kind, OPENINGS, Subject};
 use self::surveys::Questions;
 use crate::host::Host;
 use crate::moving;
+
+/// The version of the protocol from which on hosts know the fences of volumes.
+const FENCES_SINCE: u16 = 2;
 
 type RouteKey = (HostId, ChannelId);
 type Answer = oneshot::Sender<Result<Acceptance, Refusal>>;
@@ -310,7 +313,10 @@ impl Peers {
             }
             (
                 Some(Subject { kind: Kind::Forwarding, .. }),
-                Ok(Head::Call { address: Address::Owner(volume), .. }),
+                Ok(
+                    Head::Call { address: Address::Owner(volume), .. }
+                    | Head::FencedCall { address: Address::Owner(volume), .. },
+                ),
             ) => {
                 let line = self.open_route(session, channel);
                 // The first of many: the others find the route.
@@ -319,7 +325,7 @@ impl Peers {
                 }
                 self.attach(session, channel, VolumeId(volume), line);
             }
-            (subject, Ok(Head::Call { call, .. })) => {
+            (subject, Ok(Head::Call { call, .. } | Head::FencedCall { call, .. })) => {
                 refuse(session, channel, call);
                 if let Some(subject @ Subject { kind: Kind::Migration, .. }) = subject {
                     self.tell_of_end(session, subject);
@@ -391,7 +397,9 @@ impl Peers {
                     let key = (host_id(session.peer()), channel);
                     lock(&me.routes.by_key).remove(&key);
                     while let Ok(Arrival::Sent { head, .. }) = line.arrivals.try_recv() {
-                        if let Ok(Head::Call { call, .. }) = Head::decode(&head) {
+                        if let Ok(Head::Call { call, .. } | Head::FencedCall { call, .. }) =
+                            Head::decode(&head)
+                        {
                             refuse(&session, channel, call);
                         }
                     }
@@ -429,6 +437,14 @@ impl Line for SessionLine {
                 Haste::BeforeMemory => transport::Haste::BeforeMemory,
             },
         );
+    }
+
+    fn speech(&self) -> Speech {
+        match self.session.version() {
+            None => Speech::Unknown,
+            Some(version) if version < FENCES_SINCE => Speech::Calls,
+            Some(_) => Speech::Fences,
+        }
     }
 }
 

@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Rc::new(FileStore::new(Image::open(Path::new(disk), ImageAccess::ReadWrite)?, Rc::clone(&engine)))
         }
     };
-    let export = Export { name: "disk".into(), description: disk.clone(), device, access: Access::ReadWrite };
+    let (name, description) = ("disk".into(), disk.clone());
+    let export = Export { name, description, device, connect: None, access: Access::ReadWrite };
     let server = Server::new(executor.handle(), engine, Exports::new([export]), Limits::STANDARD);
     server.serve(Arc::new(OwnedFd::from(UnixListener::bind(socket)?)));
     executor.run(std::future::pending::<()>());

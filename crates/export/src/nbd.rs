@@ -16,6 +16,7 @@
 //! command by command, is in `docs/nbd.md`.
 
 mod budget;
+mod caller;
 mod client;
 mod connection;
 mod error_code;
@@ -35,9 +36,10 @@ pub mod negotiation;
 pub mod reply;
 pub mod transmission;
 
+pub use caller::Caller;
 pub use client::Client;
 pub use error_code::ErrorCode;
-pub use export::{Access, Export, Exports, Offer, ReplyStyle};
+pub use export::{Access, Connect, Export, Exports, Offer, ReplyStyle};
 pub use limits::Limits;
 pub use nbd_protocol as protocol;
 pub use server::{ConnectionInfo, ConnectionPhase, Drained, Server};

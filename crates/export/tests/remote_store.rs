@@ -55,7 +55,8 @@ impl Running {
             let store = Rc::new(FileStore::new(image, Rc::clone(&engine)));
             let device = Rc::new(Align::new(store, engine.buffers().clone(), handle.clone()));
             let name = "disk".to_owned();
-            let export = Export { name, description: String::new(), device, access: Access::ReadWrite };
+            let export =
+                Export { name, description: String::new(), device, connect: None, access: Access::ReadWrite };
             let server = Server::new(handle, engine, Exports::new([export]), Limits::STANDARD);
             server.serve(listener);
             executor.run(async move {

@@ -151,12 +151,14 @@ fn exports() -> Exports {
         name: "disk".to_owned(),
         description: "one disk".to_owned(),
         device: Rc::new(MemoryStore::new(DISK_BYTES)),
+        connect: None,
         access: Access::ReadWrite,
     };
     let frozen = Export {
         name: "frozen".to_owned(),
         description: String::new(),
         device: Rc::clone(&disk.device),
+        connect: None,
         access: Access::ReadOnly,
     };
     Exports::new([disk, frozen])

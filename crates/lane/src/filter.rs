@@ -5,6 +5,7 @@ mod meter;
 mod mirror;
 mod tracker;
 
+pub(crate) use gate::Access;
 pub use gate::{Gate, GateMode};
 pub use meter::Counters;
 pub(crate) use meter::Meter;

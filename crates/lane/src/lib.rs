@@ -13,10 +13,13 @@
 //! the devices, and [`Control`], which keeps the journal. The simulator runs the same conductor, copyings, filters and
 //! volumes as the product.
 
+mod change;
 pub mod chronicler;
 pub mod conductor;
 pub mod control;
 pub mod copy;
+mod entrance;
+pub mod fence;
 pub mod filter;
 pub mod growth;
 mod handle;
@@ -39,6 +42,8 @@ pub use conductor::{
     TargetConductor, TargetContent, TargetMembership, TargetPlan, TimeLimits,
 };
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
+pub use entrance::{Entrance, Passage};
+pub use fence::{Fence, Presence};
 pub use handle::{
     Access, ClientCertificates, ComingOrder, ComingRole, CredentialFiles, Credentials, CredentialsError,
     Encryption, LaneHandle, LaneSettings, LaneStatus, LaneStore, LeavingLines, LeavingOrder, LeavingRole,
@@ -48,7 +53,7 @@ pub use latency::Latencies;
 pub use lending::{ArrivingStore, Lendable, Promise, SharedImage, Way};
 pub use pulse::Window;
 pub use thread::{LaneError, start};
-pub use volume::Volume;
+pub use volume::{Home, Volume};
 
 /// Time between two reports of progress.
 pub const REPORT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);

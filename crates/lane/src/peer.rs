@@ -27,6 +27,8 @@ use futures_util::StreamExt;
 use rustix::io::Errno;
 
 use self::head::{Address, Answered, Head, Operation};
+use crate::fence::Fence;
+use crate::signal::Signal;
 
 pub use service::Service;
 pub use store::PeerStore;
@@ -60,6 +62,9 @@ pub trait Line {
     /// Queues something for the peer; never blocks. How much is under way is the caller's to bound.
     fn send(&self, urgency: Urgency, head: Bytes, payload: Bytes);
 
+    /// What the peer's present process understands.
+    fn speech(&self) -> Speech;
+
     /// Changes how much of a hurry everything is in that is on the line, and will be. A line that nothing else goes
     /// beside need not do anything.
     fn set_haste(&self, _: Haste) {}
@@ -72,6 +77,17 @@ pub enum Haste {
     Usual,
     /// It is all that a machine's handover still waits for, so it goes before the machine's memory.
     BeforeMemory,
+}
+
+/// What a peer understands. It is known from the first connection to its process on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speech {
+    /// It has not been heard of yet.
+    Unknown,
+    /// Calls; of fences it knows nothing.
+    Calls,
+    /// Calls that bear fences, too.
+    Fences,
 }
 
 /// What comes over a line.
@@ -123,12 +139,24 @@ pub struct Conversation {
     line: Box<dyn Line>,
     waiting: RefCell<Waiting>,
     next_call: Cell<u64>,
+    /// Told when the peer has been heard of.
+    heard: Signal,
+}
+
+/// What is asked of a peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question {
+    pub(crate) address: Address,
+    pub(crate) operation: Operation,
+    /// `None`: it bears none.
+    pub(crate) fence: Option<Fence>,
 }
 
 impl Conversation {
     /// Makes an end that listens once it is [run](Conversation::run).
     pub fn new(line: Box<dyn Line>) -> Rc<Self> {
-        Rc::new(Self { line, waiting: RefCell::default(), next_call: Cell::new(0) })
+        let (waiting, heard) = (RefCell::default(), Signal::default());
+        Rc::new(Self { line, waiting, next_call: Cell::new(0), heard })
     }
 
     /// Takes what the line brings: answers end calls, calls go to `service`, the rest to `listener`. It goes on until
@@ -148,9 +176,13 @@ impl Conversation {
                         conversation.sent(&head, payload, credit, &service, &*listener).await;
                     }
                     Arrival::Lost(reason) => listener.lost(&reason),
-                    Arrival::Back => listener.back(),
+                    Arrival::Back => {
+                        conversation.heard.notify();
+                        listener.back();
+                    }
                     Arrival::Restarted => {
                         conversation.fail_calls();
+                        conversation.heard.notify();
                         service.restarted();
                         listener.restarted();
                     }
@@ -172,8 +204,12 @@ impl Conversation {
     ) {
         match Head::decode(head) {
             Ok(Head::Call { call, address, operation }) => {
-                let conversation = Rc::clone(self);
-                service.carry_out(conversation, call, address, operation, payload, credit).await;
+                let question = Question { address, operation, fence: None };
+                service.carry_out(Rc::clone(self), call, question, payload, credit).await;
+            }
+            Ok(Head::FencedCall { call, address, operation, fence }) => {
+                let question = Question { address, operation, fence: Some(fence) };
+                service.carry_out(Rc::clone(self), call, question, payload, credit).await;
             }
             Ok(Head::Answer { call, result }) => {
                 // Nobody waits for it any more: its call has failed with the line, or its caller has gone.
@@ -204,16 +240,32 @@ impl Conversation {
     pub(crate) fn call(
         &self,
         urgency: Urgency,
-        address: Address,
-        operation: Operation,
+        question: Question,
         payload: Bytes,
     ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
         let call = self.next_call.get();
         self.next_call.set(call + 1);
         let (answer, answered) = oneshot::channel();
         self.waiting.borrow_mut().insert(call, answer);
-        self.line.send(urgency, Head::Call { call, address, operation }.encode(), payload);
+        let Question { address, operation, fence } = question;
+        let head = match fence.filter(|_| self.speech() == Speech::Fences) {
+            Some(fence) => Head::FencedCall { call, address, operation, fence },
+            // An owner that knows fences refuses a change without one, and says what its fence is.
+            None => Head::Call { call, address, operation },
+        };
+        self.line.send(urgency, head.encode(), payload);
         async move { answered.await.unwrap_or(Err(IoError::Closed)) }
+    }
+
+    /// What the peer's present process understands.
+    pub(crate) fn speech(&self) -> Speech {
+        self.line.speech()
+    }
+
+    /// Resolves when it is known whether the peer knows fences: to whether it does.
+    pub(crate) async fn knows_fences(&self) -> bool {
+        let speech = || Some(self.speech()).filter(|speech| *speech != Speech::Unknown);
+        self.heard.wait_for(speech).await == Speech::Fences
     }
 
     pub(crate) fn answer(

@@ -31,6 +31,8 @@ use tracing::{info, warn};
 use crate::chronicler::{Beginning, Chronicler};
 use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetBaton, TargetContent, TimeLimits};
 use crate::control::Control;
+use crate::entrance::{Entrance, Passage};
+use crate::fence::Presence;
 use crate::filter::{Counters, GateMode, Meter};
 use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
@@ -41,7 +43,7 @@ use crate::peer::Conversation;
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
 use crate::signal::Signal;
-use crate::volume::Volume;
+use crate::volume::{Home, Volume};
 
 /// Stack of a lane's thread: its futures are on the heap, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
@@ -98,14 +100,14 @@ pub fn start(
             let mut executor = Executor::new(driver);
             let (handle, control) = (executor.handle(), control());
             executor.run(async move {
-                let (store, lent) = match open_store(store, settings.volume, &handle, &engine).await {
+                let (home, lent) = match open_store(store, settings.volume, &handle, &engine).await {
                     Ok(opened) => opened,
                     Err(error) => {
                         let _ = started.send(Err(LaneError::Store(error)));
                         return;
                     }
                 };
-                let lane = Rc::new(Lane::new(handle, engine, settings, store, control));
+                let lane = Rc::new(Lane::new(handle, engine, settings, home, control));
                 lane.lent.replace(lent);
                 lane.server.serve(Arc::new(listeners.unix));
                 if let Some((listener, encryption)) = listeners.tcp {
@@ -125,14 +127,18 @@ async fn open_store(
     volume: VolumeId,
     handle: &Handle,
     engine: &Rc<dyn Engine>,
-) -> Result<(Rc<dyn BlockDevice>, Option<Rc<LentImage>>), IoError> {
+) -> Result<(Home, Option<Rc<LentImage>>), IoError> {
     match store {
-        LaneStore::Here(opened) => Ok((opened.into_device(handle, engine).await?, None)),
-        LaneStore::Arriving(store) => store.into_device(handle, engine).await,
+        LaneStore::Here(opened) => Ok((Home::Here(opened.into_device(handle, engine).await?), None)),
+        LaneStore::Arriving(store) => {
+            let (store, lent) = store.into_device(handle, engine).await?;
+            Ok((Home::Here(store), lent))
+        }
         LaneStore::Elsewhere { line, size_bytes } => {
             let geometry =
                 Geometry { size: size_bytes, alignment: ALIGNMENT, read_only: false, discards: true };
-            Ok((leaving::owner_elsewhere(handle, engine.buffers(), volume, line, geometry), None))
+            let owner = leaving::owner_elsewhere(handle, engine.buffers(), volume, line, geometry);
+            Ok((Home::Elsewhere(owner), None))
         }
     }
 }
@@ -176,10 +182,10 @@ impl Lane {
         handle: Handle,
         engine: Rc<dyn Engine>,
         mut settings: LaneSettings,
-        store: Rc<dyn BlockDevice>,
+        home: Home,
         control: Rc<dyn Control>,
     ) -> Self {
-        let size = store.geometry().size;
+        let size = home.device().geometry().size;
         let (id, used) = (settings.volume, settings.epochs_used);
         let chronicler = match control.keeper() {
             Some(keeper) => {
@@ -196,15 +202,30 @@ impl Lane {
             // What was written before this start is not known: every block may have been.
             None => Chronicler::volatile(id, Chronicle::resume(settings.block_size, size, used)),
         };
-        let volume = Volume::with_chronicler(id, chronicler, settings.generation, store);
+        let volume = Volume::with_chronicler(id, chronicler, settings.generation, home);
+        volume.fences().begin(settings.life);
         let counters = Rc::<Counters>::default();
         let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
-        let device = Meter::new(Rc::new(aligned), Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
+        let aligned = Rc::new(aligned);
+        let metered = {
+            let (counters, pulse, handle) = (Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
+            move |below| Meter::new(below, Rc::clone(&counters), Rc::clone(&pulse), handle.clone())
+        };
+        let connect: nbd::Connect = {
+            let (volume, aligned, metered) = (Rc::clone(&volume), Rc::clone(&aligned), metered.clone());
+            Box::new(move |caller| {
+                let presence: Rc<dyn Presence> = Rc::new(caller);
+                let passage = Passage::new(Rc::clone(&volume), presence);
+                let below = Rc::new(aligned.beside(Rc::new(passage)));
+                Rc::new(metered(Rc::new(Entrance::new(Rc::clone(&volume), below))))
+            })
+        };
         let export = nbd::Export {
             name: settings.name.clone(),
             description: format!("Sterna volume {}", settings.name),
-            device: Rc::new(device),
+            device: Rc::new(metered(aligned)),
+            connect: Some(connect),
             access: settings.access,
         };
         let exports = nbd::Exports::new([export]);

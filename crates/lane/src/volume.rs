@@ -17,7 +17,9 @@ use tracing::warn;
 
 use crate::chronicler::{Chronicler, NotDurable};
 use crate::copy::VolumeCopy;
+use crate::fence::Fences;
 use crate::filter::{Gate, GateMode, MirrorFilter, Tracker};
+use crate::peer::PeerStore;
 
 /// The first epoch of a volume's life: "since the epoch before" can be asked for.
 const FIRST_EPOCH: Epoch = Epoch(1);
@@ -29,9 +31,29 @@ pub struct Volume {
     generation: Cell<Generation>,
     chronicler: Rc<Chronicler>,
     gate: Rc<Gate>,
-    store: RefCell<Rc<dyn BlockDevice>>,
+    fences: Fences,
+    home: RefCell<Home>,
     /// The copying that the mirror in the stack belongs to; `None` while there is no mirror.
     copy: RefCell<Option<Rc<VolumeCopy>>>,
+}
+
+/// Where a volume is.
+#[derive(Clone)]
+pub enum Home {
+    /// On this host: what owns it.
+    Here(Rc<dyn BlockDevice>),
+    /// On another one: the way there.
+    Elsewhere(Rc<PeerStore>),
+}
+
+impl Home {
+    /// What requests go to.
+    pub fn device(&self) -> Rc<dyn BlockDevice> {
+        match self {
+            Self::Here(store) => Rc::clone(store),
+            Self::Elsewhere(owner) => Rc::clone(owner) as Rc<dyn BlockDevice>,
+        }
+    }
 }
 
 impl Volume {
@@ -43,26 +65,29 @@ impl Volume {
         store: Rc<dyn BlockDevice>,
     ) -> Rc<Self> {
         let chronicle = Chronicle::new(block_size, store.geometry().size, FIRST_EPOCH);
-        Self::with_chronicler(id, Chronicler::volatile(id, chronicle), generation, store)
+        Self::with_chronicler(id, Chronicler::volatile(id, chronicle), generation, Home::Here(store))
     }
 
-    /// Makes the stack of a volume whose history goes on; its bytes are in `store`, its gate is open.
+    /// Makes the stack of a volume whose history goes on; it is at `home`, its gate is open.
     pub fn with_chronicler(
         id: VolumeId,
         chronicler: Rc<Chronicler>,
         generation: Generation,
-        store: Rc<dyn BlockDevice>,
+        home: Home,
     ) -> Rc<Self> {
-        let tracker = Tracker::new(Rc::clone(&store), Rc::clone(&chronicler));
-        Rc::new(Self {
+        let tracker = Tracker::new(home.device(), Rc::clone(&chronicler));
+        let volume = Self {
             id,
             block_size: chronicler.block_size(),
             generation: Cell::new(generation),
             chronicler,
             gate: Rc::new(Gate::new(Rc::new(tracker))),
-            store: RefCell::new(store),
+            fences: Fences::default(),
+            home: RefCell::new(home),
             copy: RefCell::default(),
-        })
+        };
+        volume.lead_home();
+        Rc::new(volume)
     }
 
     /// What the export serves.
@@ -118,14 +143,24 @@ impl Volume {
         &self.gate
     }
 
+    /// What tells requests apart that came before and after a client.
+    pub fn fences(&self) -> &Fences {
+        &self.fences
+    }
+
+    /// Where the volume is.
+    pub(crate) fn home(&self) -> Home {
+        self.home.borrow().clone()
+    }
+
     /// The store that owns the volume now.
     pub fn store(&self) -> Rc<dyn BlockDevice> {
-        Rc::clone(&self.store.borrow())
+        self.home.borrow().device()
     }
 
     /// Size in bytes, as guests see it.
     pub fn size(&self) -> u64 {
-        self.store.borrow().geometry().size
+        self.store().geometry().size
     }
 
     /// The copying under way, if there is a mirror in the stack.
@@ -137,7 +172,7 @@ impl Volume {
     pub(crate) fn show_growth(&self, size: u64) {
         // Before a guest can write to what is new.
         self.chronicler.grow(size);
-        if let Some(growth) = self.store.borrow().growth() {
+        if let Some(growth) = self.store().growth() {
             growth.show(size);
         }
     }
@@ -155,7 +190,7 @@ impl Volume {
     /// Takes the mirror out of the live stack; requests that are in it go on.
     pub(crate) fn remove_mirror(&self) {
         self.copy.replace(None);
-        drop(self.replace(self.store()));
+        self.lead_home();
     }
 
     /// Holds all requests; resolves when none is below the gate.
@@ -179,15 +214,16 @@ impl Volume {
         self.gate.set_mode(GateMode::Open);
     }
 
-    /// Serves the volume from `store` from now on, which has the generation that is given. The gate stays as it is.
+    /// Serves the volume from `home` from now on, which has the generation that is given. The gate stays as it is.
     ///
-    /// **N.B.** Only when the journal says that `store` owns the volume, and with the gate closed and drained, unless what
+    /// **N.B.** Only when the journal says that `home` owns the volume, and with the gate closed and drained, unless what
     /// is below leads to another host: requests that are there come back by the host that has given the volume away.
-    pub(crate) fn change_hands(&self, store: Rc<dyn BlockDevice>, generation: Generation) {
+    pub fn change_hands(&self, home: Home, generation: Generation) {
+        self.fences.changes_hands();
         self.generation.set(generation);
         self.copy.replace(None);
-        self.store.replace(Rc::clone(&store));
-        drop(self.replace(store));
+        self.home.replace(home);
+        self.lead_home();
     }
 
     /// Sees whether the store answers, while the gate holds what guests ask for: a store that fails here is given
@@ -197,8 +233,13 @@ impl Volume {
         store.read(0, buffer).await.map(drop)
     }
 
-    fn replace(&self, below_tracker: Rc<dyn BlockDevice>) -> impl Future<Output = ()> + use<> {
-        self.gate.replace(self.tracked(below_tracker))
+    fn lead_home(&self) {
+        // What is below the gate ends where it is.
+        match self.home() {
+            Home::Here(store) => drop(self.gate.replace(self.tracked(store))),
+            // Its owner keeps the chronicle.
+            Home::Elsewhere(owner) => drop(self.gate.lead_to(owner)),
+        }
     }
 
     fn tracked(&self, below_tracker: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {

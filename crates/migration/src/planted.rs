@@ -36,6 +36,8 @@ pub enum Bug {
     EpochReused,
     /// 12: a restarted daemon does not wait for the writes of the killed one.
     GhostWrites,
+    /// 12: a change that was under way when its client went to another host is made all the same.
+    FenceNotChecked,
     /// 13: what a restarted target had not made durable is believed to be there.
     TargetRestart,
     /// 15: a discard reaches the target as a hint only.
@@ -44,7 +46,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::PreparedTargetLeaves,
         Self::StaleAttempt,
         Self::OpenOnTrial,
@@ -60,6 +62,7 @@ impl Bug {
         Self::MarkNotAwaited,
         Self::EpochReused,
         Self::GhostWrites,
+        Self::FenceNotChecked,
         Self::TargetRestart,
         Self::Discard,
     ];
@@ -82,6 +85,7 @@ impl Bug {
             Self::MarkNotAwaited => "mark-not-awaited",
             Self::EpochReused => "epoch-reused",
             Self::GhostWrites => "ghost-writes",
+            Self::FenceNotChecked => "fence-not-checked",
             Self::TargetRestart => "target-restart",
             Self::Discard => "discard",
         }

@@ -9,7 +9,8 @@
 //!   A ──► B ──► A ──► C ──► B …      people: begin migrations, promote, bring guests to where their volumes are
 //! ```
 //! Each host has an executor of its own, and clocks of its own. What a host's daemon does dies with it; disks, journals,
-//! kept images and guests stay. Guests stay where they are, or follow their volumes; their requests find the owner.
+//! kept images and guests stay. Guests stay where they are, follow their volumes, or go to
+//! any host that leads to them, leaving behind what was not answered; their requests find the owner.
 
 mod branch;
 mod chronicles;
@@ -34,9 +35,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Executor;
-use migration::journal::{Side, Stage};
+use migration::journal::Stage;
 
-use self::branch::{Branches, TRUNK};
+use self::branch::{Branch, Branches, TRUNK};
 use self::clock::{HostClock, HostDriver};
 use self::link::Link;
 use self::machine::SimMachine;
@@ -189,7 +190,6 @@ impl Fleet {
         let how = if how == Stop::PowerCut && !self.may_lose_power(place) { Stop::Kill } else { how };
         self.world.note("crash", place.index() as u64, how as u64);
         self.world.say(|| format!("{place}: {how:?}"));
-        self.expect_ghosts(place);
         let was_source = party.phase().is_some();
         party.crashed(how);
         if was_source {
@@ -216,22 +216,6 @@ impl Fleet {
                 fleet.party(place).boot();
             }
         });
-    }
-
-    /// *Not yet* kept (hard case 12): what a killed host's guests have asked of a volume elsewhere may be in the hands of a
-    /// host that holds it, at a gate or behind a broken link. If the volume comes home to the killed host meanwhile, that
-    /// request follows it, and may land after what the guests have asked for since.
-    fn expect_ghosts(&self, place: Place) {
-        let party = self.party(place);
-        let comes = party.journal().look(|state, _| {
-            state.unfinished().any(|(_, migration)| matches!(migration.side, Side::Incoming { .. }))
-        });
-        if !comes && party.owners().1.is_empty() {
-            return;
-        }
-        for branch in self.branches.all().iter().filter(|branch| branch.home() == place) {
-            branch.guests.iter().for_each(|guest| guest.expect_ghosts(branch.home_since()));
-        }
     }
 
     /// A server that loses power loses what it has answered and not flushed, also to clients elsewhere that live on; they
@@ -263,14 +247,17 @@ impl Fleet {
         }
         self.parties.iter().for_each(|party| party.check_released());
         for branch in self.branches.all() {
-            let now = self.world.now();
-            let mut excuses = self.world.excuses.borrow_mut();
-            // Past the commit point, and by way of another host, requests take as long as that and the links do.
-            match self.party(branch.home()).owns(branch.number) {
-                true => excuses.end(branch.number, now),
-                false => excuses.begin(branch.number, now),
-            }
-            branch.note_owner(self.party(branch.home()).owns(branch.number), now);
+            self.excuse(&branch);
+        }
+    }
+
+    /// Past the commit point, and by way of another host, requests take as long as that and the links do.
+    fn excuse(&self, branch: &Branch) {
+        let now = self.world.now();
+        let mut excuses = self.world.excuses.borrow_mut();
+        match self.party(branch.home()).owns(branch.number) {
+            true => excuses.end(branch.number, now),
+            false => excuses.begin(branch.number, now),
         }
     }
 

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, ByteRange, Durability, Handle, IoError, ZeroMode};
 
+use lane::Presence;
+
 use crate::checker::content::{self, Began, Content, Leaves, Outcome};
 use crate::checker::patience::is_owners_fault;
 use crate::disk::SECTOR_BYTES;
 use crate::random::Random;
 use crate::world::World;
 
-/// What requests are made whole blocks of on their way.
-const ALIGNMENT_BYTES: u64 = 4096;
 /// Numbers of requests between those of two guests of one volume: more than one ever makes.
 const BETWEEN_GUESTS: u32 = 1 << 24;
 
@@ -66,6 +66,20 @@ pub(crate) struct Guest {
 pub(crate) struct Connection {
     pub(crate) device: Rc<dyn BlockDevice>,
     pub(crate) handle: Handle,
+    /// The guest's end of it.
+    pub(crate) caller: Rc<Caller>,
+}
+
+/// A guest at the other end of a connection, until it hangs up.
+#[derive(Default)]
+pub(crate) struct Caller {
+    has_left: Cell<bool>,
+}
+
+impl Presence for Caller {
+    fn is_there(&self) -> bool {
+        !self.has_left.get()
+    }
 }
 
 /// Whether a guest goes on.
@@ -81,8 +95,6 @@ struct Request {
     what: What,
     /// For reads and flushes.
     began: Option<Began>,
-    /// When it was asked for, first.
-    asked: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -131,9 +143,11 @@ impl Guest {
         }
     }
 
-    /// The daemon is gone.
+    /// The daemon is gone, or it hangs up: nothing of what was not answered will be.
     pub(crate) fn disconnect(&self) {
-        *self.connection.borrow_mut() = None;
+        if let Some(connection) = self.connection.take() {
+            connection.caller.has_left.set(true);
+        }
     }
 
     /// Power was cut: nothing of what was not answered is asked for again.
@@ -178,17 +192,6 @@ impl Guest {
     /// Tells whether nothing is asked for.
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.borrow().is_empty()
-    }
-
-    /// What is not answered, and was asked for before then, may be carried out once more, at any time.
-    pub(crate) fn expect_ghosts(&self, then: Duration) {
-        for (id, request) in self.requests.borrow().iter().filter(|(_, request)| request.asked < then) {
-            if let What::Write(range, _) | What::Discard(range) | What::Zero(range, ..) = request.what {
-                let (first, count) = sectors(range);
-                let block = (ALIGNMENT_BYTES / SECTOR_BYTES) as usize;
-                self.content.borrow_mut().change_returns(*id, first, count, block);
-            }
-        }
     }
 
     /// Requests that were answered.
@@ -255,7 +258,7 @@ impl Guest {
             }
         };
         drop(content);
-        self.requests.borrow_mut().insert(id, Request { what, began, asked: self.world.now() });
+        self.requests.borrow_mut().insert(id, Request { what, began });
         self.submit(id);
     }
 
@@ -294,12 +297,12 @@ impl Guest {
     }
 
     fn submit(&self, id: u32) {
-        let Some(Connection { device, handle }) = self.connection.borrow().clone() else { return };
+        let Some(Connection { device, handle, caller }) = self.connection.borrow().clone() else { return };
         let Some(what) = self.requests.borrow().get(&id).map(|request| request.what) else { return };
         let (me, buffers) = (Weak::clone(&self.me), self.buffers.clone());
         handle.spawn(async move {
             let result = carry_out(&device, &buffers, id, what).await;
-            if let Some(guest) = me.upgrade() {
+            if let Some(guest) = me.upgrade().filter(|_| caller.is_there()) {
                 guest.answer(id, &result);
             }
         });

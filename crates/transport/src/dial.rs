@@ -110,7 +110,7 @@ impl Dialler {
     }
 
     async fn connect(&self) -> Result<(Wire, Connection), HandshakeError> {
-        let mut wire = call(&self.context, self.source, &self.target, self.session.peer).await?;
+        let (mut wire, version) = call(&self.context, self.source, &self.target, self.session.peer).await?;
         let (local, remote) = ends(&wire);
         let (hello, snapshot) = self.session.hello(random_number());
         wire.write(&Control::Hello(hello.clone())).await?;
@@ -124,6 +124,7 @@ impl Dialler {
             counters: Arc::clone(&counters),
             stop: Arc::clone(&stop),
             is_inbound: false,
+            version,
         };
         if !self.session.accept(&hello, snapshot, &welcome, joining)? {
             return Err(HandshakeError::Superseded);
@@ -136,13 +137,13 @@ impl Dialler {
     }
 }
 
-/// Connects to an address, and makes sure that the expected host is there.
+/// Connects to an address, and makes sure that the expected host is there; says in which version both speak.
 pub(crate) async fn call(
     context: &Context,
     source: Option<IpAddr>,
     target: &str,
     expected: HostId,
-) -> Result<Wire, HandshakeError> {
+) -> Result<(Wire, u16), HandshakeError> {
     let resolved = lookup_host(target).await.ok().and_then(|mut addresses| addresses.next());
     let address = resolved.ok_or_else(|| HandshakeError::Resolve { address: target.to_owned() })?;
     let stream = socket::connect(source, address).await?;
@@ -151,13 +152,13 @@ pub(crate) async fn call(
     let connector = TlsConnector::from(Arc::clone(&context.tls.client));
     let stream = TlsStream::Client(connector.connect(name, stream).await?);
     let mut wire = Wire::new(stream)?;
-    wire.greet(context.settings.versions).await?;
+    let version = wire.greet(context.settings.versions).await?;
     let came = wire.host;
     if came != expected {
         wire.refuse(Refusal::WrongHost { expected: expected.0 }).await;
         return Err(HandshakeError::WrongHost { expected, came });
     }
-    Ok(wire)
+    Ok((wire, version))
 }
 
 /// The two ends of a connection, for people.

@@ -95,6 +95,12 @@ impl Session {
         self.shared.lock().pairing.snapshot().remote
     }
 
+    /// The version of the protocol that is spoken with the peer's present life; `None` before the first connection.
+    #[must_use]
+    pub fn version(&self) -> Option<u16> {
+        self.shared.lock().version
+    }
+
     /// Describes the session for people.
     #[must_use]
     pub fn status(&self) -> SessionStatus {
@@ -128,6 +134,8 @@ pub(crate) struct State {
     generation: u64,
     outgoing: Outgoing,
     incoming: Incoming,
+    /// Of the protocol, as agreed on with the peer's present life; `None` before the first connection.
+    version: Option<u16>,
     window_bytes: u64,
     connections: BTreeMap<ConnectionId, Entry>,
     /// Connections given up whose peer has not been told yet.
@@ -174,6 +182,7 @@ impl Shared {
             generation: 0,
             outgoing: Outgoing::new(limits.low_water_bytes),
             incoming: Incoming::new(limits.window_bytes),
+            version: None,
             window_bytes: limits.window_bytes,
             connections: BTreeMap::new(),
             fenced: VecDeque::new(),

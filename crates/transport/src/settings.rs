@@ -83,8 +83,10 @@ impl Default for Limits {
     }
 }
 
-/// The newest version of the protocol that this program speaks.
-const VERSION: u16 = 1;
+/// The oldest version of the protocol that this program speaks.
+const OLDEST: u16 = 1;
+/// The newest one. What came with which: 2, calls on a volume's owner that bear its fence.
+const NEWEST: u16 = 2;
 
 /// Versions of the protocol, from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +99,7 @@ pub struct Versions {
 
 impl Default for Versions {
     fn default() -> Self {
-        Self { lowest: VERSION, highest: VERSION }
+        Self { lowest: OLDEST, highest: NEWEST }
     }
 }
 

@@ -32,7 +32,7 @@ struct Shared {
     /// Alignment of the device below, in bytes.
     alignment: u64,
     buffers: BufferPool,
-    writes: RangeLock,
+    writes: Rc<RangeLock>,
 }
 
 impl Align {
@@ -41,8 +41,24 @@ impl Align {
     /// A write that changes parts of blocks runs as a task of `handle`: it goes on when its future is dropped,
     /// because half of it may not come to rest on top of what others write to the same blocks afterwards.
     pub fn new(inner: Rc<dyn BlockDevice>, buffers: BufferPool, handle: Handle) -> Self {
+        Self::claiming(inner, buffers, handle, Rc::new(RangeLock::new()))
+    }
+
+    /// Another way to the same blocks, by way of `inner`: what goes this way and what goes that way have one set of claims.
+    #[must_use]
+    pub fn beside(&self, inner: Rc<dyn BlockDevice>) -> Self {
+        let (buffers, writes) = (self.shared.buffers.clone(), Rc::clone(&self.shared.writes));
+        Self::claiming(inner, buffers, self.handle.clone(), writes)
+    }
+
+    fn claiming(
+        inner: Rc<dyn BlockDevice>,
+        buffers: BufferPool,
+        handle: Handle,
+        writes: Rc<RangeLock>,
+    ) -> Self {
         let alignment = u64::from(inner.geometry().alignment);
-        let shared = Shared { inner, alignment, buffers, writes: RangeLock::new() };
+        let shared = Shared { inner, alignment, buffers, writes };
         Self { shared: Rc::new(shared), handle }
     }
 

@@ -355,6 +355,12 @@ fn new_identity() -> VolumeId {
     VolumeId(random_bytes())
 }
 
+/// A number that nobody else has.
+pub(super) fn random_number() -> u64 {
+    // Half of it is random enough.
+    u128::from_le_bytes(random_bytes()) as u64
+}
+
 /// What nobody else has.
 pub(super) fn random_bytes() -> [u8; 16] {
     let mut bytes = [0; 16];

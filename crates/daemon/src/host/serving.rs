@@ -13,6 +13,7 @@ use lane::{LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
 use migration::VolumeId;
 use migration::journal::{ExportAccess, MigrationState, Moved, Record, Stage, VolumeRecord};
 
+use super::create::random_number;
 use super::{Host, blocking};
 use crate::config::EngineSetting;
 use crate::control::LaneControl;
@@ -198,6 +199,7 @@ impl Host {
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,
             },
             connections_max: own_limit.or(self.config.nbd.connections_max),
+            life: random_number(),
             opening,
         };
         let engine = match self.config.engine {

@@ -11,6 +11,7 @@ use std::task::Poll;
 
 use block::{Buffer, IoError};
 
+use crate::nbd::caller::Caller;
 use crate::nbd::negotiation::{
     self, Agreement, INPUT_LENGTH_MAX, Negotiation, Step, TlsMode, encode_greeting,
 };
@@ -32,7 +33,9 @@ pub(super) async fn run(
             tracing::info!(export = %name, encrypted = stream.is_encrypted(), "NBD client connected");
             member.encrypted.set(stream.is_encrypted());
             *member.phase.borrow_mut() = ConnectionPhase::Serving(name.clone());
-            let ending = exchange::exchange(server, member, &stream, &agreement, &first_bytes).await;
+            let caller = Caller::new(Arc::clone(socket));
+            let used = (&agreement, caller);
+            let ending = exchange::exchange(server, member, &stream, used, &first_bytes).await;
             say_goodbye(server, member, &stream).await;
             tracing::info!(export = %name, ?ending, "NBD client disconnected");
         }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Geometry};
 
+use crate::nbd::caller::Caller;
 use crate::nbd::protocol::{
     MINIMUM_BLOCK_SIZE_MAX, PAYLOAD_LENGTH_MAX, STRING_LENGTH_MAX, transmission_flag,
 };
@@ -14,11 +15,16 @@ pub struct Export {
     pub name: String,
     /// Text for people; may be empty.
     pub description: String,
-    /// Where requests go. Every connection uses this one device, so a flush covers the writes of all of them.
+    /// Where requests go: a flush covers the writes of all connections.
     pub device: Rc<dyn BlockDevice>,
+    /// Makes the way that one connection takes to `device`; `None`: all take the same.
+    pub connect: Option<Connect>,
     /// What clients may do.
     pub access: Access,
 }
+
+/// Makes the way to a device for one connection, from whoever calls.
+pub type Connect = Box<dyn Fn(Caller) -> Rc<dyn BlockDevice>>;
 
 /// What the clients of an export may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +36,11 @@ pub enum Access {
 }
 
 impl Export {
+    /// Where the requests of a new connection go.
+    pub(crate) fn device_for(&self, caller: Caller) -> Rc<dyn BlockDevice> {
+        self.connect.as_ref().map_or_else(|| Rc::clone(&self.device), |connect| connect(caller))
+    }
+
     /// Describes the export to a client that wants its requests answered like this.
     pub fn offer(&self, replies: ReplyStyle) -> Offer {
         let geometry = self.device.geometry();

@@ -82,6 +82,7 @@ pub(super) fn export(name: &str, device: &Rc<TestDevice>) -> Export {
         name: name.into(),
         description: format!("the disk {name}"),
         device: Rc::clone(device) as Rc<dyn BlockDevice>,
+        connect: None,
         access: Access::ReadWrite,
     }
 }

@@ -148,6 +148,7 @@ fn serve(
         name: name.into(),
         description: format!("a {name} for tests"),
         device: Rc::clone(&device),
+        connect: None,
         access,
     };
     let exports = Exports::new([export("disk", Access::ReadWrite), export("frozen", Access::ReadOnly)]);

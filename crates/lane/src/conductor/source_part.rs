@@ -29,6 +29,7 @@ use crate::copy::VolumeCopy;
 use crate::filter::GateMode;
 use crate::lending::Borrowing;
 use crate::peer::Haste;
+use crate::volume::Home;
 
 /// What a conductor has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]
@@ -183,13 +184,16 @@ impl SourcePart {
             SourceOrder::Release => self.stop_copy(),
             SourceOrder::ServeFromSuccessor => {
                 if let Some(successor) = &self.leaving.successor {
-                    volume.change_hands(Rc::clone(successor), volume.generation().next());
+                    volume.change_hands(Home::Elsewhere(Rc::clone(successor)), volume.generation().next());
                     volume.open();
                 }
             }
             SourceOrder::TakeBack(generation) => {
                 if let Some(source) = &*self.source.borrow() {
-                    volume.change_hands(Rc::clone(source), generation.unwrap_or(volume.generation()));
+                    volume.change_hands(
+                        Home::Here(Rc::clone(source)),
+                        generation.unwrap_or(volume.generation()),
+                    );
                     volume.open();
                 }
             }

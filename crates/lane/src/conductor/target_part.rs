@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BlockDevice, BufferPool, Handle, IoError};
+use block::{BufferPool, Handle, IoError};
 use chronicle::Generation;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
@@ -22,6 +22,7 @@ use crate::filter::GateMode;
 use crate::lending::LentImage;
 use crate::peer::Service;
 use crate::peer::head::Address;
+use crate::volume::Home;
 
 /// Bytes read from the target's store to see whether it answers, before writes are let through.
 const TRIAL_BYTES: u64 = 4096;
@@ -88,7 +89,7 @@ pub(crate) struct TargetPart {
     /// Changes that the gate had let through when it was opened last.
     changes_before: Cell<u64>,
     /// Where a volume with clients here led to before it was started, and its generation; `None`: nowhere.
-    led_to: RefCell<Option<(Rc<dyn BlockDevice>, Generation)>>,
+    led_to: RefCell<Option<(Home, Generation)>>,
     events: mpsc::UnboundedSender<Heard>,
 }
 
@@ -168,8 +169,8 @@ impl TargetPart {
             }
             TargetOrder::LiftFence => self.lift_fence(),
             TargetOrder::LeaveStore => {
-                if let Some((store, generation)) = self.led_to.take() {
-                    volume.change_hands(store, generation);
+                if let Some((home, generation)) = self.led_to.take() {
+                    volume.change_hands(home, generation);
                     volume.open();
                 }
             }
@@ -195,7 +196,7 @@ impl TargetPart {
         if volume.gate().mode() == GateMode::Open {
             // Clients here are led to the owner so far. N.B. none may write before it is known that the store answers: what
             // has passed the gate cannot be given back (design §5.14).
-            self.led_to.replace(Some((volume.store(), volume.generation())));
+            self.led_to.replace(Some((volume.home(), volume.generation())));
             if !broken(Bug::OpenOnTrial) {
                 drop(volume.close());
             }
@@ -203,7 +204,7 @@ impl TargetPart {
         // N.B. what was promised is open here, and locked.
         let promised = self.coming.lent.as_ref().and_then(|lent| lent.here());
         let store = promised.unwrap_or_else(|| Rc::clone(&self.coming.store));
-        volume.change_hands(store, volume.generation().next());
+        volume.change_hands(Home::Here(store), volume.generation().next());
         if let Some(lent) = self.coming.lent.clone() {
             self.handle.spawn(async move { lent.forget_token().await });
         }

@@ -19,6 +19,7 @@ use std::rc::Rc;
 use block::device::ALIGNMENT;
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 
+use crate::peer::PeerStore;
 use crate::signal::Signal;
 
 /// Which requests a gate lets through.
@@ -51,12 +52,14 @@ pub struct Gate {
 #[derive(Clone)]
 struct Below {
     device: Rc<dyn BlockDevice>,
+    /// The same, if it is the volume's owner on another host.
+    owner: Option<Rc<PeerStore>>,
     /// Requests that have taken this stack and have not ended.
     requests: Rc<Cell<usize>>,
 }
 
 /// A request below the gate; it has ended when this is dropped.
-struct Pass {
+pub(crate) struct Pass {
     below: Below,
     in_flight: Rc<Cell<usize>>,
     changed: Rc<Signal>,
@@ -65,10 +68,15 @@ struct Pass {
 /// A request that waits at the gate, until this is dropped.
 struct Waits(Rc<Cell<usize>>);
 
+/// What a request wants of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+pub(crate) enum Access {
+    /// To read, or to make durable.
     Read,
+    /// To change it.
     Change,
+    /// To be known to its owner, before anything else: it is let through as a change, and is none.
+    Attach,
 }
 
 impl Gate {
@@ -76,7 +84,7 @@ impl Gate {
     pub fn new(below: Rc<dyn BlockDevice>) -> Self {
         Self {
             mode: Rc::default(),
-            below: RefCell::new(Below { device: below, requests: Rc::default() }),
+            below: RefCell::new(Below::here(below)),
             former: RefCell::default(),
             in_flight: Rc::default(),
             held: Rc::default(),
@@ -128,7 +136,16 @@ impl Gate {
     ///
     /// The change is made at once, whether or not the future is polled.
     pub fn replace(&self, below: Rc<dyn BlockDevice>) -> impl Future<Output = ()> + use<> {
-        let new = Below { device: below, requests: Rc::default() };
+        self.take_turns(Below::here(below))
+    }
+
+    /// Puts the volume's owner on another host below the gate; resolves as [`Gate::replace`].
+    pub(crate) fn lead_to(&self, owner: Rc<PeerStore>) -> impl Future<Output = ()> + use<> {
+        let device = Rc::clone(&owner) as Rc<dyn BlockDevice>;
+        self.take_turns(Below { device, owner: Some(owner), requests: Rc::default() })
+    }
+
+    fn take_turns(&self, new: Below) -> impl Future<Output = ()> + use<> {
         // N.B. all of them: a slow request may be in a stack that was replaced long ago, and neither the last one nor
         // the new one knows of it.
         let mut former = self.former.borrow_mut();
@@ -140,7 +157,13 @@ impl Gate {
         }
     }
 
-    async fn enter(&self, access: Access) -> Pass {
+    /// Resolves when reads are let through.
+    pub(crate) async fn lets_read(&self) {
+        self.changed.wait_for(|| self.admits(Access::Read).then_some(())).await;
+    }
+
+    /// Waits until a request is let through; it is below the gate until what is returned is dropped.
+    pub(crate) async fn enter(&self, access: Access) -> Pass {
         if !self.admits(access) {
             let _waits = Waits::at(self);
             self.changed.wait_for(|| self.admits(access).then_some(())).await;
@@ -215,6 +238,24 @@ impl BlockDevice for Gate {
             let pass = self.enter(Access::Read).await;
             pass.below.device.allocation(range).await
         })
+    }
+}
+
+impl Below {
+    fn here(device: Rc<dyn BlockDevice>) -> Self {
+        Self { device, owner: None, requests: Rc::default() }
+    }
+}
+
+impl Pass {
+    /// What the request has before it.
+    pub(crate) fn device(&self) -> &dyn BlockDevice {
+        &*self.below.device
+    }
+
+    /// The volume's owner, if that is another host.
+    pub(crate) fn owner(&self) -> Option<&Rc<PeerStore>> {
+        self.below.owner.as_ref()
     }
 }
 

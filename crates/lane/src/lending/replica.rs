@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 use super::token::{Secret, SharedImage};
 use crate::peer::head::{Address, Operation};
-use crate::peer::{Conversation, PeerStore, Urgency, is_lost};
+use crate::peer::{Conversation, PeerStore, Question, Urgency, is_lost};
 use crate::signal::Signal;
 
 /// Pause before the target is asked again that has promised, and does not know yet that the try is over.
@@ -206,7 +206,8 @@ impl Borrowing {
     }
 
     async fn call(&self, operation: Operation) -> Result<(), Unproved> {
-        match self.conversation.call(Urgency::Control, self.address, operation, Bytes::new()).await {
+        let question = Question { address: self.address, operation, fence: None };
+        match self.conversation.call(Urgency::Control, question, Bytes::new()).await {
             Ok(_) => Ok(()),
             Err(error) if is_lost(&error) || error.errno() == Errno::AGAIN => Err(Unproved::Interrupted),
             Err(error) => Err(Unproved::Because(format!("the other host says: {error}"))),

@@ -10,7 +10,7 @@ use futures_channel::mpsc;
 
 use super::*;
 use crate::peer::head::Address;
-use crate::peer::{Arrival, Conversation, Line, Listener, PeerStore, Service, Urgency};
+use crate::peer::{Arrival, Conversation, Line, Listener, PeerStore, Service, Speech, Urgency};
 use block::device::ALIGNMENT;
 use block::store::image::Caching;
 use block::store::{Access, Image};
@@ -168,6 +168,10 @@ struct Wire(mpsc::UnboundedSender<Arrival>);
 impl Line for Wire {
     fn send(&self, _: Urgency, head: Bytes, payload: Bytes) {
         let _ = self.0.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+    }
+
+    fn speech(&self) -> Speech {
+        Speech::Calls
     }
 }
 

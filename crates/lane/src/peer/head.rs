@@ -7,6 +7,8 @@ use block::IoError;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::fence::Fence;
+
 /// Extents in one answer at most: whoever needs more asks for the rest.
 pub const EXTENTS_MAX: usize = 4096;
 
@@ -31,6 +33,17 @@ pub enum Head {
     },
     /// The payload is a message of a handover.
     Said,
+    /// The peer is asked to change a volume that it may own, and does so only if this is the owner's fence.
+    FencedCall {
+        /// Its number, as of other calls.
+        call: u64,
+        /// Of what.
+        address: Address,
+        /// What is to be done.
+        operation: Operation,
+        /// What this host was told last.
+        fence: Fence,
+    },
 }
 
 /// What a call is about.
@@ -93,6 +106,15 @@ pub enum Operation {
     },
     /// See that the image is locked by the host that it was lent to.
     LentIsLocked,
+    /// A client begins to use the volume: raise its fence, and say what that is.
+    Attach,
+}
+
+impl Operation {
+    /// Tells whether it changes what it is done to.
+    pub(crate) fn is_change(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Discard { .. } | Self::WriteZeroes { .. })
+    }
 }
 
 /// What a successful call is answered with.
@@ -104,6 +126,8 @@ pub enum Answered {
     Read,
     /// Lengths in bytes and kinds of the first extents, at most [`EXTENTS_MAX`].
     Extents(Vec<(u64, Kind)>),
+    /// The fence of the volume. To a change: it was not made and will not be, for it bears another one.
+    Fenced(Fence),
 }
 
 /// Kinds of extents.
@@ -206,10 +230,26 @@ mod tests {
             Head::Answer { call: u64::MAX, result: Ok(Answered::Extents(vec![(4096, Kind::Hole)])) },
             Head::Answer { call: 0, result: Err(Fault::Os(28)) },
             Head::Said,
+            Head::FencedCall {
+                call: 8,
+                address: Address::Owner([3; 16]),
+                operation: Operation::Attach,
+                fence: Fence::new(u64::MAX, 2),
+            },
+            Head::Answer { call: 8, result: Ok(Answered::Fenced(Fence::new(1, 3))) },
         ];
         for head in heads {
             assert_eq!(Head::decode(&head.encode()), Ok(head));
         }
+    }
+
+    #[test]
+    fn what_a_host_that_knows_no_fences_says_has_not_changed() {
+        let operation = Operation::Write { offset: 4096, durable: true };
+        let call = Head::Call { call: 7, address: Address::Replica(1), operation };
+        assert_eq!(&call.encode()[..], [0, 7, 0, 1, 1, 128, 32, 1]);
+        assert_eq!(&Head::Answer { call: 7, result: Ok(Answered::Done) }.encode()[..], [1, 7, 0, 0]);
+        assert_eq!(&Head::Said.encode()[..], [2]);
     }
 
     #[test]

@@ -10,19 +10,31 @@ use bytes::Bytes;
 
 use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
-use super::{Conversation, PAYLOAD_BYTES_MAX, Urgency};
+use super::{Conversation, PAYLOAD_BYTES_MAX, Question, Speech, Urgency};
+use crate::change::{Change, Changed};
+use crate::entrance::{Origin, Route};
+use crate::fence::Fence;
 use crate::lending::{LentImage, Secret};
 use crate::signal::Signal;
+use crate::volume::Volume;
 
 /// Calls of one peer that are carried out at a time; more wait. Enough for a disk to be busy, and few enough that what
 /// they hold of memory stays within what the line lets through.
 const CALLS_MAX: usize = 1024;
 
+/// Something that a peer may use.
+#[derive(Clone)]
+struct Offered {
+    device: Rc<dyn BlockDevice>,
+    /// The volume whose device it is, as its clients see it; `None`: it is a store.
+    volume: Option<Rc<Volume>>,
+}
+
 /// What a peer may use, and how.
 pub struct Service {
     handle: Handle,
     buffers: BufferPool,
-    devices: RefCell<BTreeMap<Address, Rc<dyn BlockDevice>>>,
+    devices: RefCell<BTreeMap<Address, Offered>>,
     /// Those of them that may be lent.
     lent: RefCell<BTreeMap<Address, Rc<LentImage>>>,
     /// How many changes each replica has been asked for so far.
@@ -51,7 +63,13 @@ impl Service {
 
     /// Offers a device under an address.
     pub fn offer(&self, address: Address, device: Rc<dyn BlockDevice>) {
-        self.devices.borrow_mut().insert(address, device);
+        self.devices.borrow_mut().insert(address, Offered { device, volume: None });
+    }
+
+    /// Offers a volume that is here, or leads on from here, to the peer's clients.
+    pub fn offer_volume(&self, volume: Rc<Volume>) {
+        let (address, device) = (Address::Owner(volume.id().0), volume.device());
+        self.devices.borrow_mut().insert(address, Offered { device, volume: Some(volume) });
     }
 
     /// Lends the image of an address to a peer that asks for it.
@@ -88,21 +106,33 @@ impl Service {
         self: &Rc<Self>,
         conversation: Rc<Conversation>,
         call: u64,
-        address: Address,
-        operation: Operation,
+        question: Question,
         payload: Bytes,
         credit: Box<dyn Any + Send>,
     ) {
+        let Question { address, operation, .. } = question;
         if !matches!(operation, Operation::Read { .. } | Operation::Flush | Operation::Allocation { .. }) {
             *self.changes.borrow_mut().entry(address).or_default() += 1;
         }
         self.ended.wait_for(|| (self.under_way.borrow().get() < CALLS_MAX).then_some(())).await;
-        let device = self.devices.borrow().get(&address).cloned();
-        let Some(device) = device else {
+        let offered = self.devices.borrow().get(&address).cloned();
+        let Some(Offered { device, volume }) = offered else {
             conversation.answer(Urgency::Control, call, Err(IoError::Closed), Bytes::new());
             return;
         };
         let under_way = Rc::clone(&*self.under_way.borrow());
+        if let (Operation::Attach, Some(volume)) = (operation, &volume) {
+            let (service, volume) = (Rc::clone(self), Rc::clone(volume));
+            // N.B. among no calls, so that none waits for it: it waits for changes of clients of this host, and those may
+            // have to come back here by way of the peer.
+            self.handle.spawn(async move {
+                let result = attach(&volume).await;
+                if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
+                    conversation.answer(Urgency::Control, call, result, Bytes::new());
+                }
+            });
+            return;
+        }
         under_way.set(under_way.get() + 1);
         let left_behind = self.left_behind();
         let service = Rc::clone(self);
@@ -110,8 +140,13 @@ impl Service {
             // Here, for messages of a handover do not wait.
             let have_ended = || left_behind.iter().all(|calls| calls.get() == 0).then_some(());
             service.ended.wait_for(have_ended).await;
-            let result = match operation {
-                Operation::Lend { .. } | Operation::LentIsLocked => service.lend(address, operation).await,
+            let result = match (operation, volume) {
+                (Operation::Lend { .. } | Operation::LentIsLocked, _) => {
+                    service.lend(address, operation).await
+                }
+                (_, Some(volume)) if operation.is_change() => {
+                    service.change(&volume, origin(question, conversation.speech()), operation, payload).await
+                }
                 _ => service.apply(&device, operation, payload).await,
             };
             // Only now may the peer send as much again: its speed is that of the store.
@@ -150,7 +185,6 @@ impl Service {
         operation: Operation,
         payload: Bytes,
     ) -> Result<(Answered, Bytes), IoError> {
-        let durability = |durable| if durable { Durability::Durable } else { Durability::Volatile };
         match operation {
             Operation::Read { offset, length } => {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -160,30 +194,64 @@ impl Service {
                 let read = device.read(offset, self.buffers.take(length)).await?;
                 return Ok((Answered::Read, Bytes::from_owner(Payload(read))));
             }
-            Operation::Write { offset, durable } => {
-                if payload.len() > PAYLOAD_BYTES_MAX {
-                    return Err(IoError::Unsupported);
-                }
-                let mut data = self.buffers.take(payload.len());
-                data.fill_from(&payload);
-                drop(payload);
-                device.write(offset, data, durability(durable)).await?;
-            }
             Operation::Flush => device.flush().await?,
-            Operation::Discard { offset, length } => device.discard(range(offset, length)?).await?,
-            Operation::WriteZeroes { offset, length, keep_allocated, durable } => {
-                let mode = if keep_allocated { ZeroMode::KeepAllocated } else { ZeroMode::MayUnmap };
-                device.write_zeroes(range(offset, length)?, mode, durability(durable)).await?;
-            }
             Operation::Allocation { offset, length } => {
                 let extents = device.allocation(range(offset, length)?).await?;
                 let known = extents.iter().take(EXTENTS_MAX);
                 let known = known.map(|extent| (extent.range.length, extent.kind.into())).collect();
                 return Ok((Answered::Extents(known), Bytes::new()));
             }
-            Operation::Lend { .. } | Operation::LentIsLocked => return Err(IoError::Unsupported),
+            _ => self.change_asked_for(operation, &payload)?.apply(&**device).await?,
         }
         Ok((Answered::Done, Bytes::new()))
+    }
+
+    async fn change(
+        &self,
+        volume: &Volume,
+        origin: Origin<'_>,
+        operation: Operation,
+        payload: Bytes,
+    ) -> Result<(Answered, Bytes), IoError> {
+        let change = self.change_asked_for(operation, &payload)?;
+        let answered = match volume.change(origin, change).await? {
+            Changed::Done => Answered::Done,
+            Changed::Refused(now) => Answered::Fenced(now),
+        };
+        Ok((answered, Bytes::new()))
+    }
+
+    fn change_asked_for(&self, operation: Operation, payload: &[u8]) -> Result<Change, IoError> {
+        let durability = |durable| if durable { Durability::Durable } else { Durability::Volatile };
+        match operation {
+            Operation::Write { offset, durable } if payload.len() <= PAYLOAD_BYTES_MAX => {
+                let mut data = self.buffers.take(payload.len());
+                data.fill_from(payload);
+                Ok(Change::Write(offset, data, durability(durable)))
+            }
+            Operation::Discard { offset, length } => Ok(Change::Discard(range(offset, length)?)),
+            Operation::WriteZeroes { offset, length, keep_allocated, durable } => {
+                let mode = if keep_allocated { ZeroMode::KeepAllocated } else { ZeroMode::MayUnmap };
+                Ok(Change::Zero(range(offset, length)?, mode, durability(durable)))
+            }
+            _ => Err(IoError::Unsupported),
+        }
+    }
+}
+
+/// A client of the peer has come.
+async fn attach(volume: &Volume) -> Result<Answered, IoError> {
+    let fence = volume.attach(Route::AnotherHost).await?;
+    Ok(fence.map_or(Answered::Done, Answered::Fenced))
+}
+
+/// What stands behind a change that a peer asks for. One that knows fences and was not told of any bears one that nobody
+/// has: it is told.
+fn origin(question: Question, speech: Speech) -> Origin<'static> {
+    match (question.fence, speech) {
+        (Some(fence), _) => Origin::Host(fence),
+        (None, Speech::Fences) => Origin::Host(Fence::default()),
+        (None, Speech::Calls | Speech::Unknown) => Origin::OldHost,
     }
 }
 

@@ -2,8 +2,10 @@
 //!
 //! It waits for as long as the line is broken. Whoever cannot wait says so: the core lets no guest wait for a replica
 //! longer than `mirror_wait_max` (design §5.7). When the peer has restarted, a replica's calls fail, for the core must
-//! know what was lost; a volume's owner is asked again: its clients wait for one answer, whoever gives it.
+//! know what was lost; a volume's owner is asked again: its clients wait for one answer, whoever gives it. Whether they
+//! still do is looked at each time that an owner is asked for a change ([`crate::fence`]).
 
+use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -15,7 +17,9 @@ use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
 
 use super::head::{Address, Answered, Kind, Operation};
-use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Urgency, is_lost};
+use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Question, Urgency, is_lost};
+use crate::change::{Change, Changed};
+use crate::fence::{Always, Fence, Presence};
 
 /// A device of another host.
 pub struct PeerStore {
@@ -23,6 +27,8 @@ pub struct PeerStore {
     address: Address,
     geometry: Geometry,
     urgency: Urgency,
+    /// What the owner said last of its fence; `None`: nothing.
+    fence: Cell<Option<Fence>>,
 }
 
 impl PeerStore {
@@ -33,30 +39,157 @@ impl PeerStore {
         geometry: Geometry,
         urgency: Urgency,
     ) -> Self {
-        Self { conversation, address, geometry, urgency }
+        Self { conversation, address, geometry, urgency, fence: Cell::default() }
+    }
+
+    /// Has the owner change the volume for a client of this host, if that is there each time that the owner is asked.
+    pub(crate) async fn change(&self, presence: &dyn Presence, change: Change) -> Result<(), IoError> {
+        let (range, questions) = self.questions(change);
+        check_write(&self.geometry, range)?;
+        let asked = questions.into_iter().map(|(operation, payload)| self.ask(presence, operation, payload));
+        // All of them to their end: what is still under way must not be taken for over.
+        join_all(asked).await.into_iter().collect()
+    }
+
+    /// Has the owner change the volume for another host, which was told of this fence.
+    pub(crate) async fn relay(&self, fence: Fence, change: Change) -> Result<Changed, IoError> {
+        let (range, questions) = self.questions(change);
+        check_write(&self.geometry, range)?;
+        let mut changed = Changed::Done;
+        // One, for what comes over a line is no larger than what goes over one.
+        for (operation, payload) in questions {
+            let question = Question { address: self.address, operation, fence: Some(fence) };
+            let answer = self.repeat(self.urgency_of(&payload), question, payload).await?;
+            if let Answered::Fenced(now) = answer.answered {
+                changed = Changed::Refused(now);
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Tells the owner that a client has come; resolves as [`crate::Volume`]'s own does, and says what its fence is.
+    pub(crate) async fn attach(&self) -> Result<Option<Fence>, IoError> {
+        loop {
+            if !self.conversation.knows_fences().await {
+                return Ok(None);
+            }
+            let question = Question { address: self.address, operation: Operation::Attach, fence: None };
+            match self.conversation.call(Urgency::Control, question, Bytes::new()).await {
+                Ok(Answer { answered: Answered::Fenced(fence), .. }) => {
+                    self.fence.set(Some(fence));
+                    return Ok(Some(fence));
+                }
+                // The owner, further away, knows nothing of them.
+                Ok(_) => return Ok(None),
+                // It may be another program now.
+                Err(error) if is_lost(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn ask(
+        &self,
+        presence: &dyn Presence,
+        operation: Operation,
+        payload: Bytes,
+    ) -> Result<(), IoError> {
+        loop {
+            // N.B. at the very moment that it is sent: what is asked for with a fence is asked for by a client that was there
+            // after that fence was raised.
+            if !presence.is_there() {
+                return Err(IoError::Closed);
+            }
+            let fence = self.fence.get();
+            let question = Question { address: self.address, operation, fence };
+            match self.conversation.call(self.urgency_of(&payload), question, payload.clone()).await {
+                Ok(Answer { answered: Answered::Fenced(now), .. }) => {
+                    if fence == Some(now) {
+                        return Err(nonsense());
+                    }
+                    self.fence.set(Some(now));
+                }
+                Ok(_) => return Ok(()),
+                Err(error) if is_lost(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// What a change changes, and what a peer is asked for it.
+    fn questions(&self, change: Change) -> (ByteRange, Vec<(Operation, Bytes)>) {
+        match change {
+            Change::Write(offset, data, durability) => {
+                let durable = durability == Durability::Durable;
+                let piece = |(start, length)| {
+                    let operation = Operation::Write { offset: offset + start as u64, durable };
+                    (operation, Bytes::from_owner(Payload(data.slice(start, length))))
+                };
+                (ByteRange::new(offset, data.len() as u64), pieces(data.len()).map(piece).collect())
+            }
+            Change::Discard(range) => {
+                let operation = Operation::Discard { offset: range.offset, length: range.length };
+                (range, vec![(operation, Bytes::new())])
+            }
+            Change::Zero(range, mode, durability) => {
+                let ByteRange { offset, length } = range;
+                let keep_allocated = mode == ZeroMode::KeepAllocated;
+                let durable = durability == Durability::Durable;
+                let operation = Operation::WriteZeroes { offset, length, keep_allocated, durable };
+                (range, vec![(operation, Bytes::new())])
+            }
+        }
+    }
+
+    /// What has no payload goes ahead of whatever is queued.
+    fn urgency_of(&self, payload: &Bytes) -> Urgency {
+        if payload.is_empty() { self.urgency.min(Urgency::Mirrored) } else { self.urgency }
     }
 
     /// Asks, and asks an owner again that has restarted.
+    fn repeat(
+        &self,
+        urgency: Urgency,
+        question: Question,
+        payload: Bytes,
+    ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
+        let conversation = Rc::clone(&self.conversation);
+        let first = conversation.call(urgency, question, payload.clone());
+        async move {
+            let mut result = first.await;
+            while matches!(question.address, Address::Owner(_)) && result.as_ref().is_err_and(is_lost) {
+                result = conversation.call(urgency, question, payload.clone()).await;
+            }
+            result
+        }
+    }
+
     fn call(
         &self,
         urgency: Urgency,
         operation: Operation,
         payload: Bytes,
     ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
-        let (conversation, address) = (Rc::clone(&self.conversation), self.address);
-        let first = conversation.call(urgency, address, operation, payload.clone());
-        async move {
-            let mut result = first.await;
-            while matches!(address, Address::Owner(_)) && result.as_ref().is_err_and(is_lost) {
-                result = conversation.call(urgency, address, operation, payload.clone()).await;
-            }
-            result
+        self.repeat(urgency, Question { address: self.address, operation, fence: None }, payload)
+    }
+
+    /// Has a replica changed; an owner, for somebody who never leaves.
+    async fn make(&self, change: Change) -> Result<(), IoError> {
+        if matches!(self.address, Address::Owner(_)) {
+            return self.change(&Always, change).await;
         }
+        let (range, questions) = self.questions(change);
+        check_write(&self.geometry, range)?;
+        let call = |(operation, payload): (Operation, Bytes)| {
+            self.call(self.urgency_of(&payload), operation, payload)
+        };
+        // As above.
+        let made = join_all(questions.into_iter().map(call)).await;
+        made.into_iter().try_for_each(|made| made.map(drop))
     }
 
     async fn done(&self, operation: Operation) -> Result<(), IoError> {
-        // Small, so it goes ahead of whatever is queued.
-        let urgency = self.urgency.min(Urgency::Mirrored);
+        let urgency = self.urgency_of(&Bytes::new());
         self.call(urgency, operation, Bytes::new()).await.map(drop)
     }
 
@@ -87,17 +220,7 @@ impl BlockDevice for PeerStore {
     }
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            check_write(&self.geometry, ByteRange::new(offset, data.len() as u64))?;
-            let durable = durability == Durability::Durable;
-            let writes = pieces(data.len()).map(|(start, length)| {
-                let operation = Operation::Write { offset: offset + start as u64, durable };
-                let payload = Bytes::from_owner(Payload(data.slice(start, length)));
-                self.call(self.urgency, operation, payload)
-            });
-            // All of them to their end: what is still under way must not be taken for over.
-            join_all(writes.collect::<Vec<_>>()).await.into_iter().try_for_each(|written| written.map(drop))
-        })
+        Box::pin(self.make(Change::Write(offset, data, durability)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -105,20 +228,11 @@ impl BlockDevice for PeerStore {
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            check_write(&self.geometry, range)?;
-            self.done(Operation::Discard { offset: range.offset, length: range.length }).await
-        })
+        Box::pin(self.make(Change::Discard(range)))
     }
 
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            check_write(&self.geometry, range)?;
-            let ByteRange { offset, length } = range;
-            let keep_allocated = mode == ZeroMode::KeepAllocated;
-            let durable = durability == Durability::Durable;
-            self.done(Operation::WriteZeroes { offset, length, keep_allocated, durable }).await
-        })
+        Box::pin(self.make(Change::Zero(range, mode, durability)))
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

@@ -163,7 +163,7 @@ impl Lane {
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         // N.B. below the alignment filter: a request of a client of this host that went to the other host while the volume
         // was there, and comes back, still has its claim there.
-        service.offer(Address::Owner(self.settings.volume.0), self.volume.device());
+        service.offer_volume(Rc::clone(&self.volume));
         self.handle.spawn(conversation.run(line.arrivals, service, Rc::new(Nobody)));
         self.attached.borrow_mut().push(conversation);
     }

@@ -144,7 +144,7 @@ impl Lane {
         order: &LeavingOrder,
         index: VolumeIndex,
         conversation: &Rc<Conversation>,
-        successor: Rc<dyn BlockDevice>,
+        successor: Rc<PeerStore>,
     ) -> LeavingVolume {
         let link = |urgency| {
             let (conversation, address) = (Rc::clone(conversation), Address::Replica(index.0));
@@ -218,7 +218,7 @@ pub(super) fn owner_elsewhere(
     volume: VolumeId,
     line: PeerLine,
     geometry: Geometry,
-) -> Rc<dyn BlockDevice> {
+) -> Rc<PeerStore> {
     let conversation = Conversation::new(line.line);
     let nothing = Service::new(handle.clone(), buffers.clone());
     handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(Deaf)));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::support::{SIZE, Scene, play};
 use block::{Buffer, Durability, Handle, MemoryStore};
 use chronicle::{BlockRange, BlockSize, Epoch, Generation, Kept, LayeredBitmap, MarkPolicy, ReplicaOf};
-use lane::{Beginning, Chronicler, Keeper, LaneFuture, NotDurable, Volume};
+use lane::{Beginning, Chronicler, Home, Keeper, LaneFuture, NotDurable, Volume};
 use migration::VolumeId;
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
@@ -94,7 +94,7 @@ fn start(folder: &Rc<Folder>, used: u64) -> Rc<Volume> {
         regions: MarkPolicy::regions_for(BlockSize::DEFAULT, SIZE),
     };
     let chronicler = Chronicler::kept(beginning, folder.found(), keeper, handle);
-    Volume::with_chronicler(VOLUME, chronicler, GENERATION, Rc::new(MemoryStore::new(SIZE)))
+    Volume::with_chronicler(VOLUME, chronicler, GENERATION, Home::Here(Rc::new(MemoryStore::new(SIZE))))
 }
 
 /// Writes a block, and tells how long that took.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use chronicle::BranchId;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Head, Operation};
-use lane::peer::{Arrival, Conversation, Line, Listener, Service, Urgency};
+use lane::peer::{Arrival, Conversation, Line, Listener, Service, Speech, Urgency};
 use lane::{
     ComingTogether, ComingVolume, Control, Promoted, TargetBaton, TargetConductor, TargetPlan, Volume,
 };
@@ -44,6 +44,10 @@ struct Deaf;
 
 impl Line for Deaf {
     fn send(&self, _: Urgency, _: Bytes, _: Bytes) {}
+
+    fn speech(&self) -> Speech {
+        Speech::Unknown
+    }
 }
 
 impl Listener for Deaf {

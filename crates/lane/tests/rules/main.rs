@@ -3,6 +3,7 @@
 
 mod chronicle;
 mod elastic;
+mod fences;
 mod filters;
 mod growth;
 mod home;

@@ -10,7 +10,7 @@ use block::{BlockDevice, Buffer, BufferPool, Durability, Handle, IoError, Memory
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::head::Address;
-use lane::peer::{Arrival, Conversation, Line, Listener, PeerStore, Service, Urgency};
+use lane::peer::{Arrival, Conversation, Line, Listener, PeerStore, Service, Speech, Urgency};
 
 use super::support::{SIZE, play};
 
@@ -25,9 +25,11 @@ struct Wire {
 }
 
 #[derive(Default)]
-struct WireState {
+pub(crate) struct WireState {
     sent: Cell<u64>,
-    is_cut: Cell<bool>,
+    pub(crate) is_cut: Cell<bool>,
+    /// Whoever is at the other end knows nothing of fences.
+    pub(crate) is_to_old_host: Cell<bool>,
     /// What was sent while the line was cut.
     kept: RefCell<VecDeque<(Bytes, Bytes)>>,
 }
@@ -45,6 +47,10 @@ impl Line for Wire {
             handle.sleep(Duration::from_millis(number * 7919 % JOURNEY_MAX_MS)).await;
             let _ = arrivals.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
         });
+    }
+
+    fn speech(&self) -> Speech {
+        if self.state.is_to_old_host.get() { Speech::Calls } else { Speech::Fences }
     }
 }
 
@@ -71,26 +77,30 @@ impl Listener for Heard {
 }
 
 /// Two ends of a line; the far one serves a store in memory.
-struct Ends {
-    near: Rc<Conversation>,
+pub(crate) struct Ends {
+    pub(crate) near: Rc<Conversation>,
     far: Rc<Conversation>,
-    service: Rc<Service>,
-    memory: Rc<MemoryStore>,
+    pub(crate) service: Rc<Service>,
+    pub(crate) memory: Rc<MemoryStore>,
     heard: Rc<Heard>,
     to_near: mpsc::UnboundedSender<Arrival>,
-    line: Rc<WireState>,
+    to_far: mpsc::UnboundedSender<Arrival>,
+    /// What the near end sends on.
+    pub(crate) line: Rc<WireState>,
+    /// What the far end sends on.
+    pub(crate) line_back: Rc<WireState>,
 }
 
 impl Ends {
-    fn new(handle: &Handle, size: u64) -> Self {
+    pub(crate) fn new(handle: &Handle, size: u64) -> Self {
         let (to_near, near_arrivals) = mpsc::unbounded();
         let (to_far, far_arrivals) = mpsc::unbounded();
-        let line = Rc::<WireState>::default();
+        let (line, line_back) = (Rc::<WireState>::default(), Rc::<WireState>::default());
         let wire = |arrivals: &mpsc::UnboundedSender<Arrival>, state| {
             Box::new(Wire { handle: handle.clone(), arrivals: arrivals.clone(), state })
         };
         let near = Conversation::new(wire(&to_far, Rc::clone(&line)));
-        let far = Conversation::new(wire(&to_near, Rc::default()));
+        let far = Conversation::new(wire(&to_near, Rc::clone(&line_back)));
         let memory = Rc::new(MemoryStore::new(size));
         let service = Service::new(handle.clone(), BufferPool::new());
         service.offer(Address::Replica(0), Rc::clone(&memory) as Rc<dyn BlockDevice>);
@@ -99,7 +109,15 @@ impl Ends {
         handle.spawn(Rc::clone(&near).run(near_arrivals, nothing, Rc::clone(&heard) as Rc<dyn Listener>));
         let far_heard = Rc::clone(&heard) as Rc<dyn Listener>;
         handle.spawn(Rc::clone(&far).run(far_arrivals, Rc::clone(&service), far_heard));
-        Self { near, far, service, memory, heard, to_near, line }
+        Self { near, far, service, memory, heard, to_near, to_far, line, line_back }
+    }
+
+    /// The line works again: what the near end has sent meanwhile arrives.
+    pub(crate) fn mend(&self) {
+        self.line.is_cut.set(false);
+        for (head, payload) in self.line.kept.take() {
+            let _ = self.to_far.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+        }
     }
 
     fn store(&self) -> PeerStore {

@@ -37,8 +37,6 @@ struct Version {
     durable: bool,
     /// When a later write was answered: from then on this is wrong. [`NEVER`]: it is not.
     superseded: Tick,
-    /// It may come back at any time.
-    returns: bool,
 }
 
 /// How a request that changes something ended.
@@ -85,7 +83,6 @@ impl Content {
                 outcome,
                 durable: true,
                 superseded: NEVER,
-                returns: false,
             }
         };
         Self {
@@ -106,16 +103,8 @@ impl Content {
             };
             self.tidy(sector);
             let outcome = Outcome::Failed;
-            let version = Version {
-                request,
-                token,
-                began,
-                ended: NEVER,
-                outcome,
-                durable: false,
-                superseded: NEVER,
-                returns: false,
-            };
+            let version =
+                Version { request, token, began, ended: NEVER, outcome, durable: false, superseded: NEVER };
             self.sectors[sector].push(version);
         }
     }
@@ -129,22 +118,9 @@ impl Content {
             own.durable = outcome == Outcome::DoneDurably;
             let began = own.began;
             if outcome != Outcome::Failed {
-                for older in versions.iter_mut().filter(|version| version.ended < began && !version.returns) {
+                for older in versions.iter_mut().filter(|version| version.ended < began) {
                     older.superseded = older.superseded.min(now);
                 }
-            }
-        }
-    }
-
-    /// A request that changes something may be carried out once more, at any time: with what is beside it in its blocks of
-    /// `block` sectors, for blocks are written whole.
-    pub(crate) fn change_returns(&mut self, request: u32, first: usize, count: usize, block: usize) {
-        let range = first..first + count;
-        let end = range.end.next_multiple_of(block).min(self.sectors.len());
-        for sector in first / block * block..end {
-            for version in &mut self.sectors[sector] {
-                let may_be_beside = !range.contains(&sector) && version.superseded == NEVER;
-                version.returns |= version.request == request || may_be_beside;
             }
         }
     }
@@ -213,7 +189,7 @@ impl Content {
         }
         let now = self.tick();
         for (versions, found) in self.sectors.iter_mut().zip(found) {
-            versions.retain(|version| version.returns);
+            versions.clear();
             versions.push(Version {
                 request: 0,
                 token: *found,
@@ -222,7 +198,6 @@ impl Content {
                 outcome: Outcome::DoneDurably,
                 durable: true,
                 superseded: NEVER,
-                returns: false,
             });
         }
         Ok(())
@@ -261,7 +236,7 @@ impl Content {
 
 /// Tells whether a later write is durable: then not even a power cut brings this version back.
 fn lost_for_good(versions: &[Version], version: &Version) -> bool {
-    !version.returns && versions.iter().any(|later| later.durable && later.began > version.ended)
+    versions.iter().any(|later| later.durable && later.began > version.ended)
 }
 
 /// What a request leaves in its sectors.
@@ -370,19 +345,6 @@ mod tests {
         content.change_ends(1, 0, 1, Outcome::Done);
         content.flush_succeeds(flush);
         assert!(content.check_after_power_cut(&[0]).is_ok());
-    }
-
-    #[test]
-    fn a_request_that_returns_may_be_there_at_any_time() {
-        let mut content = Content::new(&[0]);
-        content.change_begins(1, 0, 1, Leaves::Stamp);
-        content.change_returns(1, 0, 1, 1);
-        content.change_ends(1, 0, 1, Outcome::Done);
-        content.change_begins(2, 0, 1, Leaves::Stamp);
-        content.change_ends(2, 0, 1, Outcome::DoneDurably);
-        assert!(content.check_after_power_cut(&[token(2, 0)]).is_ok());
-        assert!(read(&mut content, token(1, 0)) && read(&mut content, token(2, 0)));
-        assert!(!read(&mut content, 0));
     }
 
     #[test]

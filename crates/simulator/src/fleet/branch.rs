@@ -8,7 +8,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
-use std::time::Duration;
 
 use super::place::Place;
 use crate::guest::Guest;
@@ -22,8 +21,6 @@ pub(super) struct Branch {
     pub(super) guests: Vec<Rc<Guest>>,
     /// The host that the guests are connected to.
     home: Cell<Place>,
-    /// Since when its home has had its volumes; `None` while another host has.
-    at_home_since: Cell<Option<Duration>>,
     /// Where its volumes rested last; nowhere at first.
     pub(super) seen_at: Cell<Option<Place>>,
     /// How often they have come to rest at another host than before, the first included.
@@ -59,17 +56,6 @@ impl Branch {
         self.guests.iter().for_each(|guest| guest.power_cut());
     }
 
-    /// Its home has its volumes, or has not.
-    pub(super) fn note_owner(&self, is_at_home: bool, now: Duration) {
-        let since = self.at_home_since.get().unwrap_or(now);
-        self.at_home_since.set(is_at_home.then_some(since));
-    }
-
-    /// Since when its home has had its volumes: what was asked before may be in other hands.
-    pub(super) fn home_since(&self) -> Duration {
-        self.at_home_since.get().unwrap_or(Duration::MAX)
-    }
-
     /// Tells whether no guest waits for anything.
     pub(super) fn is_idle(&self) -> bool {
         self.guests.iter().all(|guest| guest.is_idle())
@@ -85,7 +71,6 @@ impl Branches {
             number,
             guests,
             home: Cell::new(home),
-            at_home_since: Cell::new(Some(Duration::ZERO)),
             seen_at: Cell::default(),
             arrivals: Cell::default(),
             been_at: RefCell::default(),

@@ -6,7 +6,7 @@ use block::BlockDevice;
 use chronicle::{Generation, ReplicaOf};
 use lane::filter::GateMode;
 use lane::peer::head::Address;
-use lane::{ComingTogether, ComingVolume, Control, TargetConductor, TargetContent, TargetPlan};
+use lane::{ComingTogether, ComingVolume, Control, Home, TargetConductor, TargetContent, TargetPlan};
 use migration::MigrationId;
 use migration::journal::{MigrationState, Record, Side, Stage};
 use migration::source::Moves;
@@ -160,7 +160,7 @@ impl Party {
             let store: Rc<dyn BlockDevice> = disk.clone();
             let home = self.with_serving(|serving| serving.volumes[index].clone()).flatten();
             let volume = home.unwrap_or_else(|| {
-                let volume = self.make_volume(index, generation, Rc::clone(&store), false);
+                let volume = self.make_volume(index, generation, Home::Here(Rc::clone(&store)), false);
                 volume.gate().set_mode(GateMode::Hold);
                 volume
             });

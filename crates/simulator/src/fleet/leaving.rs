@@ -249,7 +249,7 @@ impl Party {
                 zeroes: ZeroMode::MayUnmap,
             };
             let source_image = moving.source.clone();
-            let successor = Some(self.elsewhere(index, peer));
+            let successor = self.elsewhere(index, peer);
             let conversation = Some(Rc::clone(&channel.conversation));
             let borrowing = None;
             leaving.push(LeavingVolume { volume, replica, source_image, successor, conversation, borrowing });

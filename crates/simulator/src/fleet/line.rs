@@ -14,7 +14,7 @@ use std::rc::{Rc, Weak};
 
 use bytes::Bytes;
 use futures_channel::mpsc;
-use lane::peer::{Arrival, Urgency};
+use lane::peer::{Arrival, Speech, Urgency};
 
 use super::link::Link;
 use super::place::Place;
@@ -193,6 +193,10 @@ impl lane::peer::Line for Sender {
         let to_incarnation = line.ends[self.from].knows.get();
         line.carry(Frame { to, from_incarnation: self.incarnation, to_incarnation, head, payload });
     }
+
+    fn speech(&self) -> Speech {
+        Speech::Fences
+    }
 }
 
 #[cfg(test)]
@@ -215,6 +219,10 @@ mod tests {
     impl lane::peer::Line for Sent {
         fn send(&self, _: Urgency, head: Bytes, _: Bytes) {
             self.0.borrow_mut().push(head);
+        }
+
+        fn speech(&self) -> Speech {
+            Speech::Fences
         }
     }
 

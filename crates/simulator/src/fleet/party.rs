@@ -94,6 +94,8 @@ pub(crate) struct Party {
     is_up: Cell<bool>,
     pub(super) serving: RefCell<Option<Serving>>,
     disks_made: Cell<u32>,
+    /// Lives of lanes so far.
+    lives: Cell<u64>,
 }
 
 /// What a simulation of several hosts begins with.
@@ -201,6 +203,7 @@ impl Party {
                 buffers: BufferPool::new(),
                 manner,
                 disks_made: Cell::new(100 * (1 + place.index() as u32)),
+                lives: Cell::default(),
                 images: RefCell::new(images),
                 kept: KeptImages::default(),
                 links,
@@ -260,6 +263,12 @@ impl Party {
 
     pub(super) fn incarnation(&self) -> u64 {
         self.incarnation.get()
+    }
+
+    /// The life of a lane that begins here: no other, at any host, has the same.
+    pub(super) fn new_life(&self) -> u64 {
+        self.lives.set(self.lives.get() + 1);
+        self.lives.get() << 8 | self.place.index() as u64
     }
 
     pub(super) fn is_up(&self) -> bool {

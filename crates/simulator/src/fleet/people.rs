@@ -34,6 +34,8 @@ pub(super) struct People {
     migrations_left: Cell<u32>,
     /// In how many of a hundred cases guests follow their volumes.
     follow_percent: u64,
+    /// At how many of a hundred looks guests go to another host by themselves, whatever is under way.
+    wander_percent: u64,
     /// Somebody may force a promotion.
     may_force: bool,
     /// Guests ask for nothing more: the end is near.
@@ -52,6 +54,8 @@ impl People {
         Self {
             migrations_left: Cell::new(random.pick(migrations)),
             follow_percent: random.pick(&[0, 30, 70]),
+            // One host at a time runs a machine; and guests of the source must not be led to a copy that is forced.
+            wander_percent: if has_machine || may_force { 0 } else { random.pick(&[0, 0, 1, 5, 20]) },
             may_force,
             is_settling: Cell::default(),
         }
@@ -79,6 +83,9 @@ impl Fleet {
     fn look(self: &Rc<Self>) {
         self.parties.iter().for_each(|party| self.perhaps_promote(party));
         let branches = self.branches.all();
+        if let [branch] = &branches[..] {
+            self.perhaps_wander(branch);
+        }
         branches.iter().for_each(|branch| self.see_to(branch, &branches));
         let is_idle = self.parties.iter().all(|party| party.is_up() && party.has_nothing_to_do());
         let mut guests = branches.iter().flat_map(|branch| &branch.guests);
@@ -188,10 +195,29 @@ impl Fleet {
                 guest.be_busy();
             }
         }
-        let now = self.world.now();
-        self.world.excuses.borrow_mut().end(branch.number, now);
-        branch.note_owner(true, now);
+        self.excuse(branch);
         owner.connect(branch);
+    }
+
+    /// Guests leave the host that they are connected to, whatever is under way, and ask for it again at another one.
+    fn perhaps_wander(&self, branch: &Branch) {
+        let mut random = self.random.borrow_mut();
+        if self.people.wander_percent == 0 || !random.percent(self.people.wander_percent) {
+            return;
+        }
+        let fits = |party: &&Rc<Party>| party.place != branch.home() && party.welcomes_clients();
+        let targets: Vec<_> = self.parties.iter().filter(fits).collect();
+        if targets.is_empty() || branch.goes.get().is_some() || branch.power_was_cut.get() {
+            return;
+        }
+        let target = random.pick(&targets);
+        drop(random);
+        self.tally(Event::Wander);
+        self.world.say(|| format!("guests go from {} to {}", branch.home(), target.place));
+        branch.guests.iter().for_each(|guest| guest.disconnect());
+        branch.move_home(target.place);
+        self.excuse(branch);
+        target.connect(branch);
     }
 }
 

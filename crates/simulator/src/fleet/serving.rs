@@ -10,16 +10,19 @@ use chronicle::Epoch;
 use lane::filter::GateMode;
 use lane::peer::head::Address;
 use lane::peer::{Conversation, PeerStore, Service, Urgency};
-use lane::{Baton, Beginning, Chronicler, Keeper, SourceFollower, TargetBaton, Volume};
+use lane::{
+    Baton, Beginning, Chronicler, Entrance, Home, Keeper, Passage, Presence, SourceFollower, TargetBaton,
+    Volume,
+};
 use migration::MigrationId;
-use migration::journal::{Side, Stage, State};
+use migration::journal::{MigrationState, Side, Stage, State};
 
 use super::branch::Branch;
 use super::ear::{Deaf, Ear};
 use super::link::{Link, Subject};
 use super::party::{Party, volume_id};
 use super::place::Place;
-use crate::guest::Connection;
+use crate::guest::{Caller, Connection};
 use crate::probe::Probe;
 
 /// Epochs of one life of a daemon: as many as this is a power of two.
@@ -29,6 +32,8 @@ const EPOCHS_SHIFT: u32 = 20;
 pub(super) struct Serving {
     /// Those that are served here, come here, or have left from here in this life of the daemon or before.
     pub(super) volumes: Vec<Option<Rc<Volume>>>,
+    /// What the connections to each of them have in common: what claims blocks.
+    aligned: BTreeMap<usize, (Rc<Volume>, Rc<Align>)>,
     /// What clients that stayed at other hosts ask for, and what is asked of other hosts for clients that stayed here.
     clients: BTreeMap<Place, (Rc<Conversation>, Rc<Service>)>,
     /// Of migrations, to and from other hosts.
@@ -86,6 +91,7 @@ impl Party {
         });
         *self.serving.borrow_mut() = Some(Serving {
             volumes: Vec::new(),
+            aligned: BTreeMap::new(),
             clients: clients.collect(),
             channels: BTreeMap::new(),
             source: RefCell::default(),
@@ -138,17 +144,17 @@ impl Party {
             }
             (None, None) => return None,
         };
-        let disk = match (disk, state.moved.get(&id)) {
-            (Some(disk), _) => disk,
+        let home = match (disk, state.moved.get(&id)) {
+            (Some(disk), _) => Home::Here(disk),
             // A source image that was retired before the end was recorded is of no more use than one that went before.
-            (None, Some(moved)) => self.elsewhere(index, Place::of(moved.host)),
+            (None, Some(moved)) => Home::Elsewhere(self.elsewhere(index, Place::of(moved.host))?),
             (None, None) => {
                 self.world.violated("owner", || format!("the image of volume {index} is gone"));
                 return None;
             }
         };
         let is_own = state.volumes.contains_key(&id);
-        let volume = self.make_volume(index, known.record.generation, disk, is_own);
+        let volume = self.make_volume(index, known.record.generation, home, is_own);
         volume.gate().set_mode(mode);
         Some(volume)
     }
@@ -158,7 +164,7 @@ impl Party {
         &self,
         index: usize,
         generation: chronicle::Generation,
-        disk: Rc<dyn BlockDevice>,
+        home: Home,
         is_own: bool,
     ) -> Rc<Volume> {
         let id = volume_id(index);
@@ -171,14 +177,16 @@ impl Party {
         let beginning = Beginning {
             volume: id,
             block_size: self.manner.block_sizes[index],
-            size_bytes: disk.geometry().size,
+            size_bytes: self.manner.geometries[index].size,
             // Each life of the daemon has numbers of its own, which are durable before it begins.
             reserved: Epoch(self.incarnation() << EPOCHS_SHIFT),
             regions: self.manner.regions,
         };
         let keeper: Rc<dyn Keeper> = Rc::clone(&self.chronicles) as Rc<dyn Keeper>;
         let chronicler = Chronicler::kept(beginning, kept, keeper, self.handle.clone());
-        Volume::with_chronicler(id, chronicler, generation, disk)
+        let volume = Volume::with_chronicler(id, chronicler, generation, home);
+        volume.fences().begin(self.new_life());
+        volume
     }
 
     /// Lets clients that stayed at other hosts use a volume that is here, or leads on from here.
@@ -188,24 +196,25 @@ impl Party {
         if let Some(volume) = &serving.volumes[index] {
             for (_, service) in serving.clients.values() {
                 // Below what aligns: a request may come back to the host that has its claim.
-                service.offer(Address::Owner(volume_id(index).0), volume.device());
+                service.offer_volume(Rc::clone(volume));
             }
         }
     }
 
     /// The volume at another host.
-    pub(super) fn elsewhere(&self, index: usize, place: Place) -> Rc<dyn BlockDevice> {
+    pub(super) fn elsewhere(&self, index: usize, place: Place) -> Option<Rc<PeerStore>> {
         let serving = self.serving.borrow();
         let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
         let address = Address::Owner(volume_id(index).0);
         let clients = serving.as_ref().and_then(|serving| serving.clients.get(&place));
         match clients {
             Some((conversation, _)) => {
-                Rc::new(PeerStore::new(Rc::clone(conversation), address, geometry, Urgency::Awaited))
+                let conversation = Rc::clone(conversation);
+                Some(Rc::new(PeerStore::new(conversation, address, geometry, Urgency::Awaited)))
             }
             None => {
                 self.world.violated("owner", || format!("{} knows no way to {place}", self.place));
-                Rc::new(block::MemoryStore::new(geometry.size))
+                None
             }
         }
     }
@@ -274,10 +283,43 @@ impl Party {
                 self.world.violated("owner", || format!("{} knows nothing of volume {index}", self.place));
                 continue;
             };
-            let probe = Probe::new(volume.device(), &self.world, self.manner.limits);
-            let device = Align::new(Rc::new(probe), self.buffers.clone(), self.handle.clone());
-            guest.connect(Connection { device: Rc::new(device), handle: self.handle.clone() });
+            let caller = Rc::<Caller>::default();
+            let presence = Rc::clone(&caller) as Rc<dyn Presence>;
+            let passage = Passage::new(Rc::clone(&volume), presence);
+            let probe = Probe::new(Rc::new(passage), &self.world, self.manner.limits);
+            let Some(aligned) = self.aligned(index, &volume) else { continue };
+            let below = Rc::new(aligned.beside(Rc::new(probe)));
+            let device = Rc::new(Entrance::new(volume, below));
+            guest.connect(Connection { device, handle: self.handle.clone(), caller });
         }
+    }
+
+    /// What all connections to a volume have in common.
+    fn aligned(&self, index: usize, volume: &Rc<Volume>) -> Option<Rc<Align>> {
+        self.with_serving(|serving| {
+            let known = serving.aligned.get(&index).filter(|(of, _)| Rc::ptr_eq(of, volume));
+            if let Some((_, aligned)) = known {
+                return Rc::clone(aligned);
+            }
+            let aligned = Rc::new(Align::new(volume.device(), self.buffers.clone(), self.handle.clone()));
+            serving.aligned.insert(index, (Rc::clone(volume), Rc::clone(&aligned)));
+            aligned
+        })
+    }
+
+    /// Tells whether clients find the volumes here: they are here, or lead to where they are.
+    pub(super) fn welcomes_clients(&self) -> bool {
+        let count = self.manner.block_sizes.len();
+        // One that comes for the first time may be given back yet: its clients would be sent away.
+        let is_known = self.journal().look(|state, possible| {
+            let comes = |(_, known): (_, &MigrationState)| matches!(known.side, Side::Incoming { .. });
+            let rests = possible.is_empty() && !state.unfinished().any(comes);
+            let mut volumes = (0..count).map(volume_id);
+            volumes.all(|id| state.moved.contains_key(&id) || rests && state.volumes.contains_key(&id))
+        });
+        let serving = self.serving.borrow();
+        let mut volumes = serving.iter().flat_map(|serving| &serving.volumes);
+        is_known && self.is_up() && serving.is_some() && volumes.all(Option::is_some)
     }
 
     /// What a volume was when it was released, while nobody owns it.

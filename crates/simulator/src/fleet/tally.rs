@@ -28,6 +28,8 @@ pub(crate) enum Event {
     BranchMoves,
     /// Guests go on at the host that has their volumes.
     HomeMoves,
+    /// Guests go to another host, and leave behind what was not answered.
+    Wander,
     /// Power is cut at a host that has volumes.
     OwnerPowerCut,
 }
@@ -39,7 +41,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -51,6 +53,7 @@ impl Event {
         Self::Branch,
         Self::BranchMoves,
         Self::HomeMoves,
+        Self::Wander,
         Self::OwnerPowerCut,
     ];
 
@@ -67,6 +70,7 @@ impl Event {
             Self::Branch => "promoted by force: two branches",
             Self::BranchMoves => "a branch of two moves on",
             Self::HomeMoves => "guests follow their volumes",
+            Self::Wander => "guests go to another host by themselves",
             Self::OwnerPowerCut => "power cut under guests",
         }
     }

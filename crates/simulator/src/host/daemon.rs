@@ -95,7 +95,8 @@ impl Host {
             let probe = Rc::new(Probe::new(volume.device(), &self.world, self.scenario.limits));
             let align = Align::new(probe, self.buffers.clone(), self.handle.clone());
             volumes.push(volume);
-            guest.connect(Connection { device: Rc::new(align), handle: self.handle.clone() });
+            let (device, handle) = (Rc::new(align), self.handle.clone());
+            guest.connect(Connection { device, handle, caller: Rc::default() });
         }
         *self.serving.borrow_mut() = Some(Serving { volumes, migration: None });
         self.world.note("serves", self.incarnation.get(), 0);

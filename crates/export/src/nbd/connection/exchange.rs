@@ -23,6 +23,7 @@ use block::executor::Sleep;
 use block::{BlockDevice, Buffer, IoError, IoFuture};
 
 use crate::nbd::budget::Share;
+use crate::nbd::caller::Caller;
 use crate::nbd::execute::execute;
 use crate::nbd::intake::{Intake, Taken};
 use crate::nbd::negotiation::Agreement;
@@ -46,10 +47,10 @@ pub(super) async fn exchange(
     server: &Rc<Shared>,
     member: &Rc<Member>,
     stream: &Stream,
-    agreement: &Agreement,
+    (agreement, caller): (&Agreement, Caller),
     first_bytes: &[u8],
 ) -> Option<Ending> {
-    let device = Rc::clone(&agreement.export.device);
+    let device = agreement.export.device_for(caller);
     let mut requests = RequestSet::with_capacity(server.limits.requests_in_flight_max);
     let style = agreement.offer.replies;
     let start = |cookie, command, buffer| execute(Rc::clone(&device), style, cookie, command, buffer);

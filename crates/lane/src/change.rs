@@ -1,0 +1,35 @@
+//! A request that changes a volume, as one thing: what is asked of a store, of an owner on another host, or again.
+
+use block::{BlockDevice, Buffer, ByteRange, Durability, IoError, ZeroMode};
+
+use crate::fence::Fence;
+
+/// What is to be changed.
+pub(crate) enum Change {
+    /// Bytes are written, from an offset on.
+    Write(u64, Buffer, Durability),
+    /// A range reads as zeroes, and its space is given back.
+    Discard(ByteRange),
+    /// A range reads as zeroes.
+    Zero(ByteRange, ZeroMode, Durability),
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// It is made.
+    Done,
+    /// It is not, and will not be: it bears another fence than this one, which is the present one.
+    Refused(Fence),
+}
+
+impl Change {
+    /// Has a device make the change.
+    pub(crate) async fn apply(self, device: &dyn BlockDevice) -> Result<(), IoError> {
+        match self {
+            Self::Write(offset, data, durability) => device.write(offset, data, durability).await,
+            Self::Discard(range) => device.discard(range).await,
+            Self::Zero(range, mode, durability) => device.write_zeroes(range, mode, durability).await,
+        }
+    }
+}

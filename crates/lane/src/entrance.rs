@@ -1,0 +1,294 @@
+//! The way of a client's requests into a volume: known to the volume's owner before the first of them, and each with the
+//! client behind it, wherever it is sent on from here ([`crate::fence`]).
+//!
+//! ```text
+//!   a connection ──► entrance ──► align ──► passage ──► gate ──┬──► store
+//!                       │                      └ whose client  └──► owner on another host: asked while the client is there
+//!                       └ the first: the owner raises its fence
+//!   another host ──► service ─── bears a fence ───────► gate ──┬──► store: if the fence is the present one
+//!                                                              └──► owner on another host: with the same fence
+//! ```
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use block::signal::Signal;
+use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use migration::planted::{Bug, broken};
+
+use crate::change::{Change, Changed};
+use crate::fence::{Always, Entry, Fence, Presence};
+use crate::filter::{Access, GateMode};
+use crate::volume::Volume;
+
+/// Where a change comes from.
+pub(crate) enum Origin<'a> {
+    /// A client of this host.
+    Client(&'a Visitor),
+    /// Another host, which was told of this fence.
+    Host(Fence),
+    /// Another host, which knows nothing of fences.
+    OldHost,
+}
+
+/// The client of a connection of this host.
+pub(crate) struct Visitor {
+    presence: Rc<dyn Presence>,
+    /// What [`Fences::arrivals`](crate::fence::Fences::arrivals) was when the client was seen to be there last.
+    arrivals_seen: Cell<u64>,
+}
+
+impl Visitor {
+    /// Tells whether the client may have come to another host, or here once more: since it was seen to be there last
+    /// somebody has, and it is not there. What it left behind is not made then.
+    fn may_be_elsewhere(&self, volume: &Volume) -> bool {
+        let arrivals = volume.fences().arrivals();
+        if arrivals == self.arrivals_seen.get() {
+            return false;
+        }
+        let is_there = self.presence.is_there();
+        if is_there {
+            self.arrivals_seen.set(arrivals);
+        }
+        !is_there && !broken(Bug::FenceNotChecked)
+    }
+}
+
+/// The way by which a client comes to the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// Its connection is here.
+    Here,
+    /// Its connection is at another host.
+    AnotherHost,
+}
+
+impl Volume {
+    /// Changes the volume, when its gate lets that through.
+    pub(crate) async fn change(&self, origin: Origin<'_>, change: Change) -> Result<Changed, IoError> {
+        let pass = self.gate().enter(Access::Change).await;
+        match (pass.owner(), origin) {
+            (Some(owner), Origin::Client(visitor)) => owner.change(&*visitor.presence, change).await?,
+            (Some(owner), Origin::OldHost) => owner.change(&Always, change).await?,
+            (Some(owner), Origin::Host(fence)) => return owner.relay(fence, change).await,
+            // N.B. both here, and not where it arrives: it may have waited for blocks, or at the gate.
+            (None, Origin::Client(visitor)) if visitor.may_be_elsewhere(self) => return Err(IoError::Closed),
+            (None, Origin::Client(_)) => change.apply(pass.device()).await?,
+            (None, Origin::Host(fence)) if !self.fences().admits(fence) => {
+                return Ok(Changed::Refused(self.fences().tell()));
+            }
+            (None, Origin::Host(_) | Origin::OldHost) => {
+                let _entry = self.fences().enter_forwarded();
+                change.apply(pass.device()).await?;
+            }
+        }
+        Ok(Changed::Done)
+    }
+
+    /// A client begins to use the volume: resolves when nothing that it may have left behind, at whichever host, can land
+    /// any more, with the owner's fence from then on. `None`: the owner knows nothing of fences.
+    ///
+    /// # Errors
+    /// The owner, on another host, cannot be asked.
+    pub(crate) async fn attach(&self, route: Route) -> Result<Option<Fence>, IoError> {
+        // N.B. not below the gate, for those may have to wait there.
+        self.fences().comes().await;
+        let pass = self.gate().enter(Access::Attach).await;
+        if let Some(owner) = pass.owner().cloned() {
+            // It takes as long as the link does, and nothing that happens here meanwhile makes it worthless.
+            drop(pass);
+            return owner.attach().await;
+        }
+        self.fences().raise().await;
+        Ok((route == Route::AnotherHost).then(|| self.fences().tell()))
+    }
+}
+
+/// The beginning of the way of one connection.
+pub struct Entrance {
+    volume: Rc<Volume>,
+    below: Rc<dyn BlockDevice>,
+    attachment: Cell<Attachment>,
+    settled: Signal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attachment {
+    Missing,
+    UnderWay,
+    Made,
+}
+
+/// Says that nothing came of an attachment, unless it was made.
+struct Attaching<'a>(&'a Entrance);
+
+impl Entrance {
+    /// Makes the way of a connection; `below` leads to the volume by a [`Passage`].
+    pub fn new(volume: Rc<Volume>, below: Rc<dyn BlockDevice>) -> Self {
+        Self { volume, below, attachment: Cell::new(Attachment::Missing), settled: Signal::default() }
+    }
+
+    /// Makes the client known to the volume's owner, once.
+    ///
+    /// # Errors
+    /// As the request would fail.
+    pub async fn attach(&self) -> Result<(), IoError> {
+        loop {
+            match self.attachment.get() {
+                Attachment::Made => return Ok(()),
+                Attachment::UnderWay => {
+                    let is_over = || (self.attachment.get() != Attachment::UnderWay).then_some(());
+                    self.settled.wait_for(is_over).await;
+                }
+                Attachment::Missing => {
+                    self.attachment.set(Attachment::UnderWay);
+                    let _attaching = Attaching(self);
+                    self.volume.attach(Route::Here).await?;
+                    self.attachment.set(Attachment::Made);
+                }
+            }
+        }
+    }
+
+    /// What reads need before they begin. A machine that waits for its volume reads it before anybody owns it here.
+    async fn begin_read(&self) -> Result<(), IoError> {
+        if self.attachment.get() == Attachment::Made {
+            return Ok(());
+        }
+        self.volume.gate().lets_read().await;
+        match self.volume.gate().mode() {
+            GateMode::ReadsOnly => Ok(()),
+            GateMode::Open | GateMode::Hold => self.attach().await,
+        }
+    }
+
+    /// What changes need before they begin.
+    async fn begin_change(&self) -> Result<Entry, IoError> {
+        self.attach().await?;
+        Ok(self.volume.fences().enter_own())
+    }
+}
+
+impl BlockDevice for Entrance {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            self.begin_read().await?;
+            self.below.read(offset, buffer).await
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let _entry = self.begin_change().await?;
+            self.below.write(offset, data, durability).await
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.begin_read().await?;
+            self.below.flush().await
+        })
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let _entry = self.begin_change().await?;
+            self.below.discard(range).await
+        })
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let _entry = self.begin_change().await?;
+            self.below.write_zeroes(range, mode, durability).await
+        })
+    }
+
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.below.zeroes_fast(mode)
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            self.begin_read().await?;
+            self.below.allocation(range).await
+        })
+    }
+}
+
+impl Drop for Attaching<'_> {
+    fn drop(&mut self) {
+        if self.0.attachment.get() == Attachment::UnderWay {
+            self.0.attachment.set(Attachment::Missing);
+        }
+        self.0.settled.notify();
+    }
+}
+
+/// The end of the way of one connection: into the volume, with the client behind each change.
+pub struct Passage {
+    volume: Rc<Volume>,
+    below: Rc<dyn BlockDevice>,
+    visitor: Visitor,
+}
+
+impl Passage {
+    /// Makes the way of a connection from `presence` into a volume.
+    pub fn new(volume: Rc<Volume>, presence: Rc<dyn Presence>) -> Self {
+        let visitor = Visitor { presence, arrivals_seen: Cell::new(volume.fences().arrivals()) };
+        Self { below: volume.device(), volume, visitor }
+    }
+
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            // A client's change bears no fence, so it is made or fails.
+            self.volume.change(Origin::Client(&self.visitor), change).await.map(drop)
+        })
+    }
+}
+
+impl BlockDevice for Passage {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    /// Passthrough.
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        self.below.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        self.change(Change::Write(offset, data, durability))
+    }
+
+    /// Passthrough.
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.below.flush()
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        self.change(Change::Discard(range))
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        self.change(Change::Zero(range, mode, durability))
+    }
+
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.below.zeroes_fast(mode)
+    }
+
+    /// Passthrough.
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.below.allocation(range)
+    }
+}
