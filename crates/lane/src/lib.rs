@@ -4,7 +4,7 @@
 //!   other threads ── messages ──► thread ──► conductor (one a migration): Source and Target of the core
 //!                                   │            │ mirrors, gates
 //!                                   ▼            ▼
-//!            NBD ──► meter ──► align ──► volume: gate ──► tracker ──► [mirror] ──► store
+//! NBD ──► meter ──► entrance ──► align ──► volume: gate ──► tracker ──► [mirror] ──► store
 //!                                                             │  └─────► target store
 //!                                                           copy: the strategy of the core, and the mover
 //! ```

@@ -10,7 +10,7 @@ use block::filter::fault::FaultRule;
 use block::{BlockDevice, BufferPool, IoError, ZeroMode};
 use bytes::Bytes;
 use chronicle::BlockSize;
-use lane::peer::{Conversation, Haste, Line, Urgency};
+use lane::peer::{Conversation, Haste, Line, Speech, Urgency};
 use lane::{
     Baton, Control, CopySettings, LeavingTogether, LeavingVolume, Replica, SourceConductor, SourcePlan,
     TargetContent, Volume,
@@ -44,6 +44,10 @@ impl Line for Quiet {
 
     fn set_haste(&self, haste: Haste) {
         self.hastes.borrow_mut().push(haste);
+    }
+
+    fn speech(&self) -> Speech {
+        Speech::Unknown
     }
 }
 
