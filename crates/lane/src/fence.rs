@@ -12,8 +12,10 @@
 //!   is there *at that moment* ([`Presence`]).
 //! - Before the first request of a connection, whichever host has that, the owner raises its fence, and lets the changes
 //!   end that it has let through before, those of its own clients too: a store may turn the order of two writes round that
-//!   are under way together. What a connection has sent and nobody has read yet is made only if its client is there. So what bears the present fence was sent for a client that was there after the
-//!   fence was raised last, and whoever has come since has not left anything behind.
+//!   are under way together. What a connection has sent and nobody has read yet is made only if its client is there.
+//!
+//! So what bears the present fence was sent for a client that was there after the fence was raised last, and whoever has come
+//! since has not left anything behind.
 //!
 //! Fences are compared for being the same alone, so a volume's next owner, or the next life of this one, has others.
 
