@@ -311,7 +311,8 @@ impl Mirror {
         let stuck = self
             .oldest_unanswered()
             .map(|since| (since + self.settings.no_progress_max, "the target to answer a request"));
-        patience.chain(retry).chain(tokens).chain(admits).chain(stuck).min_by_key(|(at, _)| *at)
+        let aims = self.aims_lower_at().map(|at| (at, "guests to write less for a moment, or for that long"));
+        patience.chain(retry).chain(tokens).chain(admits).chain(aims).chain(stuck).min_by_key(|(at, _)| *at)
     }
 
     /// Changes the rate limit of the mover.

@@ -14,8 +14,8 @@ pub(crate) struct ProgressWatch {
     fraction: f64,
     /// Set once a report was made past the commit point.
     past_commit_point: bool,
-    /// When what is shown changed last, and what that was.
-    changed: Option<(Duration, Phase, u64, u64)>,
+    /// When what is shown changed last, or there was a reason why it does not, and what it was.
+    unexplained: Option<(Duration, Phase, u64, u64)>,
 }
 
 impl ProgressWatch {
@@ -31,17 +31,19 @@ impl ProgressWatch {
             return Some(format!("progress is {fraction} in {phase}, before the commit point"));
         }
         let shown = (phase, progress.bytes_synchronised, progress.bytes_missing);
-        match self.changed {
-            Some((since, phase, synchronised, missing)) if (phase, synchronised, missing) == shown => {
-                let silent = now.saturating_sub(since) > SILENCE_MAX;
-                if silent && progress.waiting.is_none() && progress.suspended.is_none() {
+        let is_explained = progress.waiting.is_some() || progress.suspended.is_some();
+        match self.unexplained {
+            Some((since, phase, synchronised, missing))
+                if !is_explained && (phase, synchronised, missing) == shown =>
+            {
+                if now.saturating_sub(since) > SILENCE_MAX {
                     return Some(format!(
                         "nothing has changed in {phase} for {:?}, without a reason",
                         now - since
                     ));
                 }
             }
-            _ => self.changed = Some((now, shown.0, shown.1, shown.2)),
+            _ => self.unexplained = Some((now, shown.0, shown.1, shown.2)),
         }
         None
     }
@@ -88,6 +90,10 @@ mod tests {
     fn a_silent_standstill_is_noticed() {
         let mut watch = ProgressWatch::default();
         assert_eq!(watch.report(Duration::ZERO, &progress(Phase::Copying, 0.5)), None);
-        assert!(watch.report(Duration::from_secs(9), &progress(Phase::Copying, 0.5)).is_some());
+        let waits = migration::Waiting { reason: "the journal", remaining: None };
+        let explained = Progress { waiting: Some(waits), ..progress(Phase::Copying, 0.5) };
+        assert_eq!(watch.report(Duration::from_secs(9), &explained), None);
+        assert_eq!(watch.report(Duration::from_secs(10), &progress(Phase::Copying, 0.5)), None);
+        assert!(watch.report(Duration::from_secs(19), &progress(Phase::Copying, 0.5)).is_some());
     }
 }

@@ -181,17 +181,17 @@ impl Mirror {
 
     /// How near the replica is to the volume.
     pub(super) fn standing(&mut self, now: Duration) -> Standing {
-        if self.is_growing {
-            return Standing::Behind;
-        }
         if !self.is_asynchronous() {
-            return if self.is_synchronised() { Standing::Synchronised } else { Standing::Behind };
+            let is_synchronised = !self.is_growing && self.is_synchronised();
+            return if is_synchronised { Standing::Synchronised } else { Standing::Behind };
         }
-        if self.stage != Stage::Copying
+        if self.is_growing
+            || self.stage != Stage::Copying
             || self.suspension.is_some()
             || self.mover == Mover::Rests
             || self.cursor != self.end()
         {
+            self.aim = Aim::default();
             return Standing::Behind;
         }
         let arrived = self.values.is_empty() || broken(Bug::ValuesInFlight);
@@ -215,6 +215,13 @@ impl Mirror {
         } else {
             Standing::Behind
         }
+    }
+
+    /// When it will be near enough with more left than now, if it is not yet.
+    pub(super) fn aims_lower_at(&self) -> Option<Duration> {
+        let is_last = self.aim.step + 1 == AIMS.len();
+        let missed_since = self.aim.missed_since.filter(|_| self.said == Standing::Behind && !is_last);
+        missed_since.map(|since| since + AIM_LASTS)
     }
 
     /// Bytes that the target takes while gates are closed: one block at least.
