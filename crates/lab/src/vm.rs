@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   QEMU (TCG, no KVM needed) ── virtio-blk or virtio-scsi ── NBD client, reconnecting ──► the volume's socket
-//!     │ serial console                                                        
+//!     │ serial console
 //!     └─ ticks, wrong blocks, the verdict ──► Console ──► marks, Felt
 //!     ◄─ "verify", "end"
 //! ```
