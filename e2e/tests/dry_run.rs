@@ -106,6 +106,10 @@ fn a_plan_within_one_host_says_where_the_image_would_be_and_leaves_nothing() {
         refused(scene, &["v", "--to", "a"], ErrorCode::SameStore, "already")?;
         refused(scene, &["v", "--to", "b", "--serve-here"], ErrorCode::InvalidRequest, "--serve-here")?;
         refused(scene, &["v", "--to", "b", "--keep-chain"], ErrorCode::InvalidRequest, "not qcow2")?;
+        for memory in [["--memory", "post-copy"], ["--memory-streams", "2"]] {
+            let order = [&["v", "--to", "b"][..], &memory].concat();
+            refused(scene, &order, ErrorCode::InvalidRequest, "has no memory")?;
+        }
         std::fs::write(scene.path("b").join("v.img"), "somebody's")?;
         refused(scene, &["v", "--to", "b"], ErrorCode::TargetExists, "move it away")?;
         std::fs::remove_file(scene.path("b").join("v.img"))?;

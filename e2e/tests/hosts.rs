@@ -115,6 +115,23 @@ fn cancelled_migration_leaves_nothing_at_the_other_host() {
 }
 
 #[test]
+fn who_would_move_what_has_gone_is_told_where_it_is() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        pair.leave()?;
+        until("nothing is forwarded any more", || {
+            Ok((pair.alpha.sterna(["volume", "show", "v"])?.code == 3).then_some(()))
+        })?;
+        for more in [&[][..], &["--dry-run"]] {
+            let refused = pair.alpha.sterna([&["migrate", "v", "--to", "beta:b"][..], more].concat())?;
+            let told = refused.stderr.contains("has gone to host \"beta\" (m0): do it there");
+            ensure!(refused.code == 3 && told, "{refused:?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn what_cannot_be_taken_is_refused_with_the_reason_and_leaves_nothing() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;

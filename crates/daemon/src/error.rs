@@ -25,6 +25,9 @@ pub(crate) enum RequestError {
     /// No volume has the name.
     #[error("there is no volume \"{0}\"; see: sterna volume list")]
     VolumeNotFound(String),
+    /// Nothing that could be moved has the name.
+    #[error("there is no volume and no machine \"{0}\"; see: sterna volume list, sterna vm list")]
+    NothingToMove(String),
     /// No store has the name.
     #[error("there is no store \"{name}\"; there are: {known}")]
     StoreNotFound {
@@ -116,6 +119,16 @@ pub(crate) enum RequestError {
         /// Which volume.
         volume: String,
         /// Which host has it.
+        host: String,
+        /// The migration that took it there.
+        migration: MigrationId,
+    },
+    /// A volume has gone to another host, and nothing of it is left here.
+    #[error("volume \"{volume}\" has gone to host \"{host}\" ({migration}): do it there")]
+    VolumeGone {
+        /// Which volume.
+        volume: String,
+        /// Which host it went to.
         host: String,
         /// The migration that took it there.
         migration: MigrationId,
@@ -407,7 +420,10 @@ impl RequestError {
     /// The cause, as the API calls it.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
-            Self::VolumeNotFound(_) | Self::VolumeElsewhere { .. } => ErrorCode::VolumeNotFound,
+            Self::VolumeNotFound(_)
+            | Self::NothingToMove(_)
+            | Self::VolumeElsewhere { .. }
+            | Self::VolumeGone { .. } => ErrorCode::VolumeNotFound,
             Self::HostNeeded { .. } => ErrorCode::HostInUse,
             Self::StoreNotFound { .. } => ErrorCode::StoreNotFound,
             Self::DestinationNotFound { .. } => ErrorCode::StoreNotFound,

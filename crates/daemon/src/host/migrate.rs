@@ -17,6 +17,7 @@ use migration::journal::{
 use migration::{CommitFault, MigrationId};
 
 use super::leave::Departing;
+use super::machine::not_to_a_store;
 use super::queue::check_rate;
 use super::reserve::{Reserved, Wanted};
 use super::{Host, blocking, chain};
@@ -46,6 +47,8 @@ impl Host {
         {
             return self.migrate_adopted(adopted, order).await;
         }
+        self.check_is_volume(&name, &order)?;
+        check_has_no_memory(&name, &order)?;
         if !order.together_with.is_empty() {
             return self.migrate_together(name, order).await;
         }
@@ -54,7 +57,6 @@ impl Host {
         if let Some(migration) = self.migrations.running_of(volume) {
             return Err(RequestError::AlreadyMigrating { volume: name, migration });
         }
-        check_has_no_memory(&name, &order)?;
         if let Some(elsewhere) = self.elsewhere(&order.to)? {
             let lane = self.volumes.lane(&name).await?;
             return self.migrate_away(vec![Departing { record, lane }], elsewhere, order, None).await;
@@ -71,6 +73,30 @@ impl Host {
         }
         tracing::info!(volume = %name, %migration, target = %order.to, "migration begun");
         self.migrations.get(&self.journal, migration)
+    }
+
+    /// Refuses a name that no volume has, of an order that is not for a machine that goes to another host.
+    ///
+    /// # Errors
+    /// [`RequestError::NothingToMove`], [`RequestError::VolumeGone`]; [`RequestError::Invalid`]: it is a machine.
+    pub(super) fn check_is_volume(&self, name: &str, order: &MigrateVolume) -> Result<(), RequestError> {
+        match self.record_named(name) {
+            Err(RequestError::VolumeNotFound(_)) => {}
+            Err(RequestError::VolumeElsewhere { volume, host, migration })
+                if self.volumes.service(name).is_none() =>
+            {
+                return Err(RequestError::VolumeGone { volume, host, migration });
+            }
+            // Whoever takes the volume says best what else is wrong with it.
+            _ => return Ok(()),
+        }
+        Err(match self.adoptions()?.get(name) {
+            None => RequestError::NothingToMove(name.to_owned()),
+            Some(adopted) => {
+                let disks = adopted.disks.iter().map(|disk| disk.volume.clone());
+                not_to_a_store(&disks.collect::<Vec<_>>(), order)
+            }
+        })
     }
 
     /// Refuses what cannot be meant by a move to a store of this host.
@@ -311,7 +337,10 @@ impl Host {
 }
 
 /// Refuses for a volume what is said of a machine's memory.
-fn check_has_no_memory(name: &str, order: &MigrateVolume) -> Result<(), RequestError> {
+///
+/// # Errors
+/// [`RequestError::Invalid`].
+pub(super) fn check_has_no_memory(name: &str, order: &MigrateVolume) -> Result<(), RequestError> {
     if order.memory == api::Memory::PreCopy && order.memory_streams.is_none() {
         return Ok(());
     }

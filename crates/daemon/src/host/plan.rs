@@ -23,7 +23,7 @@ use super::adopted::derived;
 use super::ahead::{AheadMachine, Thoroughness, milliseconds};
 use super::leave::Elsewhere;
 use super::machine::{check_movable, check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
-use super::migrate::allocated_bytes;
+use super::migrate::{allocated_bytes, check_has_no_memory};
 use super::queue::check_rate;
 use super::together::only_to_a_host;
 use super::{Host, blocking};
@@ -57,12 +57,18 @@ impl Host {
         let names = match (&ours, &adopted) {
             (Some(known), _) => known.volumes.clone(),
             (_, Some(adopted)) => adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
-            (None, None) => self.names_together(&name, &order)?,
+            (None, None) => {
+                self.check_is_volume(&name, &order)?;
+                self.names_together(&name, &order)?
+            }
         };
         let records: Vec<VolumeRecord> =
             names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
         let mut plan = sketch(&name, &records);
         check_rate(&order).unwrap_or_else(|error| plan.refuse(&error));
+        if ours.is_none() && adopted.is_none() {
+            check_has_no_memory(&name, &order).unwrap_or_else(|error| plan.refuse(&error));
+        }
         self.plan_turn(&name, &order, &mut plan);
         self.plan_volumes(&records, &mut plan).await;
         self.warn_of_chains(&records, &order, &mut plan).await;
