@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationState, Phase, VmState};
+use api::{Migration, MigrationState, Phase, Vm, VmState};
 use e2e::{Outcome, Pair, Scene, until, vm};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -58,6 +58,9 @@ fn a_machine_goes_to_another_host_and_comes_home() {
                 console.work_on(REQUESTS)?;
                 let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name])?;
                 ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+                // Who was told of the end finds nothing of the machine where it was.
+                let left: Vec<Vm> = from.ask(&["vm", "list"])?;
+                ensure!(left.is_empty(), "{left:?}");
                 let shown = from.migration(&moved.id)?.machine.context("a machine went along")?;
                 let downtime = shown.downtime.context("it stood still")?;
                 let parts = downtime.memory_ms + downtime.handover_ms;

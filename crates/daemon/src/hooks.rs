@@ -339,7 +339,7 @@ fn status_name(status: ExitStatus) -> String {
 fn outcome_name(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Moved { .. } => "moved",
-        Outcome::Cancelled => "cancelled",
+        Outcome::Cancelled | Outcome::CancelledThere => "cancelled",
         Outcome::Failed { .. } => "failed",
         Outcome::HandedBack { .. } => "handed-back",
     }

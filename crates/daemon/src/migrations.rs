@@ -55,6 +55,27 @@ struct Live {
     progress: Option<Progress>,
     /// How it ended; `None` while it is under way. The same as in the journal, unless that could not be written.
     ended: Option<(Outcome, Summary)>,
+    /// How many still settle something that goes with it: until then it is not shown as ended.
+    settling: usize,
+}
+
+impl Live {
+    /// Whether people are told that it has ended.
+    fn is_over(&self) -> bool {
+        self.ended.is_some() && self.settling == 0
+    }
+}
+
+/// Keeps a migration from being shown as ended until this is dropped: who waits for its end finds everything in its place.
+pub(crate) struct Settling {
+    migrations: Arc<Migrations>,
+    migration: MigrationId,
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        self.migrations.change(self.migration, |live| live.settling = live.settling.saturating_sub(1));
+    }
 }
 
 impl Migrations {
@@ -62,8 +83,24 @@ impl Migrations {
     pub(crate) fn track(&self, migration: MigrationId, volumes: Vec<VolumeId>) {
         // Who watched it while it waited has seen changes of the queue.
         let change = self.waiting.get().map_or(0, |(queue, _)| *queue.turns().borrow()) + 1;
-        let live = Live { change, progress: None, ended: None };
+        let live = Live { change, progress: None, ended: None, settling: 0 };
         self.lock().insert(migration, Tracked { volumes, news: watch::Sender::new(live) });
+    }
+
+    /// Says that something that goes with a migration is settled only when it has ended. What is not tracked is not shown by
+    /// this either.
+    pub(crate) fn settle(self: &Arc<Self>, migration: MigrationId) -> Settling {
+        self.change(migration, |live| live.settling += 1);
+        Settling { migrations: Arc::clone(self), migration }
+    }
+
+    fn change(&self, migration: MigrationId, change: impl FnOnce(&mut Live)) {
+        if let Some(tracked) = self.lock().get(&migration) {
+            tracked.news.send_modify(|live| {
+                live.change += 1;
+                change(live);
+            });
+        }
     }
 
     /// Takes a report; called on lane threads.
@@ -197,7 +234,7 @@ impl Migrations {
         wait: Duration,
     ) -> Result<Migration, RequestError> {
         if let Some(mut news) = self.subscribe(migration) {
-            let changed = news.wait_for(|live| live.change > after || live.ended.is_some());
+            let changed = news.wait_for(|live| live.change > after || live.is_over());
             // Neither the end of the wait nor that of all reports is an error: the answer says how it stands.
             let _ = tokio::time::timeout(wait, changed).await;
         } else if let Some((queue, _)) = self.waiting.get().filter(|(queue, _)| queue.has(migration)) {

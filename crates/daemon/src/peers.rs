@@ -351,23 +351,22 @@ impl Peers {
 
     fn answer_from_journal(&self, session: &Session, channel: ChannelId, message: &[u8]) {
         let (Some(host), peer) = (self.host(), host_id(session.peer())) else { return };
-        let answer = match wire::decode(message) {
-            Ok(Message::ToTarget { migration, message }) => host
-                .answer_as_target(peer, migration, &message)
-                .map(|message| Message::ToSource { migration, message }),
-            Ok(Message::ToSource { migration, message }) => host
-                .answer_as_source(peer, migration, &message)
-                .map(|message| Message::ToTarget { migration, message }),
-            Ok(_) => None,
+        let answers: Vec<_> = match wire::decode(message) {
+            Ok(Message::ToTarget { migration, message }) => {
+                let answers = host.answers_as_target(peer, migration, &message).into_iter();
+                answers.map(|message| Message::ToSource { migration, message }).collect()
+            }
+            Ok(Message::ToSource { migration, message }) => {
+                let answer = host.answer_as_source(peer, migration, &message).into_iter();
+                answer.map(|message| Message::ToTarget { migration, message }).collect()
+            }
+            Ok(_) => Vec::new(),
             Err(error) => {
                 tracing::warn!(%peer, %error, "a host sent what is not understood; it is left out");
-                None
+                Vec::new()
             }
         };
-        let answer = answer.and_then(|answer| wire::encode(&answer).ok());
-        if let Some(answer) = answer {
-            send(session, channel, Priority::Control, Head::Said.encode(), answer.into());
-        }
+        say_all(session, channel, answers);
     }
 
     /// Tells a source that still copies that its migration has ended here: the word of that may have been lost with a
@@ -378,11 +377,8 @@ impl Peers {
         let target = if subject.source == peer { self.own() } else { peer };
         let channel = subject.of_first().channel(target);
         let asked = ToTarget::Prepare(Attempt::NONE);
-        let answer = host.answer_as_target(peer, migration, &asked);
-        let answer = answer.map(|message| wire::encode(&Message::ToSource { migration, message }));
-        if let Some(Ok(answer)) = answer {
-            send(session, channel, Priority::Control, Head::Said.encode(), answer.into());
-        }
+        let answers = host.answers_as_target(peer, migration, &asked).into_iter();
+        say_all(session, channel, answers.map(|message| Message::ToSource { migration, message }));
     }
 
     /// Lets the lane of a volume that is here take what another host's clients ask for.
@@ -493,6 +489,13 @@ fn send_opening(session: &Session, message: &Message) {
     match wire::encode(message) {
         Ok(bytes) => send(session, OPENINGS, Priority::Control, Bytes::new(), bytes.into()),
         Err(error) => tracing::error!(%error, "a message to another host cannot be encoded"),
+    }
+}
+
+fn say_all(session: &Session, channel: ChannelId, messages: impl IntoIterator<Item = Message>) {
+    // What a journal has made keeps to the limits.
+    for bytes in messages.into_iter().filter_map(|message| wire::encode(&message).ok()) {
+        send(session, channel, Priority::Control, Head::Said.encode(), bytes.into());
     }
 }
 

@@ -83,7 +83,7 @@ fn add_left_over(record: &mut Record, left_over: &[String]) {
         Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } => {
             *detail = format!("{detail}; left over: {text}");
         }
-        Outcome::Cancelled => {}
+        Outcome::Cancelled | Outcome::CancelledThere => {}
     }
 }
 

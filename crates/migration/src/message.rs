@@ -16,6 +16,7 @@
 //!     │ ◄─────────────────────────────────────────── Discarded ── │
 //!
 //!   between hosts, from a host that has no such migration under way (`crate::recovery`):
+//!     │ ◄─────────────────────────────────────────── Cancelled ── │ by somebody there; Discarded or Unknown follows
 //!     │ ◄────────────────────────────────────────── Unknown ───── │ the target's host knows nothing of it
 //!     │ ◄──────────────────────────────── TakenByForce ────────── │ somebody promoted the target's copy
 //! ```
@@ -76,6 +77,9 @@ pub enum ToSource {
     },
     /// The target's host has no such migration, or only one that has ended without the volumes.
     Unknown,
+    /// Somebody at the target's host has cancelled it. Besides one of the two before, which follows: a source that does not
+    /// know this word is served by that.
+    Cancelled,
     /// Somebody has promoted the target's copy by force, without hearing from the source.
     TakenByForce {
         /// The generations that the volumes have there.

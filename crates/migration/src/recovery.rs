@@ -134,6 +134,22 @@ pub fn answer_as_target(
     }
 }
 
+/// All that this host says to `message`, in that order: [`answer_as_target`], and before it why a migration has ended that
+/// the source still goes on with.
+pub fn answers_as_target(
+    state: &State,
+    peer: HostId,
+    remote: MigrationId,
+    message: &ToTarget,
+) -> Vec<ToSource> {
+    let Some(answer) = answer_as_target(state, peer, remote, message) else { return Vec::new() };
+    let stage = state.incoming(peer, remote).map(|(_, recorded)| &recorded.stage);
+    match (&answer, stage) {
+        (ToSource::Unknown, Some(Stage::Ended(Outcome::Cancelled))) => vec![ToSource::Cancelled, answer],
+        _ => vec![answer],
+    }
+}
+
 /// The generations that the volumes of an incoming migration have once they are owned here.
 pub fn next_of_incoming(recorded: &MigrationState) -> Vec<(VolumeId, Generation)> {
     match &recorded.side {

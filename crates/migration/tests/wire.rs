@@ -83,6 +83,11 @@ fn what_is_beyond_a_limit_is_neither_sent_nor_read() {
 }
 
 #[test]
+fn that_somebody_there_cancelled_it_is_a_word_of_its_own() {
+    check(&Message::ToSource { migration: MIGRATION, message: ToSource::Cancelled });
+}
+
+#[test]
 fn an_explanation_is_cut_rather_than_not_sent() {
     let detail = "ü".repeat(DETAIL_BYTES_MAX);
     let message = ToSource::HandedBack { attempt: Attempt(1), generations: Vec::new(), detail };

@@ -257,7 +257,10 @@ pub(crate) fn ended(migration: &Migration) -> String {
             let machine = if migration.machine.is_some() { ", and so is the machine" } else { "" };
             format!("{volume} {are} at {target}{machine} ({id})\n") + &note.collect::<String>()
         }
-        (api::MigrationState::Cancelled, _) => format!("{id} was cancelled; {volume} is at {source}\n"),
+        (api::MigrationState::Cancelled, _) => {
+            let who = migration.message.as_ref().map(|who| format!(": {who}")).unwrap_or_default();
+            format!("{id} was cancelled{who}; {volume} is at {source}\n")
+        }
         (_, api::GuestLocation::Unknown) => {
             format!("{id} failed: {why}\nwhere {volume} is, is unknown: restart the daemon, it will tell\n")
         }

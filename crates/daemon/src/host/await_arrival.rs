@@ -93,11 +93,11 @@ impl Host {
         }
         let migration = arrival.migration;
         if let Some(machine) = arrival.machine {
-            let host = Arc::clone(self);
+            let (host, settling) = (Arc::clone(self), self.migrations.settle(migration));
             tokio::spawn(async move {
                 // None: the daemon stops, and the next one finds out.
                 if let Some(outcome) = host.migrations.outcome(migration).await {
-                    host.see_machine_in(migration, &machine, &outcome).await;
+                    host.see_machine_in(migration, &machine, &outcome, settling).await;
                 }
             });
         }

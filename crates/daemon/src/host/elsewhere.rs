@@ -122,14 +122,14 @@ impl Host {
         self.journal.read(|state| recovery::answer_as_source(state, peer, migration, message))
     }
 
-    /// What this host answers as the target of a migration that no lane has.
-    pub(crate) fn answer_as_target(
+    /// What this host answers as the target of a migration that no lane has, in that order.
+    pub(crate) fn answers_as_target(
         &self,
         peer: HostId,
         remote: MigrationId,
         message: &ToTarget,
-    ) -> Option<ToSource> {
-        self.journal.read(|state| recovery::answer_as_target(state, peer, remote, message))
+    ) -> Vec<ToSource> {
+        self.journal.read(|state| recovery::answers_as_target(state, peer, remote, message))
     }
 
     /// The lane to which another host's clients of a volume lead: of a volume that is here, or will be, its own; of one

@@ -27,6 +27,7 @@ use super::elsewhere::at_start;
 use super::leave::Departing;
 use crate::error::RequestError;
 use crate::hooks::{Begun, HookSide};
+use crate::migrations::Settling;
 use crate::moving::line::Line;
 use crate::moving::{Coming, Keeper, Leaving, RestSaid, Stray, Terms, Wishes, Word, side_streams};
 use crate::vms::{Standing, VmError, Vms};
@@ -40,7 +41,8 @@ pub(super) const HANDOVER_MAX: Duration = Duration::from_secs(3);
 /// A machine that is to go along with its volumes.
 pub(super) struct Company {
     pub(super) name: String,
-    parcel: Vec<u8>,
+    /// What the other host must be given to run it.
+    pub(super) parcel: Vec<u8>,
     pub(super) downtime_max: Duration,
     /// When it may run there, and over how many streams its memory goes, as it was ordered.
     memory: (Memory, Option<u8>),
@@ -128,6 +130,7 @@ impl Host {
     /// The machine goes along with this migration; sees to it when that has ended.
     fn see_machine_off(self: &Arc<Self>, migration: MigrationId, name: String, leaving: Arc<Leaving>) {
         self.moving.leaves(migration, Arc::clone(&leaving));
+        let settling = self.migrations.settle(migration);
         let host = Arc::clone(self);
         tokio::spawn(async move {
             // None: the daemon stops, and the next one finds out.
@@ -148,6 +151,8 @@ impl Host {
             if let (false, Some(reason)) = (matches!(outcome, Outcome::Moved { .. }), leaving.memory_lost()) {
                 host.vms.lose(&name, Some(leaving.machine()), memory_lost(&name, &reason)).await;
             }
+            // What is run afterwards may take long, and keeps nobody waiting.
+            drop(settling);
             if let Some(errand) = errand {
                 errand.after(&outcome).await;
             }
@@ -210,7 +215,13 @@ impl Host {
     }
 
     /// The migration of a machine that was to come has ended.
-    pub(super) async fn see_machine_in(&self, migration: MigrationId, name: &str, outcome: &Outcome) {
+    pub(super) async fn see_machine_in(
+        &self,
+        migration: MigrationId,
+        name: &str,
+        outcome: &Outcome,
+        settling: Settling,
+    ) {
         let errand = self.moving.forget(migration, outcome).await;
         let settled = match outcome {
             Outcome::Moved { .. } => self.vms.arrived(name).await,
@@ -222,6 +233,7 @@ impl Host {
             Err(VmError::NotFound(_)) => {}
             Err(error) => tracing::error!(vm = %name, %error, "a machine that came is not settled"),
         }
+        drop(settling);
         if let Some(errand) = errand {
             errand.after(outcome).await;
         }

@@ -1,5 +1,6 @@
 //! What is shown of a migration, and when who watches hears of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::{GuestLocation, MigrationState};
@@ -21,7 +22,7 @@ const MIGRATION: MigrationId = MigrationId(4);
 struct Scene {
     _folder: tempfile::TempDir,
     journal: Journal,
-    migrations: Migrations,
+    migrations: Arc<Migrations>,
 }
 
 async fn scene() -> Scene {
@@ -41,7 +42,7 @@ async fn scene() -> Scene {
     let started =
         Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: true, side: Side::OneHost };
     journal.commit(vec![Record::VolumeAdded(volume), started]).await.unwrap();
-    let migrations = Migrations::default();
+    let migrations = Arc::<Migrations>::default();
     migrations.track(MIGRATION, vec![VOLUME]);
     Scene { _folder: folder, journal, migrations }
 }
@@ -120,6 +121,23 @@ async fn watching_waits_for_a_change_and_not_longer_than_asked() {
         summary: Summary::default(),
     });
     assert_eq!(watch(1000, 60_000).await.unwrap().state, MigrationState::Cancelled);
+}
+
+#[tokio::test]
+async fn who_waits_for_the_end_finds_what_goes_with_it_settled() {
+    let scene = scene().await;
+    let settling = scene.migrations.settle(MIGRATION);
+    let outcome = Outcome::Moved { left_over: String::new() };
+    scene.migrations.report(Report::Ended { migration: MIGRATION, outcome, summary: Summary::default() });
+    // Who settles it hears of the end; who watches does not yet, and is not answered again and again meanwhile.
+    assert!(scene.migrations.outcome(MIGRATION).await.is_some());
+    let shown = scene.migrations.get(&scene.journal, MIGRATION).unwrap();
+    assert_eq!((shown.state, shown.phase), (MigrationState::Running, api::Phase::Retiring));
+    let watch = scene.migrations.watch(&scene.journal, MIGRATION, shown.change, Duration::from_secs(60));
+    let settled = async { drop(settling) };
+    let (ended, ()) = tokio::join!(watch, settled);
+    let ended = ended.unwrap();
+    assert!(ended.state == MigrationState::Moved && ended.change > shown.change, "{ended:?}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use api::{
     GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, RemainingSeconds, ReplicaUsed,
     SwitchOver, WaitingFor,
 };
-use migration::journal::{self, FailureCode, Outcome, Place, Stage, Summary};
+use migration::journal::{self, FailureCode, Outcome, Place, Side, Stage, Summary};
 use migration::{MigrationId, Phase, Progress};
 
 use super::Live;
@@ -39,8 +39,16 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
     if let Some(progress) = live.and_then(|live| live.progress.as_ref()) {
         add_progress(&mut shown, progress);
     }
-    if let Some((outcome, summary)) = ended {
-        add_end(&mut shown, outcome, summary);
+    match ended {
+        Some((outcome, _)) if live.is_some_and(|live| live.settling > 0) => {
+            shown.ended_unix_ms = None;
+            shown.phase = match outcome {
+                Outcome::Moved { .. } => api::Phase::Retiring,
+                _ => api::Phase::Discarding,
+            };
+        }
+        Some((outcome, summary)) => add_end(&mut shown, state, outcome, summary),
+        None => {}
     }
     shown
 }
@@ -108,7 +116,7 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
     add_bytes(shown, progress.bytes_copied, progress.bytes_mirrored, progress.bytes_zero);
 }
 
-fn add_end(shown: &mut Migration, outcome: &Outcome, summary: &Summary) {
+fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Outcome, summary: &Summary) {
     shown.phase = api::Phase::Ended;
     shown.bytes_per_second = 0.0;
     (shown.remaining_seconds, shown.waiting_for, shown.suspended) = (None, None, None);
@@ -119,7 +127,7 @@ fn add_end(shown: &mut Migration, outcome: &Outcome, summary: &Summary) {
     }
     (shown.state, shown.guest) = match outcome {
         Outcome::Moved { .. } => (MigrationState::Moved, GuestLocation::Target),
-        Outcome::Cancelled => (MigrationState::Cancelled, GuestLocation::Source),
+        Outcome::Cancelled | Outcome::CancelledThere => (MigrationState::Cancelled, GuestLocation::Source),
         // Behind the commit point a migration is completed or handed back, but does not fail.
         Outcome::Failed { .. } => (MigrationState::Failed, GuestLocation::Source),
         Outcome::HandedBack { .. } => (MigrationState::HandedBack, GuestLocation::Source),
@@ -128,6 +136,7 @@ fn add_end(shown: &mut Migration, outcome: &Outcome, summary: &Summary) {
         Outcome::Moved { left_over } if left_over.is_empty() => stays(shown),
         Outcome::Moved { left_over } => Some(format!("left over: {left_over}")),
         Outcome::Cancelled => None,
+        Outcome::CancelledThere => Some(cancelled_there(state)),
         Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } => Some(detail.clone()),
     };
     if let Outcome::Failed { code, .. } = outcome {
@@ -136,6 +145,16 @@ fn add_end(shown: &mut Migration, outcome: &Outcome, summary: &Summary) {
     if shown.state == MigrationState::Moved {
         (shown.fraction, shown.bytes_missing) = (1.0, 0);
         shown.switch_over = (summary.gate_closed_us > 0).then(|| switch_over(summary));
+    }
+}
+
+/// Who cancelled it, and where.
+fn cancelled_there(state: &journal::MigrationState) -> String {
+    match &state.side {
+        Side::Outgoing { peer_name, .. } => {
+            format!("somebody cancelled it at the other host, \"{peer_name}\"")
+        }
+        Side::OneHost | Side::Incoming { .. } => "somebody cancelled it at the other host".to_owned(),
     }
 }
 

@@ -211,6 +211,8 @@ pub enum Outcome {
         /// Why.
         detail: String,
     },
+    /// Somebody cancelled it at the target's host; the volumes are at the source.
+    CancelledThere,
 }
 
 /// Causes of a failed migration.

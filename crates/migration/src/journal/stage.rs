@@ -104,7 +104,11 @@ impl Stage {
             (Side::OneHost | Side::Incoming { .. }, Self::Owned(_), Outcome::Moved { .. })
             | (Side::Outgoing { .. }, Self::Released(_), Outcome::Moved { .. })
             | (_, Self::HandedBack, Outcome::HandedBack { .. })
-            | (_, Self::Copying | Self::Prepared(_), Outcome::Cancelled | Outcome::Failed { .. }) => true,
+            | (
+                _,
+                Self::Copying | Self::Prepared(_),
+                Outcome::Cancelled | Outcome::CancelledThere | Outcome::Failed { .. },
+            ) => true,
             _ => false,
         };
         fits.then(|| Self::Ended(outcome.clone()))

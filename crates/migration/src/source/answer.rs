@@ -97,6 +97,7 @@ impl Source {
                 let outcome = promoted_elsewhere(&generations);
                 self.end(now, outcome);
             }
+            (_, ToSource::Cancelled) => self.end_before_release(Outcome::CancelledThere),
             (_, ToSource::Unknown) => {
                 let detail = "it was ended at the other host, or is not known there".to_owned();
                 self.end_before_release(Outcome::Failed { code: FailureCode::HostRefused, detail });

@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn a_migration_that_is_ended_at_the_other_host_ends_here_at_once() {
         let left_over = "v.img".to_owned();
-        for said in [ToSource::Discarded { left_over }, ToSource::Unknown] {
+        for said in [ToSource::Cancelled, ToSource::Discarded { left_over }, ToSource::Unknown] {
             let settings = SourceSettings {
                 migration: MigrationId(1),
                 volumes: vec![(VolumeId([1; 16]), Generation(0))],
@@ -377,6 +377,9 @@ mod tests {
             let mut source = Source::new(Duration::ZERO, settings);
             source.handle_event(Duration::from_secs(1), SourceEvent::Received(said.clone()));
             assert_eq!(source.phase(), Phase::Discarding, "{said:?}");
+            let cancelled =
+                matches!(&source.state, State::Discarding { outcome: Outcome::CancelledThere, .. });
+            assert_eq!(cancelled, said == ToSource::Cancelled, "{said:?}");
         }
     }
 }

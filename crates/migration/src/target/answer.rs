@@ -29,6 +29,7 @@ impl Target {
             ToTarget::Discard => match &self.state {
                 State::Gone { left_over, end: End::Recorded, .. } => {
                     let left_over = left_over.clone();
+                    // Why, the source knows by now, or has a reason of its own.
                     self.say(ToSource::Discarded { left_over });
                 }
                 // N.B. once the volumes are owned here, only a hand-back makes the images worthless.
@@ -95,6 +96,7 @@ impl Target {
             | State::Prepared { .. } => {}
             State::Aborting { .. } | State::Discarding { .. } | State::Gone { .. } => {
                 if self.journal == Journal::Own {
+                    self.say_if_cancelled();
                     self.say(ToSource::Unknown);
                 }
                 return;
@@ -176,10 +178,11 @@ impl Target {
                 self.state = State::Active { own, took, end: End::Recorded };
             }
             State::Gone { outcome, left_over, end: End::Committing { .. } } => {
-                self.say(ToSource::Discarded { left_over: left_over.clone() });
                 let ended = super::with_left_over(&outcome, &left_over);
+                self.state = State::Gone { outcome, left_over: left_over.clone(), end: End::Recorded };
+                self.say_if_cancelled();
+                self.say(ToSource::Discarded { left_over });
                 self.actions.push_back(TargetAction::End { outcome: ended });
-                self.state = State::Gone { outcome, left_over, end: End::Recorded };
             }
             other => self.state = other,
         }
@@ -272,6 +275,18 @@ impl Target {
         self.state = State::Gone { outcome, left_over, end };
         if end != End::Recorded {
             self.commit();
+        }
+    }
+
+    /// Tells a source that has not heard of the end yet that somebody here wanted it.
+    fn say_if_cancelled(&mut self) {
+        let (State::Aborting { outcome, .. } | State::Discarding { outcome } | State::Gone { outcome, .. }) =
+            &self.state
+        else {
+            return;
+        };
+        if *outcome == Outcome::Cancelled {
+            self.say(ToSource::Cancelled);
         }
     }
 

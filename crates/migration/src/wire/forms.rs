@@ -39,6 +39,7 @@ pub(super) enum Form {
     Surveyed { question: u64, surveyed: SurveyedForm },
     Probe { question: u64, store: String, secrets: Vec<[u8; 32]> },
     Probed { question: u64, seen: Vec<ProbeSeenForm> },
+    Cancelled { migration: u64 },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -233,6 +234,7 @@ impl From<Message> for Form {
                 }
                 ToSource::Discarded { left_over } => Self::Discarded { migration, left_over: cut(left_over) },
                 ToSource::Unknown => Self::Unknown { migration },
+                ToSource::Cancelled => Self::Cancelled { migration },
                 ToSource::TakenByForce { generations } => {
                     Self::TakenByForce { migration, generations: plain(generations) }
                 }
@@ -287,6 +289,7 @@ impl From<Form> for Message {
                 to_source(migration, ToSource::Discarded { left_over })
             }
             Form::Unknown { migration } => to_source(migration, ToSource::Unknown),
+            Form::Cancelled { migration } => to_source(migration, ToSource::Cancelled),
             Form::TakenByForce { migration, generations } => {
                 to_source(migration, ToSource::TakenByForce { generations: named(generations) })
             }
