@@ -1,5 +1,9 @@
 //! A client of the API over a unix socket: one connection a request, which costs tens of microseconds.
 
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HOST};
@@ -17,9 +21,24 @@ use crate::{
 };
 
 /// Talks to one daemon.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Client {
     address: Address,
+    /// Who is told when an answer takes long; `None`: nobody.
+    late: Option<Late>,
+}
+
+/// Who is told when an answer takes long.
+#[derive(Clone)]
+struct Late {
+    after: Duration,
+    tell: Arc<dyn Fn(&Address) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 /// Why a request has no answer that can be used.
@@ -65,7 +84,14 @@ impl ClientError {
 impl Client {
     /// A client of the daemon at `address`. It connects with each request.
     pub fn new(address: Address) -> Self {
-        Self { address }
+        Self { address, late: None }
+    }
+
+    /// Has `tell` called once for each request that has no answer after so long. Requests that wait for news on purpose
+    /// ([`Watch::wait_ms`]) are left out.
+    #[must_use]
+    pub fn when_late(self, after: Duration, tell: impl Fn(&Address) + Send + Sync + 'static) -> Self {
+        Self { late: Some(Late { after, tell: Arc::new(tell) }), ..self }
     }
 
     /// Where the daemon is looked for.
@@ -215,7 +241,11 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::MigrationNotFound`].
     pub async fn migration(&self, id: &str, watch: Watch) -> Result<Migration, ClientError> {
         let after = watch.after.map(|change| format!("&after={change}")).unwrap_or_default();
-        self.get(&format!("/v1/migrations/{}?wait_ms={}{after}", Segment(id), watch.wait_ms)).await
+        let path = format!("/v1/migrations/{}?wait_ms={}{after}", Segment(id), watch.wait_ms);
+        match watch.wait_ms {
+            0 => self.get(&path).await,
+            _ => self.exchange(Method::GET, &path, None::<&()>).await,
+        }
     }
 
     /// Asks for a migration to be cancelled; answers when the request is under way, not when it has ended.
@@ -373,6 +403,23 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, ClientError> {
+        let mut exchange = pin!(self.exchange(method, path, body));
+        let Some(Late { after, tell }) = &self.late else { return exchange.await };
+        match tokio::time::timeout(*after, &mut exchange).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                tell(&self.address);
+                exchange.await
+            }
+        }
+    }
+
+    async fn exchange<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, ClientError> {
         let stream = UnixStream::connect(self.address.path())
             .await
             .map_err(|source| ClientError::Unreachable { address: self.address.clone(), source })?;
@@ -451,6 +498,8 @@ impl std::fmt::Display for Segment<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::{Address, Client, ClientError, ErrorCode, Segment};
@@ -493,6 +542,29 @@ mod tests {
         assert!(matches!(none, Err(ClientError::Broken(_))), "{none:?}");
         let text = check(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
         assert!(matches!(text, Err(ClientError::Malformed { status: 200, .. })), "{text:?}");
+    }
+
+    #[tokio::test]
+    async fn somebody_is_told_once_of_an_answer_that_takes_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("api.sock");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let (told, mut waits) = tokio::sync::mpsc::unbounded_channel();
+        let client = Client::new(Address::unix(path).unwrap())
+            .when_late(Duration::from_millis(1), move |address| told.send(address.to_string()).unwrap());
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // It answers when the wait has been noticed.
+            let address = waits.recv().await.unwrap();
+            assert!(address.ends_with("api.sock"), "{address}");
+            // What is left unread breaks a connection that is closed.
+            assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]").await.unwrap();
+            waits
+        };
+        let (answer, mut waits) = tokio::join!(client.stores(), server);
+        assert_eq!(answer.unwrap(), Vec::new());
+        assert!(waits.try_recv().is_err(), "once");
     }
 
     #[tokio::test]

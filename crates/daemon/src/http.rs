@@ -2,6 +2,7 @@
 
 mod hosts;
 mod openapi;
+mod places;
 mod replicas;
 mod server;
 mod vms;

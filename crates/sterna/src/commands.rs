@@ -13,12 +13,18 @@ mod vm;
 mod volume;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use api::{Address, Client, ClientError};
 use daemon::{ConfigError, Folders, ServeError};
 
 use crate::args::{Arguments, Command};
 use crate::exit::Exit;
+use crate::output::{self, Format};
+
+/// When somebody who waits for the daemon is told so: most answers take some milliseconds, and nobody is patient with a
+/// program that says nothing.
+const LATE: Duration = Duration::from_millis(1500);
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +105,13 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
             Some(address) => address,
             None => Address::unix(Folders::of_this_user().api_socket()).map_err(ConfigError::from)?,
         };
-        Ok(Client::new(address))
+        let client = Client::new(address);
+        Ok(match format {
+            Format::Text => client.when_late(LATE, |address| {
+                output::say(&format!("waiting for the answer of the daemon at {address}"));
+            }),
+            Format::Json => client,
+        })
     };
     match arguments.command {
         Command::Bench(command) => bench::run(command, format).await,

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use lab::workload::random::Random;
@@ -12,6 +13,8 @@ use crate::undisturbed;
 
 /// More than the daemon serves at a time.
 const CROWD: usize = 300;
+/// How long the daemon lets a client be idle that nobody waits for.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 
 #[test]
 fn clients_of_the_api_that_dawdle_are_cut_and_others_get_their_turn() {
@@ -32,6 +35,23 @@ fn clients_of_the_api_that_dawdle_are_cut_and_others_get_their_turn() {
         // It waits for its turn behind the crowd, and gets it.
         expect_answer(address.path())?;
         crowd.into_iter().try_for_each(wait_for_end)
+    });
+}
+
+#[test]
+fn idle_clients_of_the_api_make_room_for_others_at_once() {
+    undisturbed(|scene, _| {
+        let address = scene.address()?;
+        let began = Instant::now();
+        let mut crowd = Vec::new();
+        for _ in 0..2 * CROWD {
+            crowd.push(connect(address.path())?);
+        }
+        expect_answer(address.path())?;
+        // The last of the crowd would be cut after as long, and they are more than twice as many as are served at a time.
+        ensure!(began.elapsed() < IDLE_MAX, "it waited for {:?}", began.elapsed());
+        drop(crowd);
+        Ok(())
     });
 }
 
@@ -94,7 +114,7 @@ fn answers_that_nobody_takes_cost_bounded_memory() {
         let mut silent: Vec<UnixStream> = Vec::new();
         for _ in 0..50 {
             let mut stream = connect(address.path())?;
-            stream.set_write_timeout(Some(std::time::Duration::from_millis(50)))?;
+            stream.set_write_timeout(Some(Duration::from_millis(50)))?;
             // The daemon stops to read when its answers are not taken.
             let _ = stream.write_all(pipelined.as_bytes());
             silent.push(stream);

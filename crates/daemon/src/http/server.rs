@@ -1,7 +1,7 @@
 //! Serves the API's connections: a bounded number of them, none of which may dawdle.
 //!
 //! ```text
-//!   accept ──► place (at most CONNECTIONS_MAX; the others wait to be accepted)
+//!   accept ──► place (at most CONNECTIONS_MAX; for a newcomer one goes that asks for nothing, see `places`)
 //!                └─► head within HEAD_WAIT_MAX ──► body (its limits: `http`) ──► answer, taken within ANSWER_WAIT_MAX
 //!                      ▲                                                              │
 //!                      └────────────────────── the next request ◄─────────────────────┘
@@ -16,17 +16,16 @@ use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 
-/// API connections at a time: many times the people and scripts that look at one host, and few enough for the files
-/// that a process may have open.
-const CONNECTIONS_MAX: usize = 256;
+use super::places::{Place, Places};
+
 /// Longest that a client may take to send the head of a request, counted from the connection or the answer before: an
 /// idle client must not keep a place that another waits for.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -41,7 +40,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves connections until `stop` resolves; returns when those that are left then have got their answers.
 pub(crate) async fn serve(listener: UnixListener, router: Router, stop: impl Future<Output = ()>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Places::new();
     let connections = GracefulShutdown::new();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX);
@@ -52,11 +51,28 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: impl Fut
             stream = accept(&listener, &places) => stream,
             () = &mut stop => break,
         };
-        let service = TowerToHyperService::new(router.clone());
+        let place = Arc::clone(&stream.place);
+        let routed = TowerToHyperService::new(router.clone());
+        let service = {
+            let place = Arc::clone(&place);
+            service_fn(move |request| {
+                let asked = place.is_asked();
+                let answer = routed.call(request);
+                async move {
+                    let answer = answer.await;
+                    drop(asked);
+                    answer
+                }
+            })
+        };
         let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection of the API broke off");
+            tokio::select! {
+                biased;
+                ended = connection => if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection of the API broke off");
+                },
+                () = place.wanted() => tracing::debug!("an idle connection of the API makes room"),
             }
         });
     }
@@ -65,12 +81,10 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: impl Fut
     connections.shutdown().await;
 }
 
-async fn accept(listener: &UnixListener, places: &Arc<Semaphore>) -> BoundedStream {
+async fn accept(listener: &UnixListener, places: &Arc<Places>) -> BoundedStream {
     loop {
-        // The semaphore is never closed.
-        let Ok(place) = Arc::clone(places).acquire_owned().await else { continue };
         match listener.accept().await {
-            Ok((stream, _)) => return BoundedStream { stream, untaken: None, _place: place },
+            Ok((stream, _)) => return BoundedStream { stream, untaken: None, place: places.take().await },
             Err(error) => {
                 tracing::warn!(%error, "failed to accept a connection of the API");
                 sleep(ACCEPT_RETRY).await;
@@ -84,7 +98,7 @@ struct BoundedStream {
     stream: UnixStream,
     /// When the client has to have taken something; `None` while nothing waits for it.
     untaken: Option<Pin<Box<Sleep>>>,
-    _place: OwnedSemaphorePermit,
+    place: Arc<Place>,
 }
 
 impl BoundedStream {
@@ -105,13 +119,17 @@ impl BoundedStream {
 }
 
 impl AsyncRead for BoundedStream {
-    /// Passthrough.
+    /// Waiting for a request, with nothing left to send, is being idle.
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if read.is_pending() && self.untaken.is_none() {
+            self.place.waits();
+        }
+        read
     }
 }
 

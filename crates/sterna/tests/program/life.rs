@@ -94,9 +94,9 @@ fn client_that_waits_for_a_migration_survives_a_restart_and_says_what_became_of_
     let mut command = scene.command(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s"]);
     let mut waiting = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // It says so when it knows that the migration has begun.
-    let mut progress = String::new();
-    BufReader::new(waiting.stderr.take().unwrap()).read_line(&mut progress).unwrap();
-    assert!(progress.starts_with("m0: copying"), "{progress}");
+    let lines = BufReader::new(waiting.stderr.take().unwrap()).lines();
+    let mut progress = lines.map(Result::unwrap).skip_while(|line| line.contains("waiting for the answer"));
+    assert!(progress.next().unwrap().starts_with("m0: copying"));
     scene.kill();
     scene.start(None);
     let output = waiting.wait_with_output().unwrap();
