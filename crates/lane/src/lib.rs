@@ -19,6 +19,7 @@ pub mod conductor;
 pub mod control;
 pub mod copy;
 mod entrance;
+mod fault_log;
 pub mod fence;
 pub mod filter;
 pub mod growth;

@@ -32,6 +32,7 @@ use crate::chronicler::{Beginning, Chronicler};
 use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetBaton, TargetContent, TimeLimits};
 use crate::control::Control;
 use crate::entrance::{Entrance, Passage};
+use crate::fault_log::FaultLog;
 use crate::fence::Presence;
 use crate::filter::{Counters, GateMode, Meter};
 use crate::handle::{
@@ -210,7 +211,11 @@ impl Lane {
         let aligned = Rc::new(aligned);
         let metered = {
             let (counters, pulse, handle) = (Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
-            move |below| Meter::new(below, Rc::clone(&counters), Rc::clone(&pulse), handle.clone())
+            let faults = Rc::new(FaultLog::new(settings.name.clone()));
+            move |below| {
+                let (counters, pulse, faults) = (Rc::clone(&counters), Rc::clone(&pulse), Rc::clone(&faults));
+                Meter::new(below, counters, pulse, faults, handle.clone())
+            }
         };
         let connect: nbd::Connect = {
             let (volume, aligned, metered) = (Rc::clone(&volume), Rc::clone(&aligned), metered.clone());

@@ -1,4 +1,5 @@
-//! Counts what guests ask for, and how long it takes, at the very top of a volume's stack.
+//! Counts what guests ask for, and how long it takes, at the very top of a volume's stack; what fails by a store's fault
+//! goes into the log as well.
 //!
 //! Times are those at which the executor's turns began: the clock is not read for a request, and what a turn itself
 //! takes is left out.
@@ -10,6 +11,7 @@ use block::{
     BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode,
 };
 
+use crate::fault_log::FaultLog;
 use crate::pulse::Pulse;
 
 /// What guests have asked for since the lane began.
@@ -38,6 +40,7 @@ pub(crate) struct Meter {
     below: Rc<dyn BlockDevice>,
     counters: Rc<Counters>,
     pulse: Rc<Pulse>,
+    faults: Rc<FaultLog>,
     handle: Handle,
 }
 
@@ -47,16 +50,17 @@ impl Meter {
         below: Rc<dyn BlockDevice>,
         counters: Rc<Counters>,
         pulse: Rc<Pulse>,
+        faults: Rc<FaultLog>,
         handle: Handle,
     ) -> Self {
-        Self { below, counters, pulse, handle }
+        Self { below, counters, pulse, faults, handle }
     }
 
     async fn counted<T>(
         &self,
         kind: &Cell<u64>,
         bytes: Option<(&Cell<u64>, u64)>,
-        request: IoFuture<'_, T>,
+        (request, range): (IoFuture<'_, T>, ByteRange),
     ) -> Result<T, IoError> {
         let counters = &self.counters;
         counters.in_flight.set(counters.in_flight.get() + 1);
@@ -72,6 +76,7 @@ impl Meter {
             (Err(error), _) => {
                 counters.errors.set(counters.errors.get() + 1);
                 *counters.last_error.borrow_mut() = Some(*error);
+                self.faults.note(self.handle.now(), range, *error);
             }
         }
         result
@@ -85,26 +90,30 @@ impl BlockDevice for Meter {
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        let bytes = Some((&self.counters.bytes_read, buffer.len() as u64));
-        Box::pin(self.counted(&self.counters.reads, bytes, self.below.read(offset, buffer)))
+        let range = ByteRange::new(offset, buffer.len() as u64);
+        let bytes = Some((&self.counters.bytes_read, range.length));
+        Box::pin(self.counted(&self.counters.reads, bytes, (self.below.read(offset, buffer), range)))
     }
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let bytes = Some((&self.counters.bytes_written, data.len() as u64));
-        Box::pin(self.counted(&self.counters.writes, bytes, self.below.write(offset, data, durability)))
+        let range = ByteRange::new(offset, data.len() as u64);
+        let bytes = Some((&self.counters.bytes_written, range.length));
+        let request = self.below.write(offset, data, durability);
+        Box::pin(self.counted(&self.counters.writes, bytes, (request, range)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.counted(&self.counters.flushes, None, self.below.flush()))
+        let whole = ByteRange::new(0, self.below.geometry().size);
+        Box::pin(self.counted(&self.counters.flushes, None, (self.below.flush(), whole)))
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.counted(&self.counters.writes, None, self.below.discard(range)))
+        Box::pin(self.counted(&self.counters.writes, None, (self.below.discard(range), range)))
     }
 
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
         let request = self.below.write_zeroes(range, mode, durability);
-        Box::pin(self.counted(&self.counters.writes, None, request))
+        Box::pin(self.counted(&self.counters.writes, None, (request, range)))
     }
 
     /// Passthrough.
