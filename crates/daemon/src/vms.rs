@@ -32,6 +32,7 @@ mod parcel;
 mod places;
 mod probe;
 mod process;
+mod same_files;
 mod script;
 #[cfg(test)]
 mod tests;
@@ -48,6 +49,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 
 pub(crate) use self::adoptions::{Adopted, AdoptedDisk, Adoptions};
+pub(crate) use self::arrival::Scope;
 pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};
 pub(crate) use self::definition::{Definition, DefinitionError};
@@ -57,6 +59,7 @@ pub(crate) use self::foreign::Foreign;
 pub(crate) use self::parcel::PARCEL_BYTES_MAX;
 use self::parcel::Parcel;
 use self::process::Process;
+pub(crate) use self::same_files::Differences;
 pub(crate) use self::script::GivenBack;
 use crate::journal::now_unix_ms;
 use crate::sockets::SocketFolder;

@@ -39,7 +39,8 @@ pub(super) struct AheadMachine {
     pub name: String,
     /// How long it may stand still.
     pub downtime_max: Duration,
-    /// What is needed to run it, without its files; empty: the other host looks at that by itself, before anything is copied.
+    /// What is needed to run it, without its files. In a migration only the files that it finds there are looked at by this:
+    /// the other host looks at all else by itself, before anything is copied.
     pub parcel: Vec<u8>,
 }
 

@@ -38,6 +38,7 @@ use crate::migrations::image_format;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
 use crate::replicas::is_replica;
+use crate::vms::{VmError, Vms};
 
 /// How long another host may take to answer an offer: it makes an image meanwhile, perhaps a thick one.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -161,12 +162,17 @@ impl Host {
         company: Option<&Company>,
     ) -> Result<Before, RequestError> {
         let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
-        // The other host looks at the machine itself when its volumes have been offered.
-        let machine = company.map(|company| AheadMachine {
-            name: company.name.clone(),
-            downtime_max: company.downtime_max,
-            parcel: Vec::new(),
+        // The other host looks at the machine itself when its volumes have been offered, and refuses it or not. What is only
+        // to be known is asked for here.
+        let machine = company.map(|company| {
+            let parcel = Vms::files_alone(&company.parcel)?;
+            Ok::<_, VmError>(AheadMachine {
+                name: company.name.clone(),
+                downtime_max: company.downtime_max,
+                parcel,
+            })
         });
+        let machine = machine.transpose()?;
         let asked = Thoroughness::BeforeOffer;
         let ahead = self.look_ahead(session, &records, elsewhere, order, machine.as_ref(), asked).await;
         // One that has not said so may have some.

@@ -15,6 +15,7 @@ use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::images;
 use crate::moving::Terms;
+use crate::vms::{Differences, Vms};
 
 impl Host {
     /// What another host must be given to run a machine with these volumes.
@@ -53,6 +54,12 @@ impl Host {
         parcel: &[u8],
         wished: Terms,
     ) -> Result<Terms, String> {
+        let compared = Vms::compare_files(parcel).await.map_err(|error| error.to_string())?;
+        // What is only to be known was said before the machine was offered.
+        let (Differences { faults, .. }, _) = compared;
+        if !faults.is_empty() {
+            return Err(faults.join("; "));
+        }
         let (held, terms) = self.vms.examine(parcel, wished).await?;
         let host = Arc::clone(self);
         let checked = blocking(move || host.check_space(&held));

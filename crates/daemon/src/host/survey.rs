@@ -22,6 +22,7 @@ use crate::moving::Terms;
 use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
 use crate::replicas::{self, is_replica};
+use crate::vms::{Differences, Scope, Vms};
 
 impl Host {
     /// Looks at everything that an offer would need here.
@@ -67,10 +68,8 @@ impl Host {
             needed.into_iter().try_for_each(|(store, bytes)| host.stores.get(&store)?.require_space(bytes))
         });
         found.refusals.extend(has_room.await.err().as_ref().map(refusal));
-        if !machine.is_empty()
-            && let Err(detail) = self.vms.examine(&machine, Terms::default()).await
-        {
-            found.refusals.push(Refusal { code: RefusalCode::Unsuitable, detail });
+        if !machine.is_empty() {
+            self.look_at_machine(&machine, &mut found).await;
         }
         let hooks = self.config.hooks.clone();
         let problems = blocking(move || Ok((hooks.before_problem(), hooks.after_problem())));
@@ -79,6 +78,22 @@ impl Host {
             found.warnings.extend(after);
         }
         found
+    }
+
+    /// Whether a machine could run here.
+    async fn look_at_machine(&self, machine: &[u8], found: &mut Surveyed) {
+        let unsuitable = |detail: String| Refusal { code: RefusalCode::Unsuitable, detail };
+        match Vms::compare_files(machine).await {
+            Ok((Differences { faults, warnings }, scope)) => {
+                found.refusals.extend(faults.into_iter().map(unsuitable));
+                found.warnings.extend(warnings);
+                if scope == Scope::Files {
+                    return;
+                }
+            }
+            Err(error) => return found.refusals.push(unsuitable(error.to_string())),
+        }
+        found.refusals.extend(self.vms.examine(machine, Terms::default()).await.err().map(unsuitable));
     }
 
     /// Where the image of a volume would be; its name is free, and its store can be used.

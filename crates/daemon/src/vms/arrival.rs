@@ -17,13 +17,22 @@ use hypervisor::qemu::Machine;
 use super::catalogue::{Fate, Record, Standing};
 use super::needs::Needs;
 use super::parcel::{self, Parcel};
-use super::{Alive, Definition, Life, VmError, Vms, listening, probe, tpm};
+use super::{Alive, Definition, Differences, Life, VmError, Vms, listening, probe, same_files, tpm};
 use crate::journal::now_unix_ms;
 use crate::moving::Terms;
 use crate::sockets::SocketFolder;
 
 /// What makes QEMU wait for a machine's memory, and not run it by itself.
 const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
+
+/// What is to be looked at of a machine that may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Whether it could run.
+    Everything,
+    /// Whether the files that it finds here are the same.
+    Files,
+}
 
 /// A machine whose QEMU waits here for its memory.
 pub(crate) struct Arrival {
@@ -93,6 +102,29 @@ impl Vms {
             Ok(Parcel { name, definition: text, files: Vec::new(), needs }.encode()?)
         })
         .await
+    }
+
+    /// What another host is told of a machine, of which it is given these bytes later, to look at its files only: whether they
+    /// are the same there.
+    ///
+    /// # Errors
+    /// [`VmError`]: the bytes are none.
+    pub(crate) fn files_alone(bytes: &[u8]) -> Result<Vec<u8>, VmError> {
+        let parcel = Parcel::decode(bytes)?;
+        let needs = parcel.needs.map(|needs| Needs { only_files: true, ..needs });
+        Ok(Parcel { files: Vec::new(), needs, ..parcel }.encode()?)
+    }
+
+    /// What of the files that a machine's command names is another one here; and whether all else is to be looked at, too
+    /// ([`Self::examine`]).
+    ///
+    /// # Errors
+    /// [`VmError`]: the bytes are none.
+    pub(crate) async fn compare_files(bytes: &[u8]) -> Result<(Differences, Scope), VmError> {
+        let needs = Parcel::decode(bytes)?.needs.unwrap_or_default();
+        let scope = if needs.only_files { Scope::Files } else { Scope::Everything };
+        let differences = blocking(move || Ok(same_files::differences(&needs.files))).await?;
+        Ok((differences, scope))
     }
 
     /// The volumes of a machine that came as these bytes, and its name.
@@ -310,9 +342,12 @@ impl Vms {
 
 /// What a machine of this definition needs, that runs here.
 async fn needs(definition: &Definition, machine: &Machine, volumes: Vec<(String, u64)>) -> Needs {
-    let needs = Needs::of(machine, &definition.command_anywhere(), volumes).await;
+    let command = definition.command_anywhere();
+    let needs = Needs::of(machine, &command, volumes).await;
     let tpm = if definition.has_tpm() { tpm::version().await.ok() } else { None };
-    Needs { tpm, ..needs }
+    // What cannot be said is not looked at.
+    let files = blocking(move || Ok(same_files::fingerprints(&command))).await.unwrap_or_default();
+    Needs { tpm, files, ..needs }
 }
 
 /// Runs work that may sleep on a helper thread.

@@ -10,6 +10,7 @@ use hypervisor::qemu::{Machine, MachineType, ProcessorModel, Version};
 use serde::{Deserialize, Serialize};
 
 use super::probe;
+use super::same_files::Fingerprint;
 use crate::moving::Terms;
 
 /// Models of processors that are whatever the host has.
@@ -39,6 +40,10 @@ pub(crate) struct Needs {
     pub(super) tpm: Option<(u64, u64)>,
     /// What its volumes hold, in bytes, by their names.
     pub(crate) volumes: Vec<(String, u64)>,
+    /// The files of the source that its command names, and that do not go along.
+    pub(super) files: Vec<Fingerprint>,
+    /// Whether only these files are to be looked at: all else is when the machine is offered.
+    pub(super) only_files: bool,
 }
 
 /// A model of processor.
@@ -110,6 +115,8 @@ impl Needs {
             kvm,
             tpm: None,
             volumes,
+            files: Vec::new(),
+            only_files: false,
         }
     }
 

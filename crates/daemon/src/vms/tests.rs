@@ -86,6 +86,27 @@ impl Drop for Host {
 }
 
 #[tokio::test]
+async fn files_that_a_machine_finds_at_the_other_host_are_compared_before_all_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("cd.iso");
+    std::fs::write(&image, "one").unwrap();
+    let command = ["qemu", "-cdrom", image.to_str().unwrap()].map(str::to_owned);
+    let needs = needs::Needs { files: same_files::fingerprints(&command), ..needs::Needs::default() };
+    let files = vec![("vars".to_owned(), vec![1; 100])];
+    let (name, definition) = ("web1".to_owned(), String::new());
+    let parcel = Parcel { name, definition, files, needs: Some(needs) }.encode().unwrap();
+    let (same, scope) = Vms::compare_files(&parcel).await.unwrap();
+    assert_eq!((same, scope), (Differences::default(), Scope::Everything));
+    std::fs::write(&image, "two").unwrap();
+    let alone = Vms::files_alone(&parcel).unwrap();
+    assert!(alone.len() < parcel.len(), "what goes along is left out");
+    let (Differences { faults, warnings }, scope) = Vms::compare_files(&alone).await.unwrap();
+    assert!(faults.len() == 1 && faults[0].contains("cd.iso: there it is another file"), "{faults:?}");
+    assert_eq!((warnings.len(), scope), (0, Scope::Files));
+    assert!(Vms::compare_files(b"junk").await.is_err());
+}
+
+#[tokio::test]
 async fn a_machine_is_added_started_stopped_and_removed() {
     let Some(host) = Host::new() else { return };
     host.add("m");

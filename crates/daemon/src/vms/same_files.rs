@@ -1,0 +1,272 @@
+//! Files that a machine's command names by their paths and that do not go along: whether both hosts have the same.
+//!
+//! ```text
+//!   source: command ──► Fingerprint of each ──► parcel ──► target: its own file at that path ──► fault │ warning │ the same
+//! ```
+//! What is not there at all is somebody else's affair ([`super::probe::missing_files`]), and so are files that go along: the
+//! target gets those from the source.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use ring::digest::{Context, SHA256};
+use serde::{Deserialize, Serialize};
+
+use super::words::{self, Values};
+
+/// Files that are compared: a command does not name nearly as many, and each is read on both sides.
+const FILES_MAX: usize = 32;
+/// A file up to this size is read whole; of a larger one as many bytes, in pieces from its beginning to its end. Nobody is
+/// to wait for a DVD that is read before a machine moves, and images that differ do so in more than one place.
+const READ_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of a piece.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// What a source says of one of its files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Fingerprint {
+    /// The option that names it.
+    option: String,
+    /// Its path, on both hosts.
+    path: String,
+    /// What the machine does with it.
+    used: Used,
+    /// Its size.
+    bytes: u64,
+    /// SHA-256 of what is read of it, in hexadecimal.
+    hash: String,
+}
+
+/// What a machine does with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Used {
+    /// It reads it while it works: a guest would find another disk.
+    WhileItRuns,
+    /// It has it in its memory, whose parts must be of the same sizes at the target: firmware.
+    InMemory,
+    /// It reads it when it is started: a kernel, tables.
+    AtStart,
+}
+
+/// What is not the same, in sentences that say what to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Differences {
+    /// The machine cannot go there so.
+    pub(crate) faults: Vec<String>,
+    /// It can, and somebody should know.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// The files of this host that a command names. What cannot be read is left out: QEMU has said so when it was started. It may
+/// sleep.
+pub(super) fn fingerprints(command: &[String]) -> Vec<Fingerprint> {
+    let mut named = named(command);
+    named.truncate(FILES_MAX);
+    let taken = named.into_iter().filter_map(|(option, path, used)| {
+        let (bytes, hash) = read(Path::new(&path)).ok()??;
+        Some(Fingerprint { option, path, used, bytes, hash })
+    });
+    taken.collect()
+}
+
+/// What this host has at the same paths, as far as it is there, and is not the same. It may sleep.
+pub(super) fn differences(theirs: &[Fingerprint]) -> Differences {
+    let mut differences = Differences::default();
+    for theirs in theirs.iter().take(FILES_MAX) {
+        let (what, path) = (format!("{} {}", theirs.option, theirs.path), Path::new(&theirs.path));
+        let (bytes, hash) = match read(path) {
+            Ok(Some(read)) => read,
+            Ok(None) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                differences.faults.push(format!(
+                    "{what}: that file cannot be read there ({error}): let the daemon's user read it"
+                ));
+                continue;
+            }
+        };
+        if (bytes, &hash) == (theirs.bytes, &theirs.hash) {
+            continue;
+        }
+        let sizes = format!("{bytes} bytes there, {} at the source", theirs.bytes);
+        match theirs.used {
+            Used::WhileItRuns => differences.faults.push(format!(
+                "{what}: there it is another file ({sizes}), and the machine reads it while it runs: put the same one there, \
+                 or restart the machine once without it"
+            )),
+            Used::InMemory if bytes != theirs.bytes => differences.faults.push(format!(
+                "{what}: there it has another size ({sizes}), and so would the machine's memory: install the same version on \
+                 both hosts"
+            )),
+            Used::InMemory | Used::AtStart => differences.warnings.push(format!(
+                "{what}: there it is another file ({sizes}); the machine goes on with what it has in memory, and has the other \
+                 one when it is started the next time: install the same version on both hosts if that matters"
+            )),
+        }
+    }
+    differences
+}
+
+/// The files that a command names, with the options that do.
+fn named(command: &[String]) -> Vec<(String, String, Used)> {
+    let arguments = words::read(command.get(1..).unwrap_or_default());
+    let firmware = firmware_nodes(&arguments);
+    let mut named = Vec::new();
+    for argument in &arguments {
+        let value = argument.value.clone().unwrap_or_default();
+        let values = Values::read(&value);
+        let said = |keys: &[&str]| keys.iter().filter_map(|key| values.get(key)).collect::<Vec<_>>();
+        let is_firmware = values.get("if").as_deref() == Some("pflash")
+            || values.get("node-name").is_some_and(|node| firmware.contains(&node));
+        let disk = if is_firmware { Used::InMemory } else { Used::WhileItRuns };
+        let (paths, used) = match argument.option.as_str() {
+            "-kernel" | "-initrd" | "-dtb" => (vec![value], Used::AtStart),
+            "-fw_cfg" | "-smbios" | "-acpitable" => (said(&["file"]), Used::AtStart),
+            "-bios" | "-pflash" => (vec![value], Used::InMemory),
+            "-device" => (said(&["romfile"]), Used::InMemory),
+            "-cdrom" => (vec![value], Used::WhileItRuns),
+            "-drive" | "-blockdev" => (said(&["file", "filename", "file.filename"]), disk),
+            _ => continue,
+        };
+        let paths = paths.into_iter().filter(|path| path.starts_with('/'));
+        named.extend(paths.map(|path| (argument.option.clone(), path, used)));
+    }
+    named
+}
+
+/// The nodes that are firmware (`-machine pflash0=NODE`), and those below them.
+fn firmware_nodes(arguments: &[words::Argument]) -> BTreeSet<String> {
+    let all = |option: &str| {
+        let found = arguments.iter().filter(move |argument| argument.option == option);
+        found.map(|argument| Values::read(argument.value.as_deref().unwrap_or_default())).collect::<Vec<_>>()
+    };
+    let units = all("-machine").into_iter().chain(all("-M"));
+    let mut nodes: BTreeSet<String> =
+        units.flat_map(|machine| [machine.get("pflash0"), machine.get("pflash1")]).flatten().collect();
+    for node in all("-blockdev") {
+        if node.get("node-name").is_some_and(|name| nodes.contains(&name)) {
+            nodes.extend(node.get("file"));
+        }
+    }
+    nodes
+}
+
+/// Size and hash of a file; `None`: it is no ordinary one.
+fn read(path: &Path) -> io::Result<Option<(u64, String)>> {
+    // Looked at before it is opened: to open a pipe may take for ever.
+    let bytes = match std::fs::metadata(path)? {
+        metadata if metadata.is_file() => metadata.len(),
+        _ => return Ok(None),
+    };
+    let file = File::open(path)?;
+    let (mut hash, mut piece) = (Context::new(&SHA256), vec![0; PIECE_BYTES as usize]);
+    for start in pieces(bytes) {
+        let length = PIECE_BYTES.min(bytes - start) as usize;
+        let Some(piece) = piece.get_mut(..length) else { break };
+        file.read_exact_at(piece, start)?;
+        hash.update(piece);
+    }
+    let digest = hash.finish();
+    Ok(Some((bytes, digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())))
+}
+
+/// Where pieces begin: all of a small file, and of a large one as much as is read, evenly, with its first and its last bytes.
+fn pieces(bytes: u64) -> impl Iterator<Item = u64> {
+    let count = bytes.div_ceil(PIECE_BYTES).min(READ_BYTES_MAX / PIECE_BYTES);
+    let is_whole = bytes <= READ_BYTES_MAX;
+    (0..count).map(move |piece| match is_whole {
+        true => piece * PIECE_BYTES,
+        // There are at least two, and the product fits: a file has less than 2^63 bytes, so it is divided first.
+        false => {
+            (bytes - PIECE_BYTES) / (count - 1) * piece
+                + (bytes - PIECE_BYTES) % (count - 1) * piece / (count - 1)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn files_are_named_with_what_the_machine_does_with_them() {
+        let command = "qemu -kernel /k -initrd relative -drive if=pflash,file=/code -cdrom /cd -drive file=/d,readonly=on \
+             -machine q35,pflash0=top -blockdev raw,node-name=top,file=low -blockdev file,node-name=low,filename=/fw \
+             -blockdev file,node-name=other,filename=/iso -device e1000,romfile=/rom -netdev tap,script=/up,id=n";
+        let named: Vec<String> = named(&words(command))
+            .into_iter()
+            .map(|(option, path, used)| format!("{option} {path} {used:?}"))
+            .collect();
+        let expected = [
+            "-kernel /k AtStart",
+            "-drive /code InMemory",
+            "-cdrom /cd WhileItRuns",
+            "-drive /d WhileItRuns",
+            "-blockdev /fw InMemory",
+            "-blockdev /iso WhileItRuns",
+            "-device /rom InMemory",
+        ];
+        assert_eq!(named, expected);
+    }
+
+    #[test]
+    fn what_differs_is_refused_or_said_with_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let put = |name: &str, content: &str| std::fs::write(folder.path().join(name), content).unwrap();
+        for name in ["cd", "code", "kernel"] {
+            put(name, "one");
+        }
+        let command = format!("qemu -cdrom {} -bios {} -kernel {}", path("cd"), path("code"), path("kernel"));
+        let theirs = fingerprints(&words(&command));
+        assert_eq!(theirs.len(), 3);
+        let told = || {
+            let Differences { faults, warnings } = differences(&theirs);
+            (faults.join("; "), warnings.join("; "))
+        };
+        assert_eq!(told(), Default::default());
+        put("kernel", "two");
+        put("code", "two");
+        let (faults, warnings) = told();
+        assert_eq!(faults, "");
+        assert!(warnings.contains("-kernel") && warnings.contains("-bios"), "{warnings}");
+        put("code", "longer");
+        put("cd", "two");
+        let (faults, warnings) = told();
+        assert!(faults.contains("-cdrom") && faults.contains("while it runs"), "{faults}");
+        assert!(faults.contains("-bios") && faults.contains("6 bytes there, 3 at the source"), "{faults}");
+        assert!(!warnings.contains("-bios"), "{warnings}");
+        // What is not there, or no file, is not compared.
+        std::fs::remove_file(path("cd")).unwrap();
+        std::fs::remove_file(path("code")).unwrap();
+        std::fs::create_dir(path("code")).unwrap();
+        assert_eq!(told().0, "");
+    }
+
+    #[test]
+    fn of_a_large_file_pieces_from_its_first_to_its_last_byte_are_read() {
+        let large = 5 * READ_BYTES_MAX + 17;
+        let starts: Vec<u64> = pieces(large).collect();
+        assert_eq!(starts.len() as u64, READ_BYTES_MAX / PIECE_BYTES);
+        assert_eq!((starts[0], starts[starts.len() - 1]), (0, large - PIECE_BYTES));
+        assert!(starts.is_sorted());
+        assert_eq!(pieces(0).count(), 0);
+        assert_eq!(pieces(PIECE_BYTES + 1).collect::<Vec<_>>(), [0, PIECE_BYTES]);
+        // Nothing overflows, whatever a file system says.
+        assert_eq!(pieces(u64::MAX).last(), Some(u64::MAX - PIECE_BYTES));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("large");
+        File::create(&path).unwrap().set_len(large).unwrap();
+        let before = read(&path).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_all_at(b"x", large - 1).unwrap();
+        assert_ne!(read(&path).unwrap(), before);
+    }
+}
