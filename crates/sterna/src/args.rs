@@ -62,7 +62,7 @@ pub(crate) enum Command {
     /// Virtual machines: add, start, stop, show; take over the disks of one that runs.
     #[command(subcommand)]
     Vm(VmCommand),
-    /// Move a volume to another store, or to another host, while its guest works.
+    /// Move a volume to another store or another host, or a whole machine to another host, while it works.
     #[command(after_help = MIGRATE_HELP)]
     Migrate(MigrateArguments),
     /// Migrations: list, watch, cancel.

@@ -43,7 +43,8 @@ pub(crate) fn joined(peer: &Peer) -> String {
 /// The other hosts as a table.
 pub(crate) fn peers(peers: &Vec<Peer>) -> String {
     if peers.is_empty() {
-        return "no other hosts; on one of two: sterna host invite\n".to_owned();
+        return "no other hosts; on both of two: sterna host init; then on one of them: sterna host invite\n"
+            .to_owned();
     }
     let mut table = table(&["HOST", "ID", "STATE", "CONNECTIONS", "WHERE"], &[3]);
     for peer in peers {
