@@ -8,17 +8,49 @@ use lab::nbd_client::{Client, ClientError, ClientOptions, Operation, WriteDurabi
 
 const DISK_BYTES: u64 = 1 << 20;
 const WRITE_BYTES: usize = 64 << 10;
+/// After which a client does not wait any longer.
+const SOON: Duration = Duration::from_millis(300);
+/// Writes that a client has under way: there is always one that is not answered.
+const WRITES_IN_FLIGHT: u64 = 8;
 
 /// A client that gives up soon.
 fn connect(scene: &Scene) -> anyhow::Result<Client> {
-    let options = ClientOptions { answer_deadline: Duration::from_millis(300), ..ClientOptions::default() };
+    let options = ClientOptions { answer_deadline: SOON, ..ClientOptions::default() };
     Ok(Client::connect(&scene.export()?, options)?)
 }
 
-/// Writes the same byte all over the beginning of the disk.
+/// A write of the same byte all over the beginning of the disk.
+fn write_of(byte: u8) -> Operation {
+    Operation::Write { offset: 0, data: vec![byte; WRITE_BYTES], durability: WriteDurability::Volatile }
+}
+
 fn write(client: &mut Client, byte: u8) -> Result<(), ClientError> {
-    let (data, durability) = (vec![byte; WRITE_BYTES], WriteDurability::Volatile);
-    client.perform(Operation::Write { offset: 0, data, durability }).map(drop)
+    client.perform(write_of(byte)).map(drop)
+}
+
+/// Writes the same again and again, until there is nobody to answer.
+fn write_until_left_alone(client: &mut Client, byte: u8) -> ClientError {
+    let mut submit = |token| client.submit(write_of(byte), token);
+    if let Err(error) = (0..WRITES_IN_FLIGHT).try_for_each(&mut submit) {
+        return error;
+    }
+    let mut answered = Vec::new();
+    loop {
+        let submitted = client.complete(&mut answered).and_then(|()| {
+            answered.drain(..).try_for_each(|write| client.submit(write.operation, write.token))
+        });
+        if let Err(error) = submitted {
+            return error;
+        }
+    }
+}
+
+/// Checks what all of the beginning of the disk holds.
+fn check(client: &mut Client, byte: u8) -> anyhow::Result<()> {
+    let read = client.perform(Operation::Read { offset: 0, buffer: vec![0; WRITE_BYTES] })?;
+    let Operation::Read { buffer, .. } = read else { anyhow::bail!("not a read: {read:?}") };
+    ensure!(buffer == [byte; WRITE_BYTES], "what was left behind has landed");
+    Ok(())
 }
 
 #[test]
@@ -36,9 +68,37 @@ fn write_that_is_caught_in_a_silent_link_does_not_land_over_what_its_client_writ
         write(&mut elsewhere, 3)?;
         pair.wire.set(WireState::Whole);
         until("nothing of the client is left at alpha", || Ok(pair.alpha.volume().is_err().then_some(())))?;
-        let read = elsewhere.perform(Operation::Read { offset: 0, buffer: vec![0; WRITE_BYTES] })?;
-        let Operation::Read { buffer, .. } = read else { anyhow::bail!("not a read: {read:?}") };
-        ensure!(buffer == [3; WRITE_BYTES], "what was left behind has landed");
-        Ok(())
+        check(&mut elsewhere, 3)
+    });
+}
+
+#[test]
+fn write_that_a_killed_host_had_sent_on_does_not_come_back_to_it_with_the_volume() {
+    play_pair(|pair| {
+        pair.alpha.stop()?;
+        // It dies when the volume is its own again. What it has sent on waits at the other host, whose gate is closed, and
+        // is to be sent back from there.
+        pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-owned")])?;
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let options = ClientOptions { reconnect_deadline: SOON, ..ClientOptions::default() };
+        let mut client = Client::connect(&pair.alpha.export()?, options)?;
+        pair.leave()?;
+        let writing = std::thread::spawn(move || write_until_left_alone(&mut client, 1));
+        let migrating = pair.beta.start_migrating("alpha:a")?;
+        ensure!(
+            pair.alpha.wait_for_end()? == 137,
+            "the volume's host is to be killed when it has become that"
+        );
+        // It goes on by itself: the orders of both hosts are over when they hear of each other again.
+        drop(migrating);
+        pair.wire.set(WireState::Cut);
+        let left = writing.join().map_err(|_| anyhow::anyhow!("the client has ended in disorder"))?;
+        pair.alpha.start()?;
+        let mut again = connect(&pair.alpha).with_context(|| format!("connect again, after: {left}"))?;
+        write(&mut again, 1)?;
+        write(&mut again, 2)?;
+        pair.wire.set(WireState::Whole);
+        until("nothing of the client is left at beta", || Ok(pair.beta.volume().is_err().then_some(())))?;
+        check(&mut again, 2)
     });
 }
