@@ -1,6 +1,6 @@
 //! A request that changes a volume, as one thing: what is asked of a store, of an owner on another host, or again.
 
-use block::{BlockDevice, Buffer, ByteRange, Durability, IoError, ZeroMode};
+use block::{BlockDevice, Buffer, ByteRange, Durability, IoFuture, ZeroMode};
 
 use crate::fence::Fence;
 
@@ -25,11 +25,11 @@ pub(crate) enum Changed {
 
 impl Change {
     /// Has a device make the change.
-    pub(crate) async fn apply(self, device: &dyn BlockDevice) -> Result<(), IoError> {
+    pub(crate) fn apply(self, device: &dyn BlockDevice) -> IoFuture<'_, ()> {
         match self {
-            Self::Write(offset, data, durability) => device.write(offset, data, durability).await,
-            Self::Discard(range) => device.discard(range).await,
-            Self::Zero(range, mode, durability) => device.write_zeroes(range, mode, durability).await,
+            Self::Write(offset, data, durability) => device.write(offset, data, durability),
+            Self::Discard(range) => device.discard(range),
+            Self::Zero(range, mode, durability) => device.write_zeroes(range, mode, durability),
         }
     }
 }

@@ -14,11 +14,13 @@ use std::rc::Rc;
 
 use block::signal::Signal;
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use futures_util::FutureExt;
 use migration::planted::{Bug, broken};
 
 use crate::change::{Change, Changed};
 use crate::fence::{Always, Entry, Fence, Presence};
 use crate::filter::{Access, GateMode};
+use crate::peer::PeerStore;
 use crate::volume::Volume;
 
 /// Where a change comes from.
@@ -29,6 +31,18 @@ pub(crate) enum Origin<'a> {
     Host(Fence),
     /// Another host, which knows nothing of fences.
     OldHost,
+}
+
+impl Origin<'_> {
+    /// Has the volume's owner, on another host, make the change.
+    async fn send_on(self, owner: &PeerStore, change: Change) -> Result<Changed, IoError> {
+        match self {
+            Self::Client(visitor) => owner.change(&*visitor.presence, change).await?,
+            Self::OldHost => owner.change(&Always, change).await?,
+            Self::Host(fence) => return owner.relay(fence, change).await,
+        }
+        Ok(Changed::Done)
+    }
 }
 
 /// The client of a connection of this host.
@@ -67,21 +81,20 @@ impl Volume {
     /// Changes the volume, when its gate lets that through.
     pub(crate) async fn change(&self, origin: Origin<'_>, change: Change) -> Result<Changed, IoError> {
         let pass = self.gate().enter(Access::Change).await;
-        match (pass.owner(), origin) {
-            (Some(owner), Origin::Client(visitor)) => owner.change(&*visitor.presence, change).await?,
-            (Some(owner), Origin::OldHost) => owner.change(&Always, change).await?,
-            (Some(owner), Origin::Host(fence)) => return owner.relay(fence, change).await,
+        if let Some(owner) = pass.owner() {
+            // Boxed: what goes no further than to a store of this host needs a fraction of its memory.
+            return Box::pin(origin.send_on(owner, change)).await;
+        }
+        let _entry = match origin {
             // N.B. both here, and not where it arrives: it may have waited for blocks, or at the gate.
-            (None, Origin::Client(visitor)) if visitor.may_be_elsewhere(self) => return Err(IoError::Closed),
-            (None, Origin::Client(_)) => change.apply(pass.device()).await?,
-            (None, Origin::Host(fence)) if !self.fences().admits(fence) => {
+            Origin::Client(visitor) if visitor.may_be_elsewhere(self) => return Err(IoError::Closed),
+            Origin::Host(fence) if !self.fences().admits(fence) => {
                 return Ok(Changed::Refused(self.fences().tell()));
             }
-            (None, Origin::Host(_) | Origin::OldHost) => {
-                let _entry = self.fences().enter_forwarded();
-                change.apply(pass.device()).await?;
-            }
-        }
+            Origin::Client(_) => None,
+            Origin::Host(_) | Origin::OldHost => Some(self.fences().enter_forwarded()),
+        };
+        change.apply(pass.device()).await?;
         Ok(Changed::Done)
     }
 
@@ -143,7 +156,8 @@ impl Entrance {
                 Attachment::Missing => {
                     self.attachment.set(Attachment::UnderWay);
                     let _attaching = Attaching(self);
-                    self.volume.attach(Route::Here).await?;
+                    // Boxed: once in the life of a connection, and every request would have to have room for it.
+                    Box::pin(self.volume.attach(Route::Here)).await?;
                     self.attachment.set(Attachment::Made);
                 }
             }
@@ -164,8 +178,28 @@ impl Entrance {
 
     /// What changes need before they begin.
     async fn begin_change(&self) -> Result<Entry, IoError> {
-        self.attach().await?;
+        if self.attachment.get() != Attachment::Made {
+            self.attach().await?;
+        }
         Ok(self.volume.fences().enter_own())
+    }
+}
+
+// Requests as plain futures, for who puts them into one of his own.
+impl Entrance {
+    pub(crate) async fn reading(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
+        self.begin_read().await?;
+        self.below.read(offset, buffer).await
+    }
+
+    pub(crate) async fn changing(&self, change: Change) -> Result<(), IoError> {
+        let _entry = self.begin_change().await?;
+        change.apply(&*self.below).await
+    }
+
+    pub(crate) async fn flushing(&self) -> Result<(), IoError> {
+        self.begin_read().await?;
+        self.below.flush().await
     }
 }
 
@@ -176,38 +210,23 @@ impl BlockDevice for Entrance {
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(async move {
-            self.begin_read().await?;
-            self.below.read(offset, buffer).await
-        })
+        Box::pin(self.reading(offset, buffer))
     }
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let _entry = self.begin_change().await?;
-            self.below.write(offset, data, durability).await
-        })
+        Box::pin(self.changing(Change::Write(offset, data, durability)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            self.begin_read().await?;
-            self.below.flush().await
-        })
+        Box::pin(self.flushing())
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let _entry = self.begin_change().await?;
-            self.below.discard(range).await
-        })
+        Box::pin(self.changing(Change::Discard(range)))
     }
 
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let _entry = self.begin_change().await?;
-            self.below.write_zeroes(range, mode, durability).await
-        })
+        Box::pin(self.changing(Change::Zero(range, mode, durability)))
     }
 
     /// Passthrough.
@@ -247,10 +266,9 @@ impl Passage {
     }
 
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            // A client's change bears no fence, so it is made or fails.
-            self.volume.change(Origin::Client(&self.visitor), change).await.map(drop)
-        })
+        let made = self.volume.change(Origin::Client(&self.visitor), change);
+        // A client's change bears no fence, so it is made or fails.
+        Box::pin(made.map(|changed| changed.map(drop)))
     }
 }
 

@@ -209,27 +209,24 @@ impl Lane {
         let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
         let aligned = Rc::new(aligned);
-        let metered = {
+        let connect: nbd::Connect = {
+            let (volume, aligned) = (Rc::clone(&volume), Rc::clone(&aligned));
             let (counters, pulse, handle) = (Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
             let faults = Rc::new(FaultLog::new(settings.name.clone()));
-            move |below| {
-                let (counters, pulse, faults) = (Rc::clone(&counters), Rc::clone(&pulse), Rc::clone(&faults));
-                Meter::new(below, counters, pulse, faults, handle.clone())
-            }
-        };
-        let connect: nbd::Connect = {
-            let (volume, aligned, metered) = (Rc::clone(&volume), Rc::clone(&aligned), metered.clone());
             Box::new(move |caller| {
                 let presence: Rc<dyn Presence> = Rc::new(caller);
                 let passage = Passage::new(Rc::clone(&volume), presence);
                 let below = Rc::new(aligned.beside(Rc::new(passage)));
-                Rc::new(metered(Rc::new(Entrance::new(Rc::clone(&volume), below))))
+                let entrance = Entrance::new(Rc::clone(&volume), below);
+                let (counters, pulse, faults) = (Rc::clone(&counters), Rc::clone(&pulse), Rc::clone(&faults));
+                Rc::new(Meter::new(entrance, counters, pulse, faults, handle.clone()))
             })
         };
         let export = nbd::Export {
             name: settings.name.clone(),
             description: format!("Sterna volume {}", settings.name),
-            device: Rc::new(metered(aligned)),
+            // Asked for what it is like alone: each connection has a way of its own.
+            device: aligned,
             connect: Some(connect),
             access: settings.access,
         };

@@ -8,12 +8,27 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use crate::buffer::Buffer;
 
+/// Pieces that are described without an allocation: those of the few replies that a connection sends at a time.
+const PIECES_FEW: usize = 8;
+
 /// Sends as much of `pieces` as the socket takes without waiting; returns the number of bytes, which may be 0.
 ///
 /// # Errors
 /// What the system answered, if that does not mean: later.
 pub(super) fn transmit(socket: &OwnedFd, pieces: &[Buffer]) -> Result<usize, Errno> {
-    match send_now(socket, &unsent(pieces, 0)) {
+    let mut few = [IoSlice::new(&[]); PIECES_FEW];
+    let many;
+    let described = match few.get_mut(..pieces.len()) {
+        Some(few) => {
+            few.iter_mut().zip(pieces).for_each(|(slice, piece)| *slice = IoSlice::new(piece.as_slice()));
+            &*few
+        }
+        None => {
+            many = unsent(pieces, 0);
+            &many
+        }
+    };
+    match send_now(socket, described) {
         Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => Ok(0),
         result => result,
     }

@@ -1,5 +1,7 @@
-//! Counts what guests ask for, and how long it takes, at the very top of a volume's stack; what fails by a store's fault
-//! goes into the log as well.
+//! Counts what guests ask for, and how long it takes, at the very top of a connection's way into a volume; what fails by a
+//! store's fault goes into the log as well.
+//!
+//! What is right below it, the entrance, is one future with it: a request takes memory for both at once.
 //!
 //! Times are those at which the executor's turns began: the clock is not read for a request, and what a turn itself
 //! takes is left out.
@@ -11,6 +13,8 @@ use block::{
     BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode,
 };
 
+use crate::change::Change;
+use crate::entrance::Entrance;
 use crate::fault_log::FaultLog;
 use crate::pulse::Pulse;
 
@@ -35,9 +39,9 @@ pub struct Counters {
     pub in_flight: Cell<usize>,
 }
 
-/// The meter of one volume.
+/// The meter of one connection; the counters are its volume's.
 pub(crate) struct Meter {
-    below: Rc<dyn BlockDevice>,
+    below: Entrance,
     counters: Rc<Counters>,
     pulse: Rc<Pulse>,
     faults: Rc<FaultLog>,
@@ -47,7 +51,7 @@ pub(crate) struct Meter {
 impl Meter {
     /// Makes a meter above `below`.
     pub(crate) fn new(
-        below: Rc<dyn BlockDevice>,
+        below: Entrance,
         counters: Rc<Counters>,
         pulse: Rc<Pulse>,
         faults: Rc<FaultLog>,
@@ -60,7 +64,7 @@ impl Meter {
         &self,
         kind: &Cell<u64>,
         bytes: Option<(&Cell<u64>, u64)>,
-        (request, range): (IoFuture<'_, T>, ByteRange),
+        (request, range): (impl Future<Output = Result<T, IoError>>, ByteRange),
     ) -> Result<T, IoError> {
         let counters = &self.counters;
         counters.in_flight.set(counters.in_flight.get() + 1);
@@ -92,27 +96,29 @@ impl BlockDevice for Meter {
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         let range = ByteRange::new(offset, buffer.len() as u64);
         let bytes = Some((&self.counters.bytes_read, range.length));
-        Box::pin(self.counted(&self.counters.reads, bytes, (self.below.read(offset, buffer), range)))
+        let request = self.below.reading(offset, buffer);
+        Box::pin(self.counted(&self.counters.reads, bytes, (request, range)))
     }
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
         let range = ByteRange::new(offset, data.len() as u64);
         let bytes = Some((&self.counters.bytes_written, range.length));
-        let request = self.below.write(offset, data, durability);
+        let request = self.below.changing(Change::Write(offset, data, durability));
         Box::pin(self.counted(&self.counters.writes, bytes, (request, range)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         let whole = ByteRange::new(0, self.below.geometry().size);
-        Box::pin(self.counted(&self.counters.flushes, None, (self.below.flush(), whole)))
+        Box::pin(self.counted(&self.counters.flushes, None, (self.below.flushing(), whole)))
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.counted(&self.counters.writes, None, (self.below.discard(range), range)))
+        let request = self.below.changing(Change::Discard(range));
+        Box::pin(self.counted(&self.counters.writes, None, (request, range)))
     }
 
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        let request = self.below.write_zeroes(range, mode, durability);
+        let request = self.below.changing(Change::Zero(range, mode, durability));
         Box::pin(self.counted(&self.counters.writes, None, (request, range)))
     }
 
