@@ -109,9 +109,19 @@ impl Pair {
         beta.start()?;
         alpha.sterna(["host", "init", "--name", ALPHA])?.success()?;
         beta.sterna(["host", "init", "--name", BETA])?.success()?;
-        let invitation: api::Invitation = beta.ask(&["host", "invite"])?;
-        alpha.sterna(["host", "join", &link, &invitation.token])?.success()?;
-        Ok(Self { alpha, beta, wire })
+        let pair = Self { alpha, beta, wire };
+        pair.join()?;
+        Ok(pair)
+    }
+
+    /// Pairs the hosts, or pairs them again after one of them has forgotten the other.
+    ///
+    /// # Errors
+    /// If they do not get to know each other.
+    pub fn join(&self) -> anyhow::Result<()> {
+        let invitation: api::Invitation = self.beta.ask(&["host", "invite"])?;
+        let link = self.wire.address().to_string();
+        self.alpha.sterna(["host", "join", &link, &invitation.token])?.success().map(drop)
     }
 
     /// Moves the volume `v` from `alpha` to a store of `beta`, and waits.

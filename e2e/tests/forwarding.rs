@@ -6,6 +6,8 @@ use e2e::{Pair, Scene, WireState, guest, play_pair, until};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
+/// Requests that show that a guest works.
+const WORK_REQUESTS: u64 = 200;
 /// Slow enough that a migration of what is filled is under way until a daemon has been started again, and its clients work.
 const SLOWLY: &str = "2MiB/s";
 
@@ -98,5 +100,32 @@ fn source_that_was_killed_while_its_migration_was_cancelled_elsewhere_hears_of_i
         ensure!(pair.alpha.volume()?.state == VolumeState::Serving);
         pair.alpha.stop()?;
         guest::verify_image(&pair.alpha.path("a/v.img"), &stopped.content)
+    });
+}
+
+#[test]
+fn clients_of_hosts_that_are_unpaired_and_paired_again_go_on() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        pair.leave()?;
+        // What is asked for meanwhile waits, whichever of them has forgotten the other: for the way there, or for the answer.
+        for (forgets_alpha, forgets_beta) in [(true, false), (false, true), (true, true)] {
+            if forgets_alpha {
+                pair.beta.sterna(["host", "remove", "alpha", "--force"])?.success()?;
+            }
+            if forgets_beta {
+                pair.alpha.sterna(["host", "remove", "beta", "--force"])?.success()?;
+            }
+            pair.join()?;
+            guest::until_worked(&guest, WORK_REQUESTS).with_context(|| {
+                format!("after alpha was forgotten: {forgets_alpha}, beta: {forgets_beta}")
+            })?;
+        }
+        guest::stop_and_verify(guest)?;
+        until("the owner has no clients left", || {
+            Ok((pair.beta.statistics()?.connections == 0).then_some(()))
+        })?;
+        pair.check_at(&pair.beta, &pair.alpha)
     });
 }

@@ -9,6 +9,7 @@
 //! Called on transport threads, and never waits there.
 
 pub(crate) mod channel;
+mod routes;
 mod surveys;
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Fault, Head};
-use lane::peer::{Arrival, Haste, Line, PeerLine, Speech, Urgency};
+use lane::peer::{Arrival, PeerLine};
 use migration::message::ToTarget;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
 use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
@@ -25,14 +26,11 @@ use tokio::sync::oneshot;
 use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 
 use self::channel::{Kind, OPENINGS, Subject};
+use self::routes::{Former, Routes, SessionLine};
 use self::surveys::Questions;
 use crate::host::Host;
 use crate::moving;
 
-/// The version of the protocol from which on hosts know the fences of volumes.
-const FENCES_SINCE: u16 = 2;
-
-type RouteKey = (HostId, ChannelId);
 type Answer = oneshot::Sender<Result<Acceptance, Refusal>>;
 
 /// What this host has to do with others.
@@ -47,27 +45,6 @@ pub(crate) struct Peers {
     opening: Mutex<BTreeMap<(HostId, MigrationId), Answer>>,
     /// Looks ahead that were asked for and not answered.
     questions: Questions,
-}
-
-/// Lanes by the channels that lead to them.
-#[derive(Default)]
-struct Routes {
-    by_key: Mutex<BTreeMap<RouteKey, mpsc::UnboundedSender<Arrival>>>,
-}
-
-impl Routes {
-    /// The sending end of a channel, and what comes over it from now on.
-    fn open(
-        self: &Arc<Self>,
-        session: &Session,
-        channel: ChannelId,
-    ) -> (SessionLine, mpsc::UnboundedReceiver<Arrival>) {
-        let (sender, arrivals) = mpsc::unbounded();
-        let key = (host_id(session.peer()), channel);
-        lock(&self.by_key).insert(key, sender.clone());
-        let (session, routes) = (session.clone(), Arc::clone(self));
-        (SessionLine { session, channel, routes, route: sender }, arrivals)
-    }
 }
 
 impl Peers {
@@ -197,13 +174,10 @@ impl Peers {
         self.routes.open(session, channel)
     }
 
-    fn routes_of(&self, peer: HostId, tell: impl Fn() -> Arrival) {
-        for ((host, _), route) in lock(&self.routes.by_key).iter() {
-            if *host == peer {
-                // A lane that has just ended hears nothing.
-                let _ = route.unbounded_send(tell());
-            }
-        }
+    /// The process of another host that was asked is gone, or is not heard any more.
+    fn forget_questions(&self, peer: HostId) {
+        lock(&self.opening).retain(|(host, _), _| *host != peer);
+        self.questions.forget(peer);
     }
 
     fn host(&self) -> Option<Arc<Host>> {
@@ -213,7 +187,10 @@ impl Peers {
 
 impl transport::Receiver for Peers {
     fn connected(&self, session: &Session, _: Incarnation) {
-        self.routes_of(host_id(session.peer()), || Arrival::Back);
+        if self.routes.lead_over(session) == Former::Closed {
+            self.forget_questions(host_id(session.peer()));
+        }
+        self.routes.tell(host_id(session.peer()), || Arrival::Back);
     }
 
     fn delivered(&self, session: &Session, delivery: Delivery) {
@@ -226,14 +203,13 @@ impl transport::Receiver for Peers {
     }
 
     fn disconnected(&self, peer: transport::HostId, reason: &str) {
-        self.routes_of(host_id(peer), || Arrival::Lost(reason.to_owned()));
+        self.routes.tell(host_id(peer), || Arrival::Lost(reason.to_owned()));
     }
 
     fn restarted(&self, session: &Session, _: Incarnation, _: Incarnation) {
         let peer = host_id(session.peer());
-        lock(&self.opening).retain(|(host, _), _| *host != peer);
-        self.questions.forget(peer);
-        self.routes_of(peer, || Arrival::Restarted);
+        self.forget_questions(peer);
+        self.routes.tell(peer, || Arrival::Restarted);
     }
 }
 
@@ -247,7 +223,7 @@ impl Peers {
             self.opening_said(session, peer, &payload);
             return;
         }
-        let route = lock(&self.routes.by_key).get(&(peer, channel)).cloned();
+        let route = self.routes.get(peer, channel);
         let arrival = Arrival::Sent { head, payload, credit: Box::new(credit) };
         let unheard = match route {
             None => Some(arrival),
@@ -320,7 +296,7 @@ impl Peers {
             ) => {
                 let line = self.open_route(session, channel);
                 // The first of many: the others find the route.
-                if let Some(route) = lock(&self.routes.by_key).get(&(peer, channel)) {
+                if let Some(route) = self.routes.get(peer, channel) {
                     let _ = route.unbounded_send(Arrival::Sent { head, payload, credit });
                 }
                 self.attach(session, channel, VolumeId(volume), line);
@@ -390,8 +366,7 @@ impl Peers {
             match host.lane_of(volume).await {
                 Some(lane) => lane.attach(line),
                 None => {
-                    let key = (host_id(session.peer()), channel);
-                    lock(&me.routes.by_key).remove(&key);
+                    me.routes.close(host_id(session.peer()), channel);
                     while let Ok(Arrival::Sent { head, .. }) = line.arrivals.try_recv() {
                         if let Ok(Head::Call { call, .. } | Head::FencedCall { call, .. }) =
                             Head::decode(&head)
@@ -402,45 +377,6 @@ impl Peers {
                 }
             }
         });
-    }
-}
-
-/// The sending end of a line: one channel of a session.
-struct SessionLine {
-    session: Session,
-    channel: ChannelId,
-    routes: Arc<Routes>,
-    /// The way back, to know it by.
-    route: mpsc::UnboundedSender<Arrival>,
-}
-
-impl Line for SessionLine {
-    fn send(&self, urgency: Urgency, head: Bytes, payload: Bytes) {
-        let priority = match urgency {
-            Urgency::Control => Priority::Control,
-            Urgency::Awaited => Priority::Pulled,
-            Urgency::Mirrored => Priority::Asynchronous,
-            Urgency::Bulk => Priority::Bulk,
-        };
-        send(&self.session, self.channel, priority, head, payload);
-    }
-
-    fn set_haste(&self, haste: Haste) {
-        self.session.set_haste(
-            self.channel,
-            match haste {
-                Haste::Usual => transport::Haste::Usual,
-                Haste::BeforeMemory => transport::Haste::BeforeMemory,
-            },
-        );
-    }
-
-    fn speech(&self) -> Speech {
-        match self.session.version() {
-            None => Speech::Unknown,
-            Some(version) if version < FENCES_SINCE => Speech::Calls,
-            Some(_) => Speech::Fences,
-        }
     }
 }
 
@@ -461,27 +397,6 @@ impl moving::line::Way for MachineWay {
         let channel = Subject { kind: Kind::Machine, source, migration, volume }.channel(self.target);
         let (line, arrivals) = self.routes.open(&self.session, channel);
         (Arc::new(line), arrivals)
-    }
-}
-
-impl moving::line::Send for SessionLine {
-    fn send(&self, priority: Priority, head: Bytes, payload: Bytes) {
-        match transport::Message::new(self.channel, priority, head, payload) {
-            // A stream is one thing after the other.
-            Ok(message) => self.session.send(message.ordered()),
-            Err(error) => tracing::error!(%error, "a piece of a machine's memory is left out"),
-        }
-    }
-}
-
-impl Drop for SessionLine {
-    fn drop(&mut self) {
-        let key = (host_id(self.session.peer()), self.channel);
-        let mut routes = lock(&self.routes.by_key);
-        // A later line about the same has taken its place.
-        if routes.get(&key).is_some_and(|route| route.same_receiver(&self.route)) {
-            routes.remove(&key);
-        }
     }
 }
 

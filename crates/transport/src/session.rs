@@ -108,6 +108,15 @@ impl Session {
     }
 }
 
+/// Whether both are handles of one session. Two sessions with one peer are not the same: the earlier one was closed.
+impl PartialEq for Session {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Session {}
+
 impl std::fmt::Debug for Session {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Session({:?})", self.shared.peer)
