@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use api::{Bytes, ErrorCode};
 use block::store::{ImageError, Qcow2Error, RemoteError};
+use chronicle::Generation;
 use migration::journal::{Fence, FencedContent, Place};
 use migration::ticket::TicketError;
 use migration::wire::Refusal;
@@ -155,6 +156,36 @@ pub(crate) enum RequestError {
     /// The name is taken.
     #[error("a volume \"{0}\" exists; choose another name, or remove it first")]
     VolumeExists(String),
+    /// A volume that is offered is a branch of the history of one that is here. Said to the host that offers it.
+    #[error(
+        "it has volume \"{volume}\" already, as another branch of the same history, with generation {here} (this one has \
+         {offered}): a promotion was forced, and both may have been written to since. Decide which is to stay, and remove the \
+         other at its host: sterna volume remove {volume}"
+    )]
+    BranchPresent {
+        /// What the other branch is called here.
+        volume: String,
+        /// Its generation.
+        here: Generation,
+        /// That of the branch that is offered.
+        offered: Generation,
+    },
+    /// Clients here use another branch of the history of a volume that is offered. Said to the host that offers it.
+    #[error(
+        "its clients of volume \"{volume}\" are led to host \"{host}\", to another branch of the same history, with generation \
+         {there} (this one has {offered}), and must not find another content; end that there with: sterna volume remove \
+         {volume}, and try again"
+    )]
+    BranchLedTo {
+        /// What it is called here.
+        volume: String,
+        /// The host that has the other branch, or had it last.
+        host: String,
+        /// The generation with which the other branch went there.
+        there: Generation,
+        /// That of the branch that is offered.
+        offered: Generation,
+    },
     /// The name cannot be one.
     #[error("\"{name}\" cannot be the name of a volume: {reason}")]
     Name {
@@ -435,7 +466,9 @@ impl RequestError {
             Self::MachineUnmovable { .. } | Self::DowntimeUnreachable { .. } => ErrorCode::InvalidRequest,
             Self::MigrationNotFound(_) => ErrorCode::MigrationNotFound,
             Self::RouteNotFound { .. } => ErrorCode::RouteNotFound,
-            Self::VolumeExists(_) => ErrorCode::VolumeExists,
+            Self::VolumeExists(_) | Self::BranchPresent { .. } | Self::BranchLedTo { .. } => {
+                ErrorCode::VolumeExists
+            }
             Self::Name { .. } | Self::Invalid(_) | Self::StoreNotChosen { .. } => ErrorCode::InvalidRequest,
             Self::TooLarge => ErrorCode::RequestTooLarge,
             Self::StoreUnusable { .. } | Self::Storage { .. } => ErrorCode::StorageFailed,

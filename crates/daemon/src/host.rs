@@ -14,6 +14,7 @@ mod adopted;
 mod ahead;
 mod arrive;
 mod await_arrival;
+mod branches;
 mod chain;
 mod create;
 mod describe;

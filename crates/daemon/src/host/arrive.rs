@@ -157,6 +157,7 @@ impl Host {
         let name = offered.name.clone();
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
+        self.refuse_other_branch(offered)?;
         let (claim, home) = self.claim_when_free(&name, offered.volume).await?;
         let wanted = self.wanted(offer, offered)?;
         // What of it is allocated, its source finds out while it copies; a store that fills up ends the migration.

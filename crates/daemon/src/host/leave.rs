@@ -448,6 +448,9 @@ fn content(accepted: &AcceptedVolume) -> TargetContent {
 /// What another host is told of what went wrong here.
 pub(super) fn refusal(error: &RequestError) -> Refusal {
     let code = match error.code() {
+        _ if matches!(error, RequestError::BranchPresent { .. } | RequestError::BranchLedTo { .. }) => {
+            RefusalCode::VolumePresent
+        }
         api::ErrorCode::NoSpace | api::ErrorCode::TargetTooSmall => RefusalCode::NoSpace,
         api::ErrorCode::StoreNotFound => RefusalCode::UnknownStore,
         api::ErrorCode::VolumeExists => RefusalCode::NameTaken,

@@ -105,6 +105,7 @@ impl Host {
         let name = offered.name.clone();
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
+        self.refuse_other_branch(offered)?;
         // Given back at once.
         drop(self.claim_when_free(&name, offered.volume).await?);
         let wanted = self.wanted(offer, offered)?;

@@ -1,0 +1,65 @@
+//! Two branches of one volume's history, which a forced promotion has parted, on two hosts that hear of each other again.
+
+use anyhow::ensure;
+use api::{Volume, VolumeState};
+use e2e::{Pair, Scene, WireState, guest, play_pair};
+use lab::workload::Content;
+
+const DISK_BYTES: u64 = 32 << 20;
+const FILL_BYTES: u64 = 8 << 20;
+/// Requests that show that a guest works.
+const WORK_REQUESTS: u64 = 200;
+
+/// Makes the volume `v` at both hosts: `alpha` goes on with it, and its copy was promoted at `beta`, which has this content.
+fn part(pair: &mut Pair) -> anyhow::Result<Content> {
+    pair.alpha.create_volume(DISK_BYTES)?;
+    let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
+    pair.alpha.stop()?;
+    pair.alpha.start_with(&[("STERNA_FAIL_POINT", "before-released")])?;
+    pair.alpha.begin_to_migrate("beta:a", None)?;
+    ensure!(pair.alpha.wait_for_end()? == 137, "the daemon is to be killed before its commit point");
+    pair.wire.set(WireState::Cut);
+    pair.beta.sterna(["volume", "promote", "v", "--force"])?.success()?;
+    pair.alpha.start()?;
+    pair.wire.set(WireState::Whole);
+    pair.alpha.until_idle()?;
+    for host in [&pair.alpha, &pair.beta] {
+        ensure!(host.volume()?.state == VolumeState::Serving, "each has a branch");
+    }
+    Ok(stopped.content)
+}
+
+/// Checks that a host does not get rid of its branch to the other one, and is told what to do.
+fn check_refused(from: &Scene, to: &str) -> anyhow::Result<()> {
+    for more in [&[][..], &["--dry-run"]] {
+        let told = from.sterna([&["migrate", "v", "--to", to], more].concat())?;
+        let said = format!("{}{}", told.stdout, told.stderr);
+        ensure!(told.code != 0, "{said}");
+        ensure!(
+            said.contains("another branch of the same history") && said.contains("sterna volume remove v"),
+            "{said}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn branches_of_one_history_do_not_come_to_one_host_until_one_of_them_is_removed() {
+    play_pair(|pair| {
+        let promoted = part(pair)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        check_refused(&pair.alpha, "beta:a")?;
+        check_refused(&pair.beta, "alpha:a")?;
+        for host in [&pair.alpha, &pair.beta] {
+            let volume: Volume = host.volume()?;
+            ensure!(volume.state == VolumeState::Serving, "{volume:?}");
+        }
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        pair.beta.sterna(["volume", "remove", "v", "--keep-image"])?.success()?;
+        guest::verify_image(&pair.beta.path("a/v.img"), &promoted)?;
+        std::fs::remove_file(pair.beta.path("a/v.img"))?;
+        pair.leave()?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
