@@ -191,6 +191,9 @@ impl Fleet {
         self.world.note("crash", place.index() as u64, how as u64);
         self.world.say(|| format!("{place}: {how:?}"));
         let was_source = party.phase().is_some();
+        if self.branches.all().len() > 1 {
+            self.tally(Event::BranchKill);
+        }
         party.crashed(how);
         if was_source {
             self.world.set_phase(None);

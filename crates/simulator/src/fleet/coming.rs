@@ -94,6 +94,18 @@ impl Party {
         None
     }
 
+    /// Tells whether the source's half of a migration that a restart of its host interrupted can begin: the target's waits for
+    /// it, or the journal answers for a migration that is over here, or was never begun.
+    pub(super) fn can_go_on(self: &Rc<Self>, source: Place, remote: MigrationId) -> bool {
+        let subject = Subject::Migration(source, remote);
+        let known =
+            self.journal().look(|state, _| Some(state.incoming(source.host(), remote)?.1.has_ended()));
+        match known {
+            Some(false) => self.with_serving(|serving| serving.target_of(subject).is_some()) == Some(true),
+            Some(true) | None => self.channel(source, subject).is_some(),
+        }
+    }
+
     /// Makes the images of volumes that come, or takes those that an earlier stay has left.
     fn make_images(&self, subject: Subject, recorded: &MigrationState) {
         let make = |(index, moving): (usize, &migration::journal::MigratingVolume)| {

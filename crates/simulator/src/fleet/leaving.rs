@@ -16,9 +16,10 @@ use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, MigrationState, Outcome, Record, Side, Stage,
     Summary,
 };
+use migration::message::ToTarget;
 use migration::source::{Moves, Peer};
 use migration::wire::Message;
-use migration::{MigrationId, Phase};
+use migration::{Attempt, MigrationId, Phase};
 
 use super::coming::Accepted;
 use super::control::PartyControl;
@@ -72,33 +73,63 @@ impl Party {
     pub(super) fn ask_to_take(self: &Rc<Self>, id: MigrationId) {
         let (me, handle) = (Rc::clone(self), self.handle.clone());
         self.handle.spawn(async move {
-            for asked in 0_u32.. {
+            for _ in 0..ASKS_MAX {
                 handle.sleep(ASK_AGAIN).await;
-                let state = me.journal().acknowledged();
-                let Some(recorded) = state.migrations.get(&id).filter(|recorded| !recorded.has_ended())
-                else {
-                    return;
-                };
-                let accepted = me.asks_once(id, recorded);
-                if let Some(accepted) = accepted {
-                    let recorded = (recorded.aborted.0 > 0).then_some(recorded);
-                    me.leave(id, recorded, &accepted);
+                let Some((peer, recorded)) = me.still_copies(id) else { return };
+                if let Some(accepted) = me.asks_once(id, &peer, &recorded) {
+                    me.leave(id, None, &accepted);
                     return;
                 }
-                // One that goes on after a restart is known there, or is told that it is not.
-                if asked >= ASKS_MAX && recorded.aborted.0 == 0 {
-                    me.end_refused(id).await;
+            }
+            me.end_refused(id).await;
+        });
+    }
+
+    /// Goes on with a migration that a restart interrupted, when the other host can be heard. It is not offered again: a
+    /// host that knows nothing of it says so.
+    pub(super) fn go_on_leaving(self: &Rc<Self>, id: MigrationId) {
+        let (me, handle) = (Rc::clone(self), self.handle.clone());
+        self.handle.spawn(async move {
+            loop {
+                handle.sleep(ASK_AGAIN).await;
+                let Some((peer, recorded)) = me.still_copies(id) else { return };
+                if me.can_hear(&peer) && peer.can_go_on(me.place, id) {
+                    me.leave(id, Some(&recorded), &[]);
+                    me.knock(id, peer.place);
                     return;
                 }
             }
         });
     }
 
-    fn asks_once(self: &Rc<Self>, id: MigrationId, recorded: &MigrationState) -> Option<Vec<Accepted>> {
+    /// Stands in for the calls on a store that is not there, which the daemon answers from its journal: of a migration that is
+    /// over at the other host, or was never begun, its source is told so. Whoever goes on takes it for a try long past.
+    fn knock(self: &Rc<Self>, id: MigrationId, peer: Place) {
+        if let Some(channel) = self.channel(peer, Subject::Migration(self.place, id)) {
+            let message = ToTarget::Prepare(Attempt::NONE);
+            say(&channel.conversation, &Message::ToTarget { migration: id, message });
+        }
+    }
+
+    /// A migration that goes out from here and has not ended, with the host that it goes to.
+    fn still_copies(&self, id: MigrationId) -> Option<(Rc<Self>, MigrationState)> {
+        let state = self.journal().acknowledged();
+        let recorded = state.migrations.get(&id).filter(|recorded| !recorded.has_ended())?.clone();
         let target = Place::of(recorded.side.peer()?.0);
-        let fleet = self.fleet()?;
-        self.link_to(target).filter(|link| link.is_up())?;
-        fleet.party(target).takes(self, id, recorded)
+        Some((Rc::clone(self.fleet()?.party(target)), recorded))
+    }
+
+    fn can_hear(&self, peer: &Self) -> bool {
+        self.link_to(peer.place).is_some_and(|link| link.is_up())
+    }
+
+    fn asks_once(
+        self: &Rc<Self>,
+        id: MigrationId,
+        peer: &Rc<Self>,
+        recorded: &MigrationState,
+    ) -> Option<Vec<Accepted>> {
+        if self.can_hear(peer) { peer.takes(self, id, recorded) } else { None }
     }
 
     /// Ends a migration that the other host did not take. If it did after all, it asks, and is told that there is none.
@@ -207,7 +238,7 @@ impl Party {
     ) -> Option<Vec<LeavingVolume>> {
         let id = match channel.subject {
             Subject::Migration(_, id) => id,
-            Subject::Clients => return None,
+            Subject::Clients(..) => return None,
         };
         let mut leaving = Vec::new();
         for (index, moving) in known.volumes.iter().enumerate() {
@@ -249,7 +280,7 @@ impl Party {
                 zeroes: ZeroMode::MayUnmap,
             };
             let source_image = moving.source.clone();
-            let successor = self.elsewhere(index, peer);
+            let successor = self.elsewhere(index, peer, id);
             let conversation = Some(Rc::clone(&channel.conversation));
             let borrowing = None;
             leaving.push(LeavingVolume { volume, replica, source_image, successor, conversation, borrowing });

@@ -95,6 +95,14 @@ impl Line {
         Some((Box::new(line), arrivals))
     }
 
+    /// Says that a process at `place` has known the line, or could have: whoever sends to it hears of the next one.
+    pub(crate) fn is_known_to(&self, place: Place) {
+        if let Some(link) = self.link.upgrade() {
+            let end = &self.ends[link.end_of(place)];
+            end.incarnation.set(end.incarnation.get().max(1));
+        }
+    }
+
     /// The process at `place` is gone.
     pub(crate) fn close(&self, place: Place) {
         if let Some(link) = self.link.upgrade() {

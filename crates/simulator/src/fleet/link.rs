@@ -1,9 +1,9 @@
 //! The link between two hosts: several connections, each with a delay of its own; it breaks, or swallows what it is given.
 //!
 //! ```text
-//!            ┌ line of a migration ┐      one for each migration between the two, and one for what clients that stayed
-//!   host ────┼ line of a migration ┼──── host      ask of the owner; all break together
-//!            └ line of the clients ┘
+//!            ┌ line of a migration ┐
+//!   host ────┤                     ├──── host      two for each migration between both; all break together
+//!            └ line of its clients ┘
 //!   works ──cut──► broken: both ends are told ──mended──► works: both are told, what waited arrives in any order
 //!        └─swallows──► broken, and nobody is told, until it is noticed
 //! ```
@@ -28,8 +28,8 @@ const NOTICED_AFTER: (Duration, Duration) = (Duration::from_millis(200), Duratio
 /// What a line between two hosts is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
-    /// What clients ask of a volume's owner on the other host.
-    Clients,
+    /// What clients that stayed at the source of a migration ask of the volumes' owner, by that source and its number there.
+    Clients(Place, MigrationId),
     /// A migration, by its source and its number there.
     Migration(Place, MigrationId),
 }

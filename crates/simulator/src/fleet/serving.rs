@@ -4,8 +4,8 @@ use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
+use block::Geometry;
 use block::filter::Align;
-use block::{BlockDevice, Geometry};
 use chronicle::Epoch;
 use lane::filter::GateMode;
 use lane::peer::head::Address;
@@ -35,7 +35,7 @@ pub(super) struct Serving {
     /// What the connections to each of them have in common: what claims blocks.
     aligned: BTreeMap<usize, (Rc<Volume>, Rc<Align>)>,
     /// What clients that stayed at other hosts ask for, and what is asked of other hosts for clients that stayed here.
-    clients: BTreeMap<Place, (Rc<Conversation>, Rc<Service>)>,
+    clients: BTreeMap<Subject, (Rc<Conversation>, Rc<Service>)>,
     /// Of migrations, to and from other hosts.
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
@@ -82,17 +82,10 @@ impl Party {
     /// Serves what the journal says is this host's, and goes on with migrations.
     pub(super) fn serve(self: &Rc<Self>, resumes: &[MigrationId]) {
         let state = self.journal().acknowledged();
-        let clients = self.links.iter().filter_map(|link| {
-            let (line, arrivals) = link.line(Subject::Clients).open(self.place)?;
-            let service = Service::new(self.handle.clone(), self.buffers.clone());
-            let conversation = Conversation::new(line);
-            self.handle.spawn(conversation.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
-            Some((link.beyond(self.place), (conversation, service)))
-        });
         *self.serving.borrow_mut() = Some(Serving {
             volumes: Vec::new(),
             aligned: BTreeMap::new(),
-            clients: clients.collect(),
+            clients: BTreeMap::new(),
             channels: BTreeMap::new(),
             source: RefCell::default(),
             target: RefCell::default(),
@@ -100,6 +93,11 @@ impl Party {
         let count = self.manner.block_sizes.len();
         let volumes: Vec<_> = (0..count).map(|index| self.volume(&state, index)).collect();
         self.with_serving(|serving| serving.volumes = volumes);
+        for link in &self.links {
+            let of_clients = |subject: &Subject| matches!(subject, Subject::Clients(..));
+            let subjects = link.subjects().into_iter().filter(of_clients);
+            subjects.for_each(|subject| drop(self.line_of_clients(link, subject)));
+        }
         (0..count).for_each(|index| self.offer_to_clients(index));
         self.hear_of_the_past(&state);
         self.check_and_connect_guests();
@@ -109,7 +107,7 @@ impl Party {
         for id in resumes {
             let Some(recorded) = state.migrations.get(id) else { continue };
             match (&recorded.side, &recorded.stage) {
-                (Side::Outgoing { .. }, Stage::Copying) => self.ask_to_take(*id),
+                (Side::Outgoing { .. }, Stage::Copying) => self.go_on_leaving(*id),
                 (Side::Outgoing { .. }, _) => self.leave(*id, Some(recorded), &[]),
                 (Side::Incoming { peer, remote, .. }, _) => {
                     self.come(*id, (Place::of(*peer), *remote), recorded, Resumed::Yes);
@@ -127,11 +125,7 @@ impl Party {
     /// The volume as this host has it: its own; past the commit point, behind a closed gate; or at the host that has it.
     fn volume(&self, state: &State, index: usize) -> Option<Rc<Volume>> {
         let id = volume_id(index);
-        let disk_of = |path: &str| {
-            let disk = self.images.borrow().get(path).cloned()?;
-            let disk: Rc<dyn BlockDevice> = disk;
-            Some(disk)
-        };
+        let disk_of = |path: &str| self.images.borrow().get(path).cloned();
         let (known, mode, disk) = match (state.volumes.get(&id), state.moved.get(&id)) {
             (Some(known), _) => (known, GateMode::Open, disk_of(known.record.image.place.name())),
             (None, Some(moved)) => {
@@ -144,10 +138,12 @@ impl Party {
             }
             (None, None) => return None,
         };
-        let home = match (disk, state.moved.get(&id)) {
-            (Some(disk), _) => Home::Here(disk),
+        let home = match (&disk, state.moved.get(&id)) {
+            (Some(disk), _) => Home::Here(disk.clone()),
             // A source image that was retired before the end was recorded is of no more use than one that went before.
-            (None, Some(moved)) => Home::Elsewhere(self.elsewhere(index, Place::of(moved.host))?),
+            (None, Some(moved)) => {
+                Home::Elsewhere(self.elsewhere(index, Place::of(moved.host), moved.migration)?)
+            }
             (None, None) => {
                 self.world.violated("owner", || format!("the image of volume {index} is gone"));
                 return None;
@@ -156,6 +152,10 @@ impl Party {
         let is_own = state.volumes.contains_key(&id);
         let volume = self.make_volume(index, known.record.generation, home, is_own);
         volume.gate().set_mode(mode);
+        if let Some(disk) = disk {
+            // A target that has become the owner's only disk knows by it that its trial is over.
+            disk.set_volume(&volume);
+        }
         Some(volume)
     }
 
@@ -201,22 +201,41 @@ impl Party {
         }
     }
 
-    /// The volume at another host.
-    pub(super) fn elsewhere(&self, index: usize, place: Place) -> Option<Rc<PeerStore>> {
-        let serving = self.serving.borrow();
+    /// The volume at another host, to which a migration from here has brought it.
+    pub(super) fn elsewhere(
+        &self,
+        index: usize,
+        place: Place,
+        migration: MigrationId,
+    ) -> Option<Rc<PeerStore>> {
+        let subject = Subject::Clients(self.place, migration);
+        let link = self.link_to(place)?;
+        // The other host hears it, now or when it is there again.
+        link.line(subject).is_known_to(place);
+        self.fleet()?.party(place).line_of_clients(link, subject);
+        let conversation = self.line_of_clients(link, subject)?;
         let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
         let address = Address::Owner(volume_id(index).0);
-        let clients = serving.as_ref().and_then(|serving| serving.clients.get(&place));
-        match clients {
-            Some((conversation, _)) => {
-                let conversation = Rc::clone(conversation);
-                Some(Rc::new(PeerStore::new(conversation, address, geometry, Urgency::Awaited)))
-            }
-            None => {
-                self.world.violated("owner", || format!("{} knows no way to {place}", self.place));
-                None
-            }
+        Some(Rc::new(PeerStore::new(conversation, address, geometry, Urgency::Awaited)))
+    }
+
+    /// This daemon's end of a line of clients; opened, and all volumes offered over it, when it is asked for first.
+    fn line_of_clients(&self, link: &Link, subject: Subject) -> Option<Rc<Conversation>> {
+        let known = self.with_serving(|serving| {
+            serving.clients.get(&subject).map(|(conversation, _)| Rc::clone(conversation))
+        })?;
+        if known.is_some() {
+            return known;
         }
+        let (line, arrivals) = link.line(subject).open(self.place)?;
+        let service = Service::new(self.handle.clone(), self.buffers.clone());
+        let conversation = Conversation::new(line);
+        self.handle.spawn(conversation.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
+        self.with_serving(|serving| {
+            serving.volumes.iter().flatten().for_each(|volume| service.offer_volume(Rc::clone(volume)));
+            serving.clients.insert(subject, (Rc::clone(&conversation), service));
+        });
+        Some(conversation)
     }
 
     /// This daemon's end of a migration's line; opened when it is asked for first.

@@ -26,6 +26,8 @@ pub(crate) enum Event {
     Branch,
     /// A branch moves on while there is another.
     BranchMoves,
+    /// A daemon is killed while there are two branches.
+    BranchKill,
     /// Guests go on at the host that has their volumes.
     HomeMoves,
     /// Guests go to another host, and leave behind what was not answered.
@@ -41,7 +43,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -52,6 +54,7 @@ impl Event {
         Self::ForceInstead,
         Self::Branch,
         Self::BranchMoves,
+        Self::BranchKill,
         Self::HomeMoves,
         Self::Wander,
         Self::OwnerPowerCut,
@@ -69,6 +72,7 @@ impl Event {
             Self::ForceInstead => "promoted by force for a ticket",
             Self::Branch => "promoted by force: two branches",
             Self::BranchMoves => "a branch of two moves on",
+            Self::BranchKill => "a daemon is killed while there are two",
             Self::HomeMoves => "guests follow their volumes",
             Self::Wander => "guests go to another host by themselves",
             Self::OwnerPowerCut => "power cut under guests",
