@@ -8,14 +8,20 @@
 pub enum Bug {
     /// 1: a prepared target gives up by itself when it has waited for long.
     PreparedTargetLeaves,
+    /// 1: a prepared target whose daemon is started again knows nothing of its promise.
+    PromiseForgotten,
     /// 2: PREPARED of an earlier try is taken for the present one's.
     StaleAttempt,
+    /// 2: a target is told that a try was not released before that is durable.
+    AbortNotRecorded,
     /// 3: guests are let through to a target's store before it is known whether that answers.
     OpenOnTrial,
     /// 4: a write to a block that is being copied goes to both stores by value.
     TwoCopiesInFlight,
     /// 4: a write to a block with a value in flight goes by value, too.
     TwoValuesInFlight,
+    /// 4: writes that overlap go to both stores at the same time, which may turn their order round.
+    OverlapsUnordered,
     /// 4: a chunk is sent although a value to it is still in flight.
     ChunkOvertakesValue,
     /// 4: a volume changes hands although values are still in flight.
@@ -46,12 +52,15 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::PreparedTargetLeaves,
+        Self::PromiseForgotten,
         Self::StaleAttempt,
+        Self::AbortNotRecorded,
         Self::OpenOnTrial,
         Self::TwoCopiesInFlight,
         Self::TwoValuesInFlight,
+        Self::OverlapsUnordered,
         Self::ChunkOvertakesValue,
         Self::ValuesInFlight,
         Self::HoleAhead,
@@ -71,10 +80,13 @@ impl Bug {
     pub fn name(self) -> &'static str {
         match self {
             Self::PreparedTargetLeaves => "prepared-target-leaves",
+            Self::PromiseForgotten => "promise-forgotten",
             Self::StaleAttempt => "stale-attempt",
+            Self::AbortNotRecorded => "abort-not-recorded",
             Self::OpenOnTrial => "open-on-trial",
             Self::TwoCopiesInFlight => "two-copies-in-flight",
             Self::TwoValuesInFlight => "two-values-in-flight",
+            Self::OverlapsUnordered => "overlaps-unordered",
             Self::ChunkOvertakesValue => "chunk-overtakes-value",
             Self::ValuesInFlight => "values-in-flight",
             Self::HoleAhead => "hole-ahead",

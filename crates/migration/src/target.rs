@@ -181,6 +181,7 @@ impl Target {
                 return Some(target);
             }
             Stage::Copying => State::Receiving,
+            Stage::Prepared(_) if broken(Bug::PromiseForgotten) => State::Receiving,
             Stage::Prepared(attempt) => State::Prepared { attempt: *attempt, ask_at: now, since: now },
             Stage::HandedBack => {
                 // The generation grew by one when the volumes came, and by one when they went back.

@@ -100,7 +100,12 @@ impl Arguments {
 
         let hosts = match bug {
             // Only a migration between hosts outlasts a daemon, or comes home to guests.
-            Bug::MarkNotAwaited | Bug::EpochReused | Bug::OpenOnTrial | Bug::FenceNotChecked => 2,
+            Bug::MarkNotAwaited
+            | Bug::EpochReused
+            | Bug::OpenOnTrial
+            | Bug::FenceNotChecked
+            | Bug::PromiseForgotten
+            | Bug::AbortNotRecorded => 2,
             // Two branches need a third host to pass each other, and so does a way home after another target.
             Bug::BranchMistaken | Bug::ChronicleIsMissingSet => 3,
             _ => self.hosts,

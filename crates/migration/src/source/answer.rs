@@ -111,7 +111,7 @@ impl Source {
                 self.end_before_release(promoted_elsewhere(&generations));
             }
             // "Not released" is said only of a try that is durably aborted (design §5.13).
-            (_, ToSource::Query(attempt)) if attempt <= self.aborted => {
+            (_, ToSource::Query(attempt)) if attempt <= self.aborted || broken(Bug::AbortNotRecorded) => {
                 self.actions.push_back(SourceAction::Send(ToTarget::Abort(attempt)));
             }
             _ => {}

@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use crate::planted::{Bug, broken};
 use chronicle::{BlockRange, ByteRange};
 
 use super::WriteId;
@@ -142,7 +143,8 @@ impl Writes {
     pub(super) fn must_follow(&self, id: WriteId, range: ByteRange) -> bool {
         let earlier = self.writes.iter().take_while(|write| write.id != id);
         let orders = |write: &Write| matches!(write.state, WriteState::Held | WriteState::Mirrored { .. });
-        earlier.filter(|write| orders(write)).any(|write| write.range.overlaps(&range))
+        let waits = earlier.filter(|write| orders(write)).any(|write| write.range.overlaps(&range));
+        waits && !broken(Bug::OverlapsUnordered)
     }
 
     /// Tells whether a write that the target has yet to answer, but the guest no longer waits for, touches `blocks`.
