@@ -257,7 +257,9 @@ impl Leaving {
                     tracing::info!("the machine writes memory faster than it is sent; the rest is to follow");
                     self.account.send_modify(|account| account.stopped = Some(stopped));
                     self.machine.await_status(&paused, PAUSE_MAX).await.map_err(explain)?;
+                    let memory = self.machine.memory_progress().await.ok();
                     self.account.send_modify(|account| {
+                        account.memory = memory.or(account.memory.take());
                         account.loaded = Some(Instant::now());
                         account.follows = Some(Rest::OnItsWay);
                     });

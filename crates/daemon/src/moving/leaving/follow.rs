@@ -6,6 +6,10 @@
 //!             Recover ◄── the stream has broken: a daemon was killed ◄───────┤
 //!                └──────────── another stream ──────────────────────────────►│
 //!                      Lost: either hypervisor has ended ◄───────────────────┤
+//!     is it whole there? ◄── all is sent, the stream has broken, and this ◄──┤
+//!        │        │         hypervisor does not notice                       │
+//!        ▼        ▼                                                          ▼
+//!      Lost     Complete                                                     │
 //!                                                                            ▼
 //!                                                       Complete: this hypervisor is not needed any more
 //! ```
@@ -21,7 +25,7 @@ use futures_util::future::{BoxFuture, Shared};
 use hypervisor::qemu::MigrationStatus;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{CONNECT_MAX, Carrying, DEVICE_MAX, Leaving, Listening, explain, overdue};
 use crate::moving::line::{FIRST_RECOVERY_STREAM, Heard, Line};
@@ -29,13 +33,19 @@ use crate::moving::words::Word;
 use crate::moving::{carried, memory_socket};
 
 /// How often it is looked how far the rest is.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long the other host may take to say that it expects the rest over another stream, before it is asked again.
 const EXPECTED_MAX: Duration = Duration::from_secs(5);
+/// How often the other host may answer that it does not know whether all has come. Its hypervisor may be silent for some
+/// seconds each time.
+const REFUSED_MAX: u32 = 20;
 /// How long the hypervisor may take to begin with another stream.
 const RECOVERED_MAX: Duration = Duration::from_secs(10);
 /// Pause before another stream is tried again.
 const RECOVER_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a hypervisor that has sent everything may take to notice that its stream has broken, before the other host is asked
+/// whether all of it has come. It is a matter of milliseconds; QEMU 7.2 never notices it then, and 10.0 fails at once.
+const NOTICED_MAX: Duration = Duration::from_secs(5);
 
 /// What has become of the memory that was to follow after the switch-over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,6 +176,10 @@ impl Leaving {
 
     async fn see_memory_off(&self) {
         let (mut line, mut attempt) = (Arc::clone(&self.line), 0_u8);
+        // Since when all is sent, and nothing carries it.
+        let mut unnoticed: Option<Instant> = None;
+        // How often the other host was asked whether all is there, and did not know.
+        let mut refused = 0_u32;
         let rest = loop {
             match line.heard() {
                 Heard::Complete => break Rest::Complete,
@@ -184,7 +198,36 @@ impl Leaving {
                 Err(_) => continue,
             };
             let status = progress.status.clone();
+            let is_sent = status == MigrationStatus::PostcopyActive && progress.remaining_bytes == 0;
+            unnoticed = (is_sent && !self.is_carried()).then(|| unnoticed.unwrap_or_else(Instant::now));
+            let takes_nothing = status == MigrationStatus::Failed
+                || unnoticed.is_some_and(|since| since.elapsed() >= NOTICED_MAX);
             match &status {
+                _ if takes_nothing => {
+                    self.account.send_modify(|account| account.follows = Some(Rest::OnItsWay));
+                    self.following.lock().carrying = None;
+                    attempt = attempt.wrapping_add(1);
+                    line = Arc::new(Line::without_main(Arc::clone(&self.way)));
+                    match self.ask_for_the_end(&line, attempt, &status).await {
+                        Asked::Told(rest) => break rest,
+                        Asked::TakesAnother => {}
+                        Asked::Nothing { reason } => {
+                            tracing::info!(
+                                reason,
+                                "whether all of a machine's memory has come is not known yet"
+                            );
+                            sleep(RECOVER_INTERVAL).await;
+                        }
+                        Asked::Refused { reason } => {
+                            refused += 1;
+                            if refused >= REFUSED_MAX {
+                                line.say(&Word::lost(&reason));
+                                break Rest::Lost { reason };
+                            }
+                            sleep(RECOVER_INTERVAL).await;
+                        }
+                    }
+                }
                 MigrationStatus::PostcopyActive
                 | MigrationStatus::PostcopyRecoverSetup
                 | MigrationStatus::PostcopyRecover => {
@@ -210,11 +253,6 @@ impl Leaving {
                 // With all of it, as nearly always; or without having been to follow at all.
                 MigrationStatus::Completed | MigrationStatus::None | MigrationStatus::Cancelled => {
                     break Rest::Complete;
-                }
-                MigrationStatus::Failed => {
-                    let reason =
-                        progress.error.unwrap_or_else(|| "its QEMU at the source has given up".to_owned());
-                    break Rest::Lost { reason };
                 }
                 // N.B. it was never told to switch over, and the volumes are the target's: a restart there has served them.
                 MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
@@ -254,9 +292,49 @@ impl Leaving {
         }
     }
 
+    /// Whether something carries the stream.
+    fn is_carried(&self) -> bool {
+        self.following.lock().carrying.as_ref().is_some_and(|carrying| !carrying.0.is_finished())
+    }
+
+    /// The stream has broken, and the hypervisor here takes no other one: what has come decides.
+    async fn ask_for_the_end(&self, line: &Arc<Line>, attempt: u8, status: &MigrationStatus) -> Asked {
+        let stream = recovery_stream(attempt);
+        line.say(&Word::Recover { stream });
+        let missing = Heard::Recover(stream);
+        let heard = timeout(EXPECTED_MAX, async {
+            let mut heard = Heard::Nothing;
+            while !matches!(&heard, Heard::Complete | Heard::Failed(_) | Heard::Lost(_)) && heard != missing {
+                heard = line.next(&heard).await;
+            }
+            heard
+        });
+        match heard.await {
+            Err(_) => Asked::Nothing {
+                reason: overdue("the other host to say whether all of it has come", EXPECTED_MAX),
+            },
+            Ok(Heard::Complete) => Asked::Told(Rest::Complete),
+            Ok(Heard::Lost(reason)) => Asked::Told(Rest::Lost { reason }),
+            Ok(Heard::Failed(reason)) => Asked::Refused { reason },
+            // It waits for what it misses.
+            Ok(_) => {
+                if self.machine.memory_progress().await.is_ok_and(|progress| progress.status != *status) {
+                    return Asked::TakesAnother;
+                }
+                let version = self.machine.version();
+                let reason = format!(
+                    "a daemon was ended when QEMU {version} at the source had sent all of it and not all had come, and that \
+                     QEMU sends nothing twice"
+                );
+                line.say(&Word::lost(&reason));
+                Asked::Told(Rest::Lost { reason })
+            }
+        }
+    }
+
     /// Has the rest go over another stream.
     async fn recover(&self, line: &Arc<Line>, attempt: u8) -> Result<Carrying, String> {
-        let stream = FIRST_RECOVERY_STREAM.saturating_add(attempt % (u8::MAX - FIRST_RECOVERY_STREAM));
+        let stream = recovery_stream(attempt);
         let side = line.recovery_stream(stream);
         line.say(&Word::Recover { stream });
         let expected = timeout(EXPECTED_MAX, line.hear(&Heard::Recover(stream))).await;
@@ -281,4 +359,27 @@ impl Leaving {
         let _ = self.machine.await_status(&begun, RECOVERED_MAX).await;
         Ok(carrying)
     }
+}
+
+/// What is known when the other host was asked whether all of the memory has come.
+enum Asked {
+    /// How it has ended.
+    Told(Rest),
+    /// The hypervisor here takes another stream after all.
+    TakesAnother,
+    /// The other host has not answered.
+    Nothing {
+        /// Why.
+        reason: String,
+    },
+    /// It does not know.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The number of the stream of an attempt: no other has it soon.
+fn recovery_stream(attempt: u8) -> u8 {
+    FIRST_RECOVERY_STREAM.saturating_add(attempt % (u8::MAX - FIRST_RECOVERY_STREAM))
 }
