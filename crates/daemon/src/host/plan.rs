@@ -283,12 +283,12 @@ impl Host {
         });
         check_order(order).unwrap_or_else(|error| plan.refuse(&error));
         if order.memory == Memory::PostCopy {
-            // Whether QEMU there can is known when it is started there.
+            // Whether QEMU there can is asked there, with what the machine needs.
             check_post_copy(&name, &machine).await.unwrap_or_else(|error| plan.refuse(&error));
             plan.warnings.push(Memory::POST_COPY_PRICE.to_owned());
         }
         let downtime_max = downtime_max(order);
-        match self.vms.announcement(&name, text, &machine, held).await {
+        match self.vms.announcement(&name, text, &machine, order.memory, held).await {
             Ok(parcel) => Some(AheadMachine { name, downtime_max, parcel }),
             Err(error) => {
                 plan.refuse(&error.into());

@@ -12,6 +12,7 @@
 
 use std::sync::Arc;
 
+use api::Memory;
 use hypervisor::qemu::Machine;
 
 use super::catalogue::{Fate, Record, Standing};
@@ -75,7 +76,7 @@ impl Vms {
     }
 
     /// What another host is told of a machine to look whether it could run it: as [`Self::definition`], of a definition that
-    /// is not kept here if `text` says one, and without its files, which are only looked at.
+    /// is not kept here if `text` says one, and without its files, which are only looked at; and which way its memory would go.
     ///
     /// # Errors
     /// [`VmError`]: a file of it cannot be read, or they are too large.
@@ -84,6 +85,7 @@ impl Vms {
         name: &str,
         text: Option<String>,
         machine: &Machine,
+        memory: Memory,
         volumes: Vec<(String, u64)>,
     ) -> Result<Vec<u8>, VmError> {
         let (text, is_kept) = match text {
@@ -91,7 +93,8 @@ impl Vms {
             None => (self.get(name)?.definition, true),
         };
         let definition = Definition::parse(&text)?;
-        let needs = Some(needs(&definition, machine, volumes).await);
+        let needs = needs(&definition, machine, volumes).await;
+        let needs = Some(Needs { post_copy: memory == Memory::PostCopy, ..needs });
         let (folder, name) = (self.machine_folder(name), name.to_owned());
         blocking(move || {
             let files = definition.files();
@@ -166,7 +169,7 @@ impl Vms {
         }));
         let listens = blocking(move || Ok(listening::taken(&command)));
         faults.extend(listens.await.map_err(told)?);
-        match found.agree(wished) {
+        match found.agree(Terms { post_copy: wished.post_copy || needs.post_copy, ..wished }) {
             Ok(terms) if faults.is_empty() => Ok((needs.volumes, terms)),
             agreed => {
                 faults.extend(agreed.err());

@@ -44,6 +44,9 @@ pub(crate) struct Needs {
     pub(super) files: Vec<Fingerprint>,
     /// Whether only these files are to be looked at: all else is when the machine is offered.
     pub(super) only_files: bool,
+    /// Whether it is to run there before all of its memory has come. Said where nothing else says it: when it is only asked
+    /// what would be in the way.
+    pub(super) post_copy: bool,
 }
 
 /// A model of processor.
@@ -117,6 +120,7 @@ impl Needs {
             volumes,
             files: Vec::new(),
             only_files: false,
+            post_copy: false,
         }
     }
 
