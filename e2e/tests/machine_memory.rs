@@ -1,10 +1,13 @@
 //! Which way a machine's memory goes: over several streams, and behind the machine (post-copy), with bad luck on the way. The
 //! guest works on its disk and its memory all the while, and knows what it wrote.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, bail, ensure};
-use api::{MemoryMove, Migration, MigrationState, VmState};
+use api::{MemoryMove, Migration, MigrationPlan, MigrationState, VmState};
 use e2e::vm::{self, Work};
 use e2e::{Pair, Scene, WireState, until};
 
@@ -44,9 +47,19 @@ fn may_run_ahead() -> bool {
 /// A host, and what it is called with its store.
 type End<'a> = (&'a Scene, &'a str);
 
-/// Begins to move a machine that writes faster than the link carries, and waits until it runs there without all of its memory.
+/// Which daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Daemon {
+    Source,
+    Target,
+}
+
+/// A source that has had so much left a moment ago has hardly ever sent all of it when a test breaks the stream.
+const MUCH_BYTES: u64 = 8 << 20;
+
+/// Begins to move a machine that writes faster than the link carries, and waits until it runs there without much of its memory.
 fn run_ahead(pair: &Pair, (from, home): End<'_>, (to, there): End<'_>) -> anyhow::Result<Migration> {
-    // On a busy host the rest may have come before anybody has looked: then once more.
+    // On a busy host the rest may have come before anybody has looked, or the move have been given up: then once more.
     for _ in 0..5 {
         pair.wire.set(WireState::Slow);
         let begun: Migration =
@@ -54,20 +67,60 @@ fn run_ahead(pair: &Pair, (from, home): End<'_>, (to, there): End<'_>) -> anyhow
         let is_ahead = until("it runs at the target, and its memory follows", || {
             let shown = from.migration(&begun.id)?;
             let memory = shown.machine.and_then(|machine| machine.memory);
-            let is_ahead =
-                shown.phase == api::Phase::Retiring && memory.is_some_and(|memory| memory.post_copy);
+            let lacks_much =
+                memory.is_some_and(|memory| memory.post_copy && memory.remaining_bytes >= MUCH_BYTES);
+            let is_ahead = shown.phase == api::Phase::Retiring && lacks_much;
             Ok((is_ahead || shown.state.has_ended()).then_some(is_ahead))
         })?;
         if is_ahead {
             return Ok(begun);
         }
         pair.wire.set(WireState::Whole);
+        if from.migration(&begun.id)?.state != MigrationState::Moved {
+            vm::check_at(from, to)?;
+            continue;
+        }
         vm::check_at(to, from)?;
         let back: Migration = to.ask(&["migrate", vm::NAME, "--to", home])?;
         ensure!(back.state == MigrationState::Moved, "{back:?}");
         vm::check_at(from, to)?;
     }
     bail!("its memory was there every time before anybody had looked")
+}
+
+/// What has become of a machine whose volumes are at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Runs,
+    Lost,
+}
+
+/// Waits until a migration has ended whose volumes are the target's. If the machine's memory was lost, both hosts say so, and it is
+/// started again; then it works.
+fn ends(source: &Scene, target: &Scene, console: &vm::Console, begun: &Migration) -> anyhow::Result<Fate> {
+    let ended = source.wait_for_migration(&begun.id)?;
+    ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+    until("nothing of it is left at the source", || Ok(vm::vms(source)?.is_empty().then_some(())))?;
+    // That is known when the migration ends, and told a moment later.
+    let log = source.log()?;
+    let after = log.rsplit("migration begun").next().unwrap_or_default();
+    let fate = if after.contains("that has moved is lost") { Fate::Lost } else { Fate::Runs };
+    if fate == Fate::Lost {
+        let lost = until("its end is known where its disks are", || {
+            let crashed = vm::vms(target)?.into_iter().find(|vm| vm.state == VmState::Crashed);
+            Ok(crashed.and_then(|vm| vm.message).filter(|message| message.contains("its memory is lost")))
+        })?;
+        ensure!(lost.contains("sterna vm start web1"), "{lost}");
+        until("the migration says so, too", || {
+            let said = source.migration(&begun.id)?.message.unwrap_or_default();
+            Ok(said.contains("memory was lost").then_some(()))
+        })?;
+        console.forget();
+        target.sterna(["vm", "start", vm::NAME])?.success()?;
+    }
+    vm::check_at(target, source).with_context(|| format!("{fate:?}"))?;
+    console.work_on(REQUESTS).with_context(|| format!("{fate:?}"))?;
+    Ok(fate)
 }
 
 #[test]
@@ -90,20 +143,91 @@ fn memory_goes_over_several_streams_there_and_home() {
 }
 
 #[test]
-fn memory_follows_the_machine_over_a_link_that_is_cut() {
+fn a_host_whose_hypervisor_may_not_run_a_machine_ahead_says_so_before_anything_is_begun() {
     if !may_run_ahead() {
         return;
     }
     play(|pair| {
-        let console = start(pair, FILL_BYTES, 4 << 20, SWEPT_BYTES)?;
-        // The link is away for a while: the machine waits for what it misses, and has all of it in the end.
-        let begun = run_ahead(pair, (&pair.alpha, "alpha:a"), (&pair.beta, "beta:a"))?;
-        pair.wire.set(WireState::Cut);
-        pair.wire.set(WireState::Whole);
-        let ended = pair.alpha.wait_for_migration(&begun.id)?;
-        ensure!(ended.state == MigrationState::Moved && ended.message.is_none(), "{ended:?}");
-        vm::check_at(&pair.beta, &pair.alpha)?;
+        let Some(path) = without_userfaultfd(&pair.beta)? else {
+            omission::machine_lacks("a QEMU that can be kept from userfaultfd");
+            return Ok(());
+        };
+        pair.beta.stop()?;
+        pair.beta.start_with(&[("PATH", &path)])?;
+        let console = start(pair, FILL_BYTES, 0, 0)?;
+        let order = ["migrate", vm::NAME, "--to", "beta:a", "--memory", "post-copy"];
+        let dry = [&order[..], &["--dry-run", "--json"]].concat();
+        let said = |text: &str| text.contains("post-copy") && text.contains("vm.unprivileged_userfaultfd=1");
+        let plan = until("beta can be reached again, and says it", || {
+            let plan: MigrationPlan = pair.alpha.sterna(&dry)?.json()?;
+            let is_told = plan.refusals.iter().any(|refusal| said(&refusal.message));
+            Ok(is_told.then_some(plan))
+        })?;
+        ensure!(!plan.can_begin, "{plan:#?}");
+        // It is for post-copy only.
+        pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a", "--dry-run"])?.success()?;
+        let refused = pair.alpha.sterna(order)?;
+        ensure!(refused.code != 0 && said(&refused.stderr), "{refused:?}");
+        until("nothing is left there", || {
+            Ok((pair.beta.images("a")?.is_empty() && vm::vms(&pair.beta)?.is_empty()).then_some(()))
+        })?;
         console.work_on(REQUESTS)?;
+        console.verify()
+    });
+}
+
+/// Where a daemon finds a QEMU that may not use userfaultfd; `None`: it is not to be kept from it.
+fn without_userfaultfd(scene: &Scene) -> anyhow::Result<Option<String>> {
+    const QEMU: &str = "qemu-system-x86_64";
+    let folder = scene.path("bin");
+    std::fs::create_dir(&folder).context("make a folder")?;
+    let path = std::env::var("PATH").unwrap_or_default();
+    let script = format!(
+        "#!/bin/sh\nPATH='{path}'\nexec setpriv --inh-caps=-sys_ptrace --bounding-set=-sys_ptrace {QEMU} \"$@\"\n"
+    );
+    let program = folder.join(QEMU);
+    std::fs::write(&program, script).context("write a program")?;
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).context("write a program")?;
+    let version = Command::new(&program).arg("--version").output().context("run a program")?;
+    let version = String::from_utf8_lossy(&version.stdout).into_owned();
+    // From 8.1 on it uses a device, whatever it may do besides.
+    let is_old = version.contains("version 7.");
+    let everybody = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+    Ok((is_old && everybody.trim() == "0").then(|| format!("{}:{path}", folder.display())))
+}
+
+#[test]
+fn memory_follows_the_machine_over_a_link_that_was_cut_and_when_a_daemon_was_killed_or_is_said_to_be_lost() {
+    if !may_run_ahead() {
+        return;
+    }
+    play(|pair| {
+        // All of it: a guest that is started again fills it anew.
+        let console = start(pair, DISK_BYTES, 4 << 20, SWEPT_BYTES)?;
+        // The daemon that is killed is beta's in both.
+        for killed in [None, Some(Daemon::Source), Some(Daemon::Target)] {
+            let (alpha, beta) = ((&pair.alpha, "alpha:a"), (&pair.beta, "beta:a"));
+            let comes_home = killed == Some(Daemon::Source);
+            let begun =
+                if comes_home { run_ahead(pair, beta, alpha)? } else { run_ahead(pair, alpha, beta)? };
+            match killed {
+                None => pair.wire.set(WireState::Cut),
+                Some(_) => {
+                    // Nothing more comes, and the guest soon wants some of it.
+                    pair.wire.set(WireState::BlackHole);
+                    pair.beta.kill()?;
+                }
+            }
+            pair.wire.set(WireState::Whole);
+            if killed.is_some() {
+                pair.beta.start()?;
+            }
+            let (source, target) =
+                if comes_home { (&pair.beta, &pair.alpha) } else { (&pair.alpha, &pair.beta) };
+            // Where its QEMU had sent all of it, that is lost; and said to be.
+            let fate = ends(source, target, &console, &begun).with_context(|| format!("{killed:?}"))?;
+            ensure!(fate == Fate::Runs || killed.is_some(), "only a daemon that is killed costs the memory");
+        }
         console.verify()
     });
 }
@@ -122,25 +246,8 @@ fn a_machine_that_is_lost_before_its_memory_came_says_so_and_starts_again_on_who
         let process = until("QEMU is there", || Ok(vm::vms(&pair.beta)?.first().and_then(|vm| vm.process)))?;
         vm::kill(process);
         pair.wire.set(WireState::Slow);
-        let ended = pair.alpha.wait_for_migration(&begun.id)?;
-        let message = ended.message.clone().unwrap_or_default();
-        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
-        let lost = until("its end is known where its disks are", || {
-            let found = vm::vms(&pair.beta)?;
-            let crashed = found.into_iter().find(|vm| vm.state == VmState::Crashed);
-            Ok(crashed.and_then(|vm| vm.message).filter(|message| message.contains("its memory is lost")))
-        })?;
-        ensure!(lost.contains("sterna vm start web1"), "{lost}");
-        until("nothing of it is left at the source", || Ok(vm::vms(&pair.alpha)?.is_empty().then_some(())))?;
-        until("the migration says so, too", || {
-            let said = pair.alpha.migration(&begun.id)?.message.unwrap_or_default();
-            Ok(said.contains("memory was lost").then_some(()))
-        })
-        .with_context(|| message.clone())?;
+        ensure!(ends(&pair.alpha, &pair.beta, &console, &begun)? == Fate::Lost, "it has no memory");
         pair.wire.set(WireState::Whole);
-        console.forget();
-        pair.beta.sterna(["vm", "start", vm::NAME])?.success()?;
-        console.work_on(REQUESTS)?;
         console.verify()
     });
 }
