@@ -232,3 +232,41 @@ fn a_link_that_is_away_for_an_hour_fails_nothing_and_holds_nobody() {
     let said = copy_all(&mut mirror, now);
     assert!(said.contains(&VolumeAction::Resumed) && said.contains(&VolumeAction::NearEnough));
 }
+
+#[test]
+fn a_write_that_has_waited_at_a_gate_is_not_kept_waiting_for_as_long_again() {
+    let second = Duration::from_secs(1);
+    // How long the gate was closed, when the write came after it opened, and for how long the target may keep it waiting.
+    for (closed_for, after, patience) in [
+        (Duration::ZERO, Duration::ZERO, second),
+        (second / 4, Duration::ZERO, second * 3 / 4),
+        (second / 4, Duration::from_millis(1), Duration::from_millis(749)),
+        (second / 4, second / 10, second),
+    ] {
+        let mut mirror = mirror_of(1);
+        let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+        mirror.handle_event(Duration::ZERO, VolumeEvent::ChunkCopied { chunk: ChunkId(0), result });
+        mirror.handle_event(second, VolumeEvent::GateCloses);
+        mirror.handle_event(second + closed_for, VolumeEvent::GateOpens);
+        let now = second + closed_for + after;
+        let (write, range) = (WriteId(1), ByteRange::new(0, BLOCK));
+        mirror.handle_event(now, VolumeEvent::WriteArrived { write, range });
+        let is_mirrored = actions(&mut mirror).contains(&VolumeAction::Admit { write, route: Route::Both });
+        assert!(is_mirrored, "closed for {closed_for:?}");
+        mirror.handle_event(now, VolumeEvent::SourceWritten { write, result: Ok(()) });
+        assert_eq!(
+            mirror.poll_timeout().unwrap().0,
+            now + patience,
+            "closed for {closed_for:?}, {after:?} ago"
+        );
+    }
+    // One that has waited for as long as it may goes to the source alone, and is answered when that has it.
+    let mut mirror = mirror_of(1);
+    let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+    mirror.handle_event(Duration::ZERO, VolumeEvent::ChunkCopied { chunk: ChunkId(0), result });
+    mirror.handle_event(second, VolumeEvent::GateCloses);
+    mirror.handle_event(second * 2, VolumeEvent::GateOpens);
+    let (write, range) = (WriteId(1), ByteRange::new(0, BLOCK));
+    mirror.handle_event(second * 2, VolumeEvent::WriteArrived { write, range });
+    assert!(actions(&mut mirror).contains(&VolumeAction::Admit { write, route: Route::SourceOnly }));
+}

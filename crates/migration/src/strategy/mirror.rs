@@ -81,6 +81,7 @@ pub struct Mirror {
     drain: Drain,
     admission: Admission,
     gate: Gate,
+    gate_times: GateTimes,
     mover: Mover,
     link: Link,
     pacing: Pacing,
@@ -145,6 +146,14 @@ enum Gate {
     Frozen,
 }
 
+/// When the gate was closed the last time, and opened again.
+#[derive(Clone, Copy, Debug, Default)]
+struct GateTimes {
+    closed: Duration,
+    /// `None`: it is closed, or never was.
+    opened: Option<Duration>,
+}
+
 /// Whether the mover may begin chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mover {
@@ -197,6 +206,7 @@ impl Mirror {
             drain: Drain::default(),
             admission: Admission::default(),
             gate: Gate::Open,
+            gate_times: GateTimes::default(),
             mover: Mover::Works,
             link: Link::Up,
             cursor: BlockIndex(0),
@@ -234,7 +244,8 @@ impl Mirror {
             VolumeEvent::WriteArrived { write, range } => {
                 // One that would overtake others that are held takes its turn.
                 let takes_turn = self.is_asynchronous() && self.writes.has_held();
-                self.writes.arrive(write, range, self.covering(range), now);
+                let patience_ends = now + self.patience_left(now);
+                self.writes.arrive(write, range, self.covering(range), now, patience_ends);
                 if !takes_turn {
                     self.admit(now, write);
                 }
@@ -256,13 +267,21 @@ impl Mirror {
                 }
             }
             VolumeEvent::FlushWanted => self.is_flush_wanted = true,
-            VolumeEvent::GateCloses => self.gate = Gate::Closing,
+            VolumeEvent::GateCloses => {
+                if self.gate == Gate::Open {
+                    self.gate_times = GateTimes { closed: now, opened: None };
+                }
+                self.gate = Gate::Closing;
+            }
             VolumeEvent::Freeze => {
                 if self.gate == Gate::Closing {
                     self.gate = Gate::Frozen;
                 }
             }
-            VolumeEvent::GateOpens => self.gate = Gate::Open,
+            VolumeEvent::GateOpens => {
+                self.gate = Gate::Open;
+                self.gate_times.opened = Some(now);
+            }
             VolumeEvent::LinkLost => self.link_lost(),
             VolumeEvent::LinkBack => {
                 if self.link == Link::Away {
@@ -300,9 +319,7 @@ impl Mirror {
             WriteState::Mirrored { source: SourceSide::Answered { patience_ends }, .. } => {
                 Some((patience_ends, "the target to take a mirrored write"))
             }
-            WriteState::Held => {
-                Some((write.arrived + self.settings.wait_max, "a chunk that a held write touches"))
-            }
+            WriteState::Held => Some((write.patience_ends, "a chunk that a held write touches")),
             _ => None,
         });
         let retry = self.suspension.and_then(|suspension| Some((suspension.until?, suspension.reason)));

@@ -24,6 +24,8 @@ pub(super) struct Write {
     /// The blocks that it touches.
     pub(super) blocks: BlockRange,
     pub(super) arrived: Duration,
+    /// Until when the guest may be kept waiting for the migration.
+    pub(super) patience_ends: Duration,
     /// Bytes that go to the target by value; 0 while it is held.
     pub(super) mirrored_bytes: u64,
     pub(super) state: WriteState,
@@ -54,7 +56,7 @@ pub(super) enum WriteState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SourceSide {
     /// Under way; the target's part may have ended.
-    UnderWay { target_answered: TargetSide, held_for: Duration },
+    UnderWay { target_answered: TargetSide, patience: Duration },
     /// Ended; the guest waits for the target until then.
     Answered { patience_ends: Duration },
 }
@@ -77,9 +79,16 @@ pub(super) struct Writes {
 }
 
 impl Writes {
-    pub(super) fn arrive(&mut self, id: WriteId, range: ByteRange, blocks: BlockRange, now: Duration) {
+    pub(super) fn arrive(
+        &mut self,
+        id: WriteId,
+        range: ByteRange,
+        blocks: BlockRange,
+        arrived: Duration,
+        patience_ends: Duration,
+    ) {
         let state = WriteState::Held;
-        self.writes.push(Write { id, range, blocks, arrived: now, mirrored_bytes: 0, state });
+        self.writes.push(Write { id, range, blocks, arrived, patience_ends, mirrored_bytes: 0, state });
         self.held += 1;
     }
 

@@ -49,10 +49,10 @@ impl Mirror {
     pub(super) fn admit_asynchronously(&mut self, now: Duration, id: WriteId) {
         let Some(write) = self.writes.get(id) else { return };
         let (range, blocks, arrived) = (write.range, write.blocks, write.arrived);
+        let hurries = self.gate != Gate::Open || now >= write.patience_ends;
         let mut route = self.route(range, blocks);
         let mut value_bytes = bytes_by_value(&route, range);
         let is_full = value_bytes > 0 && !self.has_room_for(value_bytes);
-        let hurries = self.gate != Gate::Open || now >= arrived + self.settings.wait_max;
         if is_full && (hurries || !self.admission.is_throttled()) {
             route = Route::SourceOnly;
             value_bytes = 0;

@@ -4,12 +4,24 @@ use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange};
 
-use super::{Link, Mirror, Stage};
+use super::{GateTimes, Link, Mirror, Stage};
 use crate::planted::{Bug, broken};
 use crate::strategy::writes::{SourceSide, TargetSide, WriteState};
 use crate::strategy::{Route, SourceFault, TargetFault, VolumeAction, WriteId};
 
+/// How long the requests that waited at a gate take to arrive here once it is open.
+const GATE_EMPTIES_WITHIN: Duration = Duration::from_millis(5);
+
 impl Mirror {
+    /// How much longer the guest of a write that arrives now may be kept waiting: one that may have waited at a gate has
+    /// waited for the migration already.
+    pub(super) fn patience_left(&self, now: Duration) -> Duration {
+        let GateTimes { closed, opened } = self.gate_times;
+        let was_held = opened.is_some_and(|opened| now <= opened + GATE_EMPTIES_WITHIN);
+        let waited = if was_held { now.saturating_sub(closed) } else { Duration::ZERO };
+        self.settings.wait_max.saturating_sub(waited)
+    }
+
     /// Submits a held write if it need not wait.
     pub(super) fn admit(&mut self, now: Duration, id: WriteId) {
         if self.is_asynchronous() {
@@ -18,7 +30,7 @@ impl Mirror {
         }
         let Some(write) = self.writes.get(id) else { return };
         let route = self.route(write.range, write.blocks);
-        let patient = now < write.arrived + self.settings.wait_max;
+        let patient = now < write.patience_ends;
         let follows = || self.writes.must_follow(id, write.range);
         let second_pass = || self.stage == Stage::Copying && self.chunks.second_pass_touches(write.blocks);
         let waits = match route {
@@ -37,8 +49,8 @@ impl Mirror {
 
     pub(super) fn submit(&mut self, now: Duration, id: WriteId, route: Route) {
         let Some(write) = self.writes.get(id) else { return };
-        let (blocks, range, held_for) = (write.blocks, write.range, now.saturating_sub(write.arrived));
-        self.tally.note_held(held_for);
+        let (blocks, range, patience) = (write.blocks, write.range, write.patience_ends.saturating_sub(now));
+        self.tally.note_held(now.saturating_sub(write.arrived));
         let (parts, count) = match &route {
             Route::SourceOnly => (&[][..], &mut self.tally.writes_source_only),
             Route::Both => (std::slice::from_ref(&range), &mut self.tally.writes_mirrored),
@@ -59,7 +71,7 @@ impl Mirror {
         let state = if parts.is_empty() || by_value {
             WriteState::SourceOnly
         } else {
-            let source = SourceSide::UnderWay { target_answered: TargetSide::UnderWay, held_for };
+            let source = SourceSide::UnderWay { target_answered: TargetSide::UnderWay, patience };
             WriteState::Mirrored { source, restarts: self.restarts }
         };
         self.writes.submit(id, state, parts.iter().map(|part| part.length).sum());
@@ -122,7 +134,7 @@ impl Mirror {
                 self.source_has_value(id);
             }
             WriteState::SourceOnly => self.write_ended(id),
-            WriteState::Mirrored { source: SourceSide::UnderWay { target_answered, held_for }, restarts } => {
+            WriteState::Mirrored { source: SourceSide::UnderWay { target_answered, patience }, restarts } => {
                 if result.is_err() {
                     // The source may hold a part of it, the target all of it.
                     self.replica.mark_missing(blocks);
@@ -133,8 +145,7 @@ impl Mirror {
                         self.write_ended(id);
                     }
                     TargetSide::UnderWay => {
-                        let patience_ends = now + self.settings.wait_max.saturating_sub(held_for);
-                        let source = SourceSide::Answered { patience_ends };
+                        let source = SourceSide::Answered { patience_ends: now + patience };
                         self.writes.set_state(id, WriteState::Mirrored { source, restarts });
                         if self.stage == Stage::Stopped || self.link != Link::Up {
                             self.answer_late(id);
@@ -167,8 +178,8 @@ impl Mirror {
             Err(_) => self.replica.mark_missing(blocks),
         }
         match state {
-            WriteState::Mirrored { source: SourceSide::UnderWay { held_for, .. }, restarts } => {
-                let source = SourceSide::UnderWay { target_answered: TargetSide::Answered, held_for };
+            WriteState::Mirrored { source: SourceSide::UnderWay { patience, .. }, restarts } => {
+                let source = SourceSide::UnderWay { target_answered: TargetSide::Answered, patience };
                 self.writes.set_state(id, WriteState::Mirrored { source, restarts });
             }
             WriteState::Mirrored { source: SourceSide::Answered { .. }, .. } => {
