@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use anyhow::{Context as _, ensure};
 use api::{Migration, Volume, VolumeState};
 
+use crate::WireState;
 use crate::scene::Scene;
 use crate::wait::until;
 use crate::wire::Wire;
@@ -160,6 +161,24 @@ impl Pair {
         ensure!(killed.wait_for_end()? == 137, "{host} was not killed at {fail_point}");
         drop(migrating);
         killed.start()
+    }
+
+    /// Moves the volume `v` from `alpha` to a store of `beta`, has `alpha`'s daemon killed before the commit point, and the copy
+    /// promoted by force while the hosts do not hear of each other. That is left so: `alpha`'s daemon is not started, and the
+    /// link is cut.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub fn promote_by_force(&mut self) -> anyhow::Result<()> {
+        self.alpha.stop()?;
+        self.alpha.start_with(&[("STERNA_FAIL_POINT", "before-released")])?;
+        self.alpha.begin_to_migrate("beta:a", None)?;
+        ensure!(self.alpha.wait_for_end()? == 137, "the daemon is to be killed before its commit point");
+        self.wire.set(WireState::Cut);
+        self.beta.sterna(["volume", "promote", "v", "--force"])?.success()?;
+        let promoted: Volume = self.beta.volume()?;
+        ensure!(promoted.state == VolumeState::Serving, "{promoted:?}");
+        Ok(())
     }
 
     /// Waits until no migration is under way and one host serves all volumes, of which there are so many; tells whether

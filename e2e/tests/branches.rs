@@ -14,12 +14,7 @@ const WORK_REQUESTS: u64 = 200;
 fn part(pair: &mut Pair) -> anyhow::Result<Content> {
     pair.alpha.create_volume(DISK_BYTES)?;
     let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
-    pair.alpha.stop()?;
-    pair.alpha.start_with(&[("STERNA_FAIL_POINT", "before-released")])?;
-    pair.alpha.begin_to_migrate("beta:a", None)?;
-    ensure!(pair.alpha.wait_for_end()? == 137, "the daemon is to be killed before its commit point");
-    pair.wire.set(WireState::Cut);
-    pair.beta.sterna(["volume", "promote", "v", "--force"])?.success()?;
+    pair.promote_by_force()?;
     pair.alpha.start()?;
     pair.wire.set(WireState::Whole);
     pair.alpha.until_idle()?;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationState, Volume, VolumeState};
+use api::{Migration, MigrationState};
 use e2e::file_system::{FileSystem, MountedFor, SecondMount};
 use e2e::{FAR, Pair, Scene, WireState, guest, play_sharing_pair, share, until};
 use lab::workload::Guest;
@@ -222,14 +222,7 @@ fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
 fn what_is_promoted_by_force_is_not_written_by_the_source_that_goes_on() {
     play_sharing(|pair| {
         let stopped = guest::stop_and_verify(start_guest(pair)?)?;
-        pair.alpha.stop()?;
-        pair.alpha.start_with(&[("STERNA_FAIL_POINT", "before-released")])?;
-        pair.alpha.begin_to_migrate("beta:a", None)?;
-        ensure!(pair.alpha.wait_for_end()? == 137, "the daemon is to be killed before its commit point");
-        pair.wire.set(WireState::Cut);
-        pair.beta.sterna(["volume", "promote", "v", "--force"])?.success()?;
-        let promoted: Volume = pair.beta.volume()?;
-        ensure!(promoted.state == VolumeState::Serving, "{promoted:?}");
+        pair.promote_by_force()?;
 
         // The source knows nothing of that, and has released nothing: it serves the volume, and would go on copying.
         pair.alpha.start()?;

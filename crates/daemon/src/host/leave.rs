@@ -447,15 +447,15 @@ fn content(accepted: &AcceptedVolume) -> TargetContent {
 
 /// What another host is told of what went wrong here.
 pub(super) fn refusal(error: &RequestError) -> Refusal {
-    let code = match error.code() {
-        _ if matches!(error, RequestError::BranchPresent { .. } | RequestError::BranchLedTo { .. }) => {
+    let code = match (error, error.code()) {
+        (RequestError::BranchPresent { .. } | RequestError::BranchLedTo { .. }, _) => {
             RefusalCode::VolumePresent
         }
-        api::ErrorCode::NoSpace | api::ErrorCode::TargetTooSmall => RefusalCode::NoSpace,
-        api::ErrorCode::StoreNotFound => RefusalCode::UnknownStore,
-        api::ErrorCode::VolumeExists => RefusalCode::NameTaken,
-        api::ErrorCode::InvalidRequest | api::ErrorCode::StoreOccupied => RefusalCode::Unsuitable,
-        api::ErrorCode::VolumeBusy | api::ErrorCode::AlreadyMigrating => RefusalCode::Busy,
+        (_, api::ErrorCode::NoSpace | api::ErrorCode::TargetTooSmall) => RefusalCode::NoSpace,
+        (_, api::ErrorCode::StoreNotFound) => RefusalCode::UnknownStore,
+        (_, api::ErrorCode::VolumeExists) => RefusalCode::NameTaken,
+        (_, api::ErrorCode::InvalidRequest | api::ErrorCode::StoreOccupied) => RefusalCode::Unsuitable,
+        (_, api::ErrorCode::VolumeBusy | api::ErrorCode::AlreadyMigrating) => RefusalCode::Busy,
         _ => RefusalCode::Failed,
     };
     // Who asked names a store behind this host's name, which is not the same everywhere.
