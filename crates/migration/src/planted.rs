@@ -52,7 +52,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: &[Self] = &[
         Self::PreparedTargetLeaves,
         Self::PromiseForgotten,
         Self::StaleAttempt,

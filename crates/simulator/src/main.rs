@@ -202,7 +202,7 @@ fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool 
     use migration::planted::{Bug, plant};
 
     let chosen: Vec<_> =
-        Bug::ALL.into_iter().filter(|bug| planted == "all" || bug.name() == planted).collect();
+        Bug::ALL.iter().copied().filter(|bug| planted == "all" || bug.name() == planted).collect();
     if chosen.is_empty() {
         let names: Vec<_> = Bug::ALL.iter().map(|bug| bug.name()).collect();
         println!("no rule is called {planted}: all, {}", names.join(", "));
