@@ -324,7 +324,7 @@ fn text(console: &Path, volumes: &[&str], work: Work, words: &[&str]) -> anyhow:
         .map(|disk| {
             format!(
                 r#",
-  "-blockdev", "driver=nbd,node-name=disk{disk},server.type=unix,server.path={{disk:disk{disk}}},export={{export:disk{disk}}},reconnect-delay=30",
+  "-blockdev", "driver=nbd,node-name=disk{disk},server.type=unix,server.path={{disk:disk{disk}}},export={{export:disk{disk}}},reconnect-delay=60",
   "-device", "virtio-blk-pci,drive=disk{disk}""#
             )
         })

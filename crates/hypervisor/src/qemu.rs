@@ -38,7 +38,9 @@ mod shape;
 mod state;
 
 pub use block::{BlockDevice, BlockNode};
-pub use disk::{DiskOptions, ExportAddress, ImageFile, LocalDisk, StayReason, StayingDisk};
+pub use disk::{
+    DiskOptions, ExportAddress, ImageFile, LocalDisk, RECONNECT_SECONDS, StayReason, StayingDisk,
+};
 pub use error::{ErrorClass, MachineError, QmpError};
 pub use lifeline::Lifeline;
 pub use machine::Machine;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{AdoptVm, NewVolume, RemoveVolume, Vm, VolumeSource};
-use hypervisor::qemu::{ExportAddress, LocalDisk, Machine, RunState};
+use hypervisor::qemu::{ExportAddress, LocalDisk, Machine, RECONNECT_SECONDS, RunState};
 use migration::journal::ImageFormat;
 
 use super::{Host, adopted, blocking};
@@ -23,9 +23,6 @@ use crate::journal::now_unix_ms;
 use crate::names;
 use crate::vms::{Adopted, AdoptedDisk, Foreign, GivenBack, VmError};
 
-/// How long requests of an adopted disk wait for a daemon that is started again. For as long QEMU is deaf to commands that
-/// wait for its requests.
-const RECONNECT_SECONDS: u32 = 30;
 /// How QEMU writes the address of nothing.
 const NOTHING: &str = "null-co:";
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{NewVm, RemovedVm, StopVm, Vm, VmState};
-use hypervisor::qemu::RunState;
+use hypervisor::qemu::{RECONNECT_SECONDS, RunState};
 
 use super::{Host, blocking};
 use crate::error::RequestError;
@@ -36,7 +36,9 @@ impl Host {
         let (host, added) = (Arc::clone(&self), name.clone());
         blocking(move || Ok(host.vms.add(&added, &definition)?)).await?;
         tracing::info!(vm = %name, "machine added");
-        self.describe_vm(&name).await
+        let mut vm = self.describe_vm(&name).await?;
+        vm.message = short_wait(&checked);
+        Ok(vm)
     }
 
     /// Starts a machine whose volumes are served.
@@ -112,6 +114,15 @@ impl Host {
             None => Ok(describe(self.vms.get(name)?).await),
         }
     }
+}
+
+/// What is said of disks that do not wait for the daemon as long as they should.
+fn short_wait(definition: &Definition) -> Option<String> {
+    let (disk, seconds) = definition.short_waits().into_iter().next()?;
+    Some(format!(
+        "its disk {disk} has reconnect-delay={seconds}, which is too short for a daemon that is away for 30 s: QEMU would tell the \
+         guest of an I/O error; write reconnect-delay={RECONNECT_SECONDS}"
+    ))
 }
 
 async fn describe(known: Known) -> Vm {

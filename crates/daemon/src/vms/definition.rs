@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! command = ["qemu-system-x86_64", "-m", "2048", "-qmp", "unix:{qmp},server=on,wait=off",
-//!     "-blockdev", "driver=nbd,node-name=root,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=30",
+//!     "-blockdev", "driver=nbd,node-name=root,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=60",
 //!     "-device", "virtio-blk-pci,drive=root"]
 //!
 //! [disks]
@@ -17,11 +17,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use hypervisor::qemu::RECONNECT_SECONDS;
 use serde::Deserialize;
 
 use super::movable::{self, Unmovable};
 use super::places::{Place, Template};
 use super::tpm;
+use super::words::Values;
 use crate::names;
 
 /// Longest definition in bytes: a request that holds one must fit into the API's limit.
@@ -83,7 +85,7 @@ pub(crate) enum DefinitionError {
     NoMonitor,
     /// The guest would see errors when the daemon is started again.
     #[error(
-        "the disk {name} has no reconnect-delay: add reconnect-delay=30 to its word, so that a restart of the daemon is a pause"
+        "the disk {name} has no reconnect-delay: add reconnect-delay=60 to its word, so that a restart of the daemon is a pause"
     )]
     NoReconnect {
         /// Which.
@@ -227,6 +229,24 @@ impl Definition {
         Err(DefinitionError::Bounds(text))
     }
 
+    /// The disks whose requests wait too short a time for a daemon that is away for 45 s, with the seconds that they wait.
+    pub(crate) fn short_waits(&self) -> Vec<(String, u32)> {
+        let mut found = Vec::new();
+        for word in &self.command {
+            let Some(disk) = word.places().find(|place| place.kind == "disk") else { continue };
+            let text = word.fill(|_| String::new());
+            let said =
+                Values::read(&text).pairs().into_iter().find(|(key, _)| key.ends_with("reconnect-delay"));
+            let seconds = said.and_then(|(_, seconds)| seconds.parse().ok());
+            found.extend(
+                seconds
+                    .filter(|seconds| *seconds < RECONNECT_SECONDS)
+                    .map(|seconds| (disk.name.clone(), seconds)),
+            );
+        }
+        found
+    }
+
     fn check_places(&self) -> Result<(), DefinitionError> {
         let places = || self.command.iter().flat_map(Template::places);
         for place in places() {
@@ -269,7 +289,7 @@ mod tests {
 
     const GOOD: &str = r#"
         command = ["qemu-system-x86_64", "-name", "{name}", "-qmp", "unix:{qmp},server=on,wait=off",
-            "-blockdev", "driver=nbd,server.path={disk:root},export={export:root},reconnect-delay=30",
+            "-blockdev", "driver=nbd,server.path={disk:root},export={export:root},reconnect-delay=60",
             "-drive", "if=pflash,format=raw,file={file:vars}", "-serial", "unix:{path:serial},server=on,wait=off",
             "-chardev", "socket,id=t,path={tpm}", "-tpmdev", "emulator,id=tpm0,chardev=t"]
         [disks]
@@ -297,7 +317,7 @@ mod tests {
             "-qmp",
             "unix:/run/web1.qmp,server=on,wait=off",
             "-blockdev",
-            "driver=nbd,server.path=/run/web1-root.sock,export=web1-root,reconnect-delay=30",
+            "driver=nbd,server.path=/run/web1-root.sock,export=web1-root,reconnect-delay=60",
             "-drive",
             "if=pflash,format=raw,file=/data/vars",
             "-serial",
@@ -322,7 +342,7 @@ mod tests {
             ("unix:{qmp}", "unix:/q", "no word of the command has {qmp}"),
             ("{file:vars}", "{file:vars},readonly=on\", \"{nothing}", "there is no place {nothing}"),
             ("server.path={disk:root},", "", "[disks] has root"),
-            (",reconnect-delay=30", "", "the disk root has no reconnect-delay"),
+            (",reconnect-delay=60", "", "the disk root has no reconnect-delay"),
             ("/srv/web1.vars", "web1.vars", "absolute"),
             ("[files]", "[flies]", "cannot be read"),
             ("vars = ", "\"../vars\" = ", "is no name"),
@@ -342,6 +362,13 @@ mod tests {
         }
         assert!(Definition::parse("command = []").is_err());
         assert!(Definition::parse(&" ".repeat(DEFINITION_BYTES_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn a_disk_that_waits_too_short_a_time_is_named() {
+        let shorter = GOOD.replace("reconnect-delay=60", "reconnect-delay=30");
+        assert_eq!(Definition::parse(GOOD).unwrap().short_waits(), []);
+        assert_eq!(Definition::parse(&shorter).unwrap().short_waits(), [("root".to_owned(), 30)]);
     }
 
     #[test]

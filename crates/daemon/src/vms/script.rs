@@ -86,10 +86,10 @@ mod tests {
 
     const DEFINITION: &str = r#"
         command = ["qemu-system-x86_64", "-name", "it's", "-qmp", "unix:{qmp},server=on,wait=off",
-            "-blockdev", "driver=nbd,node-name=n,server.type=unix,server.path={disk:a},export={export:a},reconnect-delay=30,cache.direct=on",
+            "-blockdev", "driver=nbd,node-name=n,server.type=unix,server.path={disk:a},export={export:a},reconnect-delay=60,cache.direct=on",
             "-blockdev", "driver=raw,node-name=d,file=n",
-            "-blockdev", '{"driver":"nbd","node-name":"j","server":{"type":"unix","path":"{disk:a}"},"reconnect-delay":30}',
-            "-drive", "if=virtio,format=raw,file.driver=nbd,file.server.path={disk:b},file.export={export:b},file.reconnect-delay=30"]
+            "-blockdev", '{"driver":"nbd","node-name":"j","server":{"type":"unix","path":"{disk:a}"},"reconnect-delay":60}',
+            "-drive", "if=virtio,format=raw,file.driver=nbd,file.server.path={disk:b},file.export={export:b},file.reconnect-delay=60"]
         [disks]
         a = "web1-0"
         b = "web1-1"

@@ -22,6 +22,12 @@ mod survey;
 
 use std::path::PathBuf;
 
+/// How long requests of a disk wait for a daemon that is started again, in seconds (`reconnect-delay`).
+///
+/// QEMU tries to connect again 1, 3, 7, 15, 31 and 47 s after the loss (its pauses are 1, 2, 4, 8, 16 and 16 s), and gives
+/// up when this time is over: a daemon that is away for up to 45 s costs no I/O error. With 30 it would be 15 s.
+pub const RECONNECT_SECONDS: u32 = 60;
+
 /// A disk of a machine whose bytes are in a local file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalDisk {

@@ -15,8 +15,8 @@ use super::state::{RunState, Version};
 /// loop waits for a disk: a read that was held for 8 s has been seen to keep it silent for as long.
 pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
 /// How long pausing and resuming may take: requests that are under way end first, and a disk over NBD whose server is
-/// gone fails them only after its `reconnect-delay`, 30 s with most.
-pub(super) const DRAIN_DEADLINE: Duration = Duration::from_secs(45);
+/// gone fails them only after its `reconnect-delay`, [`RECONNECT_SECONDS`](super::RECONNECT_SECONDS) with most.
+pub(super) const DRAIN_DEADLINE: Duration = Duration::from_secs(75);
 /// How often a socket that is not there yet is looked for.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 

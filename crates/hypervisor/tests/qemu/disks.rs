@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use hypervisor::qemu::{ExportAddress, ImageFile, LocalDisk, StayReason};
+use hypervisor::qemu::{ExportAddress, ImageFile, LocalDisk, RECONNECT_SECONDS, StayReason};
 use serde_json::json;
 use tokio::process::{Child, Command};
 
@@ -45,7 +45,10 @@ impl Server {
         while tokio::net::UnixStream::connect(&socket).await.is_err() {
             tokio::task::yield_now().await;
         }
-        Self { process, address: ExportAddress { socket, export: String::new(), reconnect_s: 30 } }
+        Self {
+            process,
+            address: ExportAddress { socket, export: String::new(), reconnect_s: RECONNECT_SECONDS },
+        }
     }
 
     /// Ends it in order: what it has not written yet is written.
@@ -245,7 +248,8 @@ async fn a_disk_that_cannot_be_led_stays_where_it_was() {
     let Some(scene) = Scene::new() else { return };
     let qemu = scene.start("machine", &[]).await;
     let disk = qemu.disk().await;
-    let nowhere = ExportAddress { socket: scene.path("nobody"), export: String::new(), reconnect_s: 30 };
+    let nowhere =
+        ExportAddress { socket: scene.path("nobody"), export: String::new(), reconnect_s: RECONNECT_SECONDS };
     qemu.machine.lead_over_export(&disk, &nowhere, 0).await.unwrap_err();
     qemu.write(1).await;
     assert_eq!(qemu.disk().await, disk);

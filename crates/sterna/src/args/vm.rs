@@ -86,7 +86,7 @@ Example:
 
 A definition:
   command = [\"qemu-system-x86_64\", \"-m\", \"2048\", \"-qmp\", \"unix:{qmp},server=on,wait=off\", \"-blockdev\",
-    \"driver=nbd,node-name=root,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=30\",
+    \"driver=nbd,node-name=root,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=60\",
     \"-device\", \"virtio-blk-pci,drive=root\"]
   [disks]
   root = \"web1-root\"        # a volume";

@@ -14,9 +14,7 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
         VmCommand::Add(order) => {
             let definition = read(&order.definition)?;
             let vm = client.add_vm(&NewVm { name: order.name, definition }).await?;
-            output::print(format, &vm, |vm| {
-                format!("{} is added; start it: sterna vm start {}\n", vm.name, vm.name)
-            })?;
+            output::print(format, &vm, vms::added)?;
         }
         VmCommand::Start(order) => {
             output::print(format, &client.start_vm(&order.name).await?, vms::started)?;

@@ -34,6 +34,12 @@ pub(crate) fn show(vm: &Vm) -> String {
     properties(&rows)
 }
 
+/// That a machine was added, and what may be wrong with it.
+pub(crate) fn added(vm: &Vm) -> String {
+    let warning = vm.message.as_ref().map(|message| format!("warning: {message}\n")).unwrap_or_default();
+    format!("{} is added; start it: sterna vm start {}\n{warning}", vm.name, vm.name)
+}
+
 /// That a machine was started.
 pub(crate) fn started(vm: &Vm) -> String {
     let process = vm.process.map(|process| format!(" (process {process})")).unwrap_or_default();

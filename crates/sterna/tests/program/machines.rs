@@ -13,7 +13,7 @@ use crate::scene::{DEADLINE, Scene, code};
 const DEFINITION: &str = r#"
     command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none",
         "-qmp", "unix:{qmp},server=on,wait=off", "-device", "virtio-blk-pci,drive=disk", "-blockdev",
-        "driver=nbd,node-name=disk,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=30"]
+        "driver=nbd,node-name=disk,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=60"]
     [disks]
     root = "v"
 "#;

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use hypervisor::qemu::RECONNECT_SECONDS;
+
 use super::{Argument, DefinitionError, Maker, Values, refuse};
 use crate::vms::AdoptedDisk;
 use crate::vms::movable::{SYSTEM_FOLDER, is_portable};
@@ -30,8 +32,6 @@ const OF_DRIVES: [&str; 18] = [
 ];
 /// Beginnings of more of them.
 const OF_DRIVES_BELOW: [&str; 4] = ["cache.", "throttling", "bps", "iops"];
-/// How long a disk waits for a daemon that is started again, in seconds.
-const RECONNECT: &str = "30";
 
 /// The nodes of `-blockdev` that a command has, by name.
 #[derive(Default)]
@@ -208,7 +208,7 @@ impl Maker<'_> {
             ("server.type", "unix".to_owned()),
             ("server.path", format!("{{disk:{name}}}")),
             ("export", format!("{{export:{name}}}")),
-            ("reconnect-delay", RECONNECT.to_owned()),
+            ("reconnect-delay", RECONNECT_SECONDS.to_string()),
         ];
         self.written.disks.insert(name, disk.volume.clone());
         export

@@ -96,7 +96,7 @@ fn a_disk_of_blockdev_gets_its_volume_and_the_device_stays() {
          -device virtio-blk-pci,drive=d,id=root -display none -qmp unix:/run/web1.qmp,server=on,wait=off",
     );
     let export = "driver=nbd,node-name=sterna-nbd-0,server.type=unix,server.path={disk:disk0},export={export:disk0},\
-        reconnect-delay=30,read-only=off,cache.direct=on,cache.no-flush=off,discard=unmap";
+        reconnect-delay=60,read-only=off,cache.direct=on,cache.no-flush=off,discard=unmap";
     let format = "driver=raw,node-name=d,file=sterna-nbd-0,detect-zeroes=unmap,read-only=off,cache.direct=on,\
         cache.no-flush=off,discard=unmap";
     assert_eq!(
@@ -118,7 +118,7 @@ fn a_disk_of_drive_keeps_what_is_not_of_its_file() {
     );
     let expected = "-device virtio-scsi-pci,id=scsihw0 -drive if=none,id=drive-scsi0,cache=none,detect-zeroes=unmap,\
         discard=unmap,format=raw,file.driver=nbd,file.server.type=unix,file.server.path={disk:disk0},\
-        file.export={export:disk0},file.reconnect-delay=30 -device scsi-hd,bus=scsihw0.0,drive=drive-scsi0,id=scsi0 -vnc \
+        file.export={export:disk0},file.reconnect-delay=60 -device scsi-hd,bus=scsihw0.0,drive=drive-scsi0,id=scsi0 -vnc \
         unix:{path:vnc},password=on -accel kvm -accel tcg";
     assert_eq!(command, expected);
 }
