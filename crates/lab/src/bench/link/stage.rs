@@ -1,5 +1,6 @@
 //! Two hosts with the links of a part, and the servers on them.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -17,12 +18,11 @@ use crate::demo::{Daemon, DemoFolder};
 use crate::network::measure::{median, round_trips};
 use crate::network::{BitRate, Conditions, Hosts, Namespace, WideAreaLink};
 
-/// Where the target serves; it is the only one on its host.
-const PORT: u16 = 10_809;
+/// The first port that a server is given. Each server is given another one: the kernel may keep the port of a server that has
+/// ended, as long as a request of its ring has not ended.
+const FIRST_PORT: u16 = 10_809;
 /// The node of QEMU that is the target's export.
 const FAR_NODE: &str = "far";
-/// Where hosts reach each other.
-const HOSTS_PORT: u16 = 7423;
 /// What hosts call each other.
 const SOURCE_NAME: &str = "source";
 const TARGET_NAME: &str = "target";
@@ -41,6 +41,8 @@ pub(super) struct Stage<'a> {
     pub(super) target: PathBuf,
     hosts: [Namespace; 2],
     links: Vec<WideAreaLink>,
+    /// The next server's, on either host: nobody else is in their namespaces.
+    next_port: Cell<u16>,
 }
 
 impl<'a> Stage<'a> {
@@ -59,7 +61,16 @@ impl<'a> Stage<'a> {
         let links = links.collect::<Result<Vec<_>, _>>()?;
         let host = |number| hosts.get(number).cloned().context("there are two hosts");
         let hosts = [host(0)?, host(1)?];
-        Ok(Self { options, folder, part, source, target: folder.path("target.img"), hosts, links })
+        Ok(Self {
+            options,
+            folder,
+            part,
+            source,
+            target: folder.path("target.img"),
+            hosts,
+            links,
+            next_port: Cell::new(FIRST_PORT),
+        })
     }
 
     pub(super) fn source_host(&self) -> &Namespace {
@@ -75,15 +86,22 @@ impl<'a> Stage<'a> {
         self.links.iter().map(|link| (link.conditions().rate, link.addresses()[1]))
     }
 
-    /// Where the target serves: those that use one link alone are given the fastest.
-    fn target_port(&self) -> (Ipv4Addr, u16) {
-        (self.links[0].addresses()[1], PORT)
+    /// Where the target is reached by those that use one link alone: over the fastest.
+    fn target_address(&self) -> Ipv4Addr {
+        self.links[0].addresses()[1]
+    }
+
+    /// A port that no server of this stage has had.
+    fn new_port(&self) -> u16 {
+        let port = self.next_port.get();
+        self.next_port.set(port + 1);
+        port
     }
 
     /// Measures what a round trip over the first link takes.
     pub(super) async fn round_trip(&self) -> anyhow::Result<Duration> {
         let [source, target] = self.hosts.clone();
-        let (address, _) = self.target_port();
+        let address = self.target_address();
         let measured = move || round_trips(&source, &target, address, ROUND_TRIPS);
         Ok(median(tokio::task::spawn_blocking(measured).await??))
     }
@@ -97,16 +115,17 @@ impl<'a> Stage<'a> {
     /// Starts QEMU's daemons, one on each host.
     pub(super) async fn storage_daemons(&self) -> anyhow::Result<StorageDaemons> {
         self.make_target()?;
+        let serves_at = (self.target_address(), self.new_port());
         let setup = Setup {
             command: STORAGE_DAEMON.command_in(self.target_host()),
             name: "qemu-target",
             nodes: file_nodes("target", &self.target).to_vec(),
             exported: "target",
-            port: Some(self.target_port()),
+            port: Some(serves_at),
         };
         let target = StorageDaemon::launch(self.folder, setup).await.context("on the target host")?;
         let mut nodes = file_nodes("source", self.source).to_vec();
-        nodes.push(remote_node(FAR_NODE, self.target_port()));
+        nodes.push(remote_node(FAR_NODE, serves_at));
         let command = STORAGE_DAEMON.command_in(self.source_host());
         let setup = Setup { command, name: "qemu-source", nodes, exported: "source", port: None };
         let source = StorageDaemon::launch(self.folder, setup).await.context("on the source host")?;
@@ -117,11 +136,11 @@ impl<'a> Stage<'a> {
     pub(super) async fn sternas(&self, way: Way) -> anyhow::Result<Sternas> {
         let folder = || DemoFolder::create_in(self.folder.root());
         let folders = [folder()?, folder()?];
-        let (address, port) = self.target_port();
+        let (address, port) = (self.target_address(), self.new_port());
         let store = match way {
             Way::Host => {
                 for (end, folder) in folders.iter().enumerate() {
-                    self.let_hosts_reach(folder, end)?;
+                    self.let_hosts_reach(folder, end, port)?;
                 }
                 format!("{TARGET_NAME}:{}", DemoFolder::STORES.0)
             }
@@ -142,7 +161,7 @@ impl<'a> Stage<'a> {
         if way == Way::Host {
             target.create_identity(TARGET_NAME).await?;
             source.create_identity(SOURCE_NAME).await?;
-            source.join(&target, &format!("{address}:{HOSTS_PORT}")).await?;
+            source.join(&target, &format!("{address}:{port}")).await?;
         }
         let volume = source.add_volume(NAME, self.source).await?;
         Ok(Sternas { source, target, folders, volume, way, store })
@@ -154,11 +173,11 @@ impl<'a> Stage<'a> {
     }
 
     /// Tells the daemon of a folder at which addresses others reach it: all of this end.
-    fn let_hosts_reach(&self, folder: &DemoFolder, end: usize) -> anyhow::Result<()> {
+    fn let_hosts_reach(&self, folder: &DemoFolder, end: usize, port: u16) -> anyhow::Result<()> {
         let mut listen = Vec::new();
         let mut links = String::new();
         for link in &self.links {
-            let address = format!("\"{}:{HOSTS_PORT}\"", link.addresses()[end]);
+            let address = format!("\"{}:{port}\"", link.addresses()[end]);
             let speed_mbit = link.conditions().rate.bits_per_second() / 1_000_000;
             // Writing to a string cannot fail.
             let _ = write!(links, "[[hosts.links]]\naddress = {address}\nspeed_mbit = {speed_mbit}\n");
