@@ -141,6 +141,17 @@ impl SecondMount {
         Ok(mounted)
     }
 
+    /// Shows over `folder` an empty file system of so many bytes, which is in memory.
+    ///
+    /// # Errors
+    /// As [`SecondMount::of`].
+    pub fn in_memory(folder: &Path, bytes: u64) -> anyhow::Result<Self> {
+        ensure_root()?;
+        let mount = Program::of_package("mount", "mount").args(["-t", "tmpfs", "-o"]);
+        mount.arg(format!("size={bytes},mode=700")).arg("tmpfs").arg(folder).succeed()?;
+        Ok(Self { folder: folder.to_owned() })
+    }
+
     /// Shows over `folder` what overlayfs makes of these layers.
     ///
     /// # Errors

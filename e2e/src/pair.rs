@@ -98,6 +98,17 @@ impl Pair {
         Self::of(Scene::new()?, Scene::new()?, "[hosts]\n")
     }
 
+    /// As [`Pair::new`], with data folders on disks of their own, which a test may fill; without root they are ordinary ones.
+    ///
+    /// # Errors
+    /// As [`Pair::new`].
+    pub fn with_data_disks(bytes: u64) -> anyhow::Result<Self> {
+        let (mut alpha, mut beta) = (Scene::new()?, Scene::new()?);
+        alpha.mount_data(bytes)?;
+        beta.mount_data(bytes)?;
+        Self::of(alpha, beta, "[hosts]\n")
+    }
+
     /// Pairs two hosts. `heading`: what their configurations need before the keys of `[hosts]`.
     fn of(mut alpha: Scene, mut beta: Scene, heading: &str) -> anyhow::Result<Self> {
         let address = own_address()?;

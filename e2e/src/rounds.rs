@@ -1,17 +1,21 @@
-//! Round trips of a volume between two hosts, with a busy guest and bad luck from a seed.
+//! Round trips between two hosts under a busy guest, with faults from a seed.
 //!
 //! ```text
-//!   trip:  migrate ──► mishaps, each mended ──► the volume is at the other host ──► the guest rests: checks ──► …
-//!   guest: ───── works, connects again whenever its daemon was killed ─────────────► compares its whole disk
+//!   trip:  faults at rest ──► migrate ──► faults, each mended ──► it is at the other host ──► the guest rests: checks ──► …
+//!   guest: ───── works, connects again whenever its daemon was ended ─────────────────────► compares its whole disk
 //! ```
-//! With an even seed the volume is found at its owner, and the guest looks for it at either host; with an odd one the
-//! first host serves it for good, and the guest knows no other.
+//! A volume moves with an even seed so that its guest, which looks for it at either host, finds it at its owner; with an
+//! odd one the first host serves it for good, and the guest knows no other. A VM moves as a whole; what it checks is what
+//! it reads meanwhile, and its whole disk in the end.
 
+mod fault;
+mod foreign;
+mod hosts;
 mod plan;
 mod trip;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -19,23 +23,30 @@ use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::random::Random;
 use lab::workload::{self, Content, Guest, GuestOptions, StoppedGuest};
 
+use self::foreign::{FOREIGN_BLOCKS, Foreign};
+use self::hosts::{Home, Hosts};
 use self::plan::Plan;
-use self::trip::{Home, Journey, Serving};
+use self::trip::{Journey, Subject};
 use crate::guest::BLOCK_BYTES;
 use crate::pair::Pair;
+use crate::vm;
 
 pub use self::trip::Trip;
 
-/// How long the guest tries for a new connection, and waits for an answer: longer than any mishap, and all that follows
+/// How long the guest tries for a new connection, and waits for an answer: longer than any fault, and all that follows
 /// from it.
 const GUEST_WAITS_MAX: Duration = Duration::from_secs(200);
+/// Bytes of the disks with the data folders, which a fault fills: little more than a daemon needs.
+const DATA_BYTES: u64 = 48 << 20;
+/// How many requests a VM makes between two trips, at least.
+const REQUESTS: u64 = 100;
 
 /// What is played.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How many times there and back.
     pub rounds: u32,
-    /// Decides the mishaps.
+    /// Decides the faults.
     pub seed: u64,
     /// Size of the disk in bytes; half of it is filled.
     pub disk_bytes: u64,
@@ -43,53 +54,95 @@ pub struct Settings {
     pub logs: Option<PathBuf>,
 }
 
-/// Makes the trips; `told` hears of each that has been made.
+/// Moves a volume; `told` hears of each trip that has been made.
 ///
 /// # Errors
 /// If anything was wrong: with the seed, the trip, and the daemons' logs.
-pub fn play_rounds(settings: &Settings, mut told: impl FnMut(&Trip)) -> anyhow::Result<()> {
-    let mut pair = Pair::new()?;
-    let played = Play::begin(&pair, settings).and_then(|mut play| {
+pub fn play_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Result<()> {
+    play("rounds", settings, told, |pair| {
+        let subject =
+            if settings.seed.is_multiple_of(2) { Subject::Volume } else { Subject::VolumeServedByAlpha };
+        let guest = DiskGuest::begin(pair, settings, subject)?;
+        let foreign = Foreign::writes(&guest.content, settings.seed);
+        Ok((subject, guest, foreign))
+    })
+}
+
+/// Moves a VM with its disk; `told` hears of each trip that has been made.
+///
+/// # Errors
+/// As [`play_rounds`].
+pub fn play_machine_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Result<()> {
+    play("machine-rounds", settings, told, |pair| {
+        pair.alpha.create_volume(settings.disk_bytes)?;
+        let guest = vm::Console::start(&pair.alpha, settings.disk_bytes / 2)?;
+        Ok((Subject::Machine, guest, Foreign::Rewrites))
+    })
+}
+
+/// Who works on the disk.
+trait RoundsGuest {
+    /// Checks what can be checked now that a trip is over, and works on.
+    fn check(&mut self, journey: &mut Journey<'_>) -> anyhow::Result<()>;
+
+    /// Compares the whole disk, which is at alpha, for the last time.
+    fn end(self, pair: &Pair) -> anyhow::Result<()>;
+}
+
+fn play<G: RoundsGuest>(
+    program: &str,
+    settings: &Settings,
+    mut told: impl FnMut(&Trip),
+    begin: impl FnOnce(&Pair) -> anyhow::Result<(Subject, G, Foreign)>,
+) -> anyhow::Result<()> {
+    let mut pair = Pair::with_data_disks(DATA_BYTES)?;
+    let played = begin(&pair).and_then(|(subject, mut guest, mut foreign)| {
         let mut random = Random::new(settings.seed);
+        let mut generation = 0;
         for number in 1..=settings.rounds * 2 {
             let home = if number % 2 == 1 { Home::Alpha } else { Home::Beta };
             let plan = Plan::draw(&mut random);
-            let mut journey = Journey::new(&mut pair, home, play.serving);
-            let made = journey.make(&plan).and_then(|()| play.rest_and_check(&mut journey));
+            let mut journey = Journey::new(Hosts::new(&mut pair, home), subject, &mut foreign);
+            let made = journey.make(&plan).and_then(|()| {
+                generation = journey.check(generation)?;
+                guest.check(&mut journey)
+            });
             let trip = journey.told(number);
             made.with_context(|| format!("{trip}\nof {plan:?}"))?;
             told(&trip);
         }
-        Ok(())
+        guest.end(&pair)
     });
     played.map_err(|error| {
         if let Some(folder) = &settings.logs {
             // That they cannot be kept is no reason to hide what they were to be kept for.
             let _ = keep_logs(&pair, folder);
         }
-        let Settings { rounds, seed, .. } = settings;
-        let error =
-            error.context(format!("cargo run -p e2e --bin rounds -- --rounds {rounds} --seed {seed}"));
+        let Settings { rounds, seed, disk_bytes, .. } = settings;
+        let disk_mib = disk_bytes >> 20;
+        let error = error.context(format!(
+            "cargo run -p e2e --bin {program} -- --rounds {rounds} --seed {seed} --disk-mib {disk_mib}"
+        ));
         pair.alpha.with_log(&pair.beta.with_log(&error))
     })
 }
 
-/// The guest, and what is known of its disk.
-struct Play {
-    serving: Serving,
+/// A guest of the lab, which works on all of the disk but its end, and what is known of the disk.
+struct DiskGuest {
     seed: u64,
     guest: Option<Guest>,
-    generation: u64,
+    /// What the disk held when the guest began to work the last time.
+    content: Content,
+    working_set_bytes: u64,
 }
 
-impl Play {
-    fn begin(pair: &Pair, settings: &Settings) -> anyhow::Result<Self> {
+impl DiskGuest {
+    fn begin(pair: &Pair, settings: &Settings, subject: Subject) -> anyhow::Result<Self> {
         pair.alpha.create_volume(settings.disk_bytes)?;
-        let serving = if settings.seed.is_multiple_of(2) { Serving::Owner } else { Serving::Alpha };
         let here = pair.alpha.export()?;
-        let elsewhere = match serving {
-            Serving::Owner => vec![Address::new(pair.beta.path("run/volumes/v.sock"), here.export())],
-            Serving::Alpha => Vec::new(),
+        let elsewhere = match subject {
+            Subject::VolumeServedByAlpha => Vec::new(),
+            _ => vec![Address::new(pair.beta.path("run/volumes/v.sock"), here.export())],
         };
         let options = ClientOptions {
             reconnect_deadline: GUEST_WAITS_MAX,
@@ -99,31 +152,57 @@ impl Play {
         };
         let mut client = Client::connect(&here, options)?;
         let mut content = Content::new(settings.disk_bytes, BLOCK_BYTES, settings.seed);
+        let working_set_bytes = settings.disk_bytes - FOREIGN_BLOCKS * u64::from(BLOCK_BYTES);
         workload::fill(&mut client, &mut content, settings.disk_bytes / 2, |_| {})?;
-        let mut play = Self { serving, seed: settings.seed, guest: None, generation: 0 };
-        play.let_work(client, content)?;
-        Ok(play)
+        let mut guest = Self { seed: settings.seed, guest: None, content, working_set_bytes };
+        guest.let_work(client)?;
+        Ok(guest)
     }
 
-    fn let_work(&mut self, client: Client, content: Content) -> anyhow::Result<()> {
-        let options = GuestOptions { seed: self.seed ^ self.generation, ..GuestOptions::default() };
-        self.guest = Some(Guest::start(client, content, options)?);
+    fn let_work(&mut self, client: Client) -> anyhow::Result<()> {
+        self.seed = self.seed.wrapping_add(1);
+        let options = GuestOptions {
+            seed: self.seed,
+            working_set_bytes: std::num::NonZeroU64::new(self.working_set_bytes),
+            ..GuestOptions::default()
+        };
+        self.guest = Some(Guest::start(client, self.content.clone(), options)?);
         Ok(())
-    }
-
-    /// Lets the guest come to rest, compares what it knows with what both hosts serve, and lets it go on.
-    fn rest_and_check(&mut self, journey: &mut Journey<'_>) -> anyhow::Result<()> {
-        let guest = self.guest.take().context("the guest has gone")?;
-        let StoppedGuest { mut client, content, mut findings, .. } = guest.stop()?;
-        self.generation = journey.check(self.generation, &content)?;
-        findings.append(workload::verify_export(&mut client, &content, |_| {})?);
-        let first: Vec<String> = findings.first().iter().map(ToString::to_string).collect();
-        ensure!(findings.is_empty(), "the guest found {} wrong: {first:#?}", findings.count());
-        self.let_work(client, content)
     }
 }
 
-fn keep_logs(pair: &Pair, folder: &std::path::Path) -> anyhow::Result<()> {
+impl RoundsGuest for DiskGuest {
+    /// Lets the guest come to rest, compares what it knows with what both hosts serve, and lets it go on.
+    fn check(&mut self, journey: &mut Journey<'_>) -> anyhow::Result<()> {
+        let guest = self.guest.take().context("the guest has gone")?;
+        let StoppedGuest { mut client, mut content, mut findings, .. } = guest.stop()?;
+        journey.foreign.tell(&mut content);
+        journey.compare(&content)?;
+        findings.append(workload::verify_export(&mut client, &content, |_| {})?);
+        let first: Vec<String> = findings.first().iter().map(ToString::to_string).collect();
+        ensure!(findings.is_empty(), "the guest found {} wrong: {first:#?}", findings.count());
+        self.content = content;
+        self.let_work(client)
+    }
+
+    /// Every trip has been compared.
+    fn end(mut self, _pair: &Pair) -> anyhow::Result<()> {
+        let guest = self.guest.take().context("the guest has gone")?;
+        guest.stop().map(drop)
+    }
+}
+
+impl RoundsGuest for vm::Console {
+    fn check(&mut self, _journey: &mut Journey<'_>) -> anyhow::Result<()> {
+        self.work_on(REQUESTS)
+    }
+
+    fn end(self, pair: &Pair) -> anyhow::Result<()> {
+        self.verify_image(&pair.alpha.path("a/v.img"))
+    }
+}
+
+fn keep_logs(pair: &Pair, folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder)?;
     for (scene, name) in [(&pair.alpha, "alpha.log"), (&pair.beta, "beta.log")] {
         fs::write(folder.join(name), scene.log()?)?;

@@ -19,6 +19,8 @@ use crate::wait::until;
 const LOG_LINES_SHOWN: usize = 60;
 /// What a scene's daemon calls its stores.
 const STORES: [&str; 2] = ["a", "b"];
+/// What fills the disk with the data folder.
+const FILLER: &str = "data/filler";
 
 /// Plays a scene with the stores `a` and `b` and a daemon that is ready.
 ///
@@ -63,6 +65,8 @@ pub struct Scene {
     /// Dropped after the daemon, which holds files in them, and before the folder.
     file_systems: Vec<FileSystem>,
     second_mounts: Vec<SecondMount>,
+    /// Whether the data folder is a disk of its own.
+    has_data_disk: bool,
     folder: tempfile::TempDir,
     program: PathBuf,
 }
@@ -75,8 +79,14 @@ impl Scene {
     pub fn new() -> anyhow::Result<Self> {
         let program = program::sterna()?;
         let folder = tempfile::Builder::new().prefix("sterna-e2e-").tempdir().context("make a folder")?;
-        let scene =
-            Self { daemon: None, file_systems: Vec::new(), second_mounts: Vec::new(), folder, program };
+        let scene = Self {
+            daemon: None,
+            file_systems: Vec::new(),
+            second_mounts: Vec::new(),
+            has_data_disk: false,
+            folder,
+            program,
+        };
         for store in STORES {
             std::fs::create_dir(scene.path(store)).context("make a store")?;
         }
@@ -126,6 +136,51 @@ impl Scene {
         ensure!(self.daemon.is_none(), "the daemon has begun to use the folders");
         self.file_systems.push(mounted);
         Ok(())
+    }
+}
+
+// The disk with the data folder.
+impl Scene {
+    /// Mounts a small disk of its own over the data folder, which a daemon has not used yet. Without root there is none.
+    ///
+    /// # Errors
+    /// If it cannot be mounted.
+    pub fn mount_data(&mut self, bytes: u64) -> anyhow::Result<()> {
+        ensure!(self.daemon.is_none(), "the daemon has begun to use the folder");
+        if rustix::process::geteuid().is_root() {
+            let folder = self.path("data");
+            std::fs::create_dir(&folder).context("make the data folder")?;
+            self.second_mounts.push(SecondMount::in_memory(&folder, bytes)?);
+            self.has_data_disk = true;
+        }
+        Ok(())
+    }
+
+    /// Fills the disk with the data folder to its last byte; tells whether it has one of its own, and is full therefore.
+    ///
+    /// # Errors
+    /// If it cannot be filled.
+    pub fn fill_data(&self) -> anyhow::Result<bool> {
+        if !self.has_data_disk {
+            return Ok(false);
+        }
+        let mut filler = File::create(self.path(FILLER)).context("fill a disk")?;
+        match std::io::copy(&mut std::io::repeat(1), &mut filler) {
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => Ok(true),
+            Err(error) => Err(error).context("fill a disk"),
+            Ok(_) => bail!("a disk without an end"),
+        }
+    }
+
+    /// Gives the disk with the data folder its room back.
+    ///
+    /// # Errors
+    /// If what fills it cannot be removed.
+    pub fn free_data(&self) -> anyhow::Result<()> {
+        match std::fs::remove_file(self.path(FILLER)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).context("free a disk"),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,36 +1,57 @@
-//! Moves a machine to another host and home, again and again, while it checks its disk and its memory and a client outside
-//! keeps one connection: `cargo run -p e2e --bin machine-rounds -- --rounds 20`.
+//! Moves a VM between two hosts again and again, while it works on its disk and its memory, with faults from a seed:
+//! `cargo run -p e2e --bin machine-rounds -- --rounds 20 --seed 1`.
 //!
-//! It needs `target/release/sterna`, or what `STERNA_BIN` names, and the guest image. As root the hosts are network
-//! namespaces; otherwise they are two daemons, and nobody is connected.
+//! It needs `target/release/sterna`, or what `STERNA_BIN` names, and the guest image. With `--quiet` there are no faults, and
+//! a client outside keeps one connection to the VM all the while: as root the hosts are network namespaces then; otherwise
+//! they are two daemons, and nobody is connected.
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Parser;
+use e2e::rounds::{Settings, play_machine_rounds};
 use e2e::{machine, program};
 use lab::demo::{MovedMachineOptions, Progress, run_machine};
 
-/// Makes round trips of a whole machine between two hosts.
+/// Makes round trips of a whole VM between two hosts, with cut links, daemons that are killed or stopped, full disks.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// How many times there and back.
     #[arg(long, default_value = "20")]
     rounds: NonZeroU32,
+    /// Decides the faults.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Size of the disk in MiB; half of it is filled.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 32)]
     disk_mib: u64,
-    /// How long it works between two moves, in milliseconds.
+    /// Keep the daemons' logs here if something is wrong.
+    #[arg(long, value_name = "DIR")]
+    logs: Option<PathBuf>,
+    /// Without faults, and with a client outside.
+    #[arg(long)]
+    quiet: bool,
+    /// With --quiet: how long it works between two moves, in milliseconds.
     #[arg(long, default_value_t = 1000)]
     rest_ms: u64,
 }
 
 fn main() -> anyhow::Result<()> {
-    let Arguments { rounds, disk_mib, rest_ms } = Arguments::parse();
-    let usual = MovedMachineOptions::with_image(program::sterna()?, machine::guest_image()?, disk_mib << 20);
-    let options =
-        MovedMachineOptions { round_trips: rounds, margin: Duration::from_millis(rest_ms), ..usual };
+    let Arguments { rounds, seed, disk_mib, logs, quiet, rest_ms } = Arguments::parse();
+    if quiet {
+        return play_quietly(rounds, disk_mib << 20, Duration::from_millis(rest_ms));
+    }
+    let settings = Settings { rounds: rounds.get(), seed, disk_bytes: disk_mib << 20, logs };
+    play_machine_rounds(&settings, |trip| println!("{trip}"))?;
+    println!("seed {seed}: {rounds} round trips of a VM, nothing lost");
+    Ok(())
+}
+
+fn play_quietly(round_trips: NonZeroU32, disk_bytes: u64, margin: Duration) -> anyhow::Result<()> {
+    let usual = MovedMachineOptions::with_image(program::sterna()?, machine::guest_image()?, disk_bytes);
+    let options = MovedMachineOptions { round_trips, margin, ..usual };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(run_machine(options, &mut Progress::on_stderr()))?;
     print!("{report}");

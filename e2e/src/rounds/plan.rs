@@ -1,47 +1,23 @@
-//! The bad luck of one trip, from a seed: what happens when, counted from when the migration is asked for.
-//!
-//! Every mishap ends by itself: a link is mended, a killed daemon started again, a migration that rests goes on. What is
-//! cancelled has to be asked for again.
+//! The faults of one trip, from a seed: what happens when, counted from when the migration is asked for.
 
 use std::fmt;
 use std::time::Duration;
 
 use lab::workload::random::Random;
 
+use super::fault::{AT_REST, Fault, ON_THE_WAY};
 use crate::wire::State;
 
-/// Mishaps of one trip at most; each may fall into another one.
-const MISHAPS_MAX: u64 = 3;
-/// One trip in so many has no mishap at all: it shows that the others were bad luck.
+/// Faults on one trip at most; each may fall into another one.
+const FAULTS_MAX: u64 = 3;
+/// One trip in so many has no fault at all: it shows that the others were bad luck.
 const QUIET_ONE_IN: u64 = 8;
-/// Latest beginning of a mishap. A copy without a limit takes about a second in a debug build, so many come later.
+/// Between two trips there is a fault once in so many.
+const REST_ONE_IN: u64 = 2;
+/// Latest beginning of a fault. A copy without a limit takes about a second in a debug build, so many come later.
 const BEGINS_MS_MAX: u64 = 2500;
-/// How long a link may be away.
-const AWAY_MS: (u64, u64) = (100, 3000);
-/// One link in so many that is away stays so for longer than connections live without an answer.
-const LONG_ONE_IN: u64 = 12;
-/// How long that is.
-const LONG_MS: u64 = 12_000;
-/// How long a daemon may be gone, or a migration rest.
-const PAUSE_MS: (u64, u64) = (10, 800);
 /// The rates at which a trip may be copied, in MiB a second.
 const RATES_MIB: [u32; 3] = [16, 40, 100];
-/// Where a daemon that is started again kills itself: at some later time of this trip, or in a later one.
-const FAIL_POINTS: [&str; 13] = [
-    "after-started",
-    "before-prepared",
-    "after-prepared",
-    "after-aborted",
-    "before-released",
-    "after-released",
-    "before-owned",
-    "after-owned",
-    "before-discard",
-    "before-retire",
-    "after-retire",
-    "before-ended",
-    "after-ended",
-];
 
 /// One of the two hosts of a trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +35,26 @@ pub(super) enum Act {
     Link(State),
     /// A daemon is killed.
     Kill(Role),
+    /// A daemon is ended in order.
+    Stop(Role),
     /// It is started again, and may kill itself at a step later on.
     Start(Role, Option<&'static str>),
+    /// A daemon is stopped by SIGSTOP.
+    Freeze(Role),
+    /// It goes on.
+    Thaw(Role),
+    /// The disk with a daemon's data folder is filled to the last byte.
+    FillData(Role),
+    /// It has room again.
+    FreeData(Role),
+    /// The source's daemon is ended in order, and the volume's image is changed if the source still owns it.
+    TouchImage,
+    /// An image that was kept is changed, at whichever host has one.
+    TouchKept,
+    /// A host forgets the other one.
+    Unpair(Role),
+    /// The hosts are paired again.
+    Pair,
     /// The migration is to rest.
     Pause,
     /// It is to go on.
@@ -69,11 +63,23 @@ pub(super) enum Act {
     Cancel(Role),
 }
 
+/// What becomes of the source's image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaves {
+    /// Nothing of it.
+    Nothing,
+    /// It is kept: the way home may begin with it.
+    Replica,
+}
+
 /// What happens in one trip.
 #[derive(Debug)]
 pub(super) struct Plan {
+    /// What is done when before the migration is asked for, in order.
+    pub(super) at_rest: Vec<(Duration, Act)>,
     /// How fast it is copied, as `--bandwidth` takes it.
     pub(super) bandwidth: Option<String>,
+    pub(super) leaves: Leaves,
     /// What is done when, in order.
     pub(super) acts: Vec<(Duration, Act)>,
 }
@@ -81,43 +87,24 @@ pub(super) struct Plan {
 impl Plan {
     /// Draws a trip.
     pub(super) fn draw(random: &mut Random) -> Self {
+        let at_rest = if random.below(REST_ONE_IN) == 0 {
+            Fault::draw(random, &AT_REST).acts(random)
+        } else {
+            Vec::new()
+        };
         let bandwidth = pick(random, &[None, Some(0), Some(1), Some(2)])
             .map(|rate: usize| format!("{}MiB/s", RATES_MIB[rate]));
-        let count = if random.below(QUIET_ONE_IN) == 0 { 0 } else { 1 + random.below(MISHAPS_MAX) };
+        let leaves = pick(random, &[Leaves::Nothing, Leaves::Replica]);
+        let count = if random.below(QUIET_ONE_IN) == 0 { 0 } else { 1 + random.below(FAULTS_MAX) };
         let mut acts = Vec::new();
         for _ in 0..count {
             let began = Duration::from_millis(random.below(BEGINS_MS_MAX));
-            acts.extend(mishap(random).into_iter().map(|(after, act)| (began + after, act)));
+            let fault = Fault::draw(random, &ON_THE_WAY);
+            acts.extend(fault.acts(random).into_iter().map(|(after, act)| (began + after, act)));
         }
         acts.sort_by_key(|(at, _)| *at);
-        Self { bandwidth, acts }
+        Self { at_rest, bandwidth, leaves, acts }
     }
-}
-
-/// One mishap and its end.
-fn mishap(random: &mut Random) -> Vec<(Duration, Act)> {
-    let now = Duration::ZERO;
-    match random.below(12) {
-        kind @ 0..6 => {
-            let state = if kind < 3 { State::Cut } else { State::BlackHole };
-            let away = match random.below(LONG_ONE_IN) {
-                0 => Duration::from_millis(LONG_MS),
-                _ => between(random, AWAY_MS),
-            };
-            vec![(now, Act::Link(state)), (away, Act::Link(State::Whole))]
-        }
-        kind @ 6..10 => {
-            let role = if kind < 8 { Role::Source } else { Role::Target };
-            let fail_point = (random.below(2) == 0).then(|| pick(random, &FAIL_POINTS));
-            vec![(now, Act::Kill(role)), (between(random, PAUSE_MS), Act::Start(role, fail_point))]
-        }
-        10 => vec![(now, Act::Pause), (between(random, PAUSE_MS), Act::Resume)],
-        _ => vec![(now, Act::Cancel(pick(random, &[Role::Source, Role::Source, Role::Target])))],
-    }
-}
-
-fn between(random: &mut Random, (least, most): (u64, u64)) -> Duration {
-    Duration::from_millis(least + random.below(most - least))
 }
 
 /// One of a few.
@@ -144,8 +131,17 @@ impl fmt::Display for Act {
             Self::Link(State::Slow) => formatter.write_str("link slow"),
             Self::Link(State::Late) => formatter.write_str("link late"),
             Self::Kill(role) => write!(formatter, "{role} killed"),
+            Self::Stop(role) => write!(formatter, "{role} ended"),
             Self::Start(role, None) => write!(formatter, "{role} started"),
             Self::Start(role, Some(step)) => write!(formatter, "{role} started, to die {step}"),
+            Self::Freeze(role) => write!(formatter, "{role} stopped by SIGSTOP"),
+            Self::Thaw(role) => write!(formatter, "{role} continued"),
+            Self::FillData(role) => write!(formatter, "data folder of the {role} filled"),
+            Self::FreeData(role) => write!(formatter, "data folder of the {role} has room"),
+            Self::TouchImage => formatter.write_str("source ended, to touch its image"),
+            Self::TouchKept => formatter.write_str("a kept image is touched"),
+            Self::Unpair(role) => write!(formatter, "{role} forgets the other host"),
+            Self::Pair => formatter.write_str("paired again"),
             Self::Pause => formatter.write_str("paused"),
             Self::Resume => formatter.write_str("resumed"),
             Self::Cancel(role) => write!(formatter, "cancelled at the {role}"),
@@ -158,17 +154,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_draws_one_plan_and_every_mishap_ends() {
+    fn a_seed_draws_one_plan_and_every_fault_ends() {
         for seed in 0..1000 {
             let plan = Plan::draw(&mut Random::new(seed));
             let again = Plan::draw(&mut Random::new(seed));
-            assert_eq!(plan.acts, again.acts);
-            let count = |of: fn(&Act) -> bool| plan.acts.iter().filter(|(_, act)| of(act)).count();
-            assert_eq!(count(|act| matches!(act, Act::Kill(_))), count(|act| matches!(act, Act::Start(..))));
-            assert_eq!(count(|act| *act == Act::Pause), count(|act| *act == Act::Resume));
-            let last = plan.acts.iter().rev().find(|(_, act)| matches!(act, Act::Link(_)));
-            assert!(last.is_none_or(|(_, act)| *act == Act::Link(State::Whole)), "{plan:?}");
+            assert_eq!((&plan.acts, &plan.at_rest), (&again.acts, &again.at_rest));
             assert!(plan.acts.is_sorted_by_key(|(at, _)| *at));
+            for acts in [&plan.at_rest, &plan.acts] {
+                expect_ends(&acts.iter().map(|(_, act)| *act).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    /// Whatever is begun in `acts` is ended in them.
+    fn expect_ends(acts: &[Act]) {
+        let count = |of: fn(&Act) -> bool| acts.iter().filter(|act| of(act)).count();
+        let ended = count(|act| matches!(act, Act::Kill(_) | Act::Stop(_) | Act::TouchImage));
+        assert_eq!(ended, count(|act| matches!(act, Act::Start(..))), "{acts:?}");
+        assert_eq!(count(|act| *act == Act::Pause), count(|act| *act == Act::Resume));
+        assert_eq!(count(|act| matches!(act, Act::Unpair(_))), count(|act| *act == Act::Pair));
+        for role in [Role::Source, Role::Target] {
+            let last = |of: &[Act]| acts.iter().rev().find(|act| of.contains(act)).copied();
+            for (begins, ends) in
+                [(Act::Freeze(role), Act::Thaw(role)), (Act::FillData(role), Act::FreeData(role))]
+            {
+                assert!(last(&[begins, ends]).is_none_or(|act| act == ends), "{acts:?}");
+            }
+        }
+        let last = acts.iter().rev().find(|act| matches!(act, Act::Link(_)));
+        assert!(last.is_none_or(|act| *act == Act::Link(State::Whole)), "{acts:?}");
+    }
+
+    #[test]
+    fn every_fault_is_drawn() {
+        let mut random = Random::new(1);
+        for table in [&ON_THE_WAY[..], &AT_REST[..]] {
+            let drawn: Vec<Fault> = (0..1000).map(|_| Fault::draw(&mut random, table)).collect();
+            for (fault, _) in table {
+                assert!(drawn.contains(fault), "{fault:?}");
+            }
         }
     }
 }

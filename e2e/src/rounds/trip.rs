@@ -1,6 +1,6 @@
-//! One trip of the volume from one host to the other, through its bad luck, and what must be true afterwards.
+//! One trip from one host to the other, through its faults, and what must be true afterwards.
 //!
-//! Only this thread does anything to the hosts, so a daemon that ends was killed here, or has killed itself where it was
+//! Only this thread does anything to the hosts, so a daemon that ends was ended here, or has killed itself where it was
 //! told to; any other end is a failure.
 
 use std::fmt;
@@ -8,22 +8,24 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use api::{Migration, MigrationState, Volume, VolumeState};
+use api::{Migration, MigrationState, Replica, Volume, VolumeState};
 use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{self, Content};
 
-use super::plan::{Act, Plan, Role};
-use crate::pair::Pair;
+use super::foreign::Foreign;
+use super::hosts::{Home, Hosts};
+use super::plan::{Act, Leaves, Plan, Role};
 use crate::program::Running;
 use crate::scene::Scene;
+use crate::vm;
 use crate::wait::until;
 
-/// How long a trip may take from its last mishap on: longer than everything in the product that waits for another host.
+/// How long a trip may take from its last fault on: longer than everything in the product that waits for another host.
 const SETTLES_MAX: Duration = Duration::from_secs(180);
 /// Time between two looks: each is a process or two.
 const LOOK: Duration = Duration::from_millis(40);
-/// How a daemon ends that is killed, or kills itself.
-const KILLED: i32 = 137;
+/// Images that may be kept at a host: each has the size of the disk.
+const KEPT_MAX: usize = 3;
 
 /// What one trip was like.
 #[derive(Debug)]
@@ -40,57 +42,62 @@ pub struct Trip {
     pub course: Vec<String>,
 }
 
+/// What moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// The volume `v`. Clients find it at its owner; those that stay connected elsewhere are served from there.
+    Volume,
+    /// The volume `v`, which the first host goes on serving for good.
+    VolumeServedByAlpha,
+    /// The VM with the volume `v` as its disk.
+    Machine,
+}
+
 /// A trip that is being made.
 pub(super) struct Journey<'a> {
-    pub(super) pair: &'a mut Pair,
-    pub(super) home: Home,
-    /// Whether the first host goes on serving the volume when it is away.
-    pub(super) serving: Serving,
+    pub(super) hosts: Hosts<'a>,
+    subject: Subject,
+    pub(super) foreign: &'a mut Foreign,
     began: Instant,
     migrating: Option<Running>,
     migrations: u32,
+    leaves: Leaves,
     course: Vec<String>,
 }
 
-/// Which host the volume is at when a trip begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Home {
-    Alpha,
-    Beta,
-}
-
-/// Where clients find the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Serving {
-    /// At its owner; those that stay connected elsewhere are served from there.
-    Owner,
-    /// Always at the first host.
-    Alpha,
-}
-
 impl<'a> Journey<'a> {
-    pub(super) fn new(pair: &'a mut Pair, home: Home, serving: Serving) -> Self {
-        let began = Instant::now();
-        Self { pair, home, serving, began, migrating: None, migrations: 0, course: Vec::new() }
+    pub(super) fn new(hosts: Hosts<'a>, subject: Subject, foreign: &'a mut Foreign) -> Self {
+        Self {
+            hosts,
+            subject,
+            foreign,
+            began: Instant::now(),
+            migrating: None,
+            migrations: 0,
+            leaves: Leaves::Nothing,
+            course: Vec::new(),
+        }
     }
 
     /// Makes the trip.
+    ///
+    /// # Errors
+    /// If the volume does not arrive, or a daemon ends by itself.
     pub(super) fn make(&mut self, plan: &Plan) -> anyhow::Result<()> {
+        self.play(&plan.at_rest)?;
         self.note(plan.bandwidth.as_deref().map_or("as fast as it goes".to_owned(), ToOwned::to_owned));
-        self.migrate(plan.bandwidth.as_deref())?;
-        for (at, act) in &plan.acts {
-            while self.began.elapsed() < *at {
-                self.revive()?;
-                sleep(LOOK.min(at.saturating_sub(self.began.elapsed())));
-            }
-            self.carry_out(*act)?;
+        self.leaves = plan.leaves;
+        if plan.leaves == Leaves::Replica {
+            self.note("a replica is kept");
         }
+        self.migrate(plan.bandwidth.as_deref())?;
+        self.play(&plan.acts)?;
         self.settle()
     }
 
     /// What is to be told of it.
     pub(super) fn told(self, number: u32) -> Trip {
-        let to = match self.home {
+        let to = match self.hosts.home {
             Home::Alpha => "beta",
             Home::Beta => "alpha",
         };
@@ -98,88 +105,124 @@ impl<'a> Journey<'a> {
         Trip { number, to, took: began.elapsed(), migrations, course }
     }
 
-    pub(super) fn host(&mut self, role: Role) -> &mut Scene {
-        match (self.home, role) {
-            (Home::Alpha, Role::Source) | (Home::Beta, Role::Target) => &mut self.pair.alpha,
-            (Home::Alpha, Role::Target) | (Home::Beta, Role::Source) => &mut self.pair.beta,
-        }
-    }
-
     fn note(&mut self, what: impl fmt::Display) {
         self.course.push(format!("{:.2} {what}", self.began.elapsed().as_secs_f64()));
     }
 
-    fn migrate(&mut self, bandwidth: Option<&str>) -> anyhow::Result<()> {
-        let to = match self.home {
-            Home::Alpha => "beta:a",
-            Home::Beta => "alpha:a",
-        };
-        let mut arguments = vec!["migrate", "v", "--to", to, "--detach", "--json"];
-        if (self.home, self.serving) == (Home::Alpha, Serving::Alpha) {
-            arguments.push("--serve-here");
+    /// Does what is to be done at its times, counted from here.
+    fn play(&mut self, acts: &[(Duration, Act)]) -> anyhow::Result<()> {
+        let began = Instant::now();
+        for (at, act) in acts {
+            while began.elapsed() < *at {
+                self.revive()?;
+                sleep(LOOK.min(at.saturating_sub(began.elapsed())));
+            }
+            self.carry_out(*act)?;
         }
-        arguments.extend(bandwidth.map(|rate| ["--bandwidth", rate]).into_iter().flatten());
-        self.migrations += 1;
-        self.migrating = Some(self.host(Role::Source).command(arguments)?.start()?);
         Ok(())
     }
 
     fn carry_out(&mut self, act: Act) -> anyhow::Result<()> {
         self.note(act);
-        match act {
-            Act::Link(state) => self.pair.wire.set(state),
-            Act::Kill(role) => {
-                self.revive()?;
-                // An earlier mishap may have it killed already.
-                if self.host(role).runs() {
-                    self.host(role).kill()?;
-                }
-            }
-            Act::Start(role, fail_point) => self.start(role, fail_point)?,
+        let outcome = match act {
             Act::Pause => self.of_running(Role::Source, "pause")?,
             Act::Resume => self.of_running(Role::Source, "resume")?,
             Act::Cancel(role) => self.of_running(role, "cancel")?,
-        }
-        Ok(())
-    }
-
-    /// Starts a daemon; one that kills itself before it answers is started once more.
-    fn start(&mut self, role: Role, fail_point: Option<&'static str>) -> anyhow::Result<()> {
-        let environment = fail_point.map(|step| ("STERNA_FAIL_POINT", step));
-        // It may have been killed twice, and started in between.
-        if self.host(role).runs() {
-            return Ok(());
-        }
-        if self.host(role).start_with(environment.as_slice()).is_err() {
-            self.revive()?;
+            Act::TouchImage => self.touch_image()?,
+            Act::TouchKept => self.touch_kept()?,
+            Act::Pair => {
+                // Daemons may kill themselves meanwhile.
+                until("the hosts are paired again", || {
+                    self.revive()?;
+                    Ok(self.hosts.pair_again()?.then_some(()))
+                })?;
+                None
+            }
+            act => {
+                self.revive()?;
+                self.hosts.carry_out(act)?
+            }
+        };
+        if let Some(outcome) = outcome {
+            self.note(outcome);
         }
         Ok(())
     }
 
     /// Starts daemons that have killed themselves.
     fn revive(&mut self) -> anyhow::Result<()> {
-        for role in [Role::Source, Role::Target] {
-            if !self.host(role).runs() {
-                continue;
-            }
-            if let Some(code) = self.host(role).take_end()? {
-                ensure!(code == KILLED, "the daemon of the {role} ended by itself, with {code}");
-                self.note(format!("{role} killed itself"));
-                self.host(role).start()?;
-            }
+        for role in self.hosts.revive()? {
+            self.note(format!("{role} killed itself"));
         }
         Ok(())
     }
 
-    /// Has something done to the migration that is under way, if there is one, and if it is not too late for that.
-    fn of_running(&mut self, role: Role, what: &str) -> anyhow::Result<()> {
-        if let Some(running) = migrations(self.host(role)).into_iter().flatten().find(is_running) {
-            let outcome = self.host(role).sterna(["migration", what, &running.id])?;
-            if outcome.code != 0 {
-                self.note(format!("{what}: {}{}", outcome.stdout.trim(), outcome.stderr.trim()));
-            }
+    /// Ends the source's daemon in order; then another program changes the volume's image, if that is the volume for certain.
+    fn touch_image(&mut self) -> anyhow::Result<Option<String>> {
+        self.revive()?;
+        if let Some(outcome) = self.hosts.carry_out(Act::Stop(Role::Source))? {
+            return Ok(Some(outcome));
         }
+        if !self.source_owns() {
+            return Ok(Some("not touched: the target may be the owner".to_owned()));
+        }
+        let image = self.hosts.host(Role::Source).path("a/v.img");
+        self.foreign.touch_image(&image).map(Some)
+    }
+
+    /// Whether the volume is the source's, of which no daemon runs: the target has not promised to take it over.
+    fn source_owns(&mut self) -> bool {
+        if !self.hosts.answers(Role::Target) {
+            return false;
+        }
+        let target = self.hosts.host(Role::Target);
+        let is_early = |migration: &Migration| {
+            migration.state.has_ended()
+                || matches!(migration.phase, api::Phase::Queued | api::Phase::Copying | api::Phase::Memory)
+        };
+        migrations(target).is_some_and(|all| all.iter().all(is_early)) && !serves(target)
+    }
+
+    /// Spoils an image that was kept at the target: the way there must not begin with it.
+    fn touch_kept(&mut self) -> anyhow::Result<Option<String>> {
+        let target = self.hosts.host(Role::Target);
+        let kept = target.images("a")?.into_iter().rfind(|name| name.starts_with("v.img.moved-"));
+        match kept {
+            Some(name) => Foreign::touch_kept(&target.path("a").join(name)).map(Some),
+            None => Ok(Some("there is none".to_owned())),
+        }
+    }
+
+    fn migrate(&mut self, bandwidth: Option<&str>) -> anyhow::Result<()> {
+        let home = self.hosts.home;
+        let to = match home {
+            Home::Alpha => "beta:a",
+            Home::Beta => "alpha:a",
+        };
+        let name = if self.subject == Subject::Machine { vm::NAME } else { "v" };
+        let mut arguments = vec!["migrate", name, "--to", to, "--detach", "--json"];
+        if (home, self.subject) == (Home::Alpha, Subject::VolumeServedByAlpha) {
+            arguments.push("--serve-here");
+        }
+        if self.leaves == Leaves::Replica {
+            arguments.push("--keep-source");
+        }
+        arguments.extend(bandwidth.map(|rate| ["--bandwidth", rate]).into_iter().flatten());
+        self.migrations += 1;
+        self.migrating = Some(self.hosts.host(Role::Source).command(arguments)?.start()?);
         Ok(())
+    }
+
+    /// Has something done to the migration that is under way, if there is one, and if it is not too late for that.
+    fn of_running(&mut self, role: Role, what: &str) -> anyhow::Result<Option<String>> {
+        self.revive()?;
+        if !self.hosts.answers(role) {
+            return Ok(Some("left out: it does not answer".to_owned()));
+        }
+        let host = self.hosts.host(role);
+        let Some(running) = migrations(host).into_iter().flatten().find(is_running) else { return Ok(None) };
+        let outcome = host.sterna(["migration", what, &running.id])?;
+        Ok((outcome.code != 0).then(|| format!("{what}: {}{}", outcome.stdout.trim(), outcome.stderr.trim())))
     }
 
     /// Waits until the volume is at the target and nothing is under way; migrations that have ended otherwise are begun
@@ -189,16 +232,16 @@ impl<'a> Journey<'a> {
         loop {
             self.revive()?;
             if self.has_begun()? && self.is_quiet() {
-                if self.is_served_by(Role::Target) {
+                if self.is_at(Role::Target) {
                     return Ok(());
                 }
-                if self.is_served_by(Role::Source) {
+                if self.is_at(Role::Source) {
                     self.migrate(None)?;
                 }
             }
             if Instant::now() >= give_up_at {
-                let states = [Role::Source, Role::Target].map(|role| describe(self.host(role)));
-                bail!("the volume has not arrived after {} s: {states:#?}", SETTLES_MAX.as_secs());
+                let states = [Role::Source, Role::Target].map(|role| describe(self.hosts.host(role)));
+                bail!("it has not arrived after {} s: {states:#?}", SETTLES_MAX.as_secs());
             }
             sleep(LOOK);
         }
@@ -213,7 +256,7 @@ impl<'a> Journey<'a> {
         }
         let outcome = migrating.wait()?;
         if outcome.code != 0 {
-            self.note(format!("not begun: {}{}", outcome.stdout.trim(), outcome.stderr.trim()));
+            self.note_once(format!("not begun: {}{}", outcome.stdout.trim(), outcome.stderr.trim()));
         }
         Ok(true)
     }
@@ -223,7 +266,7 @@ impl<'a> Journey<'a> {
     fn is_quiet(&mut self) -> bool {
         let mut all = Vec::new();
         for role in [Role::Source, Role::Target] {
-            let Some(known) = migrations(self.host(role)) else { return false };
+            let Some(known) = migrations(self.hosts.host(role)) else { return false };
             all.extend(known.into_iter().map(|migration| (role, migration)));
         }
         if all.iter().any(|(_, migration)| is_running(migration)) {
@@ -232,46 +275,86 @@ impl<'a> Journey<'a> {
         let last = all.iter().filter(|(role, _)| *role == Role::Source).map(|(_, migration)| migration);
         let last = last.max_by_key(|migration| migration.started_unix_ms);
         if let Some(last) = last.filter(|last| last.state != MigrationState::Moved) {
-            let ended = format!("{} {:?}: {}", last.id, last.state, last.message.clone().unwrap_or_default());
-            if !self.course.iter().any(|line| line.ends_with(&ended)) {
-                self.note(ended);
-            }
+            self.note_once(format!(
+                "{} {:?}: {}",
+                last.id,
+                last.state,
+                last.message.clone().unwrap_or_default()
+            ));
         }
         true
     }
 
-    fn is_served_by(&mut self, role: Role) -> bool {
-        self.host(role).volume().is_ok_and(|volume| volume.state == VolumeState::Serving)
+    /// Notes what may be seen many times.
+    fn note_once(&mut self, what: String) {
+        if !self.course.iter().any(|line| line.ends_with(&what)) {
+            self.note(what);
+        }
     }
 
-    /// Checks what must be true when a trip is over and the guest rests: one owner, its content, nothing left over.
-    pub(super) fn check(&mut self, generation: u64, content: &Content) -> anyhow::Result<u64> {
-        let owner = self.host(Role::Target).volume()?;
+    fn is_at(&mut self, role: Role) -> bool {
+        let host = self.hosts.host(role);
+        let runs = || {
+            let vms = vm::vms(host).unwrap_or_default();
+            matches!(vms.as_slice(), [vm] if vm.state == api::VmState::Running)
+        };
+        serves(host) && (self.subject != Subject::Machine || runs())
+    }
+
+    /// Checks what must be true when a trip is over: one owner, and nothing left over. Returns its generation.
+    pub(super) fn check(&mut self, generation: u64) -> anyhow::Result<u64> {
+        let owner = self.hosts.host(Role::Target).volume()?;
         ensure!(
             owner.generation > generation,
             "it changed hands, and its generation did not grow: {owner:?}"
         );
-        let images = self.host(Role::Target).images("a")?;
+        let is_kept = |name: &String| name.starts_with("v.img.moved-");
+        let mut images = self.hosts.host(Role::Target).images("a")?;
+        images.retain(|name| !is_kept(name));
         ensure!(images == ["v.img"], "its new host has {images:?}");
-        until("the old host's image is gone", || {
-            Ok(self.host(Role::Source).images("a")?.is_empty().then_some(()))
+        until("the old host's image is gone, or kept", || {
+            Ok(self.hosts.host(Role::Source).images("a")?.iter().all(is_kept).then_some(()))
         })?;
         for role in [Role::Source, Role::Target] {
-            let images = self.host(role).images("b")?;
+            let images = self.hosts.host(role).images("b")?;
             ensure!(images.is_empty(), "the {role} has {images:?} in a store that has nothing to do with it");
         }
         until("nothing is left at the old host but the way to the new one", || {
-            let left: Option<Volume> = self.host(Role::Source).volume().ok();
+            let left: Option<Volume> = self.hosts.host(Role::Source).volume().ok();
             Ok(left.is_none_or(|left| left.state == VolumeState::Forwarding).then_some(()))
         })?;
-        let address: Address = owner.uri.parse()?;
+        if self.subject == Subject::Machine {
+            let (source, target) = self.hosts.both();
+            vm::check_at(target, source)?;
+        }
+        for role in [Role::Source, Role::Target] {
+            drop_kept(self.hosts.host(role)).with_context(|| format!("at the {role}"))?;
+        }
+        Ok(owner.generation)
+    }
+
+    /// Compares what the owner serves with what must be there, to the last block. The guest rests.
+    pub(super) fn compare(&mut self, content: &Content) -> anyhow::Result<()> {
+        let address: Address = self.hosts.host(Role::Target).volume()?.uri.parse()?;
         let mut client =
             Client::connect(&address, ClientOptions::default()).context("connect to the owner")?;
         let findings = workload::verify_export(&mut client, content, |_| {})?;
         let first: Vec<String> = findings.first().iter().map(ToString::to_string).collect();
         ensure!(findings.is_empty(), "at its owner, {} wrong: {first:#?}", findings.count());
-        Ok(owner.generation)
+        Ok(())
     }
+}
+
+/// Drops the oldest replicas, as an administrator would whose disk becomes full.
+fn drop_kept(scene: &Scene) -> anyhow::Result<()> {
+    let mut kept: Vec<Replica> = scene.ask(&["replica", "list"])?;
+    kept.sort_by_key(|replica| replica.kept_unix_ms);
+    let surplus = kept.len().saturating_sub(KEPT_MAX);
+    for replica in &kept[..surplus] {
+        let drop = ["replica", "drop", "v", "--migration", &replica.migration];
+        scene.sterna(drop)?.success()?;
+    }
+    Ok(())
 }
 
 /// The migrations that a host knows; `None`: it does not answer.
@@ -283,10 +366,14 @@ fn is_running(migration: &Migration) -> bool {
     !migration.state.has_ended()
 }
 
-/// What a host says of the volume and its migrations, for people.
+fn serves(scene: &Scene) -> bool {
+    scene.volume().is_ok_and(|volume| volume.state == VolumeState::Serving)
+}
+
+/// What a host says of its volume, VMs and migrations, for people.
 fn describe(scene: &Scene) -> String {
     let running: Vec<Migration> = migrations(scene).into_iter().flatten().filter(is_running).collect();
-    format!("{:?} {running:?}", scene.volume())
+    format!("{:?} {:?} {running:?}", scene.volume(), vm::vms(scene))
 }
 
 impl fmt::Display for Trip {
