@@ -106,8 +106,6 @@ pub enum VolumeEvent {
         /// Its size in bytes.
         size_bytes: u64,
     },
-    /// A virtual machine is about to be paused: writes that are held are let go at once and become bits.
-    SwitchOverBegins,
     /// The migration is over: nothing is sent to the target any more, and nothing is held.
     Stop,
 }

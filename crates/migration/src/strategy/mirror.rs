@@ -31,7 +31,7 @@ use super::replica::ReplicaBlocks;
 use super::tally::Tally;
 use super::values::Values;
 use super::writes::{SourceSide, WriteState, Writes};
-use super::{Copied, Route, VolumeAction, VolumeEvent};
+use super::{Copied, VolumeAction, VolumeEvent};
 use crate::pacing::{Pacing, PacingSettings};
 use crate::planted::{Bug, broken};
 
@@ -292,11 +292,6 @@ impl Mirror {
             VolumeEvent::Resume => self.mover = Mover::Works,
             VolumeEvent::GrowthBegins => self.is_growing = true,
             VolumeEvent::GrowthEnds { size_bytes } => self.grown(size_bytes),
-            VolumeEvent::SwitchOverBegins => {
-                for write in self.writes.held() {
-                    self.submit(now, write, Route::SourceOnly);
-                }
-            }
             VolumeEvent::Stop => self.stop(now),
         }
         self.advance(now);
