@@ -235,7 +235,7 @@ fn read_all(folder: &Path) -> io::Result<BTreeMap<MigrationId, Docket>> {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
         let Some(id) = name.and_then(|name| parse_id(name).ok()) else { continue };
-        let docket = whole_file::read(&path, FILE_BYTES_MAX).and_then(|bytes| {
+        let docket = whole_file::believe(&*path, FILE_BYTES_MAX).and_then(|bytes| {
             let stored: Stored<Docket> = serde_json::from_slice(&bytes.unwrap_or_default())?;
             Ok((stored.version == VERSION).then_some(stored.docket))
         });

@@ -121,7 +121,7 @@ impl Journal {
     /// [`JournalError`]: what the journal says has not changed then.
     pub(crate) fn open(data_dir: &Path, lock: FolderLock) -> Result<Self, JournalError> {
         let path = data_dir.join(JOURNAL_FILE);
-        let found = file::read(&path)?;
+        let found = file::read(&path, &*path)?;
         let state = found.as_ref().map(|found| found.state.clone()).unwrap_or_default();
         let failed = |source| JournalError::Io { path: path.clone(), operation: "written", source };
         let file = match (JournalFile::create(&path, &state), found) {

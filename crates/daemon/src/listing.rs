@@ -91,7 +91,7 @@ impl<T: Listed> Listing<T> {
     pub(crate) fn open(data_dir: &Path) -> Result<Self, ListingError> {
         let path = data_dir.join(T::FILE);
         let failed = |source| ListingError::Io { path: path.clone(), done: "read", source };
-        let entries = match whole_file::read(&path, FILE_BYTES_MAX).map_err(failed)? {
+        let entries = match whole_file::believe(&*path, FILE_BYTES_MAX).map_err(failed)? {
             None => BTreeMap::new(),
             Some(text) => decode::<T>(&path, &text)?,
         };

@@ -12,6 +12,12 @@ pub enum Bug {
     PromiseForgotten,
     /// 2: PREPARED of an earlier try is taken for the present one's.
     StaleAttempt,
+    /// 2: a restart of the source does not count the tries of its former run, and gives their numbers again.
+    TryNotCounted,
+    /// 2: a promise outlives the run of the source that it was given to, and is answered again to the next.
+    PromiseOfAnotherIncarnation,
+    /// 1: what a source changes after a promise is changed although the promise stands.
+    PromiseNotWithdrawn,
     /// 2: a target is told that a try was not released before that is durable.
     AbortNotRecorded,
     /// 3: guests are let through to a target's store before it is known whether that answers.
@@ -56,6 +62,9 @@ impl Bug {
         Self::PreparedTargetLeaves,
         Self::PromiseForgotten,
         Self::StaleAttempt,
+        Self::TryNotCounted,
+        Self::PromiseOfAnotherIncarnation,
+        Self::PromiseNotWithdrawn,
         Self::AbortNotRecorded,
         Self::OpenOnTrial,
         Self::TwoCopiesInFlight,
@@ -82,6 +91,9 @@ impl Bug {
             Self::PreparedTargetLeaves => "prepared-target-leaves",
             Self::PromiseForgotten => "promise-forgotten",
             Self::StaleAttempt => "stale-attempt",
+            Self::TryNotCounted => "try-not-counted",
+            Self::PromiseOfAnotherIncarnation => "promise-of-another-incarnation",
+            Self::PromiseNotWithdrawn => "promise-not-withdrawn",
             Self::AbortNotRecorded => "abort-not-recorded",
             Self::OpenOnTrial => "open-on-trial",
             Self::TwoCopiesInFlight => "two-copies-in-flight",

@@ -27,7 +27,7 @@ use crate::journal::{
     FailureCode, ImageLocation, MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary,
 };
 use crate::message::{ToSource, ToTarget};
-use crate::source::ATTEMPTS_MAX;
+use crate::planted::{Bug, broken};
 
 /// A step of recovery. Steps are done in order, and each again after another crash: all of them can be repeated.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,9 +168,12 @@ fn recover_between(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
     match (&migration.side, &migration.stage) {
         (_, Stage::Ended(_)) => Vec::new(),
         (Side::Outgoing { .. }, Stage::Copying) => {
-            // N.B. a run makes at most so many tries, and records none of them when it begins: an answer to one of
-            // the run before must not be taken for one to a try of this run (hard case 2).
-            let attempt = Attempt(migration.aborted.0.saturating_add(ATTEMPTS_MAX));
+            // N.B. all tries of the run that has ended, and it recorded none of them: an answer to one of that run must
+            // not be taken for one to a try of the next (hard case 2).
+            let attempt = match broken(Bug::TryNotCounted) {
+                true => migration.aborted,
+                false => migration.aborted.next().last_of_run(),
+            };
             vec![Step::Commit(vec![Record::AttemptAborted { migration: id, attempt }]), Step::Resume(id)]
         }
         (Side::Incoming { .. }, Stage::Owned(_)) => {

@@ -39,9 +39,14 @@ pub struct Source {
     settings: SourceSettings,
     began: Duration,
     state: State,
+    /// The current try, or the last one: a number is given when a gate begins to close.
     attempt: Attempt,
-    /// Where this run began to count tries.
-    first: Attempt,
+    /// Tries of this run.
+    tries: u32,
+    /// How often the stores were flushed while the guests worked.
+    settlings: u32,
+    /// How many of them have failed since one succeeded.
+    settlings_failed: u32,
     /// Tries below or at this will not be released; durable in the journal.
     aborted: Attempt,
     replicas: Vec<Standing>,
@@ -63,6 +68,7 @@ enum State {
     /// The source's stores are flushed while the guests still work, so that the flush behind the closed gates finds
     /// little to do (hard case 27). Still [`Phase::Copying`]: nothing is held.
     Settling {
+        settling: u32,
         unflushed: Vec<VolumeIndex>,
     },
     /// The machine's memory is copied, and the machine brought to a stand; the volumes are copied all the while.
@@ -133,7 +139,9 @@ impl Source {
             began: now,
             state: State::Copying { not_before: now },
             attempt: Attempt::NONE,
-            first: Attempt::NONE,
+            tries: 0,
+            settlings: 0,
+            settlings_failed: 0,
             aborted: Attempt::NONE,
             pending_end: None,
             last_commit: CommitId(0),
@@ -156,7 +164,6 @@ impl Source {
         let mut source = Self::new(now, settings);
         source.aborted = recorded.aborted;
         source.attempt = recorded.aborted.max(recorded.attempt());
-        source.first = source.attempt;
         match &recorded.stage {
             Stage::Copying => {}
             Stage::Released(_) => source.hand_over(now, now),
@@ -184,6 +191,7 @@ impl Source {
             SourceEvent::HooksRun(result) => self.hooks_run(now, result),
             SourceEvent::GateClosed { volume, attempt } => self.gate_closed(now, volume, attempt),
             SourceEvent::RequestHeld { attempt, .. } => self.request_held(attempt),
+            SourceEvent::Settled { volume, settling, result } => self.settled(now, volume, settling, result),
             SourceEvent::Flushed { volume, attempt, result } => self.flushed(now, volume, attempt, result),
             SourceEvent::Committed { commit, result } => {
                 if commit == self.last_commit {
@@ -320,6 +328,11 @@ impl Source {
     /// The number of the current try, or of the last one.
     pub fn attempt(&self) -> Attempt {
         self.attempt
+    }
+
+    /// How many tries this run has made.
+    pub fn tries(&self) -> u32 {
+        self.tries
     }
 
     /// Tells what copying has cost, for the record at the end.

@@ -224,6 +224,7 @@ impl Target {
             TargetEvent::StartFailed { volume, detail } => self.start_failed(volume, detail),
             TargetEvent::MachineRuns => self.machine_runs(),
             TargetEvent::MachineFailed { detail, wrote } => self.machine_failed(detail, wrote),
+            TargetEvent::ChangeHeld => self.change_held(),
             TargetEvent::LinkBack => self.ask(),
             TargetEvent::Cancel => {
                 if self.journal == Journal::Own

@@ -32,7 +32,7 @@ impl Scene {
         let mut scene = Self { source: Source::new(Duration::ZERO, settings), now: Duration::ZERO };
         scene.tell(SourceEvent::Synchronised(DISK));
         scene.pass(Duration::from_millis(50));
-        scene.flushed();
+        scene.tell(SourceEvent::Settled { volume: DISK, settling: 1, result: FlushResult::Durable });
         assert!(scene.actions().contains(&SourceAction::StopMachine));
         assert_eq!(scene.source.phase(), Phase::Memory);
         scene

@@ -242,6 +242,10 @@ impl Model {
                 self.pending.push(Pending::Source(SourceEvent::GateClosed { volume, attempt }));
             }
             SourceAction::OpenGate(volume) => self.source_gates[volume.as_usize()] = Gate::Open,
+            SourceAction::Settle { volume, settling } => {
+                let result = self.flush_result();
+                self.pending.push(Pending::Source(SourceEvent::Settled { volume, settling, result }));
+            }
             SourceAction::Flush { volume, attempt } => {
                 let result = self.flush_result();
                 self.pending.push(Pending::Source(SourceEvent::Flushed { volume, attempt, result }));

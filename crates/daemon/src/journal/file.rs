@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 use super::JournalError;
 use crate::fail_point::{self, Step};
 use crate::images::sync_folder_of;
+use crate::whole_file::{Left, believe};
 
 /// Size beyond which the journal is compacted as soon as no migration would have to wait for it.
 pub(super) const COMPACT_BYTES: usize = 1 << 20;
@@ -136,18 +137,17 @@ impl Storage for JournalFile {
     }
 }
 
-/// Reads a journal, if there is one.
-pub(super) fn read(path: &Path) -> Result<Option<Found>, JournalError> {
+/// Reads a journal, if there is one, once it is durable: a commit that a killed daemon had under way may be in the page
+/// cache only.
+pub(super) fn read(path: &Path, left: &(impl Left + ?Sized)) -> Result<Option<Found>, JournalError> {
     let failed = |source| JournalError::Io { path: path.to_owned(), operation: "read", source };
-    let bytes = match std::fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
+    match std::fs::metadata(path) {
         Ok(metadata) if metadata.len() > FILE_BYTES_MAX => {
             return Err(JournalError::TooLarge { path: path.to_owned(), bytes: metadata.len() });
         }
-        Ok(_) => std::fs::read(path).map_err(failed)?,
-    };
-    fold(path, &bytes).map(Some)
+        _ => {}
+    }
+    believe(left, FILE_BYTES_MAX).map_err(failed)?.map(|bytes| fold(path, &bytes)).transpose()
 }
 
 /// Says what the bytes of a journal say.

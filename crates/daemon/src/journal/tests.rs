@@ -9,15 +9,16 @@ use std::sync::{Arc, RwLock};
 use chronicle::Generation;
 use migration::journal::{
     Entry, ExportSettings, HEADER, HEADER_BYTES, ImageLocation, MigratingVolume, Outcome, Record, Side,
-    State, Summary, VolumeRecord, encode,
+    Stage, State, Summary, VolumeRecord, encode,
 };
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 use tokio::sync::oneshot;
 
-use super::file::{COMPACT_BYTES, NextFrame, ReplaceFault, Storage};
+use super::file::{self, COMPACT_BYTES, NextFrame, ReplaceFault, Storage};
 use super::writer::{Request, Writer};
 use super::{JOURNAL_FILE, Journal, JournalError};
 use crate::lock::FolderLock;
+use crate::whole_file::page_cache::Cached;
 
 fn open(folder: &Path) -> Result<Journal, JournalError> {
     // A journal that was dropped gives its lock up a moment later, when its thread has ended.
@@ -312,4 +313,26 @@ fn failed_write_that_could_not_be_wiped_out_is_unknown_until_it_is() {
     // While the disk fails, nothing is certain, whoever asks.
     let answers = vec![Ok(()), Err(Unknown), Err(Unknown), Err(Unknown), Ok(())];
     assert_eq!(check_faults(5, &[false, true, true, true, true]), (answers, 2, 2));
+}
+
+#[test]
+fn a_commit_that_only_the_page_cache_has_is_durable_before_it_is_believed() {
+    let mut bytes = HEADER.to_vec();
+    let snapshot = vec![Record::Snapshot(Box::default()), added(1)];
+    encode(0, &Entry { at_unix_ms: 1, records: snapshot }, &mut bytes).unwrap();
+    let whole_before = bytes.len();
+    for (sequence, record) in (1..).zip(migration_of(volume(1), 0).into_iter().take(3)) {
+        encode(sequence, &Entry { at_unix_ms: 1, records: vec![record] }, &mut bytes).unwrap();
+    }
+    let path = Path::new(JOURNAL_FILE);
+    // The daemon was killed when it had written *released*, and nothing of that has reached the disk.
+    let left = Cached::new(&bytes, &bytes[..whole_before]);
+    let believed = file::read(path, &left).unwrap().unwrap().state;
+    let released = believed.migrations.values().any(|found| matches!(found.stage, Stage::Released(_)));
+    assert!(released, "COMMIT may be sent now");
+    let after_power_cut = file::fold(path, &left.durable.borrow()).unwrap().state;
+    assert_eq!(after_power_cut, believed);
+
+    let left = Cached { syncs: Err(io::ErrorKind::StorageFull.into()), ..Cached::new(&bytes, &[]) };
+    assert!(file::read(path, &left).is_err(), "what cannot be made durable is not gone by");
 }

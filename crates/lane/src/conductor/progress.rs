@@ -45,7 +45,7 @@ impl SourceConductor {
             remaining: None,
             waiting: waiting(self.source.poll_timeout()).or(self.source.waits_for().map(patiently)),
             suspended: None,
-            attempt: self.source.attempt().0,
+            attempt: self.source.tries(),
             tally: Tally::default(),
         };
         let volumes = self.seats.len().max(1) as f64;

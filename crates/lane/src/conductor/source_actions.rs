@@ -35,6 +35,7 @@ impl SourceConductor {
                 self.order(volume, SourceOrder::CloseGate(attempt));
             }
             SourceAction::OpenGate(volume) => self.order(volume, SourceOrder::OpenGate),
+            SourceAction::Settle { volume, settling } => self.order(volume, SourceOrder::Settle(settling)),
             SourceAction::Flush { volume, attempt } => self.order(volume, SourceOrder::Flush(attempt)),
             SourceAction::Commit { commit, records } => self.commit(records, commit),
             SourceAction::Send(message) => (self.to_target)(message),
@@ -57,7 +58,7 @@ impl SourceConductor {
         if before != phase && !before.may_become(phase) {
             error!(%migration, %before, %phase, "a transition that is not in the table");
         }
-        info!(%migration, %phase, attempt = self.source.attempt().0, "phase");
+        info!(%migration, %phase, attempt = %self.source.attempt(), "phase");
         match phase {
             // Nothing is sent to a store any more that may be the owner.
             Phase::Committing => self.order_all(SourceOrder::Release),

@@ -41,7 +41,9 @@ pub(crate) enum SourceOrder {
     /// Let what is copied and mirrored go before a machine's memory, or after it; while the gate is closed it goes before
     /// it in any case.
     ShareLink(Haste),
-    /// Flush its store.
+    /// Flush its store while its guest works.
+    Settle(u32),
+    /// Flush its store behind its closed gate; the target promises meanwhile.
     Flush(Attempt),
     /// Tell its copying.
     Copying(VolumeEvent),
@@ -148,12 +150,18 @@ impl SourcePart {
                     self.set_haste(haste);
                 }
             }
+            SourceOrder::Settle(settling) => {
+                let (index, store) = (self.index, volume.store());
+                self.answer_after(async move {
+                    let result = flush(&store).await;
+                    SourceEvent::Settled { volume: index, settling, result }
+                });
+            }
             SourceOrder::Flush(attempt) => {
-                // Of a try whose gate is closed: the target flushes, too, and promises.
+                // The target flushes, too, and promises.
                 self.tell_copy(VolumeEvent::Freeze);
                 let (index, store) = (self.index, volume.store());
                 let borrowing = self.leaving.borrowing.clone();
-                let borrowing = borrowing.filter(|_| volume.gate().mode() == GateMode::Hold);
                 self.answer_after(async move {
                     // N.B. the target waits for its image before it promises.
                     let (flushed, given) = join(flush(&store), give_back(borrowing)).await;

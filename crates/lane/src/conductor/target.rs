@@ -25,7 +25,7 @@ use migration::{MigrationId, Target, VolumeIndex};
 use tracing::warn;
 
 use super::seat::TargetSeat;
-use super::target_part::{Heard, Replicas, TargetOrder, TargetPart, gone};
+use super::target_part::{Heard, TargetOrder, TargetPart, gone};
 use super::{Post, TargetPlan, left_over};
 use crate::control::Control;
 use crate::handle::Promoted;
@@ -48,8 +48,6 @@ pub struct TargetConductor {
     images: Vec<ImageLocation>,
     /// Why the machine does not run, and how much each volume's gate has let through that said so.
     failing: Option<(String, BTreeMap<VolumeIndex, u64>)>,
-    /// A promotion by force, and which volumes are fenced for it.
-    forcing: Option<(TargetEvent, BTreeMap<VolumeIndex, Replicas>)>,
     target: Target,
     promised: Rc<Cell<bool>>,
     /// Whether the volumes' parts have been told of a try that is not over, as far as they know.
@@ -143,17 +141,15 @@ impl TargetConductor {
             TargetSeat::Here(TargetPart::new(handle, buffers, index, coming, trial_max, service, events))
         });
         let seats = here.chain(together.lent.into_iter().map(|lent| TargetSeat::Lent(lent.orders))).collect();
-        let (failing, forcing) = (None, None);
         let conductor = Self {
             handle,
             control,
             migration,
             seats,
             images,
-            failing,
-            // One that was promised before a restart is as good as begun.
-            is_trying: !target.is_receiving(),
-            forcing,
+            failing: None,
+            // They hold the source's changes until they are told that nothing is promised.
+            is_trying: true,
             target,
             promised,
             to_source,
@@ -188,8 +184,7 @@ impl TargetConductor {
             match next {
                 Some(Heard::Target(
                     event @ TargetEvent::Promote { promotion: Promotion::Force { .. }, .. },
-                )) => self.force(event),
-                Some(Heard::Fenced(volume, replicas)) => self.fenced(now, volume, replicas),
+                )) => self.force(now, event),
                 Some(Heard::Target(event)) => self.target.handle_event(now, event),
                 Some(Heard::MachineDoesNotRun(detail)) => {
                     // One whose lane has ended cannot say; then nothing goes back.
@@ -204,31 +199,16 @@ impl TargetConductor {
         }
     }
 
-    /// Sees, before volumes are taken over whose source may live, that they are what was promised: it may have given that
-    /// try up, and have begun to send what is to be in the next one. Its word of that may be late.
-    fn force(&mut self, event: TargetEvent) {
-        let gone = VolumeIndex::all(self.seats.len()).zip(&self.seats).filter(|(_, seat)| seat.is_gone());
-        self.forcing = Some((event, gone.map(|(volume, _)| (volume, Replicas::Changing)).collect()));
-        self.order_all(TargetOrder::Fence);
-    }
-
-    /// When nothing more is taken of the source, it is known whether they are.
-    fn fenced(&mut self, now: Duration, volume: VolumeIndex, replicas: Replicas) {
-        let Some((_, fenced)) = &mut self.forcing else { return };
-        fenced.insert(volume, replicas);
-        if fenced.len() < self.seats.len() {
+    /// Takes volumes over whose source may live. As long as they are promised they are what was promised: a source that goes
+    /// on changes nothing before the promise is taken back.
+    fn force(&mut self, now: Duration, event: TargetEvent) {
+        if self.seats.iter().any(TargetSeat::is_gone) {
+            warn!(migration = %self.migration, "not promoted: the thread of one of its volumes has ended; restart the daemon");
             return;
         }
-        let Some((event, fenced)) = self.forcing.take() else { return };
-        let are_as_promised = fenced.values().all(|replicas| *replicas == Replicas::AsPromised);
-        if are_as_promised && self.target.prepared().is_some() {
-            self.target.handle_event(now, event);
-        } else {
+        self.target.handle_event(now, event);
+        if self.target.prepared().is_none() && self.target.is_receiving() {
             warn!(migration = %self.migration, "not promoted: the source goes on, and changes what it had promised");
-        }
-        // Of a try that is being taken back it is lifted when that is done.
-        if self.target.prepared().is_some() || self.target.is_receiving() {
-            self.order_all(TargetOrder::LiftFence);
         }
     }
 

@@ -42,10 +42,6 @@ pub(crate) enum TargetOrder {
     Close,
     /// Hold them, and say how many have changed the volume since they were let through.
     CloseAndCount,
-    /// Take no more of its source, and say whether that has changed the replica since it was flushed last.
-    Fence,
-    /// Take more of its source.
-    LiftFence,
     /// Leave its store, which is deleted next: a volume that had clients here leads to its owner again, as before.
     LeaveStore,
 }
@@ -57,19 +53,8 @@ pub(crate) enum Heard {
     Target(TargetEvent),
     /// The machine does not run, for this reason.
     MachineDoesNotRun(String),
-    /// Nothing of the source is taken any more; whether it has changed the replica since that was promised.
-    Fenced(VolumeIndex, Replicas),
     /// So many changes were let through before the gate closed.
     Changes(VolumeIndex, u64),
-}
-
-/// Whether replicas are what was promised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Replicas {
-    /// They are.
-    AsPromised,
-    /// The source has given that try up, and changes them.
-    Changing,
 }
 
 /// One volume's part.
@@ -82,10 +67,6 @@ pub(crate) struct TargetPart {
     trial_max: Duration,
     /// What lets a source on another host use the store.
     service: Option<Rc<Service>>,
-    /// Nothing of the source is taken.
-    is_fenced: Cell<bool>,
-    /// Changes that the source had asked for when the replica was to be flushed last.
-    changes_flushed: Cell<u64>,
     /// Changes that the gate had let through when it was opened last.
     changes_before: Cell<u64>,
     /// Where a volume with clients here led to before it was started, and its generation; `None`: nowhere.
@@ -104,20 +85,12 @@ impl TargetPart {
         service: Option<Rc<Service>>,
         events: mpsc::UnboundedSender<Heard>,
     ) -> Rc<Self> {
-        let (changes_flushed, changes_before, led_to) = (Cell::new(0), Cell::new(0), RefCell::default());
-        Rc::new(Self {
-            index,
-            handle,
-            buffers,
-            coming,
-            trial_max,
-            service,
-            is_fenced: Cell::default(),
-            changes_flushed,
-            changes_before,
-            led_to,
-            events,
-        })
+        let (changes_before, led_to) = (Cell::new(0), RefCell::default());
+        let part =
+            Self { index, handle, buffers, coming, trial_max, service, changes_before, led_to, events };
+        // After a restart it may be promised: the conductor knows, and says if it is not.
+        part.hold_changes();
+        Rc::new(part)
     }
 
     /// Does what the conductor says.
@@ -125,7 +98,7 @@ impl TargetPart {
         let (index, volume) = (self.index, &self.coming.volume);
         match order {
             TargetOrder::Flush(attempt) => {
-                self.changes_flushed.set(self.changes_asked_for());
+                self.hold_changes();
                 let (store, lent) = (Rc::clone(&self.coming.store), self.coming.lent.clone());
                 self.answer_after(async move {
                     let result = match take_back(lent).await {
@@ -139,7 +112,9 @@ impl TargetPart {
                 });
             }
             TargetOrder::PromiseNothing => {
-                self.lift_fence();
+                if let Some(service) = &self.service {
+                    service.let_change(Address::Replica(index.0));
+                }
                 if let Some(lent) = &self.coming.lent {
                     lent.promise_nothing();
                 }
@@ -157,17 +132,6 @@ impl TargetPart {
                 // The conductor is gone only when the migration has ended.
                 let _ = self.events.unbounded_send(Heard::Changes(index, changes));
             }
-            TargetOrder::Fence => {
-                let is_as_promised = self.changes_asked_for() == self.changes_flushed.get();
-                if let Some(service) = &self.service {
-                    service.withdraw(Address::Replica(index.0));
-                    self.is_fenced.set(true);
-                }
-                let replicas = if is_as_promised { Replicas::AsPromised } else { Replicas::Changing };
-                // As above.
-                let _ = self.events.unbounded_send(Heard::Fenced(index, replicas));
-            }
-            TargetOrder::LiftFence => self.lift_fence(),
             TargetOrder::LeaveStore => {
                 if let Some((home, generation)) = self.led_to.take() {
                     volume.change_hands(home, generation);
@@ -221,14 +185,16 @@ impl TargetPart {
         });
     }
 
-    fn lift_fence(&self) {
-        if let Some(service) = self.service.as_ref().filter(|_| self.is_fenced.replace(false)) {
-            service.offer(Address::Replica(self.index.0), Rc::clone(&self.coming.store));
+    /// Has the source change nothing of the replica, and its machine told if it wants to.
+    fn hold_changes(&self) {
+        if let Some(service) = &self.service {
+            let events = self.events.clone();
+            let wanted = move || {
+                // The conductor is gone only when the migration has ended.
+                let _ = events.unbounded_send(Heard::Target(TargetEvent::ChangeHeld));
+            };
+            service.hold_changes(Address::Replica(self.index.0), Rc::new(wanted));
         }
-    }
-
-    fn changes_asked_for(&self) -> u64 {
-        self.service.as_ref().map_or(0, |service| service.changes(Address::Replica(self.index.0)))
     }
 
     fn answer_after(&self, task: impl Future<Output = TargetEvent> + 'static) {

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, BufferPool, ByteRange, Durability, Handle, IoError, ZeroMode};
 use bytes::Bytes;
+use migration::planted::{Bug, broken};
 
 use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
@@ -37,8 +38,8 @@ pub struct Service {
     devices: RefCell<BTreeMap<Address, Offered>>,
     /// Those of them that may be lent.
     lent: RefCell<BTreeMap<Address, Rc<LentImage>>>,
-    /// How many changes each replica has been asked for so far.
-    changes: RefCell<BTreeMap<Address, u64>>,
+    /// Replicas that are not to be changed, and whom to tell that somebody wants it.
+    held: RefCell<BTreeMap<Address, Rc<dyn Fn()>>>,
     /// Calls of the peer's present process that are under way.
     under_way: RefCell<Rc<Cell<usize>>>,
     /// Those of its former ones.
@@ -54,7 +55,7 @@ impl Service {
             buffers,
             devices: RefCell::default(),
             lent: RefCell::default(),
-            changes: RefCell::default(),
+            held: RefCell::default(),
             under_way: RefCell::default(),
             left_behind: RefCell::default(),
             ended: Signal::default(),
@@ -81,11 +82,21 @@ impl Service {
     pub fn withdraw(&self, address: Address) {
         self.devices.borrow_mut().remove(&address);
         self.lent.borrow_mut().remove(&address);
+        self.let_change(address);
     }
 
-    /// How many changes have been asked for under an address, whether they have been made or not.
-    pub(crate) fn changes(&self, address: Address) -> u64 {
-        self.changes.borrow().get(&address).copied().unwrap_or(0)
+    /// Lets nobody change a replica, nor borrow it: such calls wait, and `wanted` is called for each that comes.
+    ///
+    /// **N.B.** While it is promised, or may be: what a promise is kept by is what was there when it was given.
+    pub(crate) fn hold_changes(&self, address: Address, wanted: Rc<dyn Fn()>) {
+        self.held.borrow_mut().insert(address, wanted);
+    }
+
+    /// Lets calls that wait, and later ones, change a replica again, if it is still offered.
+    pub(crate) fn let_change(&self, address: Address) {
+        if self.held.borrow_mut().remove(&address).is_some() {
+            self.ended.notify();
+        }
     }
 
     /// The peer is another process now. Its calls wait until those of the former one have ended: a write that was given
@@ -111,12 +122,13 @@ impl Service {
         credit: Box<dyn Any + Send>,
     ) {
         let Question { address, operation, .. } = question;
-        if !matches!(operation, Operation::Read { .. } | Operation::Flush | Operation::Allocation { .. }) {
-            *self.changes.borrow_mut().entry(address).or_default() += 1;
+        let is_held = matches!(operation, Operation::Lend { .. }) || operation.is_change();
+        let wanted = self.held.borrow().get(&address).filter(|_| is_held).cloned();
+        if let Some(wanted) = wanted {
+            wanted();
         }
         self.ended.wait_for(|| (self.under_way.borrow().get() < CALLS_MAX).then_some(())).await;
-        let offered = self.devices.borrow().get(&address).cloned();
-        let Some(Offered { device, volume }) = offered else {
+        let Some(Offered { volume, .. }) = self.offered(address) else {
             conversation.answer(Urgency::Control, call, Err(IoError::Closed), Bytes::new());
             return;
         };
@@ -140,14 +152,20 @@ impl Service {
             // Here, for messages of a handover do not wait.
             let have_ended = || left_behind.iter().all(|calls| calls.get() == 0).then_some(());
             service.ended.wait_for(have_ended).await;
-            let result = match (operation, volume) {
+            if is_held && !broken(Bug::PromiseNotWithdrawn) {
+                let may_change = || (!service.held.borrow().contains_key(&address)).then_some(());
+                service.ended.wait_for(may_change).await;
+            }
+            // Looked for only now: it may be a volume's own by the time that it may be changed.
+            let result = match (operation, service.offered(address)) {
+                (_, None) => Err(IoError::Closed),
                 (Operation::Lend { .. } | Operation::LentIsLocked, _) => {
                     service.lend(address, operation).await
                 }
-                (_, Some(volume)) if operation.is_change() => {
+                (_, Some(Offered { volume: Some(volume), .. })) if operation.is_change() => {
                     service.change(&volume, origin(question, conversation.speech()), operation, payload).await
                 }
-                _ => service.apply(&device, operation, payload).await,
+                (_, Some(Offered { device, .. })) => service.apply(&device, operation, payload).await,
             };
             // Only now may the peer send as much again: its speed is that of the store.
             drop(credit);
@@ -167,6 +185,10 @@ impl Service {
             under_way.set(under_way.get() - 1);
             service.ended.notify();
         });
+    }
+
+    fn offered(&self, address: Address) -> Option<Offered> {
+        self.devices.borrow().get(&address).cloned()
     }
 
     async fn lend(&self, address: Address, operation: Operation) -> Result<(Answered, Bytes), IoError> {

@@ -18,10 +18,12 @@ use lane::peer::{Arrival, Conversation, Line, Listener, Service, Speech, Urgency
 use lane::{
     ComingTogether, ComingVolume, Control, Promoted, TargetBaton, TargetConductor, TargetPlan, Volume,
 };
-use migration::journal::{Promotion, Record};
+use migration::journal::{
+    Entry, ExportSettings, MigratingVolume, MigrationState, Promotion, Record, Side, State, VolumeRecord,
+};
 use migration::message::{ToSource, ToTarget};
 use migration::source::Moves;
-use migration::{Attempt, MigrationId};
+use migration::{Attempt, HostId, MigrationId, VolumeId};
 use rustix::io::Errno;
 
 use crate::support::{GENERATION, LIMITS, Scene, location, play};
@@ -63,6 +65,11 @@ impl Listener for Deaf {
 impl ComingHome {
     /// Begins: clients are led to the scene's source, and the volume comes to the scene's target.
     fn begin(scene: &Scene) -> Self {
+        Self::go_on(scene, None)
+    }
+
+    /// The same, of a migration that was interrupted.
+    fn go_on(scene: &Scene, recorded: Option<&MigrationState>) -> Self {
         let (volume, buffers) = (Rc::clone(&scene.volume), BufferPool::new());
         let store = Rc::clone(&scene.target.device);
         let service = Service::new(scene.handle.clone(), buffers.clone());
@@ -84,7 +91,13 @@ impl ComingHome {
         let tells = Rc::clone(&told);
         let post = Box::new(move |message| tells.borrow_mut().push(message));
         let control = Rc::clone(&scene.control) as Rc<dyn Control>;
-        let (conductor, baton) = TargetConductor::new(scene.handle.clone(), control, &buffers, plan, post);
+        let handle = scene.handle.clone();
+        let (conductor, baton) = match recorded {
+            None => TargetConductor::new(handle, control, &buffers, plan, post),
+            Some(recorded) => {
+                TargetConductor::resume(handle, control, &buffers, plan, post, recorded).unwrap()
+            }
+        };
         scene.handle.spawn(async move { drop(conductor.run().await) });
         Self { baton, told, volume, service }
     }
@@ -189,6 +202,47 @@ fn a_copy_that_its_source_has_begun_to_change_is_not_promoted_by_force() {
             scene.target.memory.write(0, Buffer::copy_of(&[1; 4096]), Durability::Volatile).await.unwrap();
             source_changes(&scene, &home).await;
             assert_eq!(scene.target.content().await[0], if goes_on { 9 } else { 1 });
+        });
+    }
+}
+
+/// What a journal says of the scene's volume on its way, once it is promised.
+fn promised(volume: VolumeId) -> MigrationState {
+    let migration = MigrationId(1);
+    let record = VolumeRecord {
+        volume,
+        name: "v".to_owned(),
+        size_bytes: 1 << 20,
+        block_size_bytes: 65536,
+        image: location("target"),
+        generation: GENERATION,
+        export: ExportSettings::default(),
+    };
+    let (peer, peer_name) = (HostId([7; 32]), "a".to_owned());
+    let side = Side::Incoming { peer, peer_name, remote: migration, volumes: vec![record] };
+    let volumes = vec![MigratingVolume { volume, source: location("source"), target: location("target") }];
+    let started = Record::MigrationStarted { migration, volumes, keep_source: false, side };
+    let records = vec![started, Record::TargetPrepared { migration, attempt: ATTEMPT }];
+    let mut state = State::default();
+    state.apply(&Entry { at_unix_ms: 0, records }).unwrap();
+    state.migrations[&migration].clone()
+}
+
+#[test]
+fn what_was_promised_before_a_restart_is_not_changed_before_the_promise_is_taken_back() {
+    for goes_on in [false, true] {
+        play(move |scene| async move {
+            let home = ComingHome::go_on(&scene, Some(&promised(scene.volume.id())));
+            if goes_on {
+                scene.control.commits_take.set(MOMENT * 3);
+                source_changes(&scene, &home).await;
+                assert_eq!(scene.target.content().await[0], 0, "that it is taken back is not durable yet");
+            }
+            assert_eq!(forced(&scene, &home).await, !goes_on);
+            scene.handle.sleep(MOMENT * 5).await;
+            assert_eq!(scene.target.content().await[0], if goes_on { 9 } else { 0 });
+            let aborted = Record::AttemptAborted { migration: MigrationId(1), attempt: ATTEMPT };
+            assert_eq!(scene.control.records.borrow().contains(&aborted), goes_on);
         });
     }
 }

@@ -22,7 +22,10 @@ impl Source {
     pub(super) fn committed(&mut self, now: Duration, result: Result<(), CommitFault>) {
         match (&mut self.state, result) {
             // With a machine: of its early try.
-            (State::Copying { .. } | State::MovingMemory, Ok(())) => {
+            (
+                State::Copying { .. } | State::Settling { .. } | State::RunningHooks | State::MovingMemory,
+                Ok(()),
+            ) => {
                 self.aborted = self.attempt;
                 self.actions.push_back(SourceAction::Send(ToTarget::Abort(self.attempt)));
             }
@@ -158,7 +161,7 @@ impl Source {
         if !matches!(outcome, Outcome::Moved { .. }) {
             self.summary.total_us = micros(now.saturating_sub(self.began));
         }
-        self.summary.attempts = self.attempt.0;
+        self.summary.attempts = self.tries;
         self.summary.bytes_copied = self.costs.bytes_copied;
         self.summary.bytes_mirrored = self.costs.bytes_mirrored;
         self.summary.bytes_zero = self.costs.bytes_zero;

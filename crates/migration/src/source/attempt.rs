@@ -13,8 +13,10 @@ use crate::phase::Phase;
 use crate::planted::{Bug, broken};
 use crate::target::FlushResult;
 
-/// Tries at the handover before the migration fails; a run makes no more, and a restart skips as many.
+/// Tries at the handover before the migration fails: each of them closes gates, so guests notice it.
 pub const ATTEMPTS_MAX: u32 = 10;
+/// Flushes in a row that may fail while the guests work before the migration fails.
+const SETTLINGS_FAILED_MAX: u32 = 30;
 /// Pause after a try that was given up.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 /// Pause between the end of the copying and a try: what the copying held up at the disks goes through first, so that
@@ -60,13 +62,40 @@ impl Source {
         if !self.all_at_least(Standing::NearEnough) || now < not_before {
             return;
         }
-        self.attempt = self.attempt.next();
-        let attempt = self.attempt;
-        self.state = State::Settling { unflushed: self.volumes().collect() };
-        self.actions.extend(self.volumes().map(|volume| SourceAction::Flush { volume, attempt }));
+        self.settlings += 1;
+        let settling = self.settlings;
+        self.state = State::Settling { settling, unflushed: self.volumes().collect() };
+        self.actions.extend(self.volumes().map(|volume| SourceAction::Settle { volume, settling }));
     }
 
-    pub(super) fn settled(&mut self, now: Duration) {
+    /// N.B. no try has begun yet: nothing is numbered, and nothing is given up, until a gate begins to close.
+    pub(super) fn settled(&mut self, now: Duration, volume: VolumeIndex, of: u32, result: FlushResult) {
+        let State::Settling { settling, unflushed } = &mut self.state else { return };
+        if of != *settling {
+            return;
+        }
+        if result == FlushResult::Failed {
+            self.settling_failed(now);
+            return;
+        }
+        unflushed.retain(|waiting| *waiting != volume);
+        if unflushed.is_empty() {
+            self.settlings_failed = 0;
+            self.go_on_settled(now);
+        }
+    }
+
+    /// The source's store says so to its guests, too; it may be well again after that.
+    fn settling_failed(&mut self, now: Duration) {
+        self.state = State::Copying { not_before: now + ATTEMPT_PAUSE };
+        self.settlings_failed += 1;
+        if self.settlings_failed >= SETTLINGS_FAILED_MAX {
+            let detail = format!("the source's store failed to flush {SETTLINGS_FAILED_MAX} times in a row");
+            self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
+        }
+    }
+
+    fn go_on_settled(&mut self, now: Duration) {
         if !self.all_at_least(Standing::NearEnough) {
             self.state = State::Copying { not_before: now };
             return;
@@ -105,6 +134,15 @@ impl Source {
 
     /// **N.B.** With a machine, not before it stands still: one whose requests are held does not come to a stand (hard case 16).
     pub(super) fn close_gates(&mut self, now: Duration) {
+        if self.attempt.next() == Attempt::ALL {
+            let detail =
+                "there are no more numbers for tries at the handover; begin a new migration".to_owned();
+            self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
+            return;
+        }
+        // N.B. here, and only here: whatever a number may be promised for has held guests, and is counted.
+        self.attempt = self.attempt.next();
+        self.tries += 1;
         let attempt = self.attempt;
         self.state = State::Closing { open: self.volumes().collect(), began: now };
         self.enter_if_not_early(Phase::Closing);
@@ -160,9 +198,7 @@ impl Source {
         attempt: Attempt,
         result: FlushResult,
     ) {
-        let (State::Settling { unflushed } | State::Preparing { unflushed, .. }) = &mut self.state else {
-            return;
-        };
+        let State::Preparing { unflushed, .. } = &mut self.state else { return };
         if attempt != self.attempt {
             return;
         }
@@ -171,11 +207,7 @@ impl Source {
             return;
         }
         unflushed.retain(|waiting| *waiting != volume);
-        match &self.state {
-            State::Settling { unflushed } if unflushed.is_empty() => self.settled(now),
-            State::Preparing { .. } => self.release_if_ready(now),
-            _ => {}
-        }
+        self.release_if_ready(now);
     }
 
     pub(super) fn release_if_ready(&mut self, now: Duration) {
@@ -215,8 +247,8 @@ impl Source {
             self.give_up_early();
             return;
         }
-        let told = !matches!(self.state, State::Settling { .. } | State::Closing { .. });
-        if self.settings.moves == Moves::Machine && !matches!(self.state, State::Settling { .. }) {
+        let told = !matches!(self.state, State::Closing { .. });
+        if self.settings.moves == Moves::Machine {
             self.keep_machine();
             return;
         }
@@ -228,7 +260,7 @@ impl Source {
         }
         if let Some(outcome) = self.pending_end.take() {
             self.end_before_release(outcome);
-        } else if self.attempt.0 - self.first.0 >= ATTEMPTS_MAX {
+        } else if self.tries >= ATTEMPTS_MAX {
             let detail = format!("the handover did not succeed in {ATTEMPTS_MAX} tries");
             self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
         }
@@ -314,8 +346,7 @@ mod tests {
         let (at, _) = source.poll_timeout().unwrap();
         assert_eq!(at, copied + REST);
         source.handle_timeout(at);
-        let attempt = source.attempt();
-        assert_eq!(source.poll_action(), Some(SourceAction::Flush { volume, attempt }));
+        assert_eq!(source.poll_action(), Some(SourceAction::Settle { volume, settling: 1 }));
     }
 
     #[test]
@@ -332,10 +363,9 @@ mod tests {
             let mut source = Source::new(Duration::ZERO, settings);
             source.handle_event(Duration::ZERO, SourceEvent::Synchronised(volume));
             source.handle_timeout(REST);
-            let attempt = source.attempt();
-            assert_eq!(source.poll_action(), Some(SourceAction::Flush { volume, attempt }));
+            assert_eq!(source.poll_action(), Some(SourceAction::Settle { volume, settling: 1 }));
             let result = FlushResult::Durable;
-            source.handle_event(REST, SourceEvent::Flushed { volume, attempt, result });
+            source.handle_event(REST, SourceEvent::Settled { volume, settling: 1, result });
             assert_eq!(source.poll_action(), Some(SourceAction::RunHooks));
             assert_eq!((source.poll_action(), source.phase()), (None, Phase::Copying), "nothing is held");
             assert!(source.waits_for().is_some_and(|reason| reason.contains("hooks")));
@@ -347,10 +377,9 @@ mod tests {
         assert_eq!(source.poll_action(), None, "what was written meanwhile is copied first");
         source.handle_event(REST * 2, SourceEvent::Synchronised(volume));
         source.handle_timeout(REST * 3);
-        let attempt = source.attempt();
-        assert_eq!(source.poll_action(), Some(SourceAction::Flush { volume, attempt }));
+        assert_eq!(source.poll_action(), Some(SourceAction::Settle { volume, settling: 2 }));
         let result = FlushResult::Durable;
-        source.handle_event(REST * 3, SourceEvent::Flushed { volume, attempt, result });
+        source.handle_event(REST * 3, SourceEvent::Settled { volume, settling: 2, result });
         assert_eq!(source.poll_action(), Some(SourceAction::Enter(Phase::Closing)), "they are not run again");
 
         let mut source = settled();

@@ -63,7 +63,7 @@ impl Source {
             self.end_before_release(Outcome::Failed { code: FailureCode::MachineStayed, detail });
             return;
         }
-        let early = std::mem::replace(&mut self.early, Early::Over);
+        self.early = Early::Over;
         match &mut self.state {
             // The switch-over is counted from here: until now the disks were not what the machine waited for.
             State::Closing { began, .. } => {
@@ -76,12 +76,7 @@ impl Source {
                 self.actions.push_back(SourceAction::Enter(Phase::Preparing));
                 self.release_if_ready(now);
             }
-            _ => {
-                if early == Early::Over {
-                    self.attempt = self.attempt.next();
-                }
-                self.close_gates(now);
-            }
+            _ => self.close_gates(now),
         }
     }
 

@@ -80,7 +80,16 @@ pub enum SourceEvent {
         /// For which try.
         attempt: Attempt,
     },
-    /// A flush of a volume's store has ended.
+    /// A flush of a volume's store has ended that was asked for while its guest worked.
+    Settled {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// Which of those flushes.
+        settling: u32,
+        /// Whether everything is durable.
+        result: FlushResult,
+    },
+    /// A flush of a volume's store behind its closed gate has ended.
     Flushed {
         /// Which volume.
         volume: VolumeIndex,
@@ -131,7 +140,14 @@ pub enum SourceAction {
     },
     /// Let a volume's requests go on, to the source.
     OpenGate(VolumeIndex),
-    /// Flush a volume's store.
+    /// Flush a volume's store while its guest works, so that the flush behind the closed gate finds little to do.
+    Settle {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// For the answer.
+        settling: u32,
+    },
+    /// Flush a volume's store; its gate is closed.
     Flush {
         /// Which volume.
         volume: VolumeIndex,

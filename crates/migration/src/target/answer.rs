@@ -11,6 +11,7 @@ use crate::failure::CommitFault;
 use crate::identity::{Attempt, VolumeId, VolumeIndex};
 use crate::journal::{Outcome, Promotion};
 use crate::message::{ToSource, ToTarget};
+use crate::planted::{Bug, broken};
 use crate::source::Moves;
 use crate::target::Wrote;
 
@@ -70,7 +71,23 @@ impl Target {
         }
     }
 
+    /// A source sends nothing while it waits for a promise, so one that goes on sending has given that try up, whatever
+    /// became of its word.
+    ///
+    /// **N.B.** the promise is taken back, durably, before the change is made: what is promised, and what a restart finds
+    /// promised, is of one instant (design §5.11).
+    pub(super) fn change_held(&mut self) {
+        if let Some(attempt) = self.attempt_under_way()
+            && !broken(Bug::PromiseOfAnotherIncarnation)
+        {
+            self.abort(attempt);
+        }
+    }
+
     fn abort(&mut self, attempt: Attempt) {
+        if self.outlives_its_run(attempt) {
+            return;
+        }
         self.aborted = self.aborted.max(attempt);
         if self.attempt_under_way().is_some_and(|under_way| under_way <= attempt) {
             let promised = matches!(self.state, State::Promising { .. } | State::Prepared { .. });
@@ -85,7 +102,9 @@ impl Target {
 
     fn prepare(&mut self, attempt: Attempt) {
         match self.state {
-            State::Prepared { attempt: prepared, .. } if prepared == attempt => {
+            State::Prepared { attempt: prepared, .. }
+                if prepared == attempt || self.outlives_its_run(attempt) =>
+            {
                 self.say(ToSource::Prepared(attempt));
                 return;
             }
@@ -112,6 +131,13 @@ impl Target {
         self.state = State::Flushing { attempt, left: VolumeIndex::all(self.volumes).collect() };
         let flushes = VolumeIndex::all(self.volumes).map(|volume| TargetAction::Flush { volume, attempt });
         self.actions.extend(flushes);
+    }
+
+    /// Tells whether the planted bug keeps a promise that another run of the source than that of `attempt` was given.
+    fn outlives_its_run(&self, attempt: Attempt) -> bool {
+        let is_of_other = |prepared: Attempt| prepared.run() < attempt.next().run();
+        broken(Bug::PromiseOfAnotherIncarnation)
+            && matches!(self.state, State::Prepared { attempt: prepared, .. } if is_of_other(prepared))
     }
 
     pub(super) fn promote(

@@ -46,6 +46,9 @@ pub enum TargetEvent {
         /// Whether it has written to its volumes here: then they cannot go back.
         wrote: Wrote,
     },
+    /// The source asks for a change of a replica that is promised, or about to be. It is not made before nothing is promised
+    /// any more.
+    ChangeHeld,
     /// The source's host can be heard again: what became of the migration meanwhile is asked.
     LinkBack,
     /// Somebody here wants no more of it. Only a target that has promised nothing can do that.

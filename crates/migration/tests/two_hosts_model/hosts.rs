@@ -337,6 +337,10 @@ impl Giving {
                     self.is_open = true;
                     self.version += 1;
                 }
+                SourceAction::Settle { volume, settling } => {
+                    let result = FlushResult::Durable;
+                    self.pending.push(SourceEvent::Settled { volume, settling, result });
+                }
                 SourceAction::Flush { volume, attempt } => {
                     let result = FlushResult::Durable;
                     self.pending.push(SourceEvent::Flushed { volume, attempt, result });

@@ -455,16 +455,19 @@ impl Party {
             let Some(target) = target.map(|(fleet, (peer, _))| fleet.party(Place::of(peer))) else {
                 continue;
             };
-            let waits = target.journal.look(|acknowledged, possible| {
-                let is_prepared = |state: &State| {
-                    let incoming = state.incoming(self.place.host(), id);
-                    incoming.is_some_and(|(_, m)| matches!(m.stage, Stage::Prepared(_)))
+            let promised = target.journal.look(|acknowledged, possible| {
+                let promised = |state: &State| match state.incoming(self.place.host(), id)?.1.stage {
+                    Stage::Prepared(attempt) => Some(Stage::Released(attempt)),
+                    _ => None,
                 };
-                is_prepared(acknowledged) && possible.iter().all(is_prepared)
+                promised(acknowledged).filter(|_| possible.iter().all(|state| promised(state).is_some()))
             });
-            if waits {
-                self.check_same(id, &migration, target);
+            let Some(promised) = promised else { continue };
+            if promised != migration.stage {
+                let detail = || format!("{id} is {:?} on the promise of {promised:?}", migration.stage);
+                self.world.violated("owner", detail);
             }
+            self.check_same(id, &migration, target);
         }
     }
 
