@@ -105,6 +105,9 @@ impl Arguments {
             | Bug::OpenOnTrial
             | Bug::FenceNotChecked
             | Bug::PromiseForgotten
+            | Bug::PromiseNotWithdrawn
+            | Bug::TryNotCounted
+            | Bug::PromiseOfAnotherIncarnation
             | Bug::AbortNotRecorded => 2,
             // Two branches need a third host to pass each other, and so does a way home after another target.
             Bug::BranchMistaken | Bug::ChronicleIsMissingSet => 3,
