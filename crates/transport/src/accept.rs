@@ -12,7 +12,7 @@ use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use crate::connection::Connection;
 use crate::context::Context;
-use crate::dial::ends;
+use crate::dial::{self, ends};
 use crate::frame::{Control, Hello, Refusal};
 use crate::greeting::{HandshakeError, RefusalReason, Wire};
 use crate::invitation;
@@ -88,10 +88,10 @@ async fn join_session(
     hello: Hello,
 ) -> Result<(Wire, Connection), HandshakeError> {
     let came = wire.host;
-    if context.peers.find(came).is_none() {
+    let Some(peer) = context.peers.find(came) else {
         wire.refuse(Refusal::UnknownHost).await;
         return Err(HandshakeError::UnknownHost { came });
-    }
+    };
     let session = context.session(came).shared;
     if session.connection_count() >= context.settings.limits.connections_per_peer_max {
         wire.refuse(Refusal::TooMany).await;
@@ -114,6 +114,8 @@ async fn join_session(
     if !session.settle(&offer, joining)? {
         return Err(HandshakeError::Superseded);
     }
+    // A peer that has called once is called from here as well once it is gone: it may not be able to, or be another host by then.
+    session.dial(&peer, || dial::start(context, &session, &peer));
     Ok((wire, Connection::new(id, session, counters, stop, context.settings.compression)))
 }
 

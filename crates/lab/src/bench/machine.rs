@@ -71,7 +71,7 @@ const MOVED: &str = "moved";
 /// The volume of the machine that QEMU moves.
 const SHARED: &str = "shared";
 /// How long a host may take to see that a machine that has arrived runs.
-const RUNS_DEADLINE: Duration = Duration::from_secs(20);
+const RUNS_DEADLINE: Duration = Duration::from_secs(60);
 /// How often it is asked.
 const RUNS_PAUSE: Duration = Duration::from_millis(20);
 /// How long both machines run in peace before each move.

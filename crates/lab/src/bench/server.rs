@@ -18,7 +18,7 @@ use super::tools::STORAGE_DAEMON;
 use crate::demo::{Daemon, DemoFolder, with_tail};
 
 /// How long a server may take to answer, and to end.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 /// How often it is looked whether it answers.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Name of the volume and of the export.

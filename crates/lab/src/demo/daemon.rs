@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::folder::DemoFolder;
 
 /// How long the daemon may take to answer for the first time.
-const START_DEADLINE: Duration = Duration::from_secs(20);
+const START_DEADLINE: Duration = Duration::from_secs(60);
 /// How long it may take to end after it was asked to.
-const STOP_DEADLINE: Duration = Duration::from_secs(20);
+const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// How long an invitation of the lab is good: it is redeemed at once.
 const INVITATION_LIFETIME: Duration = Duration::from_secs(60);
 /// How often it is looked whether it answers.

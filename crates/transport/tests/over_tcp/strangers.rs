@@ -32,6 +32,22 @@ fn a_wrong_key_is_named_on_both_sides() {
     expect_refusal(&target, &["expecting host", &expected, &came]);
 }
 
+/// Such as one whose data folder was lost: what is said of it is not that it has gone in order.
+#[test]
+fn a_host_that_called_and_has_another_key_since_is_called_and_found_out() {
+    let (source, target) = (Host::start("source", |_| {}), Host::start("target", |_| {}));
+    let successor = Host::start("successor", |_| {});
+    source.knows(&target);
+    target.known.add(source.peer_at(successor.endpoint.addresses()));
+    let session = source.endpoint.session(&target.peer());
+    session.send(message(Priority::Control, "here", ""));
+    drop(target.inbox.deliveries(1));
+    source.endpoint.stop();
+    let seen = target.endpoint.existing_session(source.identity.id()).unwrap();
+    let [expected, came] = [source.identity.id().to_string(), successor.identity.id().to_string()];
+    expect_error(&seen, &["expected host", &expected, &came]);
+}
+
 #[test]
 fn a_host_that_is_not_known_is_refused_on_both_sides() {
     let (source, target) = (Host::start("source", |_| {}), Host::start("target", |_| {}));

@@ -14,7 +14,7 @@ use crate::nbd_client::Address;
 use crate::vm::{MachineOptions, MovingMachine};
 
 /// How long a process may take to have its monitor.
-const START_DEADLINE: Duration = Duration::from_secs(20);
+const START_DEADLINE: Duration = Duration::from_secs(60);
 /// How often it is looked for.
 const START_PAUSE: Duration = Duration::from_millis(20);
 /// How long a migration may take: seconds, unless something is wrong.

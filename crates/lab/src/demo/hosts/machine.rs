@@ -46,7 +46,7 @@ const PORT: u16 = 80;
 /// How much of its memory the machine checks: with its kernel and its programs about a third of it.
 const MEMORY_CHECKED_BYTES: u64 = 64 << 20;
 /// How long a host may take to see that a machine that has arrived runs.
-const RUNS_DEADLINE: Duration = Duration::from_secs(20);
+const RUNS_DEADLINE: Duration = Duration::from_secs(60);
 /// How often it is asked.
 const RUNS_PAUSE: Duration = Duration::from_millis(20);
 

@@ -15,7 +15,7 @@ use crate::demo::{Daemon, DemoFolder};
 /// How long an invitation holds, in seconds: it is used at once.
 const INVITATION_LIFETIME_S: u64 = 60;
 /// How long a host may take to see that it has a volume that has arrived.
-const ARRIVAL_DEADLINE: Duration = Duration::from_secs(20);
+const ARRIVAL_DEADLINE: Duration = Duration::from_secs(60);
 /// How often it is asked.
 const ARRIVAL_PAUSE: Duration = Duration::from_millis(20);
 
