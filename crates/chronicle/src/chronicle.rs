@@ -70,25 +70,24 @@ impl Chronicle {
     /// Goes on with a history that was kept: exactly, after a clean stop; as the marks of [`MarkPolicy::Regions`]
     /// tell it, after a crash.
     ///
-    /// `kept` says what may have been written in each epoch later than `known_after`; an epoch up to `reserved` that
-    /// it leaves out counts as one without writes. Entries outside these bounds are passed over. The open epoch
-    /// comes after `reserved`, as with [`Chronicle::resume`].
+    /// `kept` says what may have been written in each epoch later than `known_after`; one that it leaves out counts as
+    /// one without writes. Entries of older epochs are passed over. The open epoch comes after every number that is
+    /// found here, and after `through`, so that none is given out twice.
     pub fn restore(
         block_size: BlockSize,
         size_bytes: u64,
         known_after: Epoch,
         kept: impl IntoIterator<Item = (Epoch, LayeredBitmap)>,
-        reserved: Epoch,
+        through: Epoch,
     ) -> Self {
-        let mut chronicle = Self::resume(block_size, size_bytes, reserved);
-        chronicle.known_after = known_after.min(chronicle.open);
-        for (epoch, written) in kept {
-            if known_after < epoch && epoch <= reserved {
-                let empty = LayeredBitmap::new(chronicle.open_blocks.blocks());
-                chronicle.frozen.entry(epoch).or_insert(empty).union_with(&written);
-            }
+        let mut found: BTreeMap<Epoch, LayeredBitmap> = BTreeMap::new();
+        for (epoch, written) in kept.into_iter().filter(|(epoch, _)| known_after < *epoch) {
+            let empty = LayeredBitmap::new(block_size.blocks_of(size_bytes));
+            found.entry(epoch).or_insert(empty).union_with(&written);
         }
-        chronicle
+        let highest = found.keys().next_back().copied().unwrap_or(known_after);
+        let chronicle = Self::resume(block_size, size_bytes, highest.max(through).max(known_after));
+        Self { known_after, frozen: found, ..chronicle }
     }
 
     /// Chooses how a write is marked before it may be submitted; to be called before the first `record`.

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use crate::bitmap::{BLOCKS_MAX, LayeredBitmap};
+use crate::stay::StayId;
 use crate::units::{BlockCount, BlockRange, BlockSize, Epoch, Generation};
 
 /// Runs of one set that are kept; a set with more is kept coarser. 16 MiB of bytes at most.
@@ -17,7 +18,7 @@ pub const RUNS_MAX: usize = 1 << 20;
 /// Sets and replicas that are read at most: more than a volume ever has copies.
 const ENTRIES_MAX: u64 = 4096;
 /// What the bytes begin with; the last is the version.
-const HEADER: [u8; 8] = *b"STERNAC\x02";
+const HEADER: [u8; 8] = *b"STERNAC\x03";
 /// Header and checksum.
 const PREFIX_BYTES: usize = HEADER.len() + 4;
 
@@ -66,7 +67,7 @@ pub struct KeptReplica {
     pub missing: LayeredBitmap,
 }
 
-/// Bytes that are no kept chronicle: damaged, of another version, or something else.
+/// Bytes that are no kept chronicle of this stay: damaged, of another version, or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read a kept chronicle of {bytes} bytes")]
 pub struct NotKept {
@@ -75,10 +76,12 @@ pub struct NotKept {
 }
 
 impl Kept {
-    /// The bytes to store.
-    pub fn encode(&self) -> Vec<u8> {
+    /// The bytes to store, of this stay of the volume.
+    pub fn encode(&self, volume: [u8; 16], stay: StayId) -> Vec<u8> {
         let mut bytes = HEADER.to_vec();
         bytes.extend([0; 4]);
+        bytes.extend(volume);
+        put(&mut bytes, number_of(stay));
         let head = [self.block_size.bytes(), self.size_bytes, self.known_after.0, self.through.0];
         head.into_iter().for_each(|number| put(&mut bytes, number));
         put(&mut bytes, self.epochs.len() as u64);
@@ -104,12 +107,19 @@ impl Kept {
         bytes
     }
 
-    /// Reads what [`Kept::encode`] made.
+    /// Reads what [`Kept::encode`] made of this stay of the volume.
     ///
     /// # Errors
     /// [`NotKept`]: nothing is known then; every copy is to be taken for one that lacks everything.
-    pub fn decode(bytes: &[u8]) -> Result<Self, NotKept> {
-        Self::read(bytes).ok_or(NotKept { bytes: bytes.len() })
+    pub fn decode(bytes: &[u8], volume: [u8; 16], stay: StayId) -> Result<Self, NotKept> {
+        Self::read(bytes, volume, stay).ok_or(NotKept { bytes: bytes.len() })
+    }
+
+    /// Whether its parts fit each other: nothing is as of an epoch that had not ended when it was kept.
+    pub fn is_consistent(&self) -> bool {
+        self.replicas
+            .values()
+            .all(|replica| self.known_after <= replica.as_of && replica.as_of <= self.through)
     }
 
     /// Adds what marks say: blocks that may have been written in epochs later than [`Kept::through`].
@@ -127,13 +137,17 @@ impl Kept {
         self
     }
 
-    fn read(bytes: &[u8]) -> Option<Self> {
+    fn read(bytes: &[u8], volume: [u8; 16], stay: StayId) -> Option<Self> {
         let (prefix, body) = bytes.split_at_checked(PREFIX_BYTES)?;
         let (header, checksum) = prefix.split_at_checked(HEADER.len())?;
         if *header != HEADER || *checksum != crc32c::crc32c(body).to_le_bytes() {
             return None;
         }
+        let (of, body) = body.split_first_chunk::<16>()?;
         let mut rest = Rest(body);
+        if *of != volume || rest.number()? != number_of(stay) {
+            return None;
+        }
         let block_size = BlockSize::new(u32::try_from(rest.number()?).ok()?).ok()?;
         let size_bytes = rest.number()?;
         let (known_after, through) = (Epoch(rest.number()?), Epoch(rest.number()?));
@@ -171,6 +185,14 @@ pub fn coarsened(set: &LayeredBitmap, runs_max: usize) -> LayeredBitmap {
         coarse = coarser;
     }
     coarse
+}
+
+/// A stay as a number. No host numbers a migration so high.
+fn number_of(stay: StayId) -> u64 {
+    match stay {
+        StayId::Made => u64::MAX,
+        StayId::Arrived(migration) => migration,
+    }
 }
 
 fn put(bytes: &mut Vec<u8>, number: u64) {
@@ -233,6 +255,13 @@ mod tests {
         set
     }
 
+    const VOLUME: [u8; 16] = [7; 16];
+    const STAY: StayId = StayId::Arrived(5);
+
+    fn encoded() -> Vec<u8> {
+        kept().encode(VOLUME, STAY)
+    }
+
     fn kept() -> Kept {
         let host = KeptReplica { generation: Generation(4), as_of: Epoch(7), missing: set(&[(5, 6)]) };
         let target = KeptReplica { generation: Generation(5), as_of: Epoch(9), missing: set(&[(0, 1000)]) };
@@ -252,31 +281,39 @@ mod tests {
 
     #[test]
     fn what_is_kept_comes_back() {
-        assert_eq!(Kept::decode(&kept().encode()), Ok(kept()));
+        assert_eq!(Kept::decode(&encoded(), VOLUME, STAY), Ok(kept()));
+        assert!(kept().is_consistent());
+    }
+
+    #[test]
+    fn what_is_kept_of_another_stay_or_volume_is_refused() {
+        for (volume, stay) in [(VOLUME, StayId::Made), (VOLUME, StayId::Arrived(6)), ([8; 16], STAY)] {
+            assert!(Kept::decode(&encoded(), volume, stay).is_err());
+        }
     }
 
     #[test]
     fn bytes_that_were_changed_or_cut_off_are_refused() {
-        let bytes = kept().encode();
+        let bytes = encoded();
         for end in 0..bytes.len() {
-            assert!(Kept::decode(&bytes[..end]).is_err(), "{end} bytes");
+            assert!(Kept::decode(&bytes[..end], VOLUME, STAY).is_err(), "{end} bytes");
         }
         for index in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[index] ^= 1;
-            assert!(Kept::decode(&changed).is_err(), "byte {index}");
+            assert!(Kept::decode(&changed, VOLUME, STAY).is_err(), "byte {index}");
         }
     }
 
     #[test]
     fn counts_that_promise_more_than_there_is_are_refused_before_anything_is_allocated() {
-        let mut bytes = kept().encode();
-        // The number of epochs comes behind four numbers.
-        let at = PREFIX_BYTES + 4 * 8;
+        let mut bytes = encoded();
+        // The number of epochs comes behind the volume and five numbers.
+        let at = PREFIX_BYTES + 16 + 5 * 8;
         bytes[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
         let checksum = crc32c::crc32c(&bytes[PREFIX_BYTES..]).to_le_bytes();
         bytes[HEADER.len()..PREFIX_BYTES].copy_from_slice(&checksum);
-        assert!(Kept::decode(&bytes).is_err());
+        assert!(Kept::decode(&bytes, VOLUME, STAY).is_err());
     }
 
     #[test]

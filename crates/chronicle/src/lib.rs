@@ -10,6 +10,7 @@ pub mod chronicle;
 pub mod kept;
 pub mod lineage;
 pub mod replica;
+mod stay;
 pub mod units;
 
 pub use bitmap::LayeredBitmap;
@@ -18,4 +19,5 @@ pub use chronicle::{Chronicle, MarkPolicy, Recorded};
 pub use kept::{Kept, KeptReplica, ReplicaOf};
 pub use lineage::{BranchId, BranchPoint, Lineage, LineageError, LineageId, missing_after_branching};
 pub use replica::{MissingPolicy, Replica};
+pub use stay::{NoStay, StayId};
 pub use units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch, Generation, InvalidBlockSize};

@@ -190,21 +190,29 @@ fn after_a_clean_stop_history_is_as_exact_as_before() {
         let _ = chronicle.record(block * BLOCK, 1);
         chronicle.advance();
     }
-    let reserved = Epoch(chronicle.open_epoch().0 + 100);
     let kept = chronicle.epochs().filter_map(|epoch| Some((epoch, chronicle.written_in(epoch)?.clone())));
-    let foreign =
-        [(Epoch(2), LayeredBitmap::full(chronicle.blocks())), (Epoch(9999), chronicle.since(Epoch(0)))];
-    let restored = Chronicle::restore(
-        chronicle.block_size(),
-        SIZE_BYTES,
-        chronicle.known_after(),
-        kept.chain(foreign),
-        reserved,
-    );
-    assert_eq!(restored.open_epoch(), reserved.next());
+    let older = [(Epoch(2), LayeredBitmap::full(chronicle.blocks()))];
+    let (block_size, known_after) = (chronicle.block_size(), chronicle.known_after());
+    let last = Epoch(chronicle.open_epoch().0 + 100);
+    let restored = Chronicle::restore(block_size, SIZE_BYTES, known_after, kept.chain(older), last);
+    assert_eq!(restored.open_epoch(), last.next());
     for epoch in (0..=chronicle.open_epoch().0).map(Epoch) {
         assert_eq!(restored.since(epoch), chronicle.since(epoch), "since {epoch}");
     }
+}
+
+#[test]
+fn a_restart_goes_on_above_every_epoch_that_it_finds_and_leaves_none_out() {
+    let written = |block| {
+        let mut set = LayeredBitmap::new(new(1).blocks());
+        set.insert(BlockRange::new(block, block + 1));
+        set
+    };
+    let found = [(Epoch(9), written(1)), (Epoch(9999), written(2)), (Epoch(9), written(3))];
+    let restored = Chronicle::restore(BlockSize::DEFAULT, SIZE_BYTES, Epoch(4), found, Epoch(7));
+    assert_eq!(restored.open_epoch(), Epoch(10_000));
+    assert_eq!(set(&restored.since(Epoch(4))), BTreeSet::from([1, 2, 3]));
+    assert_eq!(set(&restored.since(Epoch(9))), BTreeSet::from([2]));
 }
 
 #[test]

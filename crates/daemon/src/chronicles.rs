@@ -1,56 +1,60 @@
-//! What has to outlast the daemon of volumes' chronicles: two kinds of files in a folder of their own, two threads.
+//! What has to outlast the daemon of volumes' stays: three kinds of files in a folder of their own, two threads.
 //!
 //! ```text
 //!   lane ── mark(regions, epoch) ──► marks thread: what waits becomes one durable write a file
 //!        ── keep(chronicle) ───────► keeping thread: written anew, synced, renamed; older marks go
 //!
-//!   chronicles/VOLUME.kept          a chronicle and its replicas, whole (`chronicle::kept`)
-//!   chronicles/VOLUME.EPOCH.marks   one bit a block: may be written in that epoch (`marks`)
+//!   chronicles/VOLUME.STAY.kept          a chronicle and its replicas, whole (`chronicle::kept`)
+//!   chronicles/VOLUME.STAY.EPOCH.marks   one bit a block: may be written in that epoch (`marks`)
+//!   chronicles/VOLUME.STAY.image         how the image looked (`migration::stay::image`)
 //! ```
 //! They are no part of the journal: marks would fill it, a set of blocks may have megabytes, and a handover must wait for
 //! neither. A file that is missing or damaged costs a whole copy and nothing else; one that says too little would cost
-//! data, so what is out of date is deleted before the first write that it does not know.
+//! data. What is believed of them is decided by `migration::stay`; what bears no stay that the journal knows is deleted
+//! when it is seen.
 
+mod files;
+mod look;
 mod marks;
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc;
 
-use chronicle::{BlockRange, Epoch, Kept};
+use chronicle::{BlockRange, Epoch, Kept, StayId};
 use lane::{Keeper, LaneFuture, NotDurable};
-use migration::VolumeId;
+use migration::journal::{ImageLocation, Side, State};
+use migration::stay::opening::{self, Found, OpeningStep};
+use migration::stay::{ImageRecord, OpenMarks};
+use migration::{StayKey, VolumeId};
 use tokio::sync::oneshot;
 
+use self::files::Files;
+use self::marks::MarksFile;
 use crate::images::sync_folder_of;
-use marks::MarksFile;
+
+pub(crate) use self::look::look;
 
 /// Name of the folder in the data folder.
 const FOLDER: &str = "chronicles";
-/// Longest file that is read: more than the largest sets take.
-const FILE_BYTES_MAX: u64 = 1 << 30;
 /// Marks that become one write at most.
 const GROUP_MAX: usize = 1024;
-/// Files of marks that are kept open.
-const OPEN_MAX: usize = 64;
 
 type Reply = oneshot::Sender<Result<(), NotDurable>>;
 
 /// The folder, and the threads that write to it; a clone is another handle to them.
 #[derive(Clone, Debug)]
 pub(crate) struct Chronicles {
-    folder: PathBuf,
+    files: Files,
     marks: mpsc::Sender<Mark>,
     work: mpsc::Sender<Work>,
 }
 
 #[derive(Debug)]
 struct Mark {
-    volume: VolumeId,
+    key: StayKey,
     epoch: Epoch,
     blocks: Vec<BlockRange>,
     reply: Reply,
@@ -58,8 +62,8 @@ struct Mark {
 
 #[derive(Debug)]
 enum Work {
-    Keep { volume: VolumeId, kept: Box<Kept>, reply: Reply },
-    Forget { volume: VolumeId, through: Epoch, reply: Reply },
+    Keep { key: StayKey, kept: Box<Kept>, reply: Reply },
+    Forget { key: StayKey, through: Epoch, reply: Reply },
 }
 
 impl Chronicles {
@@ -73,33 +77,76 @@ impl Chronicles {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => sync_folder_of(&folder)?,
         }
+        let files = Files::new(folder);
         let (marks, marks_queue) = mpsc::channel();
         let (work, work_queue) = mpsc::channel();
-        let marker = Marker { folder: folder.clone(), open: BTreeMap::new() };
+        let marker = Marker { files: files.clone(), open: OpenMarks::default() };
         std::thread::Builder::new().name("marks".into()).spawn(move || marker.run(&marks_queue))?;
-        let kept_in = folder.clone();
+        let kept_in = files.clone();
         let keep = move || keep_all(&kept_in, &work_queue);
         std::thread::Builder::new().name("chronicles".into()).spawn(keep)?;
-        Ok(Self { folder, marks, work })
+        Ok(Self { files, marks, work })
     }
 
-    /// What was kept of a volume, with later marks; sleeps. Whatever cannot be read is deleted and counts as nothing.
+    /// What a lane goes on with that begins to use the image of a volume, which nobody else holds; sleeps. The files of
+    /// the volume's other stays are deleted.
     ///
     /// # Errors
     /// The system's: something may be there that must not be trusted later.
-    pub(crate) fn load(&self, volume: VolumeId) -> io::Result<Option<Kept>> {
-        let path = kept_path(&self.folder, volume);
-        let read = match read_bounded(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            read => read.and_then(|bytes| Kept::decode(&bytes).map_err(io::Error::other)),
-        };
-        match read.and_then(|kept| self.with_marks(volume, kept)) {
-            Ok(kept) => Ok(Some(kept)),
+    pub(crate) fn open_stay(&self, key: StayKey, image: &ImageLocation) -> io::Result<Option<Kept>> {
+        self.files.delete_other_stays(key)?;
+        let kept = match self.files.kept(key) {
+            Ok(kept) => kept,
             Err(error) => {
+                let volume = key.volume;
                 tracing::warn!(%volume, %error, "what was kept of a chronicle is of no use; copies begin anew");
-                self.forget_now(volume)?;
-                Ok(None)
+                None
             }
+        };
+        if kept.is_none() {
+            // Also marks that nobody needs, and what could not be read.
+            self.files.forget(key, Epoch(u64::MAX))?;
+        }
+        let look = look(image);
+        let opening = opening::open(Found { kept, record: self.files.image_record(key), look });
+        if let Some(reason) = opening.distrust {
+            let volume = key.volume;
+            tracing::warn!(%volume, %reason, "every copy of the volume elsewhere counts as one that lacks everything");
+        }
+        for step in opening.steps {
+            match step {
+                OpeningStep::Forget => self.files.forget(key, Epoch(u64::MAX))?,
+                OpeningStep::Record(record) => self.record_image(key, &record),
+            }
+        }
+        Ok(opening.believed)
+    }
+
+    /// Remembers that a volume may be in this image, too, from now on; sleeps.
+    pub(crate) fn note_image(&self, key: StayKey, image: &ImageLocation) {
+        let Some(look) = look(image) else { return };
+        let record = opening::also_in_use(self.files.image_record(key), look);
+        self.record_image(key, &record);
+    }
+
+    /// Remembers how the image of a volume looks that has been closed in order; sleeps. If that cannot be remembered, then
+    /// nothing of it is.
+    pub(crate) fn close_image(&self, key: StayKey, image: &ImageLocation) {
+        let closed = match opening::closed(look(image)) {
+            Some(record) => self.files.record_image(key, &record),
+            None => self.files.forget_image(key),
+        };
+        let Err(error) = closed else { return };
+        tracing::warn!(volume = %key.volume, %error, "how the image looks cannot be recorded; copies elsewhere will count as ones that lack everything");
+        if let Err(error) = self.files.forget_image(key) {
+            tracing::warn!(volume = %key.volume, %error, "a change of the image while the daemon is stopped may go unnoticed");
+        }
+    }
+
+    /// Deletes what belongs to no stay that the journal knows; sleeps.
+    pub(crate) fn sweep(&self, state: &State) {
+        if let Err(error) = self.files.delete_all_but(|key| is_known(state, key)) {
+            tracing::warn!(%error, "what former stays of volumes have left in the data folder is not all deleted");
         }
     }
 
@@ -107,8 +154,8 @@ impl Chronicles {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn forget_now(&self, volume: VolumeId) -> io::Result<()> {
-        forget(&self.folder, volume, Epoch(u64::MAX))
+    pub(crate) fn forget_volume(&self, volume: VolumeId) -> io::Result<()> {
+        self.files.delete_volume(volume)
     }
 
     /// As a lane takes it.
@@ -116,10 +163,11 @@ impl Chronicles {
         Rc::new(self.clone())
     }
 
-    fn with_marks(&self, volume: VolumeId, kept: Kept) -> io::Result<Kept> {
-        let marks = marks_of(&self.folder, volume)?.into_iter();
-        let read = marks.map(|(epoch, path)| Ok((epoch, marks::read(&path)?)));
-        Ok(kept.with_marks(read.collect::<io::Result<Vec<_>>>()?))
+    /// N.B. What was remembered before stays if this fails. It vouches for no more than this would.
+    fn record_image(&self, key: StayKey, record: &ImageRecord) {
+        if let Err(error) = self.files.record_image(key, record) {
+            tracing::warn!(volume = %key.volume, %error, "how the image looks cannot be recorded");
+        }
     }
 
     fn ask<T>(
@@ -139,140 +187,77 @@ impl Chronicles {
 impl Keeper for Chronicles {
     fn mark(
         &self,
-        volume: VolumeId,
+        key: StayKey,
         epoch: Epoch,
         blocks: Vec<BlockRange>,
     ) -> LaneFuture<Result<(), NotDurable>> {
-        Self::ask(&self.marks, |reply| Mark { volume, epoch, blocks, reply })
+        Self::ask(&self.marks, |reply| Mark { key, epoch, blocks, reply })
     }
 
-    fn keep(&self, volume: VolumeId, kept: Kept) -> LaneFuture<Result<(), NotDurable>> {
-        Self::ask(&self.work, |reply| Work::Keep { volume, kept: Box::new(kept), reply })
+    fn keep(&self, key: StayKey, kept: Kept) -> LaneFuture<Result<(), NotDurable>> {
+        Self::ask(&self.work, |reply| Work::Keep { key, kept: Box::new(kept), reply })
     }
 
-    fn forget(&self, volume: VolumeId, through: Epoch) -> LaneFuture<Result<(), NotDurable>> {
-        Self::ask(&self.work, |reply| Work::Forget { volume, through, reply })
+    fn forget(&self, key: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>> {
+        Self::ask(&self.work, |reply| Work::Forget { key, through, reply })
     }
+}
+
+/// Whether a stay goes on, may begin, or may be gone on with.
+fn is_known(state: &State, key: StayKey) -> bool {
+    let here = state.volumes.get(&key.volume).is_some_and(|volume| volume.stay == key.stay);
+    // It may be handed back.
+    let released = state.moved.get(&key.volume).is_some_and(|moved| {
+        moved.volume.stay == key.stay && state.unfinished().any(|(id, _)| id == moved.migration)
+    });
+    let comes = state.unfinished().any(|(id, migration)| {
+        key.stay == StayId::Arrived(id.0)
+            && matches!(migration.side, Side::Incoming { .. })
+            && migration.volumes.iter().any(|moving| moving.volume == key.volume)
+    });
+    here || released || comes
 }
 
 /// The thread that marks.
 struct Marker {
-    folder: PathBuf,
-    open: BTreeMap<(VolumeId, Epoch), MarksFile>,
+    files: Files,
+    open: OpenMarks<MarksFile>,
 }
 
 impl Marker {
     fn run(mut self, queue: &mpsc::Receiver<Mark>) {
         while let Ok(first) = queue.recv() {
-            let mut groups = BTreeMap::<_, (Vec<BlockRange>, Vec<Reply>)>::new();
+            let mut groups = std::collections::BTreeMap::<_, (Vec<BlockRange>, Vec<Reply>)>::new();
             for mark in std::iter::once(first).chain(queue.try_iter().take(GROUP_MAX - 1)) {
-                let (blocks, replies) = groups.entry((mark.volume, mark.epoch)).or_default();
+                let (blocks, replies) = groups.entry((mark.key, mark.epoch)).or_default();
                 blocks.extend(mark.blocks);
                 replies.push(mark.reply);
             }
-            for (key, (blocks, replies)) in groups {
-                let result = self.mark(key, &blocks).map_err(|error| not_durable(&error));
+            for ((key, epoch), (blocks, replies)) in groups {
+                let result = self.mark(key, epoch, &blocks).map_err(|error| not_durable(&error));
                 if result.is_err() {
                     // What the file holds is not known any more; it is read again.
-                    self.open.remove(&key);
+                    self.open.close(key, epoch);
                 }
                 replies.into_iter().for_each(|reply| answer(reply, result.clone()));
             }
         }
     }
 
-    fn mark(&mut self, key: (VolumeId, Epoch), blocks: &[BlockRange]) -> io::Result<()> {
-        if !self.open.contains_key(&key) {
-            if self.open.len() >= OPEN_MAX {
-                self.open.pop_first();
-            }
-            // Epochs are marked in order, one ahead at most: the ones before are over.
-            self.open.retain(|(volume, epoch), _| *volume != key.0 || epoch.next() >= key.1);
-            let file = MarksFile::open(&marks_path(&self.folder, key.0, key.1))?;
-            self.open.insert(key, file);
-        }
-        match self.open.get_mut(&key) {
-            Some(file) => file.mark(blocks),
-            // Unreachable: it has just been inserted.
-            None => Err(io::ErrorKind::NotFound.into()),
-        }
+    fn mark(&mut self, key: StayKey, epoch: Epoch, blocks: &[BlockRange]) -> io::Result<()> {
+        let path = self.files.marks_path(key, epoch);
+        self.open.of(key, epoch, || MarksFile::open(&path))?.mark(blocks)
     }
 }
 
 /// The thread that keeps and forgets.
-fn keep_all(folder: &Path, queue: &mpsc::Receiver<Work>) {
+fn keep_all(files: &Files, queue: &mpsc::Receiver<Work>) {
     while let Ok(work) = queue.recv() {
         let (result, reply) = match work {
-            Work::Keep { volume, kept, reply } => (keep(folder, volume, &kept), reply),
-            Work::Forget { volume, through, reply } => (forget(folder, volume, through), reply),
+            Work::Keep { key, kept, reply } => (files.keep(key, &kept), reply),
+            Work::Forget { key, through, reply } => (files.forget(key, through), reply),
         };
         answer(reply, result.map_err(|error| not_durable(&error)));
-    }
-}
-
-fn keep(folder: &Path, volume: VolumeId, kept: &Kept) -> io::Result<()> {
-    let path = kept_path(folder, volume);
-    let new = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(&kept.encode())?;
-    file.sync_all()?;
-    std::fs::rename(&new, &path)?;
-    sync_folder_of(&path)?;
-    // N.B. only now: before, a restart would have found an older chronicle, which needs them.
-    for (_, marks) in marks_of(folder, volume)?.into_iter().filter(|(epoch, _)| *epoch <= kept.through) {
-        remove(&marks)?;
-    }
-    Ok(())
-}
-
-fn forget(folder: &Path, volume: VolumeId, through: Epoch) -> io::Result<()> {
-    let path = kept_path(folder, volume);
-    remove(&path)?;
-    // N.B. durably: marks end from here on.
-    sync_folder_of(&path)?;
-    for (_, marks) in marks_of(folder, volume)?.into_iter().filter(|(epoch, _)| *epoch <= through) {
-        remove(&marks)?;
-    }
-    Ok(())
-}
-
-/// The files of marks of a volume, with their epochs.
-fn marks_of(folder: &Path, volume: VolumeId) -> io::Result<Vec<(Epoch, PathBuf)>> {
-    let prefix = format!("{volume}.");
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let epoch = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.strip_suffix(".marks"));
-        if let Some(epoch) = epoch.and_then(|epoch| epoch.parse().ok()) {
-            found.push((Epoch(epoch), entry.path()));
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-fn kept_path(folder: &Path, volume: VolumeId) -> PathBuf {
-    folder.join(format!("{volume}.kept"))
-}
-
-fn marks_path(folder: &Path, volume: VolumeId, epoch: Epoch) -> PathBuf {
-    folder.join(format!("{volume}.{}.marks", epoch.0))
-}
-
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let length = File::open(path)?.metadata()?.len();
-    if length > FILE_BYTES_MAX {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    std::fs::read(path)
-}
-
-/// Removes a file; one that is gone is a success.
-fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
     }
 }
 

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use chronicle::StayId;
 use lane::{Control, ControlFault, Keeper, LaneFuture, Report};
 use migration::journal::{ImageLocation, MigrationState, Moved, Record};
 use migration::recovery::Retirement;
-use migration::{CommitFault, MigrationId, Phase};
+use migration::{CommitFault, MigrationId, Phase, StayKey, VolumeId};
 use tokio::sync::oneshot;
 
 use crate::chronicles::Chronicles;
@@ -22,6 +23,8 @@ use crate::replicas::{self, Facts};
 
 /// The control plane as one lane sees it; made on another thread, used on the lane's.
 pub(crate) struct LaneControl {
+    /// Whose lane it is.
+    pub(crate) volume: VolumeId,
     pub(crate) journal: Journal,
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) histories: Arc<Histories>,
@@ -138,6 +141,16 @@ impl Control for LaneControl {
 
     fn keeper(&self) -> Option<Rc<dyn Keeper>> {
         Some(self.chronicles.keeper())
+    }
+
+    fn store_closed(&self, stay: StayId) {
+        let known = self.journal.read(|state| {
+            let known = state.volumes.get(&self.volume)?;
+            (known.stay == stay).then(|| known.record.image.clone())
+        });
+        if let Some(image) = known {
+            self.chronicles.close_image(StayKey { volume: self.volume, stay }, &image);
+        }
     }
 
     fn stop_machine(

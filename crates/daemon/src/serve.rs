@@ -132,6 +132,7 @@ impl Daemon {
         let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
         recovery::run(&journal).await.map_err(ServeError::Recovery)?;
         settle(&stores, &journal.read(State::clone));
+        chronicles.sweep(&journal.read(State::clone));
         let peers = Peers::new(tokio::runtime::Handle::current());
         let hosts = Hosts::start(&config, Arc::clone(&peers) as Arc<dyn transport::Receiver>);
         let host = Host::new(

@@ -1,8 +1,9 @@
-//! Keeps a volume's chronicle, and of which copies it is asked for, across restarts of the daemon.
+//! Carries out what a volume's [`Stay`] decides: what has to outlast the daemon is made durable, and writes wait for it.
 //!
 //! ```text
 //!   a write ──► record() ──► its region is marked in the open epoch ──────────────────► submitted
 //!                  └─ not yet: Keeper::mark(), off the lane, for whoever waits ─ durable ─┘
+//!                       └─ not in time: Keeper::forget(): nobody has a copy, nothing is marked ──► submitted
 //!
 //!   refer_to(copy): the epoch is frozen ──► Keeper::keep(): what was written, exactly, and what each copy lacks
 //! ```
@@ -13,17 +14,18 @@
 //! **N.B.** What is kept is trusted after a restart. So it goes, durably, before the first write that is not marked.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, Handle};
 use chronicle::{
-    BlockRange, BlockSize, ByteRange, Chronicle, Epoch, Generation, Kept, KeptReplica, LayeredBitmap,
-    MarkPolicy, Recorded, ReplicaOf,
+    BlockRange, BlockSize, ByteRange, Chronicle, Epoch, Generation, Kept, LayeredBitmap, Recorded, ReplicaOf,
+    StayId,
 };
-use migration::VolumeId;
+use futures_util::future::{Either, select};
 use migration::planted::{Bug, broken};
+use migration::stay::{Beginning, Forgetting, GivenUp, Stay, ToDo};
+use migration::{StayKey, VolumeId};
 use tracing::warn;
 
 use crate::control::LaneFuture;
@@ -32,22 +34,20 @@ use crate::control::LaneFuture;
 const MARK_RETRY: Duration = Duration::from_millis(200);
 
 /// Makes durable what has to outlast a daemon. Each thing is asked for when the method is called, and is done also if
-/// nobody waits for it.
+/// nobody waits for it. What is kept and forgotten of a stay is done in the order in which it was asked for.
 pub trait Keeper {
-    /// Makes durable that these blocks of a volume may be written in `epoch`.
-    fn mark(
-        &self,
-        volume: VolumeId,
-        epoch: Epoch,
-        blocks: Vec<BlockRange>,
-    ) -> LaneFuture<Result<(), NotDurable>>;
+    /// Makes durable that these blocks of a volume may be written in `epoch` of a stay; that its file of marks can be
+    /// written, if there are none.
+    fn mark(&self, key: StayKey, epoch: Epoch, blocks: Vec<BlockRange>)
+    -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Puts `kept` durably in the place of what was kept of a volume; marks of epochs up to [`Kept::through`] are of no
+    /// Puts `kept` durably in the place of what was kept of a stay; marks of epochs up to [`Kept::through`] are of no
     /// use any more then.
-    fn keep(&self, volume: VolumeId, kept: Kept) -> LaneFuture<Result<(), NotDurable>>;
+    fn keep(&self, key: StayKey, kept: Kept) -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Forgets durably what was kept of a volume, with its marks of epochs up to `through`.
-    fn forget(&self, volume: VolumeId, through: Epoch) -> LaneFuture<Result<(), NotDurable>>;
+    /// Forgets durably what was kept of a stay, with its marks of epochs up to `through`. A full data folder is no
+    /// hindrance.
+    fn forget(&self, key: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>>;
 }
 
 /// The data folder did not take it.
@@ -58,33 +58,25 @@ pub struct NotDurable {
     pub detail: String,
 }
 
-/// What a chronicle that is kept begins with.
-#[derive(Clone, Copy, Debug)]
-pub struct Beginning {
-    /// Whose it is.
-    pub volume: VolumeId,
-    /// Bytes of a block.
-    pub block_size: BlockSize,
-    /// Size of the volume in bytes.
-    pub size_bytes: u64,
-    /// Epochs up to this one may have been used: it goes on with the next.
-    pub reserved: Epoch,
-    /// What is marked at once when there are copies: [`MarkPolicy::regions_for`] such a volume.
-    pub regions: MarkPolicy,
+/// Who keeps a chronicle.
+#[derive(Clone)]
+pub struct Keeping {
+    /// Makes durable what has to be.
+    pub keeper: Rc<dyn Keeper>,
+    /// Tells the time.
+    pub handle: Handle,
+    /// How long a guest's write waits for a mark at most (design §5.7).
+    pub wait_max: Duration,
 }
 
 /// The chronicle of one volume on its lane.
 pub struct Chronicler {
     volume: VolumeId,
-    chronicle: RefCell<Chronicle>,
-    /// How writes are marked while there are copies.
-    regions: MarkPolicy,
-    /// Who keeps it; `None`: nobody, it ends with the daemon.
-    keeper: Option<(Rc<dyn Keeper>, Handle)>,
-    /// The copies that refer to it. Empty while marks are volatile.
-    replicas: RefCell<BTreeMap<ReplicaOf, KeptReplica>>,
-    /// Whether a restart may find anything of it: from the moment that it is asked for.
-    is_kept: Cell<bool>,
+    stay: RefCell<Stay>,
+    /// What every stay of the volume on this lane begins with, but for its identity and the volume's size.
+    beginning: Beginning,
+    /// `None`: nobody keeps it, it ends with the daemon.
+    keeping: Option<Keeping>,
     /// Writes that had to wait for a mark.
     waits: Cell<u64>,
 }
@@ -92,67 +84,47 @@ pub struct Chronicler {
 impl Chronicler {
     /// A chronicle that ends with the daemon.
     pub fn volatile(volume: VolumeId, chronicle: Chronicle) -> Rc<Self> {
-        Rc::new(Self {
-            volume,
-            chronicle: RefCell::new(chronicle),
-            regions: MarkPolicy::Volatile,
-            keeper: None,
-            replicas: RefCell::default(),
-            is_kept: Cell::default(),
-            waits: Cell::default(),
-        })
+        let (block_size, size_bytes) = (chronicle.block_size(), chronicle.size_bytes());
+        let regions = chronicle.mark_policy();
+        let beginning = Beginning { id: StayId::Made, block_size, size_bytes, regions };
+        let stay = RefCell::new(Stay::volatile(chronicle));
+        Rc::new(Self { volume, stay, beginning, keeping: None, waits: Cell::default() })
     }
 
-    /// A chronicle that goes on with what was kept of it, if anything was.
-    ///
-    /// `kept` has the epochs that were kept whole, and those of later marks.
+    /// A chronicle of a stay that goes on with what a start believes of it: [`migration::stay::opening::open`].
     pub fn kept(
+        volume: VolumeId,
         beginning: Beginning,
-        kept: Option<Kept>,
-        keeper: Rc<dyn Keeper>,
-        handle: Handle,
+        believed: Option<Kept>,
+        keeping: Keeping,
     ) -> Rc<Self> {
-        let Beginning { volume, block_size, size_bytes, reserved, regions } = beginning;
-        let of_use = kept.filter(|kept| kept.block_size == block_size && !kept.replicas.is_empty());
-        let (chronicle, replicas) = match of_use {
-            None => (Chronicle::resume(block_size, size_bytes, reserved), BTreeMap::new()),
-            Some(kept) => {
-                // The planted bug goes on with numbers that have been given out (hard case 11).
-                let reserved = if broken(Bug::EpochReused) { kept.known_after } else { reserved };
-                let (known_after, epochs) = (kept.known_after, kept.epochs);
-                let restored = Chronicle::restore(block_size, size_bytes, known_after, epochs, reserved);
-                (restored.with_mark_policy(regions), kept.replicas)
-            }
-        };
-        Rc::new(Self {
-            volume,
-            chronicle: RefCell::new(chronicle),
-            regions: beginning.regions,
-            keeper: Some((keeper, handle)),
-            is_kept: Cell::new(!replicas.is_empty()),
-            replicas: RefCell::new(replicas),
-            waits: Cell::default(),
-        })
+        let stay = RefCell::new(Stay::resume(beginning, believed));
+        Rc::new(Self { volume, stay, beginning, keeping: Some(keeping), waits: Cell::default() })
     }
 
     /// Bytes of a block.
     pub fn block_size(&self) -> BlockSize {
-        self.chronicle.borrow().block_size()
+        self.beginning.block_size
+    }
+
+    /// The stay of the volume that it records.
+    pub fn stay(&self) -> StayId {
+        self.stay.borrow().id()
     }
 
     /// The epoch that records.
     pub fn open_epoch(&self) -> Epoch {
-        self.chronicle.borrow().open_epoch()
+        self.stay.borrow().chronicle().open_epoch()
     }
 
     /// How many blocks may have been written since an epoch.
     pub fn blocks_since(&self, epoch: Epoch) -> u64 {
-        self.chronicle.borrow().blocks_since(epoch)
+        self.stay.borrow().chronicle().blocks_since(epoch)
     }
 
     /// Freezes the open epoch, and opens the next.
     pub fn advance(&self) -> Epoch {
-        self.chronicle.borrow_mut().advance()
+        self.stay.borrow_mut().advance()
     }
 
     /// Writes so far that had to wait for a mark.
@@ -160,67 +132,93 @@ impl Chronicler {
         self.waits.get()
     }
 
+    /// Why copies are known no more that were.
+    pub fn given_up(&self) -> Option<GivenUp> {
+        self.stay.borrow().given_up().cloned()
+    }
+
     /// Goes on with a volume that has grown.
     pub(crate) fn grow(&self, size_bytes: u64) {
-        self.chronicle.borrow_mut().grow(size_bytes);
+        self.stay.borrow_mut().grow(size_bytes);
+    }
+
+    /// Begins another stay of the volume, or goes on with this one if that is it: after a restart, say. Nothing that
+    /// belongs to another stay is known from here on.
+    ///
+    /// # Errors
+    /// [`NotDurable`]: a restart may find what a daemon before this one kept of this stay.
+    pub(crate) async fn begin_stay(&self, id: StayId, size_bytes: u64) -> Result<(), NotDurable> {
+        if self.stay() == id {
+            return Ok(());
+        }
+        if let Some(Keeping { keeper, .. }) = &self.keeping {
+            keeper.forget(StayKey { volume: self.volume, stay: id }, Epoch(u64::MAX)).await?;
+        }
+        self.stay.replace(Stay::begin(Beginning { id, size_bytes, ..self.beginning }));
+        Ok(())
+    }
+
+    /// The volume has left for good: what was known of its stay is of no use any more.
+    pub(crate) fn end_stay(&self) {
+        let forgetting = self.stay.borrow_mut().leave();
+        if let Some(keeping) = &self.keeping {
+            // Nothing reads it again, whether or not it goes.
+            drop(keeping.keeper.forget(self.key(), forgetting.through));
+        }
     }
 
     /// Records a change to a range, once that is durable as far as anybody needs it; returns the epoch.
     ///
-    /// A data folder that takes no mark holds the write: what nobody would know after a crash must not happen.
+    /// A data folder that takes no mark holds the write no longer than [`Keeping::wait_max`]: then what is kept is
+    /// forgotten, which a full one can do. Only if it cannot do even that the write is held on: what nobody would know
+    /// after a crash must not happen.
     pub(crate) async fn record(&self, range: ByteRange) -> Epoch {
-        let mut has_waited = false;
+        let mut began = None;
         loop {
-            let recorded = self.chronicle.borrow_mut().record(range.offset, range.length);
+            let recorded = self.stay.borrow_mut().record(range);
             let epoch = match recorded {
                 Recorded::Marked(epoch) => return epoch,
                 Recorded::WaitForMark(epoch) => epoch,
             };
-            let regions = self.chronicle.borrow().regions_to_mark(range.offset, range.length);
-            let Some((keeper, handle)) = &self.keeper else {
+            let regions = self.stay.borrow().regions_to_mark(range);
+            let Some(keeping) = &self.keeping else {
                 // Unreachable: without a keeper marks stay volatile. Whoever asks is never held for nothing.
-                self.chronicle.borrow_mut().regions_marked_durable(epoch, regions);
+                self.stay.borrow_mut().marked(self.stay(), epoch, regions);
                 continue;
             };
-            self.waits.set(self.waits.get() + u64::from(!has_waited));
-            has_waited = true;
-            let marked = keeper.mark(self.volume, epoch, vec![regions]);
-            if broken(Bug::MarkNotAwaited) {
-                self.chronicle.borrow_mut().regions_marked_durable(epoch, regions);
+            let now = keeping.handle.now();
+            let began = *began.get_or_insert_with(|| {
+                self.waits.set(self.waits.get() + 1);
+                now
+            });
+            let left = keeping.wait_max.saturating_sub(now - began);
+            if left.is_zero() {
+                self.give_up(keeping).await;
                 continue;
             }
-            match marked.await {
-                Ok(()) => self.chronicle.borrow_mut().regions_marked_durable(epoch, regions),
-                Err(error) => {
-                    let volume = self.volume;
-                    warn!(%volume, %error, "guests wait: what they write cannot be marked in the data folder");
-                    handle.sleep(MARK_RETRY).await;
-                }
+            let key = self.key();
+            let marking = keeping.keeper.mark(key, epoch, vec![regions]);
+            if broken(Bug::MarkNotAwaited) {
+                self.stay.borrow_mut().marked(key.stay, epoch, regions);
+                continue;
+            }
+            match select(marking, keeping.handle.sleep(left)).await {
+                Either::Left((Ok(()), _)) => self.stay.borrow_mut().marked(key.stay, epoch, regions),
+                Either::Left((Err(_), _)) => keeping.handle.sleep(MARK_RETRY.min(left)).await,
+                // It is looked again, and given up.
+                Either::Right(_) => {}
             }
         }
     }
 
     /// What a copy lacks: the one that is told by `of`, if it is of this generation; `None`: no such copy is known.
     pub fn lacking(&self, of: ReplicaOf, generation: Generation) -> Option<LayeredBitmap> {
-        let replicas = self.replicas.borrow();
-        let is_it = |known: &ReplicaOf| *known == of || broken(Bug::BranchMistaken) && same_host(*known, of);
-        let known = replicas.iter().filter(|(known, _)| is_it(known));
-        let replica = known.map(|(_, replica)| replica).find(|replica| replica.generation == generation)?;
-        let chronicle = self.chronicle.borrow();
-        let mut lacking = LayeredBitmap::new(chronicle.blocks());
-        lacking.union_with(&replica.missing);
-        lacking.union_with(&chronicle.since(replica.as_of));
-        Some(lacking)
+        self.stay.borrow().lacking(of, generation)
     }
 
     /// The copies that are known, and how many blocks each lacks.
     pub fn replicas(&self) -> Vec<(ReplicaOf, Generation, u64)> {
-        let known: Vec<_> = {
-            let replicas = self.replicas.borrow();
-            replicas.iter().map(|(of, replica)| (*of, replica.generation)).collect()
-        };
-        let blocks = |of, generation| self.lacking(of, generation).map_or(0, |lacking| lacking.count());
-        known.into_iter().map(|(of, generation)| (of, generation, blocks(of, generation))).collect()
+        self.stay.borrow().replicas()
     }
 
     /// Remembers a copy from now on: `missing` says what it lacks at this instant, and is asked between two requests.
@@ -242,40 +240,24 @@ impl Chronicler {
         store: Option<&dyn BlockDevice>,
         missing: impl FnOnce() -> Option<LayeredBitmap>,
     ) -> Result<(), NotDurable> {
-        let Some((keeper, _)) = &self.keeper else { return Ok(()) };
-        let (next, in_use) = {
-            let chronicle = self.chronicle.borrow();
-            (chronicle.open_epoch().next(), chronicle.regions_written())
-        };
-        // If this fails, or comes late, the first write to each region waits.
-        let premarked = match in_use.is_empty() {
-            true => Ok(()),
-            false => keeper.mark(self.volume, next, in_use.clone()).await,
-        };
+        let Some(Keeping { keeper, .. }) = &self.keeping else { return Ok(()) };
+        let premarks = self.stay.borrow().premarks();
+        // Also when there is nothing to mark: a folder that takes nothing shows it before anybody has to wait for it.
+        keeper.mark(self.key(), premarks.epoch, premarks.blocks.clone()).await?;
         let Some(missing) = missing() else { return Ok(()) };
-        let as_of = {
-            let mut chronicle = self.chronicle.borrow_mut();
-            let as_of = chronicle.open_epoch();
-            chronicle.advance_under(self.regions);
-            if premarked.is_ok() {
-                in_use.iter().for_each(|regions| chronicle.regions_marked_durable(next, *regions));
-            }
-            as_of
-        };
+        let referral = self.stay.borrow_mut().take_down(&premarks, of, generation, missing);
+        let Some(referral) = referral else { return Ok(()) };
         if let Some(store) = store
             && let Err(error) = store.flush().await
         {
-            self.unmark_if_alone();
+            self.stay.borrow_mut().abandon(&referral);
             return Err(NotDurable { detail: error.to_string() });
         }
-        self.replicas.borrow_mut().insert(of, KeptReplica { generation, as_of, missing });
-        self.keep(keeper).await
-    }
-
-    /// Marks nothing any more if nobody has a copy, and a restart finds none.
-    fn unmark_if_alone(&self) {
-        if self.replicas.borrow().is_empty() && !self.is_kept.get() {
-            self.chronicle.borrow_mut().advance_under(MarkPolicy::Volatile);
+        let key = self.key();
+        let kept = self.stay.borrow_mut().refer(referral);
+        match kept {
+            Some(kept) => keeper.keep(key, kept).await,
+            None => Ok(()),
         }
     }
 
@@ -284,60 +266,54 @@ impl Chronicler {
     /// # Errors
     /// [`NotDurable`]: a restart may still know it.
     pub async fn forget(&self, of: ReplicaOf) -> Result<(), NotDurable> {
-        let Some((keeper, _)) = &self.keeper else { return Ok(()) };
-        if self.replicas.borrow_mut().remove(&of).is_none() {
-            return Ok(());
+        let Some(Keeping { keeper, .. }) = &self.keeping else { return Ok(()) };
+        let key = self.key();
+        let to_do = self.stay.borrow_mut().forget(of);
+        match to_do {
+            None => Ok(()),
+            Some(ToDo::Keep(kept)) => keeper.keep(key, kept).await,
+            Some(ToDo::Forget(forgetting)) => self.make_forgotten(keeper, key, forgetting).await,
         }
-        if !self.replicas.borrow().is_empty() {
-            self.chronicle.borrow_mut().advance();
-            return self.keep(keeper).await;
-        }
-        let through = self.open_epoch();
-        keeper.forget(self.volume, through).await?;
-        // Somebody may have been remembered meanwhile.
-        self.is_kept.set(!self.replicas.borrow().is_empty());
-        self.unmark_if_alone();
-        Ok(())
-    }
-
-    /// Forgets all copies: the volume has been elsewhere, and what was written there is not known here.
-    ///
-    /// # Errors
-    /// [`NotDurable`]: a restart would still know them, and trust them wrongly.
-    pub(crate) async fn forget_all(&self) -> Result<(), NotDurable> {
-        let known: Vec<ReplicaOf> = self.replicas.borrow().keys().copied().collect();
-        for of in known {
-            self.forget(of).await?;
-        }
-        Ok(())
     }
 
     /// Keeps all of it exactly: nothing is written to the volume any more.
     pub(crate) async fn close(&self) -> Result<(), NotDurable> {
-        let Some((keeper, _)) = &self.keeper else { return Ok(()) };
-        if self.replicas.borrow().is_empty() {
-            return Ok(());
+        let Some(Keeping { keeper, .. }) = &self.keeping else { return Ok(()) };
+        let kept = self.stay.borrow_mut().close();
+        match kept {
+            Some(kept) => keeper.keep(self.key(), kept).await,
+            None => Ok(()),
         }
-        self.chronicle.borrow_mut().advance();
-        self.keep(keeper).await
     }
 
-    /// Keeps what there is up to the last frozen epoch.
-    async fn keep(&self, keeper: &Rc<dyn Keeper>) -> Result<(), NotDurable> {
-        let kept = {
-            let replicas = self.replicas.borrow();
-            let referenced: Vec<Epoch> = replicas.values().map(|replica| replica.as_of).collect();
-            let Some(oldest) = referenced.iter().min().copied() else { return Ok(()) };
-            let mut chronicle = self.chronicle.borrow_mut();
-            chronicle.merge_unreferenced(&referenced);
-            chronicle.keep(oldest, replicas.clone())
-        };
-        self.is_kept.set(true);
-        keeper.keep(self.volume, kept).await
+    /// Gives every copy up, so that no guest waits any longer.
+    async fn give_up(&self, keeping: &Keeping) {
+        let volume = self.volume;
+        let reason = "the data folder could not record in time what is written";
+        let (key, known) = (self.key(), self.stay.borrow().replicas().len());
+        let forgetting = self.stay.borrow_mut().give_up(reason);
+        if known > 0 {
+            warn!(%volume, copies = known, "{reason}: coming home, or going on after a restart, will be a whole copy; look at the space in the data folder");
+        }
+        let Some(forgetting) = forgetting else { return };
+        if let Err(error) = self.make_forgotten(&keeping.keeper, key, forgetting).await {
+            warn!(%volume, %error, "guests wait: what is kept of the volume's copies can neither be recorded nor deleted");
+            keeping.handle.sleep(MARK_RETRY).await;
+        }
     }
-}
 
-/// Tells whether both are images that one host has kept, whichever: only the planted bug 9 takes them for the same.
-fn same_host(one: ReplicaOf, other: ReplicaOf) -> bool {
-    matches!((one, other), (ReplicaOf::Host { host, .. }, ReplicaOf::Host { host: same, .. }) if host == same)
+    async fn make_forgotten(
+        &self,
+        keeper: &Rc<dyn Keeper>,
+        key: StayKey,
+        forgetting: Forgetting,
+    ) -> Result<(), NotDurable> {
+        keeper.forget(key, forgetting.through).await?;
+        self.stay.borrow_mut().forgotten(forgetting);
+        Ok(())
+    }
+
+    fn key(&self) -> StayKey {
+        StayKey { volume: self.volume, stay: self.stay() }
+    }
 }

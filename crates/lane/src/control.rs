@@ -7,6 +7,7 @@ use std::future::{Future, ready};
 use std::pin::Pin;
 use std::rc::Rc;
 
+use chronicle::StayId;
 use futures_channel::oneshot;
 use migration::journal::{ImageLocation, Outcome, Record, Summary};
 use migration::recovery::Retirement;
@@ -78,6 +79,12 @@ pub trait Control {
     /// Who keeps what has to outlast the daemon of volumes' chronicles; `None`: nobody.
     fn keeper(&self) -> Option<Rc<dyn Keeper>> {
         None
+    }
+
+    /// The volume's store has been closed in order, at the end of this stay's lane: nothing is written to it any more. May
+    /// sleep.
+    fn store_closed(&self, stay: StayId) {
+        let _ = stay;
     }
 
     /// Carries a message between the two sides of a migration; `None`: it is there at once, as on one host.

@@ -8,7 +8,7 @@ use futures_channel::{mpsc, oneshot};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 
-use chronicle::{BlockSize, Epoch, Generation, Kept, ReplicaOf};
+use chronicle::{BlockSize, Generation, Kept, ReplicaOf, StayId};
 use migration::journal::{ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
@@ -32,9 +32,9 @@ pub struct LaneSettings {
     pub block_size: BlockSize,
     /// How often it has changed hands.
     pub generation: Generation,
-    /// Epochs up to this one may have been used; its history goes on with the next (design §5.8).
-    pub epochs_used: Epoch,
-    /// What was kept of its chronicle, with later marks; `None`: nothing, and no copy of it is known.
+    /// Its stay at this host; of one that is only to come, the stay that begins then.
+    pub stay: StayId,
+    /// What is believed of what was kept of that stay; `None`: nothing, and no copy of it is known.
     pub kept: Option<Box<Kept>>,
     /// How long a guest's write may be held because of a migration (design §5.7).
     pub mirror_wait_max: Duration,
@@ -484,6 +484,8 @@ impl LaneHandle {
     pub async fn stop(&self, deadline: Duration) {
         // A lane that has ended already needs no stopping.
         let _ = self.ask(|answer| Command::Stop { deadline, answer }).await;
+        // Its store is closed, and how that looks is recorded.
+        self.ended().await;
     }
 
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {

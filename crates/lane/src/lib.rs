@@ -36,7 +36,7 @@ pub mod volume;
 
 use block::signal;
 
-pub use chronicler::{Beginning, Chronicler, Keeper, NotDurable};
+pub use chronicler::{Chronicler, Keeper, Keeping, NotDurable};
 pub use conductor::{
     Baton, ComingTogether, ComingVolume, Conductor, CopySettings, LeavingTogether, LeavingVolume, Plan,
     PlannedVolume, Post, Replica, SourceConductor, SourceFollower, SourceMembership, SourcePlan, TargetBaton,

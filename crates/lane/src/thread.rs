@@ -18,17 +18,18 @@ use block::device::ALIGNMENT;
 use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Align;
 use block::{BlockDevice, Executor, Geometry, Handle, IoError, ZeroMode};
-use chronicle::{Chronicle, MarkPolicy};
+use chronicle::{Chronicle, Epoch, MarkPolicy, StayId};
 use export::nbd;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use migration::journal::Outcome;
+use migration::stay::Beginning;
 use migration::strategy::Acknowledgement;
 use migration::{MigrationId, PacingSettings, VolumeId};
 use tracing::{info, warn};
 
-use crate::chronicler::{Beginning, Chronicler};
+use crate::chronicler::{Chronicler, Keeping};
 use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetBaton, TargetContent, TimeLimits};
 use crate::control::Control;
 use crate::entrance::{Entrance, Passage};
@@ -100,12 +101,13 @@ pub fn start(
             };
             let mut executor = Executor::new(driver);
             let (handle, control) = (executor.handle(), control());
-            executor.run(async move {
+            let told = Rc::clone(&control);
+            let closed = executor.run(async move {
                 let (home, lent) = match open_store(store, settings.volume, &handle, &engine).await {
                     Ok(opened) => opened,
                     Err(error) => {
                         let _ = started.send(Err(LaneError::Store(error)));
-                        return;
+                        return None;
                     }
                 };
                 let lane = Rc::new(Lane::new(handle, engine, settings, home, control));
@@ -115,8 +117,12 @@ pub fn start(
                     lane.server.serve_encrypted(Arc::new(listener), encryption);
                 }
                 let _ = started.send(Ok(()));
-                lane.run(received).await;
+                lane.run(received).await
             });
+            drop(executor);
+            if let Some(stay) = closed {
+                told.store_closed(stay);
+            }
         })
         .map_err(LaneError::Thread)?;
     starting.recv().map_err(|_| LaneError::EndedAtOnce)??;
@@ -187,21 +193,21 @@ impl Lane {
         control: Rc<dyn Control>,
     ) -> Self {
         let size = home.device().geometry().size;
-        let (id, used) = (settings.volume, settings.epochs_used);
+        let id = settings.volume;
         let chronicler = match control.keeper() {
             Some(keeper) => {
                 let kept = settings.kept.take().map(|kept| *kept);
                 let beginning = Beginning {
-                    volume: id,
+                    id: settings.stay,
                     block_size: settings.block_size,
                     size_bytes: size,
-                    reserved: used,
                     regions: MarkPolicy::regions_for(settings.block_size, size),
                 };
-                Chronicler::kept(beginning, kept, keeper, handle.clone())
+                let wait_max = settings.mirror_wait_max;
+                Chronicler::kept(id, beginning, kept, Keeping { keeper, handle: handle.clone(), wait_max })
             }
             // What was written before this start is not known: every block may have been.
-            None => Chronicler::volatile(id, Chronicle::resume(settings.block_size, size, used)),
+            None => Chronicler::volatile(id, Chronicle::resume(settings.block_size, size, Epoch(0))),
         };
         let volume = Volume::with_chronicler(id, chronicler, settings.generation, home);
         volume.fences().begin(settings.life);
@@ -254,8 +260,8 @@ impl Lane {
         }
     }
 
-    /// Serves until told to stop, or until nobody is left who could tell.
-    async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) {
+    /// Serves until told to stop, or until nobody is left who could tell; returns the stay that has been closed in order.
+    async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) -> Option<StayId> {
         info!(volume = %self.settings.name, engine = self.engine.name(), "serving");
         while let Some(command) = commands.next().await {
             // Whoever asked may have gone; then nobody needs the answer.
@@ -308,12 +314,13 @@ impl Lane {
                     let _ = answer.send(self.status());
                 }
                 Command::Stop { deadline, answer } => {
-                    self.stop(deadline).await;
+                    let closed = self.stop(deadline).await;
                     let _ = answer.send(());
-                    return;
+                    return closed;
                 }
             }
         }
+        None
     }
 
     async fn migrate(&self, order: &MigrationOrder, target: MigrationTarget) -> Result<(), Refused> {
@@ -448,8 +455,9 @@ impl Lane {
         }
     }
 
-    /// Ends in order. A migration before its commit point is left as it is: the next start ends it.
-    async fn stop(&self, deadline: Duration) {
+    /// Ends in order. A migration before its commit point is left as it is: the next start ends it. Returns the stay, if
+    /// all that was written in it has reached its store.
+    async fn stop(&self, deadline: Duration) -> Option<StayId> {
         let undecided =
             self.migration.baton.borrow().as_ref().is_some_and(|baton| !baton.phase().can_be_cancelled());
         // Of a migration that another lane conducts, this is what shows that it is being handed over.
@@ -468,13 +476,16 @@ impl Lane {
         let store = self.volume.store();
         // Another host may be out of reach, for however long.
         let flushed = select(store.flush(), self.handle.sleep(deadline)).await;
-        if let Either::Left((Err(error), _)) = flushed {
+        if let Either::Left((Err(error), _)) = &flushed {
             warn!(volume = %self.settings.name, %error, "the last flush failed");
         }
+        let is_flushed = matches!(flushed, Either::Left((Ok(()), _)));
+        let is_closed = is_flushed && self.volume.gate().in_flight() == 0;
         // N.B. after the last write: from here on the marks are not needed any more.
         if let Err(error) = self.volume.chronicler().close().await {
             warn!(volume = %self.settings.name, %error, "its chronicle is kept only as the marks tell it");
         }
         info!(volume = %self.settings.name, "no longer served");
+        is_closed.then(|| self.volume.chronicler().stay())
     }
 }

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::rc::Rc;
 
 use block::{BlockDevice, IoError};
-use chronicle::{BlockSize, Chronicle, Epoch, Generation, LayeredBitmap, ReplicaOf};
+use chronicle::{BlockSize, Chronicle, Epoch, Generation, LayeredBitmap, ReplicaOf, StayId};
 use migration::VolumeId;
 use migration::planted::{Bug, broken};
 use tracing::warn;
@@ -115,25 +115,27 @@ impl Volume {
         self.generation.get()
     }
 
-    /// Begins what may become a stay of the volume on this host; it has this generation where it comes from. All
-    /// copies that an earlier stay knew are forgotten, for what was written elsewhere is not known here. It lets the
-    /// chronicle tell, from here on, what the replica lacks that the source keeps.
+    /// Begins what may become a stay of the volume on this host, or goes on with it after a restart; it has this
+    /// generation where it comes from. It lets the chronicle tell, from here on, what the replica lacks that the source
+    /// keeps.
     ///
     /// **N.B.** before any guest of this host can write. What is copied passes the chronicle by.
     ///
     /// # Errors
-    /// [`NotDurable`]: a restart would still know former copies, and trust them wrongly. The volume must not come.
+    /// [`NotDurable`]: a daemon before this one may have begun the same stay, and a restart would still find what that
+    /// kept, and trust it wrongly. The volume must not come.
     pub async fn begin_stay(
         &self,
+        stay: StayId,
         generation: Generation,
         left_behind: Option<ReplicaOf>,
     ) -> Result<(), NotDurable> {
-        self.chronicler.forget_all().await?;
+        self.chronicler.begin_stay(stay, self.size()).await?;
         self.generation.set(generation);
         let Some(of) = left_behind else { return Ok(()) };
         let complete = LayeredBitmap::new(self.block_size.blocks_of(self.size()));
         if let Err(error) = self.chronicler.refer_to(of, generation, None, || Some(complete)).await {
-            warn!(volume = %self.id, %error, "after a restart the way home will be a whole copy");
+            warn!(volume = %self.id, %error, "the way home will be a whole copy");
         }
         Ok(())
     }
@@ -222,6 +224,9 @@ impl Volume {
         self.fences.changes_hands();
         self.generation.set(generation);
         self.copy.replace(None);
+        if matches!(home, Home::Elsewhere(_)) {
+            self.chronicler.end_stay();
+        }
         self.home.replace(home);
         self.lead_home();
     }

@@ -46,6 +46,14 @@ pub enum Bug {
     MarkNotAwaited,
     /// 11: a restart goes on with epoch numbers that were given out before it.
     EpochReused,
+    /// 11: a restart passes over epochs that are later than it expects.
+    EpochsReservedLate,
+    /// 30: a mark is thought to be durable because a file of an earlier stay had it.
+    MarksOfAnEarlierStay,
+    /// 31: what was kept is trusted although the image has changed while nobody held it.
+    TouchedImageTrusted,
+    /// 32: a copy that is forgotten takes the marks with it that one needs which is being referred to.
+    ForgetAfterRefer,
     /// 12: a restarted daemon does not wait for the writes of the killed one.
     GhostWrites,
     /// 12: a change that was under way when its client went to another host is made all the same.
@@ -79,6 +87,10 @@ impl Bug {
         Self::ChronicleIsMissingSet,
         Self::MarkNotAwaited,
         Self::EpochReused,
+        Self::EpochsReservedLate,
+        Self::MarksOfAnEarlierStay,
+        Self::TouchedImageTrusted,
+        Self::ForgetAfterRefer,
         Self::GhostWrites,
         Self::FenceNotChecked,
         Self::TargetRestart,
@@ -108,6 +120,10 @@ impl Bug {
             Self::ChronicleIsMissingSet => "chronicle-is-missing-set",
             Self::MarkNotAwaited => "mark-not-awaited",
             Self::EpochReused => "epoch-reused",
+            Self::EpochsReservedLate => "epochs-reserved-late",
+            Self::MarksOfAnEarlierStay => "marks-of-an-earlier-stay",
+            Self::TouchedImageTrusted => "touched-image-trusted",
+            Self::ForgetAfterRefer => "forget-after-refer",
             Self::GhostWrites => "ghost-writes",
             Self::FenceNotChecked => "fence-not-checked",
             Self::TargetRestart => "target-restart",

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use chronicle::{Epoch, Generation};
+use chronicle::{Generation, StayId};
 use migration::journal::{
     Ending, ExportSettings, FailureCode, Frames, ImageFormat, ImageLocation, Outcome, Place, Side, Stage,
     State, VERSION, encode,
@@ -37,6 +37,26 @@ const VERSION_2: &str = "\
     0078669db7070000000000000008010a0503026e6f00000000000000000000002e0000003cdce5ff080000000000000009020b222222\
     2222222222222222222222222280808080080c11111111111111111111111111111111808080800c2200000036fce4f4090000000000\
     00000a030d02096e62643a2f2f682f640233333333333333333333333333333333060600";
+
+/// A journal as version 3 wrote it: a snapshot with a volume, one that left, and one that left and has just come home; then
+/// the last is handed back.
+const VERSION_3: &str = "\
+    535445524e414a03ae0200002342f26c0000000000000000020100021111111111111111111111111111111111111111111111111111\
+    11111111111101768080808004808004016100082f612f762e696d67000400000000004d010033333333333333333333333333333333\
+    3333333333333333333333333333333301788080808004808004016100082f612f782e696d6700030000000000000100030501222222\
+    22222222222222222222222222016100082f612f772e696d6700016200082f622f772e696d6700010177010500000001010100000000\
+    000000000000000109090909090909090909090909090909090909090909090909090909090909090162016201000006013333333333\
+    3333333333333333333333016100082f612f782e696d6700016200082f622f782e696d67000101780105000000010101000000000000\
+    000000000001090909090909090909090909090909090909090909090909090909090909090901620162010000070133333333333333\
+    333333333333333333016200082f622f782e696d6700016100092f612f78322e696d6700010178000301000100000000000000000000\
+    000002090909090909090909090909090909090909090909090909090909090909090901620301333333333333333333333333333333\
+    3301788080808004808004016100082f612f782e696d6700020000000000000133333333333333333333333333333333017880808080\
+    04808004016100082f612f782e696d67000100000000004f010006090909090909090909090909090909090909090909090909090909\
+    090909090901620201010800012222222222222222222222222222222222222222222222222222222222222222017780808080048080\
+    04016100082f612f772e696d67000100000000004e010005090909090909090909090909090909090909090909090909090909090909\
+    090901620201010028000000313ad7180100000000000000030203111111111111111111111111111111116309070133333333333333\
+    3333333333333333330429000000230a7a50020000000000000004020f222222222222222222222222222222220c1111111111111111\
+    1111111111111111808080800813000000906ff6a6030000000000000005010a0703026e6f0000000000000000000000";
 
 #[test]
 fn journal_of_version_1_says_what_it_said() {
@@ -77,7 +97,7 @@ fn journal_of_version_1_says_what_it_said() {
     assert_eq!(served.record.image.format, ImageFormat::Raw);
     assert_eq!(served.record.export, ExportSettings::default());
     assert_eq!((served.record.size_bytes, served.record.block_size_bytes), (1 << 30, 65536));
-    assert_eq!((served.record.generation, served.epochs_reserved), (Generation(5), Epoch(77)));
+    assert_eq!((served.record.generation, served.stay), (Generation(5), StayId::Made));
     assert_eq!((served.added_unix_ms, served.resizing_to), (5, None));
     let ended = &state.migrations[&MigrationId(4)];
     let failed = Outcome::Failed { code: FailureCode::TargetHung, detail: "slow".to_owned() };
@@ -112,13 +132,37 @@ fn journal_of_version_2_says_what_it_said() {
     assert!(state.migrations.values().all(|migration| migration.side == Side::OneHost));
     let served = &state.volumes[&other];
     assert_eq!(served.record.image.format, ImageFormat::Qcow2);
-    assert_eq!((served.record.generation, served.epochs_reserved), (Generation(5), Epoch(77)));
+    assert_eq!((served.record.generation, served.stay), (Generation(5), StayId::Made));
     assert_eq!(served.record.export.listen.as_deref(), Some("h:1"));
     assert_eq!(served.resizing_to, Some(2 << 30));
     assert_eq!(state.volumes[&volume].record.size_bytes, 3 << 30);
     assert_eq!(state.volumes[&volume].record.image.place, Place::Device("/dev/x".to_owned()));
     assert_eq!((state.fences.len(), state.moved.len()), (1, 0));
     assert_eq!(state.volumes.len(), 2);
+}
+
+#[test]
+fn journal_of_version_3_says_what_it_said() {
+    let bytes = bytes(VERSION_3);
+    let [kept, left, home] = [0x11, 0x22, 0x33].map(|byte| VolumeId([byte; 16]));
+    let mut frames = Frames::new(&bytes).unwrap();
+    assert_eq!(frames.version(), 3);
+    let mut state = State::default();
+    for entry in frames.by_ref() {
+        state.apply(&entry).unwrap();
+        if entry.at_unix_ms == 2 {
+            assert_eq!(state.volumes[&home].stay, StayId::Made, "its files bear no stay");
+            assert_eq!((state.moved.len(), state.migrations[&MigrationId(7)].returning.len()), (1, 1));
+            assert_eq!(state.moved[&left].host_name, "b");
+        }
+    }
+    assert_eq!(frames.ending(), Ending::Torn);
+    assert_eq!(state.volumes.keys().copied().collect::<Vec<_>>(), [kept]);
+    assert_eq!((state.volumes[&kept].stay, state.volumes[&kept].record.size_bytes), (StayId::Made, 2 << 30));
+    assert_eq!(state.moved.keys().copied().collect::<Vec<_>>(), [home]);
+    let handed_back = Outcome::HandedBack { detail: "no".to_owned() };
+    assert_eq!(state.migrations[&MigrationId(7)].stage, Stage::Ended(handed_back));
+    assert_eq!(state.next_migration, 8);
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod operation;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
+use std::hash::{Hash as _, Hasher as _};
 use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -23,6 +24,7 @@ use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoErro
 use lane::Volume;
 use lane::filter::GateMode;
 use migration::Phase;
+use migration::stay::Look;
 use rustix::io::Errno;
 
 use crate::checker::owner::Permission;
@@ -122,6 +124,14 @@ impl SimDisk {
     /// Looks at, or changes, what is on it, past all requests.
     pub(crate) fn with_medium<T>(&self, look: impl FnOnce(&mut Medium) -> T) -> T {
         look(&mut self.medium.borrow_mut())
+    }
+
+    /// How it looks from outside, with nobody using it.
+    pub(crate) fn look(&self) -> Look {
+        let mut hasher = std::hash::DefaultHasher::new();
+        self.medium.borrow().current().hash(&mut hasher);
+        let (which, state) = (self.number.to_le_bytes().to_vec(), hasher.finish().to_le_bytes().to_vec());
+        Look { which, state, changed_at: 0 }
     }
 
     /// What it is to the migration under way.

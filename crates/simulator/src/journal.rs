@@ -391,7 +391,6 @@ fn name(record: &Record) -> &'static str {
         Record::Snapshot(_) => "snapshot",
         Record::VolumeAdded(_) => "volume added",
         Record::VolumeRemoved { .. } => "volume removed",
-        Record::EpochsReserved { .. } => "epochs reserved",
         Record::MigrationStarted { .. } => "started",
         Record::TargetPrepared { .. } => "prepared",
         Record::AttemptAborted { .. } => "aborted",

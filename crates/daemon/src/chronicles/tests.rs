@@ -1,14 +1,18 @@
-//! The folder of chronicles: what a restart finds there, and what goes.
+//! The folder of stays: what a restart finds there, and what goes.
 
 use std::path::Path;
 
-use chronicle::{BlockRange, BlockSize, Chronicle, Epoch, Generation, KeptReplica, LayeredBitmap, ReplicaOf};
+use chronicle::{
+    BlockRange, BlockSize, Chronicle, Epoch, Generation, Kept, KeptReplica, LayeredBitmap, ReplicaOf, StayId,
+};
 use lane::{Keeper as _, NotDurable};
-use migration::VolumeId;
+use migration::journal::{ImageLocation, State};
+use migration::{StayKey, VolumeId};
 
 use super::{Chronicles, FOLDER, marks};
 
-const VOLUME: VolumeId = VolumeId([3; 16]);
+const KEY: StayKey = StayKey { volume: VolumeId([3; 16]), stay: StayId::Arrived(7) };
+const LATER: StayKey = StayKey { stay: StayId::Arrived(9), ..KEY };
 const SIZE: u64 = 256 << 20;
 
 fn wait(done: lane::LaneFuture<Result<(), NotDurable>>) -> Result<(), NotDurable> {
@@ -16,13 +20,22 @@ fn wait(done: lane::LaneFuture<Result<(), NotDurable>>) -> Result<(), NotDurable
 }
 
 /// A chronicle in epoch 5 that a copy refers to, as it is kept.
-fn kept() -> chronicle::Kept {
+fn kept() -> Kept {
     let mut chronicle = Chronicle::new(BlockSize::DEFAULT, SIZE, Epoch(4));
     let _ = chronicle.record(7 << 16, 1);
     chronicle.advance();
     let missing = LayeredBitmap::new(chronicle.blocks());
     let replica = KeptReplica { generation: Generation(2), as_of: Epoch(3), missing };
     chronicle.keep(Epoch(3), [(ReplicaOf::Migration(1), replica)].into())
+}
+
+/// A data folder, and the image of a volume.
+fn scene() -> (tempfile::TempDir, Chronicles, ImageLocation) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("v.img");
+    std::fs::write(&path, b"content").unwrap();
+    let chronicles = Chronicles::open(folder.path()).unwrap();
+    (folder, chronicles, ImageLocation::raw_file("s", path.to_str().unwrap()))
 }
 
 fn files(folder: &Path) -> Vec<String> {
@@ -34,19 +47,28 @@ fn files(folder: &Path) -> Vec<String> {
     names
 }
 
+/// Writes to the image as nobody who serves it would.
+fn touch(image: &ImageLocation) {
+    let path = Path::new(image.place.name());
+    let before = super::look(image);
+    // The clock of a file system may stand still for some milliseconds.
+    while super::look(image) == before {
+        std::fs::write(path, b"CONTENT").unwrap();
+    }
+}
+
 #[test]
 fn marks_later_than_what_was_kept_are_found_after_a_restart() {
-    let folder = tempfile::tempdir().unwrap();
-    let chronicles = Chronicles::open(folder.path()).unwrap();
-    assert_eq!(chronicles.load(VOLUME).unwrap(), None);
-    wait(chronicles.keep(VOLUME, kept())).unwrap();
-    wait(chronicles.mark(VOLUME, Epoch(5), vec![BlockRange::new(16, 32)])).unwrap();
-    wait(chronicles.mark(VOLUME, Epoch(5), vec![BlockRange::new(48, 64), BlockRange::new(20, 40)])).unwrap();
-    wait(chronicles.mark(VOLUME, Epoch(6), vec![BlockRange::new(0, 1)])).unwrap();
+    let (folder, chronicles, image) = scene();
+    assert_eq!(chronicles.open_stay(KEY, &image).unwrap(), None);
+    wait(chronicles.keep(KEY, kept())).unwrap();
+    wait(chronicles.mark(KEY, Epoch(5), vec![BlockRange::new(16, 32)])).unwrap();
+    wait(chronicles.mark(KEY, Epoch(5), vec![BlockRange::new(48, 64), BlockRange::new(20, 40)])).unwrap();
+    wait(chronicles.mark(KEY, Epoch(6), vec![BlockRange::new(0, 1)])).unwrap();
     drop(chronicles);
 
     let chronicles = Chronicles::open(folder.path()).unwrap();
-    let found = chronicles.load(VOLUME).unwrap().unwrap();
+    let found = chronicles.open_stay(KEY, &image).unwrap().unwrap();
     let marked: Vec<_> =
         found.epochs.iter().map(|(epoch, set)| (epoch.0, set.runs().collect::<Vec<_>>())).collect();
     let expected = [
@@ -60,28 +82,91 @@ fn marks_later_than_what_was_kept_are_found_after_a_restart() {
 
 #[test]
 fn what_is_kept_supersedes_older_marks_and_forgetting_leaves_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let chronicles = Chronicles::open(folder.path()).unwrap();
+    let (folder, chronicles, _) = scene();
     for epoch in [3, 4, 5] {
-        wait(chronicles.mark(VOLUME, Epoch(epoch), vec![BlockRange::new(0, 16)])).unwrap();
+        wait(chronicles.mark(KEY, Epoch(epoch), vec![BlockRange::new(0, 16)])).unwrap();
     }
-    wait(chronicles.keep(VOLUME, kept())).unwrap();
-    assert_eq!(files(folder.path()), [format!("{VOLUME}.5.marks"), format!("{VOLUME}.kept")]);
-    wait(chronicles.forget(VOLUME, Epoch(5))).unwrap();
+    wait(chronicles.keep(KEY, kept())).unwrap();
+    assert_eq!(files(folder.path()), [format!("{KEY}.5.marks"), format!("{KEY}.kept")]);
+    wait(chronicles.forget(KEY, Epoch(5))).unwrap();
     assert_eq!(files(folder.path()), [""; 0]);
 }
 
 #[test]
 fn a_damaged_chronicle_counts_as_none_and_goes() {
-    let folder = tempfile::tempdir().unwrap();
-    let chronicles = Chronicles::open(folder.path()).unwrap();
-    wait(chronicles.keep(VOLUME, kept())).unwrap();
-    let path = folder.path().join(FOLDER).join(format!("{VOLUME}.kept"));
+    let (folder, chronicles, image) = scene();
+    chronicles.open_stay(KEY, &image).unwrap();
+    wait(chronicles.keep(KEY, kept())).unwrap();
+    let path = folder.path().join(FOLDER).join(format!("{KEY}.kept"));
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[40] ^= 1;
     std::fs::write(&path, bytes).unwrap();
-    assert_eq!(chronicles.load(VOLUME).unwrap(), None);
+    assert_eq!(chronicles.open_stay(KEY, &image).unwrap(), None);
+    assert_eq!(files(folder.path()), [format!("{KEY}.image")]);
+}
+
+#[test]
+fn nothing_of_another_stay_is_read_and_all_of_it_goes() {
+    let (folder, chronicles, image) = scene();
+    chronicles.open_stay(KEY, &image).unwrap();
+    wait(chronicles.keep(KEY, kept())).unwrap();
+    wait(chronicles.mark(KEY, Epoch(5), vec![BlockRange::new(0, 16)])).unwrap();
+    // Also what was kept under the name of this one, and what version 0.1 kept, whose names had no stay.
+    let names = [format!("{LATER}.kept"), format!("{}.kept", KEY.volume), format!("{}.5.marks", KEY.volume)];
+    for name in names {
+        std::fs::copy(
+            folder.path().join(FOLDER).join(format!("{KEY}.kept")),
+            folder.path().join(FOLDER).join(name),
+        )
+        .unwrap();
+    }
+    assert_eq!(chronicles.open_stay(LATER, &image).unwrap(), None);
+    assert_eq!(files(folder.path()), [format!("{LATER}.image")]);
+    // The same epoch of the later stay is another file, although that of the former has been written to.
+    wait(chronicles.keep(LATER, kept())).unwrap();
+    wait(chronicles.mark(LATER, Epoch(5), vec![BlockRange::new(0, 16)])).unwrap();
+    let found = chronicles.open_stay(LATER, &image).unwrap().unwrap();
+    assert!(found.epochs.iter().any(|(epoch, set)| epoch.0 == 5 && set.count() == 16));
+}
+
+#[test]
+fn what_no_journal_knows_is_swept_away() {
+    let (folder, chronicles, image) = scene();
+    chronicles.open_stay(KEY, &image).unwrap();
+    wait(chronicles.keep(KEY, kept())).unwrap();
+    std::fs::write(folder.path().join(FOLDER).join("litter.new"), b"").unwrap();
+    chronicles.sweep(&State::default());
     assert_eq!(files(folder.path()), [""; 0]);
+}
+
+#[test]
+fn an_image_that_was_changed_while_it_was_closed_makes_every_copy_unknown() {
+    for touched in [false, true] {
+        let (folder, chronicles, image) = scene();
+        chronicles.open_stay(KEY, &image).unwrap();
+        wait(chronicles.keep(KEY, kept())).unwrap();
+        touch(&image);
+        chronicles.close_image(KEY, &image);
+        if touched {
+            touch(&image);
+        }
+        assert_eq!(chronicles.open_stay(KEY, &image).unwrap().is_some(), !touched);
+        let is_kept = files(folder.path()).contains(&format!("{KEY}.kept"));
+        assert_eq!(is_kept, !touched, "nothing vouches for it later");
+    }
+}
+
+#[test]
+fn how_an_image_looks_that_could_not_be_recorded_is_not_trusted() {
+    let (folder, chronicles, image) = scene();
+    chronicles.open_stay(KEY, &image).unwrap();
+    wait(chronicles.keep(KEY, kept())).unwrap();
+    // As with a folder that is full: a file cannot be made there.
+    let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
+    std::fs::create_dir(&blocked).unwrap();
+    chronicles.close_image(KEY, &image);
+    std::fs::remove_dir(&blocked).unwrap();
+    assert_eq!(chronicles.open_stay(KEY, &image).unwrap(), None);
 }
 
 #[test]

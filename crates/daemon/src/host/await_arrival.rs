@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use chronicle::ReplicaOf;
+use chronicle::{ReplicaOf, StayId};
 use lane::{
     ArrivingStore, ComingOrder, ComingRole, ComingTogether, LaneHandle, LaneStore, Listeners, Opening,
 };
@@ -17,7 +17,7 @@ use migration::journal::{
 };
 use migration::source::Moves;
 use migration::wire::LeftBehind;
-use migration::{MigrationId, VolumeIndex};
+use migration::{MigrationId, StayKey, VolumeIndex};
 use transport::Session;
 
 use super::Host;
@@ -50,11 +50,15 @@ impl Host {
     ) -> Result<(), RequestError> {
         let names: Vec<_> = arriving.iter().map(|volume| volume.record.name.clone()).collect();
         let mut awaited = Vec::new();
+        let stay = StayId::Arrived(arrival.migration.0);
         for Arriving { record, left_behind, store, claim, home } in arriving {
             let started = match home {
-                Some(lane) => Ok((lane, Some(store), true)),
+                Some(lane) => {
+                    self.note_image(stay, &record).await;
+                    Ok((lane, Some(store), true))
+                }
                 None => {
-                    let started = self.start_waiting(&record, LaneStore::Arriving(store)).await;
+                    let started = self.start_waiting(&record, stay, LaneStore::Arriving(store)).await;
                     started.map(|lane| (lane, None, false))
                 }
             };
@@ -166,6 +170,7 @@ impl Host {
     pub(super) async fn start_waiting(
         self: &Arc<Self>,
         record: &VolumeRecord,
+        stay: StayId,
         store: LaneStore,
     ) -> Result<LaneHandle, RequestError> {
         let access = self.socket_access(&record.export)?;
@@ -175,7 +180,16 @@ impl Host {
             reason: with_causes(&error),
         })?;
         let listeners = Listeners { unix, tcp: self.listen_on_port(record)? };
-        self.start_lane(record, store, listeners, Opening::Waiting).await
+        self.start_lane(record, stay, store, listeners, Opening::Waiting).await
+    }
+
+    /// Remembers that a volume may be in this image in a stay that begins: a lane that is there already does not look.
+    pub(super) async fn note_image(&self, stay: StayId, record: &VolumeRecord) {
+        let (chronicles, image) = (self.chronicles.clone(), record.image.clone());
+        let key = StayKey { volume: record.volume, stay };
+        if let Err(error) = tokio::task::spawn_blocking(move || chronicles.note_image(key, &image)).await {
+            tracing::warn!(volume = %record.name, %error, "how its image looks is not recorded");
+        }
     }
 
     /// Waits for the end of an arrival, and does what follows from it.
@@ -200,11 +214,6 @@ impl Host {
         };
         if matches!(outcome, Some(Outcome::Moved { .. })) {
             tracing::info!(volume = %name, %migration, "the volume is this host's");
-            // The numbers that it has used elsewhere are not known yet, so a restart begins above those of this life.
-            let reserved = self.reserve_epochs(&record).await;
-            if let Err(error) = reserved {
-                tracing::warn!(volume = %name, reason = %error.message(), "its epochs could not be reserved");
-            }
             if !is_home {
                 self.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                 self.keep_serving(name, attempt, Some(lane));

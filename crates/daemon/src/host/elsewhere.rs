@@ -283,7 +283,7 @@ impl Host {
             Err(error) if error.code() == api::ErrorCode::ImageNotFound => self.store_elsewhere(&moved)?,
             Err(error) => return Err(error),
         };
-        let lane = self.start_waiting(&record, store).await?;
+        let lane = self.start_waiting(&record, moved.volume.stay, store).await?;
         self.volumes.add(&record.name, volume);
         if let Some(attempt) = self.volumes.attempt(&record.name) {
             self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
@@ -295,7 +295,7 @@ impl Host {
     /// Serves a volume of another host to clients of this one.
     async fn forward(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
         let store = self.store_elsewhere(&moved)?;
-        let record = moved.volume.record;
+        let (record, stay) = (moved.volume.record, moved.volume.stay);
         let access = self.socket_access(&record.export)?;
         let bound = self.sockets.bind_volume(&record.name, &access);
         let unix = bound.map_err(|error| RequestError::VolumeUnavailable {
@@ -303,7 +303,7 @@ impl Host {
             reason: with_causes(&error),
         })?;
         let listeners = Listeners { unix, tcp: self.listen_on_port(&record)? };
-        let lane = self.start_lane(&record, store, listeners, Opening::Serving).await?;
+        let lane = self.start_lane(&record, stay, store, listeners, Opening::Serving).await?;
         self.volumes.add(&record.name, record.volume);
         if let Some(attempt) = self.volumes.attempt(&record.name) {
             self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));

@@ -295,6 +295,9 @@ impl Host {
         let target =
             blocking(move || opening::make_target(&image, file.as_ref(), size, allocation, chain.as_ref()))
                 .await?;
+        // It may be in either when the daemon is killed.
+        let moved = VolumeRecord { image: reserved.location.clone(), ..record.clone() };
+        self.note_image(self.stay_of(record.volume), &moved).await;
         let lane_order = MigrationOrder {
             migration,
             source: record.image.clone(),

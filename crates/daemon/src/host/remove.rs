@@ -72,7 +72,7 @@ impl Host {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
         let chronicles = self.chronicles.clone();
-        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || chronicles.forget_now(volume)).await {
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || chronicles.forget_volume(volume)).await {
             tracing::warn!(volume = %name, %error, "what was kept of its chronicle is left over");
         }
         claim.removed();

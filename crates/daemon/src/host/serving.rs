@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use block::engine::EngineChoice;
 use block::store::Opened;
 use block::store::image::Patience;
-use chronicle::{BlockSize, Epoch, Kept};
+use chronicle::{BlockSize, Kept, StayId};
 use lane::{LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
-use migration::VolumeId;
-use migration::journal::{ExportAccess, MigrationState, Moved, Record, Stage, VolumeRecord};
+use migration::journal::{ExportAccess, MigrationState, Moved, Stage, VolumeRecord};
+use migration::{StayKey, VolumeId};
 
 use super::create::random_number;
 use super::{Host, blocking};
@@ -46,9 +46,6 @@ impl Ends {
         pause.min(RETRY_INTERVAL)
     }
 }
-
-/// Epochs that a volume may use between two starts of the daemon: more than a century of ten a second.
-const EPOCHS_PER_START: u64 = 1 << 35;
 
 impl Host {
     /// Begins to serve every volume of the journal; resolves when it is known which ones must wait.
@@ -172,13 +169,16 @@ impl Host {
         let Some(unix) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
         };
-        self.start_lane(&record, LaneStore::Here(store), Listeners { unix, tcp }, Opening::Serving).await
+        let listeners = Listeners { unix, tcp };
+        let stay = self.stay_of(record.volume);
+        self.start_lane(&record, stay, LaneStore::Here(store), listeners, Opening::Serving).await
     }
 
     /// Starts the lane of a volume.
     pub(super) async fn start_lane(
         self: &Arc<Self>,
         record: &VolumeRecord,
+        stay: StayId,
         store: LaneStore,
         listeners: Listeners,
         opening: Opening,
@@ -186,13 +186,15 @@ impl Host {
         let block_size =
             BlockSize::new(record.block_size_bytes).map_err(|error| unavailable(&record.name, &error))?;
         let own_limit = record.export.connections_max.and_then(|limit| usize::try_from(limit).ok());
+        let is_here = !matches!(store, LaneStore::Elsewhere { .. });
+        let kept = if is_here { self.kept_chronicle(record, stay).await? } else { None };
         let settings = LaneSettings {
             volume: record.volume,
             name: record.name.clone(),
             block_size,
             generation: record.generation,
-            epochs_used: self.reserve_epochs(record).await?,
-            kept: self.kept_chronicle(record, opening).await?.map(Box::new),
+            stay,
+            kept: kept.map(Box::new),
             mirror_wait_max: self.config.limits.mirror_wait_max,
             access: match record.export.access {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
@@ -208,6 +210,7 @@ impl Host {
             EngineSetting::Threads => EngineChoice::Threads,
         };
         let control = LaneControl {
+            volume: record.volume,
             journal: self.journal.clone(),
             migrations: Arc::clone(&self.migrations),
             histories: Arc::clone(&self.histories),
@@ -225,35 +228,28 @@ impl Host {
         lane.await
     }
 
-    /// What was kept of the volume's chronicle. Of one that is not this host's yet nothing is known: what an earlier stay
-    /// left goes.
+    /// What is believed of what was kept of a stay, by a lane that is about to use the volume's image here.
     async fn kept_chronicle(
         &self,
         record: &VolumeRecord,
-        opening: Opening,
+        stay: StayId,
     ) -> Result<Option<Kept>, RequestError> {
-        let (chronicles, volume, name) = (self.chronicles.clone(), record.volume, record.name.clone());
+        let (chronicles, record) = (self.chronicles.clone(), record.clone());
+        let key = StayKey { volume: record.volume, stay };
         blocking(move || {
-            let found = match opening {
-                Opening::Serving => chronicles.load(volume),
-                Opening::Waiting => chronicles.forget_now(volume).map(|()| None),
-            };
-            found.map_err(|error| unavailable(&name, &error))
+            let believed = chronicles.open_stay(key, &record.image);
+            believed.map_err(|error| unavailable(&record.name, &error))
         })
         .await
     }
 
-    /// Makes durable that a range of epochs may be used from now on, and returns the last that may have been before: no
-    /// number is given out twice, whatever was lost (design §5.8, hard case 11).
-    pub(super) async fn reserve_epochs(&self, record: &VolumeRecord) -> Result<Epoch, RequestError> {
-        let volume = record.volume;
-        let reserved =
-            self.journal.read(|state| state.volumes.get(&volume).map(|volume| volume.epochs_reserved));
-        // A volume that is not this host's yet uses none.
-        let Some(used) = reserved else { return Ok(Epoch::default()) };
-        let reserved = Epoch(used.0.saturating_add(EPOCHS_PER_START));
-        self.journal.commit(vec![Record::EpochsReserved { volume, reserved }]).await?;
-        Ok(used)
+    /// The stay of a volume that is here, or was here last.
+    pub(super) fn stay_of(&self, volume: VolumeId) -> StayId {
+        self.journal.read(|state| {
+            let here = state.volumes.get(&volume);
+            let known = here.or_else(|| Some(&state.moved.get(&volume)?.volume));
+            known.map_or(StayId::Made, |known| known.stay)
+        })
     }
 
     /// The volume's record in the journal.

@@ -203,7 +203,6 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             Record::Snapshot(_) | Record::FenceLifted { .. } => {}
             Record::VolumeAdded(record) => volumes.extend([record.volume]),
             Record::VolumeRemoved { volume }
-            | Record::EpochsReserved { volume, .. }
             | Record::ResizeBegun { volume, .. }
             | Record::Resized { volume, .. }
             | Record::MovedForgotten { volume } => {
@@ -251,10 +250,7 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::MigrationEnded { .. } => Step::Ended,
         Record::ResizeBegun { .. } => Step::ResizeBegun,
         Record::Resized { .. } => Step::Resized,
-        Record::Snapshot(_)
-        | Record::EpochsReserved { .. }
-        | Record::FenceLifted { .. }
-        | Record::MovedForgotten { .. } => return None,
+        Record::Snapshot(_) | Record::FenceLifted { .. } | Record::MovedForgotten { .. } => return None,
     })
 }
 

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use block::BlockDevice;
+use chronicle::StayId;
 use migration::journal::Summary;
 use migration::message::ToSource;
 use migration::source::Moves;
@@ -38,10 +39,11 @@ impl Lane {
             None => Ok((self.volume.store(), self.lent.take())),
             Some(store) => store.into_device(&self.handle, &self.engine).await,
         };
-        let begun = self.volume.begin_stay(order.generation, order.left_behind).await;
+        let stay = StayId::Arrived(order.migration.0);
+        let begun = self.volume.begin_stay(stay, order.generation, order.left_behind).await;
         self.migration.opening.set(None);
         if let Err(error) = begun {
-            warn!(migration = %order.migration, %error, "what is kept of an earlier stay of the volume does not go");
+            warn!(migration = %order.migration, %error, "what a former daemon kept of this stay of the volume does not go");
             return Err(Refused::NotRecorded(CommitFault::NotWritten));
         }
         self.begin_coming(order, store.map_err(Refused::Target)?, line, role)

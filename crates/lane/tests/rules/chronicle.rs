@@ -9,9 +9,12 @@ use std::time::Duration;
 
 use crate::support::{SIZE, Scene, play};
 use block::{Buffer, Durability, Handle, MemoryStore};
-use chronicle::{BlockRange, BlockSize, Epoch, Generation, Kept, LayeredBitmap, MarkPolicy, ReplicaOf};
-use lane::{Beginning, Chronicler, Home, Keeper, LaneFuture, NotDurable, Volume};
-use migration::VolumeId;
+use chronicle::{
+    BlockRange, BlockSize, Epoch, Generation, Kept, LayeredBitmap, MarkPolicy, ReplicaOf, StayId,
+};
+use lane::{Chronicler, Home, Keeper, Keeping, LaneFuture, NotDurable, Volume};
+use migration::stay::Beginning;
+use migration::{StayKey, VolumeId};
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
 const GENERATION: Generation = Generation(3);
@@ -29,6 +32,8 @@ struct Folder {
 
 /// How long anything takes there.
 const TAKES: Duration = Duration::from_millis(3);
+/// How long a write waits for its mark at most.
+const WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Folder {
     fn new(handle: &Handle) -> Rc<Self> {
@@ -47,7 +52,7 @@ impl Folder {
 struct FolderKeeper(Rc<Folder>);
 
 impl Keeper for FolderKeeper {
-    fn mark(&self, _: VolumeId, epoch: Epoch, blocks: Vec<BlockRange>) -> LaneFuture<Result<(), NotDurable>> {
+    fn mark(&self, _: StayKey, epoch: Epoch, blocks: Vec<BlockRange>) -> LaneFuture<Result<(), NotDurable>> {
         let folder = Rc::clone(&self.0);
         Box::pin(async move {
             folder.handle.sleep(TAKES).await;
@@ -61,7 +66,7 @@ impl Keeper for FolderKeeper {
         })
     }
 
-    fn keep(&self, _: VolumeId, kept: Kept) -> LaneFuture<Result<(), NotDurable>> {
+    fn keep(&self, _: StayKey, kept: Kept) -> LaneFuture<Result<(), NotDurable>> {
         let folder = Rc::clone(&self.0);
         Box::pin(async move {
             folder.handle.sleep(TAKES).await;
@@ -71,7 +76,7 @@ impl Keeper for FolderKeeper {
         })
     }
 
-    fn forget(&self, _: VolumeId, through: Epoch) -> LaneFuture<Result<(), NotDurable>> {
+    fn forget(&self, _: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>> {
         let folder = Rc::clone(&self.0);
         Box::pin(async move {
             folder.handle.sleep(TAKES).await;
@@ -82,18 +87,18 @@ impl Keeper for FolderKeeper {
     }
 }
 
-/// The volume after a start of its daemon that may use epochs from `used` on.
-fn start(folder: &Rc<Folder>, used: u64) -> Rc<Volume> {
+/// The volume after a start of its daemon.
+fn start(folder: &Rc<Folder>) -> Rc<Volume> {
     let keeper = Rc::new(FolderKeeper(Rc::clone(folder)));
     let handle = folder.handle.clone();
     let beginning = Beginning {
-        volume: VOLUME,
+        id: StayId::Made,
         block_size: BlockSize::DEFAULT,
         size_bytes: SIZE,
-        reserved: Epoch(used),
         regions: MarkPolicy::regions_for(BlockSize::DEFAULT, SIZE),
     };
-    let chronicler = Chronicler::kept(beginning, folder.found(), keeper, handle);
+    let keeping = Keeping { keeper, handle, wait_max: WAIT_MAX };
+    let chronicler = Chronicler::kept(VOLUME, beginning, folder.found(), keeping);
     Volume::with_chronicler(VOLUME, chronicler, GENERATION, Home::Here(Rc::new(MemoryStore::new(SIZE))))
 }
 
@@ -118,9 +123,9 @@ fn lacking(volume: &Volume) -> Option<Vec<BlockRange>> {
 fn an_image_of_the_same_generation_that_left_by_another_departure_is_not_the_copy_that_is_known() {
     play(|scene| async move {
         let folder = Folder::new(&scene.handle);
-        let volume = start(&folder, 10);
+        let volume = start(&folder);
         refer(&volume).await;
-        for volume in [volume, start(&folder, 20)] {
+        for volume in [volume, start(&folder)] {
             assert_eq!(lacking(&volume), Some(Vec::new()));
             let of_another_branch = ReplicaOf::Host { host: [1; 32], departure: 4 };
             assert_eq!(volume.chronicler().lacking(of_another_branch, GENERATION), None);
@@ -132,7 +137,7 @@ fn an_image_of_the_same_generation_that_left_by_another_departure_is_not_the_cop
 fn a_volume_of_which_nobody_has_a_copy_marks_nothing() {
     play(|scene| async move {
         let folder = Folder::new(&scene.handle);
-        let volume = start(&folder, 10);
+        let volume = start(&folder);
         for offset in 0..SIZE / MIB {
             assert_eq!(write(&scene, &volume, offset * MIB).await, Duration::ZERO);
         }
@@ -145,7 +150,7 @@ fn a_volume_of_which_nobody_has_a_copy_marks_nothing() {
 fn the_first_write_to_a_region_waits_for_its_mark_and_no_other_does() {
     play(|scene| async move {
         let folder = Folder::new(&scene.handle);
-        let volume = start(&folder, 10);
+        let volume = start(&folder);
         refer(&volume).await;
         assert_eq!(write(&scene, &volume, 0).await, TAKES);
         assert_eq!(write(&scene, &volume, MIB / 2).await, Duration::ZERO);
@@ -161,18 +166,18 @@ fn the_first_write_to_a_region_waits_for_its_mark_and_no_other_does() {
 fn after_a_kill_every_marked_region_counts_as_written() {
     play(|scene| async move {
         let folder = Folder::new(&scene.handle);
-        let volume = start(&folder, 10);
+        let volume = start(&folder);
         write(&scene, &volume, 7 * MIB).await;
         refer(&volume).await;
         write(&scene, &volume, 2 * MIB + 4096).await;
         let exact = lacking(&volume);
         assert_eq!(exact, Some(vec![BlockRange::new(32, 33)]));
         // As after a kill: nothing more is told to anybody.
-        let volume = start(&folder, 1 << 20);
+        let volume = start(&folder);
         assert_eq!(lacking(&volume), Some(vec![BlockRange::new(32, 48)]), "its region, and no other");
         // A restart after that knows both lives.
         write(&scene, &volume, 5 * MIB).await;
-        let volume = start(&folder, 1 << 21);
+        let volume = start(&folder);
         assert_eq!(lacking(&volume), Some(vec![BlockRange::new(32, 48), BlockRange::new(80, 96)]));
     });
 }
@@ -181,7 +186,7 @@ fn after_a_kill_every_marked_region_counts_as_written() {
 fn a_copy_is_known_by_its_generation_and_gone_when_it_is_forgotten() {
     play(|scene| async move {
         let folder = Folder::new(&scene.handle);
-        let volume = start(&folder, 10);
+        let volume = start(&folder);
         refer(&volume).await;
         let chronicler = volume.chronicler();
         assert!(chronicler.lacking(COPY, GENERATION.next()).is_none());
@@ -194,13 +199,55 @@ fn a_copy_is_known_by_its_generation_and_gone_when_it_is_forgotten() {
 }
 
 #[test]
-fn a_folder_that_takes_no_mark_holds_the_write_and_does_not_fail_it() {
+fn a_folder_that_takes_no_mark_for_a_moment_holds_the_write_and_does_not_fail_it() {
     play(|scene| async move {
         let folder = Folder::new(&scene.handle);
-        let volume = start(&folder, 10);
+        let volume = start(&folder);
         refer(&volume).await;
         *folder.refuses.borrow_mut() = 2;
-        assert!(write(&scene, &volume, 0).await > 2 * TAKES);
-        assert_eq!(folder.marks.borrow().len(), 1);
+        let took = write(&scene, &volume, 0).await;
+        assert!((2 * TAKES..WAIT_MAX).contains(&took), "{took:?}");
+        assert!(lacking(&volume).is_some() && volume.chronicler().given_up().is_none());
+    });
+}
+
+#[test]
+fn a_folder_that_takes_no_marks_costs_the_copies_and_holds_no_write_longer_than_the_limit() {
+    play(|scene| async move {
+        let folder = Folder::new(&scene.handle);
+        let volume = start(&folder);
+        refer(&volume).await;
+        *folder.refuses.borrow_mut() = u32::MAX;
+        let took = write(&scene, &volume, 0).await;
+        assert!((WAIT_MAX..=WAIT_MAX + TAKES).contains(&took), "{took:?}");
+        // Once and for all.
+        assert_eq!(write(&scene, &volume, 9 * MIB).await, Duration::ZERO);
+        assert!(lacking(&volume).is_none() && folder.found().is_none());
+        assert_eq!(volume.chronicler().given_up().map(|given_up| given_up.copies), Some(1));
+        // Nobody has to wait to learn that it is full still.
+        let complete = || Some(LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(SIZE)));
+        let referred = volume.chronicler().refer_to(COPY, GENERATION, Some(&*volume.store()), complete).await;
+        assert!(referred.is_err());
+        assert_eq!(write(&scene, &volume, 11 * MIB).await, Duration::ZERO);
+        *folder.refuses.borrow_mut() = 0;
+        refer(&volume).await;
+        assert!(lacking(&volume).is_some() && volume.chronicler().given_up().is_none());
+    });
+}
+
+#[test]
+fn a_second_stay_knows_nothing_of_the_first() {
+    play(|scene| async move {
+        let folder = Folder::new(&scene.handle);
+        let volume = start(&folder);
+        refer(&volume).await;
+        assert!(write(&scene, &volume, 0).await > Duration::ZERO);
+        volume.begin_stay(StayId::Arrived(5), GENERATION, None).await.unwrap();
+        assert_eq!((volume.chronicler().stay(), lacking(&volume)), (StayId::Arrived(5), None));
+        refer(&volume).await;
+        assert!(write(&scene, &volume, 0).await > Duration::ZERO, "its marks are its own");
+        // It goes on with a stay that it knows.
+        volume.begin_stay(StayId::Arrived(5), GENERATION, None).await.unwrap();
+        assert_eq!(lacking(&volume), Some(vec![BlockRange::new(0, 1)]));
     });
 }

@@ -9,10 +9,10 @@
 //! one ends the journal: what lies behind was never acknowledged, or belongs to an earlier use of the space.
 
 use super::record::Entry;
-use super::{version_1, version_2};
+use super::{version_1, version_2, version_3};
 
 /// Version of the encoding that this program writes.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// The oldest version that is read.
 const OLDEST_VERSION: u8 = 1;
 /// What every journal begins with.
@@ -163,6 +163,7 @@ fn decode(version: u8, payload: &[u8]) -> Option<Entry> {
     match version {
         1 => postcard::from_bytes::<version_1::Entry>(payload).ok().map(Into::into),
         2 => postcard::from_bytes::<version_2::Entry>(payload).ok().map(Into::into),
+        3 => postcard::from_bytes::<version_3::Entry>(payload).ok().map(Into::into),
         _ => postcard::from_bytes(payload).ok(),
     }
 }

@@ -1,6 +1,6 @@
 //! What records of a handover make of a host's volumes and fences.
 
-use chronicle::{Epoch, Generation};
+use chronicle::{Generation, StayId};
 
 use super::image::{Fence, FencedContent, ImageLocation};
 use super::record::MigratingVolume;
@@ -66,11 +66,8 @@ impl State {
                     if let Some(moved) = self.moved.remove(&record.volume) {
                         self.migration(migration)?.returning.push(moved);
                     }
-                    // A repeated record finds what it added, perhaps with epochs that have been used since.
-                    let epochs_reserved =
-                        self.volumes.get(&record.volume).map_or(Epoch(0), |known| known.epochs_reserved);
-                    let volume =
-                        VolumeState { epochs_reserved, added_unix_ms: at_unix_ms, resizing_to: None, record };
+                    let stay = StayId::Arrived(migration.0);
+                    let volume = VolumeState { stay, added_unix_ms: at_unix_ms, resizing_to: None, record };
                     self.volumes.insert(volume.record.volume, volume);
                 }
             }

@@ -1,7 +1,7 @@
 //! The records of the journal. Their encoding is stored: variants are only ever appended, and [`super::VERSION`] grows
 //! when that is not enough; a field more is not.
 
-use chronicle::{Epoch, Generation};
+use chronicle::Generation;
 use serde::{Deserialize, Serialize};
 
 use super::image::{ImageLocation, Place};
@@ -28,13 +28,6 @@ pub enum Record {
     VolumeRemoved {
         /// Which.
         volume: VolumeId,
-    },
-    /// Epochs of a volume's chronicle up to `reserved` may have been used (design §5.8).
-    EpochsReserved {
-        /// Whose chronicle.
-        volume: VolumeId,
-        /// A restart goes on with the next number.
-        reserved: Epoch,
     },
     /// A migration has begun; its target images may exist from now on.
     MigrationStarted {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use chronicle::Epoch;
+use chronicle::StayId;
 use serde::{Deserialize, Serialize};
 
 use super::image::{Fence, FencedContent, Place};
@@ -36,8 +36,8 @@ pub struct State {
 pub struct VolumeState {
     /// As it was added, with the image and generation of now.
     pub record: VolumeRecord,
-    /// Epochs up to this one may have been used.
-    pub epochs_reserved: Epoch,
+    /// Its stay at this host: everything else that is durable about it here bears this.
+    pub stay: StayId,
     /// When it was added, in milliseconds since 1970.
     pub added_unix_ms: u64,
     /// The size in bytes that its image was to grow to; `None` while it is not being resized.
@@ -136,7 +136,7 @@ impl State {
             Record::VolumeAdded(record) => {
                 let volume = VolumeState {
                     record: record.clone(),
-                    epochs_reserved: Epoch(0),
+                    stay: StayId::Made,
                     added_unix_ms: at_unix_ms,
                     resizing_to: None,
                 };
@@ -147,7 +147,6 @@ impl State {
             Record::VolumeRemoved { volume } => {
                 self.volumes.remove(volume).ok_or(Inconsistent::UnknownVolume(*volume))?;
             }
-            Record::EpochsReserved { volume, reserved } => self.volume(*volume)?.epochs_reserved = *reserved,
             Record::MigrationStarted { migration, volumes, keep_source, side } => {
                 self.start(at_unix_ms, *migration, volumes, *keep_source, side);
             }

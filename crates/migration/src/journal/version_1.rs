@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use chronicle::{Epoch, Generation};
+use chronicle::{Epoch, Generation, StayId};
 use serde::Deserialize;
 
 use super::record::{ExportSettings, Outcome, Summary};
@@ -26,7 +26,7 @@ enum Record {
     Snapshot(Box<State>),
     VolumeAdded(VolumeRecord),
     VolumeRemoved { volume: VolumeId },
-    EpochsReserved { volume: VolumeId, reserved: Epoch },
+    EpochsReserved { _volume: VolumeId, _reserved: Epoch },
     MigrationStarted { migration: MigrationId, volumes: Vec<MigratingVolume>, keep_source: bool },
     TargetPrepared { migration: MigrationId, attempt: Attempt },
     AttemptAborted { migration: MigrationId, attempt: Attempt },
@@ -69,7 +69,7 @@ struct State {
 #[derive(Deserialize)]
 struct VolumeState {
     record: VolumeRecord,
-    epochs_reserved: Epoch,
+    _epochs_reserved: Epoch,
     added_unix_ms: u64,
 }
 
@@ -87,36 +87,41 @@ struct MigrationState {
 
 impl From<Entry> for record::Entry {
     fn from(old: Entry) -> Self {
-        Self { at_unix_ms: old.at_unix_ms, records: old.records.into_iter().map(Into::into).collect() }
+        Self {
+            at_unix_ms: old.at_unix_ms,
+            records: old.records.into_iter().filter_map(Record::into_present).collect(),
+        }
     }
 }
 
-impl From<Record> for record::Record {
-    fn from(old: Record) -> Self {
-        match old {
-            Record::Snapshot(state) => Self::Snapshot(Box::new((*state).into())),
-            Record::VolumeAdded(record) => Self::VolumeAdded(record.into()),
-            Record::VolumeRemoved { volume } => Self::VolumeRemoved { volume },
-            Record::EpochsReserved { volume, reserved } => Self::EpochsReserved { volume, reserved },
-            Record::MigrationStarted { migration, volumes, keep_source } => Self::MigrationStarted {
+impl Record {
+    /// As the present version says it; `None`: it need not be said any more.
+    fn into_present(self) -> Option<record::Record> {
+        use record::Record as Present;
+        Some(match self {
+            Self::Snapshot(state) => Present::Snapshot(Box::new((*state).into())),
+            Self::VolumeAdded(record) => Present::VolumeAdded(record.into()),
+            Self::VolumeRemoved { volume } => Present::VolumeRemoved { volume },
+            Self::EpochsReserved { .. } => return None,
+            Self::MigrationStarted { migration, volumes, keep_source } => Present::MigrationStarted {
                 migration,
                 volumes: moving(volumes),
                 keep_source,
                 side: Side::OneHost,
             },
-            Record::TargetPrepared { migration, attempt } => Self::TargetPrepared { migration, attempt },
-            Record::AttemptAborted { migration, attempt } => Self::AttemptAborted { migration, attempt },
-            Record::Released { migration, attempt, generations } => {
-                Self::Released { migration, attempt, generations }
+            Self::TargetPrepared { migration, attempt } => Present::TargetPrepared { migration, attempt },
+            Self::AttemptAborted { migration, attempt } => Present::AttemptAborted { migration, attempt },
+            Self::Released { migration, attempt, generations } => {
+                Present::Released { migration, attempt, generations }
             }
-            Record::Owned { migration, attempt, generations } => {
-                Self::Owned { migration, attempt, generations }
+            Self::Owned { migration, attempt, generations } => {
+                Present::Owned { migration, attempt, generations }
             }
-            Record::HandedBack { migration, generations } => Self::HandedBack { migration, generations },
-            Record::MigrationEnded { migration, outcome, summary } => {
-                Self::MigrationEnded { migration, outcome, summary }
+            Self::HandedBack { migration, generations } => Present::HandedBack { migration, generations },
+            Self::MigrationEnded { migration, outcome, summary } => {
+                Present::MigrationEnded { migration, outcome, summary }
             }
-        }
+        })
     }
 }
 
@@ -137,7 +142,7 @@ impl From<VolumeState> for state::VolumeState {
     fn from(old: VolumeState) -> Self {
         Self {
             record: old.record.into(),
-            epochs_reserved: old.epochs_reserved,
+            stay: StayId::Made,
             added_unix_ms: old.added_unix_ms,
             resizing_to: None,
         }

@@ -12,7 +12,7 @@ use super::image::{Fence, Place};
 use super::record::{MigratingVolume, Outcome, Summary, VolumeRecord};
 use super::side::Side;
 use super::stage::Stage;
-use super::state::VolumeState;
+use super::version_3::VolumeState;
 use super::{record, state};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
@@ -28,7 +28,7 @@ enum Record {
     Snapshot(Box<State>),
     VolumeAdded(VolumeRecord),
     VolumeRemoved { volume: VolumeId },
-    EpochsReserved { volume: VolumeId, reserved: Epoch },
+    EpochsReserved { _volume: VolumeId, _reserved: Epoch },
     MigrationStarted { migration: MigrationId, volumes: Vec<MigratingVolume>, keep_source: bool },
     TargetPrepared { migration: MigrationId, attempt: Attempt },
     AttemptAborted { migration: MigrationId, attempt: Attempt },
@@ -63,43 +63,48 @@ struct MigrationState {
 
 impl From<Entry> for record::Entry {
     fn from(old: Entry) -> Self {
-        Self { at_unix_ms: old.at_unix_ms, records: old.records.into_iter().map(Into::into).collect() }
+        Self {
+            at_unix_ms: old.at_unix_ms,
+            records: old.records.into_iter().filter_map(Record::into_present).collect(),
+        }
     }
 }
 
-impl From<Record> for record::Record {
-    fn from(old: Record) -> Self {
-        match old {
-            Record::Snapshot(state) => Self::Snapshot(Box::new((*state).into())),
-            Record::VolumeAdded(record) => Self::VolumeAdded(record),
-            Record::VolumeRemoved { volume } => Self::VolumeRemoved { volume },
-            Record::EpochsReserved { volume, reserved } => Self::EpochsReserved { volume, reserved },
-            Record::MigrationStarted { migration, volumes, keep_source } => {
-                Self::MigrationStarted { migration, volumes, keep_source, side: Side::OneHost }
+impl Record {
+    /// As the present version says it; `None`: it need not be said any more.
+    fn into_present(self) -> Option<record::Record> {
+        use record::Record as Present;
+        Some(match self {
+            Self::Snapshot(state) => Present::Snapshot(Box::new((*state).into())),
+            Self::VolumeAdded(record) => Present::VolumeAdded(record),
+            Self::VolumeRemoved { volume } => Present::VolumeRemoved { volume },
+            Self::EpochsReserved { .. } => return None,
+            Self::MigrationStarted { migration, volumes, keep_source } => {
+                Present::MigrationStarted { migration, volumes, keep_source, side: Side::OneHost }
             }
-            Record::TargetPrepared { migration, attempt } => Self::TargetPrepared { migration, attempt },
-            Record::AttemptAborted { migration, attempt } => Self::AttemptAborted { migration, attempt },
-            Record::Released { migration, attempt, generations } => {
-                Self::Released { migration, attempt, generations }
+            Self::TargetPrepared { migration, attempt } => Present::TargetPrepared { migration, attempt },
+            Self::AttemptAborted { migration, attempt } => Present::AttemptAborted { migration, attempt },
+            Self::Released { migration, attempt, generations } => {
+                Present::Released { migration, attempt, generations }
             }
-            Record::Owned { migration, attempt, generations } => {
-                Self::Owned { migration, attempt, generations }
+            Self::Owned { migration, attempt, generations } => {
+                Present::Owned { migration, attempt, generations }
             }
-            Record::HandedBack { migration, generations } => Self::HandedBack { migration, generations },
-            Record::MigrationEnded { migration, outcome, summary } => {
-                Self::MigrationEnded { migration, outcome, summary }
+            Self::HandedBack { migration, generations } => Present::HandedBack { migration, generations },
+            Self::MigrationEnded { migration, outcome, summary } => {
+                Present::MigrationEnded { migration, outcome, summary }
             }
-            Record::ResizeBegun { volume, size_bytes } => Self::ResizeBegun { volume, size_bytes },
-            Record::Resized { volume, size_bytes } => Self::Resized { volume, size_bytes },
-            Record::FenceLifted { place } => Self::FenceLifted { place },
-        }
+            Self::ResizeBegun { volume, size_bytes } => Present::ResizeBegun { volume, size_bytes },
+            Self::Resized { volume, size_bytes } => Present::Resized { volume, size_bytes },
+            Self::FenceLifted { place } => Present::FenceLifted { place },
+        })
     }
 }
 
 impl From<State> for state::State {
     fn from(old: State) -> Self {
         Self {
-            volumes: old.volumes,
+            volumes: old.volumes.into_iter().map(|(id, volume)| (id, volume.into())).collect(),
             migrations: old.migrations.into_iter().map(|(id, migration)| (id, migration.into())).collect(),
             next_migration: old.next_migration,
             fences: old.fences,

@@ -1,20 +1,25 @@
-//! What a host keeps of volumes' chronicles: durable when it is answered for, and after a crash whatever of the rest the
+//! What a host keeps of volumes' stays: durable when it is answered for, and after a crash whatever of the rest the
 //! disk had got to.
 //!
 //! ```text
 //!   mark ─────► under way ──► durable, answered        marks in any order, the rest one after the other
 //!   keep, forget ──┘  └ killed, power cut: done or not, each mark by itself
 //! ```
+//! Only the files are simulated. What is believed of them, in which order they are written, and which marks are known to
+//! be in an open file is decided by the product.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use chronicle::{BlockRange, Epoch, Kept};
 use futures_channel::oneshot;
 use lane::{Keeper, LaneFuture, NotDurable};
-use migration::VolumeId;
+use migration::StayKey;
+use migration::stay::opening::{self, Found, OpeningStep};
+use migration::stay::{ImageRecord, Look, OpenMarks};
 
 use crate::random::Random;
 use crate::world::World;
@@ -31,23 +36,29 @@ pub(crate) struct SimChronicles {
     world: Rc<World>,
     random: RefCell<Random>,
     latency_max: Duration,
-    files: RefCell<BTreeMap<VolumeId, Files>>,
+    files: RefCell<BTreeMap<StayKey, Files>>,
+    /// The daemon's open files of marks; they end with it.
+    open: RefCell<OpenMarks<BTreeSet<u64>>>,
     under_way: RefCell<BTreeMap<u64, Work>>,
     next: Cell<u64>,
     /// When the last of what is done in order will be done.
     busy_until: Cell<Duration>,
+    /// Until then nothing can be written that takes space.
+    full_until: Cell<Duration>,
 }
 
+/// What there is of one stay.
 #[derive(Default)]
 struct Files {
     kept: Option<Vec<u8>>,
-    marks: Vec<(Epoch, Vec<BlockRange>)>,
+    marks: BTreeMap<Epoch, BTreeSet<u64>>,
+    image: Option<Vec<u8>>,
 }
 
 enum Work {
-    Mark(VolumeId, Epoch, Vec<BlockRange>),
-    Keep(VolumeId, Box<Kept>),
-    Forget(VolumeId, Epoch),
+    Mark(StayKey, Epoch, Vec<BlockRange>),
+    Keep(StayKey, Box<Kept>),
+    Forget(StayKey, Epoch),
 }
 
 impl SimChronicles {
@@ -59,18 +70,43 @@ impl SimChronicles {
             world: Rc::clone(world),
             random: RefCell::new(random),
             files: RefCell::default(),
+            open: RefCell::default(),
             under_way: RefCell::default(),
             next: Cell::default(),
             busy_until: Cell::default(),
+            full_until: Cell::default(),
         })
     }
 
-    /// What a daemon finds at its start.
-    pub(super) fn load(&self, volume: VolumeId) -> Option<Kept> {
-        let files = self.files.borrow();
-        let files = files.get(&volume)?;
-        match Kept::decode(files.kept.as_ref()?) {
-            Ok(kept) => Some(kept.with_marks(files.marks.clone())),
+    /// What a lane goes on with that begins to use an image which looks so.
+    pub(super) fn open_stay(&self, key: StayKey, look: Look) -> Option<Kept> {
+        let (kept, record) = {
+            let mut files = self.files.borrow_mut();
+            files.retain(|of, _| of.volume != key.volume || of.stay == key.stay);
+            let files = files.entry(key).or_default();
+            (self.kept(key, files), files.image.as_ref().and_then(|bytes| ImageRecord::decode(bytes, key)))
+        };
+        if kept.is_none() {
+            self.forget_all(key);
+        }
+        let opening = opening::open(Found { kept, record, look: Some(look) });
+        for step in opening.steps {
+            match step {
+                OpeningStep::Forget => self.forget_all(key),
+                OpeningStep::Record(record) => self.record_image(key, &record),
+            }
+        }
+        opening.believed
+    }
+
+    fn kept(&self, key: StayKey, files: &Files) -> Option<Kept> {
+        match Kept::decode(files.kept.as_ref()?, key.volume.0, key.stay) {
+            Ok(kept) => {
+                let runs = |blocks: &BTreeSet<u64>| {
+                    blocks.iter().map(|block| BlockRange::new(*block, block + 1)).collect()
+                };
+                Some(kept.with_marks(files.marks.iter().map(|(epoch, blocks)| (*epoch, runs(blocks)))))
+            }
             Err(error) => {
                 self.world.violated("chronicle", || error.to_string());
                 None
@@ -78,9 +114,33 @@ impl SimChronicles {
         }
     }
 
-    /// Forgets a volume that has left.
-    pub(super) fn forget_now(&self, volume: VolumeId) {
-        self.files.borrow_mut().remove(&volume);
+    /// Remembers that a volume may be in an image that looks so, too.
+    pub(super) fn note_image(&self, key: StayKey, look: Look) {
+        let known = self.files.borrow().get(&key).and_then(|files| files.image.clone());
+        let known = known.and_then(|bytes| ImageRecord::decode(&bytes, key));
+        self.record_image(key, &opening::also_in_use(known, look));
+    }
+
+    /// Remembers how an image looks that has been closed in order; if that cannot be, then nothing of it.
+    pub(super) fn close_image(&self, key: StayKey, look: Look) {
+        let record = opening::closed(Some(look)).filter(|_| !self.is_full());
+        let bytes = record.map(|record| record.encode(key));
+        self.files.borrow_mut().entry(key).or_default().image = bytes;
+    }
+
+    fn record_image(&self, key: StayKey, record: &ImageRecord) {
+        if !self.is_full() {
+            self.files.borrow_mut().entry(key).or_default().image = Some(record.encode(key));
+        }
+    }
+
+    /// Nothing that takes space can be written for so long.
+    pub(super) fn fill_for(&self, window: Duration) {
+        self.full_until.set(self.world.now() + window);
+    }
+
+    fn is_full(&self) -> bool {
+        self.world.now() < self.full_until.get()
     }
 
     /// The daemon was killed, or power was cut.
@@ -90,15 +150,17 @@ impl SimChronicles {
             let is_done = self.random.borrow_mut().percent(50);
             if matches!(work, Work::Mark(..)) {
                 if is_done {
-                    self.apply(work);
+                    // Whether it could be done nobody hears any more.
+                    let _ = self.apply(work);
                 }
             } else {
                 in_order_goes_on &= is_done;
                 if in_order_goes_on {
-                    self.apply(work);
+                    let _ = self.apply(work);
                 }
             }
         }
+        self.open.take();
         self.busy_until.set(Duration::ZERO);
     }
 
@@ -119,37 +181,58 @@ impl SimChronicles {
             let Some(me) = me.upgrade() else { return };
             let work = me.under_way.borrow_mut().remove(&number);
             if let Some(work) = work {
-                me.apply(work);
                 // The lane may be gone.
-                let _ = done.send(());
+                let _ = done.send(me.apply(work));
             }
         });
         Box::pin(async move {
             match ended.await {
-                Ok(()) => Ok(()),
+                Ok(result) => result,
                 // The daemon is gone, and whoever waits here with it.
                 Err(_) => std::future::pending().await,
             }
         })
     }
 
-    fn apply(&self, work: Work) {
-        let mut files = self.files.borrow_mut();
+    fn apply(&self, work: Work) -> Result<(), NotDurable> {
+        if self.is_full() && !matches!(work, Work::Forget(..)) {
+            return Err(NotDurable { detail: "no space".to_owned() });
+        }
         match work {
-            Work::Mark(volume, epoch, blocks) => {
-                files.entry(volume).or_default().marks.push((epoch, blocks));
-            }
-            Work::Keep(volume, kept) => {
+            Work::Mark(key, epoch, blocks) => self.mark(key, epoch, &blocks),
+            Work::Keep(key, kept) => {
                 self.world.note("chronicle kept", kept.through.0, kept.replicas.len() as u64);
-                let files = files.entry(volume).or_default();
-                files.kept = Some(kept.encode());
-                files.marks.retain(|(epoch, _)| *epoch > kept.through);
+                let mut files = self.files.borrow_mut();
+                let files = files.entry(key).or_default();
+                files.kept = Some(kept.encode(key.volume.0, key.stay));
+                files.marks.retain(|epoch, _| *epoch > kept.through);
             }
-            Work::Forget(volume, through) => {
-                let files = files.entry(volume).or_default();
-                files.kept = None;
-                files.marks.retain(|(epoch, _)| *epoch > through);
-            }
+            Work::Forget(key, through) => self.forget_through(key, through),
+        }
+        Ok(())
+    }
+
+    fn forget_all(&self, key: StayKey) {
+        self.forget_through(key, Epoch(u64::MAX));
+    }
+
+    fn forget_through(&self, key: StayKey, through: Epoch) {
+        let mut files = self.files.borrow_mut();
+        let files = files.entry(key).or_default();
+        files.kept = None;
+        files.marks.retain(|epoch, _| *epoch > through);
+    }
+
+    /// What an open file is known to hold is not written again.
+    fn mark(&self, key: StayKey, epoch: Epoch, blocks: &[BlockRange]) {
+        let mut files = self.files.borrow_mut();
+        let file = files.entry(key).or_default().marks.entry(epoch).or_default();
+        let mut open = self.open.borrow_mut();
+        let Ok(known) = open.of(key, epoch, || Ok::<_, Infallible>(file.clone()));
+        for block in
+            blocks.iter().flat_map(BlockRange::iter).filter(|block| known.insert(block.0)).collect::<Vec<_>>()
+        {
+            file.insert(block.0);
         }
     }
 }
@@ -157,18 +240,18 @@ impl SimChronicles {
 impl Keeper for SimChronicles {
     fn mark(
         &self,
-        volume: VolumeId,
+        key: StayKey,
         epoch: Epoch,
         blocks: Vec<BlockRange>,
     ) -> LaneFuture<Result<(), NotDurable>> {
-        self.begin(Work::Mark(volume, epoch, blocks))
+        self.begin(Work::Mark(key, epoch, blocks))
     }
 
-    fn keep(&self, volume: VolumeId, kept: Kept) -> LaneFuture<Result<(), NotDurable>> {
-        self.begin(Work::Keep(volume, Box::new(kept)))
+    fn keep(&self, key: StayKey, kept: Kept) -> LaneFuture<Result<(), NotDurable>> {
+        self.begin(Work::Keep(key, Box::new(kept)))
     }
 
-    fn forget(&self, volume: VolumeId, through: Epoch) -> LaneFuture<Result<(), NotDurable>> {
-        self.begin(Work::Forget(volume, through))
+    fn forget(&self, key: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>> {
+        self.begin(Work::Forget(key, through))
     }
 }

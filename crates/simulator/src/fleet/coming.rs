@@ -3,14 +3,14 @@
 use std::rc::Rc;
 
 use block::BlockDevice;
-use chronicle::{Generation, ReplicaOf};
+use chronicle::{Generation, ReplicaOf, StayId};
 use lane::filter::GateMode;
 use lane::peer::head::Address;
 use lane::{ComingTogether, ComingVolume, Control, Home, TargetConductor, TargetContent, TargetPlan};
-use migration::MigrationId;
 use migration::journal::{MigrationState, Record, Side, Stage};
 use migration::source::Moves;
 use migration::wire::Message;
+use migration::{MigrationId, StayKey};
 
 use super::control::PartyControl;
 use super::ear::say;
@@ -143,10 +143,11 @@ impl Party {
         resumed: Resumed,
         keeps: bool,
     ) {
-        let coming = self.wait_for_volumes(recorded, resumed);
+        let stay = StayId::Arrived(id.0);
+        let coming = self.wait_for_volumes(stay, recorded, resumed);
         let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });
         for (coming, generation) in coming.iter().zip(generations_of(recorded)) {
-            let begun = coming.volume.begin_stay(generation, left_behind).await;
+            let begun = coming.volume.begin_stay(stay, generation, left_behind).await;
             if let Err(error) = begun {
                 self.world.violated("chronicle", || error.to_string());
             }
@@ -155,7 +156,12 @@ impl Party {
     }
 
     /// Makes what waits for each volume; of one that has left clients here, it is what they use.
-    fn wait_for_volumes(&self, recorded: &MigrationState, resumed: Resumed) -> Vec<ComingVolume> {
+    fn wait_for_volumes(
+        &self,
+        stay: StayId,
+        recorded: &MigrationState,
+        resumed: Resumed,
+    ) -> Vec<ComingVolume> {
         let mut waiting = Vec::new();
         for ((index, moving), generation) in recorded.volumes.iter().enumerate().zip(generations_of(recorded))
         {
@@ -171,11 +177,19 @@ impl Party {
             disk.set_role(Role::Target);
             let store: Rc<dyn BlockDevice> = disk.clone();
             let home = self.with_serving(|serving| serving.volumes[index].clone()).flatten();
-            let volume = home.unwrap_or_else(|| {
-                let volume = self.make_volume(index, generation, Home::Here(Rc::clone(&store)), false);
-                volume.gate().set_mode(GateMode::Hold);
-                volume
-            });
+            let volume = match home {
+                Some(volume) => {
+                    let key = StayKey { volume: moving.volume, stay };
+                    self.chronicles.note_image(key, disk.look());
+                    volume
+                }
+                None => {
+                    let (home, look) = (Home::Here(Rc::clone(&store)), Some(disk.look()));
+                    let volume = self.make_volume(index, stay, generation, home, look);
+                    volume.gate().set_mode(GateMode::Hold);
+                    volume
+                }
+            };
             disk.set_volume(&volume);
             self.with_serving(|serving| serving.volumes[index] = Some(Rc::clone(&volume)));
             self.offer_to_clients(index);

@@ -6,16 +6,17 @@ use std::rc::{Rc, Weak};
 
 use block::Geometry;
 use block::filter::Align;
-use chronicle::Epoch;
+use chronicle::StayId;
 use lane::filter::GateMode;
 use lane::peer::head::Address;
 use lane::peer::{Conversation, PeerStore, Service, Urgency};
 use lane::{
-    Baton, Beginning, Chronicler, Entrance, Home, Keeper, Passage, Presence, SourceFollower, TargetBaton,
+    Baton, Chronicler, Entrance, Home, Keeper, Keeping, Passage, Presence, SourceFollower, TargetBaton,
     Volume,
 };
-use migration::MigrationId;
 use migration::journal::{MigrationState, Side, Stage, State};
+use migration::stay::{Beginning, Look};
+use migration::{MigrationId, StayKey};
 
 use super::branch::Branch;
 use super::ear::{Deaf, Ear};
@@ -24,9 +25,6 @@ use super::party::{Party, volume_id};
 use super::place::Place;
 use crate::guest::{Caller, Connection};
 use crate::probe::Probe;
-
-/// Epochs of one life of a daemon: as many as this is a power of two.
-const EPOCHS_SHIFT: u32 = 20;
 
 /// What lives in a daemon.
 pub(super) struct Serving {
@@ -149,8 +147,8 @@ impl Party {
                 return None;
             }
         };
-        let is_own = state.volumes.contains_key(&id);
-        let volume = self.make_volume(index, known.record.generation, home, is_own);
+        let look = disk.as_ref().map(|disk| disk.look());
+        let volume = self.make_volume(index, known.stay, known.record.generation, home, look);
         volume.gate().set_mode(mode);
         if let Some(disk) = disk {
             // A target that has become the owner's only disk knows by it that its trial is over.
@@ -159,31 +157,28 @@ impl Party {
         Some(volume)
     }
 
-    /// A volume whose chronicle goes on where it was kept, if it is this host's.
+    /// A volume whose stay goes on as far as it is believed, if its image is here and looks so.
     pub(super) fn make_volume(
         &self,
         index: usize,
+        stay: StayId,
         generation: chronicle::Generation,
         home: Home,
-        is_own: bool,
+        look: Option<Look>,
     ) -> Rc<Volume> {
         let id = volume_id(index);
-        let kept = if is_own {
-            self.chronicles.load(id)
-        } else {
-            self.chronicles.forget_now(id);
-            None
-        };
+        let key = StayKey { volume: id, stay };
+        let believed = look.and_then(|look| self.chronicles.open_stay(key, look));
         let beginning = Beginning {
-            volume: id,
+            id: stay,
             block_size: self.manner.block_sizes[index],
             size_bytes: self.manner.geometries[index].size,
-            // Each life of the daemon has numbers of its own, which are durable before it begins.
-            reserved: Epoch(self.incarnation() << EPOCHS_SHIFT),
             regions: self.manner.regions,
         };
         let keeper: Rc<dyn Keeper> = Rc::clone(&self.chronicles) as Rc<dyn Keeper>;
-        let chronicler = Chronicler::kept(beginning, kept, keeper, self.handle.clone());
+        let wait_max = self.manner.limits.mirror_wait_max;
+        let keeping = Keeping { keeper, handle: self.handle.clone(), wait_max };
+        let chronicler = Chronicler::kept(id, beginning, believed, keeping);
         let volume = Volume::with_chronicler(id, chronicler, generation, home);
         volume.fences().begin(self.new_life());
         volume

@@ -1,0 +1,104 @@
+//! How the image of a volume looks from outside. Everything here sleeps.
+//!
+//! ```text
+//!            which                         state
+//!   file     inode, when it was made       size, mtime, ctime
+//!   device   numbers, boot, disk sequence  writes and discards since the boot, as the kernel counts them
+//!   export   -                             -      another server's: it does not say
+//! ```
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use migration::journal::{ImageLocation, Place};
+use migration::stay::Look;
+
+/// Where the kernel says which boot this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// What of a device's statistics grows with each change: writes, sectors written, discards, sectors discarded.
+const CHANGES: [usize; 4] = [4, 6, 11, 13];
+
+/// How an image looks, as it is on the disk; `None`: its place does not say, or it cannot be looked at.
+pub(crate) fn look(image: &ImageLocation) -> Option<Look> {
+    let looked = match &image.place {
+        Place::File(path) => file(Path::new(path)).map(Some),
+        Place::Device(path) => device(Path::new(path)),
+        Place::Nbd(_) => Ok(None),
+    };
+    looked.unwrap_or_else(|error| {
+        tracing::warn!(image = %image.place, %error, "the image cannot be looked at");
+        None
+    })
+}
+
+fn file(path: &Path) -> io::Result<Look> {
+    let file = File::open(path)?;
+    // Its times are kept in memory otherwise, and older ones come back after a power cut.
+    file.sync_all()?;
+    let found = file.metadata()?;
+    let made = found.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+    let made = made.unwrap_or_default().as_nanos();
+    let mtime = nanoseconds(found.mtime(), found.mtime_nsec());
+    let ctime = nanoseconds(found.ctime(), found.ctime_nsec());
+    Ok(Look {
+        which: format!("file {} {made}", found.ino()).into(),
+        state: format!("{} {mtime} {ctime}", found.size()).into(),
+        changed_at: mtime,
+    })
+}
+
+fn device(path: &Path) -> io::Result<Option<Look>> {
+    let device = File::open(path)?;
+    device.sync_all()?;
+    let number = device.metadata()?.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let folder = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
+    let statistics = fs::read_to_string(folder.join("stat"))?;
+    let counts: Vec<&str> = statistics.split_whitespace().collect();
+    let changes: Option<Vec<&str>> = CHANGES.iter().map(|index| counts.get(*index).copied()).collect();
+    // A partition has its disk's.
+    let sequence =
+        ["diskseq", "../diskseq"].iter().find_map(|name| fs::read_to_string(folder.join(name)).ok());
+    let boot = fs::read_to_string(BOOT_ID)?;
+    let (Some(changes), Some(sequence)) = (changes, sequence) else { return Ok(None) };
+    Ok(Some(Look {
+        which: format!("device {major}:{minor} {} {}", boot.trim(), sequence.trim()).into(),
+        state: changes.join(" ").into(),
+        changed_at: 0,
+    }))
+}
+
+fn nanoseconds(seconds: i64, nanoseconds: i64) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(path: &Path) -> Look {
+        look(&ImageLocation::raw_file("s", path.to_str().unwrap())).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_was_changed_or_replaced_looks_another_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v.img");
+        fs::write(&path, b"old").unwrap();
+        let before = at(&path);
+        assert_eq!(at(&path), before);
+        // The clock of a file system may stand still for some milliseconds.
+        while at(&path) == before {
+            fs::write(&path, b"nEw").unwrap();
+        }
+        assert_eq!(at(&path).which, before.which);
+        let former = folder.path().join("former");
+        fs::rename(&path, &former).unwrap();
+        fs::copy(&former, &path).unwrap();
+        assert_ne!(at(&path).which, before.which);
+        assert_eq!(look(&ImageLocation::raw_file("s", "/nowhere/v.img")), None);
+    }
+}

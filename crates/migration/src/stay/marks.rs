@@ -1,0 +1,83 @@
+//! Which files of marks are open, and so which marks need not be written again.
+
+use std::collections::BTreeMap;
+
+use chronicle::{Epoch, StayId};
+
+use super::StayKey;
+use crate::planted::{Bug, broken};
+
+/// Files of marks that are kept open at most.
+const OPEN_MAX: usize = 64;
+
+/// The open files of marks, each with what it is known to hold.
+///
+/// What one holds stays true as long as it is open, for a file of marks is deleted only when its epoch has ended, and
+/// no epoch of a stay begins twice. A file of another stay is another file, whatever its epoch.
+#[derive(Debug)]
+pub struct OpenMarks<F> {
+    open: BTreeMap<(StayKey, Epoch), F>,
+}
+
+impl<F> Default for OpenMarks<F> {
+    fn default() -> Self {
+        Self { open: BTreeMap::new() }
+    }
+}
+
+impl<F> OpenMarks<F> {
+    /// The file of an epoch, opened if it is not open.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn of<E>(
+        &mut self,
+        key: StayKey,
+        epoch: Epoch,
+        open: impl FnOnce() -> Result<F, E>,
+    ) -> Result<&mut F, E> {
+        let key = known_as(key);
+        if !self.open.contains_key(&(key, epoch)) {
+            if self.open.len() >= OPEN_MAX {
+                self.open.pop_first();
+            }
+            // Epochs are marked in order, one ahead at most: the ones before are over.
+            self.open.retain(|(of, known), _| of.volume != key.volume || known.next() >= epoch);
+        }
+        match self.open.entry((key, epoch)) {
+            std::collections::btree_map::Entry::Occupied(known) => Ok(known.into_mut()),
+            std::collections::btree_map::Entry::Vacant(unknown) => Ok(unknown.insert(open()?)),
+        }
+    }
+
+    /// Closes a file: what it holds is not known any more.
+    pub fn close(&mut self, key: StayKey, epoch: Epoch) {
+        self.open.remove(&(known_as(key), epoch));
+    }
+}
+
+fn known_as(key: StayKey) -> StayKey {
+    // The planted bug tells stays of a volume not apart.
+    if broken(Bug::MarksOfAnEarlierStay) { StayKey { stay: StayId::Made, ..key } } else { key }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::VolumeId;
+
+    #[test]
+    fn a_file_of_another_stay_is_another_file() {
+        let mut marks = OpenMarks::default();
+        let key = |migration| StayKey { volume: VolumeId([1; 16]), stay: StayId::Arrived(migration) };
+        for (stay, epoch, known) in
+            [(1, 2, 0), (1, 2, 1), (2, 2, 0), (2, 3, 0), (2, 2, 1), (2, 4, 0), (2, 2, 0)]
+        {
+            let file = marks.of(key(stay), Epoch(epoch), || Ok::<u32, ()>(0)).unwrap();
+            assert_eq!(*file, known, "stay {stay}, epoch {epoch}");
+            *file += 1;
+        }
+        marks.close(key(2), Epoch(2));
+        assert_eq!(marks.of(key(2), Epoch(2), || Ok::<u32, ()>(0)), Ok(&mut 0));
+    }
+}

@@ -1,0 +1,217 @@
+//! What a start believes of a stay, and what it makes durable before the volume is served.
+//!
+//! ```text
+//!   kept, marks ──┐
+//!   record ───────┼──► believe ──┬── trust: go on above every epoch that is found
+//!   look ─────────┘              └── nothing: forget, durably ──► the image is in use, durably ──► serve
+//! ```
+
+use chronicle::{Epoch, Kept};
+
+use super::image::{ImageRecord, Look};
+use crate::planted::{Bug, broken};
+
+/// What a start finds of a stay.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What was kept, with all marks; `None`: nothing, or nothing that can be read.
+    pub kept: Option<Kept>,
+    /// What was remembered of the image.
+    pub record: Option<ImageRecord>,
+    /// How the image looks, with nobody else holding it; `None`: it is in a place that does not say.
+    pub look: Option<Look>,
+}
+
+/// What a start does with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// What the stay goes on with.
+    pub believed: Option<Kept>,
+    /// Why it goes on with nothing although there was something.
+    pub distrust: Option<Distrust>,
+    /// To be carried out in this order before the volume is served.
+    pub steps: Vec<OpeningStep>,
+}
+
+/// A step of a start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpeningStep {
+    /// Forgets durably what was kept, and all marks. If this fails the volume must not be served.
+    Forget,
+    /// Puts this durably in the place of what was remembered of the image. If this fails the next start may believe less,
+    /// and nothing that is not so.
+    Record(ImageRecord),
+}
+
+/// Why what was kept is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Distrust {
+    /// Its parts do not fit each other.
+    #[error("what was kept contradicts itself")]
+    Inconsistent,
+    /// How the image looked is not known.
+    #[error("how its image looked when it was closed was not recorded")]
+    NotRecorded,
+    /// The image is in a place that cannot say whether it has changed.
+    #[error("the place of its image does not say whether somebody has changed it")]
+    Unknowable,
+    /// Another image is in its place.
+    #[error("another image is in the place of the one that was served")]
+    Another,
+    /// Somebody has changed the image.
+    #[error("its image was changed while it was not served")]
+    Touched,
+}
+
+/// Decides what a start believes and does.
+pub fn open(found: Found) -> Opening {
+    let belief =
+        found.kept.as_ref().map_or(Ok(()), |kept| believe(kept, found.record.as_ref(), found.look.as_ref()));
+    // What is believed of nothing is nothing.
+    let distrust = belief.err();
+    let mut steps = Vec::new();
+    if distrust.is_some() {
+        // N.B. before the record says how the image looks from now on: that would vouch for what was kept.
+        steps.push(OpeningStep::Forget);
+    }
+    let believed = found.kept.filter(|_| distrust.is_none());
+    let since = first_epoch(believed.as_ref());
+    steps.extend(found.look.map(|look| OpeningStep::Record(ImageRecord::InUse { looks: vec![look], since })));
+    Opening { believed, distrust, steps }
+}
+
+/// What is remembered when the image has been closed in order and looks so; `None`: that it was remembered at all is to be
+/// forgotten.
+pub fn closed(look: Option<Look>) -> Option<ImageRecord> {
+    look.map(ImageRecord::Closed)
+}
+
+/// What is remembered of an image that is in use, when the volume may soon be in another one that looks so.
+pub fn also_in_use(record: Option<ImageRecord>, look: Look) -> ImageRecord {
+    match record {
+        Some(ImageRecord::InUse { mut looks, since }) => {
+            looks.retain(|known| known.which != look.which);
+            looks.push(look);
+            ImageRecord::InUse { looks, since }
+        }
+        Some(ImageRecord::Closed(_)) | None => {
+            ImageRecord::InUse { looks: vec![look], since: first_epoch(None) }
+        }
+    }
+}
+
+/// The first epoch after a start that goes on with this.
+fn first_epoch(believed: Option<&Kept>) -> Epoch {
+    let found =
+        believed.map(|kept| kept.epochs.iter().map(|(epoch, _)| *epoch).max().max(Some(kept.through)));
+    found.flatten().unwrap_or_default().next()
+}
+
+fn believe(kept: &Kept, record: Option<&ImageRecord>, look: Option<&Look>) -> Result<(), Distrust> {
+    if !kept.is_consistent() {
+        return Err(Distrust::Inconsistent);
+    }
+    if broken(Bug::TouchedImageTrusted) {
+        return Ok(());
+    }
+    let look = look.ok_or(Distrust::Unknowable)?;
+    match record.ok_or(Distrust::NotRecorded)? {
+        ImageRecord::Closed(known) if known.which != look.which => Err(Distrust::Another),
+        ImageRecord::Closed(known) if known == look => Ok(()),
+        ImageRecord::Closed(_) => Err(Distrust::Touched),
+        ImageRecord::InUse { looks, since } => {
+            let known = looks.iter().find(|known| known.which == look.which).ok_or(Distrust::Another)?;
+            // Whoever puts a former content back in place makes it look older.
+            if look.changed_at < known.changed_at {
+                return Err(Distrust::Touched);
+            }
+            // Every write is marked or kept before it is made: without either we have made none.
+            let wrote = kept.through >= *since || kept.epochs.iter().any(|(epoch, _)| epoch >= since);
+            let is_exact = !wrote && looks.len() == 1;
+            if is_exact && look.state != known.state { Err(Distrust::Touched) } else { Ok(()) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use chronicle::{BlockCount, BlockSize, Generation, KeptReplica, LayeredBitmap, ReplicaOf};
+
+    use super::*;
+
+    fn look(which: u8, state: u8, changed_at: i128) -> Look {
+        Look { which: vec![which], state: vec![state], changed_at }
+    }
+
+    /// Kept through epoch 5, with marks of these epochs.
+    fn kept(marks: &[u64]) -> Kept {
+        let empty = LayeredBitmap::new(BlockCount(10));
+        let replica = KeptReplica { generation: Generation(1), as_of: Epoch(4), missing: empty.clone() };
+        Kept {
+            block_size: BlockSize::DEFAULT,
+            size_bytes: 10 << 16,
+            known_after: Epoch(4),
+            through: Epoch(5),
+            epochs: marks.iter().map(|epoch| (Epoch(*epoch), empty.clone())).collect(),
+            replicas: BTreeMap::from([(ReplicaOf::Migration(1), replica)]),
+        }
+    }
+
+    #[track_caller]
+    fn check(marks: &[u64], record: Option<ImageRecord>, now: Option<Look>, expected: Result<(), Distrust>) {
+        let found = Found { kept: Some(kept(marks)), record, look: now.clone() };
+        let opening = open(found);
+        assert_eq!(opening.distrust, expected.err());
+        assert_eq!(opening.believed.is_some(), expected.is_ok());
+        let forgets = opening.steps.first() == Some(&OpeningStep::Forget);
+        assert_eq!(forgets, expected.is_err(), "durably, and before anything vouches for it");
+        let since =
+            if expected.is_ok() { Epoch(marks.iter().max().map_or(6, |last| last + 1)) } else { Epoch(1) };
+        let in_use = now.map(|look| OpeningStep::Record(ImageRecord::InUse { looks: vec![look], since }));
+        assert_eq!(opening.steps.into_iter().filter(|step| *step != OpeningStep::Forget).next(), in_use);
+    }
+
+    #[test]
+    fn an_image_that_was_closed_is_trusted_only_if_it_looks_exactly_the_same() {
+        let closed = || Some(ImageRecord::Closed(look(1, 1, 7)));
+        check(&[], closed(), Some(look(1, 1, 7)), Ok(()));
+        check(&[6], closed(), Some(look(1, 2, 7)), Err(Distrust::Touched));
+        check(&[], closed(), Some(look(1, 1, 8)), Err(Distrust::Touched));
+        check(&[], closed(), Some(look(2, 1, 7)), Err(Distrust::Another));
+        check(&[], closed(), None, Err(Distrust::Unknowable));
+        check(&[], None, Some(look(1, 1, 7)), Err(Distrust::NotRecorded));
+    }
+
+    #[test]
+    fn an_image_that_was_in_use_may_have_changed_if_we_may_have_written() {
+        let in_use = |since| Some(ImageRecord::InUse { looks: vec![look(1, 1, 7)], since: Epoch(since) });
+        check(&[6], in_use(6), Some(look(1, 2, 9)), Ok(()));
+        check(&[], in_use(6), Some(look(1, 1, 7)), Ok(()));
+        check(&[], in_use(6), Some(look(1, 2, 9)), Err(Distrust::Touched));
+        check(&[], in_use(5), Some(look(1, 2, 9)), Ok(()));
+        check(&[6], in_use(6), Some(look(1, 2, 6)), Err(Distrust::Touched));
+        check(&[6], in_use(6), Some(look(2, 1, 7)), Err(Distrust::Another));
+    }
+
+    #[test]
+    fn what_moves_between_stores_is_known_by_either_image() {
+        let record = also_in_use(
+            Some(ImageRecord::InUse { looks: vec![look(1, 1, 7)], since: Epoch(6) }),
+            look(2, 1, 1),
+        );
+        for which in [1, 2] {
+            check(&[], Some(record.clone()), Some(look(which, 5, 9)), Ok(()));
+        }
+        check(&[], Some(record), Some(look(3, 5, 9)), Err(Distrust::Another));
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_not_believed() {
+        let mut kept = kept(&[]);
+        kept.through = Epoch(3);
+        let found = Found { kept: Some(kept), record: None, look: None };
+        assert_eq!(open(found).distrust, Some(Distrust::Inconsistent));
+    }
+}
