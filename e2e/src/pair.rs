@@ -131,9 +131,9 @@ impl Pair {
     /// # Errors
     /// If they do not get to know each other.
     pub fn join(&self) -> anyhow::Result<()> {
-        let invitation: api::Invitation = self.beta.ask(&["host", "invite"])?;
+        let invitation: api::Invitation = self.beta.ask(&["host", "invite", "--allow-machines"])?;
         let link = self.wire.address().to_string();
-        self.alpha.sterna(["host", "join", &link, &invitation.token])?.success().map(drop)
+        self.alpha.sterna(["host", "join", &link, &invitation.token, "--allow-machines"])?.success().map(drop)
     }
 
     /// Moves the volume `v` from `alpha` to a store of `beta`, and waits.

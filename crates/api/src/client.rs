@@ -17,7 +17,7 @@ use crate::{
     Address, AdoptVm, DropReplica, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
     Peer, PromoteVolume, RESPONSE_BYTES_MAX, RemovePeer, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume,
-    Replica, ResizeVolume, StopVm, Store, Vm, Volume, Watch,
+    Replica, ResizeVolume, SetPeer, StopVm, Store, Vm, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -318,6 +318,14 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::HostNotFound`].
     pub async fn peer(&self, name: &str) -> Result<Peer, ClientError> {
         self.get(&format!("/v1/hosts/{}", Segment(name))).await
+    }
+
+    /// Changes what another host is trusted with.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::HostNotFound`].
+    pub async fn set_peer(&self, name: &str, change: &SetPeer) -> Result<Peer, ClientError> {
+        self.send(Method::PATCH, &format!("/v1/hosts/{}", Segment(name)), Some(change)).await
     }
 
     /// Forgets another host: it is refused from then on.

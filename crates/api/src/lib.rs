@@ -71,7 +71,7 @@ pub use migration::{
 };
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovePeer,
-    RemovedPeer,
+    RemovedPeer, SetPeer,
 };
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};

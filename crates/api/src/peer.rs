@@ -34,6 +34,9 @@ pub struct NewIdentity {
 pub struct NewInvitation {
     /// How long it is good, in seconds.
     pub lifetime_s: u64,
+    /// Whether the host that redeems it may bring machines, which run on this one.
+    #[serde(default)]
+    pub allow_machines: bool,
 }
 
 /// An invitation: with it one other host can be paired with this one.
@@ -56,6 +59,17 @@ pub struct JoinHost {
     /// Address and port of the other host; `None`: those in the token.
     #[serde(default)]
     pub address: Option<String>,
+    /// Whether the other host may bring machines, which run on this one; `None`: as before, and not if it was not known.
+    #[serde(default)]
+    pub allow_machines: Option<bool>,
+}
+
+/// Changes what another host is trusted with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetPeer {
+    /// Whether it may bring machines, which run on this one.
+    pub allow_machines: bool,
 }
 
 /// Another host that this one is paired with.
@@ -84,6 +98,15 @@ pub struct Peer {
     /// Why a connection was lost last.
     #[serde(default)]
     pub last_error: Option<String>,
+    /// Whether it may bring machines, which run on this host.
+    #[serde(default)]
+    pub machines: bool,
+    /// What it calls itself, if another host had that name when it came.
+    #[serde(default)]
+    pub calls_itself: Option<String>,
+    /// How many of its requests were refused since this daemon began, because no migration gave it a right to them.
+    #[serde(default)]
+    pub refused_requests: u64,
 }
 
 /// One address of another host.

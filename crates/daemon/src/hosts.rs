@@ -22,6 +22,7 @@ use transport::{
 };
 
 use self::known::Known;
+pub(crate) use self::known::{Acquaintance, Trust};
 use crate::config::{Config, HostsConfig};
 use crate::listing::ListingError;
 
@@ -118,30 +119,61 @@ impl Hosts {
         Ok(())
     }
 
-    /// Makes an invitation.
-    pub(crate) fn invite(&self, lifetime_s: u64) -> Result<Token, HostsError> {
+    /// Makes an invitation; whoever redeems it is trusted so far.
+    pub(crate) fn invite(&self, lifetime_s: u64, trust: Trust) -> Result<Token, HostsError> {
         if !(1..=LIFETIME_S_MAX).contains(&lifetime_s) {
             return Err(HostsError::Lifetime(lifetime_s));
         }
-        self.endpoint(|endpoint| endpoint.invite(Duration::from_secs(lifetime_s)))?.map_err(HostsError::join)
+        let known = self.known()?;
+        let token = self.endpoint(|endpoint| endpoint.invite(Duration::from_secs(lifetime_s)))?;
+        let token = token.map_err(HostsError::join)?;
+        // Nobody has it yet.
+        known.agree(token.invitation(), trust);
+        Ok(token)
     }
 
-    /// Redeems another host's invitation. It waits for the other host.
-    pub(crate) fn join(&self, token: &str, address: Option<String>) -> Result<Peer, HostsError> {
+    /// Redeems another host's invitation, and trusts it so far; as before, if that is not said. It waits for the other host.
+    pub(crate) fn join(
+        &self,
+        token: &str,
+        address: Option<String>,
+        trust: Option<Trust>,
+    ) -> Result<Acquaintance, HostsError> {
         let token: Token = token.parse()?;
         let token = address.into_iter().fold(token, Token::at);
         let known = self.known()?;
         // The lock is not held while the other host is waited for: whoever stops the endpoint ends the waiting.
         let joining = self.endpoint(|endpoint| endpoint.joining(token))?;
-        let peer = known.add(&joining.wait().map_err(HostsError::join)?)?;
-        tracing::info!(host = %peer.name, id = %peer.id, "paired with a host");
-        self.endpoint(|endpoint| endpoint.session(&peer))?;
-        Ok(peer)
+        let joined = known.add(&joining.wait().map_err(HostsError::join)?, trust)?;
+        tracing::info!(host = %joined.peer.name, id = %joined.peer.id, "paired with a host");
+        self.endpoint(|endpoint| endpoint.session(&joined.peer))?;
+        Ok(joined)
+    }
+
+    /// Changes what another host is trusted with. It may sleep.
+    pub(crate) fn set_trust(&self, name: &str, trust: Trust) -> Result<Acquaintance, HostsError> {
+        let changed = self.known()?.set_trust(name, trust)?;
+        let changed = changed.ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
+        tracing::info!(host = %name, machines = trust.machines, "what a host is trusted with has changed");
+        Ok(changed)
+    }
+
+    /// Whether a host may bring machines here.
+    pub(crate) fn may_bring_machines(&self, host: migration::HostId) -> bool {
+        let trust = self.known().map(|known| known.trust(transport::HostId(host.0)));
+        self.config.machines && trust.is_ok_and(|trust| trust.machines)
     }
 
     /// Forgets another host and closes the session with it. It may sleep.
     pub(crate) fn remove(&self, name: &str) -> Result<Peer, HostsError> {
-        let removed = self.known()?.remove(name)?.ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
+        let known = self.known()?;
+        let missing = || HostsError::NotFound(name.to_owned());
+        let id = known.get(name).ok_or_else(missing)?.id;
+        // N.B. first: it must not come back by what it has redeemed once it is forgotten.
+        if let State::Running(endpoint, _) = &*self.lock() {
+            endpoint.end_invitations_of(id);
+        }
+        let removed = known.remove(name)?.ok_or_else(missing)?;
         if let State::Running(endpoint, _) = &*self.lock() {
             endpoint.close(removed.id);
         }
@@ -205,6 +237,7 @@ impl Hosts {
                 return;
             }
         };
+        known.is_called(identity.name());
         let mut settings = Settings::new(identity.clone());
         settings.listen = self.config.listen.clone();
         settings.links = self.config.links.clone();

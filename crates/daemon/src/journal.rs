@@ -16,6 +16,7 @@ mod writer;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -39,6 +40,7 @@ pub const JOURNAL_FILE: &str = "journal";
 pub(crate) struct Journal {
     requests: mpsc::Sender<Request>,
     durable: Arc<RwLock<State>>,
+    changes: Arc<AtomicU64>,
 }
 
 /// Why there is no journal to go by.
@@ -136,6 +138,7 @@ impl Journal {
         let durable = Arc::new(RwLock::new(state.clone()));
         let (requests, queue) = mpsc::channel();
         let writer = Writer::new(file, state, Arc::clone(&durable));
+        let changes = writer.changes();
         std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || {
@@ -143,7 +146,7 @@ impl Journal {
                 drop(lock);
             })
             .map_err(failed)?;
-        Ok(Self { requests, durable })
+        Ok(Self { requests, durable, changes })
     }
 
     /// Makes the records durable, all or none. What one caller commits is applied in the order of its calls.
@@ -163,6 +166,11 @@ impl Journal {
                 Err(_) => Err(CommitFault::NotWritten),
             }
         }
+    }
+
+    /// A number that is another one whenever what is durably true is something else.
+    pub(crate) fn version(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Looks at what is durably true. `look` is called under a lock that commits wait for: it only copies.

@@ -8,9 +8,12 @@
 //! ```
 //! Called on transport threads, and never waits there.
 
+mod access;
 pub(crate) mod channel;
 mod routes;
 mod surveys;
+mod turns;
+pub(crate) mod veil;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -18,16 +21,19 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Fault, Head};
-use lane::peer::{Arrival, PeerLine};
+use lane::peer::{Arrival, Asked, PeerLine};
+use migration::authority::{Denied, Request};
 use migration::message::ToTarget;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
 use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
 use tokio::sync::oneshot;
 use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 
+use self::access::Access;
 use self::channel::{Kind, OPENINGS, Subject};
 use self::routes::{Former, Routes, SessionLine};
 use self::surveys::Questions;
+use self::turns::Turns;
 use crate::host::Host;
 use crate::moving;
 
@@ -45,6 +51,8 @@ pub(crate) struct Peers {
     opening: Mutex<BTreeMap<(HostId, MigrationId), Answer>>,
     /// Looks ahead that were asked for and not answered.
     questions: Questions,
+    access: Access,
+    turns: Arc<Turns>,
 }
 
 impl Peers {
@@ -58,6 +66,8 @@ impl Peers {
             held: Mutex::new(Some(Vec::new())),
             opening: Mutex::default(),
             questions: Questions::default(),
+            access: Access::default(),
+            turns: Arc::default(),
         })
     }
 
@@ -93,6 +103,21 @@ impl Peers {
         let peer = host_id(session.peer());
         let target = if subject.source == peer { self.own() } else { peer };
         self.open_route(session, subject.channel(target))
+    }
+
+    /// A line about the first of these subjects that nobody has a line about.
+    pub(crate) fn free_line(
+        &self,
+        session: &Session,
+        mut subjects: impl Iterator<Item = Subject> + Clone,
+    ) -> PeerLine {
+        let (peer, first) = (host_id(session.peer()), subjects.clone().next());
+        let target = |subject: &Subject| if subject.source == peer { self.own() } else { peer };
+        let is_free = |subject: &Subject| self.routes.get(peer, subject.channel(target(subject))).is_none();
+        // There are more positions than one migration has volumes.
+        let chosen = subjects.find(is_free).or(first);
+        let channel = chosen.map_or(ChannelId(0), |subject| subject.channel(target(&subject)));
+        self.open_route(session, channel)
     }
 
     /// The way to the other host for a machine that goes along with a migration, which began at `source`.
@@ -153,6 +178,11 @@ impl Peers {
             let channel = subject.channel(host_id(session.peer()));
             send(session, channel, Priority::Control, Head::Said.encode(), bytes.into());
         }
+    }
+
+    /// How many requests of another host were refused since this daemon began.
+    pub(crate) fn refused_to(&self, peer: HostId) -> u64 {
+        self.access.refused_to(peer)
     }
 
     /// No longer waits for the answer to an offer.
@@ -223,6 +253,9 @@ impl Peers {
             self.opening_said(session, peer, &payload);
             return;
         }
+        if !self.may(session, channel, &head, &payload) {
+            return;
+        }
         let route = self.routes.get(peer, channel);
         let arrival = Arrival::Sent { head, payload, credit: Box::new(credit) };
         let unheard = match route {
@@ -232,6 +265,51 @@ impl Peers {
         if let Some(Arrival::Sent { head, payload, credit }) = unheard {
             self.unrouted(session, channel, head, payload, credit);
         }
+    }
+
+    /// Judges what a host asks for. What it may not have is refused, and told no more than that there is nothing, except what
+    /// the journal says to anybody of a migration that it does not know, or that has ended.
+    fn may(&self, session: &Session, channel: ChannelId, head: &[u8], payload: &[u8]) -> bool {
+        let peer = host_id(session.peer());
+        let Some(host) = self.host() else { return false };
+        let subject = Subject::of(channel, self.own(), peer);
+        let Some(subject) = subject else {
+            self.access.refused(peer, channel, Denied::NotGiven);
+            return false;
+        };
+        let asked = match subject.kind {
+            // Its words are known to whoever runs the machine.
+            Kind::Machine => Asked::Message(Request::Machine),
+            Kind::Migration | Kind::Forwarding => Asked::by(head, payload),
+        };
+        let (call, request) = match asked {
+            Asked::Nothing => return true,
+            Asked::Call(call, request) => (Some(call), request),
+            Asked::Message(request) => (None, request),
+            Asked::Garbled => {
+                self.access.refused(peer, channel, Denied::NotGiven);
+                return false;
+            }
+        };
+        let Err(denied) = self.access.judge(&host.journal, peer, channel, subject, request) else {
+            return true;
+        };
+        match (call, subject.kind, denied) {
+            (Some(call), kind, _) => {
+                refuse(session, channel, call);
+                if kind == Kind::Migration {
+                    self.tell_of_end(session, subject);
+                }
+            }
+            // N.B. a host that has lost the end of a migration, or its beginning, is told that there is none.
+            (None, Kind::Migration, Denied::Unknown) => {
+                self.answer_from_journal(session, channel, payload);
+                return false;
+            }
+            (None, ..) => {}
+        }
+        self.access.refused(peer, channel, denied);
+        false
     }
 
     fn opening_said(&self, session: &Session, peer: HostId, message: &[u8]) {
@@ -256,8 +334,14 @@ impl Peers {
 
     fn opened(&self, session: &Session, peer: HostId, migration: MigrationId, offer: Offer) {
         let Some(host) = self.host() else { return };
+        let Some(turn) = self.turns.take(peer) else {
+            let refusal = turns::refusal();
+            send_opening(session, &Message::Refused { migration, refusal });
+            return;
+        };
         let session = session.clone();
         self.runtime.spawn(async move {
+            let _turn = turn;
             let answer = match host.take_migration(&session, peer, migration, offer).await {
                 Ok(acceptance) => Message::Accepted { migration, acceptance },
                 Err(refusal) => Message::Refused { migration, refusal },

@@ -121,6 +121,7 @@ impl Daemon {
         fail_point::arm_from_environment()?;
         let api = config.api.path().to_owned();
         make_folder(&config.data_dir)?;
+        keep_to_owner(&config.data_dir)?;
         let lock = FolderLock::acquire(&config.data_dir).map_err(ServeError::DataFolder)?;
         let journal = Journal::open(&config.data_dir, lock)?;
         let chronicles = Chronicles::open(&config.data_dir);
@@ -167,8 +168,10 @@ impl Daemon {
             // Nobody listens if the server has failed.
             let _ = closing.send(());
         }));
+        let hang_ups = tokio::spawn(Arc::clone(&host).read_certificates_at_hang_up());
         // Resolves when it is to stop, or when the server has failed and dropped its side.
         let failed = closed.await.is_err();
+        hang_ups.abort();
         // Connections under way get their answers while the lanes drain.
         if let Err(error) = sockets::remove(&api) {
             tracing::warn!(path = %api.display(), %error, "the API's socket is left over");
@@ -189,6 +192,22 @@ fn make_folder(path: &Path) -> Result<(), ServeError> {
     use std::os::unix::fs::DirBuilderExt as _;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| ServeError::Folder { path: path.to_owned(), source })
+}
+
+/// What others may read in the data folder, or beside it in the lists of an earlier version, is closed to them.
+fn keep_to_owner(data_dir: &Path) -> Result<(), ServeError> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let failed = |source| ServeError::Folder { path: data_dir.to_owned(), source };
+    let mode = std::fs::metadata(data_dir).map_err(failed)?.permissions().mode();
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let closed = std::fs::set_permissions(data_dir, std::fs::Permissions::from_mode(mode & 0o7700));
+    // Somebody else's folder, which this daemon may use: its owner decides.
+    if let Err(error) = closed {
+        tracing::warn!(path = %data_dir.display(), %error, "others may look into the data folder");
+    }
+    Ok(())
 }
 
 fn open_stores(config: &Config) -> Result<Stores, ServeError> {

@@ -5,8 +5,9 @@
 //!        │ killed           │ read by the next process: believe() syncs first, read() does not
 //! ```
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use crate::images::sync_folder_of;
@@ -65,13 +66,19 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(content))
 }
 
-/// Replaces a file: after a power cut there is the old one or the new one.
+/// Replaces a file: after a power cut there is the old one or the new one. Nobody but its owner reads it, whatever the umask
+/// says: it may name hosts, or hold what a machine is started with.
 ///
 /// # Errors
 /// What the system answers; the file is as before then, or the new one.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let begun = path.with_extension("new");
-    let mut file = File::create(&begun)?;
+    // One that is left over may have been made with another mode.
+    match fs::remove_file(&begun) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&begun)?;
     file.write_all(content)?;
     file.sync_all()?;
     fs::rename(&begun, path)?;
@@ -138,5 +145,19 @@ mod tests {
         assert_eq!(read(&path, 6).unwrap().unwrap(), b"second");
         assert_eq!(read(&path, 5).unwrap_err().kind(), std::io::ErrorKind::FileTooLarge);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn nobody_but_its_owner_may_read_a_file_that_is_replaced() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list.json");
+        // As an earlier version left it, and what it had begun.
+        for left in [&path, &path.with_extension("new")] {
+            std::fs::write(left, b"old").unwrap();
+            std::fs::set_permissions(left, std::fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        replace(&path, b"new").unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

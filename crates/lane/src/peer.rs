@@ -10,6 +10,7 @@
 //! in its head ([`head`]), the bytes of a write or of what was read are the payload. Nothing is decided here: whoever
 //! calls decides how much is under way, and what an unanswered call means.
 
+mod asked;
 pub mod head;
 mod service;
 mod store;
@@ -30,6 +31,7 @@ use self::head::{Address, Answered, Head, Operation};
 use crate::fence::Fence;
 use crate::signal::Signal;
 
+pub use asked::Asked;
 pub use service::Service;
 pub use store::PeerStore;
 

@@ -19,6 +19,7 @@
 //! Machines decide about ranges and never see a byte of payload. Time is a [`std::time::Duration`] since an origin
 //! that the caller chooses and keeps.
 
+pub mod authority;
 pub mod failure;
 pub mod handover;
 pub mod identity;

@@ -62,6 +62,8 @@ pub enum Bug {
     TargetRestart,
     /// 15: a discard reaches the target as a hint only.
     Discard,
+    /// Design §5.22: a host that was given access once keeps it when that has ended.
+    AccessAfterTheRelationEnded,
 }
 
 impl Bug {
@@ -95,6 +97,7 @@ impl Bug {
         Self::FenceNotChecked,
         Self::TargetRestart,
         Self::Discard,
+        Self::AccessAfterTheRelationEnded,
     ];
 
     /// The name by which the simulator's command line knows it.
@@ -128,6 +131,7 @@ impl Bug {
             Self::FenceNotChecked => "fence-not-checked",
             Self::TargetRestart => "target-restart",
             Self::Discard => "discard",
+            Self::AccessAfterTheRelationEnded => "access-after-the-relation-ended",
         }
     }
 }

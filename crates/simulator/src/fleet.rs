@@ -27,6 +27,7 @@ mod machine;
 mod party;
 mod people;
 mod place;
+mod rogue;
 mod serving;
 pub(crate) mod tally;
 

@@ -29,7 +29,11 @@ impl Peers for Known {
         self.0.lock().unwrap().get(&id).cloned()
     }
 
-    fn joined(&self, _peer: &Peer) -> Result<(), String> {
+    fn is_at(&self, _: std::net::IpAddr) -> bool {
+        false
+    }
+
+    fn joined(&self, _: &Peer, _: transport::InvitationId) -> Result<(), String> {
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! Accepts connections: from anybody at first, so everything is limited until the other side is known.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -24,7 +24,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections for ever.
 pub(crate) async fn run(context: Arc<Context>, listener: TcpListener) {
-    let strangers = Arc::new(Strangers::default());
+    let strangers = Arc::clone(&context.strangers);
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -48,6 +48,7 @@ async fn serve(context: Arc<Context>, stream: TcpStream, from: SocketAddr, admit
     drop(admitted);
     match handshake {
         Ok(Some((wire, connection))) => {
+            context.strangers.trust(from.ip());
             let ended = connection.run(wire.stream, wire.buffer, limits.silence_max).await;
             tracing::info!(%from, %ended, "a connection ended");
         }
@@ -119,39 +120,89 @@ async fn join_session(
     Ok((wire, Connection::new(id, session, counters, stop, context.settings.compression)))
 }
 
-/// Connections whose other side is not known yet, by address.
+/// Connections whose other side is not known yet, by address, on all listeners.
+///
+/// A part of the places is for addresses of hosts that are known: strangers who fill the others do not keep those out.
 #[derive(Default)]
-struct Strangers {
-    by_address: Mutex<HashMap<IpAddr, usize>>,
+pub(crate) struct Strangers {
+    places: Mutex<Places>,
 }
+
+#[derive(Default)]
+struct Places {
+    by_network: HashMap<IpAddr, usize>,
+    /// Those of `by_network` whose address is no known host's.
+    unknown: usize,
+    all: usize,
+    /// Addresses from which hosts have come that are known.
+    trusted: HashSet<IpAddr>,
+}
+
+/// Addresses that are remembered: of more hosts than any has.
+const TRUSTED_MAX: usize = 4096;
 
 impl Strangers {
     fn admit(self: &Arc<Self>, from: IpAddr, context: &Context) -> Option<Admitted> {
-        let limits = &context.settings.limits;
-        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = by_address.values().sum();
-        let count = by_address.get(&from).copied().unwrap_or(0);
-        if all >= limits.unauthenticated_max || count >= limits.unauthenticated_per_address_max {
+        let (limits, network) = (&context.settings.limits, network(from));
+        let mut places = self.lock();
+        let count = places.by_network.get(&network).copied().unwrap_or(0);
+        if places.all >= limits.unauthenticated_max || count >= limits.unauthenticated_per_address_max {
             return None;
         }
-        by_address.insert(from, count + 1);
-        Some(Admitted { strangers: Arc::clone(self), from })
+        let open = limits.unauthenticated_max.saturating_sub(limits.unauthenticated_reserved);
+        let is_known = places.trusted.contains(&network);
+        // Looked up only when it matters.
+        let is_known = is_known || places.unknown >= open && context.peers.is_at(from);
+        if !is_known && places.unknown >= open {
+            return None;
+        }
+        places.by_network.insert(network, count + 1);
+        places.all += 1;
+        places.unknown += usize::from(!is_known);
+        Some(Admitted { strangers: Arc::clone(self), network, is_known })
+    }
+
+    /// A known host has come from there.
+    fn trust(&self, from: IpAddr) {
+        let mut places = self.lock();
+        if places.trusted.len() >= TRUSTED_MAX {
+            places.trusted.clear();
+        }
+        places.trusted.insert(network(from));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What counts as one address: with IPv6 a host has as many as it likes in its network.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [one, two, three, four, ..] = address.segments();
+            IpAddr::V6(Ipv6Addr::new(one, two, three, four, 0, 0, 0, 0))
+        }
+        address @ IpAddr::V4(_) => address,
     }
 }
 
 /// A stranger's place. Dropping it frees the place.
 struct Admitted {
     strangers: Arc<Strangers>,
-    from: IpAddr,
+    network: IpAddr,
+    is_known: bool,
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        let mut by_address = self.strangers.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = by_address.get_mut(&self.from) {
+        let mut places = self.strangers.lock();
+        places.all -= 1;
+        places.unknown -= usize::from(!self.is_known);
+        if let Some(count) = places.by_network.get_mut(&self.network) {
             *count -= 1;
             if *count == 0 {
-                by_address.remove(&self.from);
+                places.by_network.remove(&self.network);
             }
         }
     }

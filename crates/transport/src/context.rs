@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::runtime::Handle;
 
+use crate::accept::Strangers;
 use crate::host_id::HostId;
 use crate::invitation::Book;
 use crate::pairing::Incarnation;
@@ -24,6 +25,7 @@ pub(crate) struct Context {
     pub(crate) receiver: Arc<dyn crate::Receiver>,
     pub(crate) runtime: Handle,
     pub(crate) invitations: Mutex<Book>,
+    pub(crate) strangers: Arc<Strangers>,
     sessions: Mutex<Sessions>,
     refused: Mutex<VecDeque<String>>,
 }
@@ -49,6 +51,7 @@ impl Context {
             receiver,
             runtime,
             invitations: Mutex::default(),
+            strangers: Arc::default(),
             sessions: Mutex::default(),
             refused: Mutex::default(),
         })

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, SystemTime};
 
 use tokio::net::TcpListener;
@@ -118,6 +118,12 @@ impl Endpoint {
         }
     }
 
+    /// Ends what a host can do with the invitations that it has redeemed. To be called before it is removed from [`Peers`]:
+    /// it cannot come back by one of them then.
+    pub fn end_invitations_of(&self, peer: HostId) {
+        self.context.invitations.lock().unwrap_or_else(PoisonError::into_inner).end_of(peer);
+    }
+
     /// Invites one host to be paired with this one, within a time.
     ///
     /// # Errors
@@ -130,7 +136,8 @@ impl Endpoint {
     /// Redeems another host's invitation: proves its secret there, and learns who that host is.
     ///
     /// It blocks until the other host has answered. The caller stores the peer that it gets; the other host has stored
-    /// this one by then. The same token may be redeemed again by the same host, as long as its time is not over.
+    /// this one by then. The same token may be redeemed again by the same host, as long as its time is not over
+    /// and it has not been removed.
     ///
     /// # Errors
     ///

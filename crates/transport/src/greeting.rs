@@ -228,7 +228,9 @@ pub enum RefusalReason {
     #[error("the invitation's time is over: ask for a new one")]
     InvitationExpired,
     /// The invitation has been redeemed.
-    #[error("the invitation has been redeemed by another host already: ask for a new one")]
+    #[error(
+        "the invitation has been redeemed already, by another host or before this one was removed: ask for a new one"
+    )]
     InvitationUsed,
     /// The invitation's secret is wrong.
     #[error("the invitation's secret is wrong: copy the token whole")]

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The secret itself never travels: each side shows an HMAC of it over both identifiers and over what only this TLS
-//! connection knows. An invitation is for one host; that host may redeem it again (its answer may have been lost).
+//! connection knows. An invitation is for one host; that host may redeem it again (its answer may have been lost), until it is
+//! removed.
 
 mod book;
 mod token;
@@ -42,6 +43,10 @@ const ADDRESS_LENGTH_MAX: usize = 260;
 
 /// What the key exported from TLS is for.
 const EXPORT_LABEL: &[u8] = b"EXPORTER-sterna-join";
+
+/// Which invitation, among those of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InvitationId(pub [u8; 16]);
 
 /// Sets which side a proof is of, so that it cannot be sent back.
 #[derive(Clone, Copy)]
@@ -130,56 +135,43 @@ pub(crate) async fn welcome(
     let came = wire.host;
     let bytes = |side| proven_bytes(&wire, side, came, context.id());
     let (theirs, ours) = (bytes(Side::Joiner)?, bytes(Side::Inviter)?);
-    let invitation = request.invitation;
-    let judgement = {
-        let book = context.invitations.lock().unwrap_or_else(PoisonError::into_inner);
-        book.judge(&invitation, came, SystemTime::now())
-    };
-    let refusal = match judgement {
-        Judgement::Good { secret } => {
-            let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
-            match store(context, came, &key, &theirs, request) {
-                Ok(()) => {
-                    context
-                        .invitations
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .redeemed(&invitation, came);
-                    let links = own_links(
-                        context,
-                        &wire.stream.get_ref().0.local_addr().into_iter().collect::<Vec<_>>(),
-                    );
-                    let name = context.settings.identity.name().to_owned();
-                    let reply = JoinReply { proof: tag(&key, &ours), name, links: wire_links(&links) };
-                    wire.write(&Control::Joined(reply)).await?;
-                    // An orderly end: the words must arrive.
-                    drop(tokio::io::AsyncWriteExt::shutdown(&mut wire.stream).await);
-                    return Ok(());
-                }
-                Err(refusal) => refusal,
-            }
+    let secret = match redeem(context, came, &theirs, request) {
+        Ok(secret) => secret,
+        Err(refusal) => {
+            wire.refuse(refusal.clone()).await;
+            return Err(HandshakeError::JoinRefused { came, refusal: refusal.into() });
         }
-        Judgement::Unknown => Refusal::InvitationUnknown,
-        Judgement::Expired => Refusal::InvitationExpired,
-        Judgement::Used => Refusal::InvitationUsed,
     };
-    wire.refuse(refusal.clone()).await;
-    Err(HandshakeError::JoinRefused { came, refusal: refusal.into() })
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+    let seen = wire.stream.get_ref().0.local_addr().into_iter().collect::<Vec<_>>();
+    let links = wire_links(&own_links(context, &seen));
+    let name = context.settings.identity.name().to_owned();
+    wire.write(&Control::Joined(JoinReply { proof: tag(&key, &ours), name, links })).await?;
+    // An orderly end: the words must arrive.
+    drop(tokio::io::AsyncWriteExt::shutdown(&mut wire.stream).await);
+    Ok(())
 }
 
-fn store(
-    context: &Context,
-    came: HostId,
-    key: &hmac::Key,
-    proven: &[u8],
-    request: JoinRequest,
-) -> Result<(), Refusal> {
-    hmac::verify(key, proven, &request.proof).map_err(|_| Refusal::InvitationProof)?;
+/// Judges an invitation, stores the host that shows it, and notes that it is that host's: all of it at once, so that of two
+/// that show the same one is stored, and a removal is before it or after it.
+fn redeem(context: &Context, came: HostId, proven: &[u8], request: JoinRequest) -> Result<[u8; 32], Refusal> {
+    let mut book = context.invitations.lock().unwrap_or_else(PoisonError::into_inner);
+    let invitation = request.invitation;
+    let secret = match book.judge(&invitation, came, SystemTime::now()) {
+        Judgement::Good { secret } => secret,
+        Judgement::Unknown => return Err(Refusal::InvitationUnknown),
+        Judgement::Expired => return Err(Refusal::InvitationExpired),
+        Judgement::Used => return Err(Refusal::InvitationUsed),
+    };
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+    hmac::verify(&key, proven, &request.proof).map_err(|_| Refusal::InvitationProof)?;
     let peer = peer(came, request.name, request.links).ok_or(Refusal::Protocol)?;
-    context.peers.joined(&peer).map_err(|reason| {
+    context.peers.joined(&peer, InvitationId(invitation)).map_err(|reason| {
         tracing::error!(peer = %came.short(), reason, "failed to store a host that has joined");
         Refusal::NotStored
-    })
+    })?;
+    book.redeemed(&invitation, came);
+    Ok(secret)
 }
 
 /// What both sides prove that they know the secret for: this TLS connection, and both hosts.

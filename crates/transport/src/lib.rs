@@ -52,7 +52,7 @@ pub use greeting::{HandshakeError, RefusalReason};
 pub use host_id::{HostId, HostIdError};
 pub use identity::{Identity, IdentityError, NAME_LENGTH_MAX, check_name};
 pub use incoming::Violation;
-pub use invitation::{GarbledToken, JoinError, Token};
+pub use invitation::{GarbledToken, InvitationId, JoinError, Token};
 pub use message::{
     ChannelId, Delivery, HEAD_BYTES_MAX, Haste, Message, MessageTooLong, Order, PAYLOAD_BYTES_MAX, Priority,
 };

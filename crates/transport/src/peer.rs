@@ -1,8 +1,11 @@
 //! Who is known: peers, the links that lead to them, and where they are looked up.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::host_id::HostId;
+use crate::invitation::InvitationId;
 
 /// Another host that this one has been paired with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,10 +43,13 @@ pub trait Peers: Send + Sync {
     /// Finds a peer by its identifier; `None` refuses it.
     fn find(&self, id: HostId) -> Option<Peer>;
 
-    /// Stores a host that has redeemed an invitation of ours, durably.
+    /// Tells whether a known host has a link at this address. It is asked when strangers have taken their places.
+    fn is_at(&self, address: IpAddr) -> bool;
+
+    /// Stores a host that has redeemed this invitation of ours, durably. The same one may do so again.
     ///
     /// # Errors
     ///
     /// A reason, which the other host is told too: it is not paired then, and the invitation stays good.
-    fn joined(&self, peer: &Peer) -> Result<(), String>;
+    fn joined(&self, peer: &Peer, by: InvitationId) -> Result<(), String>;
 }

@@ -59,7 +59,9 @@ pub struct Limits {
     /// Connections that may be in their handshake, from anywhere and from one address. They cost memory and an
     /// expensive signature each, and anybody can open them.
     pub unauthenticated_max: usize,
-    /// The same, from one address: so one stranger does not keep all others out.
+    /// Those of them that only addresses of known hosts have: strangers do not keep these out, from however many addresses.
+    pub unauthenticated_reserved: usize,
+    /// Connections in their handshake from one address, or one IPv6 network: so one stranger does not keep all others out.
     pub unauthenticated_per_address_max: usize,
     /// Connections that one peer may have.
     pub connections_per_peer_max: usize,
@@ -76,6 +78,7 @@ impl Default for Limits {
             silence_max: Duration::from_secs(4),
             handshake_max: Duration::from_secs(10),
             unauthenticated_max: 256,
+            unauthenticated_reserved: 64,
             unauthenticated_per_address_max: 32,
             connections_per_peer_max: 64,
             threads: std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8)),
@@ -85,8 +88,9 @@ impl Default for Limits {
 
 /// The oldest version of the protocol that this program speaks.
 const OLDEST: u16 = 1;
-/// The newest one. What came with which: 2, calls on a volume's owner that bear its fence.
-const NEWEST: u16 = 2;
+/// The newest one. What came with which: 2, calls on a volume's owner that bear its fence; 3, looks ahead that give no
+/// volume's identity away.
+const NEWEST: u16 = 3;
 
 /// Versions of the protocol, from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

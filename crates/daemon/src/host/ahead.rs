@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MigrateVolume;
+use migration::VolumeId;
 use migration::journal::VolumeRecord;
 use migration::wire::{OfferedMachine, Refusal, RefusalCode, Survey, Surveyed};
 use transport::Session;
@@ -19,12 +20,15 @@ use super::leave::{Elsewhere, offer};
 use super::migrate::allocated_bytes;
 use super::{Host, blocking};
 use crate::error::RequestError;
+use crate::peers::veil::veiled;
 
 /// How long the other host may take to look: it starts a QEMU, and may ask stores that are slow.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// What is asked before a migration begins is asked again with the offer: a host that does not answer in time, or has a
 /// version that does not know the question, keeps nobody waiting for long.
 const ANSWER_BEFORE_OFFER_MAX: Duration = Duration::from_secs(5);
+/// The version of the protocol from which on volumes in looks ahead are called so that nobody learns their identities.
+const VEILS_SINCE: u16 = 3;
 /// How long a round trip is measured again that would be too long: one of a busy link is not always the shortest.
 const MEASURE_MAX: Duration = Duration::from_millis(1500);
 const MEASURE_PAUSE: Duration = Duration::from_millis(50);
@@ -91,8 +95,14 @@ impl Host {
             self.look_at_stand(session, machine, &mut ahead).await;
         }
         let offered = machine.map(|machine| OfferedMachine { name: machine.name.clone() });
+        let mut offer = offer(records, &elsewhere.store, order, offered);
+        // An older host would not know its own volumes again.
+        if session.version().is_none_or(|version| version >= VEILS_SINCE) {
+            offer.volumes.iter_mut().for_each(|offered| offered.volume = veiled(offered.volume));
+        }
+        let called: Vec<VolumeId> = offer.volumes.iter().map(|offered| offered.volume).collect();
         let survey = Survey {
-            offer: offer(records, &elsewhere.store, order, offered),
+            offer,
             held_bytes: ahead.held_bytes.clone(),
             machine: machine.map(|machine| machine.parcel.clone()).unwrap_or_default(),
         };
@@ -101,7 +111,12 @@ impl Host {
             Thoroughness::BeforeOffer => ANSWER_BEFORE_OFFER_MAX,
         };
         match tokio::time::timeout(limit, self.peers.survey(session, survey)).await.ok().flatten() {
-            Some(surveyed) => {
+            Some(mut surveyed) => {
+                for place in &mut surveyed.places {
+                    let mut volumes = called.iter().zip(records);
+                    let record = volumes.find(|(called, _)| **called == place.volume);
+                    place.volume = record.map_or(place.volume, |(_, record)| record.volume);
+                }
                 let refused = |refusal: &Refusal| RequestError::HostRefused {
                     host: host.clone(),
                     refusal: refusal.clone(),

@@ -19,7 +19,7 @@ use migration::wire::{
     Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
     RefusalCode, Sharing,
 };
-use migration::{HostId, MigrationId, VolumeId};
+use migration::{HostId, MigrationId, VolumeId, authority};
 use transport::Session;
 
 use super::leave::refusal;
@@ -123,7 +123,13 @@ impl Host {
                 format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());
             return Err(RequestError::Invalid(text));
         }
+        if !self.journal.read(|state| authority::may_bring_more(state, peer)) {
+            let text =
+                "it has as many migrations from this host under way as one host may bring; try again later";
+            return Err(RequestError::Invalid(text.to_owned()));
+        }
         if let Some(machine) = &offer.machine {
+            self.check_may_bring_machines(peer)?;
             self.check_machine_name(&machine.name)?;
         }
         let mut expected = Vec::new();

@@ -323,9 +323,11 @@ impl Host {
                 .find(|(_, moving)| moving.volume == id)
                 .map(|(index, _)| index)
         });
-        let volume = volume.unwrap_or_else(|| channel::position_of_forgotten(id));
-        let subject = Subject { kind: Kind::Forwarding, source, migration, volume };
-        let line = self.peers.line(&session, subject);
+        let subject = |volume| Subject { kind: Kind::Forwarding, source, migration, volume };
+        let line = match volume {
+            Some(volume) => self.peers.line(&session, subject(volume)),
+            None => self.peers.free_line(&session, channel::positions_of_forgotten(id).map(subject)),
+        };
         Ok(LaneStore::Elsewhere { line, size_bytes: moved.volume.record.size_bytes })
     }
 

@@ -2,13 +2,15 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use lane::{Credentials, Encryption};
 use migration::journal::{ExportAccess, ExportSettings, VolumeRecord};
+use tokio::signal::unix::{SignalKind, signal};
 
-use super::Host;
+use super::{Host, blocking};
 use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
-use crate::error::RequestError;
+use crate::error::{RequestError, with_causes};
 
 impl Host {
     /// What clients of other hosts connect to.
@@ -56,6 +58,47 @@ impl Host {
             mode: settings.socket_mode.map_or(otherwise.mode, SocketMode::from_bits),
             owner: owner.transpose()?.or_else(|| otherwise.owner.clone()),
         })
+    }
+}
+
+impl Host {
+    /// Reads the certificates of volumes' ports again whenever the process is told to hang up, for connections that begin
+    /// from then on.
+    pub(crate) async fn read_certificates_at_hang_up(self: Arc<Self>) {
+        let mut hang_ups = match signal(SignalKind::hangup()) {
+            Ok(hang_ups) => hang_ups,
+            Err(error) => {
+                tracing::warn!(%error, "certificates are not read again");
+                return;
+            }
+        };
+        while hang_ups.recv().await.is_some() {
+            let host = Arc::clone(&self);
+            let read = blocking(move || {
+                host.read_certificates();
+                Ok(())
+            });
+            // It says itself what it could not read.
+            let _ = read.await;
+        }
+    }
+
+    fn read_certificates(&self) {
+        let (Encryption::Offered(credentials) | Encryption::Required(credentials), Some(tls)) =
+            (&self.encryption, &self.config.nbd.tls)
+        else {
+            tracing::info!("told to read certificates again, and there are none");
+            return;
+        };
+        match credentials.reload(&tls.files) {
+            Ok(()) => {
+                tracing::info!(certificate = %tls.files.certificate.display(), "certificates have been read again")
+            }
+            Err(error) => {
+                let reason = with_causes(&error);
+                tracing::error!(%reason, "certificates cannot be read again; those of before go on being used");
+            }
+        }
     }
 }
 

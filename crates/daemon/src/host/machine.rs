@@ -17,9 +17,9 @@ use std::time::Duration;
 use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
 use futures_util::FutureExt;
 use hypervisor::qemu::{Machine, RunState};
-use migration::MigrationId;
 use migration::journal::{Outcome, Side};
 use migration::message::ToTarget;
+use migration::{HostId, MigrationId};
 use transport::Session;
 
 use super::Host;
@@ -169,15 +169,30 @@ impl Host {
         })
     }
 
-    /// Looks whether a machine of this name may come.
+    /// Looks whether a host may bring machines. What else would be in a machine's way is not looked at before that, and not
+    /// told.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`].
+    pub(super) fn check_may_bring_machines(&self, peer: HostId) -> Result<(), RequestError> {
+        if self.hosts.may_bring_machines(peer) {
+            return Ok(());
+        }
+        let text = match self.config.hosts.machines {
+            false => "it takes no machines from other hosts; machines = true below [hosts] in its configuration lets them come".to_owned(),
+            true => {
+                let name = self.hosts.name_of(peer);
+                format!("it takes no machines from this host; there: sterna host set {name} --allow-machines")
+            }
+        };
+        Err(RequestError::Invalid(text))
+    }
+
+    /// Looks whether a machine of this name may be here.
     ///
     /// # Errors
     /// [`RequestError`].
     pub(super) fn check_machine_name(&self, name: &str) -> Result<(), RequestError> {
-        if !self.config.hosts.machines {
-            let text = "it takes no machines from other hosts; machines = true below [hosts] in its configuration lets them come";
-            return Err(RequestError::Invalid(text.to_owned()));
-        }
         crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
         if self.adoptions()?.get(name).is_some() {
             return Err(VmError::Exists(name.to_owned()).into());

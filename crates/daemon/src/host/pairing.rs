@@ -10,6 +10,7 @@ use transport::Peer;
 
 use super::{Host, blocking};
 use crate::error::RequestError;
+use crate::hosts::Trust;
 
 impl Host {
     /// Makes this host's identity.
@@ -35,7 +36,7 @@ impl Host {
         self: Arc<Self>,
         order: api::NewInvitation,
     ) -> Result<api::Invitation, RequestError> {
-        let token = self.hosts.invite(order.lifetime_s)?;
+        let token = self.hosts.invite(order.lifetime_s, Trust { machines: order.allow_machines })?;
         let expires = token.expires().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Ok(api::Invitation {
             token: token.to_string(),
@@ -50,10 +51,48 @@ impl Host {
     /// [`RequestError::Hosts`].
     pub(crate) async fn join_host(self: Arc<Self>, order: api::JoinHost) -> Result<api::Peer, RequestError> {
         blocking(move || {
-            let peer = self.hosts.join(&order.token, order.address)?;
-            Ok(self.hosts.describe(&peer))
+            let trust = order.allow_machines.map(|machines| Trust { machines });
+            let joined = self.hosts.join(&order.token, order.address, trust)?;
+            Ok(self.hosts.describe(&joined))
         })
         .await
+    }
+
+    /// Changes what another host is trusted with. A machine that is on its way already comes.
+    ///
+    /// # Errors
+    /// [`RequestError::Hosts`].
+    pub(crate) async fn set_host(
+        self: Arc<Self>,
+        name: String,
+        order: api::SetPeer,
+    ) -> Result<api::Peer, RequestError> {
+        blocking(move || {
+            self.hosts.set_trust(&name, Trust { machines: order.allow_machines })?;
+            self.describe_other_host(&name)
+        })
+        .await
+    }
+
+    /// Describes the other hosts, by name.
+    ///
+    /// # Errors
+    /// [`RequestError::Hosts`].
+    pub(crate) fn describe_hosts(&self) -> Result<Vec<api::Peer>, RequestError> {
+        Ok(self.hosts.describe_all()?.into_iter().map(|peer| self.with_refusals(peer)).collect())
+    }
+
+    /// Describes another host.
+    ///
+    /// # Errors
+    /// [`RequestError::Hosts`].
+    pub(crate) fn describe_other_host(&self, name: &str) -> Result<api::Peer, RequestError> {
+        Ok(self.with_refusals(self.hosts.describe_one(name)?))
+    }
+
+    fn with_refusals(&self, peer: api::Peer) -> api::Peer {
+        let id = self.hosts.find(&peer.name).map(|known| HostId(known.id.0));
+        api::Peer { refused_requests: id.map_or(0, |id| self.peers.refused_to(id)), ..peer }
     }
 
     /// Forgets another host.

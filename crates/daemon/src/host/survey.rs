@@ -13,6 +13,7 @@ use migration::journal::{ImageFormat, Place};
 use migration::wire::{
     Allocation, Offer, OfferedVolume, Refusal, RefusalCode, Survey, Surveyed, SurveyedPlace,
 };
+use migration::{HostId, VolumeId};
 
 use super::leave::refusal;
 use super::reserve::Wanted;
@@ -21,13 +22,18 @@ use crate::error::{RequestError, with_causes};
 use crate::moving::Terms;
 use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
+use crate::peers::veil::unveiled;
 use crate::replicas::{self, is_replica};
 use crate::vms::{Differences, Scope, Vms};
 
 impl Host {
     /// Looks at everything that an offer would need here.
-    pub(crate) async fn survey(self: &Arc<Self>, survey: Survey) -> Surveyed {
-        let Survey { offer, held_bytes, machine } = survey;
+    pub(crate) async fn survey(self: &Arc<Self>, peer: HostId, survey: Survey) -> Surveyed {
+        let Survey { mut offer, held_bytes, machine } = survey;
+        let called: Vec<VolumeId> = offer.volumes.iter().map(|offered| offered.volume).collect();
+        self.journal.read(|state| {
+            offer.volumes.iter_mut().for_each(|offered| offered.volume = unveiled(state, offered.volume));
+        });
         // Each starts a QEMU and looks at stores: as many at a time as for descriptions.
         let _permit = Arc::clone(&self.looks).acquire_owned().await;
         let mut found = Surveyed {
@@ -42,13 +48,20 @@ impl Host {
             found.refusals.push(Refusal { code: RefusalCode::Unsuitable, detail });
             return found;
         }
+        if (offer.machine.is_some() || !machine.is_empty())
+            && let Err(error) = self.check_may_bring_machines(peer)
+        {
+            // N.B. nothing else: what it would take to run a machine here is nobody's business who may not bring one.
+            found.refusals.push(refusal(&error));
+            return found;
+        }
         if let Some(name) = offer.machine.as_ref().map(|machine| &machine.name)
             && let Err(error) = self.check_machine_name(name)
         {
             found.refusals.push(refusal(&error));
         }
         let mut needed = BTreeMap::<String, u64>::new();
-        for (offered, held) in offer.volumes.iter().zip(held_bytes) {
+        for ((offered, held), called) in offer.volumes.iter().zip(held_bytes).zip(called) {
             match self.look_for_room(&offer, offered).await {
                 Ok(place) => {
                     let bytes = match offer.allocation {
@@ -58,7 +71,8 @@ impl Host {
                         Allocation::Thin => held,
                     };
                     *needed.entry(place.store.clone()).or_default() += bytes;
-                    found.places.push(place);
+                    // In the words of whoever asks.
+                    found.places.push(SurveyedPlace { volume: called, ..place });
                 }
                 Err(error) => found.refusals.push(refusal(&error)),
             }

@@ -1,15 +1,45 @@
-//! The hosts that this one is paired with, by name.
+//! The hosts that this one is paired with, by name, and what each of them is trusted with.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use transport::{HostId, Link, Peer, Peers};
+use transport::{HostId, InvitationId, Link, Peer, Peers};
 
 use crate::listing::{Listed, Listing, ListingError};
 
+/// Invitations whose terms are remembered: as many as can be open.
+const TERMS_MAX: usize = 1000;
+
 /// The hosts that this one is paired with.
-pub(crate) struct Known(Listing<Entry>);
+pub(crate) struct Known {
+    listing: Listing<Entry>,
+    /// What invitations give to whoever redeems them. As they, it does not outlast the daemon.
+    terms: Mutex<BTreeMap<InvitationId, Trust>>,
+    /// No other host is called as this one is.
+    own_name: OnceLock<String>,
+}
+
+/// What another host is trusted with, besides the volumes that it is given or brings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Trust {
+    /// It may bring machines, which run here. Who paired with version 0.1 may not.
+    #[serde(default)]
+    pub(crate) machines: bool,
+}
+
+/// Another host, as this one knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Acquaintance {
+    /// By the name that it has here.
+    pub(crate) peer: Peer,
+    /// What it is trusted with.
+    pub(crate) trust: Trust,
+    /// What it calls itself, if another host had that name when it came.
+    pub(crate) calls_itself: Option<String>,
+}
 
 /// What is remembered of a host.
 #[derive(Clone, Serialize, Deserialize)]
@@ -18,48 +48,108 @@ struct Entry {
     #[serde(with = "id")]
     id: HostId,
     links: Vec<Link>,
+    #[serde(flatten)]
+    trust: Trust,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    calls_itself: Option<String>,
 }
 
 impl Known {
     /// Reads the file, if there is one.
     pub(crate) fn open(data_dir: &Path) -> Result<Self, ListingError> {
-        Listing::open(data_dir).map(Self)
+        let listing = Listing::open(data_dir)?;
+        Ok(Self { listing, terms: Mutex::default(), own_name: OnceLock::new() })
+    }
+
+    /// Says what this host is called.
+    pub(crate) fn is_called(&self, own_name: &str) {
+        // It has one name.
+        let _ = self.own_name.set(own_name.to_owned());
     }
 
     pub(crate) fn list(&self) -> Vec<Peer> {
-        self.0.list().into_iter().map(Peer::from).collect()
+        self.listing.list().into_iter().map(Peer::from).collect()
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Peer> {
-        self.0.get(name).map(Peer::from)
+        self.listing.get(name).map(Peer::from)
     }
 
-    /// Adds a host durably, or replaces what is known of it; it gets another name if its own is another host's.
-    pub(crate) fn add(&self, peer: &Peer) -> Result<Peer, ListingError> {
-        self.0.change(|hosts| {
+    pub(crate) fn acquaintances(&self) -> Vec<Acquaintance> {
+        self.listing.list().into_iter().map(Acquaintance::from).collect()
+    }
+
+    pub(crate) fn acquaintance(&self, name: &str) -> Option<Acquaintance> {
+        self.listing.get(name).map(Acquaintance::from)
+    }
+
+    /// What a host is trusted with; one that is not known, with nothing.
+    pub(crate) fn trust(&self, id: HostId) -> Trust {
+        self.listing.find(|known| known.id == id).map(|known| known.trust).unwrap_or_default()
+    }
+
+    /// Remembers what an invitation gives.
+    pub(crate) fn agree(&self, invitation: InvitationId, trust: Trust) {
+        let mut terms = lock(&self.terms);
+        if terms.len() >= TERMS_MAX {
+            // Whoever redeems one of those is trusted with less than was said, never with more.
+            terms.clear();
+        }
+        terms.insert(invitation, trust);
+    }
+
+    /// Changes durably what a host is trusted with; `None`: there is no such host.
+    pub(crate) fn set_trust(&self, name: &str, trust: Trust) -> Result<Option<Acquaintance>, ListingError> {
+        self.listing.change(|hosts| {
+            let entry = hosts.get_mut(name)?;
+            entry.trust = trust;
+            Some(Acquaintance::from(entry.clone()))
+        })
+    }
+
+    /// Adds a host durably, or replaces what is known of it; it gets another name if its own is another host's, or this one's.
+    /// Without terms it is trusted as before, or with nothing.
+    pub(crate) fn add(&self, peer: &Peer, trust: Option<Trust>) -> Result<Acquaintance, ListingError> {
+        let own_name = self.own_name.get().map(String::as_str);
+        self.listing.change(|hosts| {
             // A host that is paired again keeps the name that people know it by.
-            let before = hosts.values().find(|known| known.id == peer.id).map(|known| known.name.clone());
-            let name = before.unwrap_or_else(|| free_name(hosts, &peer.name));
-            let added = Peer { name: name.clone(), ..peer.clone() };
-            hosts.insert(name, Entry::from(&added));
-            added
+            let before = hosts.values().find(|known| known.id == peer.id).cloned();
+            let trust = trust.or_else(|| Some(before.as_ref()?.trust)).unwrap_or_default();
+            let name = before.map_or_else(|| free_name(hosts, own_name, &peer.name), |before| before.name);
+            let calls_itself = Some(peer.name.clone()).filter(|own| *own != name);
+            let Peer { id, links, .. } = peer.clone();
+            let added = Entry { name: name.clone(), id, links, trust, calls_itself };
+            hosts.insert(name, added.clone());
+            Acquaintance::from(added)
         })
     }
 
     /// Forgets a host durably.
     pub(crate) fn remove(&self, name: &str) -> Result<Option<Peer>, ListingError> {
-        Ok(self.0.remove(name)?.map(Peer::from))
+        Ok(self.listing.remove(name)?.map(Peer::from))
     }
 }
 
 impl Peers for Known {
     fn find(&self, id: HostId) -> Option<Peer> {
-        self.0.find(|known| known.id == id).map(Peer::from)
+        self.listing.find(|known| known.id == id).map(Peer::from)
     }
 
-    fn joined(&self, peer: &Peer) -> Result<(), String> {
-        let added = self.add(peer).map_err(|error| crate::error::with_causes(&error))?;
-        tracing::info!(host = %added.name, id = %added.id, "a host has joined by an invitation");
+    fn is_at(&self, address: IpAddr) -> bool {
+        let is_there = |link: &Link| link.address.parse().is_ok_and(|link: SocketAddr| link.ip() == address);
+        self.listing.find(|known| known.links.iter().any(is_there)).is_some()
+    }
+
+    fn joined(&self, peer: &Peer, by: InvitationId) -> Result<(), String> {
+        let trust = lock(&self.terms).get(&by).copied();
+        let added = self.add(peer, trust).map_err(|error| crate::error::with_causes(&error))?;
+        // N.B. once: a host that redeems it again is trusted as it is by then.
+        lock(&self.terms).remove(&by);
+        let (Acquaintance { peer, trust, calls_itself }, calls) = (added, peer.name.as_str());
+        tracing::info!(host = %peer.name, id = %peer.id, machines = trust.machines, "a host has joined by an invitation");
+        if calls_itself.is_some() {
+            tracing::warn!(host = %peer.name, calls_itself = calls, "another host, or this one, is called as the host that has joined; it has another name here");
+        }
         Ok(())
     }
 }
@@ -75,10 +165,11 @@ impl Listed for Entry {
     }
 }
 
-fn free_name(hosts: &BTreeMap<String, Entry>, name: &str) -> String {
+fn free_name(hosts: &BTreeMap<String, Entry>, own_name: Option<&str>, name: &str) -> String {
     let numbered = (2..).map(|number: u32| format!("{name}-{number}"));
     let mut names = std::iter::once(name.to_owned()).chain(numbered);
-    names.find(|name| !hosts.contains_key(name)).unwrap_or_else(|| name.to_owned())
+    let is_free = |name: &String| !hosts.contains_key(name) && own_name != Some(name);
+    names.find(is_free).unwrap_or_else(|| name.to_owned())
 }
 
 /// Identifiers are written as people see them elsewhere.
@@ -95,24 +186,30 @@ mod id {
     }
 }
 
-impl From<&Peer> for Entry {
-    fn from(peer: &Peer) -> Self {
-        let Peer { id, name, links } = peer.clone();
-        Self { name, id, links }
-    }
-}
-
 impl From<Entry> for Peer {
-    fn from(Entry { name, id, links }: Entry) -> Self {
+    fn from(Entry { name, id, links, .. }: Entry) -> Self {
         Self { id, name, links }
     }
 }
 
+impl From<Entry> for Acquaintance {
+    fn from(entry: Entry) -> Self {
+        let (trust, calls_itself) = (entry.trust, entry.calls_itself.clone());
+        Self { peer: Peer::from(entry), trust, calls_itself }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
-    use transport::{HostId, Link, Peer, Peers as _};
+    use transport::{HostId, InvitationId, Link, Peer, Peers as _};
 
-    use super::Known;
+    use super::{Known, Trust};
+
+    const TRUSTED: Trust = Trust { machines: true };
 
     fn peer(byte: u8, name: &str) -> Peer {
         Peer { id: HostId([byte; 32]), name: name.into(), links: vec![Link::new("10.0.0.1:7423")] }
@@ -122,14 +219,59 @@ mod tests {
     fn hosts_are_kept_and_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let known = Known::open(folder.path()).unwrap();
-        known.add(&peer(1, "b")).unwrap();
-        assert_eq!(known.add(&peer(2, "b")).unwrap().name, "b-2");
-        assert_eq!(known.add(&peer(1, "renamed")).unwrap().name, "b");
+        known.add(&peer(1, "b"), None).unwrap();
+        assert_eq!(known.add(&peer(2, "b"), None).unwrap().peer.name, "b-2");
+        assert_eq!(known.add(&peer(1, "renamed"), None).unwrap().peer.name, "b");
         let again = Known::open(folder.path()).unwrap();
         assert_eq!(again.list(), [peer(1, "b"), peer(2, "b-2")]);
         assert_eq!(again.find(HostId([2; 32])), again.get("b-2"));
         assert_eq!(again.remove("b").unwrap(), Some(peer(1, "b")));
         assert_eq!(again.remove("b").unwrap(), None);
         assert_eq!(Known::open(folder.path()).unwrap().list(), [peer(2, "b-2")]);
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_not_had_by_another_host_and_that_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let known = Known::open(folder.path()).unwrap();
+        known.is_called("a");
+        assert_eq!(known.add(&peer(1, "b"), None).unwrap().calls_itself, None);
+        for (byte, name, here) in [(2, "b", "b-2"), (3, "a", "a-2")] {
+            let added = known.add(&peer(byte, name), None).unwrap();
+            assert_eq!((added.peer.name.as_str(), added.calls_itself.as_deref()), (here, Some(name)));
+        }
+        let again = Known::open(folder.path()).unwrap().acquaintance("a-2").unwrap();
+        assert_eq!(again.calls_itself.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn a_host_is_trusted_with_machines_only_if_that_was_said_and_as_long_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let known = Known::open(folder.path()).unwrap();
+        let [plain, trusting] = [InvitationId([1; 16]), InvitationId([2; 16])];
+        known.agree(trusting, TRUSTED);
+        known.joined(&peer(1, "b"), plain).unwrap();
+        known.joined(&peer(2, "c"), trusting).unwrap();
+        let trust = |byte| Known::open(folder.path()).unwrap().trust(HostId([byte; 32]));
+        assert_eq!([1, 2, 3].map(trust), [Trust::default(), TRUSTED, Trust::default()]);
+        // Whoever redeems it once more has no more than it was left.
+        assert_eq!(known.set_trust("c", Trust::default()).unwrap().unwrap().trust, Trust::default());
+        known.joined(&peer(2, "c"), trusting).unwrap();
+        assert_eq!(trust(2), Trust::default());
+        known.set_trust("b", TRUSTED).unwrap().unwrap();
+        known.joined(&peer(1, "b"), plain).unwrap();
+        assert_eq!(trust(1), TRUSTED);
+        assert_eq!(known.set_trust("nobody", TRUSTED).unwrap(), None);
+    }
+
+    #[test]
+    fn the_list_of_version_0_1_is_read_and_trusts_nobody_with_machines() {
+        let folder = tempfile::tempdir().unwrap();
+        let id = HostId([1; 32]);
+        let text = format!(r#"{{"version": 1, "hosts": [{{"name": "b", "id": "{id}", "links": []}}]}}"#);
+        std::fs::write(folder.path().join("hosts.json"), text).unwrap();
+        let known = Known::open(folder.path()).unwrap();
+        assert_eq!(known.list().len(), 1);
+        assert_eq!(known.trust(id), Trust::default());
     }
 }

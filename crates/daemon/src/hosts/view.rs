@@ -1,8 +1,8 @@
 //! What people see of this host and of others.
 
-use transport::{ConnectionStatus, Peer};
+use transport::ConnectionStatus;
 
-use super::{Hosts, HostsError, State};
+use super::{Acquaintance, Hosts, HostsError, State};
 
 impl Hosts {
     /// Describes this host as others see it.
@@ -25,16 +25,17 @@ impl Hosts {
 
     /// Describes the other hosts, by name.
     pub(crate) fn describe_all(&self) -> Result<Vec<api::Peer>, HostsError> {
-        Ok(self.known()?.list().iter().map(|peer| self.describe(peer)).collect())
+        Ok(self.known()?.acquaintances().iter().map(|known| self.describe(known)).collect())
     }
 
     /// Describes another host.
     pub(crate) fn describe_one(&self, name: &str) -> Result<api::Peer, HostsError> {
-        let peer = self.known()?.get(name).ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
-        Ok(self.describe(&peer))
+        let known = self.known()?.acquaintance(name).ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
+        Ok(self.describe(&known))
     }
 
-    pub(crate) fn describe(&self, peer: &Peer) -> api::Peer {
+    pub(crate) fn describe(&self, known: &Acquaintance) -> api::Peer {
+        let peer = &known.peer;
         let session = match &*self.lock() {
             State::Running(endpoint, _) => endpoint.existing_session(peer.id),
             _ => None,
@@ -54,6 +55,9 @@ impl Hosts {
             queued_bytes: 0,
             unacknowledged_bytes: 0,
             last_error: None,
+            machines: known.trust.machines && self.config.machines,
+            calls_itself: known.calls_itself.clone(),
+            refused_requests: 0,
         };
         if let Some(status) = status {
             described.connected = status.is_connected;

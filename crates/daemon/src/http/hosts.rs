@@ -17,7 +17,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_identity, create_identity))
         .routes(routes!(invite))
         .routes(routes!(list_hosts, join_host))
-        .routes(routes!(show_other_host, remove_host))
+        .routes(routes!(show_other_host, change_host, remove_host))
 }
 
 /// Describes who this host is to others.
@@ -54,7 +54,7 @@ async fn invite(
 /// Lists the other hosts that this one is paired with, by name.
 #[utoipa::path(get, path = "/v1/hosts", responses((status = 200, description = "The hosts", body = [api::Peer])))]
 async fn list_hosts(State(host): State<Arc<Host>>) -> Answer<Vec<api::Peer>> {
-    Ok(Json(host.hosts.describe_all()?))
+    Ok(Json(host.describe_hosts()?))
 }
 
 /// Redeems another host's invitation; answers when both hosts know each other.
@@ -73,7 +73,19 @@ async fn join_host(
 #[utoipa::path(get, path = "/v1/hosts/{name}", params(("name" = String, Path, description = "Name of the host")),
     responses((status = 200, description = "The host", body = api::Peer)))]
 async fn show_other_host(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Peer> {
-    Ok(Json(host.hosts.describe_one(&name)?))
+    Ok(Json(host.describe_other_host(&name)?))
+}
+
+/// Changes what another host is trusted with.
+#[utoipa::path(patch, path = "/v1/hosts/{name}", params(("name" = String, Path, description = "Name of the host")),
+    request_body = api::SetPeer, responses((status = 200, description = "The host", body = api::Peer)))]
+async fn change_host(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Peer> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host).set_host(name, order)).await.map(Json)
 }
 
 /// Forgets another host: it is refused from then on.

@@ -1,6 +1,7 @@
 //! The journal's thread: queued commits become one frame, and are answered when it is durable.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -29,6 +30,8 @@ pub(super) struct Writer<S> {
     state: State,
     /// What is true durably; read by others.
     durable: Arc<RwLock<State>>,
+    /// Grows whenever what is durably true has changed.
+    changes: Arc<AtomicU64>,
     /// Length of a frame that may be at that place or not, because its write failed, and so did wiping it out.
     /// Nothing is written, and nobody is told anything but *unknown*, until it is wiped out.
     doubtful: Option<usize>,
@@ -48,7 +51,22 @@ impl Writer<JournalFile> {
 
 impl<S: Storage> Writer<S> {
     pub(super) fn over(storage: S, next: NextFrame, state: State, durable: Arc<RwLock<State>>) -> Self {
-        Self { storage, next, state, durable, doubtful: None, is_closed: false, compaction_failed: false }
+        let changes = Arc::default();
+        Self {
+            storage,
+            next,
+            state,
+            durable,
+            changes,
+            doubtful: None,
+            is_closed: false,
+            compaction_failed: false,
+        }
+    }
+
+    /// What grows whenever what is durably true has changed.
+    pub(super) fn changes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.changes)
     }
 
     /// Writes what is queued until all senders are gone.
@@ -127,6 +145,8 @@ impl<S: Storage> Writer<S> {
             // It was applied to the same state before it was written.
             tracing::error!(%error, "a commit was durable before it contradicted the journal");
         }
+        // N.B. under the lock: whoever sees the number sees what it is of, or something later.
+        self.changes.fetch_add(1, Ordering::Release);
         Ok(())
     }
 

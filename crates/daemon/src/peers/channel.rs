@@ -18,7 +18,7 @@ pub(super) const OPENINGS: ChannelId = ChannelId(0);
 
 const NUMBER_SHIFT: u32 = 3;
 const FROM_GREATER: u64 = 4;
-const KIND_MASK: u64 = 3;
+pub(super) const KIND_MASK: u64 = 3;
 const POSITION_SHIFT: u32 = 56;
 const POSITIONS_MAX: u64 = 1 << (u64::BITS - POSITION_SHIFT);
 
@@ -82,17 +82,30 @@ impl Subject {
     }
 }
 
-/// The position of a volume whose migration is so long ago that the journal has forgotten it; its forwarding may go on. Not
-/// one that a migration's volume can have.
-pub(crate) fn position_of_forgotten(volume: VolumeId) -> VolumeIndex {
+/// Positions that no volume of a migration has, from this volume's first choice on: for one whose migration the journal of an
+/// older version has forgotten. Its forwarding may go on, on a channel that no other has.
+pub(crate) fn positions_of_forgotten(volume: VolumeId) -> impl Iterator<Item = VolumeIndex> + Clone {
     let positions = POSITIONS_MAX - VOLUMES_MAX as u64;
-    let place = volume.0.iter().fold(0_u64, |sum, byte| (sum * 31 + u64::from(*byte)) % positions);
-    VolumeIndex(u32::try_from(VOLUMES_MAX as u64 + place).unwrap_or(u32::MAX))
+    let first = volume.0.iter().fold(0_u64, |sum, byte| (sum * 31 + u64::from(*byte)) % positions);
+    (0..positions).map(move |step| {
+        let place = (first + step) % positions;
+        VolumeIndex(u32::try_from(VOLUMES_MAX as u64 + place).unwrap_or(u32::MAX))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_volume_of_a_forgotten_migration_can_have_every_position_that_is_free() {
+        for byte in 0..8 {
+            let mut found: Vec<_> =
+                positions_of_forgotten(VolumeId([byte; 16])).map(|index| index.0).collect();
+            found.sort_unstable();
+            assert_eq!(found, (VOLUMES_MAX as u32..256).collect::<Vec<_>>());
+        }
+    }
 
     #[test]
     fn both_hosts_know_what_a_channel_is_about() {

@@ -13,7 +13,7 @@ use migration::wire::{Message, ProbeSeen, Survey, Surveyed};
 use tokio::sync::oneshot;
 use transport::Session;
 
-use super::{Peers, host_id, lock, send_opening};
+use super::{Peers, host_id, lock, send_opening, turns};
 
 type Waiting<T> = Arc<Mutex<BTreeMap<(HostId, u64), oneshot::Sender<T>>>>;
 
@@ -68,9 +68,15 @@ impl Peers {
     /// Another host asks what this one would say.
     pub(super) fn asked(&self, session: &Session, question: u64, survey: Survey) {
         let Some(host) = self.host() else { return };
+        let Some(turn) = self.turns.take(host_id(session.peer())) else {
+            let surveyed = Surveyed { refusals: vec![turns::refusal()], ..Surveyed::default() };
+            send_opening(session, &Message::Surveyed { question, surveyed });
+            return;
+        };
         let session = session.clone();
         self.runtime.spawn(async move {
-            let surveyed = host.survey(survey).await;
+            let _turn = turn;
+            let surveyed = host.survey(host_id(session.peer()), survey).await;
             send_opening(&session, &Message::Surveyed { question, surveyed });
         });
     }
@@ -84,8 +90,14 @@ impl Peers {
         secrets: Vec<[u8; 32]>,
     ) {
         let Some(host) = self.host() else { return };
+        let Some(turn) = self.turns.take(host_id(session.peer())) else {
+            let seen = vec![ProbeSeen::Nothing; secrets.len()];
+            send_opening(session, &Message::Probed { question, seen });
+            return;
+        };
         let session = session.clone();
         self.runtime.spawn(async move {
+            let _turn = turn;
             let seen = host.see_probes(store, secrets).await;
             send_opening(&session, &Message::Probed { question, seen });
         });

@@ -49,9 +49,15 @@ impl Client {
         }
     }
 
+    /// Tells whether two clients take places from each other: processes of this host and other hosts are counted apart, so
+    /// that strangers on the network never keep a guest of this host out.
+    pub(super) fn shares_places_with(self, other: Self) -> bool {
+        (self == Self::Local) == (other == Self::Local)
+    }
+
     /// Tells whether this client may have one more connection than those that `count` finds.
     ///
-    /// Who may open a unix socket is trusted by its mode, so its clients share the common limit only.
+    /// Who may open a unix socket is trusted by its mode, so its clients have a common limit only.
     pub(super) fn may_have_another(self, limits: &Limits, count: impl FnOnce() -> usize) -> bool {
         match self {
             Self::Local => true,

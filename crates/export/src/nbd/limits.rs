@@ -7,7 +7,7 @@ use crate::nbd::protocol::PAYLOAD_LENGTH_MAX;
 /// Limits of a server; [`Limits::STANDARD`] suits a volume's own socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time; further ones are closed as soon as they are accepted.
+    /// Connections at a time over unix sockets, and as many over TCP; further ones are closed as soon as they are accepted.
     pub connections_max: usize,
     /// The same for one host that connects over TCP, so that it cannot take every place.
     pub connections_per_host_max: usize,

@@ -261,7 +261,8 @@ fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption) {
     let client = Client::of(&socket);
     let mut members = shared.members.borrow_mut();
     let has_place = shared.stage() == Stage::Serving
-        && members.len() < shared.limits.connections_max
+        && members.iter().filter(|(_, member)| member.client.shares_places_with(client)).count()
+            < shared.limits.connections_max
         && client.may_have_another(&shared.limits, || {
             members.iter().filter(|(_, member)| member.client.counts_as(client)).count()
         });

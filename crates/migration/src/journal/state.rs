@@ -9,6 +9,7 @@ use super::image::{Fence, FencedContent, Place};
 use super::record::{Entry, MigratingVolume, Record, Summary, VolumeRecord};
 use super::side::{Branch, Moved, Promotion, Side};
 use super::stage::Stage;
+use crate::authority::is_needed;
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 
 /// Ended migrations that are remembered; older ones are forgotten when a new one starts.
@@ -229,8 +230,19 @@ impl State {
         self.fence_targets(migration, &state, FencedContent::HalfMade);
         self.migrations.insert(migration, state);
         self.next_migration = self.next_migration.max(migration.0 + 1);
-        let ended: Vec<_> =
-            self.migrations.iter().filter(|(_, state)| state.has_ended()).map(|(id, _)| *id).collect();
+        self.forget_ended();
+    }
+
+    /// Forgets the oldest of many that have ended, except those by which it is known who may use a volume.
+    fn forget_ended(&mut self) {
+        if self.migrations.len() <= ENDED_MIGRATIONS_MAX {
+            return;
+        }
+        // N.B. all are judged before any goes: what ends another's right is younger than that, and never goes first.
+        let is_over = |(id, state): &(&MigrationId, &MigrationState)| {
+            state.has_ended() && !is_needed(self, **id, state)
+        };
+        let ended: Vec<_> = self.migrations.iter().filter(is_over).map(|(id, _)| *id).collect();
         for id in ended.iter().take(ended.len().saturating_sub(ENDED_MIGRATIONS_MAX)) {
             self.migrations.remove(id);
         }

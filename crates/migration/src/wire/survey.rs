@@ -12,7 +12,7 @@ use crate::identity::VolumeId;
 /// What would be offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// The offer.
+    /// The offer. Its volumes are called as those know them again who have them; it gives away no identity.
     pub offer: Offer,
     /// What each of its volumes holds, in bytes.
     pub held_bytes: Vec<u64>,
@@ -22,7 +22,7 @@ pub struct Survey {
 }
 
 /// What a target sees of what would be offered.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surveyed {
     /// Everything that is in the way.
     pub refusals: Vec<Refusal>,

@@ -14,6 +14,8 @@ use std::rc::{Rc, Weak};
 
 use bytes::Bytes;
 use futures_channel::mpsc;
+use lane::fence::Fence;
+use lane::peer::head::{Answered, Fault, Head};
 use lane::peer::{Arrival, Speech, Urgency};
 
 use super::link::Link;
@@ -21,6 +23,23 @@ use super::place::Place;
 
 /// What a process has of a line: the end that it sends on, and what arrives.
 type Ends = (Box<dyn lane::peer::Line>, mpsc::UnboundedReceiver<Arrival>);
+
+/// Judges what comes to an end of a line, by its head and payload.
+pub(super) type Guard = Box<dyn Fn(&[u8], &[u8]) -> Judged>;
+
+/// What becomes of something that has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judged {
+    /// Whoever listens hears it.
+    Heard,
+    /// Nobody hears it.
+    LeftOut,
+    /// Nobody hears it, and the call of this number is answered with that there is nothing.
+    Refused(u64),
+}
+
+/// Calls of this number and above are asked for besides a conversation.
+pub(super) const BESIDES: u64 = 1 << 63;
 
 /// One line of a link.
 pub(crate) struct Line {
@@ -41,6 +60,9 @@ struct End {
     /// It has been told that the line is broken.
     is_lost: Cell<bool>,
     arrivals: RefCell<Option<mpsc::UnboundedSender<Arrival>>>,
+    guard: RefCell<Option<Guard>>,
+    /// The fence that was told to who asked besides the conversation.
+    told: Cell<Option<Fence>>,
 }
 
 struct Frame {
@@ -72,13 +94,15 @@ impl Line {
     }
 
     /// A new process begins at `place`; returns its end. `None`: the simulation is over.
-    pub(crate) fn open(&self, place: Place) -> Option<Ends> {
+    pub(super) fn open(&self, place: Place, guard: Guard) -> Option<Ends> {
         let link = self.link.upgrade()?;
         let number = link.end_of(place);
         let own = &self.ends[number];
         own.incarnation.set(own.incarnation.get() + 1);
         let (sender, arrivals) = mpsc::unbounded();
         *own.arrivals.borrow_mut() = Some(sender);
+        *own.guard.borrow_mut() = Some(guard);
+        own.told.set(None);
         own.knows.set(self.ends[1 - number].incarnation.get());
         own.is_lost.set(false);
         if !link.is_up() {
@@ -132,7 +156,10 @@ impl Line {
 
     pub(super) fn clear(&self) {
         self.held.borrow_mut().clear();
-        self.ends.iter().for_each(|end| drop(end.arrivals.borrow_mut().take()));
+        for end in &self.ends {
+            drop(end.arrivals.borrow_mut().take());
+            drop(end.guard.borrow_mut().take());
+        }
     }
 
     fn is_up(&self) -> bool {
@@ -189,8 +216,55 @@ impl Line {
             return;
         }
         link.world.note("frame", self.number << 1 | frame.to as u64, frame.payload.len() as u64);
-        let credit: Box<dyn Any + Send> = Box::new(());
-        self.tell(frame.to, Arrival::Sent { head: frame.head, payload: frame.payload, credit });
+        if self.is_besides(&frame) {
+            return;
+        }
+        let judge = |guard: &Guard| guard(&frame.head, &frame.payload);
+        match to.guard.borrow().as_ref().map_or(Judged::Heard, judge) {
+            Judged::Heard => {
+                let credit: Box<dyn Any + Send> = Box::new(());
+                self.tell(frame.to, Arrival::Sent { head: frame.head, payload: frame.payload, credit });
+            }
+            Judged::LeftOut => {}
+            Judged::Refused(call) => {
+                let head = Head::Answer { call, result: Err(Fault::Gone) };
+                self.send_from(frame.to, &head, Bytes::new());
+            }
+        }
+    }
+
+    /// The answer to what was asked besides the conversation: that ends here.
+    fn is_besides(&self, frame: &Frame) -> bool {
+        match Head::decode(&frame.head) {
+            Ok(Head::Answer { call, result }) if call >= BESIDES => {
+                if let Ok(Answered::Fenced(fence)) = result {
+                    self.ends[frame.to].told.set(Some(fence));
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn send_from(&self, from: usize, head: &Head, payload: Bytes) {
+        let End { incarnation, knows, .. } = &self.ends[from];
+        let (from_incarnation, to_incarnation) = (incarnation.get(), knows.get());
+        self.carry(Frame { to: 1 - from, from_incarnation, to_incarnation, head: head.encode(), payload });
+    }
+}
+
+// What is asked for besides the conversation at an end.
+impl Line {
+    /// The process at `place` asks for something.
+    pub(super) fn ask_besides(&self, place: Place, head: &Head, payload: Bytes) {
+        if let Some(link) = self.link.upgrade() {
+            self.send_from(link.end_of(place), head, payload);
+        }
+    }
+
+    /// The fence that it was told.
+    pub(super) fn told_besides(&self, place: Place) -> Option<Fence> {
+        self.ends[self.link.upgrade()?.end_of(place)].told.get()
     }
 }
 
@@ -212,7 +286,7 @@ mod tests {
     use block::executor::Executor;
     use block::{BufferPool, MemoryStore};
     use lane::filter::{Gate, GateMode};
-    use lane::peer::head::{Address, Head, Operation};
+    use lane::peer::head::{Address, Operation};
     use lane::peer::{Conversation, Service};
 
     use super::*;

@@ -84,6 +84,7 @@ impl Fleet {
         self.parties.iter().for_each(|party| self.perhaps_promote(party));
         let branches = self.branches.all();
         if let [branch] = &branches[..] {
+            self.perhaps_go_rogue();
             self.perhaps_wander(branch);
         }
         branches.iter().for_each(|branch| self.see_to(branch, &branches));

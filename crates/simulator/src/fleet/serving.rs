@@ -222,7 +222,8 @@ impl Party {
         if known.is_some() {
             return known;
         }
-        let (line, arrivals) = link.line(subject).open(self.place)?;
+        let (line, arrivals) =
+            link.line(subject).open(self.place, self.guard(subject, link.beyond(self.place)))?;
         let service = Service::new(self.handle.clone(), self.buffers.clone());
         let conversation = Conversation::new(line);
         self.handle.spawn(conversation.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
@@ -239,7 +240,8 @@ impl Party {
         if known.is_some() {
             return known;
         }
-        let (line, arrivals) = self.link_to(peer)?.line(subject).open(self.place)?;
+        let (line, arrivals) =
+            self.link_to(peer)?.line(subject).open(self.place, self.guard(subject, peer))?;
         let service = Service::new(self.handle.clone(), self.buffers.clone());
         let conversation = Conversation::new(line);
         let channel = Rc::new(Channel { subject, conversation, service });

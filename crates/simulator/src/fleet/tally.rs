@@ -34,6 +34,8 @@ pub(crate) enum Event {
     Wander,
     /// Power is cut at a host that has volumes.
     OwnerPowerCut,
+    /// A host asks for what it was given once.
+    Rogue,
 }
 
 /// How often things have happened, in one simulation or, by seeds, in many.
@@ -43,7 +45,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -58,6 +60,7 @@ impl Event {
         Self::HomeMoves,
         Self::Wander,
         Self::OwnerPowerCut,
+        Self::Rogue,
     ];
 
     fn name(self) -> &'static str {
@@ -76,6 +79,7 @@ impl Event {
             Self::HomeMoves => "guests follow their volumes",
             Self::Wander => "guests go to another host by themselves",
             Self::OwnerPowerCut => "power cut under guests",
+            Self::Rogue => "a host asks for what it was given once",
         }
     }
 }

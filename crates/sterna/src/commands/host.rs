@@ -1,11 +1,20 @@
 //! `sterna host …`
 
-use api::{Client, JoinHost, NewIdentity, NewInvitation, RemovePeer};
+use std::fs::File;
+use std::io::{self, BufRead as _, IsTerminal as _, Read, Write as _};
+use std::path::Path;
+
+use api::{Client, JoinHost, NewIdentity, NewInvitation, RemovePeer, SetPeer};
 
 use crate::args::HostCommand;
 use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format, hosts};
+
+/// Where an invitation may be, besides.
+const INVITATION_VARIABLE: &str = "STERNA_INVITATION";
+/// Bytes of an invitation that are read: more than one has.
+const INVITATION_BYTES_MAX: u64 = 64 << 10;
 
 pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -> Result<Exit, CommandError> {
     match command {
@@ -14,12 +23,15 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
             let identity = client.create_identity(&NewIdentity { name }).await?;
             output::print(format, &identity, hosts::identity)?;
         }
-        HostCommand::Invite { minutes } => {
-            let invitation = client.invite(&NewInvitation { lifetime_s: minutes * 60 }).await?;
+        HostCommand::Invite { minutes, allow_machines } => {
+            let order = NewInvitation { lifetime_s: minutes * 60, allow_machines };
+            let invitation = client.invite(&order).await?;
             output::print(format, &invitation, hosts::invitation)?;
         }
         HostCommand::Join(order) => {
-            let order = JoinHost { token: order.token, address: Some(order.address) };
+            let allow_machines = order.allow_machines.then_some(true);
+            let token = invitation(order.token, order.token_file.as_deref())?;
+            let order = JoinHost { token, address: Some(order.address), allow_machines };
             output::print(format, &client.join_host(&order).await?, hosts::joined)?;
         }
         HostCommand::List => output::print(format, &client.peers().await?, hosts::peers)?,
@@ -29,12 +41,60 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
         HostCommand::Show { name: Some(name) } => {
             output::print(format, &client.peer(&name).await?, hosts::peer)?;
         }
+        HostCommand::Set { name, machines } => {
+            let change = SetPeer { allow_machines: machines.allow_machines };
+            output::print(format, &client.set_peer(&name, &change).await?, hosts::trust)?;
+        }
         HostCommand::Remove { name, force } => {
             let removed = client.remove_peer(&name, RemovePeer { force }).await?;
             output::print(format, &removed, |removed| format!("{} is no longer known here\n", removed.name))?;
         }
     }
     Ok(Exit::Success)
+}
+
+/// The invitation that was given, wherever.
+fn invitation(argument: Option<String>, file: Option<&Path>) -> Result<String, CommandError> {
+    let unread = |path: &Path| {
+        let path = path.to_owned();
+        move |source| CommandError::File { path, source }
+    };
+    let standard_input = Path::new("/dev/stdin");
+    let text = match (argument, file) {
+        (Some(token), _) => token,
+        (None, Some(path)) if path == Path::new("-") => {
+            from_standard_input().map_err(unread(standard_input))?
+        }
+        (None, Some(path)) => File::open(path).and_then(read_whole).map_err(unread(path))?,
+        (None, None) => match std::env::var(INVITATION_VARIABLE) {
+            Ok(token) => token,
+            Err(_) => ask().map_err(unread(standard_input))?,
+        },
+    };
+    Ok(text.trim().to_owned())
+}
+
+/// Asks whoever types; of a pipe, what comes is it.
+fn ask() -> io::Result<String> {
+    let stdin = io::stdin();
+    if !stdin.is_terminal() {
+        return from_standard_input();
+    }
+    // Nothing but the question itself is lost if it cannot be printed.
+    let _ = write!(io::stderr(), "invitation: ");
+    let mut line = String::new();
+    stdin.lock().take(INVITATION_BYTES_MAX).read_line(&mut line)?;
+    Ok(line)
+}
+
+fn from_standard_input() -> io::Result<String> {
+    read_whole(io::stdin().lock())
+}
+
+fn read_whole(from: impl Read) -> io::Result<String> {
+    let mut text = String::new();
+    from.take(INVITATION_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The name that the system has, as far as a host can be called so.

@@ -32,12 +32,32 @@ pub(crate) fn invitation(invitation: &Invitation) -> String {
     let minutes = left.as_secs().div_ceil(60);
     let address = invitation.addresses.first().map_or("HOST:PORT", String::as_str);
     let token = &invitation.token;
-    format!("on the other host, within {minutes} min:\n\nsterna host join {address} {token}\n")
+    format!(
+        "on the other host, within {minutes} min:\n\nsterna host join {address}\n\nand this invitation, when it asks:\n\n{token}\n"
+    )
 }
 
 /// What was reached by joining.
 pub(crate) fn joined(peer: &Peer) -> String {
-    format!("{} ({}) and this host know each other\n", peer.name, short(&peer.id))
+    let mut text = format!("{} ({}) and this host know each other\n", peer.name, short(&peer.id));
+    if let Some(name) = &peer.calls_itself {
+        text.push_str(&format!(
+            "it calls itself {name}, as another host that is known here does, or this one: here it is {}\n",
+            peer.name
+        ));
+    }
+    text.push_str(&trust(peer));
+    text
+}
+
+/// What another host is trusted with.
+pub(crate) fn trust(peer: &Peer) -> String {
+    match peer.machines {
+        true => format!("{} may bring machines, which run here\n", peer.name),
+        false => {
+            format!("{0} may bring no machines here (sterna host set {0} --allow-machines)\n", peer.name)
+        }
+    }
 }
 
 /// The other hosts as a table.
@@ -46,7 +66,7 @@ pub(crate) fn peers(peers: &Vec<Peer>) -> String {
         return "no other hosts; on both of two: sterna host init; then on one of them: sterna host invite\n"
             .to_owned();
     }
-    let mut table = table(&["HOST", "ID", "STATE", "CONNECTIONS", "WHERE"], &[3]);
+    let mut table = table(&["HOST", "ID", "STATE", "CONNECTIONS", "MACHINES", "WHERE"], &[3]);
     for peer in peers {
         let up = peer.connections.iter().filter(|connection| connection.up).count();
         let links: Vec<&str> = peer.links.iter().map(|link| link.address.as_str()).collect();
@@ -55,6 +75,7 @@ pub(crate) fn peers(peers: &Vec<Peer>) -> String {
             short(&peer.id),
             state(peer),
             format!("{up} of {}", peer.connections.len()),
+            if peer.machines { "allowed" } else { "denied" }.to_owned(),
             links.join(", "),
         ]);
     }
@@ -69,8 +90,9 @@ pub(crate) fn peer(peer: &Peer) -> String {
         .iter()
         .map(|link| format!("{}{}", link.address, link.speed_bits_per_second.map(speed).unwrap_or_default()));
     let mut rows = vec![
-        ("host", peer.name.clone()),
+        ("host", called(peer)),
         ("id", peer.id.clone()),
+        ("machines", if peer.machines { "may bring some" } else { "may bring none" }.to_owned()),
         ("where", links.collect::<Vec<_>>().join(", ")),
         ("state", state(peer)),
         (
@@ -79,12 +101,25 @@ pub(crate) fn peer(peer: &Peer) -> String {
         ),
     ];
     rows.extend(peer.last_error.clone().map(|error| ("last lost", error)));
+    if peer.refused_requests > 0 {
+        rows.push((
+            "refused",
+            format!("{} of its requests, which it had no right to", peer.refused_requests),
+        ));
+    }
     let mut text = properties(&rows);
     if !peer.connections.is_empty() {
         text.push('\n');
         text.push_str(&connections(&peer.connections));
     }
     text
+}
+
+fn called(peer: &Peer) -> String {
+    match &peer.calls_itself {
+        None => peer.name.clone(),
+        Some(name) => format!("{} (calls itself {name})", peer.name),
+    }
 }
 
 fn connections(connections: &[PeerConnection]) -> String {

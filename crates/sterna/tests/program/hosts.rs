@@ -67,6 +67,45 @@ fn two_hosts_are_paired_and_find_each_other_again() {
     assert_eq!((exit, code(&error)), (3, "host_not_found"));
 }
 
+#[test]
+fn an_invitation_is_read_from_a_file_and_from_the_environment() {
+    let ((one, address), (two, _), (three, _), (four, _)) = (host(), host(), host(), host());
+    for (scene, name) in [(&one, "one"), (&two, "two"), (&three, "one"), (&four, "four")] {
+        init(scene, name);
+    }
+    let invitation = || one.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    std::fs::write(two.path("invitation"), invitation() + "\n").unwrap();
+    let file = two.path("invitation").display().to_string();
+    let joined = two.succeed(&["host", "join", &address, "--token-file", &file, "--allow-machines"]);
+    assert!(joined.contains("one may bring machines"), "{joined}");
+    let mut command = three.command(&["host", "join", &address, "--json"]);
+    let joined = command.env("STERNA_INVITATION", invitation()).output().unwrap();
+    let joined: Value = serde_json::from_slice(&joined.stdout).unwrap();
+    assert_eq!((&joined["name"], &joined["calls_itself"]), (&"one-2".into(), &"one".into()), "{joined}");
+    assert_eq!(one.json(&["host", "show", "one-2"]).1["calls_itself"], "one");
+    let (exit, error) = four.json(&["host", "join", &address, "--token-file", "/nowhere"]);
+    assert_eq!(exit, 2, "{error}");
+    let (exit, error) = four.json(&["host", "join", &address]);
+    assert_eq!((exit, code(&error)), (4, "invitation_refused"));
+}
+
+#[test]
+fn a_host_may_bring_machines_only_after_that_was_said() {
+    let ((one, address), (two, _)) = (host(), host());
+    init(&one, "one");
+    init(&two, "two");
+    let (_, invitation) = one.json(&["host", "invite", "--allow-machines"]);
+    two.succeed(&["host", "join", &address, invitation["token"].as_str().unwrap()]);
+    let machines = |scene: &Scene, name: &str| scene.json(&["host", "show", name]).1["machines"].as_bool();
+    assert_eq!([machines(&one, "two"), machines(&two, "one")], [Some(true), Some(false)]);
+    assert!(two.succeed(&["host", "set", "one", "--allow-machines"]).contains("one may bring machines"));
+    assert!(one.succeed(&["host", "set", "two", "--deny-machines"]).contains("two may bring no machines"));
+    assert_eq!([machines(&one, "two"), machines(&two, "one")], [Some(false), Some(true)]);
+    assert!(one.succeed(&["host", "list"]).contains("denied"));
+    assert_eq!(one.json(&["host", "set", "nobody", "--deny-machines"]).0, 3);
+    assert_eq!(one.run(&["host", "set", "two"]).code, 2);
+}
+
 /// A disk that takes ten minutes at this rate, so that nothing ends by itself while a test runs.
 const SLOW_BYTES: usize = 8 << 20;
 const SLOW: [&str; 3] = ["--bandwidth", "16KiB/s", "--detach"];
@@ -126,7 +165,7 @@ fn tokens_that_are_no_good_are_refused_with_their_reason() {
         assert_eq!((exit, code(&error)), (4, expected), "{error}");
         assert!(error["error"]["message"].as_str().unwrap().contains(words), "{error}");
     };
-    check(&address, token, "invitation_refused", "redeemed by another host already");
+    check(&address, token, "invitation_refused", "redeemed already");
     check(&address, &token[..token.len() - 4], "invitation_refused", "copy the whole line again");
     check(&address, "nonsense", "invitation_refused", "this is no invitation");
     let closed = own_address().to_string();

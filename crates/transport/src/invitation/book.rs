@@ -1,5 +1,11 @@
 //! The invitations that a host has made: which are good, which are over, who has redeemed them. Kept in memory alone: an
-//! invitation lives for minutes, and one from before a restart is told apart as unknown.
+//! invitation lives for minutes, and none outlives a restart.
+//!
+//! ```text
+//!   open ──redeem──► of one host ──end_of──► over
+//!     └────────── its time ─────────────────►┘
+//! ```
+//! A host that has redeemed one may do so again, for the answer may have been lost, until it is removed.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -23,6 +29,8 @@ struct Invitation {
     secret: [u8; 32],
     expires: SystemTime,
     redeemed_by: Option<HostId>,
+    /// The host that redeemed it has been removed since.
+    is_over: bool,
 }
 
 /// What an invitation is worth.
@@ -42,7 +50,7 @@ impl Book {
             return None;
         }
         let (name, secret) = (random(), random());
-        self.invitations.insert(name, Invitation { secret, expires, redeemed_by: None });
+        self.invitations.insert(name, Invitation { secret, expires, redeemed_by: None, is_over: false });
         Some((name, secret))
     }
 
@@ -50,7 +58,9 @@ impl Book {
     pub(crate) fn judge(&self, name: &[u8; 16], by: HostId, now: SystemTime) -> Judgement {
         match self.invitations.get(name) {
             None => Judgement::Unknown,
-            Some(Invitation { redeemed_by: Some(other), .. }) if *other != by => Judgement::Used,
+            Some(Invitation { redeemed_by: Some(other), is_over, .. }) if *other != by || *is_over => {
+                Judgement::Used
+            }
             Some(Invitation { expires, .. }) if *expires < now => Judgement::Expired,
             Some(Invitation { secret, .. }) => Judgement::Good { secret: *secret },
         }
@@ -61,6 +71,13 @@ impl Book {
         if let Some(invitation) = self.invitations.get_mut(name) {
             invitation.redeemed_by.get_or_insert(by);
         }
+    }
+
+    /// A host is removed: what it has redeemed is of no use to it any more.
+    pub(crate) fn end_of(&mut self, host: HostId) {
+        let redeemed =
+            self.invitations.values_mut().filter(|invitation| invitation.redeemed_by == Some(host));
+        redeemed.for_each(|invitation| invitation.is_over = true);
     }
 }
 
@@ -85,6 +102,10 @@ mod tests {
         assert_eq!(book.judge(&name, one, now), Judgement::Good { secret });
         assert_eq!(book.judge(&name, other, now), Judgement::Used);
         assert_eq!(book.judge(&name, other, late), Judgement::Used);
+        book.end_of(other);
+        assert_eq!(book.judge(&name, one, now), Judgement::Good { secret });
+        book.end_of(one);
+        assert_eq!(book.judge(&name, one, now), Judgement::Used);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use super::InvitationId;
 use crate::host_id::HostId;
 
 /// What every token begins with: what it is, and the version of what follows.
@@ -35,6 +36,12 @@ impl Token {
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
+    }
+
+    /// Which invitation of that host it is.
+    #[must_use]
+    pub fn invitation(&self) -> InvitationId {
+        InvitationId(self.invitation)
     }
 
     /// Until when it is good.

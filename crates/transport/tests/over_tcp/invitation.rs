@@ -42,6 +42,37 @@ fn an_invitation_is_good_for_one_host() {
 }
 
 #[test]
+fn a_host_that_was_removed_does_not_come_back_by_the_invitation_that_it_has_redeemed() {
+    let [inviter, joiner] = ["inviter", "joiner"].map(|name| Host::start(name, |_| {}));
+    let token = inviter.endpoint.invite(HOUR).unwrap();
+    joiner.endpoint.join(&token).unwrap();
+    inviter.endpoint.end_invitations_of(joiner.identity.id());
+    assert_eq!(refusal(&joiner.endpoint.join(&token).unwrap_err()), RefusalReason::InvitationUsed);
+    // Another one is another matter.
+    joiner.endpoint.join(&inviter.endpoint.invite(HOUR).unwrap()).unwrap();
+}
+
+#[test]
+fn of_hosts_that_redeem_one_invitation_at_the_same_time_one_is_stored() {
+    let inviter = Host::start("inviter", |_| {});
+    let joiners = ["one", "two", "three", "four"].map(|name| Host::start(name, |_| {}));
+    for _ in 0..5 {
+        let token = inviter.endpoint.invite(HOUR).unwrap();
+        let together = std::sync::Barrier::new(joiners.len());
+        let join = |joiner: &Host| {
+            together.wait();
+            joiner.endpoint.join(&token).is_ok()
+        };
+        let join = &join;
+        let joined = std::thread::scope(|scope| {
+            let threads: Vec<_> = joiners.iter().map(|joiner| scope.spawn(move || join(joiner))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).filter(|joined| *joined).count()
+        });
+        assert_eq!(joined, 1);
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_token_is_told_apart() {
     let [inviter, joiner, third] = ["inviter", "joiner", "third"].map(|name| Host::start(name, |_| {}));
     let token = inviter.endpoint.invite(Duration::ZERO).unwrap();

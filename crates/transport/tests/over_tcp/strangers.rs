@@ -113,3 +113,35 @@ fn thousands_of_silent_strangers_do_not_keep_a_peer_out() {
     assert_eq!(target.inbox.deliveries(1)[0].message.head(), "in");
     drop(strangers);
 }
+
+/// Connects from another address than that of the hosts.
+fn stranger(runtime: &tokio::runtime::Runtime, address: std::net::SocketAddr) -> TcpStream {
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        socket.connect(address).await.unwrap().into_std().unwrap()
+    });
+    stream.set_nonblocking(false).unwrap();
+    stream
+}
+
+#[test]
+fn strangers_who_take_all_places_do_not_keep_a_known_host_out() {
+    let few = |settings: &mut Settings| {
+        settings.limits.unauthenticated_max = 8;
+        settings.limits.unauthenticated_reserved = 4;
+        // Nobody's place is free again while the test runs.
+        settings.limits.handshake_max = Duration::from_secs(600);
+    };
+    let (source, target) = (Host::start("source", |_| {}), Host::start("target", few));
+    source.knows(&target);
+    target.known.add(source.peer());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let address = target.endpoint.addresses()[0];
+    let _silent: Vec<TcpStream> = (0..4).map(|_| stranger(&runtime, address)).collect();
+    // Theirs are taken: one more is closed, and never gets at what is reserved.
+    let mut one_more = stranger(&runtime, address);
+    assert_eq!(one_more.read(&mut [0]).unwrap_or(0), 0);
+    source.endpoint.session(&target.peer()).send(message(Priority::Control, "in", ""));
+    assert_eq!(target.inbox.deliveries(1)[0].message.head(), "in");
+}

@@ -40,7 +40,13 @@ impl Peers for Known {
         self.0.lock().unwrap().get(&id).cloned()
     }
 
-    fn joined(&self, peer: &Peer) -> Result<(), String> {
+    fn is_at(&self, address: std::net::IpAddr) -> bool {
+        let known = self.0.lock().unwrap();
+        let mut links = known.values().flat_map(|peer| &peer.links);
+        links.any(|link| link.address.parse().is_ok_and(|link: std::net::SocketAddr| link.ip() == address))
+    }
+
+    fn joined(&self, peer: &Peer, _: transport::InvitationId) -> Result<(), String> {
         self.add(peer.clone());
         Ok(())
     }

@@ -75,9 +75,10 @@ impl Pair {
         let listening = listening.parse().context("read where the second host listens")?;
         link.lead_to(listening);
         let call = call.unwrap_or(listening).to_string();
-        let order = NewInvitation { lifetime_s: INVITATION_LIFETIME_S };
+        // Machines of either may go to the other.
+        let order = NewInvitation { lifetime_s: INVITATION_LIFETIME_S, allow_machines: true };
         let invitation = self.far.client().invite(&order).await.context("ask for an invitation")?;
-        let order = JoinHost { token: invitation.token, address: Some(call) };
+        let order = JoinHost { token: invitation.token, address: Some(call), allow_machines: Some(true) };
         self.near.client().join_host(&order).await.context("pair the hosts")?;
         Ok(())
     }

@@ -1,0 +1,42 @@
+//! Identities of volumes in looks ahead: a host that has the volume, or had it, knows it again; others learn nothing of it.
+
+use migration::VolumeId;
+use migration::journal::State;
+use ring::digest::{Context, SHA256};
+
+/// What the digest is for.
+const PURPOSE: &[u8] = b"sterna look ahead";
+
+/// A volume's identity for a look ahead: nobody finds the identity by it who does not know it.
+pub(crate) fn veiled(volume: VolumeId) -> VolumeId {
+    let mut context = Context::new(&SHA256);
+    context.update(PURPOSE);
+    context.update(&volume.0);
+    let mut veiled = [0; 16];
+    veiled.iter_mut().zip(context.finish().as_ref()).for_each(|(byte, digest)| *byte = *digest);
+    VolumeId(veiled)
+}
+
+/// The volume that is asked about, if this host knows it; otherwise what it was called.
+pub(crate) fn unveiled(state: &State, asked: VolumeId) -> VolumeId {
+    let mut known = state.volumes.keys().chain(state.moved.keys()).chain(state.branches.keys());
+    known.find(|known| veiled(**known) == asked).copied().unwrap_or(asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_veiled_identity_is_known_again_by_who_knows_the_volume() {
+        let [volume, other] = [VolumeId([1; 16]), VolumeId([2; 16])];
+        let mut state = State::default();
+        assert_ne!(veiled(volume), volume);
+        assert_eq!(unveiled(&state, veiled(volume)), veiled(volume));
+        state.branches.insert(volume, Vec::new());
+        assert_eq!(unveiled(&state, veiled(volume)), volume);
+        // As an older host asks.
+        assert_eq!(unveiled(&state, volume), volume);
+        assert_eq!(unveiled(&state, veiled(other)), veiled(other));
+    }
+}

@@ -1,0 +1,46 @@
+//! What a peer asks for by what it sends, in the words of [`migration::authority`].
+
+use migration::VolumeId;
+use migration::VolumeIndex;
+use migration::authority::Request;
+use migration::wire::{self, Message};
+
+use super::head::{Address, Head};
+
+/// What a peer asks for by something that it sends on the line of a migration, or of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Nothing: it answers.
+    Nothing,
+    /// That a call of this number is carried out.
+    Call(u64, Request),
+    /// That a message is heard.
+    Message(Request),
+    /// Nothing that is understood.
+    Garbled,
+}
+
+impl Asked {
+    /// What is asked for by this head and payload.
+    pub fn by(head: &[u8], payload: &[u8]) -> Self {
+        match Head::decode(head) {
+            Ok(Head::Call { call, address, .. } | Head::FencedCall { call, address, .. }) => {
+                Self::Call(call, request(address))
+            }
+            Ok(Head::Answer { .. }) => Self::Nothing,
+            Ok(Head::Said) => match wire::decode(payload) {
+                Ok(Message::ToTarget { migration, .. }) => Self::Message(Request::ToTarget(migration)),
+                Ok(Message::ToSource { migration, .. }) => Self::Message(Request::ToSource(migration)),
+                _ => Self::Garbled,
+            },
+            Err(_) => Self::Garbled,
+        }
+    }
+}
+
+fn request(address: Address) -> Request {
+    match address {
+        Address::Replica(index) => Request::Store(VolumeIndex(index)),
+        Address::Owner(id) => Request::Volume(VolumeId(id)),
+    }
+}

@@ -1,0 +1,132 @@
+//! Who may ask a host for what, as the product judges it; and a host that goes on asking when what it was given has ended.
+//!
+//! ```text
+//!   A ──1──► B ──2──► A ──3──► B      A asks B for the volume by migration 1: that gave something once
+//! ```
+//! What is honest is never refused; what the rogue asks for would be seen in the content.
+
+use std::rc::{Rc, Weak};
+
+use bytes::Bytes;
+use lane::peer::Asked;
+use lane::peer::head::{Address, Head, Operation};
+use migration::MigrationId;
+use migration::VolumeIndex;
+use migration::authority::{Denied, Request, Role, judge};
+use migration::journal::{Outcome, Side, Stage};
+
+use super::Fleet;
+use super::line::{BESIDES, Guard, Judged};
+use super::link::{Link, Subject};
+use super::party::{Party, volume_id};
+use super::place::Place;
+use super::tally::Event;
+use crate::disk::SECTOR_BYTES;
+
+/// Of a hundred looks at something that a rogue could ask for, in so many it does.
+const ASKS_PERCENT: u64 = 20;
+/// What a rogue writes: a sector with a token that no guest has.
+const GARBAGE: [u8; SECTOR_BYTES as usize] = {
+    let mut sector = [0; SECTOR_BYTES as usize];
+    sector[0] = 0xE7;
+    sector[7] = 0xE7;
+    sector
+};
+
+impl Party {
+    /// Judges what comes over a line from another host.
+    pub(super) fn guard(&self, subject: Subject, from: Place) -> Guard {
+        let me = Weak::clone(&self.me);
+        Box::new(move |head, payload| {
+            let Some(party) = me.upgrade() else { return Judged::Heard };
+            match Asked::by(head, payload) {
+                Asked::Nothing | Asked::Garbled => Judged::Heard,
+                Asked::Message(request) => match party.judge(subject, from, request) {
+                    // The journal answers what is said of a migration that it does not know.
+                    Ok(()) | Err(Denied::Unknown) => Judged::Heard,
+                    Err(denied) => {
+                        party.honest_is_refused(from, request, denied);
+                        Judged::LeftOut
+                    }
+                },
+                Asked::Call(call, request) => match party.judge(subject, from, request) {
+                    Ok(()) => Judged::Heard,
+                    Err(denied) => {
+                        let is_honest = call < BESIDES && matches!(request, Request::Volume(_));
+                        if is_honest {
+                            party.honest_is_refused(from, request, denied);
+                        }
+                        Judged::Refused(call)
+                    }
+                },
+            }
+        })
+    }
+
+    fn judge(&self, subject: Subject, from: Place, request: Request) -> Result<(), Denied> {
+        let role = match (subject, request) {
+            (Subject::Migration(source, migration), _) if source == self.place => Role::Target { migration },
+            // One line is for all volumes.
+            (Subject::Migration(_, migration), Request::Store(volume)) => Role::Source { migration, volume },
+            (Subject::Migration(_, migration), _) => Role::Source { migration, volume: VolumeIndex(0) },
+            (Subject::Clients(source, migration), _) if source == self.place => Role::NewOwner { migration },
+            (Subject::Clients(_, migration), _) => Role::FormerOwner { migration },
+        };
+        self.journal().look(|state, _| judge(state, from.host(), role, request))
+    }
+
+    fn honest_is_refused(&self, from: Place, request: Request, denied: Denied) {
+        let detail = || format!("{} refuses {from} {request:?}: {denied}", self.place);
+        self.world.violated("authority", detail);
+    }
+
+    /// A migration that took the volumes from here to where they are again, by a later one: what it gave has ended.
+    fn ended_relation(&self) -> Option<(Place, MigrationId)> {
+        self.journal().look(|state, possible| {
+            let moved = state.moved.get(&volume_id(0)).filter(|_| possible.is_empty())?;
+            let is_moved = |id: &MigrationId| {
+                let stage = state.migrations.get(id).map(|recorded| &recorded.stage);
+                matches!(stage, Some(Stage::Ended(Outcome::Moved { .. })))
+            };
+            let went_there = |side: &Side| matches!(side, Side::Outgoing { peer, .. } if *peer == moved.host);
+            let mut earlier = state.migrations.iter().filter(|(id, recorded)| {
+                **id < moved.migration && went_there(&recorded.side) && is_moved(id)
+            });
+            let earlier = earlier.next_back().filter(|_| is_moved(&moved.migration));
+            earlier.map(|(id, _)| (Place::of(moved.host), *id))
+        })
+    }
+}
+
+impl Fleet {
+    /// A host goes on asking for what it was given once.
+    pub(super) fn perhaps_go_rogue(&self) {
+        for party in self.parties.iter().filter(|party| party.is_up()) {
+            let Some((owner, migration)) = party.ended_relation() else { continue };
+            if !self.random.borrow_mut().percent(ASKS_PERCENT) {
+                continue;
+            }
+            if let Some(link) = self.link(party.place, owner) {
+                self.tally(Event::Rogue);
+                go_rogue(link, party.place, migration);
+            }
+        }
+    }
+}
+
+/// Asks for the volume's fence; when that is known, overwrites what is there.
+fn go_rogue(link: &Rc<Link>, place: Place, migration: MigrationId) {
+    let line = link.line(Subject::Clients(place, migration));
+    let address = Address::Owner(volume_id(0).0);
+    match line.told_besides(place) {
+        None => {
+            let head = Head::Call { call: BESIDES, address, operation: Operation::Attach };
+            line.ask_besides(place, &head, Bytes::new());
+        }
+        Some(fence) => {
+            let operation = Operation::Write { offset: 0, durable: false };
+            let head = Head::FencedCall { call: BESIDES, address, operation, fence };
+            line.ask_besides(place, &head, Bytes::from_static(&GARBAGE));
+        }
+    }
+}
