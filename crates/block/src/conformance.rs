@@ -10,14 +10,18 @@
 //! ```
 //!
 //! It panics at the first violation, naming device, case and, where there is one, the seed; so it belongs into tests.
-//! What it does not check: durability (that takes a power cut, which the simulator has), and times.
+//! What it does not check: durability (that takes a power cut, which the simulator has), and times. That a failed flush is
+//! told, and means that something is lost, is checked of whatever stands on a store ([`check_failed_flushes`]).
 
 #![expect(clippy::panic, reason = "a violation ends the test, like a failed assertion")]
 
 mod cases;
+mod forgetful;
 mod model;
 
 use std::rc::Rc;
+
+pub use forgetful::{Forgetful, check_failed_flushes};
 
 use crate::device::BlockDevice;
 use crate::executor::Handle;

@@ -4,11 +4,13 @@ pub mod align;
 pub mod check;
 pub mod delay;
 pub mod fault;
+pub mod flush_debt;
 
 pub use align::Align;
 pub use check::Check;
 pub use delay::{Delay, DelaySwitch};
 pub use fault::{Fault, FaultSwitch};
+pub use flush_debt::FlushDebt;
 
 /// One of the operations of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

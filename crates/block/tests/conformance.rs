@@ -6,13 +6,15 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::conformance::{Suite, check_read_only};
+use block::conformance::{Forgetful, Suite, check_failed_flushes, check_read_only};
 use block::device::Geometry;
 use block::engine::{self, Engine, EngineChoice};
 use block::filter::check::Requests;
-use block::filter::{Align, Check, Delay, Fault, Operations};
+use block::filter::{Align, Check, Delay, Fault, FlushDebt, Operations};
 use block::store::qcow2::{Qcow2Image, Qcow2Options, Qcow2Store};
-use block::{Access, BlockDevice, Executor, FileStore, Handle, Image, MemoryStore};
+use block::{
+    Access, BlockDevice, Buffer, Durability, Executor, FileStore, Handle, Image, IoFuture, MemoryStore,
+};
 
 /// On the disk that has the build.
 const ON_DISK: &str = env!("CARGO_TARGET_TMPDIR");
@@ -201,5 +203,66 @@ fn read_only_devices() {
         check_read_only("align", Rc::new(Align::new(memory(), engine.buffers().clone(), handle.clone())))
             .await;
         check_read_only("check", Rc::new(Check::new(memory(), Requests::Any))).await;
+    });
+}
+
+/// Runs `test` with an executor of its own.
+fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Handle) -> F) {
+    let (driver, _) = engine::open(EngineChoice::Threads).unwrap();
+    let mut executor = Executor::new(driver);
+    let handle = executor.handle();
+    executor.run(test(handle));
+}
+
+#[test]
+fn every_filter_tells_its_writer_of_a_failed_flush_once() {
+    play(|handle| async move {
+        let buffers = block::BufferPool::new();
+        check_failed_flushes("none", |store| store).await;
+        check_failed_flushes("flush debt", |store| FlushDebt::new(store)).await;
+        check_failed_flushes("two flush debts", |store| FlushDebt::new(FlushDebt::new(store))).await;
+        check_failed_flushes("check", |store| Rc::new(Check::new(store, Requests::Valid))).await;
+        check_failed_flushes("fault", |store| Rc::new(Fault::new(store, 1).0)).await;
+        check_failed_flushes("align", |store| Rc::new(Align::new(store, buffers.clone(), handle.clone())))
+            .await;
+    });
+}
+
+#[test]
+fn forgetful_store() {
+    check("forgetful store", EngineChoice::Threads, |size, _, _| Forgetful::new(size));
+}
+
+#[test]
+fn flush_debt() {
+    check("flush debt", EngineChoice::Threads, |size, _, _| FlushDebt::new(Rc::new(MemoryStore::new(size))));
+}
+
+#[test]
+fn a_flush_of_ours_that_fails_is_owed_to_the_writers_next_one() {
+    play(|_| async move {
+        let store = Forgetful::new(16 << 10);
+        let writer = FlushDebt::new(Rc::clone(&store) as Rc<dyn BlockDevice>);
+        let ours = writer.ours();
+        // What was never written by way of it cannot be lost.
+        store.fail_flushes(1);
+        assert!(ours.flush().await.is_err());
+        assert_eq!(writer.flush().await, Ok(()));
+        let block = Buffer::copy_of(&[7; 4096]);
+        writer.write(0, block.clone(), Durability::Volatile).await.unwrap();
+        store.fail_flushes(1);
+        assert!(ours.flush().await.is_err());
+        assert!(ours.flush().await.is_err(), "it vouches for nothing before the writer knows");
+        assert!(writer.flush().await.is_err(), "the store itself has said it, to us");
+        assert_eq!((writer.flush().await, ours.flush().await), (Ok(()), Ok(())));
+        assert_eq!(store.durable_content().await[0], 0);
+
+        // Nobody has waited for it, and it failed all the same.
+        writer.write(0, block, Durability::Volatile).await.unwrap();
+        store.fail_flushes(1);
+        let mut flush: IoFuture<'_, ()> = ours.flush();
+        let _ = flush.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+        drop(flush);
+        assert!(writer.flush().await.is_err());
     });
 }

@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 
+use block::filter::FlushDebt;
 use block::{BlockDevice, IoError};
 use chronicle::{BlockSize, Chronicle, Epoch, Generation, LayeredBitmap, ReplicaOf, StayId};
 use migration::VolumeId;
@@ -33,6 +34,8 @@ pub struct Volume {
     gate: Rc<Gate>,
     fences: Fences,
     home: RefCell<Home>,
+    /// The store that owns it, for flushes that no guest has asked for; `None`: it is at another host.
+    ours: RefCell<Option<Rc<dyn BlockDevice>>>,
     /// The copying that the mirror in the stack belongs to; `None` while there is no mirror.
     copy: RefCell<Option<Rc<VolumeCopy>>>,
 }
@@ -75,6 +78,7 @@ impl Volume {
         generation: Generation,
         home: Home,
     ) -> Rc<Self> {
+        let (home, ours) = settled(home);
         let tracker = Tracker::new(home.device(), Rc::clone(&chronicler));
         let volume = Self {
             id,
@@ -84,6 +88,7 @@ impl Volume {
             gate: Rc::new(Gate::new(Rc::new(tracker))),
             fences: Fences::default(),
             home: RefCell::new(home),
+            ours: RefCell::new(ours),
             copy: RefCell::default(),
         };
         volume.lead_home();
@@ -160,6 +165,11 @@ impl Volume {
         self.home.borrow().device()
     }
 
+    /// The same store, to be flushed when no guest has asked for that: a failure is owed to the guest's next flush.
+    pub fn store_for_us(&self) -> Rc<dyn BlockDevice> {
+        self.ours.borrow().clone().unwrap_or_else(|| self.store())
+    }
+
     /// Size in bytes, as guests see it.
     pub fn size(&self) -> u64 {
         self.store().geometry().size
@@ -227,7 +237,9 @@ impl Volume {
         if matches!(home, Home::Elsewhere(_)) {
             self.chronicler.end_stay();
         }
+        let (home, ours) = settled(home);
         self.home.replace(home);
+        self.ours.replace(ours);
         self.lead_home();
     }
 
@@ -249,5 +261,17 @@ impl Volume {
 
     fn tracked(&self, below_tracker: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
         Rc::new(Tracker::new(below_tracker, Rc::clone(&self.chronicler)))
+    }
+}
+
+/// A home whose store owes failed flushes to guests, whoever asked for them; and the store for whoever is not a guest.
+fn settled(home: Home) -> (Home, Option<Rc<dyn BlockDevice>>) {
+    match home {
+        Home::Here(store) => {
+            let store = FlushDebt::new(store);
+            let ours = store.ours();
+            (Home::Here(store), Some(ours))
+        }
+        Home::Elsewhere(owner) => (Home::Elsewhere(owner), None),
     }
 }

@@ -58,6 +58,8 @@ pub enum Bug {
     GhostWrites,
     /// 12: a change that was under way when its client went to another host is made all the same.
     FenceNotChecked,
+    /// 13: what a failed flush of the target may have lost is believed to be there.
+    FailedFlushConfirmed,
     /// 13: what a restarted target had not made durable is believed to be there.
     TargetRestart,
     /// 15: a discard reaches the target as a hint only.
@@ -95,6 +97,7 @@ impl Bug {
         Self::ForgetAfterRefer,
         Self::GhostWrites,
         Self::FenceNotChecked,
+        Self::FailedFlushConfirmed,
         Self::TargetRestart,
         Self::Discard,
         Self::AccessAfterTheRelationEnded,
@@ -129,6 +132,7 @@ impl Bug {
             Self::ForgetAfterRefer => "forget-after-refer",
             Self::GhostWrites => "ghost-writes",
             Self::FenceNotChecked => "fence-not-checked",
+            Self::FailedFlushConfirmed => "failed-flush-confirmed",
             Self::TargetRestart => "target-restart",
             Self::Discard => "discard",
             Self::AccessAfterTheRelationEnded => "access-after-the-relation-ended",

@@ -80,6 +80,44 @@ fn a_server_that_is_killed_again_and_again_loses_nothing_that_was_answered() {
     });
 }
 
+/// A server that drops what was not durable when it fails to flush, which it does when there is a file `fail`.
+fn forgetful_server() -> Server {
+    let script = [
+        "eval",
+        "get_size=echo 65536",
+        "can_write=exit 0",
+        "can_flush=exit 0",
+        "pread=dd if={folder}/seen bs=65536 skip=$4 count=$3 iflag=skip_bytes,count_bytes status=none",
+        "pwrite=dd of={folder}/seen bs=65536 seek=$4 oflag=seek_bytes conv=notrunc status=none",
+        "flush=if rm {folder}/fail 2>/dev/null; then cp {folder}/durable {folder}/seen; echo EIO lost >&2; exit 1; fi; \
+         cp {folder}/seen {folder}/durable",
+        "after_fork=truncate -s 65536 {folder}/seen {folder}/durable",
+    ];
+    Server::nbdkit(&script)
+}
+
+#[test]
+fn what_a_server_drops_when_it_fails_to_flush_is_written_again() {
+    on_both(|engine, handle| async move {
+        let server = forgetful_server();
+        let folder = server.path().to_owned();
+        let store = store(server.connect(), &engine, &handle);
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        store.flush().await.unwrap();
+        store.write(BLOCK as u64, filled(2), Durability::Volatile).await.unwrap();
+        std::fs::write(folder.join("fail"), "").unwrap();
+        assert!(store.flush().await.is_err(), "it is told");
+        store.write(2 * BLOCK as u64, filled(3), Durability::Volatile).await.unwrap();
+        answered(async || store.flush().await).await;
+        let durable = std::fs::read(folder.join("durable")).unwrap();
+        assert_eq!(
+            [durable[0], durable[BLOCK], durable[2 * BLOCK]],
+            [1, 2, 3],
+            "the second flush vouches for it"
+        );
+    });
+}
+
 #[test]
 fn what_is_written_again_undoes_nothing_that_came_later() {
     on_both(|engine, handle| async move {

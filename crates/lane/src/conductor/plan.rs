@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use block::filter::FlushDebt;
 use block::{BlockDevice, ZeroMode};
 use chronicle::{Generation, ReplicaOf};
 use migration::journal::ImageLocation;
@@ -133,8 +134,8 @@ pub struct TargetPlan {
 pub struct ComingVolume {
     /// The volume: that of the source on one host, one of its own with a closed gate between two.
     pub volume: Rc<Volume>,
-    /// The store it comes to.
-    pub store: Rc<dyn BlockDevice>,
+    /// The store it comes to; what is copied to it goes by way of this.
+    pub store: Rc<FlushDebt>,
     /// The same store, if the source's host may have its image to write to; `None`: it may not.
     pub lent: Option<Rc<LentImage>>,
     /// Where its bytes will be.
@@ -174,15 +175,16 @@ impl Plan {
 
 impl PlannedVolume {
     fn halves(self) -> (LeavingVolume, ComingVolume) {
+        let target = FlushDebt::new(self.target);
         let coming = ComingVolume {
             volume: Rc::clone(&self.volume),
-            store: Rc::clone(&self.target),
+            store: Rc::clone(&target),
             lent: None,
             image: self.target_image,
         };
         let replica = Replica {
-            bulk: Rc::clone(&self.target),
-            mirrored: self.target,
+            bulk: Rc::clone(&target) as Rc<dyn BlockDevice>,
+            mirrored: target,
             content: self.target_content,
             known: None,
             zeroes: self.zeroes,

@@ -151,7 +151,7 @@ impl SourcePart {
                 }
             }
             SourceOrder::Settle(settling) => {
-                let (index, store) = (self.index, volume.store());
+                let (index, store) = (self.index, volume.store_for_us());
                 self.answer_after(async move {
                     let result = flush(&store).await;
                     SourceEvent::Settled { volume: index, settling, result }
@@ -160,7 +160,7 @@ impl SourcePart {
             SourceOrder::Flush(attempt) => {
                 // The target flushes, too, and promises.
                 self.tell_copy(VolumeEvent::Freeze);
-                let (index, store) = (self.index, volume.store());
+                let (index, store) = (self.index, volume.store_for_us());
                 let borrowing = self.leaving.borrowing.clone();
                 self.answer_after(async move {
                     // N.B. the target waits for its image before it promises.

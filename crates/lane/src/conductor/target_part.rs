@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BufferPool, Handle, IoError};
+use block::{BlockDevice, BufferPool, Handle, IoError};
 use chronicle::Generation;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
@@ -99,7 +99,8 @@ impl TargetPart {
         match order {
             TargetOrder::Flush(attempt) => {
                 self.hold_changes();
-                let (store, lent) = (Rc::clone(&self.coming.store), self.coming.lent.clone());
+                // N.B. it fails until what copies has been told of a flush that failed before.
+                let (store, lent) = (self.coming.store.ours(), self.coming.lent.clone());
                 self.answer_after(async move {
                     let result = match take_back(lent).await {
                         Ok(()) => flush(&store).await,
@@ -167,7 +168,7 @@ impl TargetPart {
         }
         // N.B. what was promised is open here, and locked.
         let promised = self.coming.lent.as_ref().and_then(|lent| lent.here());
-        let store = promised.unwrap_or_else(|| Rc::clone(&self.coming.store));
+        let store = promised.unwrap_or_else(|| Rc::clone(&self.coming.store) as Rc<dyn BlockDevice>);
         volume.change_hands(Home::Here(store), volume.generation().next());
         if let Some(lent) = self.coming.lent.clone() {
             self.handle.spawn(async move { lent.forget_token().await });

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use block::BlockDevice;
+use block::filter::FlushDebt;
 use chronicle::StayId;
 use migration::journal::Summary;
 use migration::message::ToSource;
@@ -62,7 +63,8 @@ impl Lane {
             ComingRole::Conducts(_) => VolumeIndex(0),
             ComingRole::Follows(membership) => membership.index(),
         };
-        service.offer(Address::Replica(index.0), Rc::clone(&store));
+        let store = FlushDebt::new(store);
+        service.offer(Address::Replica(index.0), Rc::clone(&store) as Rc<dyn BlockDevice>);
         if let Some(lent) = &lent {
             service.offer_to_lend(Address::Replica(index.0), Rc::clone(lent));
         }

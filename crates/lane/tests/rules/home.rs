@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use block::filter::FlushDebt;
 use block::filter::fault::FaultRule;
 use block::filter::{Operation as DiskOperation, Operations};
 use block::{BlockDevice, Buffer, BufferPool, Durability, IoError};
@@ -71,9 +72,9 @@ impl ComingHome {
     /// The same, of a migration that was interrupted.
     fn go_on(scene: &Scene, recorded: Option<&MigrationState>) -> Self {
         let (volume, buffers) = (Rc::clone(&scene.volume), BufferPool::new());
-        let store = Rc::clone(&scene.target.device);
+        let store = FlushDebt::new(Rc::clone(&scene.target.device));
         let service = Service::new(scene.handle.clone(), buffers.clone());
-        service.offer(Address::Replica(0), Rc::clone(&store));
+        service.offer(Address::Replica(0), Rc::clone(&store) as Rc<dyn BlockDevice>);
         let plan = TargetPlan {
             migration: MigrationId(1),
             volumes: vec![ComingVolume {
@@ -168,10 +169,14 @@ fn clients_of_a_volume_that_is_handed_back_are_led_to_its_owner_again() {
 
 /// A change that the source's half asks for over its line.
 async fn source_changes(scene: &Scene, home: &ComingHome) {
+    source_asks(scene, home, Operation::Write { offset: 0, durable: false }).await;
+}
+
+/// Something that the source's half asks for over its line.
+async fn source_asks(scene: &Scene, home: &ComingHome, operation: Operation) {
     let (to_service, arrivals) = mpsc::unbounded();
     let conversation = Conversation::new(Box::new(Deaf));
     scene.handle.spawn(conversation.run(arrivals, Rc::clone(&home.service), Rc::new(Deaf)));
-    let operation = Operation::Write { offset: 0, durable: false };
     let head = Head::Call { call: 1, address: Address::Replica(0), operation }.encode();
     let payload = Bytes::from_static(&[9; 4096]);
     to_service.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) }).unwrap();
@@ -245,4 +250,26 @@ fn what_was_promised_before_a_restart_is_not_changed_before_the_promise_is_taken
             assert_eq!(scene.control.records.borrow().contains(&aborted), goes_on);
         });
     }
+}
+
+#[test]
+fn a_target_whose_flush_has_failed_promises_nothing_before_its_source_knows() {
+    play(|scene| async move {
+        let home = ComingHome::begin(&scene);
+        source_asks(&scene, &home, Operation::Write { offset: 0, durable: false }).await;
+        let failing =
+            FaultRule::always(Operations::of(&[DiskOperation::Flush]), IoError::os("flush", Errno::IO));
+        scene.target.fault.add(FaultRule { count: Some(1), ..failing });
+        for attempt in 1..=3 {
+            // The store itself says it once.
+            home.baton.deliver(ToTarget::Prepare(Attempt(attempt)));
+            scene.handle.sleep(MOMENT).await;
+            assert_eq!(*home.told.borrow(), [ToSource::Query(Attempt::NONE)], "try {attempt}");
+        }
+        // The source hears it, and has what was lost copied again.
+        source_asks(&scene, &home, Operation::Flush).await;
+        home.baton.deliver(ToTarget::Prepare(Attempt(4)));
+        scene.handle.sleep(MOMENT).await;
+        assert!(home.told.borrow().contains(&ToSource::Prepared(Attempt(4))), "{:?}", home.told.borrow());
+    });
 }

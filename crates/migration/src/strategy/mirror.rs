@@ -104,6 +104,8 @@ pub struct Mirror {
     bulk: Bulk,
     /// Whether somebody wants what the target has to be durable soon.
     is_flush_wanted: bool,
+    /// Whether a flush of the target may have failed that nobody has told of yet.
+    is_answer_owed: bool,
     /// Whether the volume is about to become larger.
     is_growing: bool,
     /// The last thing said.
@@ -219,6 +221,7 @@ impl Mirror {
             restarts: 0,
             bulk: Bulk::Durable,
             is_flush_wanted: false,
+            is_answer_owed: false,
             is_growing: false,
             said: Standing::Behind,
             aim: Aim::default(),
@@ -254,18 +257,7 @@ impl Mirror {
             VolumeEvent::TargetWritten { write, result } => self.target_written(now, write, result),
             VolumeEvent::ChunkCopied { chunk, result } => self.chunk_copied(now, chunk, result),
             VolumeEvent::TargetFlushed { flush, result } => self.target_flushed(now, flush, result),
-            VolumeEvent::TargetRestarted => {
-                self.restarts += 1;
-                self.bulk = Bulk::Applied;
-                if !broken(Bug::TargetRestart) {
-                    self.replica.target_restarted();
-                }
-                // Also if it lacks nothing: what it was about to promise it has forgotten.
-                if self.said != Standing::Behind {
-                    self.said = Standing::Behind;
-                    self.actions.push_back(VolumeAction::Behind);
-                }
-            }
+            VolumeEvent::TargetRestarted => self.target_lost_the_volatile(),
             VolumeEvent::FlushWanted => self.is_flush_wanted = true,
             VolumeEvent::GateCloses => {
                 if self.gate == Gate::Open {
@@ -279,6 +271,8 @@ impl Mirror {
                 }
             }
             VolumeEvent::GateOpens => {
+                // What the target flushed for its promise may have failed: it says so to the next flush.
+                self.is_answer_owed |= self.gate == Gate::Frozen && self.stage == Stage::Copying;
                 self.gate = Gate::Open;
                 self.gate_times.opened = Some(now);
             }
@@ -429,9 +423,16 @@ impl Mirror {
         self.mover == Mover::Rests
     }
 
+    /// Tells whether how a flush of the target ends is still to be heard: it must not end, and fail, beside one by which the
+    /// target promises.
+    fn awaits_flush(&self) -> bool {
+        (self.is_answer_owed || self.replica.is_flushing()) && !broken(Bug::FailedFlushConfirmed)
+    }
+
     /// Tells whether the replica could be handed over to at this instant; always with both stores acknowledging.
     fn is_synchronised(&self) -> bool {
         self.stage == Stage::Copying
+            && !self.awaits_flush()
             && self.suspension.is_none()
             && self.mover == Mover::Works
             && self.replica.is_complete()

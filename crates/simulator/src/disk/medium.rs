@@ -142,6 +142,13 @@ impl Medium {
         }
     }
 
+    /// Forgets the entries below number `entries`: reads see what they have written, and no flush makes that durable any more.
+    pub(super) fn drop_volatile(&mut self, entries: u64) {
+        while self.log_start < entries && self.log.pop_front().is_some() {
+            self.log_start += 1;
+        }
+    }
+
     /// Of what is not durable, some sectors are kept and others not; any of their versions may be the one.
     pub(super) fn power_cut(&mut self, random: &mut Random) {
         let kept_percent = random.pick(&[0, 50, 90, 100]);
@@ -243,6 +250,18 @@ mod tests {
             lost += u32::from(medium.current()[0] == 7);
         }
         assert!((1..100).contains(&lost));
+    }
+
+    #[test]
+    fn what_a_failed_flush_has_dropped_is_not_made_durable_by_another() {
+        let mut medium = Medium::new(16 << 10, 512);
+        medium.write(0, &[7], Durability::Volatile);
+        medium.drop_volatile(medium.entries());
+        medium.write(1, &[8], Durability::Volatile);
+        medium.flush(medium.entries());
+        assert_eq!((medium.current()[0], medium.is_durable()), (7, false));
+        medium.power_cut(&mut Random::new(1));
+        assert_eq!(medium.current()[..2], [0, 8]);
     }
 
     #[test]

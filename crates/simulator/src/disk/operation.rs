@@ -88,6 +88,8 @@ pub(super) fn apply(medium: &mut Medium, operation: &Operation, applied_percent:
             medium.zero(first, part(count), *unmap, *durability);
         }
         What::Flush { entries } if operation.fate == Fate::Succeeds => medium.flush(*entries),
+        // A target that cannot flush has dropped what it was to make durable, and says so once.
+        What::Flush { entries } if operation.asked_by == Permission::Target => medium.drop_volatile(*entries),
         What::Flush { .. } | What::Read(..) | What::Allocation(_) => {}
     }
 }

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use block::BlockDevice;
+use block::filter::FlushDebt;
 use chronicle::{Generation, ReplicaOf, StayId};
 use lane::filter::GateMode;
 use lane::peer::head::Address;
@@ -193,6 +194,7 @@ impl Party {
             disk.set_volume(&volume);
             self.with_serving(|serving| serving.volumes[index] = Some(Rc::clone(&volume)));
             self.offer_to_clients(index);
+            let store = FlushDebt::new(store);
             waiting.push(ComingVolume { volume, store, lent: None, image: moving.target.clone() });
         }
         waiting
@@ -209,7 +211,9 @@ impl Party {
         let subject = Subject::Migration(from, remote);
         let Some(channel) = self.channel(from, subject) else { return };
         for (index, coming) in coming.iter().enumerate() {
-            channel.service.offer(Address::Replica(index as u32), Rc::clone(&coming.store));
+            channel
+                .service
+                .offer(Address::Replica(index as u32), Rc::clone(&coming.store) as Rc<dyn BlockDevice>);
             // A machine that waits reads what it will find.
             if self.moves() == Moves::Machine && coming.volume.gate().mode() == GateMode::Hold {
                 coming.volume.gate().set_mode(GateMode::ReadsOnly);

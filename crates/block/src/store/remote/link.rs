@@ -58,6 +58,8 @@ pub(super) struct Link {
     zeroes: Buffer,
     state: RefCell<State>,
     ledger: RefCell<Ledger>,
+    /// Flushes that the server has refused.
+    flushes_failed: Cell<u64>,
     /// When the session was begun, or was taken up again.
     connected_at: Cell<Duration>,
     /// How long to wait before dialling again.
@@ -100,6 +102,7 @@ impl Link {
             zeroes: Buffer::zeroed(ZERO_PAYLOAD_MAX as usize),
             state: RefCell::new(State::Broken),
             ledger: RefCell::default(),
+            flushes_failed: Cell::new(0),
             connected_at: Cell::new(handle.now()),
             pause: Cell::new(Duration::ZERO),
             relieving: Cell::new(false),
@@ -149,12 +152,25 @@ impl Link {
     }
 
     /// Makes durable what was answered before.
+    ///
+    /// **N.B.** A server that cannot flush may have dropped what it had answered, and says so once. What is in the ledger stays
+    /// there and is made again, before anything else is asked for; no flush that was under way meanwhile vouches for it.
     pub(super) async fn flush(&self, fate: &Fate) -> Result<(), IoError> {
-        let mark = self.ledger.borrow().mark();
-        self.perform(&Request::Flush, None, fate).await?;
-        self.ledger.borrow_mut().forget(mark);
-        self.changed.notify();
-        Ok(())
+        let (mark, failures) = (self.ledger.borrow().mark(), self.flushes_failed.get());
+        match self.perform(&Request::Flush, None, fate).await {
+            Ok(_) if self.flushes_failed.get() == failures => {
+                self.ledger.borrow_mut().forget(mark);
+                self.changed.notify();
+                Ok(())
+            }
+            Ok(_) => Err(IoError::os("flush", Errno::IO)),
+            Err(IoError::Closed) => Err(IoError::Closed),
+            Err(error) => {
+                self.flushes_failed.set(self.flushes_failed.get() + 1);
+                self.connection_lost("it could not flush, and what it had answered is written again");
+                Err(error)
+            }
+        }
     }
 
     /// Waits until a further change may be begun.

@@ -196,7 +196,7 @@ impl Mirror {
         }
         let arrived = self.values.is_empty() || broken(Bug::ValuesInFlight);
         let complete = self.replica.is_complete() && self.chunks.is_empty() && arrived;
-        if complete && self.writes.is_empty() && self.gate != Gate::Open {
+        if complete && self.writes.is_empty() && self.gate != Gate::Open && !self.awaits_flush() {
             return Standing::Synchronised;
         }
         let slack = if self.said == Standing::Behind { 1 } else { SLACK };

@@ -186,8 +186,9 @@ impl Mirror {
         let last = self.bulk == Bulk::Applied && self.replica.is_complete() && self.chunks.is_empty();
         let last = if self.is_asynchronous() { self.wants_confirmation() } else { last };
         let wanted = self.is_flush_wanted && self.replica.blocks_unconfirmed() > 0;
-        if much || last || wanted {
+        if much || last || wanted || self.is_answer_owed {
             self.is_flush_wanted = false;
+            self.is_answer_owed = false;
             let flush = FlushId(self.next_flush);
             self.next_flush += 1;
             self.tally.target_flushes += 1;
@@ -213,6 +214,9 @@ impl Mirror {
             }
             Err(fault) => {
                 self.bulk = Bulk::Applied;
+                if !broken(Bug::FailedFlushConfirmed) {
+                    self.target_lost_the_volatile();
+                }
                 self.target_failed(now, fault);
             }
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange};
 
-use super::{Link, Mirror, Stage, Suspension};
+use super::{Bulk, Link, Mirror, Stage, Standing, Suspension};
 use crate::journal::FailureCode;
 use crate::planted::{Bug, broken};
 use crate::strategy::writes::{SourceSide, WriteState};
@@ -41,6 +41,21 @@ impl Mirror {
         let late = late.map(|write| write.arrived).min();
         let values = self.values.oldest();
         [self.chunks.copying_since(), self.replica.flushing_since(), late, values].into_iter().flatten().min()
+    }
+
+    /// The target has lost what was not durable there, by a restart or by a flush that failed; what is under way may be lost,
+    /// too, also if it is answered.
+    pub(super) fn target_lost_the_volatile(&mut self) {
+        self.restarts += 1;
+        self.bulk = Bulk::Applied;
+        if !broken(Bug::TargetRestart) {
+            self.replica.target_restarted();
+        }
+        // Also if it lacks nothing: what it was about to promise it has forgotten.
+        if self.said != Standing::Behind {
+            self.said = Standing::Behind;
+            self.actions.push_back(VolumeAction::Behind);
+        }
     }
 
     pub(super) fn target_failed(&mut self, now: Duration, fault: TargetFault) {

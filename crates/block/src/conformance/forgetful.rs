@@ -1,0 +1,138 @@
+//! A store that fails a flush and drops what was not durable, as a disk behind a failing cache does; and what everything that
+//! stands on a store makes of it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use rustix::io::Errno;
+
+use crate::buffer::Buffer;
+use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use crate::error::IoError;
+use crate::store::MemoryStore;
+
+/// What it says when it fails.
+const LOST: IoError = IoError::Os { operation: "flush", errno: Errno::IO };
+
+/// A store in memory. A flush that fails loses what was not durable: a flush that succeeds later brings nothing of it back.
+pub struct Forgetful {
+    seen: MemoryStore,
+    durable: MemoryStore,
+    /// Ranges that have changed since the last flush.
+    changed: RefCell<Vec<ByteRange>>,
+    failing: Cell<u32>,
+}
+
+impl Forgetful {
+    /// Makes one of zeroes.
+    pub fn new(size: u64) -> Rc<Self> {
+        Rc::new(Self {
+            seen: MemoryStore::new(size),
+            durable: MemoryStore::new(size),
+            changed: RefCell::default(),
+            failing: Cell::new(0),
+        })
+    }
+
+    /// Lets so many of the next flushes fail.
+    pub fn fail_flushes(&self, count: u32) {
+        self.failing.set(count);
+    }
+
+    /// Tells whether the next flush fails.
+    pub fn is_failing(&self) -> bool {
+        self.failing.get() > 0
+    }
+
+    /// What a power cut leaves.
+    pub async fn durable_content(&self) -> Vec<u8> {
+        let size = self.durable.geometry().size as usize;
+        let read = self.durable.read(0, Buffer::zeroed(size)).await;
+        read.map(|buffer| buffer.as_slice().to_vec()).unwrap_or_default()
+    }
+
+    async fn copy(from: &MemoryStore, to: &MemoryStore, ranges: Vec<ByteRange>) -> Result<(), IoError> {
+        for range in ranges {
+            let data = from.read(range.offset, Buffer::zeroed(range.length as usize)).await?;
+            to.write(range.offset, data, Durability::Volatile).await?;
+        }
+        Ok(())
+    }
+
+    async fn changed(
+        &self,
+        range: ByteRange,
+        durability: Durability,
+        change: IoFuture<'_, ()>,
+    ) -> Result<(), IoError> {
+        change.await?;
+        match durability {
+            Durability::Durable => Self::copy(&self.seen, &self.durable, vec![range]).await,
+            Durability::Volatile => {
+                self.changed.borrow_mut().push(range);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl BlockDevice for Forgetful {
+    fn geometry(&self) -> Geometry {
+        self.seen.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        self.seen.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        let range = ByteRange::new(offset, data.len() as u64);
+        Box::pin(self.changed(range, durability, self.seen.write(offset, data, durability)))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let changed = std::mem::take(&mut *self.changed.borrow_mut());
+            if self.failing.get() > 0 {
+                self.failing.set(self.failing.get() - 1);
+                // Also what reads see is what there was before.
+                Self::copy(&self.durable, &self.seen, changed).await?;
+                return Err(LOST);
+            }
+            Self::copy(&self.seen, &self.durable, changed).await
+        })
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(self.changed(range, Durability::Volatile, self.seen.discard(range)))
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        Box::pin(self.changed(range, durability, self.seen.write_zeroes(range, mode, durability)))
+    }
+
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.seen.allocation(range)
+    }
+}
+
+/// Checks that a device over a store tells its writer that a flush has failed, once, and never says that what was lost is
+/// durable. `over` makes the device.
+///
+/// # Panics
+/// If it does not.
+pub async fn check_failed_flushes(name: &str, over: impl Fn(Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice>) {
+    let block = |byte| Buffer::copy_of(&[byte; 4096]);
+    let store = Forgetful::new(16 << 10);
+    let device = over(Rc::clone(&store) as Rc<dyn BlockDevice>);
+    let write = |offset, byte| device.write(offset, block(byte), Durability::Volatile);
+    assert_eq!(write(0, 1).await, Ok(()), "{name}");
+    assert_eq!(device.flush().await, Ok(()), "{name}");
+    assert_eq!(write(4096, 2).await, Ok(()), "{name}");
+    store.fail_flushes(1);
+    assert_eq!(device.flush().await, Err(LOST), "{name}: a flush that fails is told");
+    assert_eq!(write(8192, 3).await, Ok(()), "{name}");
+    assert_eq!(device.flush().await, Ok(()), "{name}: it is told once");
+    let content = store.durable_content().await;
+    assert_eq!([content[0], content[4096], content[8192]], [1, 0, 3], "{name}: what was lost is not there");
+}

@@ -1,0 +1,239 @@
+//! Owes each failed flush to whoever writes, whoever had asked for it.
+//!
+//! ```text
+//!   guest, or what copies ──change, flush──► FlushDebt ──► store
+//!   we ourselves ─────────────── flush ─────────▲ (FlushDebt::ours)
+//! ```
+//! A store reports once that it may have lost what was not durable: to the flush that was under way, or came next (a kernel
+//! does so for each open file). If that was one of ours, a writer's next flush would succeed, and mean nothing. So a
+//! writer's next flush fails, too; and ours fail until it has, for what was lost is not ours to vouch for.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use crate::buffer::Buffer;
+use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use crate::error::IoError;
+use crate::growth::Growth;
+
+/// A store as its writer sees it.
+pub struct FlushDebt {
+    inner: Rc<dyn BlockDevice>,
+    debt: Rc<Debt>,
+}
+
+/// The same store, for flushes of our own.
+struct Ours(Rc<FlushDebt>);
+
+/// What has become of the flushes of one store.
+#[derive(Default)]
+struct Debt {
+    /// Whether anything was written by way of this filter: what was not cannot be lost.
+    is_written: Cell<bool>,
+    /// Flushes that have failed.
+    failures: Cell<u64>,
+    /// So many of them the writer has been told of.
+    told: Cell<u64>,
+    /// What the last of them said.
+    error: Cell<Option<IoError>>,
+    /// Flushes whose askers have gone before they ended: how they end is asked for by the next.
+    abandoned: RefCell<Vec<IoFuture<'static, ()>>>,
+}
+
+/// A flush under way; dropped, it is left to the next one.
+struct UnderWay<'a> {
+    debt: &'a Debt,
+    flush: Option<IoFuture<'static, ()>>,
+}
+
+impl FlushDebt {
+    /// Makes the filter of a store that nobody else flushes.
+    pub fn new(inner: Rc<dyn BlockDevice>) -> Rc<Self> {
+        Rc::new(Self { inner, debt: Rc::default() })
+    }
+
+    /// The store for flushes that no writer has asked for.
+    pub fn ours(self: &Rc<Self>) -> Rc<dyn BlockDevice> {
+        Rc::new(Ours(Rc::clone(self)))
+    }
+
+    /// Flushes, and keeps account of how that ends. One during which another has failed means nothing.
+    async fn flush_counted(inner: Rc<dyn BlockDevice>, debt: Rc<Debt>) -> Result<(), IoError> {
+        for former in std::mem::take(&mut *debt.abandoned.borrow_mut()) {
+            let former = UnderWay { debt: &debt, flush: Some(former) }.end().await;
+            debt.note(former);
+        }
+        let before = debt.failures.get();
+        let flush: IoFuture<'static, ()> = Box::pin(async move { inner.flush().await });
+        let result = UnderWay { debt: &debt, flush: Some(flush) }.end().await;
+        debt.note(result);
+        match debt.error.get() {
+            Some(error) if debt.failures.get() > before => result.and(Err(error)),
+            _ => result,
+        }
+    }
+
+    fn flush_here(&self) -> impl Future<Output = Result<(), IoError>> + use<> {
+        Self::flush_counted(Rc::clone(&self.inner), Rc::clone(&self.debt))
+    }
+
+    /// A change that is to be durable by itself may flush the store on its way; then its error is that of a flush.
+    fn durably<'a>(&'a self, change: IoFuture<'a, ()>, durability: Durability) -> IoFuture<'a, ()> {
+        self.debt.is_written.set(true);
+        match durability {
+            Durability::Volatile => change,
+            Durability::Durable => Box::pin(async move {
+                let result = change.await;
+                match result {
+                    Err(IoError::Os { .. }) if !result.is_err_and(|error| error.is_no_space()) => {
+                        self.debt.note(result);
+                    }
+                    _ => {}
+                }
+                result
+            }),
+        }
+    }
+}
+
+impl Debt {
+    fn note(&self, result: Result<(), IoError>) {
+        if let Err(error) = result
+            && self.is_written.get()
+        {
+            self.failures.set(self.failures.get() + 1);
+            self.error.set(Some(error));
+        }
+    }
+
+    /// What the writer has not been told of.
+    fn owed(&self) -> Option<IoError> {
+        self.error.get().filter(|_| self.failures.get() > self.told.get())
+    }
+}
+
+impl UnderWay<'_> {
+    async fn end(mut self) -> Result<(), IoError> {
+        let result = match &mut self.flush {
+            Some(flush) => flush.as_mut().await,
+            None => Ok(()),
+        };
+        self.flush = None;
+        result
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.debt.abandoned.borrow_mut().extend(self.flush.take());
+    }
+}
+
+impl BlockDevice for FlushDebt {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    /// Passthrough.
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        self.inner.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        self.durably(self.inner.write(offset, data, durability), durability)
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let result = self.flush_here().await;
+            let owed = self.debt.owed();
+            self.debt.told.set(self.debt.failures.get());
+            owed.map_or(result, |error| result.and(Err(error)))
+        })
+    }
+
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        self.durably(self.inner.discard(range), Durability::Volatile)
+    }
+
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        self.durably(self.inner.write_zeroes(range, mode, durability), durability)
+    }
+
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.inner.zeroes_fast(mode)
+    }
+
+    /// Passthrough.
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.inner.allocation(range)
+    }
+
+    /// Passthrough.
+    fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.inner.own_allocation(range)
+    }
+
+    /// Passthrough.
+    fn growth(&self) -> Option<&dyn Growth> {
+        self.inner.growth()
+    }
+}
+
+impl BlockDevice for Ours {
+    /// Passthrough.
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    /// Passthrough.
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        self.0.read(offset, buffer)
+    }
+
+    /// Passthrough.
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        self.0.write(offset, data, durability)
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            if let Some(error) = self.0.debt.owed() {
+                return Err(error);
+            }
+            self.0.flush_here().await
+        })
+    }
+
+    /// Passthrough.
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        self.0.discard(range)
+    }
+
+    /// Passthrough.
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        self.0.write_zeroes(range, mode, durability)
+    }
+
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.0.zeroes_fast(mode)
+    }
+
+    /// Passthrough.
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.0.allocation(range)
+    }
+
+    /// Passthrough.
+    fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        self.0.own_allocation(range)
+    }
+
+    /// Passthrough.
+    fn growth(&self) -> Option<&dyn Growth> {
+        self.0.growth()
+    }
+}
