@@ -143,7 +143,7 @@ mod tests {
         replace(&path, b"one").unwrap();
         replace(&path, b"second").unwrap();
         assert_eq!(read(&path, 6).unwrap().unwrap(), b"second");
-        assert_eq!(read(&path, 5).unwrap_err().kind(), std::io::ErrorKind::FileTooLarge);
+        assert_eq!(read(&path, 5).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
