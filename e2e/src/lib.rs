@@ -21,6 +21,7 @@ pub mod qemu_nbd;
 pub mod rounds;
 mod scene;
 pub mod switch_over;
+pub mod tour;
 pub mod vm;
 mod wait;
 mod wire;

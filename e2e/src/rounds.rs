@@ -31,6 +31,7 @@ use crate::guest::BLOCK_BYTES;
 use crate::pair::Pair;
 use crate::vm;
 
+pub(crate) use self::fault::FAIL_POINTS;
 pub use self::trip::Trip;
 
 /// How long the guest tries for a new connection, and waits for an answer: longer than any fault, and all that follows

@@ -2,7 +2,7 @@
 
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 
-use e2e::rounds::{Settings, play_rounds};
+use e2e::rounds::{Settings, play_machine_rounds, play_rounds};
 
 fn play(seed: u64) {
     let settings = Settings { rounds: 1, seed, disk_bytes: 32 << 20, logs: None };
@@ -19,4 +19,12 @@ fn round_trip_with_bad_luck_loses_nothing_for_a_guest_that_looks_for_its_volume_
 #[test]
 fn round_trip_with_bad_luck_loses_nothing_for_a_guest_that_is_always_served_by_one_host() {
     play(3);
+}
+
+#[test]
+fn round_trip_of_a_vm_with_bad_luck_loses_nothing() {
+    let settings = Settings { rounds: 1, seed: 1, disk_bytes: 32 << 20, logs: None };
+    if let Err(error) = play_machine_rounds(&settings, |trip| println!("{trip}")) {
+        panic!("{error:#}");
+    }
 }

@@ -72,7 +72,7 @@ const PAUSE_MS: (u64, u64) = (10, 800);
 /// How long a daemon may be stopped.
 const FROZEN_MS: (u64, u64) = (5_000, 20_000);
 /// Where a daemon that is started again kills itself: at some later time of this trip, or in a later one.
-const FAIL_POINTS: [&str; 13] = [
+pub(crate) const FAIL_POINTS: [&str; 13] = [
     "after-started",
     "before-prepared",
     "after-prepared",
