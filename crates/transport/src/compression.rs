@@ -89,11 +89,9 @@ impl Packer {
         }
     }
 
-    /// Learns how long the link took for bytes while there was more to send.
-    pub(crate) fn sent(&mut self, bytes: usize, took: Duration) {
-        if bytes > 0 {
-            mean(&mut self.link_ns_per_byte, took.as_nanos() as f64 / bytes as f64);
-        }
+    /// Learns how long the link usually takes for a byte while there is more to send.
+    pub(crate) fn measured(&mut self, link_ns_per_byte: f64) {
+        self.link_ns_per_byte = Some(link_ns_per_byte);
     }
 
     /// What a byte takes on the link, where known.
@@ -212,7 +210,7 @@ mod tests {
     /// Packs a payload over and over on a link that takes so long for a megabyte, and says how it ended up.
     fn check(payload: &Bytes, compression: Compression, per_megabyte: Duration, packs: bool) {
         let mut packer = Packer::new(compression);
-        packer.sent(1_000_000, per_megabyte);
+        packer.measured(per_megabyte.as_nanos() as f64 / 1e6);
         for _ in 0..8 {
             let (codec, wire) = packer.pack(payload);
             assert_eq!(codec != Codec::Plain, packs, "{per_megabyte:?}");

@@ -1,6 +1,7 @@
 //! One connection of a session at work: a reader, a writer and a watchdog, in one task that ends as a whole.
 
 mod reader;
+mod speed;
 mod writer;
 
 use std::collections::VecDeque;

@@ -11,6 +11,7 @@ use tokio::io::{AsyncWriteExt, WriteHalf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
+use super::speed::Speed;
 use super::{Connection, Ended};
 use crate::compression::Packer;
 use crate::frame::{self, Control, FRAME_BYTES_MAX, PART_BYTES_MAX, Start};
@@ -29,10 +30,6 @@ const PART_BYTES_MIN: usize = 16 << 10;
 /// How long a part may take on the link: a more urgent message waits for it.
 const PART_TIME: Duration = Duration::from_millis(2);
 
-/// Bytes, or time, over which the link's speed is measured.
-const MEASURED_BYTES: usize = 1 << 20;
-const MEASURED_TIME: Duration = Duration::from_millis(100);
-
 /// How long the last words of a connection may take.
 const GOODBYE_WITHIN: Duration = Duration::from_millis(500);
 
@@ -46,7 +43,7 @@ pub(super) async fn run(connection: &Connection, mut stream: Stream) -> Ended {
         gathered: BytesMut::with_capacity(FRAME_BYTES_MAX),
         is_amid_frame: false,
         pings: 0,
-        measured: Measured::default(),
+        speed: Speed::default(),
     };
     loop {
         let work = connection.session.work.notified();
@@ -58,7 +55,7 @@ pub(super) async fn run(connection: &Connection, mut stream: Stream) -> Ended {
             let has_sent = writer.round(&mut stream).await?;
             if !has_sent {
                 stream.flush().await?;
-                writer.measured = Measured::default();
+                writer.speed.idle();
                 tokio::select! {
                     () = &mut work => {}
                     () = &mut wake => {}
@@ -100,7 +97,7 @@ struct Writer<'a> {
     /// Whether a frame has been begun: nothing else can be said before it has ended.
     is_amid_frame: bool,
     pings: u64,
-    measured: Measured,
+    speed: Speed,
 }
 
 struct Unfinished {
@@ -110,19 +107,10 @@ struct Unfinished {
     left: Bytes,
 }
 
-/// What was written since the link's speed was measured last, and how long that took.
-#[derive(Default)]
-struct Measured {
-    since: Option<Instant>,
-    bytes: usize,
-    /// Of that time, how much the link made us wait.
-    waited: Duration,
-}
-
 impl Writer<'_> {
     /// Sends what there is, up to about a part; `false` if there was nothing.
     async fn round(&mut self, stream: &mut Stream) -> std::io::Result<bool> {
-        self.measured.since.get_or_insert_with(Instant::now);
+        self.speed.busy(Instant::now());
         self.gather_control();
         while self.gathered.len() < GATHERED_BYTES {
             let part = match self.next_part() {
@@ -216,27 +204,12 @@ impl Writer<'_> {
         self.is_amid_frame = false;
         self.gathered.clear();
         self.connection.counters.bytes_sent.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.measured.bytes += bytes;
-        self.measured.waited += begun.elapsed();
-        self.measure();
-        Ok(())
-    }
-
-    /// Tells the packer how fast the link is, every so often.
-    ///
-    /// While we pack, the link goes on sending: where it made us wait for a good part of the time it was never idle, and
-    /// carried all bytes in all of the time. Otherwise only the time that it made us wait says something.
-    fn measure(&mut self) {
-        let Some(since) = self.measured.since else { return };
-        let all = since.elapsed();
-        if self.measured.bytes < MEASURED_BYTES && all < MEASURED_TIME {
-            return;
+        if let Some(measured) = self.speed.sent(bytes, begun, Instant::now()) {
+            self.packer.measured(measured.link_ns_per_byte);
+            let rate = measured.bytes_per_second as u64;
+            self.connection.counters.bytes_per_second.store(rate, Ordering::Relaxed);
         }
-        let Measured { bytes, waited, .. } = self.measured;
-        self.packer.sent(bytes, if waited * 4 > all { all } else { waited });
-        let rate = bytes as f64 / all.as_secs_f64();
-        self.connection.counters.bytes_per_second.store(rate as u64, Ordering::Relaxed);
-        self.measured = Measured { since: Some(Instant::now()), ..Measured::default() };
+        Ok(())
     }
 }
 
