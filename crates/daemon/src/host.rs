@@ -40,6 +40,7 @@ mod reserve;
 mod resize;
 mod retry;
 mod serving;
+mod settled;
 mod shared;
 mod survey;
 mod together;

@@ -39,6 +39,8 @@ struct Entry {
     service: Service,
     /// Whether an operation on the volume is under way.
     is_claimed: bool,
+    /// The migration by which it comes here, while that has the claim.
+    arrival: Option<MigrationId>,
     /// Set to end the attempts to serve it.
     given_up: Arc<AtomicBool>,
 }
@@ -89,7 +91,8 @@ impl Volumes {
         }
         let creation = Arc::<Creation>::default();
         let service = Service::Creating(Arc::clone(&creation));
-        let entry = Entry { volume: None, service, is_claimed: true, given_up: Arc::default() };
+        let entry =
+            Entry { volume: None, service, is_claimed: true, arrival: None, given_up: Arc::default() };
         entries.insert(name.to_owned(), entry);
         Ok((Claim { volumes: Arc::clone(self), name: name.to_owned() }, creation))
     }
@@ -120,6 +123,7 @@ impl Volumes {
             volume: Some(volume),
             service: Service::Starting,
             is_claimed: false,
+            arrival: None,
             given_up: Arc::default(),
         };
         self.lock().insert(name.to_owned(), entry);
@@ -135,6 +139,11 @@ impl Volumes {
             entry.service = service;
         }
         self.changed.notify_waiters();
+    }
+
+    /// The migration by which a volume comes here, as long as that has the right to change it.
+    pub(crate) fn arrival_of(&self, name: &str) -> Option<MigrationId> {
+        self.lock().get(name).and_then(|entry| entry.arrival)
     }
 
     /// Resolves when a volume is not on its way here any more.
@@ -260,6 +269,7 @@ impl Claim {
         // The claim keeps the entry.
         let Some(entry) = entries.get_mut(&self.name) else { return Arc::default() };
         entry.volume = Some(volume);
+        entry.arrival = Some(migration);
         // A lane that forwards clients goes on with that.
         if !matches!(entry.service, Service::Serving(_)) {
             entry.service = Service::Arriving(lane, migration);
@@ -289,6 +299,7 @@ impl Claim {
     /// Says that the volume is gone.
     pub(crate) fn removed(self) {
         self.volumes.lock().remove(&self.name);
+        self.volumes.changed.notify_waiters();
     }
 }
 
@@ -297,10 +308,13 @@ impl Drop for Claim {
         let mut entries = self.volumes.lock();
         let Some(entry) = entries.get_mut(&self.name) else { return };
         entry.is_claimed = false;
+        entry.arrival = None;
         // What was to be created and did not get as far as the journal is no volume.
         if entry.volume.is_none() {
             entries.remove(&self.name);
         }
+        drop(entries);
+        self.volumes.changed.notify_waiters();
     }
 }
 
@@ -328,6 +342,18 @@ mod tests {
         let (claim, _) = volumes.claim("a").unwrap();
         claim.removed();
         assert!(volumes.list().is_empty());
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_for_a_volume_is_told_when_it_is_given_back() {
+        let volumes = Arc::<Volumes>::default();
+        volumes.add("a", VOLUME);
+        let (claim, _) = volumes.claim("a").unwrap();
+        let changed = volumes.changed();
+        assert_eq!(volumes.arrival_of("a"), None);
+        drop(claim);
+        changed.await;
+        volumes.claim("a").unwrap();
     }
 
     #[test]

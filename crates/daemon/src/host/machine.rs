@@ -85,12 +85,9 @@ impl Host {
         };
         let (mut claims, mut departing) = (Vec::new(), Vec::new());
         for volume in &known.volumes {
-            let (claim, id) = self.volumes.claim(volume)?;
+            let (claim, id) = self.claim_at_rest(volume).await?;
             claims.push(claim);
             let record = self.record(id, volume)?;
-            if let Some(migration) = self.migrations.running_of(id) {
-                return Err(RequestError::AlreadyMigrating { volume: volume.clone(), migration });
-            }
             departing.push(Departing { record, lane: self.volumes.lane(volume).await? });
         }
         if departing.is_empty() {

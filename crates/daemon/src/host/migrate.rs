@@ -52,11 +52,8 @@ impl Host {
         if !order.together_with.is_empty() {
             return self.migrate_together(name, order).await;
         }
-        let (_claim, volume) = self.volumes.claim(&name)?;
+        let (_claim, volume) = self.claim_at_rest(&name).await?;
         let record = self.record(volume, &name)?;
-        if let Some(migration) = self.migrations.running_of(volume) {
-            return Err(RequestError::AlreadyMigrating { volume: name, migration });
-        }
         if let Some(elsewhere) = self.elsewhere(&order.to)? {
             let lane = self.volumes.lane(&name).await?;
             return self.migrate_away(vec![Departing { record, lane }], elsewhere, order, None).await;

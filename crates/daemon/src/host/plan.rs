@@ -116,6 +116,7 @@ impl Host {
     async fn plan_volumes(self: &Arc<Self>, records: &[VolumeRecord], plan: &mut MigrationPlan) {
         for record in records {
             let (volume, name) = (record.volume, &record.name);
+            self.settled(name).await;
             let at_hand = match (self.migrations.running_of(volume), self.volumes.claim(name)) {
                 (Some(migration), _) => {
                     Err(RequestError::AlreadyMigrating { volume: name.clone(), migration })

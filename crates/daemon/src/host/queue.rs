@@ -57,6 +57,9 @@ impl Host {
             retry_of: retry_of.map(|id| id.0),
             ..Docket::default()
         };
+        for volume in std::iter::once(&name).chain(&order.together_with).chain(&self.volumes_of_vm(&name)) {
+            self.settled(volume).await;
+        }
         // Whoever begins it knows best what is wrong with it.
         let Ok(wish) = self.wish(&docket, &order) else { return self.begin_migration(name, order).await };
         let docket = Docket { volumes: wish.volumes.iter().map(VolumeId::to_string).collect(), ..docket };
@@ -278,6 +281,10 @@ impl Host {
         }
         self.queue.turn();
         Ok(())
+    }
+
+    fn volumes_of_vm(&self, name: &str) -> Vec<String> {
+        self.vms.get(name).map(|vm| vm.volumes.clone()).unwrap_or_default()
     }
 
     /// What an order needs, as far as that can be seen at once.

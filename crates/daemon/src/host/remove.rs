@@ -49,10 +49,7 @@ impl Host {
         name: String,
         how: RemoveVolume,
     ) -> Result<RemovedVolume, RequestError> {
-        let (claim, volume) = self.volumes.claim(&name)?;
-        if let Some(migration) = self.migrations.running_of(volume) {
-            return Err(RequestError::AlreadyMigrating { volume: name, migration });
-        }
+        let (claim, volume) = self.claim_at_rest(&name).await?;
         self.require_unordered(volume, &name)?;
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.moved.contains_key(&volume)) {

@@ -28,6 +28,7 @@ impl Host {
         order: api::ResizeVolume,
     ) -> Result<api::Volume, RequestError> {
         let size = order.size_bytes;
+        self.settled(&name).await;
         let (_claim, volume) = self.volumes.claim(&name)?;
         let record = self.record(volume, &name)?;
         check_new_size(&record, size)?;

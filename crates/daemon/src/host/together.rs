@@ -25,12 +25,9 @@ impl Host {
         let Some(elsewhere) = self.elsewhere(&order.to)? else { return Err(only_to_a_host(&order)) };
         let (mut claims, mut departing) = (Vec::new(), Vec::new());
         for name in names {
-            let (claim, volume) = self.volumes.claim(&name)?;
+            let (claim, volume) = self.claim_at_rest(&name).await?;
             claims.push(claim);
             let record: VolumeRecord = self.record(volume, &name)?;
-            if let Some(migration) = self.migrations.running_of(volume) {
-                return Err(RequestError::AlreadyMigrating { volume: name, migration });
-            }
             departing.push(Departing { record, lane: self.volumes.lane(&name).await? });
         }
         self.migrate_away(departing, elsewhere, order, None).await

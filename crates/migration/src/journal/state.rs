@@ -6,7 +6,7 @@ use chronicle::StayId;
 use serde::{Deserialize, Serialize};
 
 use super::image::{Fence, FencedContent, Place};
-use super::record::{Entry, MigratingVolume, Record, Summary, VolumeRecord};
+use super::record::{Entry, MigratingVolume, Outcome, Record, Summary, VolumeRecord};
 use super::side::{Branch, Moved, Promotion, Side};
 use super::stage::Stage;
 use crate::authority::is_needed;
@@ -278,5 +278,11 @@ impl MigrationState {
     /// Tells whether nothing is left to do.
     pub fn has_ended(&self) -> bool {
         matches!(self.stage, Stage::Ended(_))
+    }
+
+    /// Tells whether the volumes are at the target for good, which is this host: only what follows from that may be left to
+    /// do, and no message or command changes it any more.
+    pub fn has_arrived(&self) -> bool {
+        self.side.has_target() && matches!(self.stage, Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }))
     }
 }
