@@ -1,15 +1,19 @@
 //! Why a request was not carried out, by cause; each says what to do next.
 
+mod images;
+
 use std::path::PathBuf;
 
 use api::{Bytes, ErrorCode};
 use block::store::{ImageError, Qcow2Error, RemoteError};
 use chronicle::Generation;
 use migration::journal::{Fence, FencedContent, Place};
+use migration::promotion::NotPromotable;
 use migration::ticket::TicketError;
 use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
 
+use self::images::{code_of_image, code_of_qcow2, code_of_remote};
 use crate::copying::FillError;
 use crate::growing::GrowError;
 use crate::hosts::HostsError;
@@ -54,6 +58,27 @@ pub(crate) enum RequestError {
         "volume \"{0}\" does not wait here for another host's word, so there is nothing to promote; see: sterna volume show {0}"
     )]
     NotPrepared(String),
+    /// The descriptors that another volume needs are not left.
+    #[error(
+        "this daemon has {open} files and sockets open and may have {limit}, which leaves too few for another volume; start it with \
+         a higher limit: LimitNOFILE= of its systemd unit, or ulimit -n"
+    )]
+    TooManyFiles {
+        /// How many it has.
+        open: u64,
+        /// How many it may have.
+        limit: u64,
+    },
+    /// What has come of the volume cannot be promoted.
+    #[error("volume \"{volume}\" cannot be promoted: {reason}; see: sterna migration show {migration}")]
+    NotPromotable {
+        /// Which.
+        volume: String,
+        /// The migration by which it comes.
+        migration: MigrationId,
+        /// Why.
+        reason: NotPromotable,
+    },
     /// A promotion is founded on nothing.
     #[error(
         "give the ticket that the other host prints (sterna migration show), or --force: if that host goes on with the \
@@ -458,7 +483,8 @@ impl RequestError {
             Self::HostNeeded { .. } => ErrorCode::HostInUse,
             Self::StoreNotFound { .. } => ErrorCode::StoreNotFound,
             Self::DestinationNotFound { .. } => ErrorCode::StoreNotFound,
-            Self::NotPrepared(_) => ErrorCode::NotPrepared,
+            Self::NotPrepared(_) | Self::NotPromotable { .. } => ErrorCode::NotPrepared,
+            Self::TooManyFiles { .. } => ErrorCode::TooManyFiles,
             Self::NoTicket => ErrorCode::InvalidRequest,
             Self::Ticket(_) => ErrorCode::TicketRefused,
             Self::HostUnreachable { .. } => ErrorCode::HostUnreachable,
@@ -554,42 +580,5 @@ pub(crate) fn fenced(fence: &Fence) -> String {
         FencedContent::HalfMade => {
             format!("a part of the volume \"{volume}\", which {migration} did not move")
         }
-    }
-}
-
-fn code_of_qcow2(error: &Qcow2Error) -> ErrorCode {
-    match error {
-        Qcow2Error::Image(error) => code_of_image(error),
-        // Whatever is wrong with what it stands on: it cannot be served.
-        _ => ErrorCode::ImageUnsuitable,
-    }
-}
-
-fn code_of_remote(error: &RemoteError) -> ErrorCode {
-    match error {
-        RemoteError::Unreachable { .. } => ErrorCode::StorageFailed,
-        RemoteError::TooSmall { .. } => ErrorCode::TargetTooSmall,
-        RemoteError::Tls { .. }
-        | RemoteError::Refused { .. }
-        | RemoteError::Protocol { .. }
-        | RemoteError::BlockTooLarge { .. }
-        | RemoteError::OddSize { .. }
-        | RemoteError::ReadOnly { .. }
-        | RemoteError::NoFlush { .. }
-        | RemoteError::Changed { .. } => ErrorCode::ImageUnsuitable,
-    }
-}
-
-fn code_of_image(error: &ImageError) -> ErrorCode {
-    match error {
-        ImageError::NotFound { .. } => ErrorCode::ImageNotFound,
-        ImageError::Exists { .. } => ErrorCode::TargetExists,
-        ImageError::NotRegular { .. }
-        | ImageError::ReadOnlyDevice { .. }
-        | ImageError::SectorTooLarge { .. } => ErrorCode::ImageUnsuitable,
-        ImageError::Locked { .. } | ImageError::DeviceInUse { .. } => ErrorCode::ImageInUse,
-        ImageError::TooSmall { .. } | ImageError::TooLarge { .. } => ErrorCode::TargetTooSmall,
-        ImageError::NoSpace { .. } => ErrorCode::NoSpace,
-        ImageError::NotPermitted { .. } | ImageError::Os { .. } => ErrorCode::StorageFailed,
     }
 }

@@ -110,6 +110,13 @@ impl Handover {
                 actions.push_back(self.commit_message());
                 Step::Stay
             }
+            // The copy that was handed back has been promoted: nobody there will ever discard it.
+            (State::Discarding { detail, .. }, ToSource::TakenByForce { .. }) => {
+                let detail =
+                    format!("{detail}; the copy at the other host was promoted, and is a branch of its own");
+                self.state = State::Over;
+                Step::Over(Outcome::HandedBack { detail })
+            }
             (State::Discarding { detail, .. }, ToSource::Discarded { left_over }) => {
                 let outcome = Outcome::HandedBack { detail: with_left_over(detail, &left_over) };
                 self.state = State::Over;

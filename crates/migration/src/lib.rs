@@ -29,6 +29,7 @@ mod pacing;
 pub mod phase;
 pub mod planted;
 pub mod progress;
+pub mod promotion;
 pub mod recovery;
 pub mod source;
 pub mod stay;

@@ -66,6 +66,8 @@ pub enum Bug {
     Discard,
     /// Design §5.22: a host that was given access once keeps it when that has ended.
     AccessAfterTheRelationEnded,
+    /// 9: a copy of which parts are missing is promoted.
+    IncompletePromoted,
 }
 
 impl Bug {
@@ -101,6 +103,7 @@ impl Bug {
         Self::TargetRestart,
         Self::Discard,
         Self::AccessAfterTheRelationEnded,
+        Self::IncompletePromoted,
     ];
 
     /// The name by which the simulator's command line knows it.
@@ -136,6 +139,7 @@ impl Bug {
             Self::TargetRestart => "target-restart",
             Self::Discard => "discard",
             Self::AccessAfterTheRelationEnded => "access-after-the-relation-ended",
+            Self::IncompletePromoted => "incomplete-promoted",
         }
     }
 }

@@ -7,6 +7,7 @@ use migration::journal::{
     Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Promotion, Record, Side, Stage, State,
     VolumeRecord,
 };
+use migration::promotion::{NotPromotable, Waits, promotable, waiting_named};
 use migration::ticket::{Ticket, TicketError};
 use migration::{Attempt, HostId, MigrationId, VolumeId};
 
@@ -129,6 +130,31 @@ fn volume(store: &str) -> VolumeRecord {
         generation: Generation(1),
         export: ExportSettings::default(),
     }
+}
+
+#[test]
+fn what_is_complete_may_be_promoted_and_nothing_else() {
+    let mut target = target();
+    let look = |target: &State| promotable(HERE, &target.migrations[&HERE]).map(|found| found.waits);
+    assert_eq!(look(&target), Err(NotPromotable::Incomplete));
+    apply(&mut target, Record::TargetPrepared { migration: HERE, attempt: Attempt(1) });
+    assert_eq!(look(&target), Ok(Waits::ForRelease));
+    let (migration, attempt, generations) = (HERE, Attempt(1), vec![(VOLUME, Generation(2))]);
+    apply(&mut target, Record::Owned { migration, attempt, generations });
+    assert_eq!(look(&target), Err(NotPromotable::Owned));
+    assert!(target.migrations[&HERE].has_arrived());
+    apply(&mut target, Record::HandedBack { migration, generations: vec![(VOLUME, Generation(3))] });
+    assert_eq!(look(&target), Ok(Waits::ForDiscard));
+    assert!(!target.migrations[&HERE].has_arrived());
+
+    let (waiting, _) = waiting_named(&target, "v").unwrap();
+    let branches = vec![(VOLUME, BranchId([9; 16]))];
+    waiting.records(Promotion::Force { branches }).into_iter().for_each(|record| apply(&mut target, record));
+    // Its source has generation 3 of it.
+    assert_eq!(target.volumes[&VOLUME].record.generation, Generation(4));
+    assert_eq!(target.branches[&VOLUME].len(), 1);
+    assert_eq!(look(&target), Err(NotPromotable::Owned));
+    assert!(waiting_named(&target, "v").is_none());
 }
 
 fn apply(state: &mut State, record: Record) {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use api::{VolumeCreation, VolumeState, VolumeStatistics};
 use lane::LaneStatus;
 use migration::VolumeId;
-use migration::journal::{ExportAccess, Place, Side, State, VolumeRecord};
+use migration::journal::{ExportAccess, MigrationState, Place, Side, State, VolumeRecord};
+use migration::promotion;
 use tokio::sync::Semaphore;
 
 use super::Host;
@@ -48,11 +49,34 @@ impl Host {
 
     /// Describes the volumes, by name.
     pub(crate) async fn describe_volumes(&self) -> Vec<api::Volume> {
-        let volumes = self.volumes.list().into_iter();
+        let volumes = self.all_volumes().into_iter();
         futures_util::future::join_all(
             volumes.map(|(name, volume, service)| self.describe_one(name, volume, service)),
         )
         .await
+    }
+
+    /// What is served, and the complete copies that wait here although nothing serves them.
+    fn all_volumes(&self) -> Vec<(String, Option<VolumeId>, Service)> {
+        let mut volumes = self.volumes.list();
+        let stranded = self.journal.read(|state| {
+            let waiting = promotion::waiting(state).filter_map(|(waiting, recorded)| {
+                let (_, source) = recorded.side.peer()?;
+                let copies = recorded.names.iter().zip(&waiting.generations);
+                let described = copies.map(|(name, (volume, _))| {
+                    (name.clone(), Some(*volume), Service::Waiting(waiting.advice(name, source)))
+                });
+                Some(described.collect::<Vec<_>>())
+            });
+            waiting.flatten().collect::<Vec<_>>()
+        });
+        for copy in stranded {
+            if volumes.iter().all(|(name, _, _)| *name != copy.0) {
+                volumes.push(copy);
+            }
+        }
+        volumes.sort_by(|one, other| one.0.cmp(&other.0));
+        volumes
     }
 
     /// Describes one volume.
@@ -60,7 +84,7 @@ impl Host {
     /// # Errors
     /// [`RequestError::VolumeNotFound`].
     pub(crate) async fn describe_volume(&self, name: &str) -> Result<api::Volume, RequestError> {
-        let found = self.volumes.list().into_iter().find(|(found, _, _)| found == name);
+        let found = self.all_volumes().into_iter().find(|(found, _, _)| found == name);
         let (name, volume, service) = found.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))?;
         Ok(self.describe_one(name, volume, service).await)
     }
@@ -96,6 +120,14 @@ impl Host {
         }
     }
 
+    /// What can be done about a volume that is on its way here, if its copy is complete.
+    fn advice_of_arrival(&self, name: &str) -> Option<String> {
+        self.journal.read(|state| {
+            let (waiting, recorded) = promotion::waiting_named(state, name)?;
+            Some(waiting.advice(name, recorded.side.peer()?.1))
+        })
+    }
+
     async fn describe_one(&self, name: String, volume: Option<VolumeId>, service: Service) -> api::Volume {
         let recorded = volume.and_then(|id| self.journal.read(|state| recorded(state, id, &service)));
         let socket = self.sockets.volume_socket(&name);
@@ -122,15 +154,27 @@ impl Host {
             added_unix_ms: 0,
             statistics: None,
         };
+        let mut missing = None;
         if let Some((record, added_unix_ms)) = recorded {
             add_recorded(&mut shown, &record, added_unix_ms);
             shown.tcp_uri = self.tcp_uri(&record);
+            missing = self.missing_address(&record);
             if let Some(path) = record.image.place.file().map(PathBuf::from) {
                 let allocated = answer(&self.looks, move || images::allocated_bytes(&path).ok());
                 shown.allocated_bytes = allocated.await.flatten();
             }
         }
         add_service(&mut shown, service).await;
+        if let (VolumeState::Serving, None, Some(address)) = (shown.state, &shown.message, missing) {
+            shown.message = Some(format!(
+                "{address} is not an address of this host yet; clients of its unix socket are served"
+            ));
+        }
+        if shown.state == VolumeState::Arriving
+            && let Some(advice) = self.advice_of_arrival(&shown.name)
+        {
+            shown.message = Some(advice);
+        }
         let moved = volume.and_then(|id| self.journal.read(|state| state.moved.get(&id).cloned()));
         if let (Some(moved), VolumeState::Serving) = (moved, shown.state) {
             add_recorded(&mut shown, &moved.volume.record, moved.volume.added_unix_ms);
@@ -144,15 +188,18 @@ impl Host {
     }
 }
 
-/// A volume as the journal knows it, and since when; one that is on its way here as it will be.
+/// A volume as the journal knows it, and since when; one that is on its way here, or waits here, as it will be.
 fn recorded(state: &State, volume: VolumeId, service: &Service) -> Option<(VolumeRecord, u64)> {
-    if let Service::Arriving(_, migration) = service {
-        let arrival = state.migrations.get(migration)?;
+    let coming = |arrival: &MigrationState| {
         let Side::Incoming { volumes, .. } = &arrival.side else { return None };
         let record = volumes.iter().find(|record| record.volume == volume)?;
-        return Some((record.clone(), arrival.started_unix_ms));
+        Some((record.clone(), arrival.started_unix_ms))
+    };
+    if let Service::Arriving(_, migration) = service {
+        return coming(state.migrations.get(migration)?);
     }
-    state.volumes.get(&volume).map(|known| (known.record.clone(), known.added_unix_ms))
+    let known = state.volumes.get(&volume).map(|known| (known.record.clone(), known.added_unix_ms));
+    known.or_else(|| promotion::waiting(state).find_map(|(_, arrival)| coming(arrival)))
 }
 
 fn store_kind(store: &Store) -> (api::StoreKind, String) {

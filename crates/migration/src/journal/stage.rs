@@ -8,6 +8,7 @@
 //!                                               └────────────► HandedBack ─────►┘
 //!   Copying ───────────► Prepared ─────────────────────────► Owned ──────────► Ended   incoming
 //!      ▲────aborted─────────┘ └──────────promoted────────────►┘ └─► HandedBack ─►┘
+//!                                                             ▲─promoted──┘
 //! ```
 //! A record may repeat what is true already: a commit whose fate was unknown is made again.
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::record::{Outcome, Record};
 use super::side::Side;
 use crate::identity::Attempt;
+use crate::planted::{Bug, broken};
 
 /// How far a migration has come, durably.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +47,7 @@ impl Stage {
             Record::Released { attempt, .. } => self.released(side, *attempt),
             Record::Owned { attempt, .. } => self.owned(side, *attempt),
             Record::Promoted { attempt, .. } => match side {
-                Side::Incoming { .. } => self.owned(side, *attempt),
+                Side::Incoming { .. } => self.promoted(side, *attempt),
                 Side::OneHost | Side::Outgoing { .. } => None,
             },
             Record::HandedBack { .. } => self.handed_back(side),
@@ -86,6 +88,15 @@ impl Stage {
             _ => false,
         };
         fits.then_some(Self::Owned(attempt))
+    }
+
+    /// A copy that was handed back is complete, and nobody wrote to it.
+    fn promoted(&self, side: &Side, attempt: Attempt) -> Option<Self> {
+        match self {
+            Self::HandedBack => Some(Self::Owned(attempt)),
+            Self::Copying if broken(Bug::IncompletePromoted) => Some(Self::Owned(attempt)),
+            _ => self.owned(side, attempt),
+        }
     }
 
     fn handed_back(&self, side: &Side) -> Option<Self> {

@@ -327,7 +327,10 @@ impl Party {
                 step => self.world.violated("journal", || format!("between hosts: {step:?}")),
             }
         }
-        self.serve(&resumes);
+        match self.promote_before_serving(resumes).await {
+            Some(resumes) => self.serve(&resumes),
+            None => self.give_up_soon(),
+        }
     }
 
     /// Ends the daemon by itself, some time from now: it cannot go on.
@@ -406,7 +409,10 @@ impl Party {
     fn note_promises(&self, journal: &SimJournal) {
         journal.look(|state, _| {
             let mut promised = self.promised.borrow_mut();
-            promised.retain(|id, _| state.migrations.get(id).is_some_and(|m| !m.has_ended()));
+            // What was promoted is still compared with what was promised.
+            promised.retain(|id, _| {
+                state.migrations.get(id).is_some_and(|m| !m.has_ended() || m.promotion.is_some())
+            });
             for (id, migration) in state.unfinished() {
                 match (&migration.side, &migration.stage) {
                     // A promise that comes late is overtaken by that of the next try.

@@ -5,12 +5,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use chronicle::BranchId;
+use chronicle::{BranchId, Generation};
 use lane::{Promoted, TargetBaton};
-use migration::journal::{MigrationState, Outcome, Promotion, Side, Stage, State};
+use migration::journal::{MigrationState, Outcome, Promotion, Record, Side, Stage, State};
+use migration::promotion::{Waits, promotable};
 use migration::recovery::next_of_incoming;
 use migration::ticket::Ticket;
-use migration::{MigrationId, Phase};
+use migration::{MigrationId, Phase, VolumeId};
 
 use super::Fleet;
 use super::branch::{Branch, TRUNK};
@@ -28,6 +29,8 @@ const LATER: Duration = Duration::from_secs(8);
 /// Of a hundred looks at something that could be done, in so many it is.
 const BEGINS_PERCENT: u64 = 30;
 const PROMOTES_PERCENT: u64 = 4;
+/// Of a hundred starts at which a complete copy waits for a source that is not heard, in so many it is promoted at once.
+const PROMOTES_AT_START_PERCENT: u64 = 30;
 
 /// What people are about to do.
 pub(super) struct People {
@@ -222,6 +225,24 @@ impl Fleet {
     }
 }
 
+impl Party {
+    /// Lets people promote what waits here before any lane does; returns the migrations that still go on, unless the journal
+    /// failed.
+    pub(super) async fn promote_before_serving(
+        self: &Rc<Self>,
+        resumes: Vec<MigrationId>,
+    ) -> Option<Vec<MigrationId>> {
+        let mut waiting = Vec::new();
+        for migration in resumes {
+            match self.fleet().and_then(|fleet| fleet.promotes_at_start(self, migration)) {
+                None => waiting.push(migration),
+                Some(records) => self.journal().commit(records).await.ok()?,
+            }
+        }
+        Some(waiting)
+    }
+}
+
 // Promotions.
 impl Fleet {
     /// Promotes what waits at a host, if its source is not heard.
@@ -268,6 +289,49 @@ impl Fleet {
         }
     }
 
+    /// What somebody promotes at a host that has just been started, before any lane of it waits: the source is not heard, and
+    /// for all that this host knows it never will be.
+    pub(super) fn promotes_at_start(&self, party: &Rc<Party>, id: MigrationId) -> Option<Vec<Record>> {
+        let recorded = party.journal().look(|state, _| state.migrations.get(&id).cloned())?;
+        let waiting = promotable(id, &recorded).ok()?;
+        let Side::Incoming { peer, remote, .. } = &recorded.side else { return None };
+        let source = self.party(Place::of(*peer));
+        let is_heard =
+            source.is_up() && self.link(source.place, party.place).is_some_and(|link| link.is_up());
+        let may_force = self.people.may_force() && self.branches.all().len() == 1;
+        if is_heard || !may_force || !self.random.borrow_mut().percent(PROMOTES_AT_START_PERCENT) {
+            return None;
+        }
+        let found = source.journal().what_is_certain()?;
+        let stage = found.outgoing(party.place.host(), *remote).map(|outgoing| &outgoing.stage)?;
+        let are_with_source = self.branches.all().iter().all(|branch| branch.home() == source.place);
+        let fits = match stage {
+            Stage::Released(_) => true,
+            // It may go on with them, and a try that it has under way may be released.
+            Stage::Copying => !source.is_up() && are_with_source,
+            Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. }) => are_with_source,
+            _ => false,
+        };
+        if !fits {
+            return None;
+        }
+        self.world.say(|| format!("{}: force {id} before anything waits for it", party.place));
+        if waiting.waits == Waits::ForDiscard {
+            self.tally(Event::HandedBackPromoted);
+        }
+        Some(waiting.records(self.branching(&waiting.generations)))
+    }
+
+    /// A promotion by force, with names of branches that were never given before.
+    fn branching(&self, generations: &[(VolumeId, Generation)]) -> Promotion {
+        let branches = generations.iter().map(|(volume, _)| {
+            let mut name = [0; 16];
+            name[..8].copy_from_slice(&self.random.borrow_mut().next().to_le_bytes());
+            (*volume, BranchId(name))
+        });
+        Promotion::Force { branches: branches.collect() }
+    }
+
     fn promote_released(&self, party: &Party, waiting: &Waiting, found: &State) {
         if self.people.may_force() && self.random.borrow_mut().percent(50) {
             self.force(party, waiting);
@@ -294,12 +358,7 @@ impl Fleet {
     fn force(&self, party: &Party, waiting: &Waiting) {
         self.world.say(|| format!("{}: force {}", party.place, waiting.id));
         let generations = next_of_incoming(&waiting.recorded);
-        let branches = generations.iter().map(|(volume, _)| {
-            let mut name = [0; 16];
-            name[..8].copy_from_slice(&self.random.borrow_mut().next().to_le_bytes());
-            (*volume, BranchId(name))
-        });
-        let promotion = Promotion::Force { branches: branches.collect() };
+        let promotion = self.branching(&generations);
         waiting.baton.promote(Promoted { attempt: waiting.attempt, generations, promotion });
     }
 
@@ -317,7 +376,10 @@ impl Fleet {
         let source = self.party(Place::of(*peer));
         let released = source.journal().what_is_certain().is_some_and(|found| {
             let outgoing = found.outgoing(party.place.host(), *remote);
-            outgoing.is_some_and(|outgoing| !matches!(outgoing.stage, Stage::Copying))
+            let has_them = |stage: &Stage| {
+                matches!(stage, Stage::Copying | Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. }))
+            };
+            outgoing.is_some_and(|outgoing| !has_them(&outgoing.stage))
         });
         if released {
             self.tally(Event::ForceInstead);
@@ -326,7 +388,7 @@ impl Fleet {
         }
         self.tally(Event::Branch);
         let found = party.content_at(recorded, |moving| &moving.target);
-        if party.promised(*id).is_some_and(|promised| promised != found) {
+        if party.promised(*id).is_none_or(|promised| promised != found) {
             let detail = || format!("what {} promised of {id} is not what was promoted", party.place);
             self.world.violated("content", detail);
         }

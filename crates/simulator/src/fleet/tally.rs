@@ -24,6 +24,8 @@ pub(crate) enum Event {
     ForceInstead,
     /// A promotion was forced that opens a branch of the history.
     Branch,
+    /// A copy that was handed back is promoted by force.
+    HandedBackPromoted,
     /// A branch moves on while there is another.
     BranchMoves,
     /// A daemon is killed while there are two branches.
@@ -55,6 +57,7 @@ impl Event {
         Self::Ticket,
         Self::ForceInstead,
         Self::Branch,
+        Self::HandedBackPromoted,
         Self::BranchMoves,
         Self::BranchKill,
         Self::HomeMoves,
@@ -74,6 +77,7 @@ impl Event {
             Self::Ticket => "promoted by ticket",
             Self::ForceInstead => "promoted by force for a ticket",
             Self::Branch => "promoted by force: two branches",
+            Self::HandedBackPromoted => "promoted by force: handed back",
             Self::BranchMoves => "a branch of two moves on",
             Self::BranchKill => "a daemon is killed while there are two",
             Self::HomeMoves => "guests follow their volumes",
@@ -107,7 +111,10 @@ impl Tally {
 
     /// What fewer than `wanted` seeds have seen. A `hosts` of two cannot have everything.
     pub(crate) fn below(&self, wanted: u64, hosts: u8) -> Vec<(&'static str, u64)> {
-        let possible = |event: &Event| hosts > 2 || *event != Event::BranchMoves;
+        // Few copies are handed back, and fewer of them to a host that is away afterwards.
+        let possible = |event: &Event| {
+            (hosts > 2 || *event != Event::BranchMoves) && *event != Event::HandedBackPromoted
+        };
         let seen = Event::ALL.into_iter().filter(possible).map(|event| (event.name(), self.count(event)));
         seen.filter(|(_, seeds)| *seeds < wanted).collect()
     }

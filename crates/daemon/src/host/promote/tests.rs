@@ -1,0 +1,159 @@
+//! Complete copies whose source is lost, at a daemon that knows of it by its journal only.
+
+use std::path::Path;
+
+use api::{Client, ErrorCode, PromoteVolume, VolumeState};
+use chronicle::Generation;
+use migration::journal::{
+    Entry, ExportSettings, HEADER, ImageFormat, ImageLocation, MigratingVolume, Place, Record, Side, Stage,
+    VolumeRecord, encode,
+};
+use migration::{Attempt, HostId, MigrationId, VolumeId};
+
+use crate::config::Overrides;
+use crate::{Config, Daemon, Folders, read_journal};
+
+const VOLUME: VolumeId = VolumeId([5; 16]);
+const MIGRATION: MigrationId = MigrationId(1);
+const ATTEMPT: Attempt = Attempt(1);
+const FORCE: PromoteVolume = PromoteVolume { ticket: None, force: true };
+
+/// A host with a journal, an image, and nothing that says who its other hosts are.
+struct Stranded {
+    folder: tempfile::TempDir,
+    client: Client,
+}
+
+impl Stranded {
+    /// Its journal says that the volume "v" came from a host that is not known any more; what else, `more` says.
+    fn new(more: Vec<Record>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let images = folder.path().join("data/images");
+        std::fs::create_dir_all(&images).unwrap();
+        let path = images.join("v.img");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let place = Place::File(path.display().to_string());
+        let image = ImageLocation { store: "default".into(), place, format: ImageFormat::Raw };
+        let record = VolumeRecord {
+            volume: VOLUME,
+            name: "v".into(),
+            size_bytes: 1 << 20,
+            block_size_bytes: 65536,
+            image: image.clone(),
+            generation: Generation(3),
+            export: ExportSettings::default(),
+        };
+        let moving =
+            MigratingVolume { volume: VOLUME, source: ImageLocation::raw_file("dead", ""), target: image };
+        let side = Side::Incoming {
+            peer: HostId([8; 32]),
+            peer_name: "dead".into(),
+            remote: MigrationId(4),
+            volumes: vec![record],
+        };
+        let volumes = vec![moving];
+        let started = Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: false, side };
+        write_journal(&folder.path().join("data/journal"), [vec![started], more].concat());
+        transport::Identity::create(&folder.path().join("data/identity"), "beta").unwrap();
+        let client = Client::new(api::Address::unix(folder.path().join("run/api.sock")).unwrap());
+        Self { folder, client }
+    }
+
+    /// Starts the daemon, lets `work` be done, and stops it.
+    async fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        let text = format!(
+            "data_dir = \"{0}/data\"\napi = \"unix:{0}/run/api.sock\"\n",
+            self.folder.path().display()
+        );
+        let folders = Folders::of_this_user();
+        let config = Config::parse(Path::new("test"), &text, &Overrides::default(), &folders).unwrap();
+        let daemon = Daemon::start(config).await.unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let running = tokio::spawn(daemon.run(async move { drop(stopped.await) }));
+        let done = work.await;
+        drop(stop);
+        running.await.unwrap().unwrap();
+        done
+    }
+
+    fn stage(&self) -> Stage {
+        let path = self.folder.path().join("data/journal");
+        let state = read_journal(&path, &std::fs::read(&path).unwrap()).unwrap();
+        state.migrations[&MIGRATION].stage.clone()
+    }
+}
+
+fn write_journal(path: &Path, records: Vec<Record>) {
+    let mut bytes = HEADER.to_vec();
+    encode(0, &Entry { at_unix_ms: 1, records: vec![Record::Snapshot(Box::default())] }, &mut bytes).unwrap();
+    encode(1, &Entry { at_unix_ms: 1, records }, &mut bytes).unwrap();
+    bytes.resize(1 << 20, 0);
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn prepared() -> Record {
+    Record::TargetPrepared { migration: MIGRATION, attempt: ATTEMPT }
+}
+
+fn handed_back() -> Vec<Record> {
+    let generations = |generation| vec![(VOLUME, Generation(generation))];
+    vec![
+        prepared(),
+        Record::Owned { migration: MIGRATION, attempt: ATTEMPT, generations: generations(4) },
+        Record::HandedBack { migration: MIGRATION, generations: generations(5) },
+    ]
+}
+
+/// Promotes a copy that is shown to wait, and finds it served, also after a restart.
+async fn check_promoted(records: Vec<Record>, generation: u64) {
+    let host = Stranded::new(records);
+    host.run(async {
+        let shown = host.client.volume("v").await.unwrap();
+        assert_eq!((shown.state, shown.size_bytes), (VolumeState::Waiting, 1 << 20));
+        let advice = shown.message.unwrap();
+        assert!(advice.contains("\"dead\"") && advice.contains("promote v --force"), "{advice}");
+        assert_eq!(host.client.volumes().await.unwrap().len(), 1);
+        let refused = host.client.promote_volume("v", &PromoteVolume { ticket: None, force: false }).await;
+        assert_eq!(refused.unwrap_err().code(), Some(ErrorCode::InvalidRequest));
+        let promoted = host.client.promote_volume("v", &FORCE).await.unwrap();
+        assert_eq!((promoted.state, promoted.generation), (VolumeState::Serving, generation));
+        assert_eq!(host.client.migrations().await.unwrap()[0].state, api::MigrationState::Moved);
+        let again = host.client.promote_volume("v", &FORCE).await.unwrap_err();
+        assert_eq!(again.code(), Some(ErrorCode::NotPrepared));
+    })
+    .await;
+    assert!(matches!(host.stage(), Stage::Ended(_)), "{:?}", host.stage());
+    let served = host.run(async { host.client.volume("v").await.unwrap() }).await;
+    assert_eq!((served.state, served.generation), (VolumeState::Serving, generation));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prepared_copy_is_promoted_although_its_source_is_not_known_any_more() {
+    check_promoted(vec![prepared()], 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_was_handed_back_to_a_lost_host_is_promoted() {
+    check_promoted(handed_back(), 6).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_is_promoted_although_the_list_of_hosts_cannot_be_read() {
+    let host = Stranded::new(vec![prepared()]);
+    std::fs::write(host.folder.path().join("data/hosts.json"), "{").unwrap();
+    let promoted = host.run(async { host.client.promote_volume("v", &FORCE).await.unwrap() }).await;
+    assert_eq!(promoted.state, VolumeState::Serving);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_whose_image_is_gone_is_not_promoted_and_waits_on() {
+    let host = Stranded::new(vec![prepared()]);
+    std::fs::remove_file(host.folder.path().join("data/images/v.img")).unwrap();
+    host.run(async {
+        let refused = host.client.promote_volume("v", &FORCE).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::ImageNotFound));
+        assert_eq!(host.client.volume("v").await.unwrap().state, VolumeState::Waiting);
+    })
+    .await;
+    assert_eq!(host.stage(), Stage::Prepared(ATTEMPT));
+}
