@@ -69,6 +69,8 @@ pub enum ErrorCode {
     PlaceFenced,
     /// The store has less free space than the volume has allocated.
     NoSpace,
+    /// The daemon may not open as many files as another volume needs.
+    TooManyFiles,
     /// The volume is being migrated.
     AlreadyMigrating,
     /// The migration has ended, or is not under way.
@@ -93,6 +95,8 @@ pub enum ErrorCode {
     ImageInUse,
     /// The image file is none that can be served.
     ImageUnsuitable,
+    /// The daemon may not read or write what was named; the message says what.
+    NotPermitted,
     /// The invitation is garbled, expired, redeemed or not known.
     InvitationRefused,
     /// The other host cannot be reached, or is not the one that was expected.
@@ -158,9 +162,10 @@ impl ErrorCode {
             | Self::InvitationRefused
             | Self::TicketRefused => 422,
             Self::InvalidRequest => 400,
+            Self::NotPermitted => 403,
             Self::RequestTooLarge => 413,
             Self::NoSpace => 507,
-            Self::ShuttingDown | Self::VolumeUnavailable | Self::HostUnreachable => 503,
+            Self::TooManyFiles | Self::ShuttingDown | Self::VolumeUnavailable | Self::HostUnreachable => 503,
             Self::VmFailed | Self::JournalFailed | Self::StorageFailed | Self::Internal | Self::Unknown => {
                 500
             }

@@ -284,6 +284,8 @@ pub enum MigrationState {
     Queued,
     /// It is under way.
     Running,
+    /// It is under way, and somebody has paused it: nothing is copied until it is resumed.
+    Paused,
     /// The volume is at the target.
     Moved,
     /// It failed; [`Migration::guest`] says where the volume is.
@@ -393,7 +395,7 @@ impl MigrateVolume {
 impl MigrationState {
     /// Tells whether nothing will happen any more.
     pub fn has_ended(self) -> bool {
-        !matches!(self, Self::Queued | Self::Running)
+        !matches!(self, Self::Queued | Self::Running | Self::Paused)
     }
 
     /// The word of the JSON.
@@ -401,6 +403,7 @@ impl MigrationState {
         match self {
             Self::Queued => "queued",
             Self::Running => "running",
+            Self::Paused => "paused",
             Self::Moved => "moved",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
@@ -434,8 +437,8 @@ mod tests {
 
     #[test]
     fn words_for_people_are_those_of_the_json() {
-        use MigrationState::{Cancelled, Failed, HandedBack, Moved, Queued, Running};
-        for state in [Queued, Running, Moved, Failed, Cancelled, HandedBack] {
+        use MigrationState::{Cancelled, Failed, HandedBack, Moved, Paused, Queued, Running};
+        for state in [Queued, Running, Paused, Moved, Failed, Cancelled, HandedBack] {
             assert_eq!(serde_json::to_value(state).unwrap(), state.name());
         }
         for phase in [Phase::Queued, Phase::Copying, Phase::TakingBack, Phase::Ended] {

@@ -57,6 +57,8 @@ pub(crate) struct Docket {
     pub(crate) warnings: Vec<String>,
     /// Images at the other host that this one may be able to open itself.
     pub(crate) shared: Vec<SharedNote>,
+    /// Whether somebody has paused it, and nobody has let it go on.
+    pub(crate) is_paused: bool,
 }
 
 /// An image at another host that this one may be able to open.
@@ -145,15 +147,6 @@ impl Dockets {
         self.write(id, docket.clone()).await?;
         self.lock().insert(id, docket);
         Ok(())
-    }
-
-    /// Forgets an order that waited and can never begin.
-    pub(crate) async fn forget(&self, id: MigrationId) {
-        let _changing = self.changing.lock().await;
-        self.lock().remove(&id);
-        let folder = self.folder.clone();
-        // That it panicked is in the log.
-        let _ = tokio::task::spawn_blocking(move || remove(&folder, id)).await;
     }
 
     /// Changes what goes with a migration that began at `begun_unix_ms`. If that cannot be written, it is known until

@@ -19,6 +19,7 @@ mod chronicles;
 pub mod config;
 mod control;
 mod copying;
+mod descriptors;
 mod dockets;
 mod error;
 mod escorts;

@@ -7,6 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -15,6 +16,15 @@ use rustix::io::Errno;
 const LOCK_FILE: &str = ".sterna-lock";
 /// Bytes of a lock file that are read; it holds a process number.
 const LOCK_FILE_BYTES_MAX: u64 = 64;
+
+/// How long the lock of a process is waited for that is ending: its last writes have been seen to take 4.5 s.
+const ENDING_MAX: Duration = Duration::from_secs(30);
+/// How long that of any other is: it may have been killed a moment ago, and not know it yet.
+const KILLED_MAX: Duration = Duration::from_secs(1);
+/// How often it is tried meanwhile.
+const LOCK_POLL: Duration = Duration::from_millis(20);
+/// The flag of a process that is ending (`PF_EXITING`), in the ninth field of `/proc/PID/stat`.
+const EXITING: u64 = 4;
 
 /// The right to use a folder, until it is dropped.
 #[derive(Debug)]
@@ -71,6 +81,27 @@ impl FolderLock {
         Ok(Self { file })
     }
 
+    /// Locks the folder; if its holder is about to end, as soon as it has, and says so.
+    ///
+    /// # Errors
+    /// [`LockError`].
+    pub(crate) async fn acquire_after_its_holder(folder: &Path) -> Result<Self, LockError> {
+        let began = Instant::now();
+        let mut has_said = false;
+        loop {
+            match Self::acquire(folder) {
+                Err(LockError::Held { process, .. }) if began.elapsed() < patience(process) => {
+                    if !std::mem::replace(&mut has_said, true) {
+                        let holder = holder(&process);
+                        tracing::warn!(folder = %folder.display(), holder, "waiting for the data folder");
+                    }
+                    tokio::time::sleep(LOCK_POLL).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
     /// Tells whether the lock is on the folder that has this path now: another file system may have been mounted.
     pub(crate) fn is_of(&self, folder: &Path) -> bool {
         let Ok(locked) = self.file.metadata() else { return false };
@@ -86,6 +117,26 @@ fn read_process(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
+/// How long the lock of a process is worth waiting for.
+fn patience(process: Option<u32>) -> Duration {
+    let Some(process) = process else { return KILLED_MAX };
+    match std::fs::read_to_string(format!("/proc/{process}/stat")) {
+        Ok(stat) if !is_ending(&stat) => KILLED_MAX,
+        // It is gone, and what it has asked the kernel for is not.
+        _ => ENDING_MAX,
+    }
+}
+
+/// Tells from `/proc/PID/stat` whether a process is ending, or has ended and is not reaped.
+fn is_ending(stat: &str) -> bool {
+    // Its name may hold anything, also brackets.
+    let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
+    let mut fields = fields.split(' ');
+    let state = fields.next();
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
+    matches!(state, Some("Z" | "X")) || flags & EXITING != 0
+}
+
 fn holder(process: &Option<u32>) -> String {
     match process {
         // Two spellings of one path.
@@ -97,7 +148,7 @@ fn holder(process: &Option<u32>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{FolderLock, LOCK_FILE, LockError};
+    use super::*;
 
     #[test]
     fn second_lock_is_refused_and_says_who_has_the_first() {
@@ -109,6 +160,30 @@ mod tests {
         assert_eq!(process, Some(std::process::id()));
         drop(first);
         FolderLock::acquire(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_process_is_ending_when_the_kernel_says_so() {
+        let stat = |state: &str, flags: u64| format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 100 0 0");
+        assert!(!is_ending(&stat("S", 0x0040_0000)));
+        assert!(is_ending(&stat("Z", 0x0040_0000)));
+        assert!(is_ending(&stat("D", 0x0040_0004)));
+        let own = std::fs::read_to_string("/proc/self/stat").unwrap();
+        assert!(!is_ending(&own));
+        assert_eq!(patience(Some(std::process::id())), KILLED_MAX);
+        // No process has this number.
+        assert_eq!(patience(Some(u32::MAX)), ENDING_MAX);
+    }
+
+    #[tokio::test]
+    async fn the_lock_of_a_holder_that_ends_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = FolderLock::acquire(folder.path()).unwrap();
+        let path = folder.path().to_owned();
+        let second = tokio::spawn(async move { FolderLock::acquire_after_its_holder(&path).await });
+        tokio::task::yield_now().await;
+        drop(first);
+        second.await.unwrap().unwrap();
     }
 
     #[test]

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::chronicles::Chronicles;
 use crate::config::{Config, DEFAULT_STORE, StoreConfig};
+use crate::descriptors;
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::host::export::encryption;
 use crate::host::{Books, Host};
@@ -122,7 +123,9 @@ impl Daemon {
         let api = config.api.path().to_owned();
         make_folder(&config.data_dir)?;
         keep_to_owner(&config.data_dir)?;
-        let lock = FolderLock::acquire(&config.data_dir).map_err(ServeError::DataFolder)?;
+        descriptors::raise_limit();
+        let lock = FolderLock::acquire_after_its_holder(&config.data_dir).await;
+        let lock = lock.map_err(ServeError::DataFolder)?;
         let journal = Journal::open(&config.data_dir, lock)?;
         let chronicles = Chronicles::open(&config.data_dir);
         let chronicles =
@@ -150,7 +153,7 @@ impl Daemon {
         host.vms.find_running();
         host.resume_with_others().await;
         host.settle_machines().await;
-        host.run_queue();
+        host.run_queue().await;
         peers.begin();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
         Ok(Self { host, listener, api })

@@ -2,6 +2,7 @@
 
 use std::fs::{DirBuilder, Permissions};
 use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use api::{Address, AddressError};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::config::SocketAccess;
 use crate::lock::{FolderLock, LockError};
@@ -17,6 +19,8 @@ use crate::lock::{FolderLock, LockError};
 const FOLDER_MODE: u32 = 0o700;
 /// And if others may connect to some of them: everybody passes through, and each socket says who may connect.
 const SHARED_FOLDER_MODE: u32 = 0o711;
+/// Connections that the kernel may hold for a volume's port before they are accepted.
+const PORT_BACKLOG: i32 = 128;
 /// Name under which a socket is made; shorter than any volume's, so that it fits wherever they do.
 const UNFINISHED: &str = ".bind";
 
@@ -173,6 +177,28 @@ impl SocketFolder {
         }
         Ok(())
     }
+}
+
+/// Listens on a port; also on one of an address that this host does not have yet.
+///
+/// # Errors
+/// What the system answers.
+pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address);
+    let Err(error) = &listener else { return listener };
+    let (io::ErrorKind::AddrNotAvailable, Ok(address)) = (error.kind(), address.parse::<SocketAddr>()) else {
+        return listener;
+    };
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    match address {
+        SocketAddr::V4(_) => sockopt::set_ip_freebind(&socket, true)?,
+        SocketAddr::V6(_) => sockopt::set_ipv6_freebind(&socket, true)?,
+    }
+    net::bind(&socket, &address)?;
+    net::listen(&socket, PORT_BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// Takes a socket away; one that is gone is a success.

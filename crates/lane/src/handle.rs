@@ -143,6 +143,8 @@ pub struct LeavingOrder {
     pub round_trip: Duration,
     /// Whether a machine goes along.
     pub moves: Moves,
+    /// Whether it rests from its beginning: it did before a restart.
+    pub rest: Rest,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
 }

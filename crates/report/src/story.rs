@@ -11,7 +11,9 @@ pub(crate) fn headline(migration: &Migration) -> String {
     let (source, target) = (place(&migration.source), place(&migration.target));
     match (migration.state, migration.guest) {
         (MigrationState::Queued, _) => format!("{volume} is to move from {source} to {target}"),
-        (MigrationState::Running, _) => format!("{volume} is moving from {source} to {target}"),
+        (MigrationState::Running | MigrationState::Paused, _) => {
+            format!("{volume} is moving from {source} to {target}")
+        }
         (MigrationState::Moved, _) => format!("{volume} moved from {source} to {target}"),
         (_, GuestLocation::Unknown) => format!("{volume}: the move from {source} to {target} is undecided"),
         (MigrationState::Cancelled, _) => {
@@ -30,6 +32,9 @@ pub(crate) fn header(migration: &Migration, recording: Option<&Recording>) -> St
         MigrationState::Queued => ("running", "waits for its turn".to_owned()),
         MigrationState::Running => {
             ("running", format!("under way, {:.0} %", (migration.fraction * 100.0).floor()))
+        }
+        MigrationState::Paused => {
+            ("running", format!("paused at {:.0} %", (migration.fraction * 100.0).floor()))
         }
         MigrationState::Moved => ("moved", "moved".to_owned()),
         MigrationState::Failed => ("failed", "failed".to_owned()),
@@ -99,7 +104,7 @@ pub(crate) fn place(location: &ImageLocation) -> String {
 fn why(migration: &Migration) -> String {
     let mut lines = Vec::new();
     lines.extend(migration.message.as_ref().map(|message| escape(message)));
-    if migration.state == MigrationState::Running {
+    if matches!(migration.state, MigrationState::Running | MigrationState::Paused) {
         lines.push("This page shows how it stood when it was made; make it again to see more.".to_owned());
         lines.extend(
             migration
@@ -117,7 +122,7 @@ fn why(migration: &Migration) -> String {
 }
 
 fn tiles(migration: &Migration, recording: Option<&Recording>) -> String {
-    let running = migration.state == MigrationState::Running;
+    let running = matches!(migration.state, MigrationState::Running | MigrationState::Paused);
     let mut tiles = vec![tile(
         if running { "so far" } else { "migration time" },
         &seconds(migration.seconds),

@@ -27,6 +27,8 @@ pub(crate) enum Exit {
     Unreachable = 7,
     /// The daemon could not start, or had to stop.
     ServeFailed = 8,
+    /// This user may not ask the daemon, or the daemon may not read what was named.
+    NotPermitted = 9,
     /// Interrupted a second time: nobody waited for the end.
     Interrupted = 130,
 }
@@ -43,6 +45,7 @@ Exit codes:
     6  the migration was cancelled; the volume is at the source
     7  no daemon answers
     8  the daemon could not start, or had to stop
+    9  not permitted: this user may not ask the daemon, or the daemon may not read an image
   130  interrupted a second time: nobody waited for the end";
 
 impl Exit {
@@ -71,12 +74,17 @@ impl Exit {
             MigrationState::Cancelled => Self::Cancelled,
             MigrationState::Failed | MigrationState::HandedBack => Self::MigrationFailed,
             // Nobody waits for a migration and stops before its end, except on an interrupt.
-            MigrationState::Queued | MigrationState::Running => Self::Interrupted,
+            MigrationState::Queued | MigrationState::Running | MigrationState::Paused => Self::Interrupted,
         }
     }
 
     fn of_client(error: &ClientError) -> Self {
         let code = match error {
+            ClientError::Unreachable { source, .. }
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                return Self::NotPermitted;
+            }
             ClientError::Unreachable { .. } => return Self::Unreachable,
             ClientError::Broken(_) | ClientError::TooLarge | ClientError::Malformed { .. } => {
                 return Self::Unexpected;
@@ -92,6 +100,7 @@ impl Exit {
             | ErrorCode::ReplicaNotFound
             | ErrorCode::ImageNotFound => Self::NotFound,
             ErrorCode::InvalidRequest => Self::Usage,
+            ErrorCode::NotPermitted => Self::NotPermitted,
             ErrorCode::VolumeExists
             | ErrorCode::VmExists
             | ErrorCode::VmWrongState
@@ -102,6 +111,7 @@ impl Exit {
             | ErrorCode::CannotGrow
             | ErrorCode::SameStore
             | ErrorCode::NoSpace
+            | ErrorCode::TooManyFiles
             | ErrorCode::AlreadyMigrating
             | ErrorCode::NotMigrating
             | ErrorCode::TooLate
@@ -147,8 +157,8 @@ mod tests {
     #[test]
     fn help_and_documentation_list_every_code() {
         use Exit::{
-            Cancelled, Interrupted, MigrationFailed, NotFound, Refused, ServeFailed, Success, Unexpected,
-            Unreachable, Usage,
+            Cancelled, Interrupted, MigrationFailed, NotFound, NotPermitted, Refused, ServeFailed, Success,
+            Unexpected, Unreachable, Usage,
         };
         let page = include_str!("../../../docs/exit-codes.md");
         let all = [
@@ -161,6 +171,7 @@ mod tests {
             Cancelled,
             Unreachable,
             ServeFailed,
+            NotPermitted,
             Interrupted,
         ];
         for exit in all {

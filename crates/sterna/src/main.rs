@@ -43,9 +43,15 @@ fn not_understood(error: &clap::Error) -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<Exit> {
-    let filter = EnvFilter::builder().parse(&arguments.log).with_context(|| {
-        format!("\"{}\" is no log filter: write a level, for example debug", arguments.log)
-    })?;
+    let filter = match EnvFilter::builder().parse(&arguments.log) {
+        Ok(filter) => filter,
+        Err(error) => {
+            let wrong =
+                format!("\"{}\" is no log filter ({error}): write a level, for example debug", arguments.log);
+            output::report_value(&wrong, arguments.format()).context("standard output cannot be written")?;
+            return Ok(Exit::Usage);
+        }
+    };
     let is_terminal = std::io::stderr().is_terminal();
     tracing_subscriber::fmt()
         .with_env_filter(filter)

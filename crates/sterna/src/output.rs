@@ -63,6 +63,11 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
     // The daemon's codes are those of the API; the others are documented with the exit codes.
     let code = match error {
         CommandError::Client(ClientError::Refused(detail)) => serde_json::to_value(detail.code)?,
+        CommandError::Client(ClientError::Unreachable { source, .. })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            "not_permitted".into()
+        }
         CommandError::Client(ClientError::Unreachable { .. }) | CommandError::Lost { .. } => {
             "daemon_unreachable".into()
         }
@@ -81,6 +86,14 @@ pub(crate) fn report_usage(error: &clap::Error) -> io::Result<()> {
     // What follows the first paragraph is how to use the command, for people.
     let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim_end();
     print_error(&"invalid_command_line".into(), message)
+}
+
+/// Prints what is wrong with a value that was given.
+pub(crate) fn report_value(message: &str, format: Format) -> io::Result<()> {
+    match format {
+        Format::Text => writeln!(io::stderr(), "sterna: {message}"),
+        Format::Json => print_error(&"invalid_command_line".into(), message),
+    }
 }
 
 fn print_error(code: &serde_json::Value, message: &str) -> io::Result<()> {
@@ -191,7 +204,7 @@ pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
             place(&migration.target),
             migration.state.name().to_owned(),
             done(migration),
-            at_source(migration).map_or_else(|| bytes(migration.bytes_moved), |_| dash()),
+            at_source(migration).map_or_else(|| bytes(migration.bytes_moved), |host| format!("{host} knows")),
             duration(migration.seconds),
             guest(migration).to_owned(),
             why(migration),
@@ -226,7 +239,7 @@ pub(crate) fn migration(migration: &Migration) -> String {
     rows.extend(migration.message.clone().map(|message| ("why", message)));
     rows.extend(migration.retry_of.clone().map(|id| ("retry of", id)));
     rows.extend(migration.retried_as.clone().map(|id| ("retried as", id)));
-    if migration.state == api::MigrationState::Running {
+    if matches!(migration.state, api::MigrationState::Running | api::MigrationState::Paused) {
         rows.push(("phase", migration.phase.name().to_owned()));
         let progress = || format!("{}, {}", percent(migration.fraction), remaining(migration));
         rows.push(("done", at_source(migration).map_or_else(progress, |host| format!("{host} knows"))));

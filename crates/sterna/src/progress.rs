@@ -19,6 +19,9 @@ const RESTART_WAIT: Duration = Duration::from_secs(20);
 /// Time between two attempts to reach a daemon that has gone away.
 const RESTART_INTERVAL: Duration = Duration::from_millis(250);
 
+/// How long something must have been waited for before that is worth a word: what takes less is the ordinary course.
+const WORTH_A_WORD: Duration = Duration::from_secs(1);
+
 /// Follows the migration until it has ended and returns how it stands then.
 ///
 /// Can be dropped at any moment; the migration goes on.
@@ -29,14 +32,18 @@ pub(crate) async fn follow(
 ) -> Result<Migration, CommandError> {
     let mut migration = first;
     let mut lost_since = None;
+    let mut wait = Wait::default();
     loop {
         if lost_since.is_none() {
+            if matches!(shown, Display::Bar(_) | Display::Lines { .. }) {
+                wait.see(&mut migration, Instant::now());
+            }
             shown.update(&migration);
         }
         if migration.state.has_ended() {
             return Ok(migration);
         }
-        let watch = Watch { after: Some(migration.change), wait_ms: WAIT_MS };
+        let watch = Watch { after: Some(migration.change), wait_ms: wait.news_within_ms() };
         match client.migration(&migration.id, watch).await {
             Ok(news) => {
                 migration = news;
@@ -54,6 +61,39 @@ pub(crate) async fn follow(
             }
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// What a migration waits for, and since when.
+#[derive(Default)]
+struct Wait {
+    seen: Option<(String, Instant)>,
+}
+
+impl Wait {
+    /// Leaves out what has not been waited for long enough to be told. The next news may be long in coming, so it is asked for
+    /// soon then.
+    fn see(&mut self, migration: &mut Migration, now: Instant) {
+        let is_worth_a_word =
+            self.is_worth_a_word(migration.waiting_for.as_ref().map(|waiting| waiting.reason.as_str()), now);
+        // What waits for people, and not for a store or a host, is told at once.
+        if migration.state == api::MigrationState::Running && !is_worth_a_word {
+            migration.waiting_for = None;
+        }
+    }
+
+    fn is_worth_a_word(&mut self, reason: Option<&str>, now: Instant) -> bool {
+        let since = match (&self.seen, reason) {
+            (Some((seen, since)), Some(reason)) if seen == reason => *since,
+            _ => now,
+        };
+        self.seen = reason.map(|reason| (reason.to_owned(), since));
+        now.saturating_duration_since(since) >= WORTH_A_WORD
+    }
+
+    /// How long the daemon may take to answer while nothing changes.
+    fn news_within_ms(&self) -> u64 {
+        if self.seen.is_some() { WORTH_A_WORD.as_millis() as u64 } else { WAIT_MS }
     }
 }
 
@@ -182,4 +222,21 @@ fn describe(migration: &Migration) -> String {
 fn is_gone(error: &ClientError) -> bool {
     matches!(error, ClientError::Unreachable { .. } | ClientError::Broken(_))
         || error.code() == Some(ErrorCode::ShuttingDown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_told_when_it_has_lasted_a_second() {
+        let (mut wait, begun) = (Wait::default(), Instant::now());
+        let mut told =
+            |reason, after_ms| wait.is_worth_a_word(Some(reason), begun + Duration::from_millis(after_ms));
+        assert!(!told("the target to answer", 0));
+        assert!(!told("the target to answer", 999));
+        assert!(told("the target to answer", 1000));
+        assert!(!told("something else", 1001));
+        assert!(told("something else", 2001));
+    }
 }

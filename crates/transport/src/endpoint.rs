@@ -5,21 +5,19 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, SystemTime};
 
-use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
 
-use crate::accept;
 use crate::context::Context;
 use crate::credit::WINDOW_BYTES_MIN;
 use crate::dial;
 use crate::host_id::HostId;
 use crate::invitation::{self, JoinError, Token};
+use crate::listening::Listening;
 use crate::peer::{Peer, Peers};
 use crate::receiver::Receiver;
 use crate::session::Session;
 use crate::settings::Settings;
-use crate::socket;
 use crate::tls::Tls;
 
 /// How long peers may take to be told goodbye.
@@ -36,15 +34,15 @@ pub struct Endpoint {
     context: Arc<Context>,
     /// `None` once it has been stopped.
     runtime: Option<Runtime>,
-    addresses: Vec<SocketAddr>,
+    listening: Vec<Arc<Listening>>,
 }
 
 impl Endpoint {
-    /// Starts: listens on all addresses, and is ready to dial.
+    /// Starts: listens on all addresses that are there, on the others as soon as they are, and is ready to dial.
     ///
     /// # Errors
     ///
-    /// An address cannot be listened on, a limit is below what works, or the system gives no threads.
+    /// A limit is below what works, or the system gives no threads.
     pub fn start(
         settings: Settings,
         peers: Arc<dyn Peers>,
@@ -62,26 +60,20 @@ impl Endpoint {
             .map_err(|source| StartError::Threads { source })?;
         let listen = settings.listen.clone();
         let context = Context::new(settings, tls, peers, receiver, runtime.handle().clone());
-        let mut endpoint = Self { context, runtime: Some(runtime), addresses: Vec::new() };
-        for address in listen {
-            endpoint.listen(address).map_err(|source| StartError::Listen { address, source })?;
-        }
-        Ok(endpoint)
-    }
-
-    fn listen(&mut self, address: SocketAddr) -> io::Result<()> {
-        let listener = socket::listen(address)?;
-        self.addresses.push(listener.local_addr()?);
-        let _entered = self.context.runtime.enter();
-        let listener = TcpListener::from_std(listener)?;
-        self.context.runtime.spawn(accept::run(Arc::clone(&self.context), listener));
-        Ok(())
+        let listening = listen.into_iter().map(|address| Listening::begin(&context, address)).collect();
+        Ok(Self { context, runtime: Some(runtime), listening })
     }
 
     /// The addresses that are listened on, in the order of the settings; a port of 0 has become the real one.
     #[must_use]
-    pub fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.listening.iter().filter_map(|listening| listening.state().ok()).collect()
+    }
+
+    /// The addresses that cannot be listened on yet, each with the reason.
+    #[must_use]
+    pub fn unheard(&self) -> Vec<(SocketAddr, String)> {
+        self.listening.iter().filter_map(|listening| listening.state().err()).collect()
     }
 
     /// The identifier of this host.
@@ -130,7 +122,7 @@ impl Endpoint {
     ///
     /// Nobody could reach this host (it does not listen), or too many invitations are open.
     pub fn invite(&self, lifetime: Duration) -> Result<Token, JoinError> {
-        invitation::invite(&self.context, &self.addresses, SystemTime::now(), lifetime)
+        invitation::invite(&self.context, &self.addresses(), SystemTime::now(), lifetime)
     }
 
     /// Redeems another host's invitation: proves its secret there, and learns who that host is.
@@ -150,7 +142,7 @@ impl Endpoint {
     #[must_use]
     pub fn joining(&self, token: Token) -> PendingJoin {
         let context = Arc::clone(&self.context);
-        let addresses = self.addresses.clone();
+        let addresses = self.addresses();
         let (answer, answered) = mpsc::channel();
         self.context.runtime.spawn(async move {
             // Whoever asked may be gone.
@@ -221,15 +213,6 @@ impl Drop for Endpoint {
 /// Why an endpoint cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// An address cannot be listened on.
-    #[error("failed to listen on {address}")]
-    Listen {
-        /// Which.
-        address: SocketAddr,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
     /// The window is too small.
     #[error("a window of {window_bytes} bytes is too small: it takes at least {WINDOW_BYTES_MIN}")]
     Window {

@@ -33,6 +33,7 @@ mod identity;
 mod incoming;
 mod invitation;
 pub mod links;
+mod listening;
 mod message;
 mod outgoing;
 mod pairing;

@@ -25,6 +25,7 @@ use transport::Session;
 use super::leave::refusal;
 use super::reserve::Reserved;
 use super::{Host, blocking};
+use crate::descriptors;
 use crate::error::{RequestError, with_causes};
 use crate::names;
 use crate::opening;
@@ -132,6 +133,7 @@ impl Host {
             self.check_may_bring_machines(peer)?;
             self.check_machine_name(&machine.name)?;
         }
+        blocking(descriptors::require_for_volume).await?;
         let mut expected = Vec::new();
         for offered in &offer.volumes {
             match self.make_room(&offer, offered).await {

@@ -18,6 +18,7 @@ use super::export::export_settings;
 use super::given::{self, GivenImage};
 use super::{Host, blocking};
 use crate::copying;
+use crate::descriptors;
 use crate::error::{RequestError, with_causes};
 use crate::fail_point::{self, Step};
 use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES};
@@ -40,6 +41,7 @@ impl Host {
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
         let export = export_settings(&export)?;
+        blocking(descriptors::require_for_volume).await?;
         let (claim, creation) = self.volumes.claim_new(&name)?;
         match source {
             VolumeSource::Create { size_bytes, store, image, format } => {
@@ -147,7 +149,7 @@ impl Host {
         };
         let image = blocking(move || {
             let place = one_spelling(place)?;
-            let format = given::format_of(&place, format)?;
+            let format = given::format_in_place(&place, format)?;
             Ok(ImageLocation { store: String::new(), place, format })
         })
         .await?;

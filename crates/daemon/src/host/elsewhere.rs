@@ -10,7 +10,7 @@ use block::ZeroMode;
 use block::store::image::Patience;
 use block::store::{Holder, Opened};
 use chronicle::ReplicaOf;
-use lane::{LaneHandle, LaneStore, LeavingOrder, Listeners, Opening, TargetContent};
+use lane::{LaneHandle, LaneStore, LeavingOrder, Listeners, Opening, Rest, TargetContent};
 use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, Stage, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
@@ -55,16 +55,21 @@ impl Host {
         for (migration, recorded) in unfinished.into_iter().filter(|(_, known)| known.side != Side::OneHost) {
             let host = Arc::clone(self);
             let resumed = async move {
-                if !host.resume_one(migration, recorded).await {
-                    tokio::spawn(async move { host.resume_in_the_end(migration).await });
+                if let Some(reason) = host.resume_one(migration, recorded, None).await {
+                    tokio::spawn(async move { host.resume_in_the_end(migration, Some(reason)).await });
                 }
             };
             at_start(resumed, "an interrupted migration", &migration).await;
         }
     }
 
-    /// Goes on with one migration; returns whether it could, or has ended it.
-    async fn resume_one(self: &Arc<Self>, migration: MigrationId, recorded: MigrationState) -> bool {
+    /// Goes on with one migration, or ends it; returns why it could do neither, which is logged if it is not what was `said`.
+    async fn resume_one(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        recorded: MigrationState,
+        said: Option<&str>,
+    ) -> Option<String> {
         let (names, stage) = (recorded.names.join(", "), recorded.stage.clone());
         let targets = recorded.volumes.iter().map(|moving| moving.target.clone()).collect();
         let is_incoming = matches!(recorded.side, Side::Incoming { .. });
@@ -72,15 +77,17 @@ impl Host {
             true => self.resume_arrival(migration, recorded).await,
             false => self.resume_departure(migration, recorded).await,
         };
-        let Err(error) = resumed else { return true };
+        let Err(error) = resumed else { return None };
         let reason = error.message();
-        tracing::error!(%migration, volumes = names, reason, "an interrupted migration cannot go on for the time being");
+        if said != Some(reason.as_str()) {
+            tracing::error!(%migration, volumes = names, reason, "an interrupted migration cannot go on for the time being");
+        }
         if let (true, Stage::Copying) = (is_incoming, stage) {
             // Nothing was promised: its source is told that there is no such migration, and begins another one.
             self.end_arrival(migration, targets, &error).await;
-            return true;
+            return None;
         }
-        false
+        Some(reason)
     }
 
     /// Goes on with interrupted migrations between hosts whose lane has ended by a defect.
@@ -92,12 +99,12 @@ impl Host {
         });
         for migration in found {
             let host = Arc::clone(self);
-            tokio::spawn(async move { host.resume_in_the_end(migration).await });
+            tokio::spawn(async move { host.resume_in_the_end(migration, None).await });
         }
     }
 
     /// Tries again and again to go on with a migration whose image, or other host, is not to be had.
-    async fn resume_in_the_end(self: Arc<Self>, migration: MigrationId) {
+    async fn resume_in_the_end(self: Arc<Self>, migration: MigrationId, mut said: Option<String>) {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(RESUME_INTERVAL) => {}
@@ -106,7 +113,8 @@ impl Host {
             let recorded = self.journal.read(|state| state.migrations.get(&migration).cloned());
             let recorded = recorded.filter(|recorded| !recorded.has_ended());
             let Some(recorded) = recorded else { return };
-            if self.resume_one(migration, recorded).await {
+            said = self.resume_one(migration, recorded, said.as_deref()).await;
+            if said.is_none() {
                 return;
             }
         }
@@ -225,6 +233,8 @@ impl Host {
             (None, true) => Moves::VolumesAfterHooks,
             (None, false) => Moves::Volumes,
         };
+        let docket = self.dockets.of(migration, recorded.started_unix_ms).unwrap_or_default();
+        let ordered = docket.order.clone().unwrap_or_else(|| api::MigrateVolume::to(String::new()));
         let mut departures = Vec::new();
         for (moving, name) in recorded.volumes.iter().zip(&recorded.names) {
             let volume = moving.volume;
@@ -241,15 +251,19 @@ impl Host {
                 migration,
                 source: moving.source.clone(),
                 keep_source: recorded.keep_source,
-                bandwidth_bytes_per_second: None,
+                bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
                 // If it is not known which parts of it are there, it may hold anything.
                 content: TargetContent::Unknown,
                 known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
-                zeroes: ZeroMode::MayUnmap,
+                zeroes: match ordered.allocation {
+                    api::Allocation::Thin => ZeroMode::MayUnmap,
+                    api::Allocation::Thick => ZeroMode::KeepAllocated,
+                },
                 shared: self.find_shared_again(migration, volume).await,
                 switch_over_max: switch_over_max(&session, moves),
                 round_trip: round_trip(&session),
                 moves,
+                rest: if docket.is_paused { Rest::Pause } else { Rest::Resume },
                 recorded: Some(Box::new(recorded.clone())),
             };
             departures.push(Departure { name: name.clone(), volume, generation, lane, order });

@@ -1,6 +1,7 @@
 //! How volumes are offered: what a request says of it, the journal remembers, and the configuration otherwise says.
 
-use std::net::{SocketAddr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{Host, blocking};
 use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
 use crate::error::{RequestError, with_causes};
+use crate::sockets;
 
 impl Host {
     /// What clients of other hosts connect to.
@@ -32,15 +34,26 @@ impl Host {
     ) -> Result<Option<(OwnedFd, Encryption)>, RequestError> {
         let Some(address) = &record.export.listen else { return Ok(None) };
         let volume = record.name.clone();
-        let listener = TcpListener::bind(address).map_err(|error| {
+        let listener = sockets::listen(address).map_err(|error| {
             let reason = format!("its port {address} cannot be listened on: {error}");
             RequestError::VolumeUnavailable { volume: volume.clone(), reason }
         })?;
+        if let Some(missing) = self.missing_address(record) {
+            tracing::warn!(%volume, %missing, "the volume is served there as soon as the address is this host's");
+        }
         let is_local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
         if matches!(self.encryption, Encryption::Off) && !is_local {
             tracing::warn!(%volume, %address, "whoever reaches this port can use the volume: no TLS is configured");
         }
         Ok(Some((listener.into(), self.encryption.clone())))
+    }
+
+    /// The address of a volume's port, if this host does not have it: clients cannot reach the volume there yet.
+    #[expect(clippy::unused_self, reason = "it is asked of the host beside what else is asked of it")]
+    pub(super) fn missing_address(&self, record: &VolumeRecord) -> Option<SocketAddr> {
+        let address: SocketAddr = record.export.listen.as_ref()?.parse().ok()?;
+        let tried = UdpSocket::bind((address.ip(), 0));
+        tried.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable).then_some(address)
     }
 
     /// Who may use a volume's unix socket.

@@ -56,6 +56,26 @@ pub(super) fn needed_bytes(opened: &Opened, path: &Path) -> Result<u64, RequestE
     Ok(bytes.min(opening::qcow2_bytes_max(opened.size())))
 }
 
+/// As [`format_of`], for an image that is served where it is.
+///
+/// A guest may have written the beginning of a qcow2 image into its raw disk. Whoever opened that as one would show the
+/// guest any file that it names: so the file's name, which no guest chooses, must say the same.
+///
+/// # Errors
+/// As there; [`RequestError::ImageUnsuitable`]: the name and the content say different things.
+pub(super) fn format_in_place(place: &Place, said: Option<ImageFormat>) -> Result<ImageFormat, RequestError> {
+    let format = format_of(place, said)?;
+    let is_named_so = |path: &Path| path.extension().is_some_and(|end| end == "qcow2" || end == "qcow");
+    match place.file().map(Path::new) {
+        Some(path) if said.is_none() && format == ImageFormat::Qcow2 && !is_named_so(path) => {
+            let detail = "it begins as a qcow2 image and is not named so, and a guest can have written that into its raw disk; \
+                          say which it is: --format raw or --format qcow2";
+            Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() })
+        }
+        _ => Ok(format),
+    }
+}
+
 /// The format of what is at `place`: what the user says, or what it begins with.
 ///
 /// # Errors
@@ -83,4 +103,25 @@ pub(super) fn format_of(place: &Place, said: Option<ImageFormat>) -> Result<Imag
          is a raw disk all the same: --format raw"
     );
     Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raw_disk_that_begins_like_a_qcow2_image_is_not_taken_for_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |name: &str, said, expected: Option<ImageFormat>| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, [&b"QFI\xfb\0\0\0\x03"[..], &[0; 4088]].concat()).unwrap();
+            let found = format_in_place(&Place::File(path.display().to_string()), said);
+            assert_eq!(found.ok(), expected, "{name}");
+        };
+        check("guest.raw", None, None);
+        check("guest", None, None);
+        check("guest.raw", Some(ImageFormat::Raw), Some(ImageFormat::Raw));
+        check("guest.raw", Some(ImageFormat::Qcow2), Some(ImageFormat::Qcow2));
+        check("guest.qcow2", None, Some(ImageFormat::Qcow2));
+    }
 }

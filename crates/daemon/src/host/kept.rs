@@ -134,7 +134,8 @@ fn choose<'a>(found: &'a [Kept], volume: &str, migration: Option<&str>) -> Resul
         [one] => Ok(one),
         [] => Err(RequestError::ReplicaNotFound { volume: volume.to_owned(), known: names(&of_volume) }),
         _ => Err(RequestError::Invalid(format!(
-            "several images of \"{volume}\" were kept; say which: --migration with one of {}",
+            "{} images of \"{volume}\" were kept; say which, --migration with one of {}, or --all",
+            of_volume.len(),
             names(&of_volume)
         ))),
     }

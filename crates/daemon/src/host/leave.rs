@@ -12,7 +12,7 @@ use api::{MigrateVolume, Migration, SharedTarget};
 use block::ZeroMode;
 use chronicle::{Epoch, Generation, ReplicaOf};
 use lane::{
-    LaneHandle, LeavingLines, LeavingOrder, LeavingRole, LeavingTogether, SharedImage, TargetContent,
+    LaneHandle, LeavingLines, LeavingOrder, LeavingRole, LeavingTogether, Rest, SharedImage, TargetContent,
 };
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
@@ -226,6 +226,8 @@ impl Host {
         let started = Record::MigrationStarted { migration, volumes, keep_source, side };
         self.journal.commit(vec![started]).await?;
         drop(starting);
+        // N.B. before anything moves: a restart goes on as it was ordered.
+        self.note_order(migration, order).await;
         Ok(migration)
     }
 
@@ -293,6 +295,7 @@ impl Host {
                 switch_over_max: switch_over_max(session, moves),
                 round_trip: round_trip(session),
                 moves,
+                rest: Rest::Resume,
                 recorded: None,
             };
             Departure { name: record.name, volume: record.volume, generation: record.generation, lane, order }

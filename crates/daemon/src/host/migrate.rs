@@ -163,7 +163,15 @@ impl Host {
     ) -> Result<Migration, RequestError> {
         let (migration, name) = self.running_named(&id)?;
         match self.volumes.lane(&name).await?.rest(migration, rest).await {
-            Ok(()) => self.migrations.get(&self.journal, migration),
+            Ok(()) => {
+                // Answered only then: whoever has paused it finds it paused by the next daemon, too.
+                if let Some(begun) = self.begun_unix_ms(migration) {
+                    self.dockets
+                        .note(migration, begun, |docket| docket.is_paused = rest == Rest::Pause)
+                        .await;
+                }
+                self.migrations.get(&self.journal, migration)
+            }
             // It is on its way here: its source is who lets it rest. Or it has just ended.
             Err(_) => Err(RequestError::VolumeBusy(name)),
         }

@@ -97,22 +97,20 @@ impl Host {
     }
 
     /// Takes up again what waited when the daemon ended, and lets begin what has its turn, until the daemon stops.
-    pub(crate) fn run_queue(self: &Arc<Self>) {
+    pub(crate) async fn run_queue(self: &Arc<Self>) {
         for (id, docket) in self.dockets.waiting() {
             let Some(order) = docket.order.clone() else { continue };
-            let joined = match self.wish(&docket, &order) {
-                Ok(wish) => self.queue.join(id, numbered(wish, id)),
-                Err(error) => {
-                    tracing::warn!(migration = %id, reason = %error.message(), "what waited cannot begin any more");
-                    false
+            let reason = match self.wish(&docket, &order) {
+                Ok(wish) if self.queue.join(id, numbered(wish.clone(), id)) => {
+                    tracing::info!(name = %docket.name, migration = %id, "migration waits for its turn, as before");
+                    continue;
                 }
+                Ok(_) => RequestError::QueueFull { waiting: WAITING_MAX }.message(),
+                Err(error) => error.message(),
             };
-            if joined {
-                tracing::info!(name = %docket.name, migration = %id, "migration waits for its turn, as before");
-            } else {
-                let host = Arc::clone(self);
-                tokio::spawn(async move { host.dockets.forget(id).await });
-            }
+            tracing::warn!(migration = %id, name = %docket.name, reason, "what waited cannot begin any more");
+            // N.B. before anything else gets a number.
+            self.end_hopeless(id, docket, order, reason).await;
         }
         let host = Arc::clone(self);
         tokio::spawn(async move {
@@ -205,6 +203,12 @@ impl Host {
         self.note_retry(retry_of, id).await;
     }
 
+    /// Keeps how a migration that has just begun was ordered, for a restart.
+    pub(super) async fn note_order(&self, id: MigrationId, order: &MigrateVolume) {
+        let Some(begun) = self.begun_unix_ms(id) else { return };
+        self.dockets.note(id, begun, |docket| docket.order = Some(order.clone())).await;
+    }
+
     /// Lets the migration that is done once more say so.
     async fn note_retry(&self, retry_of: Option<MigrationId>, id: MigrationId) {
         if let Some((old, begun)) = retry_of.and_then(|old| Some((old, self.begun_unix_ms(old)?))) {
@@ -242,6 +246,35 @@ impl Host {
         }
         self.queue.leave(id);
         drop(admission);
+    }
+
+    /// Records that what waited when the last daemon ended cannot begin any more, so that `migration list` says why.
+    async fn end_hopeless(&self, id: MigrationId, docket: Docket, order: MigrateVolume, reason: String) {
+        let known = self.journal.read(|state| {
+            let known = state
+                .volumes
+                .values()
+                .filter(|known| docket.volumes.contains(&known.record.volume.to_string()));
+            known.map(|known| known.record.clone()).collect::<Vec<_>>()
+        });
+        let wish = Wish {
+            name: docket.name.clone(),
+            volumes: known.iter().map(|record| record.volume).collect(),
+            need: Need::default(),
+            shown: Box::new(queued(
+                &docket.name,
+                &known.first().map_or_else(|| ImageLocation::raw_file("", ""), |record| record.image.clone()),
+                &order.to,
+                &order,
+                docket.ordered_unix_ms,
+            )),
+            order,
+        };
+        let detail = format!("it could not wait on after a restart of the daemon: {reason}");
+        let outcome = Outcome::Failed { code: FailureCode::NotBegun, detail };
+        if let Err(fault) = self.end_waiting(id, &wish, outcome).await {
+            tracing::error!(migration = %id, reason = %fault.message(), "it is left to the next start");
+        }
     }
 
     /// Records that a migration has ended that never began.

@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use migration::MigrationId;
-use migration::VolumeId;
+use migration::journal::MigrationState;
+use migration::{MigrationId, VolumeId};
 
 use super::Host;
 use crate::error::RequestError;
@@ -59,7 +59,7 @@ impl Host {
         let running = volume.and_then(|volume| self.migrations.running_of(volume));
         let has_arrived = |migration: MigrationId| {
             self.journal
-                .read(|state| state.migrations.get(&migration).is_some_and(|known| known.has_arrived()))
+                .read(|state| state.migrations.get(&migration).is_some_and(MigrationState::has_arrived))
         };
         claimed.is_some_and(has_arrived) || running.is_some_and(has_arrived)
     }

@@ -10,7 +10,7 @@ impl Hosts {
         let (identity, listening, problem, refused) = match &*self.lock() {
             State::Running(endpoint, identity) => {
                 let listening = endpoint.addresses().iter().map(ToString::to_string).collect();
-                (identity.clone(), listening, None, endpoint.refused())
+                (identity.clone(), listening, unheard(endpoint), endpoint.refused())
             }
             State::Failed { identity: Some(identity), problem } => {
                 (identity.clone(), Vec::new(), Some(problem.clone()), Vec::new())
@@ -69,6 +69,15 @@ impl Hosts {
         }
         described
     }
+}
+
+/// Where others cannot reach this host yet, and why.
+fn unheard(endpoint: &transport::Endpoint) -> Option<String> {
+    let addresses = endpoint.unheard().into_iter().map(|(address, problem)| {
+        format!("{address} cannot be listened on yet, and is tried every second: {problem}")
+    });
+    let addresses: Vec<String> = addresses.collect();
+    (!addresses.is_empty()).then(|| addresses.join("; "))
 }
 
 fn connection(status: ConnectionStatus) -> api::PeerConnection {

@@ -79,6 +79,10 @@ pub(crate) fn queued(
 /// Adds what goes with a migration besides the journal.
 pub(super) fn add_docket(shown: &mut Migration, docket: &Docket) {
     let id = |number: u64| MigrationId(number).to_string();
+    if shown.volume.is_empty() {
+        // It never began, and its volumes are not here any more.
+        shown.volume.clone_from(&docket.name);
+    }
     shown.retry_of = docket.retry_of.map(id);
     shown.retried_as = docket.retried_as.map(id);
     shown.replica = docket.held_bytes.map(|bytes_held| ReplicaUsed {
@@ -87,6 +91,10 @@ pub(super) fn add_docket(shown: &mut Migration, docket: &Docket) {
     });
     shown.shared =
         !docket.shared.is_empty() && docket.shared.iter().all(|shared| shared.is_used == Some(true));
+    if docket.is_paused && shown.state == MigrationState::Running && shown.phase == api::Phase::Copying {
+        shown.state = MigrationState::Paused;
+        (shown.bytes_per_second, shown.remaining_seconds) = (0.0, None);
+    }
     if !docket.warnings.is_empty() {
         let said = shown.message.iter().chain(&docket.warnings).map(String::as_str);
         shown.message = Some(said.collect::<Vec<_>>().join("; "));

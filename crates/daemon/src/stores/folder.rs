@@ -90,12 +90,28 @@ impl Folder {
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
         let awaited = moving.filter_map(|moving| moving.target.place.file());
         let awaited: BTreeSet<&Path> = awaited.map(Path::new).collect();
+        let is_new = *state == State::default();
+        let mut unknown = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            if let Some((volume, _)) = name.and_then(image_name).filter(|_| is_new) {
+                unknown.push(volume.to_owned());
+            }
             let settled = settle_file(&path, &known).and_then(|()| settle_secret(&path, &awaited));
             if let Err(error) = settled {
                 tracing::warn!(store, path = %path.display(), %error, "a left-over file stays");
             }
+        }
+        if !unknown.is_empty() {
+            unknown.sort();
+            let images = unknown.join(", ");
+            tracing::warn!(
+                store,
+                images,
+                "the journal is new and does not know the images of this store; if the data folder was lost, bring it back from a \
+                 backup, or serve each where it is: sterna volume add NAME --image PATH"
+            );
         }
         Ok(())
     }

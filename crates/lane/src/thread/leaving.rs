@@ -19,7 +19,7 @@ use crate::conductor::{
     SourceMembership, SourcePlan, TimeLimits,
 };
 use crate::control::Report;
-use crate::handle::{LeavingLines, LeavingOrder, LeavingRole, Refused};
+use crate::handle::{LeavingLines, LeavingOrder, LeavingRole, Refused, Rest};
 use crate::lending::{Borrowing, ReplicaStore, SharedImage};
 use crate::peer::head::Address;
 use crate::peer::{Conversation, Listener, PeerLine, PeerStore, Service, Urgency};
@@ -98,6 +98,11 @@ impl Lane {
         let Some((conductor, baton)) = made else {
             return Err(Refused::NotMigrating(order.migration));
         };
+        let copies = order.recorded.as_ref().is_none_or(|recorded| recorded.stage == Stage::Copying);
+        if order.rest == Rest::Pause && copies {
+            // Before anything else is heard of it: what was paused before a restart does not go on for a moment.
+            baton.pause();
+        }
         self.conduct(baton.clone(), conductor.run());
         Ok(baton)
     }

@@ -15,6 +15,9 @@ pub(crate) enum ReplicaCommand {
         /// The migration that left it, for example m7; it may be left out if there is only one.
         #[arg(long, value_name = "ID")]
         migration: Option<String>,
+        /// Delete every image that was kept of the volume.
+        #[arg(long, conflicts_with = "migration")]
+        all: bool,
     },
 }
 
@@ -30,5 +33,6 @@ const DROP_HELP: &str = "\
 Examples:
   sterna replica drop web1
   sterna replica drop web1 --migration m7
+  sterna replica drop web1 --all
 
 It is refused while something is being done with the volume, or while another program has the image open.";

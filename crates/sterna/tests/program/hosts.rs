@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::scene::{DEADLINE, Scene, code, own_address};
 
 /// A daemon that listens for others at an address that nobody has.
-fn host() -> (Scene, String) {
+pub(crate) fn host() -> (Scene, String) {
     let mut scene = Scene::new();
     let address = own_address().to_string();
     scene.configure(&format!("[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"));
@@ -15,14 +15,14 @@ fn host() -> (Scene, String) {
     (scene, address)
 }
 
-fn init(scene: &Scene, name: &str) -> String {
+pub(crate) fn init(scene: &Scene, name: &str) -> String {
     let (exit, identity) = scene.json(&["host", "init", "--name", name]);
     assert_eq!((exit, identity["name"].as_str()), (0, Some(name)), "{identity}");
     identity["id"].as_str().unwrap().to_owned()
 }
 
 /// Waits until a daemon is connected with another host.
-fn wait_connected(scene: &Scene, name: &str) -> Value {
+pub(crate) fn wait_connected(scene: &Scene, name: &str) -> Value {
     let begun = Instant::now();
     loop {
         let (_, peer) = scene.json(&["host", "show", name]);

@@ -14,6 +14,7 @@ mod full;
 mod hosts;
 mod life;
 mod machines;
+mod operations;
 mod ports;
 mod qcow2;
 mod qemu;

@@ -105,3 +105,14 @@ fn a_crash_while_one_is_dropped_leaves_all_of_it_or_nothing() {
         assert!(scene.images("a").is_empty());
     }
 }
+
+#[test]
+fn all_that_was_kept_of_a_volume_is_dropped_at_once() {
+    let scene = travelled();
+    let kept = list(&scene).len();
+    let (exit, dropped) = scene.json(&["replica", "drop", "v", "--all"]);
+    assert_eq!((exit, dropped.as_array().unwrap().len()), (0, kept), "{dropped}");
+    assert!(list(&scene).is_empty());
+    let (exit, refused) = scene.json(&["replica", "drop", "v", "--all"]);
+    assert_eq!((exit, code(&refused)), (3, "replica_not_found"), "{refused}");
+}

@@ -187,7 +187,7 @@ impl Host {
 
     /// This host as another one knows it.
     pub(crate) fn peer(&self) -> Peer {
-        self.peer_at(self.endpoint.addresses())
+        self.peer_at(&self.endpoint.addresses())
     }
 
     /// The same, called at other addresses.
