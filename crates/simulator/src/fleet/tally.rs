@@ -47,7 +47,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Handover,
         Self::Tour,
         Self::Return,

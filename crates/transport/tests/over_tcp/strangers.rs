@@ -38,7 +38,7 @@ fn a_host_that_called_and_has_another_key_since_is_called_and_found_out() {
     let (source, target) = (Host::start("source", |_| {}), Host::start("target", |_| {}));
     let successor = Host::start("successor", |_| {});
     source.knows(&target);
-    target.known.add(source.peer_at(successor.endpoint.addresses()));
+    target.known.add(source.peer_at(&successor.endpoint.addresses()));
     let session = source.endpoint.session(&target.peer());
     session.send(message(Priority::Control, "here", ""));
     drop(target.inbox.deliveries(1));
