@@ -71,14 +71,12 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All of them.
+    /// All of them that the simulator meets.
     pub const ALL: &[Self] = &[
         Self::PreparedTargetLeaves,
         Self::PromiseForgotten,
         Self::StaleAttempt,
         Self::TryNotCounted,
-        Self::PromiseOfAnotherIncarnation,
-        Self::PromiseNotWithdrawn,
         Self::AbortNotRecorded,
         Self::OpenOnTrial,
         Self::TwoCopiesInFlight,
