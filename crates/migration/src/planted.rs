@@ -77,6 +77,7 @@ impl Bug {
         Self::PromiseForgotten,
         Self::StaleAttempt,
         Self::TryNotCounted,
+        Self::PromiseOfAnotherIncarnation,
         Self::AbortNotRecorded,
         Self::OpenOnTrial,
         Self::TwoCopiesInFlight,

@@ -85,7 +85,8 @@ impl Target {
     }
 
     fn abort(&mut self, attempt: Attempt) {
-        if self.outlives_its_run(attempt) {
+        // The planted bug keeps what was promised until it is redeemed.
+        if broken(Bug::PromiseOfAnotherIncarnation) && matches!(self.state, State::Prepared { .. }) {
             return;
         }
         self.aborted = self.aborted.max(attempt);
@@ -135,7 +136,7 @@ impl Target {
 
     /// Tells whether the planted bug keeps a promise that another run of the source than that of `attempt` was given.
     fn outlives_its_run(&self, attempt: Attempt) -> bool {
-        let is_of_other = |prepared: Attempt| prepared.run() < attempt.next().run();
+        let is_of_other = |prepared: Attempt| prepared.run() < attempt.run();
         broken(Bug::PromiseOfAnotherIncarnation)
             && matches!(self.state, State::Prepared { attempt: prepared, .. } if is_of_other(prepared))
     }
