@@ -277,7 +277,10 @@ impl Chronicler {
     }
 
     /// Keeps all of it exactly: nothing is written to the volume any more.
-    pub(crate) async fn close(&self) -> Result<(), NotDurable> {
+    ///
+    /// # Errors
+    /// [`NotDurable`]: it is kept as the marks tell it.
+    pub async fn close(&self) -> Result<(), NotDurable> {
         let Some(Keeping { keeper, .. }) = &self.keeping else { return Ok(()) };
         let kept = self.stay.borrow_mut().close();
         match kept {

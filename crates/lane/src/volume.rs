@@ -156,7 +156,7 @@ impl Volume {
     }
 
     /// Where the volume is.
-    pub(crate) fn home(&self) -> Home {
+    pub fn home(&self) -> Home {
         self.home.borrow().clone()
     }
 

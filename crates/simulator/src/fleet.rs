@@ -29,6 +29,7 @@ mod people;
 mod place;
 mod rogue;
 mod serving;
+mod stopping;
 pub(crate) mod tally;
 
 use std::cell::RefCell;

@@ -57,8 +57,8 @@ pub enum ToDo {
 pub struct Forgetting {
     /// Marks of later epochs stay: somebody may be about to refer to them.
     pub through: Epoch,
-    /// How many things had been asked for before.
-    asked: u64,
+    /// How often something had been asked to be kept before.
+    kept_before: u64,
     stay: StayId,
 }
 
@@ -96,8 +96,8 @@ pub struct Stay {
     round: u64,
     /// Whether a restart may find something: from the moment that it is asked for.
     restart_finds: bool,
-    /// How often something was asked to be kept or forgotten.
-    asked: u64,
+    /// How often something was asked to be kept.
+    kept_asked: u64,
     /// The volume has left: nothing of this stay is needed any more.
     is_over: bool,
     given_up: Option<GivenUp>,
@@ -155,7 +155,7 @@ impl Stay {
             referring: 0,
             round: 0,
             restart_finds: false,
-            asked: 0,
+            kept_asked: 0,
             is_over: false,
             given_up: None,
         }
@@ -316,8 +316,8 @@ impl Stay {
         if forgetting.stay != self.id {
             return;
         }
-        if forgetting.asked == self.asked {
-            // Nothing has been asked to be kept since.
+        if forgetting.kept_before == self.kept_asked {
+            // Nothing has been asked to be kept since, however often it was asked to forget.
             self.restart_finds = false;
         }
         if broken(Bug::ForgetAfterRefer) {
@@ -354,18 +354,17 @@ impl Stay {
     }
 
     fn forgetting(&mut self) -> Forgetting {
-        self.asked += 1;
         let open = self.chronicle.open_epoch();
         // N.B. what is marked in the open epoch may be needed by a copy that is being referred to.
         let through = if broken(Bug::ForgetAfterRefer) { open } else { Epoch(open.0.saturating_sub(1)) };
-        Forgetting { through, asked: self.asked, stay: self.id }
+        Forgetting { through, kept_before: self.kept_asked, stay: self.id }
     }
 
     /// What there is up to the last frozen epoch.
     fn keep(&mut self) -> Option<Kept> {
         let referenced: Vec<Epoch> = self.replicas.values().map(|replica| replica.as_of).collect();
         let oldest = referenced.iter().min().copied()?;
-        self.asked += 1;
+        self.kept_asked += 1;
         self.restart_finds = true;
         self.chronicle.merge_unreferenced(&referenced);
         Some(self.chronicle.keep(oldest, self.replicas.clone()))

@@ -66,6 +66,7 @@ impl Fleet {
             let fault = random.pick(&faults);
             self.draw_one(&mut random, fault);
         }
+        self.draw_stops(&mut random);
         if self.people.may_force() {
             // Whoever is to be tempted to force has not heard of a host since that was promised something.
             for _ in 0..2 {

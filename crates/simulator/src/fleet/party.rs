@@ -92,6 +92,8 @@ pub(crate) struct Party {
     phase: Cell<Option<Phase>>,
     incarnation: Cell<u64>,
     is_up: Cell<bool>,
+    /// It is being stopped in order: nothing begins any more.
+    pub(super) is_stopping: Cell<bool>,
     pub(super) serving: RefCell<Option<Serving>>,
     disks_made: Cell<u32>,
     /// Lives of lanes so far.
@@ -215,6 +217,7 @@ impl Party {
                 phase: Cell::default(),
                 incarnation: Cell::default(),
                 is_up: Cell::default(),
+                is_stopping: Cell::default(),
                 serving: RefCell::default(),
             }
         })
@@ -288,6 +291,7 @@ impl Party {
     /// The daemon was killed, or power was cut; its tasks are gone already.
     pub(super) fn crashed(&self, how: Stop) {
         self.is_up.set(false);
+        self.is_stopping.set(false);
         self.incarnation.set(self.incarnation.get() + 1);
         let serving = self.serving.borrow_mut().take();
         drop(serving);

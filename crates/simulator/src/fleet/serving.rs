@@ -351,6 +351,7 @@ impl Party {
         let Some(serving) = &*serving else { return false };
         let is_idle = serving.source.borrow().is_none() && serving.target.borrow().is_none();
         is_idle
+            && !self.is_stopping.get()
             && self
                 .journal()
                 .look(|state, possible| possible.is_empty() && state.unfinished().next().is_none())

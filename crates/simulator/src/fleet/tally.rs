@@ -16,6 +16,12 @@ pub(crate) enum Event {
     IncrementalReturn,
     /// Somebody has touched an image that was kept.
     ImageTouched,
+    /// A daemon that has volumes was stopped in order.
+    StopInOrder,
+    /// Somebody has changed a volume's own image while its daemon was stopped.
+    OwnImageTouched,
+    /// A data folder was full for a while.
+    FolderFull,
     /// Volumes were given back after the commit point.
     HandBack,
     /// A ticket was redeemed.
@@ -47,12 +53,15 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 19] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
         Self::IncrementalReturn,
         Self::ImageTouched,
+        Self::StopInOrder,
+        Self::OwnImageTouched,
+        Self::FolderFull,
         Self::HandBack,
         Self::Ticket,
         Self::ForceInstead,
@@ -73,6 +82,9 @@ impl Event {
             Self::Return => "back at a host",
             Self::IncrementalReturn => "back at a kept image, which was used",
             Self::ImageTouched => "kept image touched",
+            Self::StopInOrder => "an owner's daemon is stopped in order",
+            Self::OwnImageTouched => "its image is changed meanwhile",
+            Self::FolderFull => "data folder full for a while",
             Self::HandBack => "handed back",
             Self::Ticket => "promoted by ticket",
             Self::ForceInstead => "promoted by force for a ticket",

@@ -1,0 +1,147 @@
+//! Daemons that are stopped in order, images that somebody changes meanwhile, and data folders that are full for a while.
+//!
+//! ```text
+//!   gates closed, nothing below ──► stores flushed ──► stays closed ──► how the images look is recorded ──► gone
+//!                                                                        somebody writes to one of them ──► started
+//! ```
+//! What a daemon that was killed leaves cannot be told from what somebody else writes, so only images of daemons that were
+//! stopped in order are changed.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use lane::filter::GateMode;
+use lane::{Home, Volume};
+use migration::StayKey;
+
+use super::Fleet;
+use super::party::{Party, volume_id};
+use super::tally::Event;
+use crate::disk::SimDisk;
+use crate::random::Random;
+use crate::world::Stop;
+
+/// When the last of it happens.
+const LATEST: Duration = Duration::from_secs(5);
+/// How long a data folder is full at most: longer than a guest's write may be held.
+const FULL_MAX: Duration = Duration::from_secs(3);
+/// How often it is looked whether requests have ended, before a stop is given up …
+const DRAIN_LOOKS: u32 = 300;
+/// … and how long apart.
+const DRAIN_LOOK: Duration = Duration::from_millis(1);
+/// In how many of a hundred stops somebody changes an image.
+const CHANGED_PERCENT: u64 = 70;
+
+impl Fleet {
+    /// Draws when daemons are stopped in order, and when data folders are full.
+    pub(super) fn draw_stops(self: &Rc<Self>, random: &mut Random) {
+        for _ in 0..random.pick(&[0, 0, 1, 2, 4]) {
+            let at = random.duration(Duration::from_millis(1), LATEST);
+            let me = Rc::downgrade(self);
+            self.world.clock.at(at, move || {
+                if let Some(fleet) = me.upgrade() {
+                    fleet.stop_an_owner();
+                }
+            });
+        }
+        for _ in 0..random.pick(&[0, 0, 0, 1, 3]) {
+            let at = random.duration(Duration::from_millis(1), LATEST);
+            let window = random.duration(Duration::from_millis(1), FULL_MAX);
+            let place = random.pick(&self.parties.iter().map(|party| party.place).collect::<Vec<_>>());
+            let me = Rc::downgrade(self);
+            self.world.clock.at(at, move || {
+                if let Some(fleet) = me.upgrade() {
+                    fleet.tally(Event::FolderFull);
+                    fleet.party(place).chronicles.fill_for(window);
+                }
+            });
+        }
+    }
+
+    /// Stops the daemon of a host that has volumes and nothing else to do.
+    fn stop_an_owner(self: &Rc<Self>) {
+        let rests = |party: &&Rc<Party>| {
+            party.is_up()
+                && party.has_nothing_to_do()
+                && !party.owners().0.is_empty()
+                && self.machine.is_none()
+        };
+        let Some(party) = self.parties.iter().find(rests) else { return };
+        let (fleet, party) = (Rc::clone(self), Rc::clone(party));
+        party.handle.clone().spawn(async move {
+            if party.close_in_order().await {
+                fleet.tally(Event::StopInOrder);
+                if fleet.random.borrow_mut().percent(CHANGED_PERCENT) {
+                    fleet.change_an_image(&party);
+                }
+                fleet.crash(party.place, Stop::Kill);
+            }
+        });
+    }
+
+    /// Somebody writes to a sector of an image that nobody serves: its guest finds that there.
+    fn change_an_image(&self, party: &Party) {
+        let branches = self.branches.all();
+        // Of two branches it is not known here whose image it is.
+        let [branch] = &branches[..] else { return };
+        for (index, guest) in branch.guests.iter().enumerate() {
+            let Some(disk) = party.disk_of(index) else { continue };
+            let sector =
+                self.random.borrow_mut().below(disk.with_medium(|medium| medium.current().len()) as u64);
+            let token = guest.finds_written(sector as usize);
+            disk.with_medium(|medium| medium.prefill(sector as usize, token));
+        }
+        self.tally(Event::OwnImageTouched);
+    }
+}
+
+impl Party {
+    /// Closes everything as a daemon does that is stopped; tells whether it was not kept from it.
+    async fn close_in_order(&self) -> bool {
+        let closing = self.volumes_here();
+        self.is_stopping.set(true);
+        closing.iter().for_each(|(_, volume)| volume.gate().set_mode(GateMode::Hold));
+        let is_drained = || closing.iter().all(|(_, volume)| volume.gate().in_flight() == 0);
+        for _ in 0..DRAIN_LOOKS {
+            if !is_drained() {
+                self.handle.sleep(DRAIN_LOOK).await;
+            }
+        }
+        let mut is_closed = is_drained();
+        for (_, volume) in &closing {
+            is_closed = is_closed && volume.store().flush().await.is_ok();
+            // What cannot be kept exactly is kept as the marks tell it.
+            let _ = volume.chronicler().close().await;
+        }
+        self.is_stopping.set(false);
+        if !is_closed {
+            closing.iter().for_each(|(_, volume)| volume.gate().set_mode(GateMode::Open));
+            return false;
+        }
+        for (index, volume) in &closing {
+            if let Some(disk) = self.disk_of(*index) {
+                self.chronicles.close_image(key_of(volume), disk.look());
+            }
+        }
+        true
+    }
+
+    fn volumes_here(&self) -> Vec<(usize, Rc<Volume>)> {
+        let serving = self.serving.borrow();
+        let volumes = serving.iter().flat_map(|serving| serving.volumes.iter().enumerate());
+        let here = volumes.filter_map(|(index, volume)| Some((index, Rc::clone(volume.as_ref()?))));
+        here.filter(|(_, volume)| matches!(volume.home(), Home::Here(_))).collect()
+    }
+
+    /// The image that a volume of this host is in.
+    fn disk_of(&self, index: usize) -> Option<Rc<SimDisk>> {
+        let path = self.journal().look(|state, _| {
+            Some(state.volumes.get(&volume_id(index))?.record.image.place.name().to_owned())
+        })?;
+        self.images.borrow().get(&path).cloned()
+    }
+}
+
+fn key_of(volume: &Volume) -> StayKey {
+    StayKey { volume: volume.id(), stay: volume.chronicler().stay() }
+}
