@@ -129,3 +129,58 @@ fn clients_of_hosts_that_are_unpaired_and_paired_again_go_on() {
         pair.check_at(&pair.beta, &pair.alpha)
     });
 }
+
+/// A third host, which knows `beta`.
+fn third(pair: &Pair) -> anyhow::Result<Scene> {
+    let mut gamma = Scene::new()?;
+    gamma.configure("[hosts]\nlisten = []\n")?;
+    gamma.start()?;
+    gamma.sterna(["host", "init", "--name", "gamma"])?.success()?;
+    let invitation: api::Invitation = pair.beta.ask(&["host", "invite"])?;
+    gamma.sterna(["host", "join", &invitation.addresses[0], &invitation.token])?.success()?;
+    Ok(gamma)
+}
+
+/// How many clients at other hosts a host knows of its volume `v`.
+fn clients_elsewhere(scene: &Scene) -> anyhow::Result<u32> {
+    Ok(scene.volume()?.clients_elsewhere.iter().map(|led| led.clients).sum())
+}
+
+#[test]
+fn clients_that_stay_are_served_and_counted_while_their_volume_goes_on_to_a_third_host() {
+    play_pair(|pair| {
+        let gamma = third(pair)?;
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        pair.leave()?;
+        until("the owner to know its client", || Ok((clients_elsewhere(&pair.beta)? == 1).then_some(())))?;
+        for command in [["volume", "remove", "v"], ["host", "remove", "alpha"]] {
+            let refused = pair.beta.sterna(command)?;
+            ensure!(refused.success().is_err(), "a client at the other host needs it: {command:?}");
+        }
+        until("the hosts to be connected", || {
+            Ok(pair.beta.sterna(["migrate", "v", "--to", "gamma:a"])?.success().is_ok().then_some(()))
+        })?;
+        until("the next owner to know it", || Ok((clients_elsewhere(&gamma)? == 1).then_some(())))?;
+        // Long enough that the host between them looks many times whether it is still needed.
+        for _ in 0..10 {
+            guest::until_worked(&guest, WORK_REQUESTS)?;
+            ensure!(pair.beta.volume()?.state == VolumeState::Forwarding, "its clients need it");
+        }
+        pair.wire.set(WireState::Cut);
+        pair.wire.set(WireState::Whole);
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        until("the owner to know it again", || Ok((clients_elsewhere(&gamma)? == 1).then_some(())))?;
+        // The next migration is not held by what was asked on the way.
+        gamma.sterna(["migrate", "v", "--to", "beta:a"])?.success()?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        guest::stop_and_verify(guest)?;
+        until(
+            "the owner to know that it has left",
+            || Ok((clients_elsewhere(&pair.beta)? == 0).then_some(())),
+        )
+    });
+}

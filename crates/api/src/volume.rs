@@ -48,8 +48,20 @@ pub struct Volume {
     pub migration: Option<String>,
     /// When it was added to the host, in milliseconds since 1970.
     pub added_unix_ms: u64,
+    /// Clients that are connected at other hosts, which lead them here.
+    #[serde(default)]
+    pub clients_elsewhere: Vec<ClientsElsewhere>,
     /// What its guest does; `None` while it is not being served.
     pub statistics: Option<VolumeStatistics>,
+}
+
+/// Clients of a volume that are connected at another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClientsElsewhere {
+    /// The host that they are at, by name.
+    pub host: String,
+    /// How many there are.
+    pub clients: u32,
 }
 
 /// What an image is.
@@ -262,10 +274,13 @@ pub struct RemoveVolume {
 pub struct RemovedVolume {
     /// Its name.
     pub name: String,
-    /// Absolute path of its image, or the URI of the export that holds it.
+    /// Absolute path of its image, or the URI of the export that holds it; empty if that is at another host.
     pub image: String,
     /// What was done with the image.
     pub image_fate: ImageFate,
+    /// The host that has the volume: only clients were forwarded from here.
+    #[serde(default)]
+    pub host: Option<String>,
 }
 
 /// What was done with the image of a removed volume.
@@ -276,4 +291,6 @@ pub enum ImageFate {
     Deleted,
     /// It is where it was.
     Kept,
+    /// It is at the host that has the volume.
+    Elsewhere,
 }

@@ -6,7 +6,7 @@ pub mod delay;
 pub mod fault;
 pub mod flush_debt;
 
-pub use align::Align;
+pub use align::{Align, Aligner};
 pub use check::Check;
 pub use delay::{Delay, DelaySwitch};
 pub use fault::{Fault, FaultSwitch};
@@ -63,5 +63,84 @@ impl Operations {
     /// Tells whether `operation` is one of them.
     pub const fn contains(self, operation: Operation) -> bool {
         self.bits & 1 << operation as u8 != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::device::{
+        BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
+    };
+    use crate::engine::{self, EngineChoice, EngineDriver};
+    use crate::{Buffer, Executor, MemoryStore};
+
+    /// Shows what it stands on, everywhere.
+    struct OverSomething(MemoryStore);
+
+    impl BlockDevice for OverSomething {
+        fn geometry(&self) -> Geometry {
+            self.0.geometry()
+        }
+
+        fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+            self.0.read(offset, buffer)
+        }
+
+        fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+            self.0.write(offset, data, durability)
+        }
+
+        fn flush(&self) -> IoFuture<'_, ()> {
+            self.0.flush()
+        }
+
+        fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+            self.0.discard(range)
+        }
+
+        fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+            self.0.write_zeroes(range, mode, durability)
+        }
+
+        fn zeroes_fast(&self, _: ZeroMode) -> bool {
+            true
+        }
+
+        fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+            self.0.allocation(range)
+        }
+
+        fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+            Box::pin(async move { Ok(vec![Extent { range, kind: ExtentKind::Hole }]) })
+        }
+
+        fn growth(&self) -> Option<&dyn crate::Growth> {
+            self.0.growth()
+        }
+    }
+
+    #[test]
+    fn filters_hide_nothing_that_the_device_below_can_tell_or_do() {
+        let (driver, engine) = engine::open(EngineChoice::Threads).unwrap();
+        let executor: Executor<EngineDriver> = Executor::new(driver);
+        let below = || Rc::new(OverSomething(MemoryStore::new(1 << 20))) as Rc<dyn BlockDevice>;
+        let filters: [(&str, Rc<dyn BlockDevice>); 4] = [
+            ("align", Rc::new(Align::new(below(), engine.buffers().clone(), executor.handle()))),
+            ("check", Rc::new(Check::new(below(), check::Requests::Any))),
+            ("delay", Rc::new(Delay::new(below(), executor.handle()).0)),
+            ("fault", Rc::new(Fault::new(below(), 1).0)),
+        ];
+        for (name, filter) in filters {
+            assert!(filter.growth().is_some(), "{name}");
+            assert!(filter.zeroes_fast(ZeroMode::MayUnmap), "{name}");
+            let range = ByteRange::new(4096, 8192);
+            let told = filter.own_allocation(range).now_or_never().unwrap();
+            assert_eq!(told, Ok(vec![Extent { range, kind: ExtentKind::Hole }]), "{name}");
+        }
     }
 }

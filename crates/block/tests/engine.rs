@@ -15,6 +15,7 @@ use block::buffer::PAGE;
 use block::engine::ring::{self, Registration, RingOptions};
 use block::engine::{self, AllocateMode, Engine, EngineChoice, EngineDriver};
 use block::{Buffer, ByteRange, Durability, Executor, Handle, IoError};
+use futures_util::FutureExt;
 use futures_util::future::{Either, join, join_all, select};
 use rustix::io::Errno;
 
@@ -310,6 +311,11 @@ fn a_small_ring_without_registration_does_the_same() {
         }
         let _ = kept.as_mut().poll(&mut context);
         drop(dropped);
+        // A read whose buffer somebody else has: it is refused although it would have to wait.
+        let shared = Buffer::zeroed(4096);
+        let _other = shared.clone();
+        let refused = engine.read_at(&file, 0, shared).now_or_never();
+        assert!(matches!(refused, Some(Err(_))), "it waits in the backlog for ever");
         assert!(kept.await.iter().all(Result::is_ok));
         let read = engine.read_at(&file, 4096 * 1000, Buffer::zeroed(4096 * 500)).await.unwrap();
         assert!(read.as_slice().iter().all(|byte| *byte == 7));

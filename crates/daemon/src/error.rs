@@ -336,15 +336,19 @@ pub(crate) enum RequestError {
         reason: String,
     },
     /// Clients are connected.
-    #[error(
-        "volume \"{volume}\" is in use by {connections} connections; stop the guest, or cut it off with --force"
-    )]
+    #[error("volume \"{volume}\" is in use by {clients}; stop the guest, or cut it off with --force")]
     VolumeInUse {
         /// Which volume.
         volume: String,
-        /// NBD connections.
-        connections: usize,
+        /// By whom.
+        clients: crate::volumes::Users,
     },
+    /// Clients may have been left at the host that it came from.
+    #[error(
+        "the host that volume \"{0}\" came from has not said yet whether it leads clients here; try again in a minute, or cut \
+         them off with --force"
+    )]
+    ClientsUnknown(String),
     /// Something else is being done with the volume.
     #[error(
         "volume \"{0}\" is being created, removed, resized or begins to migrate; try again when that is done"
@@ -508,7 +512,7 @@ impl RequestError {
             Self::MigrationWaits(_) => ErrorCode::VolumeBusy,
             Self::QueueFull { .. } => ErrorCode::QueueFull,
             Self::CannotRetry { .. } => ErrorCode::CannotRetry,
-            Self::VolumeInUse { .. } => ErrorCode::VolumeInUse,
+            Self::VolumeInUse { .. } | Self::ClientsUnknown(_) => ErrorCode::VolumeInUse,
             Self::VolumeBusy(_) | Self::VolumeArriving { .. } => ErrorCode::VolumeBusy,
             Self::VolumeUnavailable { .. } => ErrorCode::VolumeUnavailable,
             Self::Image(error) => code_of_image(error),

@@ -195,6 +195,11 @@ impl Host {
         let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 
+    /// Tells whether the daemon is stopping.
+    pub(crate) fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
     /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are ended.
     ///
     /// Whatever does not end in time is left to the next start, which finds it in the journal.

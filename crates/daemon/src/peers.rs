@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Fault, Head};
-use lane::peer::{Arrival, Asked, PeerLine};
+use lane::peer::{Arrival, Arrivals, Asked, PeerLine};
 use migration::authority::{Denied, Request};
 use migration::message::ToTarget;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
@@ -190,9 +190,21 @@ impl Peers {
         lock(&self.opening).remove(&(peer, migration));
     }
 
+    /// Another host is not known any more: it leads no clients here, and whoever is led there waits until it is known again.
+    pub(crate) fn unpaired(&self, peer: HostId) {
+        self.routes.forget_clients(peer, self.own());
+    }
+
     fn open_route(&self, session: &Session, channel: ChannelId) -> PeerLine {
         let (line, arrivals) = self.route(session, channel);
-        PeerLine { line: Box::new(line), arrivals }
+        let (me, session) = (Weak::clone(&self.me), session.clone());
+        // What a lane has not taken when it ends finds whoever has its volume then.
+        let unheard = move |arrival| {
+            if let (Arrival::Sent { head, payload, credit }, Some(me)) = (arrival, me.upgrade()) {
+                me.unrouted(&session, channel, head, payload, credit);
+            }
+        };
+        PeerLine { line: Box::new(line), arrivals: Arrivals::or_else(arrivals, unheard) }
     }
 
     /// The sending end of a channel, and what comes over it from now on.
@@ -446,14 +458,17 @@ impl Peers {
         let (Some(host), session, Some(me)) = (self.host(), session.clone(), self.me.upgrade()) else {
             return;
         };
+        let (peer, own) = (host_id(session.peer()), self.own());
         self.runtime.spawn(async move {
             match host.lane_of(volume).await {
-                Some(lane) => lane.attach(line),
+                Some(lane) => lane.attach(line, peer, own),
                 None => {
-                    me.routes.close(host_id(session.peer()), channel);
-                    while let Ok(Arrival::Sent { head, .. }) = line.arrivals.try_recv() {
-                        if let Ok(Head::Call { call, .. } | Head::FencedCall { call, .. }) =
-                            Head::decode(&head)
+                    me.routes.close(peer, channel);
+                    while let Some(arrival) = line.arrivals.try_next() {
+                        let Arrival::Sent { head, .. } = arrival else { continue };
+                        // N.B. who stops says nothing: its next process is asked again.
+                        if let (false, Ok(Head::Call { call, .. } | Head::FencedCall { call, .. })) =
+                            (host.is_stopping(), Head::decode(&head))
                         {
                             refuse(&session, channel, call);
                         }

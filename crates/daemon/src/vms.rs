@@ -285,6 +285,13 @@ impl Vms {
         user.map(|entry| entry.record.name.clone())
     }
 
+    /// Tells whether a machine that runs, or is looked for after a start of the daemon, has a volume among its disks.
+    pub(crate) fn runs_on(&self, volume: &str) -> bool {
+        let runs = |entry: &Entry| matches!(entry.life, Life::Starting | Life::Alive(_));
+        let uses = |entry: &Entry| entry.definition.volumes().iter().any(|name| name == volume);
+        self.entries().values().any(|entry| runs(entry) && uses(entry))
+    }
+
     fn known(&self, entry: &Entry) -> Known {
         let name = &entry.record.name;
         Known {

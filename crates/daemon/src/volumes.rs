@@ -318,6 +318,24 @@ impl Drop for Claim {
     }
 }
 
+/// Who uses a volume.
+#[derive(Debug)]
+pub(crate) struct Users {
+    /// NBD connections of this host.
+    pub(crate) connections: usize,
+    /// Clients that other hosts lead here, by the hosts' names.
+    pub(crate) elsewhere: Vec<(String, u32)>,
+}
+
+impl std::fmt::Display for Users {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let here = (self.connections > 0).then(|| format!("{} connections", self.connections));
+        let elsewhere =
+            self.elsewhere.iter().map(|(host, clients)| format!("{clients} clients at host \"{host}\""));
+        f.write_str(&here.into_iter().chain(elsewhere).collect::<Vec<_>>().join(" and "))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

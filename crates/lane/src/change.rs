@@ -24,6 +24,35 @@ pub(crate) enum Changed {
 }
 
 impl Change {
+    /// What it changes.
+    pub(crate) fn range(&self) -> ByteRange {
+        match self {
+            Self::Write(offset, data, _) => ByteRange::new(*offset, data.len() as u64),
+            Self::Discard(range) | Self::Zero(range, ..) => *range,
+        }
+    }
+
+    /// How many parts it has of so many bytes: of one for which no memory is held, for the others are short.
+    pub(crate) fn steps(&self, bytes: u64) -> u64 {
+        match self {
+            Self::Write(..) => 1,
+            Self::Discard(range) | Self::Zero(range, ..) => range.length.div_ceil(bytes).max(1),
+        }
+    }
+
+    /// One of those parts.
+    pub(crate) fn step(&self, bytes: u64, number: u64) -> Self {
+        let part = |range: &ByteRange| {
+            let start = number * bytes;
+            ByteRange::new(range.offset + start, bytes.min(range.length.saturating_sub(start)))
+        };
+        match self {
+            Self::Write(offset, data, durability) => Self::Write(*offset, data.clone(), *durability),
+            Self::Discard(range) => Self::Discard(part(range)),
+            Self::Zero(range, mode, durability) => Self::Zero(part(range), *mode, *durability),
+        }
+    }
+
     /// Has a device make the change.
     pub(crate) fn apply(self, device: &dyn BlockDevice) -> IoFuture<'_, ()> {
         match self {

@@ -2,11 +2,11 @@
 //! client behind it, wherever it is sent on from here ([`crate::fence`]).
 //!
 //! ```text
-//!   a connection ──► entrance ──► align ──► passage ──► gate ──┬──► store
-//!                       │                      └ whose client  └──► owner on another host: asked while the client is there
+//!   a connection ──► entrance ──► passage ──► gate ──┬──► align ──► … store
+//!                       │            └ whose client  └──► owner on another host: asked while the client is there
 //!                       └ the first: the owner raises its fence
-//!   another host ──► service ─── bears a fence ───────► gate ──┬──► store: if the fence is the present one
-//!                                                              └──► owner on another host: with the same fence
+//!   another host ──► service ── bears a fence ──► gate ──┬──► align ──► … store: if the fence is the present one
+//!                                                        └──► owner on another host: with the same fence
 //! ```
 
 use std::cell::Cell;
@@ -18,10 +18,15 @@ use futures_util::FutureExt;
 use migration::planted::{Bug, broken};
 
 use crate::change::{Change, Changed};
+use crate::clients::Client;
 use crate::fence::{Always, Entry, Fence, Presence};
 use crate::filter::{Access, GateMode};
-use crate::peer::PeerStore;
+use crate::peer::PeerVolume;
 use crate::volume::Volume;
+
+/// Bytes of a range that are zeroed or discarded at once: who connects meanwhile waits for no more. A store that has to write
+/// zeroes takes a second or two for it.
+const CHANGE_STEP_BYTES: u64 = 256 << 20;
 
 /// Where a change comes from.
 pub(crate) enum Origin<'a> {
@@ -35,10 +40,10 @@ pub(crate) enum Origin<'a> {
 
 impl Origin<'_> {
     /// Has the volume's owner, on another host, make the change.
-    async fn send_on(self, owner: &PeerStore, change: Change) -> Result<Changed, IoError> {
+    async fn send_on(self, owner: &PeerVolume, change: Change) -> Result<Changed, IoError> {
         match self {
-            Self::Client(visitor) => owner.change(&*visitor.presence, change).await?,
-            Self::OldHost => owner.change(&Always, change).await?,
+            Self::Client(visitor) => owner.change(Rc::clone(&visitor.presence), change).await?,
+            Self::OldHost => owner.change(Rc::new(Always), change).await?,
             Self::Host(fence) => return owner.relay(fence, change).await,
         }
         Ok(Changed::Done)
@@ -53,6 +58,11 @@ pub(crate) struct Visitor {
 }
 
 impl Visitor {
+    /// Asks the owner on another host, as long as the client is there. Boxed, as little of this happens on this host.
+    fn forwarded<'a, T: 'a>(&'a self, owner: &'a PeerVolume, asked: IoFuture<'a, T>) -> IoFuture<'a, T> {
+        Box::pin(owner.while_there(&*self.presence, asked))
+    }
+
     /// Tells whether the client may have come to another host, or here once more: since it was seen to be there last
     /// somebody has, and it is not there. What it left behind is not made then.
     fn may_be_elsewhere(&self, volume: &Volume) -> bool {
@@ -69,10 +79,10 @@ impl Visitor {
 }
 
 /// The way by which a client comes to the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Route {
+#[derive(Clone, Copy)]
+pub(crate) enum Route<'a> {
     /// Its connection is here.
-    Here,
+    Here(&'a dyn Presence),
     /// Its connection is at another host.
     AnotherHost,
 }
@@ -86,7 +96,7 @@ impl Volume {
             return Box::pin(origin.send_on(owner, change)).await;
         }
         let _entry = match origin {
-            // N.B. both here, and not where it arrives: it may have waited for blocks, or at the gate.
+            // N.B. both here, and not where it arrives: it may have waited at the gate. From here on whoever comes waits for it.
             Origin::Client(visitor) if visitor.may_be_elsewhere(self) => return Err(IoError::Closed),
             Origin::Host(fence) if !self.fences().admits(fence) => {
                 return Ok(Changed::Refused(self.fences().tell()));
@@ -98,31 +108,73 @@ impl Volume {
         Ok(Changed::Done)
     }
 
+    /// Reads, when the gate lets that through; from the owner on another host as long as the client is there.
+    pub(crate) async fn read(
+        &self,
+        visitor: &Visitor,
+        offset: u64,
+        buffer: Buffer,
+    ) -> Result<Buffer, IoError> {
+        let pass = self.gate().enter(Access::Read).await;
+        match pass.owner() {
+            Some(owner) => visitor.forwarded(owner, owner.read(offset, buffer)).await,
+            None => pass.device().read(offset, buffer).await,
+        }
+    }
+
+    /// Flushes, likewise.
+    pub(crate) async fn flush(&self, visitor: &Visitor) -> Result<(), IoError> {
+        let pass = self.gate().enter(Access::Read).await;
+        match pass.owner() {
+            Some(owner) => visitor.forwarded(owner, owner.flush()).await,
+            None => pass.device().flush().await,
+        }
+    }
+
+    /// Describes a range, likewise.
+    pub(crate) async fn allocation(
+        &self,
+        visitor: &Visitor,
+        range: ByteRange,
+    ) -> Result<Vec<Extent>, IoError> {
+        let pass = self.gate().enter(Access::Read).await;
+        match pass.owner() {
+            Some(owner) => visitor.forwarded(owner, owner.allocation(range)).await,
+            None => pass.device().allocation(range).await,
+        }
+    }
+
     /// A client begins to use the volume: resolves when nothing that it may have left behind, at whichever host, can land
     /// any more, with the owner's fence from then on. `None`: the owner knows nothing of fences.
     ///
     /// # Errors
     /// The owner, on another host, cannot be asked.
-    pub(crate) async fn attach(&self, route: Route) -> Result<Option<Fence>, IoError> {
+    pub(crate) async fn attach(&self, route: Route<'_>) -> Result<Option<Fence>, IoError> {
         // N.B. not below the gate, for those may have to wait there.
         self.fences().comes().await;
         let pass = self.gate().enter(Access::Attach).await;
         if let Some(owner) = pass.owner().cloned() {
             // It takes as long as the link does, and nothing that happens here meanwhile makes it worthless.
             drop(pass);
-            return owner.attach().await;
+            return match route {
+                Route::Here(presence) => owner.while_there(presence, owner.attach()).await,
+                Route::AnotherHost => owner.attach().await,
+            };
         }
         self.fences().raise().await;
-        Ok((route == Route::AnotherHost).then(|| self.fences().tell()))
+        Ok(matches!(route, Route::AnotherHost).then(|| self.fences().tell()))
     }
 }
 
 /// The beginning of the way of one connection.
 pub struct Entrance {
     volume: Rc<Volume>,
+    presence: Rc<dyn Presence>,
     below: Rc<dyn BlockDevice>,
     attachment: Cell<Attachment>,
     settled: Signal,
+    /// It is one of the volume's clients.
+    _client: Client,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,9 +188,11 @@ enum Attachment {
 struct Attaching<'a>(&'a Entrance);
 
 impl Entrance {
-    /// Makes the way of a connection; `below` leads to the volume by a [`Passage`].
-    pub fn new(volume: Rc<Volume>, below: Rc<dyn BlockDevice>) -> Self {
-        Self { volume, below, attachment: Cell::new(Attachment::Missing), settled: Signal::default() }
+    /// Makes the way of a connection from `presence`; `below` leads to the volume by a [`Passage`].
+    pub fn new(volume: Rc<Volume>, presence: Rc<dyn Presence>, below: Rc<dyn BlockDevice>) -> Self {
+        let (attachment, settled) = (Cell::new(Attachment::Missing), Signal::default());
+        let client = volume.clients().comes();
+        Self { volume, presence, below, attachment, settled, _client: client }
     }
 
     /// Makes the client known to the volume's owner, once.
@@ -157,7 +211,7 @@ impl Entrance {
                     self.attachment.set(Attachment::UnderWay);
                     let _attaching = Attaching(self);
                     // Boxed: once in the life of a connection, and every request would have to have room for it.
-                    Box::pin(self.volume.attach(Route::Here)).await?;
+                    Box::pin(self.volume.attach(Route::Here(&*self.presence))).await?;
                     self.attachment.set(Attachment::Made);
                 }
             }
@@ -193,8 +247,21 @@ impl Entrance {
     }
 
     pub(crate) async fn changing(&self, change: Change) -> Result<(), IoError> {
+        if change.steps(CHANGE_STEP_BYTES) > 1 {
+            // Boxed: few are as long, and every request would have to have room for it.
+            return Box::pin(self.changing_in_steps(change)).await;
+        }
         let _entry = self.begin_change().await?;
         change.apply(&*self.below).await
+    }
+
+    /// Changes a long range part after part: whoever comes meanwhile, or closes the gate, waits for one of them.
+    async fn changing_in_steps(&self, change: Change) -> Result<(), IoError> {
+        for step in 0..change.steps(CHANGE_STEP_BYTES) {
+            let _entry = self.begin_change().await?;
+            change.step(CHANGE_STEP_BYTES, step).apply(&*self.below).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn flushing(&self) -> Result<(), IoError> {
@@ -254,7 +321,6 @@ impl Drop for Attaching<'_> {
 /// The end of the way of one connection: into the volume, with the client behind each change.
 pub struct Passage {
     volume: Rc<Volume>,
-    below: Rc<dyn BlockDevice>,
     visitor: Visitor,
 }
 
@@ -262,7 +328,7 @@ impl Passage {
     /// Makes the way of a connection from `presence` into a volume.
     pub fn new(volume: Rc<Volume>, presence: Rc<dyn Presence>) -> Self {
         let visitor = Visitor { presence, arrivals_seen: Cell::new(volume.fences().arrivals()) };
-        Self { below: volume.device(), volume, visitor }
+        Self { volume, visitor }
     }
 
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
@@ -275,21 +341,19 @@ impl Passage {
 impl BlockDevice for Passage {
     /// Passthrough.
     fn geometry(&self) -> Geometry {
-        self.below.geometry()
+        self.volume.gate().geometry()
     }
 
-    /// Passthrough.
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        self.below.read(offset, buffer)
+        Box::pin(self.volume.read(&self.visitor, offset, buffer))
     }
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
         self.change(Change::Write(offset, data, durability))
     }
 
-    /// Passthrough.
     fn flush(&self) -> IoFuture<'_, ()> {
-        self.below.flush()
+        Box::pin(self.volume.flush(&self.visitor))
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
@@ -302,11 +366,10 @@ impl BlockDevice for Passage {
 
     /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
-        self.below.zeroes_fast(mode)
+        self.volume.gate().zeroes_fast(mode)
     }
 
-    /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
-        self.below.allocation(range)
+        Box::pin(self.volume.allocation(&self.visitor, range))
     }
 }

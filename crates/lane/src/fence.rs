@@ -74,7 +74,7 @@ pub struct Fences {
     is_told: Cell<bool>,
     /// How many clients have come, by whichever host, and how often the volume has.
     arrivals: Cell<u64>,
-    /// Changes of this host's clients, from before their blocks are claimed.
+    /// Changes of this host's clients, from before they wait for anything.
     own: Ledger,
     /// Changes that came by way of other hosts, below the gate.
     forwarded: Ledger,

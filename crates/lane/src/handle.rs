@@ -11,8 +11,9 @@ use futures_util::future::Shared;
 use chronicle::{BlockSize, Generation, Kept, ReplicaOf, StayId};
 use migration::journal::{ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
-use migration::{Attempt, CommitFault, MigrationId, VolumeId};
+use migration::{Attempt, CommitFault, HostId, MigrationId, VolumeId};
 
+use crate::clients::ByHost;
 use crate::conductor::{ComingTogether, LeavingTogether, SourceMembership, TargetContent, TargetMembership};
 use crate::lending::{ArrivingStore, SharedImage};
 use crate::peer::PeerLine;
@@ -286,6 +287,12 @@ pub struct LaneStatus {
     pub engine: &'static str,
     /// NBD connections.
     pub connections: usize,
+    /// Clients at other hosts, which lead them here.
+    pub clients_elsewhere: ByHost,
+    /// Other hosts that lead their clients here, whether they have any at this moment or not.
+    pub hosts_led_here: usize,
+    /// The host that the volume came from has yet to say whether it leads clients here.
+    pub awaits_word_of_clients: bool,
     /// Guest requests in flight.
     pub requests_in_flight: usize,
     /// Guest reads since the lane began.
@@ -337,6 +344,8 @@ pub(crate) enum Command {
     },
     Attach {
         line: PeerLine,
+        peer: HostId,
+        own: HostId,
     },
     Cancel {
         migration: MigrationId,
@@ -420,10 +429,10 @@ impl LaneHandle {
         self.ask(|answer| Command::Come { order: Box::new(order), store, line, role, answer }).await?
     }
 
-    /// Lets another host use the volume for clients that it has left, over `line`.
-    pub fn attach(&self, line: PeerLine) {
-        // A lane that has ended serves nobody.
-        let _ = self.commands.unbounded_send(Command::Attach { line });
+    /// Lets another host, `peer` of this one, which is `own`, use the volume for clients that it leads here, over `line`.
+    pub fn attach(&self, line: PeerLine, peer: HostId, own: HostId) {
+        // A lane that has ended serves nobody: what has come over the line is given back.
+        let _ = self.commands.unbounded_send(Command::Attach { line, peer, own });
     }
 
     /// Ends a migration before its commit point. That it has ended is told by a [`crate::Report`].

@@ -4,7 +4,7 @@
 //!   other threads ── messages ──► thread ──► conductor (one a migration): Source and Target of the core
 //!                                   │            │ mirrors, gates
 //!                                   ▼            ▼
-//! NBD ──► meter ──► entrance ──► align ──► volume: gate ──► tracker ──► [mirror] ──► store
+//! NBD ──► meter ──► entrance ──► volume: gate ──► align ──► tracker ──► [mirror] ──► store
 //!                                                             │  └─────► target store
 //!                                                           copy: the strategy of the core, and the mover
 //! ```
@@ -15,6 +15,7 @@
 
 mod change;
 pub mod chronicler;
+pub mod clients;
 pub mod conductor;
 pub mod control;
 pub mod copy;
@@ -37,6 +38,7 @@ pub mod volume;
 use block::signal;
 
 pub use chronicler::{Chronicler, Keeper, Keeping, NotDurable};
+pub use clients::{ByHost, Clients};
 pub use conductor::{
     Baton, ComingTogether, ComingVolume, Conductor, CopySettings, LeavingTogether, LeavingVolume, Plan,
     PlannedVolume, Post, Replica, SourceConductor, SourceFollower, SourceMembership, SourcePlan, TargetBaton,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   this host                                                the other host
-//!   PeerStore ──read, write, flush …──► Conversation ══line══► Conversation ──► Service ──► store or volume
-//!       ◄────────── answers ───────────      │                     │
+//!   PeerStore  ─┬ read, write, flush … ─► Conversation ══line══► Conversation ──► Service ──► store or volume
+//!   PeerVolume ─┘ ◄────── answers ───────    │                     │
 //!   Source or Target ◄──── messages ─────────┴─────────────────────┘
 //! ```
 //! A line carries heads and payloads, once each while both processes live, in any order. What is said about a call is
@@ -14,6 +14,8 @@ mod asked;
 pub mod head;
 mod service;
 mod store;
+mod volume;
+mod window;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -28,12 +30,14 @@ use futures_util::StreamExt;
 use rustix::io::Errno;
 
 use self::head::{Address, Answered, Head, Operation};
+use self::window::Permit;
 use crate::fence::Fence;
 use crate::signal::Signal;
 
 pub use asked::Asked;
 pub use service::Service;
 pub use store::PeerStore;
+pub use volume::PeerVolume;
 
 /// Bytes of payload in one call at most: larger requests are cut by [`PeerStore`].
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
@@ -56,7 +60,55 @@ pub struct PeerLine {
     /// The sending end. That it is dropped ends the line on this host.
     pub line: Box<dyn Line + Send>,
     /// What the peer sends, and what becomes of the line.
-    pub arrivals: mpsc::UnboundedReceiver<Arrival>,
+    pub arrivals: Arrivals,
+}
+
+/// What a line brings. What nobody has taken when it ends goes to whoever may find another one to hear it.
+pub struct Arrivals {
+    receiver: mpsc::UnboundedReceiver<Arrival>,
+    unheard: Option<Box<dyn FnMut(Arrival) + Send>>,
+}
+
+impl Arrivals {
+    /// Has `unheard` take what comes, and is not taken from here.
+    #[must_use]
+    pub fn or_else(
+        receiver: mpsc::UnboundedReceiver<Arrival>,
+        unheard: impl FnMut(Arrival) + Send + 'static,
+    ) -> Self {
+        Self { receiver, unheard: Some(Box::new(unheard)) }
+    }
+
+    /// What has come already.
+    pub fn try_next(&mut self) -> Option<Arrival> {
+        self.receiver.try_recv().ok()
+    }
+
+    async fn next(&mut self) -> Option<Arrival> {
+        self.receiver.next().await
+    }
+
+    fn give_back(&mut self, arrival: Arrival) {
+        if let Some(unheard) = &mut self.unheard {
+            unheard(arrival);
+        }
+    }
+}
+
+impl From<mpsc::UnboundedReceiver<Arrival>> for Arrivals {
+    fn from(receiver: mpsc::UnboundedReceiver<Arrival>) -> Self {
+        Self { receiver, unheard: None }
+    }
+}
+
+impl Drop for Arrivals {
+    fn drop(&mut self) {
+        // N.B. first: what is sent from now on is known not to be heard.
+        self.receiver.close();
+        while let Some(arrival) = self.try_next() {
+            self.give_back(arrival);
+        }
+    }
 }
 
 /// The sending end of a way to another host.
@@ -81,8 +133,8 @@ pub enum Haste {
     BeforeMemory,
 }
 
-/// What a peer understands. It is known from the first connection to its process on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a peer understands, each with all that comes before it. It is known from the first connection to its process on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Speech {
     /// It has not been heard of yet.
     Unknown,
@@ -90,6 +142,8 @@ pub enum Speech {
     Calls,
     /// Calls that bear fences, too.
     Fences,
+    /// Calls about any range of bytes of a volume, too: the owner claims the blocks that they touch.
+    Parts,
 }
 
 /// What comes over a line.
@@ -126,7 +180,12 @@ pub trait Listener {
     fn restarted(&self);
 }
 
-type Waiting = BTreeMap<u64, oneshot::Sender<Result<Answer, IoError>>>;
+/// A call that has not been answered.
+struct Unanswered {
+    answer: oneshot::Sender<Result<Answer, IoError>>,
+    /// What it takes of its volume's window until it is answered, whether somebody still waits for it or not.
+    _permit: Option<Permit>,
+}
 
 /// The answer to a call: what its head says, and its payload.
 pub(crate) struct Answer {
@@ -139,10 +198,25 @@ pub(crate) struct Answer {
 /// One end of a line: calls and their answers find each other.
 pub struct Conversation {
     line: Box<dyn Line>,
-    waiting: RefCell<Waiting>,
+    waiting: RefCell<BTreeMap<u64, Unanswered>>,
     next_call: Cell<u64>,
+    news: Rc<News>,
+}
+
+/// What has become of the peer, for whoever waits for that.
+#[derive(Default)]
+struct News {
     /// Told when the peer has been heard of.
     heard: Signal,
+    /// How often it has been heard of anew: over a line that was broken, or as another process.
+    times: Cell<u64>,
+}
+
+impl News {
+    fn come(&self) {
+        self.times.set(self.times.get() + 1);
+        self.heard.notify();
+    }
 }
 
 /// What is asked of a peer.
@@ -157,34 +231,36 @@ pub(crate) struct Question {
 impl Conversation {
     /// Makes an end that listens once it is [run](Conversation::run).
     pub fn new(line: Box<dyn Line>) -> Rc<Self> {
-        let (waiting, heard) = (RefCell::default(), Signal::default());
-        Rc::new(Self { line, waiting, next_call: Cell::new(0), heard })
+        Rc::new(Self { line, waiting: RefCell::default(), next_call: Cell::new(0), news: Rc::default() })
     }
 
     /// Takes what the line brings: answers end calls, calls go to `service`, the rest to `listener`. It goes on until
     /// nobody holds the conversation any more, or the line brings nothing any more.
-    pub fn run(
+    pub fn run<A: Into<Arrivals>>(
         self: &Rc<Self>,
-        mut arrivals: mpsc::UnboundedReceiver<Arrival>,
+        arrivals: A,
         service: Rc<Service>,
         listener: Rc<dyn Listener>,
-    ) -> impl Future<Output = ()> + use<> {
-        let conversation = Rc::downgrade(self);
+    ) -> impl Future<Output = ()> + use<A> {
+        let (conversation, mut arrivals) = (Rc::downgrade(self), arrivals.into());
         async move {
-            while let Some(arrival) = arrivals.next().await {
-                let Some(conversation) = conversation.upgrade() else { return };
+            while let Some(arrival) = service.unless_ended(arrivals.next()).await {
+                let Some(conversation) = conversation.upgrade() else {
+                    arrivals.give_back(arrival);
+                    return;
+                };
                 match arrival {
                     Arrival::Sent { head, payload, credit } => {
                         conversation.sent(&head, payload, credit, &service, &*listener).await;
                     }
                     Arrival::Lost(reason) => listener.lost(&reason),
                     Arrival::Back => {
-                        conversation.heard.notify();
+                        conversation.news.come();
                         listener.back();
                     }
                     Arrival::Restarted => {
                         conversation.fail_calls();
-                        conversation.heard.notify();
+                        conversation.news.come();
                         service.restarted();
                         listener.restarted();
                     }
@@ -217,7 +293,8 @@ impl Conversation {
                 // Nobody waits for it any more: its call has failed with the line, or its caller has gone.
                 let Some(waiting) = self.waiting.borrow_mut().remove(&call) else { return };
                 let answer = result.map_err(IoError::from);
-                let _ = waiting.send(answer.map(|answered| Answer { answered, payload, _credit: credit }));
+                let _ =
+                    waiting.answer.send(answer.map(|answered| Answer { answered, payload, _credit: credit }));
             }
             Ok(Head::Said) => listener.said(&payload),
             Err(error) => {
@@ -244,13 +321,14 @@ impl Conversation {
         urgency: Urgency,
         question: Question,
         payload: Bytes,
+        permit: Option<Permit>,
     ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
         let call = self.next_call.get();
         self.next_call.set(call + 1);
         let (answer, answered) = oneshot::channel();
-        self.waiting.borrow_mut().insert(call, answer);
+        self.waiting.borrow_mut().insert(call, Unanswered { answer, _permit: permit });
         let Question { address, operation, fence } = question;
-        let head = match fence.filter(|_| self.speech() == Speech::Fences) {
+        let head = match fence.filter(|_| self.speech() >= Speech::Fences) {
             Some(fence) => Head::FencedCall { call, address, operation, fence },
             // An owner that knows fences refuses a change without one, and says what its fence is.
             None => Head::Call { call, address, operation },
@@ -264,10 +342,10 @@ impl Conversation {
         self.line.speech()
     }
 
-    /// Resolves when it is known whether the peer knows fences: to whether it does.
-    pub(crate) async fn knows_fences(&self) -> bool {
+    /// Resolves when it is known what the peer's present process understands.
+    pub(crate) async fn known_speech(&self) -> Speech {
         let speech = || Some(self.speech()).filter(|speech| *speech != Speech::Unknown);
-        self.heard.wait_for(speech).await == Speech::Fences
+        self.news.heard.wait_for(speech).await
     }
 
     pub(crate) fn answer(
@@ -285,7 +363,7 @@ impl Conversation {
     fn fail_calls(&self) {
         for (_, waiting) in self.waiting.take() {
             // Whoever has gone needs no answer.
-            let _ = waiting.send(Err(lost()));
+            let _ = waiting.answer.send(Err(lost()));
         }
     }
 }

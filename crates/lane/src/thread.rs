@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use block::device::ALIGNMENT;
 use block::engine::{Engine, EngineChoice, EngineError};
-use block::filter::Align;
+use block::filter::Aligner;
 use block::{BlockDevice, Executor, Geometry, Handle, IoError, ZeroMode};
 use chronicle::{Chronicle, Epoch, MarkPolicy, StayId};
 use export::nbd;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
 use migration::strategy::Acknowledgement;
@@ -41,7 +41,7 @@ use crate::handle::{
     Opening, Refused, Rest,
 };
 use crate::lending::LentImage;
-use crate::peer::Conversation;
+use crate::peer::{Conversation, Service};
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
 use crate::signal::Signal;
@@ -161,7 +161,7 @@ struct Lane {
     pulse: Rc<Pulse>,
     server: nbd::Server,
     /// Other hosts that use the volume, for clients that they have left.
-    attached: RefCell<Vec<Rc<Conversation>>>,
+    attached: RefCell<Vec<(Rc<Conversation>, Rc<Service>)>>,
     migration: Rc<CurrentMigration>,
     /// The store that it began with, if that may be lent to the host that the volume comes from.
     lent: RefCell<Option<Rc<LentImage>>>,
@@ -209,21 +209,19 @@ impl Lane {
             // What was written before this start is not known: every block may have been.
             None => Chronicler::volatile(id, Chronicle::resume(settings.block_size, size, Epoch(0))),
         };
-        let volume = Volume::with_chronicler(id, chronicler, settings.generation, home);
+        let aligner = Aligner::new(engine.buffers().clone(), handle.clone());
+        let volume = Volume::with_chronicler(id, chronicler, settings.generation, home, aligner);
         volume.fences().begin(settings.life);
         let counters = Rc::<Counters>::default();
-        let aligned = Align::new(volume.device(), engine.buffers().clone(), handle.clone());
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
-        let aligned = Rc::new(aligned);
         let connect: nbd::Connect = {
-            let (volume, aligned) = (Rc::clone(&volume), Rc::clone(&aligned));
+            let volume = Rc::clone(&volume);
             let (counters, pulse, handle) = (Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
             let faults = Rc::new(FaultLog::new(settings.name.clone()));
             Box::new(move |caller| {
                 let presence: Rc<dyn Presence> = Rc::new(caller);
-                let passage = Passage::new(Rc::clone(&volume), presence);
-                let below = Rc::new(aligned.beside(Rc::new(passage)));
-                let entrance = Entrance::new(Rc::clone(&volume), below);
+                let passage = Passage::new(Rc::clone(&volume), Rc::clone(&presence));
+                let entrance = Entrance::new(Rc::clone(&volume), presence, Rc::new(passage));
                 let (counters, pulse, faults) = (Rc::clone(&counters), Rc::clone(&pulse), Rc::clone(&faults));
                 Rc::new(Meter::new(entrance, counters, pulse, faults, handle.clone()))
             })
@@ -232,7 +230,7 @@ impl Lane {
             name: settings.name.clone(),
             description: format!("Sterna volume {}", settings.name),
             // Asked for what it is like alone: each connection has a way of its own.
-            device: aligned,
+            device: volume.device(),
             connect: Some(connect),
             access: settings.access,
         };
@@ -282,7 +280,7 @@ impl Lane {
                         let _ = answer.send(lane.come(&order, store, line, role).await);
                     });
                 }
-                Command::Attach { line } => self.attach(line),
+                Command::Attach { line, peer, own } => self.attach(line, peer, own),
                 Command::Cancel { migration, answer } => {
                     let _ = answer.send(self.cancel(migration));
                 }
@@ -442,6 +440,9 @@ impl Lane {
         LaneStatus {
             engine: self.engine.name(),
             connections: self.server.connections().len(),
+            clients_elsewhere: self.volume.clients().elsewhere(),
+            hosts_led_here: self.volume.clients().ways(),
+            awaits_word_of_clients: self.volume.clients().awaits_word(self.handle.now()),
             // Those of clients of other hosts are not counted above the gate.
             requests_in_flight: counters.in_flight.get().max(self.volume.gate().in_flight()),
             reads: counters.reads.get(),
@@ -472,6 +473,13 @@ impl Lane {
         let drained = self.server.shutdown(deadline).await;
         if drained.connections_cut > 0 {
             warn!(volume = %self.settings.name, connections = drained.connections_cut, "connections were cut");
+        }
+        // N.B. nothing that other hosts have asked for is left without an answer: what is not taken any more goes back to
+        // where it came from, and finds whoever has the volume next.
+        let attached = self.attached.take();
+        let answered = join_all(attached.iter().map(|(_, service)| service.end()));
+        if let Either::Right(_) = select(Box::pin(answered), self.handle.sleep(deadline)).await {
+            warn!(volume = %self.settings.name, "what other hosts asked for is still under way");
         }
         let store = self.volume.store();
         // Another host may be out of reach, for however long.

@@ -1,26 +1,30 @@
 //! One volume's live stack, and what a migration may do to it.
 //!
 //! ```text
-//!    export ──► gate ──► tracker ──► [mirror] ──► store
-//!                 └ what is below it is replaced as a whole
+//!    export ────► gate ─┬──► align ──► tracker ──► [mirror] ──► store
+//!    other hosts ──┘    └──► the volume at the host that owns it
+//!                  └ what is below it is replaced as a whole
 //! ```
+//! Blocks are claimed below the gate, at the volume's owner: all clients, whichever host they are at, have one order of what
+//! they do to parts of a block. Whoever has a claim goes no further than to the stores of this host.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 
-use block::filter::FlushDebt;
-use block::{BlockDevice, IoError};
+use block::filter::{Aligner, FlushDebt};
+use block::{BlockDevice, Buffer, IoError};
 use chronicle::{BlockSize, Chronicle, Epoch, Generation, LayeredBitmap, ReplicaOf, StayId};
 use migration::VolumeId;
 use migration::planted::{Bug, broken};
 use tracing::warn;
 
 use crate::chronicler::{Chronicler, NotDurable};
+use crate::clients::Clients;
 use crate::copy::VolumeCopy;
 use crate::fence::Fences;
 use crate::filter::{Gate, GateMode, MirrorFilter, Tracker};
-use crate::peer::PeerStore;
+use crate::peer::PeerVolume;
 
 /// The first epoch of a volume's life: "since the epoch before" can be asked for.
 const FIRST_EPOCH: Epoch = Epoch(1);
@@ -31,8 +35,11 @@ pub struct Volume {
     block_size: BlockSize,
     generation: Cell<Generation>,
     chronicler: Rc<Chronicler>,
+    /// Claims on its blocks, in whichever of its stacks a request is.
+    aligner: Aligner,
     gate: Rc<Gate>,
     fences: Fences,
+    clients: Rc<Clients>,
     home: RefCell<Home>,
     /// The store that owns it, for flushes that no guest has asked for; `None`: it is at another host.
     ours: RefCell<Option<Rc<dyn BlockDevice>>>,
@@ -46,7 +53,7 @@ pub enum Home {
     /// On this host: what owns it.
     Here(Rc<dyn BlockDevice>),
     /// On another one: the way there.
-    Elsewhere(Rc<PeerStore>),
+    Elsewhere(Rc<PeerVolume>),
 }
 
 impl Home {
@@ -66,9 +73,11 @@ impl Volume {
         block_size: BlockSize,
         generation: Generation,
         store: Rc<dyn BlockDevice>,
+        aligner: Aligner,
     ) -> Rc<Self> {
         let chronicle = Chronicle::new(block_size, store.geometry().size, FIRST_EPOCH);
-        Self::with_chronicler(id, Chronicler::volatile(id, chronicle), generation, Home::Here(store))
+        let chronicler = Chronicler::volatile(id, chronicle);
+        Self::with_chronicler(id, chronicler, generation, Home::Here(store), aligner)
     }
 
     /// Makes the stack of a volume whose history goes on; it is at `home`, its gate is open.
@@ -77,6 +86,7 @@ impl Volume {
         chronicler: Rc<Chronicler>,
         generation: Generation,
         home: Home,
+        aligner: Aligner,
     ) -> Rc<Self> {
         let (home, ours) = settled(home);
         let tracker = Tracker::new(home.device(), Rc::clone(&chronicler));
@@ -85,8 +95,10 @@ impl Volume {
             block_size: chronicler.block_size(),
             generation: Cell::new(generation),
             chronicler,
+            aligner,
             gate: Rc::new(Gate::new(Rc::new(tracker))),
             fences: Fences::default(),
+            clients: Rc::default(),
             home: RefCell::new(home),
             ours: RefCell::new(ours),
             copy: RefCell::default(),
@@ -155,6 +167,11 @@ impl Volume {
         &self.fences
     }
 
+    /// Its clients, wherever they are.
+    pub fn clients(&self) -> &Rc<Clients> {
+        &self.clients
+    }
+
     /// Where the volume is.
     pub fn home(&self) -> Home {
         self.home.borrow().clone()
@@ -196,7 +213,7 @@ impl Volume {
         // The planted bug trusts the copy's missing set to know what is written (hard case 10).
         let tracked =
             if broken(Bug::ChronicleIsMissingSet) { Rc::clone(&mirror) } else { self.tracked(mirror) };
-        self.gate.replace(tracked)
+        self.gate.replace(self.aligned(tracked))
     }
 
     /// Takes the mirror out of the live stack; requests that are in it go on.
@@ -245,7 +262,7 @@ impl Volume {
 
     /// Sees whether the store answers, while the gate holds what guests ask for: a store that fails here is given
     /// back, and no guest may have noticed it (design §5.7, §5.14).
-    pub(crate) async fn try_reading(&self, buffer: block::Buffer) -> Result<(), IoError> {
+    pub(crate) async fn try_reading(&self, buffer: Buffer) -> Result<(), IoError> {
         let store = self.store();
         store.read(0, buffer).await.map(drop)
     }
@@ -253,14 +270,21 @@ impl Volume {
     fn lead_home(&self) {
         // What is below the gate ends where it is.
         match self.home() {
-            Home::Here(store) => drop(self.gate.replace(self.tracked(store))),
-            // Its owner keeps the chronicle.
-            Home::Elsewhere(owner) => drop(self.gate.lead_to(owner)),
+            Home::Here(store) => drop(self.gate.replace(self.aligned(self.tracked(store)))),
+            // Its owner keeps the chronicle, and knows who its clients are.
+            Home::Elsewhere(owner) => {
+                owner.tell_of(&self.clients);
+                drop(self.gate.lead_to(owner));
+            }
         }
     }
 
     fn tracked(&self, below_tracker: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
         Rc::new(Tracker::new(below_tracker, Rc::clone(&self.chronicler)))
+    }
+
+    fn aligned(&self, below: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
+        Rc::new(self.aligner.over(below))
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::engine::{Engine, EngineChoice};
+use block::filter::Aligner;
 use block::{Access, Buffer, Durability, Executor, FileStore, Handle, Image, ZeroMode};
 use chronicle::{BlockSize, Generation};
 use lane::{
@@ -98,7 +99,8 @@ fn run<F: Future<Output = ()> + 'static>(engine: EngineChoice, test: impl FnOnce
     let handle = executor.handle();
     let image = Image::create(&folder.path().join("source.img"), SIZE).unwrap();
     let store = Rc::new(FileStore::new(image, Rc::clone(&engine)));
-    let volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, Generation(3), store);
+    let aligner = Aligner::new(engine.buffers().clone(), handle.clone());
+    let volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, Generation(3), store, aligner);
     let bench = Bench { folder, handle, engine, control: Rc::default(), volume };
     executor.run(test(bench));
 }

@@ -60,6 +60,8 @@ pub enum Bug {
     FenceNotChecked,
     /// 13: what a failed flush of the target may have lost is believed to be there.
     FailedFlushConfirmed,
+    /// 4: parts of a block are put together at the host of each client, under claims that other hosts know nothing of.
+    ClaimsAtEachHost,
     /// 13: what a restarted target had not made durable is believed to be there.
     TargetRestart,
     /// 15: a discard reaches the target as a hint only.
@@ -99,6 +101,7 @@ impl Bug {
         Self::GhostWrites,
         Self::FenceNotChecked,
         Self::FailedFlushConfirmed,
+        Self::ClaimsAtEachHost,
         Self::TargetRestart,
         Self::Discard,
         Self::AccessAfterTheRelationEnded,
@@ -135,6 +138,7 @@ impl Bug {
             Self::GhostWrites => "ghost-writes",
             Self::FenceNotChecked => "fence-not-checked",
             Self::FailedFlushConfirmed => "failed-flush-confirmed",
+            Self::ClaimsAtEachHost => "claims-at-each-host",
             Self::TargetRestart => "target-restart",
             Self::Discard => "discard",
             Self::AccessAfterTheRelationEnded => "access-after-the-relation-ended",

@@ -2,7 +2,7 @@
 //! clocks and a daemon that crashes for each host, and volumes that tour them.
 //!
 //! ```text
-//!   guests ──► align ──► volume (gate, tracker, mirror) ──► disks          disks ◄── volume (gate closed)
+//!   guests ──► volume (gate, align, tracker, mirror) ──► disks             disks ◄── volume (gate closed)
 //!                │ a host: SourceConductor                    another: TargetConductor │
 //!                └───── PeerStore, messages ═══ link: late, out of order, broken ═══ Service
 //!
@@ -24,6 +24,7 @@ mod line;
 mod link;
 mod luck;
 mod machine;
+mod neighbours;
 mod party;
 mod people;
 mod place;
@@ -43,6 +44,7 @@ use self::branch::{Branch, Branches, TRUNK};
 use self::clock::{HostClock, HostDriver};
 use self::link::Link;
 use self::machine::SimMachine;
+use self::neighbours::Neighbours;
 use self::party::Party;
 use self::people::People;
 use self::place::Place;
@@ -71,6 +73,7 @@ pub(crate) struct Fleet {
     links: Vec<Rc<Link>>,
     branches: Branches,
     people: People,
+    neighbours: Neighbours,
     /// The machine that goes along, if one does.
     machine: Option<Rc<SimMachine>>,
     crashes: RefCell<Vec<(Place, Stop)>>,
@@ -147,6 +150,11 @@ impl Fleet {
         let branches = Branches::default();
         branches.open(guests, Place::A);
         let people = People::draw(random, hosts, machine.is_some());
+        let neighbours = match machine {
+            None => Neighbours::draw(random, scenario.volumes.iter().map(|plan| plan.disk.size_bytes)),
+            // It stands still before its disks change hands, and so would they have to.
+            Some(_) => Neighbours::none(random),
+        };
         let fleet = Rc::new(Self {
             world: Rc::clone(world),
             random: RefCell::new(random.fork()),
@@ -154,6 +162,7 @@ impl Fleet {
             links,
             branches,
             people,
+            neighbours,
             machine,
             crashes: RefCell::default(),
             tally: RefCell::default(),
@@ -197,6 +206,7 @@ impl Fleet {
             self.tally(Event::BranchKill);
         }
         party.crashed(how);
+        self.neighbours.crashed(place);
         if was_source {
             self.world.set_phase(None);
         }

@@ -76,6 +76,18 @@ pub(crate) struct Caller {
     has_left: Cell<bool>,
 }
 
+impl Caller {
+    /// It is there no more.
+    pub(crate) fn hang_up(&self) {
+        self.has_left.set(true);
+    }
+
+    /// Whether it has not hung up.
+    pub(crate) fn is_connected(&self) -> bool {
+        !self.has_left.get()
+    }
+}
+
 impl Presence for Caller {
     fn is_there(&self) -> bool {
         !self.has_left.get()
@@ -116,6 +128,9 @@ impl Guest {
         initial: &[u64],
         buffers: BufferPool,
     ) -> Rc<Self> {
+        // What lies behind its part of the disk is not its affair.
+        let own = initial.len().min((settings.size_bytes / SECTOR_BYTES) as usize);
+        let initial = &initial[..own];
         Rc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             world: Rc::clone(world),
@@ -146,7 +161,7 @@ impl Guest {
     /// The daemon is gone, or it hangs up: nothing of what was not answered will be.
     pub(crate) fn disconnect(&self) {
         if let Some(connection) = self.connection.take() {
-            connection.caller.has_left.set(true);
+            connection.caller.hang_up();
         }
     }
 

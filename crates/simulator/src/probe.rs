@@ -1,6 +1,14 @@
 //! Sits right above a volume's gate, where a migration begins to matter to a guest, and measures each request.
+//!
+//! Changes of parts of a block are made one after the other: one that has to wait for others to the same blocks is measured
+//! from when the last of these has ended.
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
+
+use block::device::ALIGNMENT;
 
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
 use lane::TimeLimits;
@@ -13,22 +21,51 @@ pub(crate) struct Probe {
     below: Rc<dyn BlockDevice>,
     world: Rc<World>,
     limits: TimeLimits,
+    next: Cell<u64>,
+    /// The blocks of changes under way, and since when each may have been made.
+    changes: RefCell<BTreeMap<u64, (ByteRange, Duration)>>,
 }
 
 impl Probe {
     /// Measures what goes to `below`; `limits` are those of the migrations.
     pub(crate) fn new(below: Rc<dyn BlockDevice>, world: &Rc<World>, limits: TimeLimits) -> Self {
-        Self { below, world: Rc::clone(world), limits }
+        let (next, changes) = (Cell::default(), RefCell::default());
+        Self { below, world: Rc::clone(world), limits, next, changes }
+    }
+
+    /// Measures a change of a range.
+    async fn measured_change(&self, range: ByteRange, request: IoFuture<'_, ()>) -> Result<(), IoError> {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        let alignment = u64::from(ALIGNMENT);
+        let start = range.offset - range.offset % alignment;
+        let blocks = ByteRange::new(start, range.end().next_multiple_of(alignment) - start);
+        self.changes.borrow_mut().insert(number, (blocks, self.world.now()));
+        let result = request.await;
+        let (now, mut changes) = (self.world.now(), self.changes.borrow_mut());
+        let began = changes.remove(&number).map_or(now, |(_, began)| began);
+        // Those that came later may have waited for it.
+        let later = changes.range_mut(number..).map(|(_, change)| change);
+        later.filter(|(other, _)| other.overlaps(&blocks)).for_each(|(_, began)| *began = now);
+        drop(changes);
+        // Of one that ends within blocks these are put together and written, one after the other, beside the rest.
+        let parts = if blocks == range { 1 } else { 3 };
+        self.judge(began, now, parts);
+        result
+    }
+
+    fn judge(&self, began: Duration, now: Duration, parts: u32) {
+        let limits = TimeLimits { mirror_wait_max: self.limits.mirror_wait_max * parts, ..self.limits };
+        let wrong = too_long(&self.world.excuses.borrow(), &limits, began, now);
+        if let Some(wrong) = wrong {
+            self.world.violated("patience", || wrong);
+        }
     }
 
     async fn measured<T>(&self, request: IoFuture<'_, T>) -> Result<T, IoError> {
         let began = self.world.now();
         let result = request.await;
-        let now = self.world.now();
-        let wrong = too_long(&self.world.excuses.borrow(), &self.limits, began, now);
-        if let Some(wrong) = wrong {
-            self.world.violated("patience", || wrong);
-        }
+        self.judge(began, self.world.now(), 1);
         result
     }
 }
@@ -44,7 +81,8 @@ impl BlockDevice for Probe {
     }
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.measured(self.below.write(offset, data, durability)))
+        let range = ByteRange::new(offset, data.len() as u64);
+        Box::pin(self.measured_change(range, self.below.write(offset, data, durability)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -52,11 +90,11 @@ impl BlockDevice for Probe {
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.measured(self.below.discard(range)))
+        Box::pin(self.measured_change(range, self.below.discard(range)))
     }
 
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.measured(self.below.write_zeroes(range, mode, durability)))
+        Box::pin(self.measured_change(range, self.below.write_zeroes(range, mode, durability)))
     }
 
     /// Passthrough.

@@ -142,7 +142,11 @@ pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
     }
     let mut table = table(&["VOLUME", "SIZE", "USED", "STORE", "STATE", "CLIENTS", "MIGRATION"], &[1, 2, 5]);
     for volume in volumes {
-        let clients = volume.statistics.as_ref().map(|statistics| statistics.connections.to_string());
+        let elsewhere: u32 = volume.clients_elsewhere.iter().map(|led| led.clients).sum();
+        let clients = volume.statistics.as_ref().map(|statistics| match elsewhere {
+            0 => statistics.connections.to_string(),
+            elsewhere => format!("{}+{elsewhere}", statistics.connections),
+        });
         table.add_row([
             volume.name.clone(),
             bytes(volume.size_bytes),
@@ -186,6 +190,12 @@ pub(crate) fn volume(volume: &Volume) -> String {
         );
         rows.extend([("guest", guest), ("engine", statistics.engine.clone())]);
     }
+    let elsewhere =
+        volume.clients_elsewhere.iter().map(|led| format!("{} at host {}", led.clients, led.host));
+    let elsewhere: Vec<_> = elsewhere.collect();
+    rows.extend(
+        (!elsewhere.is_empty()).then(|| ("forwarded", format!("{} (led here)", elsewhere.join(", ")))),
+    );
     properties(&rows)
 }
 

@@ -89,7 +89,7 @@ impl Default for Limits {
 /// The oldest version of the protocol that this program speaks.
 const OLDEST: u16 = 1;
 /// The newest one. What came with which: 2, calls on a volume's owner that bear its fence; 3, looks ahead that give no
-/// volume's identity away.
+/// volume's identity away, calls on a volume's owner about any range of bytes, and words of the clients that are led there.
 const NEWEST: u16 = 3;
 
 /// Versions of the protocol, from the oldest to the newest.

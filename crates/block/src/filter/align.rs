@@ -19,12 +19,39 @@ use crate::device::{
 };
 use crate::error::IoError;
 use crate::executor::Handle;
+use crate::growth::Growth;
 use crate::range_lock::{Claim, RangeLock};
 
 /// Presents a device with an alignment of one byte.
 pub struct Align {
     shared: Rc<Shared>,
     handle: Handle,
+}
+
+/// The claims on the blocks of one volume. Whatever reads and writes those blocks goes through filters of one of these.
+#[derive(Clone)]
+pub struct Aligner {
+    buffers: BufferPool,
+    handle: Handle,
+    writes: Rc<RangeLock>,
+}
+
+impl Aligner {
+    /// Makes one without claims; blocks are put together in memory of `buffers`.
+    ///
+    /// A write that changes parts of blocks runs as a task of `handle`: it goes on when its future is dropped,
+    /// because half of it may not come to rest on top of what others write to the same blocks afterwards.
+    pub fn new(buffers: BufferPool, handle: Handle) -> Self {
+        Self { buffers, handle, writes: Rc::new(RangeLock::new()) }
+    }
+
+    /// Puts a filter over `inner`.
+    pub fn over(&self, inner: Rc<dyn BlockDevice>) -> Align {
+        let alignment = u64::from(inner.geometry().alignment);
+        let (buffers, writes) = (self.buffers.clone(), Rc::clone(&self.writes));
+        let shared = Shared { inner, alignment, buffers, writes };
+        Align { shared: Rc::new(shared), handle: self.handle.clone() }
+    }
 }
 
 struct Shared {
@@ -36,30 +63,9 @@ struct Shared {
 }
 
 impl Align {
-    /// Puts the filter over `inner`; blocks are put together in memory of `buffers`.
-    ///
-    /// A write that changes parts of blocks runs as a task of `handle`: it goes on when its future is dropped,
-    /// because half of it may not come to rest on top of what others write to the same blocks afterwards.
+    /// Puts a filter with claims of its own over `inner`; see [`Aligner`].
     pub fn new(inner: Rc<dyn BlockDevice>, buffers: BufferPool, handle: Handle) -> Self {
-        Self::claiming(inner, buffers, handle, Rc::new(RangeLock::new()))
-    }
-
-    /// Another way to the same blocks, by way of `inner`: what goes this way and what goes that way have one set of claims.
-    #[must_use]
-    pub fn beside(&self, inner: Rc<dyn BlockDevice>) -> Self {
-        let (buffers, writes) = (self.shared.buffers.clone(), Rc::clone(&self.shared.writes));
-        Self::claiming(inner, buffers, self.handle.clone(), writes)
-    }
-
-    fn claiming(
-        inner: Rc<dyn BlockDevice>,
-        buffers: BufferPool,
-        handle: Handle,
-        writes: Rc<RangeLock>,
-    ) -> Self {
-        let alignment = u64::from(inner.geometry().alignment);
-        let shared = Shared { inner, alignment, buffers, writes };
-        Self { shared: Rc::new(shared), handle }
+        Aligner::new(buffers, handle).over(inner)
     }
 
     /// Runs a request that must not stop half-way.
@@ -170,16 +176,25 @@ impl BlockDevice for Align {
             return shared.inner.allocation(range);
         }
         Box::pin(async move {
-            check_range(&shared.geometry(), range)?;
-            let mut extents = shared.inner.allocation(shared.blocks_around(range)).await?;
-            for extent in &mut extents {
-                let (start, end) =
-                    (extent.range.offset.max(range.offset), extent.range.end().min(range.end()));
-                extent.range = ByteRange::new(start, end.saturating_sub(start));
-            }
-            extents.retain(|extent| extent.range.length > 0);
-            Ok(extents)
+            let blocks = shared.checked_blocks_around(range)?;
+            Ok(cut(shared.inner.allocation(blocks).await?, range))
         })
+    }
+
+    fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        let shared = &self.shared;
+        if shared.is_aligned(range) {
+            return shared.inner.own_allocation(range);
+        }
+        Box::pin(async move {
+            let blocks = shared.checked_blocks_around(range)?;
+            Ok(cut(shared.inner.own_allocation(blocks).await?, range))
+        })
+    }
+
+    /// Passthrough.
+    fn growth(&self) -> Option<&dyn Growth> {
+        self.shared.inner.growth()
     }
 }
 
@@ -201,6 +216,12 @@ impl Shared {
         let start = range.offset - range.offset % self.alignment;
         let end = range.end().next_multiple_of(self.alignment).min(self.geometry().size);
         ByteRange::new(start, if range.length == 0 { 0 } else { end - start })
+    }
+
+    /// As [`Self::blocks_around`], of a range that may lie anywhere.
+    fn checked_blocks_around(&self, range: ByteRange) -> Result<ByteRange, IoError> {
+        check_range(&self.geometry(), range)?;
+        Ok(self.blocks_around(range))
     }
 
     /// The whole blocks that a range within the device covers; of no length if it covers none.
@@ -284,6 +305,16 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// What of the extents lies within a range.
+fn cut(mut extents: Vec<Extent>, range: ByteRange) -> Vec<Extent> {
+    for extent in &mut extents {
+        let (start, end) = (extent.range.offset.max(range.offset), extent.range.end().min(range.end()));
+        extent.range = ByteRange::new(start, end.saturating_sub(start));
+    }
+    extents.retain(|extent| extent.range.length > 0);
+    extents
 }
 
 #[cfg(test)]

@@ -138,6 +138,18 @@ impl BlockDevice for Check {
             answer
         })
     }
+
+    fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        let expected = self.expected(check_range(&self.current(), range));
+        Box::pin(async move {
+            let answer = self.inner.own_allocation(range).await;
+            assert_refused(expected, answer.as_ref().err(), "own allocation", range);
+            if let Ok(extents) = &answer {
+                assert_covers(extents, range);
+            }
+            answer
+        })
+    }
 }
 
 /// Asserts that extents lie in order, without gaps, and cover a range exactly.

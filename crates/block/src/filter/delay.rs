@@ -208,6 +208,13 @@ impl BlockDevice for Delay {
             self.inner.allocation(range).await
         })
     }
+
+    fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async move {
+            self.hold(Operation::Allocation, 0).await;
+            self.inner.own_allocation(range).await
+        })
+    }
 }
 
 impl State {

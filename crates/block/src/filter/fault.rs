@@ -177,6 +177,13 @@ impl BlockDevice for Fault {
             None => self.inner.allocation(range),
         }
     }
+
+    fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        match self.verdict(Operation::Allocation, Some(range)) {
+            Some((error, _)) => failed(error),
+            None => self.inner.own_allocation(range),
+        }
+    }
 }
 
 impl State {

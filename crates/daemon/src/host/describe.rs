@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::{VolumeCreation, VolumeState, VolumeStatistics};
-use lane::LaneStatus;
+use lane::{ByHost, LaneStatus};
 use migration::VolumeId;
 use migration::journal::{ExportAccess, MigrationState, Place, Side, State, VolumeRecord};
 use migration::promotion;
@@ -22,7 +22,7 @@ use crate::volumes::Service;
 
 /// How long a lane or a store may take to answer before its part of a description is left out: somebody who looks
 /// at a host with one hung disk sees the rest.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 impl Host {
     /// Describes the daemon.
@@ -152,6 +152,7 @@ impl Host {
             creation: None,
             migration: volume.and_then(|id| self.migrations.running_of(id)).map(|id| id.to_string()),
             added_unix_ms: 0,
+            clients_elsewhere: Vec::new(),
             statistics: None,
         };
         let mut missing = None;
@@ -164,7 +165,10 @@ impl Host {
                 shown.allocated_bytes = allocated.await.flatten();
             }
         }
-        add_service(&mut shown, service).await;
+        let elsewhere = add_service(&mut shown, service).await;
+        let clients = self.hosts.clients_by_name(&elsewhere).into_iter();
+        shown.clients_elsewhere =
+            clients.map(|(host, clients)| api::ClientsElsewhere { host, clients }).collect();
         if let (VolumeState::Serving, None, Some(address)) = (shown.state, &shown.message, missing) {
             shown.message = Some(format!(
                 "{address} is not an address of this host yet; clients of its unix socket are served"
@@ -221,7 +225,9 @@ fn add_recorded(shown: &mut api::Volume, record: &VolumeRecord, added_unix_ms: u
     shown.added_unix_ms = added_unix_ms;
 }
 
-async fn add_service(shown: &mut api::Volume, service: Service) {
+/// Says how a volume is served; returns its clients at other hosts.
+async fn add_service(shown: &mut api::Volume, service: Service) -> ByHost {
+    let mut elsewhere = ByHost::default();
     (shown.state, shown.message) = match service {
         Service::Creating(creation) => {
             shown.creation = Some(VolumeCreation {
@@ -240,12 +246,14 @@ async fn add_service(shown: &mut api::Volume, service: Service) {
         Service::Serving(lane) => match tokio::time::timeout(ANSWER_MAX, lane.status()).await {
             Ok(Ok(status)) => {
                 shown.statistics = Some(statistics(&status));
+                elsewhere = status.clients_elsewhere;
                 (VolumeState::Serving, None)
             }
             Ok(Err(refused)) => (VolumeState::Failed, Some(refused.to_string())),
             Err(_) => (VolumeState::Serving, Some("its thread does not answer".to_owned())),
         },
     };
+    elsewhere
 }
 
 fn statistics(status: &LaneStatus) -> VolumeStatistics {

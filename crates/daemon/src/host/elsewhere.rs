@@ -1,7 +1,8 @@
 //! Volumes that went to another host: what is left of them here, and how an interrupted departure goes on.
 //!
-//! Until its last client has left, or for good if somebody asked for that, this host forwards requests to the owner. A
-//! restart ends the connections of clients, so then only those that were asked for are forwarded again.
+//! Until its last client has left, wherever that is, or for good if somebody asked for that, this host forwards requests to
+//! the owner. A restart ends the connections of clients; forwarded again is then what was asked for, and what a machine of
+//! this host runs on. Clients of other hosts are, as soon as they ask for something.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,10 +46,14 @@ impl Host {
         });
         // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
         for moved in moved {
-            if self.has_ended(moved.migration) && moved.forwarding == Forwarding::Always {
-                let name = moved.volume.record.name.clone();
+            let name = moved.volume.record.name.clone();
+            let is_needed = moved.forwarding == Forwarding::Always || self.has_machine_on(&name);
+            if self.has_ended(moved.migration) && is_needed {
+                let volume = moved.volume.record.volume;
                 if let Err(error) = self.forward(moved).await {
                     tracing::error!(volume = %name, reason = %error.message(), "its clients are not forwarded");
+                } else if let Some(Service::Serving(lane)) = self.volumes.service(&name) {
+                    tokio::spawn(Arc::clone(self).see_departure(name, volume, lane));
                 }
             }
         }
@@ -183,6 +188,16 @@ impl Host {
         Some(lane)
     }
 
+    /// Tells whether a machine of this host runs on a volume: it stays when its volume alone goes elsewhere, and connects again
+    /// after a restart.
+    fn has_machine_on(&self, volume: &str) -> bool {
+        let is_adopted = || {
+            let adoptions = self.adoptions().ok();
+            adoptions.is_some_and(|adoptions| adoptions.find(|adopted| adopted.uses(volume)).is_some())
+        };
+        self.vms.runs_on(volume) || is_adopted()
+    }
+
     fn has_ended(&self, migration: MigrationId) -> bool {
         self.journal.read(|state| state.migrations.get(&migration).is_none_or(MigrationState::has_ended))
     }
@@ -197,10 +212,12 @@ impl Host {
             let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
             // It has come home.
             let Some(moved) = moved else { return };
-            // Requests of another host's clients may be on their way back through here, too.
-            let in_use =
-                lane.status().await.map_or(0, |status| status.connections + status.requests_in_flight);
-            if moved.forwarding == Forwarding::Always || in_use > 0 {
+            // N.B. as long as another host leads its clients through here, whether they ask for anything just now or not.
+            let in_use = lane
+                .status()
+                .await
+                .map_or(0, |status| status.connections + status.requests_in_flight + status.hosts_led_here);
+            if moved.forwarding == Forwarding::Always || in_use > 0 || self.has_machine_on(&name) {
                 continue;
             }
             // An operation that has the volume is likely to bring it home.

@@ -4,13 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use futures_util::future::join_all;
 use migration::journal::Side;
 use migration::{HostId, VolumeId};
 use transport::Peer;
 
+use super::describe::ANSWER_MAX;
 use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::hosts::Trust;
+use crate::volumes::Service;
 
 impl Host {
     /// Makes this host's identity.
@@ -105,17 +108,33 @@ impl Host {
         how: api::RemovePeer,
     ) -> Result<api::RemovedPeer, RequestError> {
         if let (false, Some(peer)) = (how.force, self.hosts.find(&name)) {
-            self.refuse_needed(&peer)?;
+            let used = self.used_from(HostId(peer.id.0)).await;
+            self.refuse_needed(&peer, &used)?;
         }
         blocking(move || {
             let removed = self.hosts.remove(&name)?;
+            self.peers.unpaired(HostId(removed.id.0));
             Ok(api::RemovedPeer { name: removed.name, id: removed.id.to_string() })
         })
         .await
     }
 
-    /// Migrations would wait for ever for a host that is not known any more, and so would clients that are forwarded.
-    fn refuse_needed(&self, peer: &Peer) -> Result<(), RequestError> {
+    /// Volumes of this host that clients at another one use.
+    async fn used_from(&self, peer: HostId) -> Vec<String> {
+        let served = self.volumes.list().into_iter().filter_map(|(name, _, service)| match service {
+            Service::Serving(lane) => Some((name, lane)),
+            _ => None,
+        });
+        let asked = served.map(async |(name, lane)| {
+            let status = tokio::time::timeout(ANSWER_MAX, lane.status()).await.ok()?.ok()?;
+            (status.clients_elsewhere.at(peer) > 0).then_some(name)
+        });
+        join_all(asked).await.into_iter().flatten().collect()
+    }
+
+    /// Migrations would wait for ever for a host that is not known any more, and so would clients that are forwarded, to it
+    /// or from it.
+    fn refuse_needed(&self, peer: &Peer, used: &[String]) -> Result<(), RequestError> {
         let id = HostId(peer.id.0);
         let here: BTreeSet<VolumeId> = self.volumes.list().into_iter().filter_map(|(_, id, _)| id).collect();
         let (migrations, volumes) = self.journal.read(|state| {
@@ -138,6 +157,9 @@ impl Host {
             needed.push(format!(
                 "clients of {all} are forwarded there (sterna volume remove {first} ends that)"
             ));
+        }
+        if !used.is_empty() {
+            needed.push(format!("clients there use {}, which they are led to here", used.join(", ")));
         }
         match needed.is_empty() {
             true => Ok(()),

@@ -14,7 +14,7 @@ use crate::error::RequestError;
 use crate::images;
 use crate::stores::removed_path;
 use crate::vms::VmError;
-use crate::volumes::{Claim, Service};
+use crate::volumes::{Claim, Service, Users};
 
 /// How long a client that has just left may still be counted: its machine is stopped and the volume removed in one script.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
@@ -78,7 +78,7 @@ impl Host {
             Some(_) => ImageFate::Deleted,
             None => ImageFate::Kept,
         };
-        Ok(RemovedVolume { name, image: record.image.place.name().to_owned(), image_fate })
+        Ok(RemovedVolume { name, image: record.image.place.name().to_owned(), image_fate, host: None })
     }
 
     /// Ends what is left here of a volume that another host has.
@@ -88,6 +88,7 @@ impl Host {
         volume: VolumeId,
         name: String,
     ) -> Result<RemovedVolume, RequestError> {
+        let host = self.journal.read(|state| state.moved.get(&volume).map(|moved| moved.host_name.clone()));
         self.forget_moved(volume).await?;
         if let Some(Service::Serving(lane)) = claim.removing() {
             lane.stop(self.config.limits.stop_wait_max).await;
@@ -98,20 +99,29 @@ impl Host {
         }
         claim.removed();
         tracing::info!(volume = %name, "clients are no longer forwarded");
-        Ok(RemovedVolume { name, image: String::new(), image_fate: ImageFate::Kept })
+        Ok(RemovedVolume { name, image: String::new(), image_fate: ImageFate::Elsewhere, host })
     }
 
     async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
         let Some(Service::Serving(lane)) = self.volumes.service(name) else { return Ok(()) };
         let deadline = Instant::now() + FAREWELL_MAX;
         loop {
-            let connections = lane.status().await.map_or(0, |status| status.connections);
-            match connections {
-                0 => return Ok(()),
-                _ if how.force => return Ok(()),
-                _ if Instant::now() < deadline => tokio::time::sleep(FAREWELL_POLL).await,
-                _ => return Err(RequestError::VolumeInUse { volume: name.to_owned(), connections }),
+            let status = lane.status().await.unwrap_or_default();
+            let elsewhere = self.hosts.clients_by_name(&status.clients_elsewhere);
+            let is_free = status.connections == 0 && elsewhere.is_empty() && !status.awaits_word_of_clients;
+            if is_free || how.force {
+                return Ok(());
             }
+            if Instant::now() < deadline {
+                tokio::time::sleep(FAREWELL_POLL).await;
+                continue;
+            }
+            let (volume, connections) = (name.to_owned(), status.connections);
+            return Err(if connections == 0 && elsewhere.is_empty() {
+                RequestError::ClientsUnknown(volume)
+            } else {
+                RequestError::VolumeInUse { volume, clients: Users { connections, elsewhere } }
+            });
         }
     }
 

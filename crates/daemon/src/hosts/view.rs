@@ -1,5 +1,7 @@
 //! What people see of this host and of others.
 
+use lane::ByHost;
+use migration::HostId;
 use transport::ConnectionStatus;
 
 use super::{Acquaintance, Hosts, HostsError, State};
@@ -21,6 +23,20 @@ impl Hosts {
         };
         let (id, name) = (identity.id().to_string(), identity.name().to_owned());
         Ok(api::Identity { id, name, listening, problem, refused })
+    }
+
+    /// Clients at other hosts by what people call these; one that is not known here, for clients may be led here by way of
+    /// another, by the beginning of its identity.
+    pub(crate) fn clients_by_name(&self, clients: &ByHost) -> Vec<(String, u32)> {
+        let known = self.known().map(|known| known.list()).unwrap_or_default();
+        let name_of = |host: HostId| {
+            let peer = known.iter().find(|peer| peer.id.0 == host.0);
+            peer.map_or_else(
+                || transport::HostId(host.0).to_string()[..8].to_owned(),
+                |peer| peer.name.clone(),
+            )
+        };
+        clients.iter().map(|(host, clients)| (name_of(host), clients)).collect()
     }
 
     /// Describes the other hosts, by name.

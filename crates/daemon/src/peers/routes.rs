@@ -18,11 +18,14 @@ use lane::peer::{Arrival, Haste, Line, Speech, Urgency};
 use migration::HostId;
 use transport::{ChannelId, Priority, Session};
 
+use super::channel::{Kind, Subject};
 use super::{host_id, lock, send};
 use crate::moving;
 
 /// The version of the protocol from which on hosts know the fences of volumes.
 const FENCES_SINCE: u16 = 2;
+/// The version from which on owners take any range of bytes of a volume.
+const PARTS_SINCE: u16 = 3;
 
 /// Lanes by the channels that lead to them.
 #[derive(Default)]
@@ -78,6 +81,16 @@ impl Routes {
         for (_, route) in lock(&self.by_key).iter().filter(|((host, _), _)| *host == peer) {
             // A lane that has just ended hears nothing.
             let _ = route.arrivals.unbounded_send(news());
+        }
+    }
+
+    /// A host is not known any more: those that have to do with it only because of clients know nothing of it either.
+    pub(super) fn forget_clients(&self, peer: HostId, own: HostId) {
+        for ((_, channel), route) in lock(&self.by_key).iter().filter(|((host, _), _)| *host == peer) {
+            let subject = Subject::of(*channel, own, peer);
+            if subject.is_some_and(|subject| subject.kind == Kind::Forwarding) {
+                let _ = route.arrivals.unbounded_send(Arrival::Restarted);
+            }
         }
     }
 
@@ -143,7 +156,8 @@ impl Line for SessionLine {
         match self.session().version() {
             None => Speech::Unknown,
             Some(version) if version < FENCES_SINCE => Speech::Calls,
-            Some(_) => Speech::Fences,
+            Some(version) if version < PARTS_SINCE => Speech::Fences,
+            Some(_) => Speech::Parts,
         }
     }
 }

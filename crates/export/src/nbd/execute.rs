@@ -2,11 +2,12 @@
 
 use std::rc::Rc;
 
+use block::device::push_extent;
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, IoError};
 
 use crate::nbd::error_code::ErrorCode;
 use crate::nbd::export::ReplyStyle;
-use crate::nbd::reply::{Body, Reply, encode_extents};
+use crate::nbd::reply::{Body, EXTENTS_MAX, Reply, encode_extents};
 use crate::nbd::transmission::{Command, Effort, ExtentCount};
 
 /// Bytes that a device is asked to describe for one request: a store may have to look at every extent of it, and a
@@ -84,7 +85,7 @@ async fn carry_out(
             };
             let range = ByteRange::new(range.offset, range.length.min(limit));
             let (range, extents) = match count {
-                ExtentCount::Many => (range, device.allocation(range).await?),
+                ExtentCount::Many => describe_many(device, range).await?,
                 ExtentCount::One => describe_one(device, range).await?,
             };
             return Ok(Body::Extents(Buffer::copy_of(&encode_extents(range, &extents, count, style))));
@@ -93,6 +94,22 @@ async fn carry_out(
         Command::Cache(_) | Command::Disconnect => {}
     }
     Ok(Body::Done)
+}
+
+/// Describes a range as far as a reply may tell of it.
+async fn describe_many(
+    device: &dyn BlockDevice,
+    range: ByteRange,
+) -> Result<(ByteRange, Vec<Extent>), IoError> {
+    let mut described = ByteRange::new(range.offset, 0);
+    let mut extents = Vec::new();
+    while described != range && extents.len() < EXTENTS_MAX {
+        let length = DESCRIBE_LENGTH_MAX.min(range.end() - described.end());
+        let next = device.allocation(ByteRange::new(described.end(), length)).await?;
+        next.into_iter().for_each(|extent| push_extent(&mut extents, extent.range, extent.kind));
+        described.length += length;
+    }
+    Ok((described, extents))
 }
 
 /// Describes a range only as far as it takes to know its first extent; says how far that was.

@@ -168,6 +168,7 @@ impl FakeDaemon {
             creation: None,
             migration: None,
             added_unix_ms: 0,
+            clients_elsewhere: Vec::new(),
             statistics: None,
         };
         let answer = serde_json::to_vec(&volume).unwrap();

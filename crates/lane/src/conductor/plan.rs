@@ -13,7 +13,7 @@ use migration::{MigrationId, PacingSettings};
 
 use super::seat::{ComingTogether, LeavingTogether};
 use crate::lending::{Borrowing, LentImage};
-use crate::peer::{Conversation, PeerStore, Service};
+use crate::peer::{Conversation, PeerVolume, Service};
 use crate::volume::Volume;
 
 /// A migration between two stores of this host: what is to be migrated, and within which limits.
@@ -91,7 +91,7 @@ pub struct LeavingVolume {
     pub source_image: ImageLocation,
     /// What serves the clients that stay once the target owns the volume; `None`: the target's half has changed the
     /// very stack that they use.
-    pub successor: Option<Rc<PeerStore>>,
+    pub successor: Option<Rc<PeerVolume>>,
     /// The talk with the target's host about this volume; `None`: the target is on this host.
     pub conversation: Option<Rc<Conversation>>,
     /// What the replica is written through if this host can open the target's image itself; `None`: it cannot.

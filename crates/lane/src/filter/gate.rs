@@ -16,10 +16,9 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 
-use block::device::ALIGNMENT;
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 
-use crate::peer::PeerStore;
+use crate::peer::PeerVolume;
 use crate::signal::Signal;
 
 /// Which requests a gate lets through.
@@ -53,7 +52,7 @@ pub struct Gate {
 struct Below {
     device: Rc<dyn BlockDevice>,
     /// The same, if it is the volume's owner on another host.
-    owner: Option<Rc<PeerStore>>,
+    owner: Option<Rc<PeerVolume>>,
     /// Requests that have taken this stack and have not ended.
     requests: Rc<Cell<usize>>,
 }
@@ -140,7 +139,7 @@ impl Gate {
     }
 
     /// Puts the volume's owner on another host below the gate; resolves as [`Gate::replace`].
-    pub(crate) fn lead_to(&self, owner: Rc<PeerStore>) -> impl Future<Output = ()> + use<> {
+    pub(crate) fn lead_to(&self, owner: Rc<PeerVolume>) -> impl Future<Output = ()> + use<> {
         let device = Rc::clone(&owner) as Rc<dyn BlockDevice>;
         self.take_turns(Below { device, owner: Some(owner), requests: Rc::default() })
     }
@@ -187,10 +186,9 @@ impl Gate {
 }
 
 impl BlockDevice for Gate {
-    /// As below, but with the strictest alignment: the next store may ask for it, and what is above does not change.
+    /// As what is below at this moment.
     fn geometry(&self) -> Geometry {
-        let geometry = self.below.borrow().device.geometry();
-        Geometry { alignment: geometry.alignment.max(ALIGNMENT), ..geometry }
+        self.below.borrow().device.geometry()
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
@@ -254,7 +252,7 @@ impl Pass {
     }
 
     /// The volume's owner, if that is another host.
-    pub(crate) fn owner(&self) -> Option<&Rc<PeerStore>> {
+    pub(crate) fn owner(&self) -> Option<&Rc<PeerVolume>> {
         self.below.owner.as_ref()
     }
 }

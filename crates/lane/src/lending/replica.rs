@@ -207,7 +207,7 @@ impl Borrowing {
 
     async fn call(&self, operation: Operation) -> Result<(), Unproved> {
         let question = Question { address: self.address, operation, fence: None };
-        match self.conversation.call(Urgency::Control, question, Bytes::new()).await {
+        match self.conversation.call(Urgency::Control, question, Bytes::new(), None).await {
             Ok(_) => Ok(()),
             Err(error) if is_lost(&error) || error.errno() == Errno::AGAIN => Err(Unproved::Interrupted),
             Err(error) => Err(Unproved::Because(format!("the other host says: {error}"))),

@@ -108,6 +108,12 @@ pub enum Operation {
     LentIsLocked,
     /// A client begins to use the volume: raise its fence, and say what that is.
     Attach,
+    /// The payload says how many clients are led to the volume, by host ([`crate::clients`]); without one nobody is any
+    /// more, nor will be by this line.
+    Clients {
+        /// Grows with each of these.
+        number: u64,
+    },
 }
 
 impl Operation {

@@ -3,16 +3,21 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
 
 use block::{BlockDevice, BufferPool, ByteRange, Durability, Handle, IoError, ZeroMode};
 use bytes::Bytes;
+use futures_util::future::{Either, select};
+use migration::HostId;
 use migration::planted::{Bug, broken};
 
 use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
+use super::window::WINDOW_BYTES;
 use super::{Conversation, PAYLOAD_BYTES_MAX, Question, Speech, Urgency};
 use crate::change::{Change, Changed};
+use crate::clients::{ByHost, Way};
 use crate::entrance::{Origin, Route};
 use crate::fence::Fence;
 use crate::lending::{LentImage, Secret};
@@ -23,12 +28,20 @@ use crate::volume::Volume;
 /// they hold of memory stays within what the line lets through.
 const CALLS_MAX: usize = 1024;
 
+/// Bytes of changes to a volume that are held for a peer beside what the line lets through: whatever a volume waits for, it
+/// keeps nothing of the line that others need. As much as a peer sends ([`super::window`]); of one that sends more the rest
+/// keeps its credit.
+const SET_ASIDE_BYTES: u64 = WINDOW_BYTES;
+
+/// Bytes that are described for one call: the peer asks for the rest.
+const DESCRIBE_BYTES_MAX: u64 = 1 << 30;
+
 /// Something that a peer may use.
 #[derive(Clone)]
 struct Offered {
     device: Rc<dyn BlockDevice>,
-    /// The volume whose device it is, as its clients see it; `None`: it is a store.
-    volume: Option<Rc<Volume>>,
+    /// The volume whose device it is, as its clients see it, and the host that they are at; `None`: it is a store.
+    volume: Option<(Rc<Volume>, HostId)>,
 }
 
 /// What a peer may use, and how.
@@ -36,15 +49,22 @@ pub struct Service {
     handle: Handle,
     buffers: BufferPool,
     devices: RefCell<BTreeMap<Address, Offered>>,
+    /// What the peer has said of the clients that it leads to volumes here.
+    ways: RefCell<BTreeMap<Address, Way>>,
     /// Those of them that may be lent.
     lent: RefCell<BTreeMap<Address, Rc<LentImage>>>,
     /// Replicas that are not to be changed, and whom to tell that somebody wants it.
     held: RefCell<BTreeMap<Address, Rc<dyn Fn()>>>,
     /// Calls of the peer's present process that are under way.
     under_way: RefCell<Rc<Cell<usize>>>,
+    /// Bytes that are held of changes to volumes, without credit.
+    set_aside: Rc<Cell<u64>>,
     /// Those of its former ones.
     left_behind: RefCell<Vec<Rc<Cell<usize>>>>,
     ended: Signal,
+    /// Nothing more is to be heard of the peer.
+    is_over: Cell<bool>,
+    over: Signal,
 }
 
 impl Service {
@@ -54,11 +74,15 @@ impl Service {
             handle,
             buffers,
             devices: RefCell::default(),
+            ways: RefCell::default(),
             lent: RefCell::default(),
             held: RefCell::default(),
             under_way: RefCell::default(),
+            set_aside: Rc::default(),
             left_behind: RefCell::default(),
             ended: Signal::default(),
+            is_over: Cell::default(),
+            over: Signal::default(),
         })
     }
 
@@ -67,10 +91,11 @@ impl Service {
         self.devices.borrow_mut().insert(address, Offered { device, volume: None });
     }
 
-    /// Offers a volume that is here, or leads on from here, to the peer's clients.
-    pub fn offer_volume(&self, volume: Rc<Volume>) {
+    /// Offers a volume that is here, or leads on from here, to the clients of this peer.
+    pub fn offer_volume(&self, volume: Rc<Volume>, peer: HostId) {
         let (address, device) = (Address::Owner(volume.id().0), volume.device());
-        self.devices.borrow_mut().insert(address, Offered { device, volume: Some(volume) });
+        self.ways.borrow_mut().remove(&address);
+        self.devices.borrow_mut().insert(address, Offered { device, volume: Some((volume, peer)) });
     }
 
     /// Lends the image of an address to a peer that asks for it.
@@ -102,7 +127,41 @@ impl Service {
     /// The peer is another process now. Its calls wait until those of the former one have ended: a write that was given
     /// up with that process must not land on top of a newer one (hard cases 4 and 12).
     pub(super) fn restarted(&self) {
+        self.ways.borrow_mut().clear();
         self.left_behind.borrow_mut().push(self.under_way.take());
+    }
+
+    /// Hears nothing more of the peer; resolves when all that it has asked for has been answered.
+    pub(crate) async fn end(&self) {
+        self.is_over.set(true);
+        self.over.notify();
+        let has_ended = || self.under_way.borrow().get() == 0 && self.left_behind().is_empty();
+        self.ended.wait_for(|| has_ended().then_some(())).await;
+    }
+
+    /// What is heard next, unless nothing more is to be.
+    pub(super) async fn unless_ended<T>(&self, heard: impl Future<Output = Option<T>>) -> Option<T> {
+        let is_over = self.over.wait_for(|| self.is_over.get().then_some(()));
+        match select(pin!(heard), pin!(is_over)).await {
+            Either::Left((heard, _)) => heard,
+            Either::Right(_) => None,
+        }
+    }
+
+    /// The peer says how many clients it leads here.
+    fn clients_are(&self, address: Address, number: u64, said: &[u8]) -> Result<Answered, IoError> {
+        let offered = self.devices.borrow().get(&address).cloned();
+        let Some(Offered { volume: Some((volume, peer)), .. }) = offered else {
+            return Err(IoError::Closed);
+        };
+        let mut ways = self.ways.borrow_mut();
+        if said.is_empty() {
+            ways.remove(&address);
+            return Ok(Answered::Done);
+        }
+        let clients = ByHost::decode(said, peer).ok_or(IoError::Unsupported)?;
+        ways.entry(address).or_insert_with(|| volume.clients().way()).says(number, clients);
+        Ok(Answered::Done)
     }
 
     /// What a call that comes now has to wait for: the calls of former processes.
@@ -122,6 +181,11 @@ impl Service {
         credit: Box<dyn Any + Send>,
     ) {
         let Question { address, operation, .. } = question;
+        if let Operation::Clients { number } = operation {
+            let result = self.clients_are(address, number, &payload);
+            conversation.answer(Urgency::Control, call, result, Bytes::new());
+            return;
+        }
         let is_held =
             keeps_promises() && (matches!(operation, Operation::Lend { .. }) || operation.is_change());
         let wanted = self.held.borrow().get(&address).filter(|_| is_held).cloned();
@@ -134,6 +198,7 @@ impl Service {
             return;
         };
         let under_way = Rc::clone(&*self.under_way.borrow());
+        let volume = volume.map(|(volume, _)| volume);
         if let (Operation::Attach, Some(volume)) = (operation, &volume) {
             let (service, volume) = (Rc::clone(self), Rc::clone(volume));
             // N.B. among no calls, so that none waits for it: it waits for changes of clients of this host, and those may
@@ -147,6 +212,10 @@ impl Service {
             return;
         }
         under_way.set(under_way.get() + 1);
+        let credit = match address {
+            Address::Owner(_) => self.set_aside(payload.len(), credit),
+            Address::Replica(_) => Held::Credit { _credit: credit },
+        };
         let left_behind = self.left_behind();
         let service = Rc::clone(self);
         self.handle.spawn(async move {
@@ -163,12 +232,12 @@ impl Service {
                 (Operation::Lend { .. } | Operation::LentIsLocked, _) => {
                     service.lend(address, operation).await
                 }
-                (_, Some(Offered { volume: Some(volume), .. })) if operation.is_change() => {
+                (_, Some(Offered { volume: Some((volume, _)), .. })) if operation.is_change() => {
                     service.change(&volume, origin(question, conversation.speech()), operation, payload).await
                 }
                 (_, Some(Offered { device, .. })) => service.apply(&device, operation, payload).await,
             };
-            // Only now may the peer send as much again: its speed is that of the store.
+            // Only now may the peer send as much again to a replica: its speed is that of the store.
             drop(credit);
             let (result, payload) = match result {
                 Ok((answered, payload)) => (Ok(answered), payload),
@@ -190,6 +259,16 @@ impl Service {
 
     fn offered(&self, address: Address) -> Option<Offered> {
         self.devices.borrow().get(&address).cloned()
+    }
+
+    /// Gives the credit of a change to a volume back while that waits, if there is room for it.
+    fn set_aside(&self, bytes: usize, credit: Box<dyn Any + Send>) -> Held {
+        let (held, bytes) = (&self.set_aside, bytes as u64);
+        if held.get() + bytes > SET_ASIDE_BYTES {
+            return Held::Credit { _credit: credit };
+        }
+        held.set(held.get() + bytes);
+        Held::Room { held: Rc::clone(held), bytes }
     }
 
     async fn lend(&self, address: Address, operation: Operation) -> Result<(Answered, Bytes), IoError> {
@@ -219,6 +298,7 @@ impl Service {
             }
             Operation::Flush => device.flush().await?,
             Operation::Allocation { offset, length } => {
+                let length = length.min(DESCRIBE_BYTES_MAX);
                 let extents = device.allocation(range(offset, length)?).await?;
                 let known = extents.iter().take(EXTENTS_MAX);
                 let known = known.map(|extent| (extent.range.length, extent.kind.into())).collect();
@@ -269,6 +349,22 @@ fn keeps_promises() -> bool {
     !bugs.into_iter().any(broken)
 }
 
+/// What a call that is carried out holds.
+enum Held {
+    /// Credit of the line.
+    Credit { _credit: Box<dyn Any + Send> },
+    /// Room that is set aside.
+    Room { held: Rc<Cell<u64>>, bytes: u64 },
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Self::Room { held, bytes } = self {
+            held.set(held.get() - *bytes);
+        }
+    }
+}
+
 /// A client of the peer has come.
 async fn attach(volume: &Volume) -> Result<Answered, IoError> {
     let fence = volume.attach(Route::AnotherHost).await?;
@@ -280,7 +376,7 @@ async fn attach(volume: &Volume) -> Result<Answered, IoError> {
 fn origin(question: Question, speech: Speech) -> Origin<'static> {
     match (question.fence, speech) {
         (Some(fence), _) => Origin::Host(fence),
-        (None, Speech::Fences) => Origin::Host(Fence::default()),
+        (None, Speech::Fences | Speech::Parts) => Origin::Host(Fence::default()),
         (None, Speech::Calls | Speech::Unknown) => Origin::OldHost,
     }
 }

@@ -1,11 +1,10 @@
-//! A store, or a volume, of another host as a device.
+//! A store of another host as a device: a volume is copied there.
 //!
 //! It waits for as long as the line is broken. Whoever cannot wait says so: the core lets no guest wait for a replica
-//! longer than `mirror_wait_max` (design §5.7). When the peer has restarted, a replica's calls fail, for the core must
-//! know what was lost; a volume's owner is asked again: its clients wait for one answer, whoever gives it. Whether they
-//! still do is looked at each time that an owner is asked for a change ([`crate::fence`]).
+//! longer than `mirror_wait_max` (design §5.7). When the peer has restarted its calls fail, for the core must know what
+//! was lost. How much is under way is the core's to bound.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -17,9 +16,8 @@ use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
 
 use super::head::{Address, Answered, Kind, Operation};
-use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Question, Urgency, is_lost};
-use crate::change::{Change, Changed};
-use crate::fence::{Always, Fence, Presence};
+use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Question, Urgency};
+use crate::change::Change;
 
 /// A device of another host.
 pub struct PeerStore {
@@ -27,8 +25,6 @@ pub struct PeerStore {
     address: Address,
     geometry: Geometry,
     urgency: Urgency,
-    /// What the owner said last of its fence; `None`: nothing.
-    fence: Cell<Option<Fence>>,
 }
 
 impl PeerStore {
@@ -39,81 +35,7 @@ impl PeerStore {
         geometry: Geometry,
         urgency: Urgency,
     ) -> Self {
-        Self { conversation, address, geometry, urgency, fence: Cell::default() }
-    }
-
-    /// Has the owner change the volume for a client of this host, if that is there each time that the owner is asked.
-    pub(crate) async fn change(&self, presence: &dyn Presence, change: Change) -> Result<(), IoError> {
-        let (range, questions) = self.questions(change);
-        check_write(&self.geometry, range)?;
-        let asked = questions.into_iter().map(|(operation, payload)| self.ask(presence, operation, payload));
-        // All of them to their end: what is still under way must not be taken for over.
-        join_all(asked).await.into_iter().collect()
-    }
-
-    /// Has the owner change the volume for another host, which was told of this fence.
-    pub(crate) async fn relay(&self, fence: Fence, change: Change) -> Result<Changed, IoError> {
-        let (range, questions) = self.questions(change);
-        check_write(&self.geometry, range)?;
-        let mut changed = Changed::Done;
-        // One, for what comes over a line is no larger than what goes over one.
-        for (operation, payload) in questions {
-            let question = Question { address: self.address, operation, fence: Some(fence) };
-            let answer = self.repeat(self.urgency_of(&payload), question, payload).await?;
-            if let Answered::Fenced(now) = answer.answered {
-                changed = Changed::Refused(now);
-            }
-        }
-        Ok(changed)
-    }
-
-    /// Tells the owner that a client has come; resolves as [`crate::Volume`]'s own does, and says what its fence is.
-    pub(crate) async fn attach(&self) -> Result<Option<Fence>, IoError> {
-        loop {
-            if !self.conversation.knows_fences().await {
-                return Ok(None);
-            }
-            let question = Question { address: self.address, operation: Operation::Attach, fence: None };
-            match self.conversation.call(Urgency::Control, question, Bytes::new()).await {
-                Ok(Answer { answered: Answered::Fenced(fence), .. }) => {
-                    self.fence.set(Some(fence));
-                    return Ok(Some(fence));
-                }
-                // The owner, further away, knows nothing of them.
-                Ok(_) => return Ok(None),
-                // It may be another program now.
-                Err(error) if is_lost(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    async fn ask(
-        &self,
-        presence: &dyn Presence,
-        operation: Operation,
-        payload: Bytes,
-    ) -> Result<(), IoError> {
-        loop {
-            // N.B. at the very moment that it is sent: what is asked for with a fence is asked for by a client that was there
-            // after that fence was raised.
-            if !presence.is_there() {
-                return Err(IoError::Closed);
-            }
-            let fence = self.fence.get();
-            let question = Question { address: self.address, operation, fence };
-            match self.conversation.call(self.urgency_of(&payload), question, payload.clone()).await {
-                Ok(Answer { answered: Answered::Fenced(now), .. }) => {
-                    if fence == Some(now) {
-                        return Err(nonsense());
-                    }
-                    self.fence.set(Some(now));
-                }
-                Ok(_) => return Ok(()),
-                Err(error) if is_lost(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        Self { conversation, address, geometry, urgency }
     }
 
     /// What a change changes, and what a peer is asked for it.
@@ -146,44 +68,23 @@ impl PeerStore {
         if payload.is_empty() { self.urgency.min(Urgency::Mirrored) } else { self.urgency }
     }
 
-    /// Asks, and asks an owner again that has restarted.
-    fn repeat(
-        &self,
-        urgency: Urgency,
-        question: Question,
-        payload: Bytes,
-    ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
-        let conversation = Rc::clone(&self.conversation);
-        let first = conversation.call(urgency, question, payload.clone());
-        async move {
-            let mut result = first.await;
-            while matches!(question.address, Address::Owner(_)) && result.as_ref().is_err_and(is_lost) {
-                result = conversation.call(urgency, question, payload.clone()).await;
-            }
-            result
-        }
-    }
-
     fn call(
         &self,
         urgency: Urgency,
         operation: Operation,
         payload: Bytes,
     ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
-        self.repeat(urgency, Question { address: self.address, operation, fence: None }, payload)
+        let question = Question { address: self.address, operation, fence: None };
+        self.conversation.call(urgency, question, payload, None)
     }
 
-    /// Has a replica changed; an owner, for somebody who never leaves.
     async fn make(&self, change: Change) -> Result<(), IoError> {
-        if matches!(self.address, Address::Owner(_)) {
-            return self.change(&Always, change).await;
-        }
         let (range, questions) = self.questions(change);
         check_write(&self.geometry, range)?;
         let call = |(operation, payload): (Operation, Bytes)| {
             self.call(self.urgency_of(&payload), operation, payload)
         };
-        // As above.
+        // All of them to their end: what is still under way must not be taken for over.
         let made = join_all(questions.into_iter().map(call)).await;
         made.into_iter().try_for_each(|made| made.map(drop))
     }
@@ -205,17 +106,21 @@ impl BlockDevice for PeerStore {
         self.geometry
     }
 
-    fn read(&self, offset: u64, mut buffer: Buffer) -> IoFuture<'_, Buffer> {
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
             check_range(&self.geometry, ByteRange::new(offset, buffer.len() as u64))?;
-            let pieces =
-                pieces(buffer.len()).map(|(start, length)| self.read_piece(offset + start as u64, length));
-            let answers = try_join_all(pieces).await?;
-            let Some(target) = buffer.as_mut_slice() else { return Err(nonsense()) };
-            for (piece, answer) in target.chunks_mut(PAYLOAD_BYTES_MAX).zip(&answers) {
-                piece.copy_from_slice(&answer.payload);
-            }
-            Ok(buffer)
+            let length = buffer.len();
+            let buffer = RefCell::new(buffer);
+            let read = pieces(length).map(async |(start, length)| {
+                let answer = self.read_piece(offset + start as u64, length).await?;
+                // N.B. at once, whatever the other pieces do: the answer has credit that they may wait for.
+                let mut buffer = buffer.borrow_mut();
+                let target = buffer.as_mut_slice().and_then(|bytes| bytes.get_mut(start..start + length));
+                target.ok_or_else(nonsense)?.copy_from_slice(&answer.payload);
+                Ok::<(), IoError>(())
+            });
+            try_join_all(read).await?;
+            Ok(buffer.into_inner())
         })
     }
 
@@ -289,12 +194,12 @@ impl From<ExtentKind> for Kind {
 }
 
 /// Start and length of each piece of a request, as large as a payload may be.
-fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
     let starts = (0..length).step_by(PAYLOAD_BYTES_MAX);
     starts.map(move |start| (start, PAYLOAD_BYTES_MAX.min(length - start)))
 }
 
 /// The answer does not fit the question.
-fn nonsense() -> IoError {
+pub(super) fn nonsense() -> IoError {
     IoError::os("understand the other host's answer", rustix::io::Errno::PROTO)
 }

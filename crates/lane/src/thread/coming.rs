@@ -10,7 +10,7 @@ use migration::journal::Summary;
 use migration::message::ToSource;
 use migration::source::Moves;
 use migration::wire::{self, Message};
-use migration::{CommitFault, MigrationId, Phase, VolumeIndex};
+use migration::{CommitFault, HostId, MigrationId, Phase, VolumeIndex};
 use tracing::{info, warn};
 
 use super::Lane;
@@ -22,7 +22,7 @@ use crate::filter::GateMode;
 use crate::handle::{ComingOrder, ComingRole, Promoted, Refused};
 use crate::lending::{ArrivingStore, LentImage};
 use crate::peer::head::Address;
-use crate::peer::{Conversation, Listener, PeerLine, Service};
+use crate::peer::{Conversation, Listener, PeerLine, Service, Speech};
 
 impl Lane {
     /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is
@@ -58,6 +58,9 @@ impl Lane {
         role: ComingRole,
     ) -> Result<(), Refused> {
         let conversation = Conversation::new(line.line);
+        if conversation.speech() >= Speech::Parts {
+            self.volume.clients().expect_word(self.handle.now());
+        }
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         let index = match &role {
             ComingRole::Conducts(_) => VolumeIndex(0),
@@ -154,6 +157,7 @@ impl Lane {
     pub(super) fn promote(&self, migration: MigrationId, promoted: Promoted) -> Result<(), Refused> {
         match &*self.migration.coming.borrow() {
             Some((coming, baton)) if *coming == migration => {
+                self.volume.clients().expect_no_word();
                 baton.promote(promoted);
                 Ok(())
             }
@@ -162,14 +166,13 @@ impl Lane {
     }
 
     /// Lets another host use the volume for the clients that it has left.
-    pub(super) fn attach(&self, line: PeerLine) {
+    pub(super) fn attach(&self, line: PeerLine, peer: HostId, own: HostId) {
+        self.volume.clients().are_at(own);
         let conversation = Conversation::new(line.line);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
-        // N.B. below the alignment filter: a request of a client of this host that went to the other host while the volume
-        // was there, and comes back, still has its claim there.
-        service.offer_volume(Rc::clone(&self.volume));
-        self.handle.spawn(conversation.run(line.arrivals, service, Rc::new(Nobody)));
-        self.attached.borrow_mut().push(conversation);
+        service.offer_volume(Rc::clone(&self.volume), peer);
+        self.handle.spawn(conversation.run(line.arrivals, Rc::clone(&service), Rc::new(Nobody)));
+        self.attached.borrow_mut().push((conversation, service));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use block::device::ALIGNMENT;
 use block::{BlockDevice, BufferPool, Geometry, Handle};
 use chronicle::ReplicaOf;
 use migration::journal::Stage;
@@ -22,7 +23,7 @@ use crate::control::Report;
 use crate::handle::{LeavingLines, LeavingOrder, LeavingRole, Refused, Rest};
 use crate::lending::{Borrowing, ReplicaStore, SharedImage};
 use crate::peer::head::Address;
-use crate::peer::{Conversation, Listener, PeerLine, PeerStore, Service, Urgency};
+use crate::peer::{Conversation, Listener, PeerLine, PeerStore, PeerVolume, Service, Urgency};
 use crate::resuming::{self, Rhythm};
 
 /// What a link is thought to carry, in bytes a second, when it is filled: 1.25 Gbit. A faster one that is long as well is
@@ -149,7 +150,7 @@ impl Lane {
         order: &LeavingOrder,
         index: VolumeIndex,
         conversation: &Rc<Conversation>,
-        successor: Rc<PeerStore>,
+        successor: Rc<PeerVolume>,
     ) -> LeavingVolume {
         let link = |urgency| {
             let (conversation, address) = (Rc::clone(conversation), Address::Replica(index.0));
@@ -209,10 +210,10 @@ impl Lane {
         }
     }
 
-    /// What the volume is like at its new owner: as here.
+    /// What the volume is like on the other host: as here.
     fn geometry_elsewhere(&self) -> Geometry {
         let here = self.volume.device().geometry();
-        Geometry { read_only: false, discards: true, ..here }
+        Geometry { alignment: ALIGNMENT, read_only: false, discards: true, ..here }
     }
 }
 
@@ -223,11 +224,11 @@ pub(super) fn owner_elsewhere(
     volume: VolumeId,
     line: PeerLine,
     geometry: Geometry,
-) -> Rc<PeerStore> {
+) -> Rc<PeerVolume> {
     let conversation = Conversation::new(line.line);
     let nothing = Service::new(handle.clone(), buffers.clone());
     handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(Deaf)));
-    Rc::new(PeerStore::new(conversation, Address::Owner(volume.0), geometry, Urgency::Awaited))
+    PeerVolume::new(conversation, volume, geometry, handle.clone(), buffers.clone())
 }
 
 /// How much is copied at once: as on one host, and what is on the way of a long link besides.

@@ -8,7 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::support::{SIZE, Scene, play};
-use block::{Buffer, Durability, Handle, MemoryStore};
+use block::filter::Aligner;
+use block::{Buffer, BufferPool, Durability, Handle, MemoryStore};
 use chronicle::{
     BlockRange, BlockSize, Epoch, Generation, Kept, LayeredBitmap, MarkPolicy, ReplicaOf, StayId,
 };
@@ -97,9 +98,11 @@ fn start(folder: &Rc<Folder>) -> Rc<Volume> {
         size_bytes: SIZE,
         regions: MarkPolicy::regions_for(BlockSize::DEFAULT, SIZE),
     };
+    let aligner = Aligner::new(BufferPool::new(), handle.clone());
     let keeping = Keeping { keeper, handle, wait_max: WAIT_MAX };
     let chronicler = Chronicler::kept(VOLUME, beginning, folder.found(), keeping);
-    Volume::with_chronicler(VOLUME, chronicler, GENERATION, Home::Here(Rc::new(MemoryStore::new(SIZE))))
+    let home = Home::Here(Rc::new(MemoryStore::new(SIZE)));
+    Volume::with_chronicler(VOLUME, chronicler, GENERATION, home, aligner)
 }
 
 /// Writes a block, and tells how long that took.

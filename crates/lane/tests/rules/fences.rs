@@ -4,15 +4,19 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::filter::{Align, Operation as DiskOperation, Operations};
-use block::{BlockDevice, Buffer, BufferPool, Durability};
+use block::filter::check::{Check, Requests};
+use block::filter::{Aligner, Delay, Operation as DiskOperation, Operations};
+use block::{BlockDevice, Buffer, BufferPool, ByteRange, Durability, MemoryStore, ZeroMode};
+use lane::peer::Speech;
 use lane::peer::head::Address;
-use lane::peer::{PeerStore, Urgency};
 use lane::{Entrance, Home, Passage, Presence, Volume};
+use migration::HostId;
 
 use super::peers::Ends;
 use super::support::{GENERATION, Scene, play};
 
+/// The host that leads clients to the owner.
+const ELSEWHERE: HostId = HostId([2; 32]);
 /// Longer than anything here takes that does not wait for something.
 const MOMENT: Duration = Duration::from_millis(50);
 
@@ -35,11 +39,11 @@ impl Presence for Connection {
 
 impl Client {
     /// Connects to a volume as a lane has it.
-    fn connect(scene: &Scene, volume: &Rc<Volume>, aligned: &Align) -> Self {
+    fn connect(scene: &Scene, volume: &Rc<Volume>) -> Self {
         let presence = Rc::<Connection>::default();
-        let passage = Passage::new(Rc::clone(volume), Rc::clone(&presence) as Rc<dyn Presence>);
-        let below = Rc::new(aligned.beside(Rc::new(passage)));
-        let device = Rc::new(Entrance::new(Rc::clone(volume), below));
+        let known = Rc::clone(&presence) as Rc<dyn Presence>;
+        let passage = Passage::new(Rc::clone(volume), Rc::clone(&known));
+        let device = Rc::new(Entrance::new(Rc::clone(volume), known, Rc::new(passage)));
         let client = Self { presence, device };
         // It looks at its disk first, as everybody does.
         let reading = Rc::clone(&client.device);
@@ -49,10 +53,14 @@ impl Client {
 
     /// Writes the first block; what is returned says whether that was answered, and how.
     fn write(&self, scene: &Scene, stamp: u8) -> Rc<Cell<Option<bool>>> {
+        self.write_at(scene, 0, vec![stamp; 4096])
+    }
+
+    fn write_at(&self, scene: &Scene, offset: u64, bytes: Vec<u8>) -> Rc<Cell<Option<bool>>> {
         let (device, answered) = (Rc::clone(&self.device), Rc::<Cell<Option<bool>>>::default());
         let done = Rc::clone(&answered);
         scene.handle.spawn(async move {
-            let written = device.write(0, Buffer::copy_of(&[stamp; 4096]), Durability::Volatile).await;
+            let written = device.write(offset, Buffer::copy_of(&bytes), Durability::Volatile).await;
             done.set(Some(written.is_ok()));
         });
         answered
@@ -66,8 +74,8 @@ impl Client {
 /// The volume at its owner, and at a host that leads its clients there.
 struct Hosts {
     ends: Ends,
-    owner: (Rc<Volume>, Align),
-    forwarder: (Rc<Volume>, Align),
+    owner: Rc<Volume>,
+    forwarder: Rc<Volume>,
 }
 
 impl Hosts {
@@ -75,27 +83,24 @@ impl Hosts {
         let owner = Rc::clone(&scene.volume);
         owner.fences().begin(1);
         let ends = Ends::new(&scene.handle, owner.size());
-        ends.service.offer_volume(Rc::clone(&owner));
-        let (address, geometry) = (Address::Owner(owner.id().0), ends.memory.geometry());
-        let away = PeerStore::new(Rc::clone(&ends.near), address, geometry, Urgency::Awaited);
+        ends.service.offer_volume(Rc::clone(&owner), ELSEWHERE);
         let forwarder = Volume::new(
             owner.id(),
             owner.block_size(),
             GENERATION,
             Rc::clone(&ends.memory) as Rc<dyn BlockDevice>,
+            Aligner::new(BufferPool::new(), scene.handle.clone()),
         );
-        forwarder.change_hands(Home::Elsewhere(Rc::new(away)), GENERATION);
-        let aligned = |volume: &Volume| Align::new(volume.device(), BufferPool::new(), scene.handle.clone());
-        let (owner_align, forwarder_align) = (aligned(&owner), aligned(&forwarder));
-        Self { ends, owner: (owner, owner_align), forwarder: (forwarder, forwarder_align) }
+        forwarder.change_hands(Home::Elsewhere(ends.volume(&scene.handle, owner.id())), GENERATION);
+        Self { ends, owner, forwarder }
     }
 
     fn at_owner(&self, scene: &Scene) -> Client {
-        Client::connect(scene, &self.owner.0, &self.owner.1)
+        Client::connect(scene, &self.owner)
     }
 
     fn at_forwarder(&self, scene: &Scene) -> Client {
-        Client::connect(scene, &self.forwarder.0, &self.forwarder.1)
+        Client::connect(scene, &self.forwarder)
     }
 }
 
@@ -169,11 +174,123 @@ fn hosts_that_know_no_fences_are_served_and_asked_as_before() {
     for (line_is_old, line_back_is_old) in [(true, false), (false, true)] {
         play(move |scene| async move {
             let hosts = Hosts::new(&scene);
-            hosts.ends.line.is_to_old_host.set(line_is_old);
-            hosts.ends.line_back.is_to_old_host.set(line_is_old || line_back_is_old);
+            let speech = |is_old| if is_old { Speech::Calls } else { Speech::Parts };
+            hosts.ends.line.speech.set(speech(line_is_old));
+            hosts.ends.line_back.speech.set(speech(line_is_old || line_back_is_old));
             let written = hosts.at_forwarder(&scene).write(&scene, 5);
             scene.handle.sleep(MOMENT).await;
             assert_eq!((written.get(), scene.source.content().await[0]), (Some(true), 5));
         });
     }
+}
+
+#[test]
+fn clients_at_two_hosts_write_parts_of_one_block_and_neither_undoes_the_other() {
+    play(|scene| async move {
+        let hosts = Hosts::new(&scene);
+        let (here, there) = (hosts.at_owner(&scene), hosts.at_forwarder(&scene));
+        scene.handle.sleep(MOMENT).await;
+        let both = Operations::of(&[DiskOperation::Read, DiskOperation::Write]);
+        scene.source.delay.set_latency(both, Duration::from_millis(3));
+        for turn in 1..=20 {
+            // Neither is answered before the other has begun, at one moment or the next.
+            let first = there.write_at(&scene, 512, vec![turn; 512]);
+            scene.handle.sleep(Duration::from_millis(u64::from(turn) % 8)).await;
+            let second = here.write_at(&scene, 1024, vec![turn + 100; 512]);
+            scene.handle.sleep(MOMENT).await;
+            assert_eq!((first.get(), second.get()), (Some(true), Some(true)));
+            let content = scene.source.content().await;
+            assert_eq!((content[512], content[1024]), (turn, turn + 100), "turn {turn}");
+        }
+    });
+}
+
+#[test]
+fn an_owner_that_takes_whole_blocks_only_is_asked_for_whole_blocks() {
+    play(|scene| async move {
+        let hosts = Hosts::new(&scene);
+        hosts.ends.line.speech.set(Speech::Calls);
+        // As owners of before do, it passes on what comes, and its store refuses parts of blocks.
+        let blocks = Rc::new(Check::new(Rc::clone(&scene.source.device), Requests::Valid));
+        hosts.ends.service.offer(Address::Owner(hosts.owner.id().0), blocks);
+        let client = hosts.at_forwarder(&scene);
+        let (whole, part) = (client.write(&scene, 1), client.write_at(&scene, 700, vec![2; 100]));
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!((whole.get(), part.get()), (Some(true), Some(true)));
+        let read = client.device.read(699, Buffer::zeroed(3)).await.unwrap();
+        assert_eq!(read.as_slice(), [1, 2, 2]);
+        assert_eq!(scene.source.content().await[699..701], [1, 2]);
+    });
+}
+
+#[test]
+fn a_client_that_has_gone_is_waited_for_no_longer_by_what_it_left_on_a_silent_link() {
+    play(|scene| async move {
+        let hosts = Hosts::new(&scene);
+        let client = hosts.at_forwarder(&scene);
+        scene.handle.sleep(MOMENT).await;
+        hosts.ends.line.is_cut.set(true);
+        let (read, written) = (Rc::<Cell<bool>>::default(), client.write(&scene, 1));
+        let (device, ended) = (Rc::clone(&client.device), Rc::clone(&read));
+        scene.handle.spawn(async move {
+            drop(device.read(0, Buffer::zeroed(8 << 20)).await);
+            ended.set(true);
+        });
+        scene.handle.sleep(Duration::from_secs(60)).await;
+        assert_eq!((written.get(), read.get()), (None, false), "who is there waits");
+        client.leave();
+        scene.handle.sleep(Duration::from_secs(2)).await;
+        assert_eq!((written.get(), read.get()), (Some(false), true));
+        assert_eq!(hosts.forwarder.gate().in_flight(), 0, "nothing keeps the volume from moving");
+    });
+}
+
+#[test]
+fn the_owner_knows_who_its_clients_are_wherever_they_come_and_go() {
+    play(|scene| async move {
+        let hosts = Hosts::new(&scene);
+        let known = || hosts.owner.clients().elsewhere().iter().collect::<Vec<_>>();
+        let (first, second) = (hosts.at_forwarder(&scene), hosts.at_forwarder(&scene));
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(known(), [(ELSEWHERE, 2)]);
+        drop(first);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(known(), [(ELSEWHERE, 1)]);
+        // The owner's next process knows nothing, and is told again.
+        hosts.ends.restart_far();
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(known(), [(ELSEWHERE, 1)]);
+        drop(second);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!((known(), hosts.owner.clients().ways()), (Vec::new(), 1));
+        // It comes home to the host that led its clients away.
+        let store = Rc::clone(&scene.target.device);
+        hosts.forwarder.change_hands(Home::Here(store), GENERATION.next());
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(hosts.owner.clients().ways(), 0);
+    });
+}
+
+#[test]
+fn who_connects_while_a_long_range_is_zeroed_waits_for_a_part_of_it() {
+    play(|mut scene| async move {
+        const GIB: u64 = 1 << 30;
+        let (slow, delay) = Delay::new(Rc::new(MemoryStore::new(2 * GIB)), scene.handle.clone());
+        scene.replace_source(Rc::new(slow));
+        let first = Client::connect(&scene, &scene.volume);
+        scene.handle.sleep(MOMENT).await;
+        delay.set_latency(Operations::of(&[DiskOperation::WriteZeroes]), Duration::from_secs(2));
+        let (device, zeroed) = (Rc::clone(&first.device), Rc::<Cell<bool>>::default());
+        let done = Rc::clone(&zeroed);
+        scene.handle.spawn(async move {
+            let range = ByteRange::new(512, 2 * GIB - 512);
+            done.set(device.write_zeroes(range, ZeroMode::MayUnmap, Durability::Volatile).await.is_ok());
+        });
+        scene.handle.sleep(MOMENT).await;
+        let written = Client::connect(&scene, &scene.volume).write(&scene, 1);
+        scene.handle.sleep(Duration::from_secs(5)).await;
+        assert_eq!((written.get(), zeroed.get()), (Some(true), false));
+        scene.handle.sleep(Duration::from_secs(60)).await;
+        assert!(zeroed.get());
+    });
 }

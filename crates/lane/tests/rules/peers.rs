@@ -6,14 +6,21 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::conformance::Suite;
+use block::filter::Aligner;
 use block::{BlockDevice, Buffer, BufferPool, Durability, Handle, IoError, MemoryStore};
 use bytes::Bytes;
-use futures_channel::mpsc;
+use chronicle::{BlockSize, Generation};
+use futures_channel::{mpsc, oneshot};
+use futures_util::future::join_all;
+use lane::Volume;
+use lane::filter::{Gate, GateMode};
 use lane::peer::head::Address;
-use lane::peer::{Arrival, Conversation, Line, Listener, PeerStore, Service, Speech, Urgency};
+use lane::peer::{Arrival, Conversation, Line, Listener, PeerStore, PeerVolume, Service, Speech, Urgency};
+use migration::{HostId, VolumeId};
 
 use super::support::{SIZE, play};
 
+const VOLUME: VolumeId = VolumeId([7; 16]);
 /// Each message takes between none and so many milliseconds: what is sent later may arrive earlier.
 const JOURNEY_MAX_MS: u64 = 7;
 
@@ -24,14 +31,32 @@ struct Wire {
     state: Rc<WireState>,
 }
 
-#[derive(Default)]
 pub(crate) struct WireState {
     sent: Cell<u64>,
     pub(crate) is_cut: Cell<bool>,
-    /// Whoever is at the other end knows nothing of fences.
-    pub(crate) is_to_old_host: Cell<bool>,
+    /// What whoever is at the other end understands.
+    pub(crate) speech: Cell<Speech>,
+    /// Bytes of payload that have arrived and are held, and how many that may be.
+    held: Cell<usize>,
+    window: Cell<usize>,
+    /// What waits for others to let go of what has arrived.
+    queued: RefCell<VecDeque<(Bytes, Bytes)>>,
     /// What was sent while the line was cut.
     kept: RefCell<VecDeque<(Bytes, Bytes)>>,
+}
+
+impl Default for WireState {
+    fn default() -> Self {
+        Self {
+            sent: Cell::default(),
+            is_cut: Cell::default(),
+            speech: Cell::new(Speech::Parts),
+            held: Cell::default(),
+            window: Cell::new(usize::MAX),
+            queued: RefCell::default(),
+            kept: RefCell::default(),
+        }
+    }
 }
 
 impl Line for Wire {
@@ -40,17 +65,44 @@ impl Line for Wire {
             self.state.kept.borrow_mut().push_back((head, payload));
             return;
         }
-        let number = self.state.sent.get() + 1;
-        self.state.sent.set(number);
-        let (handle, arrivals) = (self.handle.clone(), self.arrivals.clone());
-        self.handle.spawn(async move {
-            handle.sleep(Duration::from_millis(number * 7919 % JOURNEY_MAX_MS)).await;
-            let _ = arrivals.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
-        });
+        self.state.queued.borrow_mut().push_back((head, payload));
+        self.carry();
     }
 
     fn speech(&self) -> Speech {
-        if self.state.is_to_old_host.get() { Speech::Calls } else { Speech::Fences }
+        self.state.speech.get()
+    }
+}
+
+impl Wire {
+    /// Carries what there is credit for; the rest waits until something that has arrived is let go of.
+    fn carry(&self) {
+        let state = &self.state;
+        loop {
+            let next = state.queued.borrow().front().map(|(_, payload)| payload.len());
+            let Some(bytes) = next.filter(|bytes| state.held.get() + bytes <= state.window.get()) else {
+                return;
+            };
+            state.held.set(state.held.get() + bytes);
+            let Some((head, payload)) = state.queued.borrow_mut().pop_front() else { return };
+            let number = state.sent.get() + 1;
+            state.sent.set(number);
+            let wire = Self {
+                handle: self.handle.clone(),
+                arrivals: self.arrivals.clone(),
+                state: Rc::clone(state),
+            };
+            let (returned, released) = oneshot::channel::<()>();
+            self.handle.spawn(async move {
+                wire.handle.sleep(Duration::from_millis(number * 7919 % JOURNEY_MAX_MS)).await;
+                let credit = Box::new(returned);
+                let _ = wire.arrivals.unbounded_send(Arrival::Sent { head, payload, credit });
+                // It is dropped, never sent.
+                let _ = released.await;
+                wire.state.held.set(wire.state.held.get() - bytes);
+                wire.carry();
+            });
+        }
     }
 }
 
@@ -120,6 +172,25 @@ impl Ends {
         }
     }
 
+    /// A volume that the far end has.
+    pub(crate) fn volume(&self, handle: &Handle, volume: VolumeId) -> Rc<PeerVolume> {
+        let geometry = self.memory.geometry();
+        PeerVolume::new(Rc::clone(&self.near), volume, geometry, handle.clone(), BufferPool::new())
+    }
+
+    /// The far end's process is another one, and so, to it, is the near end's.
+    pub(crate) fn restart_far(&self) {
+        for end in [&self.to_near, &self.to_far] {
+            end.unbounded_send(Arrival::Restarted).unwrap();
+        }
+    }
+
+    /// Bytes of payload that either end may have and not have let go of.
+    fn limit_to(&self, bytes: usize) {
+        self.line.window.set(bytes);
+        self.line_back.window.set(bytes);
+    }
+
     fn store(&self) -> PeerStore {
         let geometry = self.memory.geometry();
         PeerStore::new(Rc::clone(&self.near), Address::Replica(0), geometry, Urgency::Bulk)
@@ -139,6 +210,72 @@ fn a_store_of_another_host_keeps_the_contract() {
         };
         let name = "a store of another host";
         Suite::new(name, scene.handle.clone(), factory).sizes(&[(3 << 20) + 512, (96 << 10) + 1]).run().await;
+    });
+}
+
+#[test]
+fn a_volume_of_another_host_keeps_the_contract() {
+    play(|scene| async move {
+        let kept = RefCell::new(Vec::new());
+        let handle = scene.handle.clone();
+        let factory = |size| {
+            let ends = Ends::new(&handle, size);
+            let aligner = Aligner::new(BufferPool::new(), handle.clone());
+            let below = Rc::clone(&ends.memory) as Rc<dyn BlockDevice>;
+            let owner = Volume::new(VOLUME, BlockSize::DEFAULT, Generation(1), below, aligner);
+            ends.service.offer_volume(owner, HostId([2; 32]));
+            let volume = ends.volume(&handle, VOLUME) as Rc<dyn BlockDevice>;
+            kept.borrow_mut().push(ends);
+            volume
+        };
+        let name = "a volume of another host";
+        Suite::new(name, scene.handle.clone(), factory).sizes(&[(3 << 20) + 512, (96 << 10) + 1]).run().await;
+    });
+}
+
+/// As much as an export lets a client ask for.
+const LARGEST: usize = 32 << 20;
+
+#[test]
+fn requests_of_any_size_are_answered_over_a_line_that_carries_little_at_a_time() {
+    play(|scene| async move {
+        let ends = Ends::new(&scene.handle, LARGEST as u64);
+        ends.limit_to(2 << 20);
+        ends.service.offer(Address::Owner(VOLUME.0), Rc::clone(&ends.memory) as Rc<dyn BlockDevice>);
+        let volume = ends.volume(&scene.handle, VOLUME);
+        volume.write(0, Buffer::copy_of(&vec![7; LARGEST]), Durability::Durable).await.unwrap();
+        // Several at once, none of which may keep what the others wait for.
+        let reads = (0..3).map(|_| volume.read(0, Buffer::zeroed(LARGEST)));
+        for read in join_all(reads).await {
+            assert!(read.unwrap().as_slice().iter().all(|byte| *byte == 7));
+        }
+        let store = ends.store();
+        let read = store.read(0, Buffer::zeroed(LARGEST)).await.unwrap();
+        assert!(read.as_slice().iter().all(|byte| *byte == 7));
+    });
+}
+
+#[test]
+fn a_volume_that_hangs_at_its_owner_keeps_nothing_of_the_line_from_others() {
+    play(|scene| async move {
+        let ends = Ends::new(&scene.handle, LARGEST as u64);
+        ends.limit_to(12 << 20);
+        let stuck = Rc::new(Gate::new(Rc::new(MemoryStore::new(LARGEST as u64))));
+        stuck.set_mode(GateMode::Hold);
+        let other = VolumeId([8; 16]);
+        ends.service.offer(Address::Owner(VOLUME.0), stuck);
+        ends.service.offer(Address::Owner(other.0), Rc::clone(&ends.memory) as Rc<dyn BlockDevice>);
+        let (hangs, works) = (ends.volume(&scene.handle, VOLUME), ends.volume(&scene.handle, other));
+        for _ in 0..4 {
+            let hangs = Rc::clone(&hangs);
+            scene.handle.spawn(async move {
+                let _ = hangs.write(0, Buffer::zeroed(LARGEST), Durability::Volatile).await;
+            });
+        }
+        scene.handle.sleep(Duration::from_secs(1)).await;
+        assert_eq!(ends.line.held.get(), 0, "what waits for a volume is set aside");
+        works.write(0, Buffer::copy_of(&vec![7; LARGEST]), Durability::Volatile).await.unwrap();
+        works.read(0, Buffer::zeroed(LARGEST)).await.unwrap();
     });
 }
 
@@ -166,10 +303,8 @@ fn requests_wait_while_the_line_is_cut_and_fail_when_the_peer_has_restarted() {
 fn owner_that_has_restarted_is_asked_again() {
     play(|scene| async move {
         let ends = Ends::new(&scene.handle, SIZE);
-        let address = Address::Owner([7; 16]);
-        ends.service.offer(address, Rc::clone(&ends.memory) as Rc<dyn BlockDevice>);
-        let geometry = ends.memory.geometry();
-        let volume = PeerStore::new(Rc::clone(&ends.near), address, geometry, Urgency::Awaited);
+        ends.service.offer(Address::Owner(VOLUME.0), Rc::clone(&ends.memory) as Rc<dyn BlockDevice>);
+        let volume = ends.volume(&scene.handle, VOLUME);
         ends.line.is_cut.set(true);
         let result = Rc::new(Cell::new(None));
         let written = Rc::clone(&result);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::elastic::{Elastic, GrowthSwitch};
 use block::executor::Unpark;
-use block::filter::{Delay, DelaySwitch, Fault, FaultSwitch};
+use block::filter::{Aligner, Delay, DelaySwitch, Fault, FaultSwitch};
 use block::{
     BlockDevice, Buffer, BufferPool, ByteRange, Driver, Durability, Executor, Handle, MemoryStore, ZeroMode,
 };
@@ -75,7 +75,8 @@ pub(crate) fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) ->
     let mut executor = Executor::new(JumpingClock::default());
     let handle = executor.handle();
     let (source, target) = (Store::new(&handle), Store::new(&handle));
-    let volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, Rc::clone(&source.device));
+    let (store, aligner) = (Rc::clone(&source.device), Aligner::new(BufferPool::new(), handle.clone()));
+    let volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, store, aligner);
     let control = Remembering { clock: RefCell::new(Some(handle.clone())), ..Remembering::default() };
     let test = test(Scene {
         handle,
@@ -95,7 +96,8 @@ impl Scene {
 
     /// Serves the volume from another device.
     pub(crate) fn replace_source(&mut self, device: Rc<dyn BlockDevice>) {
-        self.volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, device);
+        let aligner = Aligner::new(BufferPool::new(), self.handle.clone());
+        self.volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, device, aligner);
     }
 
     /// Starts a migration at full speed; its outcome is there when it has ended.

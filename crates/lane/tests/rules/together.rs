@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::filter::Operations;
 use block::filter::fault::FaultRule;
+use block::filter::{Aligner, Operations};
 use block::{BlockDevice, BufferPool, IoError, ZeroMode};
 use bytes::Bytes;
 use chronicle::BlockSize;
@@ -55,7 +55,8 @@ impl Together {
     /// Begins; what is returned is the other volume's thread, which hears nothing before it is run.
     fn begin(scene: &Scene, moves: Moves) -> (Self, impl Future<Output = ()> + use<>) {
         let (source, target) = (Store::new(&scene.handle), Store::new(&scene.handle));
-        let other = Volume::new(VolumeId([8; 16]), BlockSize::DEFAULT, GENERATION, source.device);
+        let aligner = Aligner::new(BufferPool::new(), scene.handle.clone());
+        let other = Volume::new(VolumeId([8; 16]), BlockSize::DEFAULT, GENERATION, source.device, aligner);
         let hastes = Rc::<RefCell<Vec<Haste>>>::default();
         let quiet = Quiet { hastes: Rc::clone(&hastes) };
         let conversation = Some(Conversation::new(Box::new(quiet)));

@@ -180,7 +180,7 @@ impl Content {
     /// Checks what is there after a power cut, and goes on from it. Requests that were under way have failed.
     pub(crate) fn check_after_power_cut(&mut self, found: &[u64]) -> Result<(), Wrong> {
         self.reads.clear();
-        for (sector, found) in found.iter().enumerate() {
+        for (sector, found) in found.iter().enumerate().take(self.sectors.len()) {
             self.mark_durable(sector);
             let versions = &self.sectors[sector];
             if !versions.iter().any(|version| version.token == *found && !lost_for_good(versions, version)) {

@@ -277,7 +277,7 @@ impl lane::peer::Line for Sender {
     }
 
     fn speech(&self) -> Speech {
-        Speech::Fences
+        Speech::Parts
     }
 }
 

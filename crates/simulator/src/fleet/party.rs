@@ -26,6 +26,7 @@ use super::coming::Accepted;
 use super::kept::KeptImages;
 use super::link::{Link, Subject};
 use super::machine::SimMachine;
+use super::neighbours;
 use super::place::Place;
 use super::serving::Serving;
 use crate::checker::owner::{Permission, permission};
@@ -118,7 +119,9 @@ pub(super) fn make(
     let mut geometries = Vec::new();
     for (index, plan) in scenario.volumes.iter().enumerate() {
         let (path, volume) = (format!("/a/{index}"), volume_id(index));
-        let volume = PlannedVolume::make(world, random, (index, volume, plan), &path, BufferPool::new());
+        let mut plan = plan.clone();
+        plan.guest.size_bytes -= neighbours::reserved(plan.guest.size_bytes);
+        let volume = PlannedVolume::make(world, random, (index, volume, &plan), &path, BufferPool::new());
         guests.push(volume.guest);
         geometries.push(volume.disk.geometry());
         records.push(volume.record);

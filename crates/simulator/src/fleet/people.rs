@@ -85,6 +85,7 @@ impl Fleet {
 
     fn look(self: &Rc<Self>) {
         self.parties.iter().for_each(|party| self.perhaps_promote(party));
+        self.neighbours.look(self);
         let branches = self.branches.all();
         if let [branch] = &branches[..] {
             self.perhaps_go_rogue();

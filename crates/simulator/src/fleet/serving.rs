@@ -4,12 +4,11 @@ use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
-use block::Geometry;
-use block::filter::Align;
+use block::filter::Aligner;
+use block::{BlockDevice, Geometry};
 use chronicle::StayId;
 use lane::filter::GateMode;
-use lane::peer::head::Address;
-use lane::peer::{Conversation, PeerStore, Service, Urgency};
+use lane::peer::{Conversation, PeerVolume, Service};
 use lane::{
     Baton, Chronicler, Entrance, Home, Keeper, Keeping, Passage, Presence, SourceFollower, TargetBaton,
     Volume,
@@ -30,10 +29,8 @@ use crate::probe::Probe;
 pub(super) struct Serving {
     /// Those that are served here, come here, or have left from here in this life of the daemon or before.
     pub(super) volumes: Vec<Option<Rc<Volume>>>,
-    /// What the connections to each of them have in common: what claims blocks.
-    aligned: BTreeMap<usize, (Rc<Volume>, Rc<Align>)>,
     /// What clients that stayed at other hosts ask for, and what is asked of other hosts for clients that stayed here.
-    clients: BTreeMap<Subject, (Rc<Conversation>, Rc<Service>)>,
+    clients: BTreeMap<Subject, (Rc<Conversation>, Rc<Service>, Place)>,
     /// Of migrations, to and from other hosts.
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
@@ -82,7 +79,6 @@ impl Party {
         let state = self.journal().acknowledged();
         *self.serving.borrow_mut() = Some(Serving {
             volumes: Vec::new(),
-            aligned: BTreeMap::new(),
             clients: BTreeMap::new(),
             channels: BTreeMap::new(),
             source: RefCell::default(),
@@ -179,8 +175,10 @@ impl Party {
         let wait_max = self.manner.limits.mirror_wait_max;
         let keeping = Keeping { keeper, handle: self.handle.clone(), wait_max };
         let chronicler = Chronicler::kept(id, beginning, believed, keeping);
-        let volume = Volume::with_chronicler(id, chronicler, generation, home);
+        let aligner = Aligner::new(self.buffers.clone(), self.handle.clone());
+        let volume = Volume::with_chronicler(id, chronicler, generation, home, aligner);
         volume.fences().begin(self.new_life());
+        volume.clients().are_at(self.place.host());
         volume
     }
 
@@ -189,9 +187,8 @@ impl Party {
         let serving = self.serving.borrow();
         let Some(serving) = &*serving else { return };
         if let Some(volume) = &serving.volumes[index] {
-            for (_, service) in serving.clients.values() {
-                // Below what aligns: a request may come back to the host that has its claim.
-                service.offer_volume(Rc::clone(volume));
+            for (_, service, peer) in serving.clients.values() {
+                service.offer_volume(Rc::clone(volume), peer.host());
             }
         }
     }
@@ -202,7 +199,7 @@ impl Party {
         index: usize,
         place: Place,
         migration: MigrationId,
-    ) -> Option<Rc<PeerStore>> {
+    ) -> Option<Rc<PeerVolume>> {
         let subject = Subject::Clients(self.place, migration);
         let link = self.link_to(place)?;
         // The other host hears it, now or when it is there again.
@@ -210,14 +207,14 @@ impl Party {
         self.fleet()?.party(place).line_of_clients(link, subject);
         let conversation = self.line_of_clients(link, subject)?;
         let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
-        let address = Address::Owner(volume_id(index).0);
-        Some(Rc::new(PeerStore::new(conversation, address, geometry, Urgency::Awaited)))
+        let (handle, buffers) = (self.handle.clone(), self.buffers.clone());
+        Some(PeerVolume::new(conversation, volume_id(index), geometry, handle, buffers))
     }
 
     /// This daemon's end of a line of clients; opened, and all volumes offered over it, when it is asked for first.
     fn line_of_clients(&self, link: &Link, subject: Subject) -> Option<Rc<Conversation>> {
         let known = self.with_serving(|serving| {
-            serving.clients.get(&subject).map(|(conversation, _)| Rc::clone(conversation))
+            serving.clients.get(&subject).map(|(conversation, ..)| Rc::clone(conversation))
         })?;
         if known.is_some() {
             return known;
@@ -228,8 +225,10 @@ impl Party {
         let conversation = Conversation::new(line);
         self.handle.spawn(conversation.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
         self.with_serving(|serving| {
-            serving.volumes.iter().flatten().for_each(|volume| service.offer_volume(Rc::clone(volume)));
-            serving.clients.insert(subject, (Rc::clone(&conversation), service));
+            let peer = link.beyond(self.place);
+            let volumes = serving.volumes.iter().flatten();
+            volumes.for_each(|volume| service.offer_volume(Rc::clone(volume), peer.host()));
+            serving.clients.insert(subject, (Rc::clone(&conversation), service, peer));
         });
         Some(conversation)
     }
@@ -301,26 +300,11 @@ impl Party {
             };
             let caller = Rc::<Caller>::default();
             let presence = Rc::clone(&caller) as Rc<dyn Presence>;
-            let passage = Passage::new(Rc::clone(&volume), presence);
+            let passage = Passage::new(Rc::clone(&volume), Rc::clone(&presence));
             let probe = Probe::new(Rc::new(passage), &self.world, self.manner.limits);
-            let Some(aligned) = self.aligned(index, &volume) else { continue };
-            let below = Rc::new(aligned.beside(Rc::new(probe)));
-            let device = Rc::new(Entrance::new(volume, below));
+            let device = Rc::new(Entrance::new(volume, presence, Rc::new(probe)));
             guest.connect(Connection { device, handle: self.handle.clone(), caller });
         }
-    }
-
-    /// What all connections to a volume have in common.
-    fn aligned(&self, index: usize, volume: &Rc<Volume>) -> Option<Rc<Align>> {
-        self.with_serving(|serving| {
-            let known = serving.aligned.get(&index).filter(|(of, _)| Rc::ptr_eq(of, volume));
-            if let Some((_, aligned)) = known {
-                return Rc::clone(aligned);
-            }
-            let aligned = Rc::new(Align::new(volume.device(), self.buffers.clone(), self.handle.clone()));
-            serving.aligned.insert(index, (Rc::clone(volume), Rc::clone(&aligned)));
-            aligned
-        })
     }
 
     /// Tells whether clients find the volumes here: they are here, or lead to where they are.
@@ -336,6 +320,15 @@ impl Party {
         let serving = self.serving.borrow();
         let mut volumes = serving.iter().flat_map(|serving| &serving.volumes);
         is_known && self.is_up() && serving.is_some() && volumes.all(Option::is_some)
+    }
+
+    /// The way of a client that is no guest, and the client's end of it; `None`: the volume is not known here.
+    pub(super) fn way_of_client(&self, index: usize) -> Option<(Rc<dyn BlockDevice>, Rc<Caller>)> {
+        let volume = self.serving.borrow().as_ref().and_then(|serving| serving.volumes[index].clone())?;
+        let caller = Rc::<Caller>::default();
+        let presence = Rc::clone(&caller) as Rc<dyn Presence>;
+        let passage = Passage::new(Rc::clone(&volume), Rc::clone(&presence));
+        Some((Rc::new(Entrance::new(volume, presence, Rc::new(passage))), caller))
     }
 
     /// What a volume was when it was released, while nobody owns it.

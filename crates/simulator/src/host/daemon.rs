@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 
-use block::filter::Align;
+use block::filter::Aligner;
 use lane::Volume;
 use migration::journal::State;
 use migration::planted::{Bug, broken};
@@ -91,11 +91,11 @@ impl Host {
             let Some(disk) = self.owner_of(state, index) else { continue };
             let Some(known) = state.volumes.get(&volume_id(index)) else { continue };
             let (block_size, generation) = (self.scenario.volumes[index].block_size, known.record.generation);
-            let volume = Volume::new(volume_id(index), block_size, generation, disk);
-            let probe = Rc::new(Probe::new(volume.device(), &self.world, self.scenario.limits));
-            let align = Align::new(probe, self.buffers.clone(), self.handle.clone());
+            let aligner = Aligner::new(self.buffers.clone(), self.handle.clone());
+            let volume = Volume::new(volume_id(index), block_size, generation, disk, aligner);
+            let device = Rc::new(Probe::new(volume.device(), &self.world, self.scenario.limits));
             volumes.push(volume);
-            let (device, handle) = (Rc::new(align), self.handle.clone());
+            let handle = self.handle.clone();
             guest.connect(Connection { device, handle, caller: Rc::default() });
         }
         *self.serving.borrow_mut() = Some(Serving { volumes, migration: None });

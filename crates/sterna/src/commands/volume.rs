@@ -75,6 +75,13 @@ pub(super) async fn run(
                 ImageFate::Kept => {
                     format!("{} removed; its image stays at {}\n", removed.name, removed.image)
                 }
+                ImageFate::Elsewhere => {
+                    let host = removed.host.as_deref().unwrap_or("that has it");
+                    format!(
+                        "{}: clients are no longer forwarded from here; the volume stays at host {host}\n",
+                        removed.name
+                    )
+                }
             })?;
         }
     }

@@ -162,7 +162,7 @@ impl Queue {
 
     /// Submits what is queued, waits as told, and collects completions; appends to `wakers` whom to wake.
     pub(super) fn enter(&mut self, wait: Wait, wakers: &mut Vec<Waker>) {
-        self.submit_backlog();
+        self.submit_backlog(wakers);
         self.files.sweep(&self.ring.submitter());
         let wait = if self.ring.completion().is_empty() && self.backlog.is_empty() { wait } else { Wait::No };
         let wait = if wait == Wait::No || self.look(wait) == Found::Nothing { wait } else { Wait::No };
@@ -256,11 +256,10 @@ impl Queue {
 
     /// Puts an operation into the submission queue, or into the backlog if that is full.
     fn enqueue(&mut self, key: usize) -> Result<(), IoError> {
-        if self.backlog.is_empty() {
-            let entry = self.entry(key)?;
-            if self.push(&entry) {
-                return Ok(());
-            }
+        // Made also if it has to wait: what cannot be asked for is refused at once.
+        let entry = self.entry(key)?;
+        if self.backlog.is_empty() && self.push(&entry) {
+            return Ok(());
         }
         self.backlog.push_back(Waiting::Operation(key));
         Ok(())
@@ -272,18 +271,23 @@ impl Queue {
         }
     }
 
-    fn submit_backlog(&mut self) {
+    fn submit_backlog(&mut self, wakers: &mut Vec<Waker>) {
         while let Some(first) = self.backlog.front() {
             let entry = match first {
-                Waiting::Cancellation(target) => Ok(cancellation(*target)),
+                Waiting::Cancellation(target) => cancellation(*target),
                 Waiting::Operation(key) => {
                     let key = *key;
-                    self.entry(key)
+                    match self.entry(key) {
+                        Ok(entry) => entry,
+                        // N.B. it goes: while something is in the backlog nobody waits for completions.
+                        Err(error) => {
+                            self.backlog.pop_front();
+                            self.finish(key, Err(error), wakers);
+                            continue;
+                        }
+                    }
                 }
             };
-            // An entry that can be made once can be made again: only a shared buffer prevents it, and it was not
-            // shared at the start.
-            let Ok(entry) = entry else { return };
             if !self.push(&entry) {
                 return;
             }

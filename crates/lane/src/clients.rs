@@ -1,0 +1,252 @@
+//! The clients of a volume, wherever they are: those of this host, and those that other hosts lead here.
+//!
+//! ```text
+//!   connection ──► here ─────────────┐
+//!   another host: "A: 2, D: 1" ──► way ─┴──► all clients, by host ──► shown, in the way of removal, told to the owner
+//! ```
+//! Each host tells the next one on the way to the owner how many clients it has itself, and what it was told by others
+//! ([`Operation::Clients`](crate::peer::head::Operation)). So the owner knows all of them, and a host on the way knows
+//! for whom it is still needed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::signal::Signal;
+use migration::HostId;
+use serde::{Deserialize, Serialize};
+
+/// Hosts in one list at most: more than ever lead clients to one volume.
+const HOSTS_MAX: usize = 256;
+/// What a host calls itself in what it says: whoever hears it knows which one that is.
+const SPEAKER: HostId = HostId([0; 32]);
+/// How long the host that a volume came from may take to say whether it leads clients here. It says so when it has heard
+/// that the volume is here; one that was restarted meanwhile, and has no clients any more, says nothing.
+const WORD_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// How many clients of a volume are at which host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ByHost(BTreeMap<HostId, u32>);
+
+/// The clients of one volume.
+#[derive(Default)]
+pub struct Clients {
+    /// This host, once it is known.
+    host: Cell<Option<HostId>>,
+    here: Cell<u32>,
+    /// What other hosts said last, by the ways that they lead here.
+    ways: RefCell<BTreeMap<u64, ByHost>>,
+    next_way: Cell<u64>,
+    /// Since when the host that the volume came from has yet to say whether it leads clients here.
+    awaits_word: Cell<Option<Duration>>,
+    changed: Signal,
+}
+
+/// A client of this host, until this is dropped.
+pub(crate) struct Client(Rc<Clients>);
+
+/// A way by which another host leads clients here, until this is dropped.
+pub(crate) struct Way {
+    clients: Rc<Clients>,
+    number: u64,
+    /// Of the last word; earlier ones may arrive later.
+    said: u64,
+}
+
+impl ByHost {
+    /// Hosts, and how many clients each has.
+    pub fn iter(&self) -> impl Iterator<Item = (HostId, u32)> {
+        self.0.iter().map(|(host, clients)| (*host, *clients))
+    }
+
+    /// How many there are at all of them.
+    pub fn total(&self) -> usize {
+        self.0.values().map(|clients| *clients as usize).sum()
+    }
+
+    /// How many there are at one host.
+    pub fn at(&self, host: HostId) -> u32 {
+        self.0.get(&host).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let list: Vec<_> =
+            self.0.iter().map(|(host, clients)| Entry(host.0, *clients)).take(HOSTS_MAX).collect();
+        // Numbers and bytes can be encoded, and memory is not bounded here.
+        postcard::to_stdvec(&list).unwrap_or_default()
+    }
+
+    /// Decodes what another host says; `None`: it is no list.
+    pub(crate) fn decode(bytes: &[u8], speaker: HostId) -> Option<Self> {
+        let (list, rest) = postcard::take_from_bytes::<Vec<Entry>>(bytes).ok()?;
+        let fits = rest.is_empty() && list.len() <= HOSTS_MAX;
+        let known = |host| if HostId(host) == SPEAKER { speaker } else { HostId(host) };
+        fits.then(|| Self(list.into_iter().map(|Entry(host, clients)| (known(host), clients)).collect()))
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry([u8; 32], u32);
+
+impl Clients {
+    /// Says which host this is.
+    pub fn are_at(&self, host: HostId) {
+        self.host.set(Some(host));
+    }
+
+    /// Clients at other hosts that are led here.
+    pub fn elsewhere(&self) -> ByHost {
+        let mut all = BTreeMap::<HostId, u32>::new();
+        for way in self.ways.borrow().values() {
+            for (host, clients) in way.iter().filter(|(host, _)| Some(*host) != self.host.get()) {
+                let known = all.entry(host).or_default();
+                // By two ways it may be told of twice.
+                *known = clients.max(*known);
+            }
+        }
+        all.retain(|_, clients| *clients > 0);
+        ByHost(all)
+    }
+
+    /// All clients, for the next host on the way to the owner.
+    pub(crate) fn everywhere(&self) -> ByHost {
+        let mut all = self.elsewhere();
+        all.0.insert(SPEAKER, self.here.get());
+        all
+    }
+
+    /// Ways by which other hosts lead clients here, whether they have any at this moment or not.
+    pub fn ways(&self) -> usize {
+        self.ways.borrow().len()
+    }
+
+    /// Clients of this host.
+    pub fn here(&self) -> u32 {
+        self.here.get()
+    }
+
+    /// The host that the volume comes from will say whether it leads clients here.
+    pub(crate) fn expect_word(&self, now: Duration) {
+        self.awaits_word.set(Some(now));
+    }
+
+    /// The host that the volume came from is not waited for.
+    pub(crate) fn expect_no_word(&self) {
+        self.awaits_word.set(None);
+    }
+
+    /// Whether the host that the volume came from has yet to say whether it leads clients here.
+    pub fn awaits_word(&self, now: Duration) -> bool {
+        self.awaits_word.get().is_some_and(|since| now < since + WORD_WAIT_MAX)
+    }
+
+    /// A client connects to this host.
+    pub(crate) fn comes(self: &Rc<Self>) -> Client {
+        self.here.set(self.here.get() + 1);
+        self.changed.notify();
+        Client(Rc::clone(self))
+    }
+
+    /// Another host leads clients here from now on.
+    pub(crate) fn way(self: &Rc<Self>) -> Way {
+        let number = self.next_way.get();
+        self.next_way.set(number + 1);
+        self.ways.borrow_mut().insert(number, ByHost::default());
+        Way { clients: Rc::clone(self), number, said: 0 }
+    }
+
+    /// Resolves when `look` finds something; it looks at once, and when clients have come or gone.
+    pub(crate) fn wait_for(&self, look: impl FnMut() -> Option<()>) -> impl Future<Output = ()> {
+        self.changed.wait_for(look)
+    }
+
+    /// Has whoever waits look again.
+    pub(crate) fn notify(&self) {
+        self.changed.notify();
+    }
+}
+
+impl Way {
+    /// The other host says who its clients are; it numbers what it says.
+    pub(crate) fn says(&mut self, number: u64, clients: ByHost) {
+        if number < self.said {
+            return;
+        }
+        self.said = number;
+        self.clients.awaits_word.set(None);
+        self.clients.ways.borrow_mut().insert(self.number, clients);
+        self.clients.changed.notify();
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.0.here.set(self.0.here.get() - 1);
+        self.0.changed.notify();
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        self.clients.ways.borrow_mut().remove(&self.number);
+        self.clients.changed.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(number: u8) -> HostId {
+        HostId([number; 32])
+    }
+
+    fn list(entries: &[(u8, u32)]) -> ByHost {
+        ByHost(entries.iter().map(|(number, clients)| (host(*number), *clients)).collect())
+    }
+
+    #[test]
+    fn clients_are_known_by_host_until_they_or_the_way_of_their_host_are_gone() {
+        let clients = Rc::<Clients>::default();
+        clients.are_at(host(1));
+        let (client, mut way) = (clients.comes(), clients.way());
+        way.says(1, list(&[(2, 3), (4, 1)]));
+        assert_eq!(clients.elsewhere(), list(&[(2, 3), (4, 1)]));
+        assert_eq!(clients.everywhere(), list(&[(0, 1), (2, 3), (4, 1)]));
+        drop(client);
+        way.says(3, list(&[(2, 1)]));
+        way.says(2, list(&[(2, 9)]));
+        assert_eq!(clients.everywhere(), list(&[(0, 0), (2, 1)]), "words may arrive in another order");
+        drop(way);
+        assert_eq!((clients.elsewhere().total(), clients.ways()), (0, 0));
+    }
+
+    #[test]
+    fn a_hosts_own_clients_are_not_told_of_by_others() {
+        let clients = Rc::<Clients>::default();
+        clients.are_at(host(1));
+        let mut way = clients.way();
+        way.says(1, list(&[(1, 7), (2, 1)]));
+        assert_eq!(clients.elsewhere(), list(&[(2, 1)]));
+    }
+
+    #[test]
+    fn the_host_that_a_volume_came_from_is_awaited_until_it_has_said_something() {
+        let clients = Rc::<Clients>::default();
+        clients.expect_word(Duration::ZERO);
+        let mut way = clients.way();
+        assert!(clients.awaits_word(WORD_WAIT_MAX / 2) && !clients.awaits_word(WORD_WAIT_MAX));
+        way.says(1, list(&[]));
+        assert!(!clients.awaits_word(Duration::ZERO));
+    }
+
+    #[test]
+    fn what_is_no_list_is_not_taken_for_one() {
+        let said = list(&[(0, 2), (1, 5)]);
+        assert_eq!(ByHost::decode(&said.encode(), host(9)), Some(list(&[(9, 2), (1, 5)])));
+        for bytes in [&[][..], &[1], &[255, 255, 255, 255, 15]] {
+            assert_eq!(ByHost::decode(bytes, host(9)), None);
+        }
+    }
+}

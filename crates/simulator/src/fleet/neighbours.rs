@@ -1,0 +1,166 @@
+//! Clients at several hosts at once, which write neighbouring sectors of one block again and again.
+//!
+//! ```text
+//!   block that no guest uses:   | sector of the 1st | sector of the 2nd | …
+//!                                      ▲ at A               ▲ at B          each writes, reads, and knows what it wrote
+//! ```
+//! Each is the only one that writes its sector, and asks for one thing at a time. So what it reads is what it has written
+//! last: neither its neighbour, nor anything that it left behind at another host, may have undone it. What it writes is
+//! durable when it is answered, for hosts lose power.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BlockDevice, Buffer, BufferPool, Durability, Handle};
+
+use super::Fleet;
+use super::place::Place;
+use crate::disk::SECTOR_BYTES;
+use crate::guest::Caller;
+use crate::random::Random;
+
+/// Bytes at the end of a volume that are theirs: a whole block at least, wherever the volume ends.
+const RESERVED_BYTES: u64 = 8 << 10;
+/// In how many of a hundred cases a volume has them.
+const NEIGHBOURS_PERCENT: u64 = 50;
+/// Clients of each volume.
+const PER_VOLUME: u64 = 2;
+/// Writes of each, after which it has done its work.
+const WRITES: u64 = 60;
+/// The longest pause between two writes.
+const PAUSE: Duration = Duration::from_millis(20);
+/// In how many of a hundred looks one that is connected goes to another host.
+const WANDER_PERCENT: u64 = 3;
+
+/// All of them.
+pub(super) struct Neighbours {
+    clients: Vec<Rc<Neighbour>>,
+    random: RefCell<Random>,
+}
+
+/// How many bytes at the end of a volume of this size no guest uses: none of a small one.
+pub(super) fn reserved(size_bytes: u64) -> u64 {
+    if size_bytes >= 8 * RESERVED_BYTES { RESERVED_BYTES } else { 0 }
+}
+
+/// A client.
+struct Neighbour {
+    /// The volume that it uses.
+    volume: usize,
+    offset: u64,
+    /// The number that it wrote last, whether that was answered or not.
+    written: Cell<u64>,
+    connection: RefCell<Option<(Place, Rc<Caller>)>>,
+    random: RefCell<Random>,
+}
+
+impl Neighbours {
+    /// Makes those of volumes of these sizes; in some simulations there are none.
+    pub(super) fn draw(random: &mut Random, sizes: impl Iterator<Item = u64>) -> Self {
+        let mut clients = Vec::new();
+        for (volume, size) in sizes.enumerate() {
+            if !random.percent(NEIGHBOURS_PERCENT) {
+                continue;
+            }
+            let block = (size - reserved(size)).next_multiple_of(4096);
+            for number in 0..if reserved(size) > 0 { PER_VOLUME } else { 0 } {
+                clients.push(Rc::new(Neighbour {
+                    volume,
+                    offset: block + number * SECTOR_BYTES,
+                    written: Cell::default(),
+                    connection: RefCell::default(),
+                    random: RefCell::new(random.fork()),
+                }));
+            }
+        }
+        Self { clients, random: RefCell::new(random.fork()) }
+    }
+
+    /// None at all.
+    pub(super) fn none(random: &mut Random) -> Self {
+        Self::draw(random, std::iter::empty())
+    }
+
+    /// Connects those that have no connection to hosts that lead to the volumes; some go to another one.
+    pub(super) fn look(&self, fleet: &Rc<Fleet>) {
+        // Whoever goes on after a forced promotion goes on with one of two histories.
+        if fleet.branches.all().len() > 1 {
+            self.clients.iter().for_each(|client| client.hang_up());
+            return;
+        }
+        for client in self.clients.iter().filter(|client| client.written.get() < WRITES) {
+            let mut random = self.random.borrow_mut();
+            if random.percent(WANDER_PERCENT) {
+                client.hang_up();
+            }
+            if client.connection.borrow().is_some() {
+                continue;
+            }
+            let welcoming: Vec<_> = fleet
+                .parties
+                .iter()
+                .filter(|party| party.welcomes_clients())
+                .map(|party| party.place)
+                .collect();
+            if !welcoming.is_empty() {
+                client.connect(fleet, random.pick(&welcoming));
+            }
+        }
+    }
+
+    /// A daemon is gone, and with it what was asked of it.
+    pub(super) fn crashed(&self, place: Place) {
+        let is_there =
+            |client: &&Rc<Neighbour>| client.connection.borrow().as_ref().is_some_and(|(at, _)| *at == place);
+        self.clients.iter().filter(is_there).for_each(|client| client.hang_up());
+    }
+}
+
+impl Neighbour {
+    fn hang_up(&self) {
+        if let Some((_, caller)) = self.connection.take() {
+            caller.hang_up();
+        }
+    }
+
+    fn connect(self: &Rc<Self>, fleet: &Rc<Fleet>, place: Place) {
+        let party = fleet.party(place);
+        let Some((device, caller)) = party.way_of_client(self.volume) else { return };
+        *self.connection.borrow_mut() = Some((place, Rc::clone(&caller)));
+        let (me, fleet, handle) = (Rc::clone(self), Rc::downgrade(fleet), party.handle.clone());
+        let asked = handle.clone();
+        handle.spawn(async move {
+            let wrong = me.work(&device, &asked, &caller).await;
+            // What it was answered after it had hung up, or when there are two histories, tells nothing.
+            let Some(fleet) = fleet.upgrade().filter(|_| caller.is_connected()) else { return };
+            me.hang_up();
+            if let Some(wrong) = wrong.filter(|_| fleet.branches.all().len() == 1) {
+                fleet.world.violated("content", || wrong);
+            }
+        });
+    }
+
+    /// Writes and reads, until something fails, or it has done its work; tells what is wrong.
+    async fn work(&self, device: &Rc<dyn BlockDevice>, handle: &Handle, caller: &Caller) -> Option<String> {
+        let buffers = BufferPool::new();
+        while caller.is_connected() && self.written.get() < WRITES {
+            let number = self.written.get() + 1;
+            self.written.set(number);
+            let mut bytes = vec![0; SECTOR_BYTES as usize];
+            bytes[..8].copy_from_slice(&number.to_le_bytes());
+            device.write(self.offset, Buffer::copy_of(&bytes), Durability::Durable).await.ok()?;
+            let read = device.read(self.offset, buffers.take(bytes.len())).await.ok()?;
+            if caller.is_connected() && read.as_slice() != bytes {
+                let found = read.as_slice().first_chunk().map_or(0, |found| u64::from_le_bytes(*found));
+                let (volume, offset) = (self.volume, self.offset);
+                return Some(format!(
+                    "a neighbour at byte {offset} of volume {volume} wrote {number} and reads {found}"
+                ));
+            }
+            let pause = self.random.borrow_mut().duration(Duration::ZERO, PAUSE);
+            handle.sleep(pause).await;
+        }
+        None
+    }
+}
