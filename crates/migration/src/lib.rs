@@ -21,6 +21,7 @@
 
 pub mod authority;
 pub mod failure;
+pub mod guest;
 pub mod handover;
 pub mod identity;
 pub mod journal;

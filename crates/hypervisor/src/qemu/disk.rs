@@ -18,6 +18,7 @@
 //! it is led away, and takes them when it is led back.
 
 mod lead;
+mod prove;
 mod survey;
 
 use std::path::PathBuf;

@@ -253,6 +253,13 @@ async fn a_disk_that_cannot_be_led_stays_where_it_was() {
     qemu.machine.lead_over_export(&disk, &nowhere, 0).await.unwrap_err();
     qemu.write(1).await;
     assert_eq!(qemu.disk().await, disk);
+    // What can be opened is known beforehand, and the machine has its disk as before.
+    qemu.machine.prove_export(&disk, &nowhere, 0).await.unwrap_err();
+    qemu.machine.prove_file(&disk, &scene.path("none"), 0).await.unwrap_err();
+    qemu.machine.prove_file(&disk, &disk.file, 0).await.unwrap();
+    qemu.machine.end_proof(0).await;
+    assert_eq!((qemu.disk().await, qemu.machine.named_nodes().await.unwrap().len()), (disk.clone(), 2));
+    qemu.write(2).await;
     let bitmap = json!({ "node": "disk", "name": "nightly" });
     qemu.machine.qmp().execute("block-dirty-bitmap-add", bitmap, DEADLINE).await.unwrap();
     let staying = qemu.machine.local_disks().await.unwrap().remove(0).unwrap_err();

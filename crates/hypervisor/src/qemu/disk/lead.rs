@@ -4,6 +4,8 @@
 //! format stays, the node that the device has is reopened; where it changes, or nobody gave that node its name, the device
 //! gets another one.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use super::{DiskOptions, ExportAddress, ImageFile, LocalDisk};
@@ -35,10 +37,7 @@ impl Machine {
         number: u32,
     ) -> Result<LocalDisk, MachineError> {
         let node = format!("{EXPORT_NODE}{number}");
-        let mut options = with_options(&node, "nbd", &disk.options);
-        options["server"] = json!({ "type": "unix", "path": export.socket });
-        options["export"] = export.export.as_str().into();
-        options["reconnect-delay"] = export.reconnect_s.into();
+        let options = export_options(&node, export, &disk.options);
         self.exchange(disk, &Below { node, options, format: RAW, name: None }, number).await
     }
 
@@ -70,12 +69,7 @@ impl Machine {
         number: u32,
     ) -> Result<LocalDisk, MachineError> {
         let node = format!("{FILE_NODE}{number}");
-        let driver = match std::fs::metadata(&image.path) {
-            Ok(found) if !found.is_file() => "host_device",
-            _ => "file",
-        };
-        let mut options = with_options(&node, driver, &disk.options);
-        options["filename"] = json!(image.path);
+        let options = file_options(&node, &image.path, &disk.options);
         let below = Below { node, options, format: &image.format, name: image.node.as_deref() };
         let led = self.exchange(disk, &below, number).await?;
         Ok(LocalDisk { file: image.path.clone(), ..led })
@@ -94,6 +88,8 @@ impl Machine {
         number: u32,
     ) -> Result<LocalDisk, MachineError> {
         let node = below.node.as_str();
+        // One that a killed daemon left is used by nothing: the disk is not over it, or nobody would lead it there.
+        self.drop_node(node).await;
         self.tell("blockdev-add", below.options.clone(), DRAIN_DEADLINE).await?;
         let led = if disk.is_named && disk.format == below.format {
             self.reopen(disk, node).await
@@ -153,6 +149,7 @@ impl Machine {
             file_node: Some(below.node.clone()),
             ..disk.clone()
         };
+        self.drop_node(&format_node).await;
         self.tell("blockdev-add", format_options(&led, &below.node), DRAIN_DEADLINE).await?;
         // N.B. Before the device has it: its former node goes with the last that uses it, and does not come back.
         let checked = match self.check(&led).await {
@@ -206,6 +203,26 @@ struct Below<'a> {
     format: &'a str,
     /// What that node is to be called, if it is another one.
     name: Option<&'a str>,
+}
+
+/// A node over an export.
+pub(super) fn export_options(node: &str, export: &ExportAddress, options: &DiskOptions) -> Value {
+    let mut options = with_options(node, "nbd", options);
+    options["server"] = json!({ "type": "unix", "path": export.socket });
+    options["export"] = export.export.as_str().into();
+    options["reconnect-delay"] = export.reconnect_s.into();
+    options
+}
+
+/// A node over a file, or a device.
+pub(super) fn file_options(node: &str, path: &Path, options: &DiskOptions) -> Value {
+    let driver = match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => "host_device",
+        _ => "file",
+    };
+    let mut options = with_options(node, driver, options);
+    options["filename"] = json!(path);
+    options
 }
 
 /// A disk's format node over another one.

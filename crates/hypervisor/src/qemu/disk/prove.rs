@@ -1,0 +1,54 @@
+//! What a disk could be led over, tried by QEMU itself while the machine works: nothing of the machine is touched.
+//!
+//! QEMU may run as another user, in other namespaces, or confined: what it can open is known only when it has opened it.
+
+use std::path::Path;
+
+use super::lead::{export_options, file_options};
+use super::{ExportAddress, LocalDisk};
+use crate::qemu::error::MachineError;
+use crate::qemu::machine::{DRAIN_DEADLINE, Machine};
+
+/// Beginning of the name of a node that is only tried; names of nodes have at most 31 bytes.
+const TRIED_NODE: &str = "sterna-try-";
+
+impl Machine {
+    /// Has QEMU connect to an export as a disk would, and disconnect.
+    ///
+    /// # Errors
+    /// If QEMU cannot, in its words.
+    pub async fn prove_export(
+        &self,
+        disk: &LocalDisk,
+        export: &ExportAddress,
+        number: u32,
+    ) -> Result<(), MachineError> {
+        let node = format!("{TRIED_NODE}{number}");
+        // One that the server leaves at once must not be connected to again.
+        let once = ExportAddress { reconnect_s: 0, ..export.clone() };
+        self.open(&node, export_options(&node, &once, &disk.options)).await?;
+        self.drop_node(&node).await;
+        Ok(())
+    }
+
+    /// Has QEMU open a file as a disk would, without its locks, and keep it open until [`Self::end_proof`].
+    ///
+    /// # Errors
+    /// If QEMU cannot, in its words.
+    pub async fn prove_file(&self, disk: &LocalDisk, path: &Path, number: u32) -> Result<(), MachineError> {
+        let node = format!("{TRIED_NODE}{number}");
+        // N.B. nothing uses the node, so it asks for no lock, whoever has them.
+        self.open(&node, file_options(&node, path, &disk.options)).await
+    }
+
+    /// Closes what [`Self::prove_file`] has opened.
+    pub async fn end_proof(&self, number: u32) {
+        self.drop_node(&format!("{TRIED_NODE}{number}")).await;
+    }
+
+    async fn open(&self, node: &str, options: serde_json::Value) -> Result<(), MachineError> {
+        // What a killed daemon left.
+        self.drop_node(node).await;
+        self.tell("blockdev-add", options, DRAIN_DEADLINE).await
+    }
+}

@@ -1,0 +1,11 @@
+//! Guests that are paused for something that we do: when they may run again, and what is done with their disks meanwhile.
+//!
+//! ```text
+//!   Hold      note durable ─► may be paused ─► the reason is over ─► told to run ─► seen to run ─► note removed
+//!   Exchange  each disk:  its file ◄─► nothing ◄─► its volume's export; one way or back, until all are on one side
+//! ```
+//! Neither does anything: they are told what is seen of the hypervisor, and say what comes next. Both go on until a guest
+//! runs, and both can begin in any state that a killed daemon may leave.
+
+pub mod exchange;
+pub mod hold;

@@ -1,0 +1,260 @@
+//! Which step comes next when the disks of a running machine are adopted or given back.
+//!
+//! ```text
+//!   adopt:    File ──► Nothing ──► volume served ──► Export        the machine is paused from the first step
+//!   release:  Export ─► Nothing ──► volume gone ───► File          to the last
+//! ```
+//! The next step depends on what is seen and on where the disks are to be, never on what was done: a daemon that was killed
+//! in between goes on by looking. A step that fails turns the exchange round, because a machine that has its disks on either
+//! side can run; if that fails as well it turns round again, ever more slowly, until one way is done.
+//!
+//! Two rules hold throughout: nobody serves a file that the hypervisor has open, and the hypervisor does not open one that is
+//! served.
+
+use std::time::Duration;
+
+/// Pause before a way is tried again after both have failed.
+const PAUSE_LEAST: Duration = Duration::from_millis(100);
+/// The longest that it becomes.
+const PAUSE_MOST: Duration = Duration::from_secs(5);
+
+/// Where the disks are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// Over their volumes' exports.
+    Volumes,
+    /// Over their files, without a volume.
+    Files,
+}
+
+/// What a disk is over, as its hypervisor says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// A file.
+    File,
+    /// Nothing: what would be written there is lost.
+    Nothing,
+    /// Its volume's export.
+    Export,
+    /// The machine has no such disk any more.
+    Gone,
+}
+
+/// What is seen of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeenDisk {
+    /// What it is over.
+    pub over: Over,
+    /// Whether its volume is there.
+    pub is_served: bool,
+}
+
+/// What is to be done next; disks are named by their position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Pause the machine.
+    Pause,
+    /// Take a disk off what it is over.
+    LeadToNothing(usize),
+    /// Make its volume.
+    Serve(usize),
+    /// Lead it over its volume's export.
+    LeadToExport(usize),
+    /// Remove its volume; the file stays.
+    StopServing(usize),
+    /// Lead it to its file.
+    LeadToFile(usize),
+    /// Nothing: all disks are on this side, and the machine may run.
+    Complete(Goal),
+}
+
+/// The exchange of the disks of one machine.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    goal: Goal,
+    failures: u32,
+}
+
+impl Exchange {
+    /// One that is to end so.
+    pub fn towards(goal: Goal) -> Self {
+        Self { goal, failures: 0 }
+    }
+
+    /// One that was to end so, and whose daemon was killed: an adoption is gone on with if all that is left is to let the
+    /// machine run, and undone otherwise, because nobody waits for it any more.
+    pub fn after_restart(goal: Goal, disks: &[SeenDisk]) -> Self {
+        let is_done = disks.iter().all(|disk| matches!(disk.over, Over::Export | Over::Gone));
+        match goal {
+            Goal::Volumes if is_done => Self::towards(Goal::Volumes),
+            Goal::Volumes | Goal::Files => Self::towards(Goal::Files),
+        }
+    }
+
+    /// Where the disks are to be by now.
+    pub fn goal(&self) -> Goal {
+        self.goal
+    }
+
+    /// What comes next.
+    pub fn next_step(&self, is_running: bool, disks: &[SeenDisk]) -> Step {
+        let wanted =
+            disks.iter().enumerate().find_map(|(index, disk)| Some((index, self.step_of(index, *disk)?)));
+        match wanted {
+            None => Step::Complete(self.goal),
+            // A volume that nothing uses is no reason to pause anybody.
+            Some((_, step @ Step::StopServing(index)))
+                if disks.get(index).is_some_and(|disk| disk.over != Over::Nothing) =>
+            {
+                step
+            }
+            Some(_) if is_running => Step::Pause,
+            Some((_, step)) => step,
+        }
+    }
+
+    fn step_of(&self, index: usize, disk: SeenDisk) -> Option<Step> {
+        match (self.goal, disk.over, disk.is_served) {
+            (Goal::Volumes, Over::Export | Over::Gone, _) | (Goal::Files, Over::File | Over::Gone, false) => {
+                None
+            }
+            (Goal::Volumes, Over::File, _) | (Goal::Files, Over::Export, _) => {
+                Some(Step::LeadToNothing(index))
+            }
+            (Goal::Volumes, Over::Nothing, false) => Some(Step::Serve(index)),
+            (Goal::Volumes, Over::Nothing, true) => Some(Step::LeadToExport(index)),
+            (Goal::Files, Over::Nothing | Over::File | Over::Gone, true) => Some(Step::StopServing(index)),
+            (Goal::Files, Over::Nothing, false) => Some(Step::LeadToFile(index)),
+        }
+    }
+
+    /// A step has failed: the other way is tried, after so long a pause.
+    pub fn failed(&mut self) -> Duration {
+        self.goal = match self.goal {
+            Goal::Volumes => Goal::Files,
+            Goal::Files => Goal::Volumes,
+        };
+        let pause = match self.failures {
+            0 => Duration::ZERO,
+            more => PAUSE_LEAST.saturating_mul(2_u32.saturating_pow(more - 1)).min(PAUSE_MOST),
+        };
+        self.failures = self.failures.saturating_add(1);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine with two disks, as its hypervisor and the journal have it.
+    #[derive(Clone, Debug)]
+    struct World {
+        is_running: bool,
+        disks: Vec<SeenDisk>,
+    }
+
+    impl World {
+        fn adopted(is_adopted: bool) -> Self {
+            let over = if is_adopted { Over::Export } else { Over::File };
+            Self { is_running: true, disks: vec![SeenDisk { over, is_served: is_adopted }; 2] }
+        }
+
+        /// Carries a step out; `None`: all is done.
+        fn take(&mut self, step: Step) -> Option<()> {
+            let is_paused = !self.is_running;
+            let disks = &mut self.disks;
+            match step {
+                Step::Complete(_) => return None,
+                Step::Pause => self.is_running = false,
+                Step::LeadToNothing(index) => {
+                    assert!(is_paused, "a running machine would write to nothing");
+                    disks[index].over = Over::Nothing;
+                }
+                Step::Serve(index) => {
+                    assert!(disks[index].over != Over::File, "two would have the file open");
+                    disks[index].is_served = true;
+                }
+                Step::LeadToExport(index) => {
+                    assert!(disks[index].is_served);
+                    disks[index].over = Over::Export;
+                }
+                Step::StopServing(index) => {
+                    assert!(disks[index].over != Over::Export, "its disk would be gone");
+                    disks[index].is_served = false;
+                }
+                Step::LeadToFile(index) => {
+                    assert!(!disks[index].is_served, "two would have the file open");
+                    disks[index].over = Over::File;
+                }
+            }
+            Some(())
+        }
+
+        fn check(&self, goal: Goal) {
+            let over = if goal == Goal::Volumes { Over::Export } else { Over::File };
+            let wanted = SeenDisk { over, is_served: goal == Goal::Volumes };
+            assert!(self.disks.iter().all(|disk| *disk == wanted), "{goal:?}: {self:?}");
+        }
+    }
+
+    /// Plays an exchange; what happens at each step comes from `fates`: 0 done, 1 refused, 2 done and the daemon killed,
+    /// 3 killed before it.
+    fn play(goal: Goal, fates: &[u8]) {
+        let mut world = World::adopted(goal == Goal::Files);
+        let mut exchange = Exchange::towards(goal);
+        for turn in 0..200 {
+            let step = exchange.next_step(world.is_running, &world.disks);
+            // After what goes wrong all goes well.
+            let fate = fates.get(turn).copied().unwrap_or(0);
+            if fate == 1 && !matches!(step, Step::Complete(_)) {
+                exchange.failed();
+                continue;
+            }
+            if fate != 3 && world.take(step).is_none() {
+                return world.check(exchange.goal());
+            }
+            if fate >= 2 {
+                exchange = Exchange::after_restart(goal, &world.disks);
+            }
+        }
+        panic!("{goal:?} {fates:?} does not end: {world:?}");
+    }
+
+    #[test]
+    fn whatever_is_refused_and_wherever_the_daemon_is_killed_all_disks_end_on_one_side() {
+        for goal in [Goal::Volumes, Goal::Files] {
+            for number in 0..4_u32.pow(9) {
+                let fates: Vec<u8> = (0..9).map(|place| (number >> (2 * place) & 3) as u8).collect();
+                play(goal, &fates);
+            }
+        }
+    }
+
+    #[test]
+    fn an_adoption_that_only_had_to_let_its_machine_run_is_not_undone() {
+        let disks = World::adopted(true).disks;
+        let exchange = Exchange::after_restart(Goal::Volumes, &disks);
+        assert_eq!(exchange.next_step(false, &disks), Step::Complete(Goal::Volumes));
+        let mut half = disks;
+        half[1] = SeenDisk { over: Over::Nothing, is_served: false };
+        let exchange = Exchange::after_restart(Goal::Volumes, &half);
+        assert_eq!(exchange.next_step(false, &half), Step::LeadToNothing(0));
+    }
+
+    #[test]
+    fn a_disk_that_is_gone_keeps_nothing_up() {
+        let gone = [SeenDisk { over: Over::Gone, is_served: true }];
+        assert_eq!(Exchange::towards(Goal::Files).next_step(true, &gone), Step::StopServing(0));
+        assert_eq!(Exchange::towards(Goal::Volumes).next_step(true, &gone), Step::Complete(Goal::Volumes));
+    }
+
+    #[test]
+    fn both_ways_are_tried_ever_more_slowly() {
+        let mut exchange = Exchange::towards(Goal::Volumes);
+        assert_eq!((exchange.failed(), exchange.goal()), (Duration::ZERO, Goal::Files));
+        assert_eq!((exchange.failed(), exchange.goal()), (PAUSE_LEAST, Goal::Volumes));
+        let last = (0..100).map(|_| exchange.failed()).last();
+        assert_eq!(last, Some(PAUSE_MOST));
+    }
+}
