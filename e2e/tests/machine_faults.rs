@@ -184,3 +184,29 @@ fn send(process: Pid, signal: Signal) -> anyhow::Result<()> {
 fn restart(scene: &Scene) -> anyhow::Result<bool> {
     Ok(scene.sterna(["vm", "start", vm::NAME])?.code == 0)
 }
+
+#[test]
+fn a_machine_whose_host_went_down_while_its_memory_was_copied_is_started_again_there() {
+    alone(|| {
+        play_pair(|pair| {
+            let console = start(pair)?;
+            let begun = begin(pair, "beta:a", Phase::Memory)?;
+            let qemu = process(&pair.alpha)?;
+            pair.alpha.kill()?;
+            send(qemu, Signal::KILL)?;
+            pair.alpha.start()?;
+            let ended = pair.alpha.wait_for_migration(&begun.id)?;
+            ensure!(ended.state == MigrationState::Failed && ended.guest == GuestLocation::Source, "{ended:?}");
+            ensure!(ended.message.as_deref().is_some_and(|said| said.contains("sterna vm start")), "{ended:?}");
+            until("the target has let go", || Ok(vm::vms(&pair.beta)?.is_empty().then_some(())))?;
+            is_empty(&pair.beta)?;
+            console.forget();
+            pair.alpha.sterna(["vm", "start", vm::NAME])?.success()?;
+            console.work_on(REQUESTS)?;
+            let moved: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a"])?;
+            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+            vm::check_at(&pair.beta, &pair.alpha)?;
+            console.work_on(REQUESTS)
+        });
+    });
+}

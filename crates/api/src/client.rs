@@ -393,6 +393,14 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/release", Segment(name)), None::<&()>).await
     }
 
+    /// Lets a machine run that is paused; answers when it runs.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmFailed`].
+    pub async fn resume_vm(&self, name: &str) -> Result<Vm, ClientError> {
+        self.send(Method::POST, &format!("/v1/vms/{}/resume", Segment(name)), None::<&()>).await
+    }
+
     /// Forgets a machine that does not run; its volumes stay.
     ///
     /// # Errors

@@ -24,6 +24,7 @@
 //!   POST   /v1/vms/{name}/stop          StopVm         -> Vm
 //!   POST   /v1/vms/{name}/adopt         AdoptVm        -> Vm
 //!   POST   /v1/vms/{name}/release       Vm
+//!   POST   /v1/vms/{name}/resume        Vm
 //!   GET    /v1/migrations               [Migration]
 //!   GET    /v1/migrations/{id}          Watch          -> Migration
 //!   POST   /v1/migrations/{id}/cancel   Migration

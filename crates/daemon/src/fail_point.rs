@@ -51,6 +51,8 @@ pub enum Step {
     Compact,
     /// The process of a machine is started.
     Launch,
+    /// A disk of a machine changes hands by one step.
+    Exchange,
 }
 
 /// Where the process is to end, if anywhere.
@@ -153,7 +155,7 @@ fn parse(text: &str) -> Option<Armed> {
 
 impl Step {
     /// All steps.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Added,
         Self::Removed,
         Self::Started,
@@ -171,6 +173,7 @@ impl Step {
         Self::Retire,
         Self::Compact,
         Self::Launch,
+        Self::Exchange,
     ];
 
     /// The name in [`VARIABLE`].
@@ -193,6 +196,7 @@ impl Step {
             Self::Retire => "retire",
             Self::Compact => "compact",
             Self::Launch => "launch",
+            Self::Exchange => "exchange",
         }
     }
 }

@@ -153,6 +153,7 @@ impl Daemon {
         host.vms.find_running();
         host.resume_with_others().await;
         host.settle_machines().await;
+        host.settle_holds();
         host.run_queue().await;
         peers.begin();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");

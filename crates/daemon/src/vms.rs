@@ -23,6 +23,7 @@ mod derived;
 mod error;
 mod foreign;
 mod guests;
+mod holds;
 mod life;
 mod lifelines;
 mod listening;
@@ -32,6 +33,7 @@ mod parcel;
 mod places;
 mod probe;
 mod process;
+pub(crate) mod proof;
 mod same_files;
 mod script;
 #[cfg(test)]
@@ -39,7 +41,7 @@ mod tests;
 mod tpm;
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -56,6 +58,7 @@ pub(crate) use self::definition::{Definition, DefinitionError};
 pub(crate) use self::derived::{Derived, Running, derive};
 pub(crate) use self::error::VmError;
 pub(crate) use self::foreign::Foreign;
+pub(crate) use self::holds::{Holds, Hypervisor, NotedReason, Ran};
 pub(crate) use self::parcel::PARCEL_BYTES_MAX;
 use self::parcel::Parcel;
 use self::process::Process;
@@ -81,7 +84,11 @@ pub(crate) struct Vms {
     catalogue: Result<Catalogue, String>,
     /// The machines of others whose disks are served; why the list cannot be used is kept instead of it.
     adoptions: Result<Adoptions, String>,
+    /// Those that are paused for a reason of ours.
+    pub(crate) holds: Arc<Holds>,
     entries: Mutex<BTreeMap<String, Entry>>,
+    /// Machines whose disks change hands.
+    turns: Arc<Mutex<BTreeSet<String>>>,
     /// Told when what a machine does has changed.
     changed: Notify,
 }
@@ -152,6 +159,18 @@ pub(crate) enum Ended {
     PowerCut,
 }
 
+/// The right to change what the disks of a machine are over, until it is dropped.
+pub(crate) struct Turn {
+    turns: Arc<Mutex<BTreeSet<String>>>,
+    name: String,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+    }
+}
+
 impl Alive {
     /// QEMU's process.
     pub(crate) fn process_id(&self) -> i32 {
@@ -186,7 +205,9 @@ impl Vms {
             monitors: volume_sockets_dir.with_file_name(MONITORS_FOLDER),
             catalogue,
             adoptions,
+            holds: Holds::open(data_dir),
             entries: Mutex::new(entries),
+            turns: Arc::default(),
             changed: Notify::new(),
         })
     }
@@ -221,7 +242,7 @@ impl Vms {
     pub(crate) async fn start(self: &Arc<Self>, name: &str, sockets: &SocketFolder) -> Result<(), VmError> {
         let _operation = self.operate(name)?;
         if !matches!(self.life(name)?, Life::Stopped | Life::Crashed(_)) {
-            return Err(VmError::Running(name.to_owned()));
+            return Err(VmError::RunsAlready(name.to_owned()));
         }
         self.launch(name, sockets, &[]).await.map(drop)
     }
@@ -387,6 +408,18 @@ impl Vms {
         let operation = Arc::clone(&entry.operation).try_lock_owned();
         operation
             .map_err(|_| VmError::Busy { vm: name.to_owned(), why: "is being started, stopped or removed" })
+    }
+
+    /// The right to change what the disks of a machine are over, ours or not; there is one at a time.
+    ///
+    /// # Errors
+    /// [`VmError::Busy`].
+    pub(crate) fn turn(&self, name: &str) -> Result<Turn, VmError> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if !turns.insert(name.to_owned()) {
+            return Err(VmError::Busy { vm: name.to_owned(), why: "is being adopted, released or let run" });
+        }
+        Ok(Turn { turns: Arc::clone(&self.turns), name: name.to_owned() })
     }
 
     fn life(&self, name: &str) -> Result<Life, VmError> {

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::Shared;
 
 use chronicle::{BlockSize, Generation, Kept, ReplicaOf, StayId};
-use migration::journal::{ImageLocation, MigrationState, Promotion};
+use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::{Attempt, CommitFault, HostId, MigrationId, VolumeId};
 
@@ -351,6 +351,12 @@ pub(crate) enum Command {
         migration: MigrationId,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
+    Fail {
+        migration: MigrationId,
+        code: FailureCode,
+        detail: String,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
     Rest {
         migration: MigrationId,
         rest: Rest,
@@ -441,6 +447,19 @@ impl LaneHandle {
     /// [`Refused::NotMigrating`], [`Refused::TooLate`], [`Refused::Ended`].
     pub async fn cancel(&self, migration: MigrationId) -> Result<(), Refused> {
         self.ask(|answer| Command::Cancel { migration, answer }).await?
+    }
+
+    /// Ends a migration of this source before its commit point because something of it failed that the lane knows nothing of.
+    ///
+    /// # Errors
+    /// [`Refused::NotMigrating`], [`Refused::TooLate`], [`Refused::Ended`].
+    pub async fn fail(
+        &self,
+        migration: MigrationId,
+        code: FailureCode,
+        detail: String,
+    ) -> Result<(), Refused> {
+        self.ask(|answer| Command::Fail { migration, code, detail, answer }).await?
     }
 
     /// Lets a migration rest, or go on.

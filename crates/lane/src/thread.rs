@@ -284,6 +284,11 @@ impl Lane {
                 Command::Cancel { migration, answer } => {
                     let _ = answer.send(self.cancel(migration));
                 }
+                Command::Fail { migration, code, detail, answer } => {
+                    let _ = answer.send(self.with_migration(migration, |baton| {
+                        if baton.fail(code, detail) { Ok(()) } else { Err(Refused::TooLate(migration)) }
+                    }));
+                }
                 Command::Rest { migration, rest, answer } => {
                     let _ = answer.send(self.with_migration(migration, |baton| {
                         match rest {

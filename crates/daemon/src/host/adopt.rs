@@ -1,40 +1,44 @@
 //! Taking over the disks of a machine that somebody else has started, and giving them back, without a restart.
 //!
 //! ```text
-//!   adopt      remember ─► pause ─► each disk: off its file ─► volume ─► over its export ─► resume
-//!   release    pause ─► each disk: volume gone ─► back to its file ─► resume ─► forget, also a machine of ours
+//!   adopt      prove ─► remember ─► note ─► pause ─► each disk: off its file ─► volume ─► over its export ─► resume
+//!   release    prove ─► remember ─► note ─► pause ─► each disk: volume gone ─► back to its file ─► resume ─► forget
 //! ```
-//!
 //! The machine is paused for the moment in which an image changes hands, so that QEMU can let go of its locks before the
-//! volume takes them, and the other way round: at no time can two write to it. It takes as long as making a volume does. If a
-//! daemon dies in between the machine is left paused, nothing is lost, and `vm release` brings it back.
+//! volume takes them, and the other way round: at no time can two write to it. It takes as long as making a volume does.
+//! Whatever can be proved is proved before, by QEMU itself ([`super::prove`]); what fails all the same is undone
+//! ([`super::exchange`]). If a daemon dies in between, the next one finds the note, and ends what was begun.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use api::{AdoptVm, NewVolume, RemoveVolume, Vm, VolumeSource};
-use hypervisor::qemu::{ExportAddress, LocalDisk, Machine, RECONNECT_SECONDS, RunState};
-use migration::journal::ImageFormat;
+use api::{AdoptVm, Vm};
+use hypervisor::qemu::{LocalDisk, Machine, MachineError, QmpError, RunState};
+use migration::guest::exchange::Goal;
+use migration::guest::hold::Reason;
+use tokio::time::Instant;
 
+use super::exchange::{Exchanged, IsNew, QemuEnded, name_of};
 use super::{Host, adopted, blocking};
 use crate::error::RequestError;
 use crate::journal::now_unix_ms;
 use crate::names;
-use crate::vms::{Adopted, AdoptedDisk, Foreign, GivenBack, VmError};
+use crate::vms::{Adopted, AdoptedDisk, Foreign, GivenBack, Hypervisor, Life, NotedReason, Ran, VmError};
 
-/// How QEMU writes the address of nothing.
-const NOTHING: &str = "null-co:";
+/// How long an operation may take until its answer says that it goes on in the background.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 impl Host {
     /// Takes over disks of a machine that runs.
     ///
     /// # Errors
-    /// [`RequestError`]; the machine has its disks as before then.
+    /// [`RequestError`]; the machine has its disks as before then, and runs, or the text says what keeps it.
     pub(crate) async fn adopt_vm(self: Arc<Self>, name: String, order: AdoptVm) -> Result<Vm, RequestError> {
         names::check(&name).map_err(|reason| {
             RequestError::Invalid(format!("\"{name}\" cannot be the name of a machine: {reason}"))
         })?;
+        let turn = self.vms.turn(&name)?;
         let adoptions = self.adoptions()?;
         if adoptions.get(&name).is_some() || self.vms.get(&name).is_ok() {
             return Err(VmError::Exists(name).into());
@@ -57,27 +61,20 @@ impl Host {
         if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
             return Err(RequestError::VolumeExists(disk.volume.clone()));
         }
-        // N.B. Before anything is changed in QEMU: a daemon that is killed from here on knows what to give back.
-        self.remember_adopted(adopted.clone()).await?;
-        let paused = Pause::begin(&name, &machine).await?;
-        let mut outcome = Ok(());
-        for (disk, kept) in disks.iter().zip(&adopted.disks) {
-            outcome = self.take_disk(&name, &machine, disk, kept).await;
-            if outcome.is_err() {
-                break;
-            }
-        }
-        if let Err(error) = outcome {
-            tracing::warn!(vm = %name, reason = %error.message(), "the disks are given back");
-            self.give_back(&machine, &adopted, Volumes::Untouched).await?;
-            paused.end(&name, &machine).await?;
-            self.forget_adopted(&name).await?;
-            return Err(error);
-        }
-        let pause = paused.end(&name, &machine).await?;
-        tracing::info!(vm = %name, disks = adopted.disks.len(), ?pause, "the machine's disks are served");
+        self.prove_adoptable(&name, &machine, &disks, &adopted).await?;
+        let was_running = runs(&name, &machine).await?;
         // The monitor serves one client at a time.
         drop(machine);
+        // N.B. Before anything is changed in QEMU: a daemon that is killed from here on knows what to give back.
+        self.remember_adopted(adopted.clone()).await?;
+        if let Err(error) = self.vms.holds.hold(&name, Reason::Adopt, was_running).await {
+            self.forget_adopted(&name).await?;
+            return Err(error.into());
+        }
+        let host = Arc::clone(&self);
+        let order = adopted.clone();
+        let work = async move { host.finish_adoption(&order, IsNew::Yes, turn).await };
+        self.answer_within(&name, work).await?;
         Ok(adopted::describe(&adopted, adopted::SETTLED_MAX).await)
     }
 
@@ -87,72 +84,297 @@ impl Host {
     /// # Errors
     /// [`RequestError`]; what could not be given back is served as before.
     pub(crate) async fn release_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        let turn = self.vms.turn(&name)?;
         // Of a machine that is, or is on its way, elsewhere nothing can be given back here.
         let _operation = match self.vms.get(&name) {
             Ok(_) => Some(self.vms.operate(&name)?),
             Err(_) => None,
         };
         let mut shown = self.describe_vm(&name).await?;
+        let is_ours = self.vms.get(&name).is_ok();
         let adopted = match self.adoptions()?.get(&name) {
-            Some(adopted) => adopted,
-            None => self.adopt_own(&name).await?,
+            Some(adopted) => self.where_it_is_now(adopted)?,
+            None => self.describe_own(&name).await?,
         };
-        let images = self.images_of(&adopted);
-        match self.monitor_of(&adopted).await {
-            Ok(machine) => {
-                let paused = Pause::begin(&name, &machine).await?;
-                let given = self.give_back(&machine, &adopted, Volumes::Wherever).await;
-                if let Err(error) = &given {
-                    tracing::warn!(vm = %name, reason = %error.message(), "the disks are not given back");
-                }
-                let pause = paused.end(&name, &machine).await?;
-                if given.is_err() && self.vms.get(&name).is_ok() {
-                    // It is a machine of ours as before.
-                    self.forget_adopted(&name).await?;
-                }
-                given?;
-                tracing::info!(vm = %name, ?pause, "the machine has its disks back");
-            }
-            // Nobody reads or writes: the images are what is left to give.
-            Err(error) if error.is_gone() => {
-                for disk in &adopted.disks {
-                    self.drop_volume(disk, Volumes::Wherever).await?;
-                }
+        let machine = match self.monitor_of(&adopted).await {
+            Ok(machine) => machine,
+            Err(error) if self.has_ended_qemu(&adopted, &error) => {
+                self.stop_serving(&adopted).await?;
+                shown.message = self.end_release(&adopted).await?;
+                return Ok(shown);
             }
             Err(error) => return Err(VmError::of(&name)(error).into()),
-        }
-        if self.vms.get(&name).is_ok() {
-            let written = self.vms.write_script(&name, images).await;
-            if let Err(error) = &written {
-                tracing::warn!(vm = %name, %error, "how the machine is started without Sterna is not written down");
+        };
+        self.prove_releasable(&machine, &adopted).await?;
+        let was_running = runs(&name, &machine).await?;
+        drop(machine);
+        // N.B. Where the images are is known from here on, whatever becomes of their volumes.
+        self.remember_adopted(adopted.clone()).await?;
+        if let Err(error) = self.vms.holds.hold(&name, Reason::Release, was_running).await {
+            if is_ours {
+                self.forget_adopted(&name).await?;
             }
-            shown.message =
-                written.ok().flatten().map(|path| format!("to start it again: {}", path.display()));
+            return Err(error.into());
         }
-        self.vms.let_go(&name).await?;
-        self.forget_adopted(&name).await?;
+        let host = Arc::clone(&self);
+        let work = async move { host.finish_release(&adopted, IsNew::Yes, turn).await };
+        shown.message = self.answer_within(&name, work).await?;
+        shown.state = api::VmState::Running;
+        if !was_running {
+            shown.state = api::VmState::Paused;
+        }
         Ok(shown)
     }
 
-    /// Where the images of adopted disks are.
-    fn images_of(&self, adopted: &Adopted) -> Vec<GivenBack> {
-        let records = adopted.disks.iter().filter_map(|disk| self.record_named(&disk.volume).ok());
-        let given = records.map(|record| GivenBack {
-            path: record.image.place.name().into(),
-            format: name_of(record.image.format).to_owned(),
-            volume: record.name,
-        });
-        given.collect()
+    /// Lets a machine run that is paused, for whatever reason.
+    ///
+    /// # Errors
+    /// [`RequestError`]; what keeps it from running.
+    pub(crate) async fn resume_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        let turn = self.vms.turn(&name)?;
+        let adopted = self.adoptions()?.get(&name);
+        if self.vms.get(&name).is_ok() {
+            // Of one that is on its way somebody else decides whether it runs.
+            drop(self.vms.operate(&name)?);
+        }
+        let find = self.hypervisor_of(&name, adopted.as_ref());
+        match find().await {
+            Hypervisor::There(_) => {}
+            Hypervisor::Silent(reason) => return Err(VmError::Paused { vm: name, why: reason }.into()),
+            Hypervisor::Ended if adopted.is_some() || self.vms.get(&name).is_ok() => {
+                return Err(VmError::NotRunning(name).into());
+            }
+            Hypervisor::Ended => return Err(VmError::NotFound(name).into()),
+        }
+        self.vms.holds.hold(&name, Reason::Resume, true).await?;
+        let (host, resumed) = (Arc::clone(&self), name.clone());
+        let work = async move {
+            if let Some(adopted) = adopted {
+                host.regain_disks(&adopted).await?;
+            }
+            host.let_it_run(&resumed).await?;
+            drop(turn);
+            Ok(())
+        };
+        self.answer_within(&name, work).await?;
+        self.describe_vm(&name).await
     }
 
-    /// Describes a machine that Sterna has started as one whose disks were adopted, durably: from then on a daemon that is
-    /// killed knows what to give back.
-    async fn adopt_own(self: &Arc<Self>, name: &str) -> Result<Adopted, RequestError> {
+    /// Ends what a killed daemon had begun with the disks of machines, and lets those run that it had paused. Machines on their
+    /// way to another host are settled by their migrations.
+    pub(crate) fn settle_holds(self: &Arc<Self>) {
+        for note in self.vms.holds.list() {
+            let host = Arc::clone(self);
+            tokio::spawn(async move {
+                let name = note.name;
+                tracing::info!(vm = %name, reason = ?note.reason, "a machine may have been left paused");
+                if let Err(error) = host.settle_hold(&name, note.reason).await {
+                    tracing::warn!(vm = %name, reason = error.message(), "a machine that was left paused");
+                }
+            });
+        }
+    }
+
+    async fn settle_hold(self: &Arc<Self>, name: &str, reason: NotedReason) -> Result<(), RequestError> {
+        if reason == NotedReason::Move {
+            self.vms.until_found(name).await;
+            return match self.vms.get(name) {
+                Ok(known) if known.standing != crate::vms::Standing::Home => Ok(()),
+                _ => self.let_it_run(name).await,
+            };
+        }
+        let turn = self.vms.turn(name)?;
+        let adopted = self.adoptions()?.get(name);
+        for kept in adopted.iter().flat_map(|adopted| &adopted.disks) {
+            self.until_decided(&kept.volume).await;
+        }
+        match (adopted, reason) {
+            (Some(adopted), NotedReason::Adopt) => self.finish_adoption(&adopted, IsNew::No, turn).await,
+            (Some(adopted), NotedReason::Release) => {
+                self.finish_release(&adopted, IsNew::No, turn).await.map(drop)
+            }
+            (adopted, _) => {
+                if let Some(adopted) = adopted {
+                    self.regain_disks(&adopted).await?;
+                }
+                self.let_it_run(name).await
+            }
+        }
+    }
+
+    /// Brings the disks of an adopted machine over their volumes, and lets it run; if that cannot be, it has its files again, and
+    /// is not adopted.
+    async fn finish_adoption(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        is_new: IsNew,
+        _turn: crate::vms::Turn,
+    ) -> Result<(), RequestError> {
+        let (name, began) = (&adopted.name, Instant::now());
+        let exchanged = self.exchange_disks(adopted, Goal::Volumes, is_new).await;
+        let Ok(Exchanged { goal, failure }) = exchanged else {
+            self.stop_serving(adopted).await?;
+            self.forget_adopted(name).await?;
+            self.vms.holds.forget(name).await;
+            return Err(VmError::NotRunning(name.clone()).into());
+        };
+        self.let_it_run(name).await?;
+        if goal == Goal::Volumes {
+            tracing::info!(vm = %name, disks = adopted.disks.len(), pause = ?began.elapsed(), "the machine's disks are served");
+            return Ok(());
+        }
+        self.forget_adopted(name).await?;
+        tracing::warn!(vm = %name, "the machine has its disks as before, and is not adopted");
+        let interrupted =
+            || VmError::Disk { vm: name.clone(), why: "the daemon was started again".to_owned() };
+        Err(failure.unwrap_or_else(|| interrupted().into()))
+    }
+
+    /// Brings the disks of a machine back to their files, lets it run, and forgets it; if that cannot be, they are served as
+    /// before. Returns what is to be said of it.
+    async fn finish_release(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        is_new: IsNew,
+        _turn: crate::vms::Turn,
+    ) -> Result<Option<String>, RequestError> {
+        let (name, began) = (&adopted.name, Instant::now());
+        match self.exchange_disks(adopted, Goal::Files, is_new).await {
+            Ok(Exchanged { goal: Goal::Files, .. }) => {}
+            Ok(Exchanged { goal: Goal::Volumes, failure }) => {
+                self.let_it_run(name).await?;
+                if self.vms.get(name).is_ok() {
+                    // It is a machine of ours as before.
+                    self.forget_adopted(name).await?;
+                }
+                let unknown = || VmError::Disk { vm: name.clone(), why: "QEMU does not say why".to_owned() };
+                return Err(failure.unwrap_or_else(|| unknown().into()));
+            }
+            Err(QemuEnded) => self.stop_serving(adopted).await?,
+        }
+        self.let_it_run(name).await?;
+        tracing::info!(vm = %name, pause = ?began.elapsed(), "the machine has its disks back");
+        self.end_release(adopted).await
+    }
+
+    /// Forgets a machine that has its disks back; says how it is started without Sterna if we started it.
+    async fn end_release(self: &Arc<Self>, adopted: &Adopted) -> Result<Option<String>, RequestError> {
+        let name = &adopted.name;
+        let mut message = None;
+        if self.vms.get(name).is_ok() {
+            let images = adopted.disks.iter().map(|kept| GivenBack {
+                path: kept.file.clone(),
+                format: kept.format.clone(),
+                volume: kept.volume.clone(),
+            });
+            let written = self.vms.write_script(name, images.collect()).await;
+            if let Err(error) = &written {
+                tracing::warn!(vm = %name, %error, "how the machine is started without Sterna is not written down");
+            }
+            message = written.ok().flatten().map(|path| format!("to start it again: {}", path.display()));
+        }
+        self.vms.let_go(name).await?;
+        self.forget_adopted(name).await?;
+        self.vms.holds.forget(name).await;
+        Ok(message)
+    }
+
+    /// Leads disks that are over nothing over their volumes again.
+    async fn regain_disks(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
+        let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
+        let machine = self.monitor_of(adopted).await.map_err(failed)?;
+        let has_lost_one = self.has_lost_a_disk(adopted, &machine).await.map_err(failed)?;
+        drop(machine);
+        if has_lost_one {
+            let adopted = self.where_it_is_now(adopted.clone())?;
+            // Its end is seen by whoever lets it run.
+            let _ = self.exchange_disks(&adopted, Goal::Volumes, IsNew::Yes).await;
+        }
+        Ok(())
+    }
+
+    /// Lets a machine run that we have paused.
+    pub(super) async fn let_it_run(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
+        let adopted = self.adoptions()?.get(name);
+        match self.vms.holds.let_run(name, self.hypervisor_of(name, adopted.as_ref())).await {
+            Ran::Runs => Ok(()),
+            Ran::Ended => Err(VmError::NotRunning(name.to_owned()).into()),
+            Ran::Elsewhere => {
+                let why =
+                    "it may run at the host that it was on its way to, and must not run at both".to_owned();
+                Err(VmError::Paused { vm: name.to_owned(), why }.into())
+            }
+        }
+    }
+
+    /// What finds the hypervisor of a machine, ours or adopted.
+    fn hypervisor_of(
+        self: &Arc<Self>,
+        name: &str,
+        adopted: Option<&Adopted>,
+    ) -> impl Fn() -> futures_util::future::BoxFuture<'static, Hypervisor> + use<> {
+        let (host, name, adopted) = (Arc::clone(self), name.to_owned(), adopted.cloned());
+        move || {
+            let (host, name, adopted) = (Arc::clone(&host), name.clone(), adopted.clone());
+            Box::pin(async move {
+                match (host.vms.get(&name), adopted) {
+                    (Ok(known), _) => match known.life {
+                        Life::Alive(alive) => Hypervisor::There(alive.machine),
+                        Life::Starting => Hypervisor::Silent("its QEMU does not answer".to_owned()),
+                        Life::Stopped | Life::Crashed(_) => Hypervisor::Ended,
+                    },
+                    (Err(_), Some(adopted)) => match Machine::connect(&adopted.monitor).await {
+                        Ok(machine) => Hypervisor::There(Arc::new(machine)),
+                        Err(error) if nobody_listens(&error) => Hypervisor::Ended,
+                        Err(error) => Hypervisor::Silent(error.to_string()),
+                    },
+                    (Err(_), None) => Hypervisor::Ended,
+                }
+            })
+        }
+    }
+
+    /// Runs work to its end; if that takes long, the answer says that it goes on.
+    async fn answer_within<T: Send + 'static>(
+        self: &Arc<Self>,
+        name: &str,
+        work: impl Future<Output = Result<T, RequestError>> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        match tokio::time::timeout(ANSWER_WITHIN, tokio::spawn(work)).await {
+            Ok(done) => done.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string()))),
+            Err(_) => {
+                let why = self.vms.holds.why(name).unwrap_or_else(|| "QEMU does not answer".to_owned());
+                Err(VmError::Paused { vm: name.to_owned(), why }.into())
+            }
+        }
+    }
+
+    /// An adopted machine with the places where its images are by now.
+    fn where_it_is_now(&self, adopted: Adopted) -> Result<Adopted, RequestError> {
+        let mut adopted = adopted;
+        for kept in &mut adopted.disks {
+            // One without a volume has it back, or is over nothing.
+            let Ok(record) = self.record_named(&kept.volume) else { continue };
+            let place = &record.image.place;
+            let Some(file) = place.file() else {
+                let detail = "a machine gets its disks back as files of this host; move the volume to a folder here first";
+                return Err(RequestError::ImageUnsuitable {
+                    path: place.name().into(),
+                    detail: detail.to_owned(),
+                });
+            };
+            kept.file = file.into();
+            kept.format = name_of(record.image.format).to_owned();
+        }
+        Ok(adopted)
+    }
+
+    /// Describes a machine that Sterna has started as one whose disks were adopted.
+    async fn describe_own(self: &Arc<Self>, name: &str) -> Result<Adopted, RequestError> {
         let known = self.vms.get(name)?;
         let machine = self.vms.machine(name)?;
         let mut disks = Vec::new();
         for (index, volume) in known.volumes.iter().enumerate() {
-            let record = self.record_named(volume)?;
             let address = self.export_named(volume);
             let disk = machine.disk_over(&address).await.map_err(VmError::of(name))?;
             let Some(disk) = disk else {
@@ -160,25 +382,25 @@ impl Host {
                 return Err(VmError::Disk { vm: name.to_owned(), why }.into());
             };
             let number = disk.number().unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX));
-            let disk = LocalDisk {
-                file: record.image.place.name().into(),
-                format: name_of(record.image.format).to_owned(),
-                ..disk
-            };
             disks.push(AdoptedDisk::of(&disk, volume.clone(), number));
         }
         let adopted =
             Adopted { name: name.to_owned(), monitor: known.monitor, disks, added_unix_ms: now_unix_ms() };
-        self.remember_adopted(adopted.clone()).await?;
-        Ok(adopted)
+        self.where_it_is_now(adopted)
     }
 
     /// The monitor of a machine whose disks are served; of one among ours there is a connection already.
-    async fn monitor_of(&self, adopted: &Adopted) -> Result<Arc<Machine>, hypervisor::qemu::MachineError> {
+    pub(super) async fn monitor_of(&self, adopted: &Adopted) -> Result<Arc<Machine>, MachineError> {
+        self.vms.until_found(&adopted.name).await;
         match self.vms.machine(&adopted.name) {
             Ok(machine) => Ok(machine),
             Err(_) => Machine::connect(&adopted.monitor).await.map(Arc::new),
         }
+    }
+
+    /// Whether a machine's QEMU has ended, by how its monitor answers.
+    pub(super) fn has_ended_qemu(&self, adopted: &Adopted, error: &MachineError) -> bool {
+        nobody_listens(error) && self.vms.machine(&adopted.name).is_err()
     }
 
     /// Describes the adopted machines.
@@ -187,7 +409,7 @@ impl Host {
         // One that leaves is among ours.
         adopted.retain(|machine| self.vms.get(&machine.name).is_err());
         futures_util::future::join_all(
-            adopted.iter().map(|machine| adopted::describe(machine, adopted::ANSWER_MAX)),
+            adopted.iter().map(|machine| self.describe_held(machine, adopted::ANSWER_MAX)),
         )
         .await
     }
@@ -195,130 +417,15 @@ impl Host {
     /// Describes an adopted machine; `None`: there is none of that name.
     pub(super) async fn describe_adopted_one(&self, name: &str) -> Option<Vm> {
         let adopted = self.adoptions().ok()?.get(name).filter(|_| self.vms.get(name).is_err())?;
-        Some(adopted::describe(&adopted, adopted::ANSWER_MAX).await)
+        Some(self.describe_held(&adopted, adopted::ANSWER_MAX).await)
     }
 
-    /// Takes one disk over while its machine is paused.
-    async fn take_disk(
-        self: &Arc<Self>,
-        name: &str,
-        machine: &Machine,
-        disk: &LocalDisk,
-        kept: &AdoptedDisk,
-    ) -> Result<(), RequestError> {
-        let led = machine.lead_to_nothing(disk, kept.number).await.map_err(VmError::of(name))?;
-        self.serve_disk(kept, &kept.file, format_named(&kept.format)).await?;
-        machine
-            .lead_over_export(&led, &self.export_named(&kept.volume), kept.number)
-            .await
-            .map_err(VmError::of(name))?;
-        Ok(())
-    }
-
-    /// Where a volume is served.
-    fn export_named(&self, volume: &str) -> ExportAddress {
-        ExportAddress {
-            socket: self.sockets.volume_socket(volume),
-            export: volume.to_owned(),
-            reconnect_s: RECONNECT_SECONDS,
+    async fn describe_held(&self, adopted: &Adopted, answer_max: Duration) -> Vm {
+        let mut vm = adopted::describe(adopted, answer_max).await;
+        if vm.state != api::VmState::Running {
+            vm.message = self.vms.holds.why(&adopted.name).or(vm.message);
         }
-    }
-
-    /// Gives a paused machine back its disks. What it has back already is left so.
-    async fn give_back(
-        self: &Arc<Self>,
-        machine: &Machine,
-        adopted: &Adopted,
-        volumes: Volumes,
-    ) -> Result<(), RequestError> {
-        let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
-        let on_files = machine.local_disks().await.map_err(failed)?;
-        let devices = machine.query_block().await.map_err(failed)?;
-        for kept in &adopted.disks {
-            let is_back = on_files.iter().flatten().any(|disk| disk.device == kept.device);
-            let device = devices.iter().find(|device| device.device.as_deref() == Some(&kept.device));
-            // It may be gone from the machine.
-            let node = device.and_then(|device| device.node.as_ref()).filter(|_| !is_back);
-            let Some(node) = node else {
-                self.drop_volume(kept, volumes).await?;
-                continue;
-            };
-            let mut disk = kept.disk(node);
-            // While the volume is there: QEMU flushes what it leaves.
-            if !node.file.starts_with(NOTHING) {
-                disk = machine.lead_to_nothing(&disk, kept.number).await.map_err(failed)?;
-            }
-            if let Err(error) = self.give_disk_back(machine, &disk, kept, volumes).await {
-                let export = self.export_named(&kept.volume);
-                machine.lead_over_export(&disk, &export, kept.number).await.map_err(failed)?;
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Leads a disk that is over nothing to its image; its volume is served again if QEMU does not take that.
-    async fn give_disk_back(
-        self: &Arc<Self>,
-        machine: &Machine,
-        disk: &LocalDisk,
-        kept: &AdoptedDisk,
-        volumes: Volumes,
-    ) -> Result<(), RequestError> {
-        let (file, format) = self.drop_volume(kept, volumes).await?;
-        if kept.node != disk.node {
-            // A daemon that was killed while it adopted the disk may have left it, with QEMU's locks.
-            machine.drop_node(&kept.node).await;
-        }
-        let image = kept.image(file.clone(), name_of(format).to_owned());
-        let Err(error) = machine.lead_to_file(disk, &image, kept.number).await else { return Ok(()) };
-        self.serve_disk(kept, &file, format).await?;
-        Err(VmError::of(&kept.volume)(error).into())
-    }
-
-    /// Serves an image as an adopted disk's volume.
-    async fn serve_disk(
-        self: &Arc<Self>,
-        kept: &AdoptedDisk,
-        file: &Path,
-        format: ImageFormat,
-    ) -> Result<(), RequestError> {
-        let text = file.to_str().ok_or_else(|| not_utf8(file))?;
-        let source = VolumeSource::Add {
-            image: Some(text.to_owned()),
-            device: None,
-            nbd: None,
-            format: Some(shown(format)),
-            fenced: false,
-        };
-        let order = NewVolume { name: kept.volume.clone(), source, export: api::ExportSettings::default() };
-        Arc::clone(self).create_volume(order).await.map(drop)
-    }
-
-    /// Stops serving an adopted disk's volume, and returns where its image is and of which format.
-    async fn drop_volume(
-        self: &Arc<Self>,
-        kept: &AdoptedDisk,
-        volumes: Volumes,
-    ) -> Result<(PathBuf, ImageFormat), RequestError> {
-        let untouched = || Ok((kept.file.clone(), format_named(&kept.format)));
-        let Ok(record) = self.record_named(&kept.volume) else { return untouched() };
-        let place = record.image.place.clone();
-        if volumes == Volumes::Untouched && place.file().map(Path::new) != Some(&kept.file) {
-            // It is another volume, which has taken the name meanwhile.
-            return untouched();
-        }
-        let Some(file) = place.file().map(PathBuf::from) else {
-            let detail =
-                "a machine gets its disks back as files of this host; move the volume to a folder here first";
-            return Err(RequestError::ImageUnsuitable {
-                path: place.name().into(),
-                detail: detail.to_owned(),
-            });
-        };
-        let how = RemoveVolume { force: true, keep_image: true };
-        Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await?;
-        Ok((file, record.image.format))
+        vm
     }
 
     async fn remember_adopted(self: &Arc<Self>, adopted: Adopted) -> Result<(), RequestError> {
@@ -332,48 +439,15 @@ impl Host {
     }
 }
 
-/// Where the images of adopted disks are.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Volumes {
-    /// Where they were when they were adopted.
-    Untouched,
-    /// Wherever their volumes are by now.
-    Wherever,
+/// Whether a machine runs at present.
+async fn runs(name: &str, machine: &Machine) -> Result<bool, RequestError> {
+    Ok(machine.status().await.map_err(VmError::of(name))? == RunState::Running)
 }
 
-/// A machine that is paused for a moment.
-struct Pause {
-    began: Instant,
-    /// Whether it ran before, and is to run again.
-    was_running: bool,
-}
-
-impl Pause {
-    /// Pauses the machine.
-    async fn begin(name: &str, machine: &Machine) -> Result<Self, RequestError> {
-        let was_running = machine.status().await.map_err(VmError::of(name))? == RunState::Running;
-        let began = Instant::now();
-        machine.stop().await.map_err(VmError::of(name))?;
-        Ok(Self { began, was_running })
-    }
-
-    /// Lets the machine go on, and says how long it has been paused.
-    ///
-    /// One that has a disk over nothing stays paused: what it wrote there would be lost.
-    async fn end(self, name: &str, machine: &Machine) -> Result<Duration, RequestError> {
-        let devices = machine.query_block().await.map_err(VmError::of(name))?;
-        let mut nodes = devices.iter().filter_map(|device| device.node.as_ref());
-        if nodes.any(|node| node.file.starts_with(NOTHING)) {
-            let why = format!(
-                "it stays paused, for a disk of it could not be led anywhere; try: sterna vm release {name}"
-            );
-            return Err(VmError::Disk { vm: name.to_owned(), why }.into());
-        }
-        if self.was_running {
-            machine.resume().await.map_err(VmError::of(name))?;
-        }
-        Ok(self.began.elapsed())
-    }
+/// Whether nobody listens at a monitor: its QEMU has ended. One that may not be connected to has not.
+fn nobody_listens(error: &MachineError) -> bool {
+    let MachineError::Qmp(QmpError::Connect { source, .. }) = error else { return false };
+    matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
 }
 
 /// The disks that are asked for, or all that can be written; each must be one that can be adopted.
@@ -414,29 +488,4 @@ async fn choose(name: &str, machine: &Machine, wanted: &[String]) -> Result<Vec<
         None if chosen.is_empty() => Err(refuse("it has no disk that could be adopted".to_owned())),
         None => Ok(chosen),
     }
-}
-
-/// QEMU's name of a format.
-fn name_of(format: ImageFormat) -> &'static str {
-    match format {
-        ImageFormat::Raw => "raw",
-        ImageFormat::Qcow2 => "qcow2",
-    }
-}
-
-/// The format that QEMU calls so; it adopts no others.
-fn format_named(name: &str) -> ImageFormat {
-    if name == name_of(ImageFormat::Qcow2) { ImageFormat::Qcow2 } else { ImageFormat::Raw }
-}
-
-fn shown(format: ImageFormat) -> api::ImageFormat {
-    match format {
-        ImageFormat::Raw => api::ImageFormat::Raw,
-        ImageFormat::Qcow2 => api::ImageFormat::Qcow2,
-    }
-}
-
-fn not_utf8(path: &Path) -> RequestError {
-    let detail = "its path is not UTF-8".to_owned();
-    RequestError::ImageUnsuitable { path: path.to_owned(), detail }
 }

@@ -52,7 +52,10 @@ pub(super) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
     let asked = async {
         let machine = Machine::connect(&adopted.monitor).await?;
         let state = machine.status().await?;
-        let derived = derived(adopted, &machine).await;
+        let derived = match derived(adopted, &machine).await {
+            Ok(derived) => unblocked(&adopted.name, &machine).await.map(|()| derived),
+            Err(error) => Err(error),
+        };
         Ok::<_, hypervisor::qemu::MachineError>((
             machine.process(),
             machine.version().to_string(),
@@ -94,6 +97,15 @@ pub(super) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
         whole_move,
         added_unix_ms: adopted.added_unix_ms,
     }
+}
+
+/// Looks whether QEMU could migrate the machine as it is: not every device can.
+async fn unblocked(name: &str, machine: &Machine) -> Result<(), RequestError> {
+    let reasons = machine.migration_blockers().await.map_err(VmError::of(name))?;
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    Err(RequestError::MachineUnmovable { vm: name.to_owned(), reason: reasons.join("; ") })
 }
 
 /// What another host would have to run of an adopted machine, as it is now.

@@ -191,6 +191,17 @@ impl Host {
         })
     }
 
+    /// Resolves when a volume is served, or cannot be, or there is none.
+    pub(super) async fn until_decided(&self, name: &str) {
+        loop {
+            let changed = self.volumes.changed();
+            match self.volumes.service(name) {
+                Some(Service::Starting | Service::Creating(_)) => changed.await,
+                _ => return,
+            }
+        }
+    }
+
     /// Waits until a new volume is served, or cannot be.
     async fn first_service(&self, name: &str) -> Result<(), RequestError> {
         loop {

@@ -12,7 +12,7 @@ use block::store::image::Patience;
 use block::store::{Holder, Opened};
 use chronicle::ReplicaOf;
 use lane::{LaneHandle, LaneStore, LeavingOrder, Listeners, Opening, Rest, TargetContent};
-use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, Stage, VolumeRecord};
+use migration::journal::{FailureCode, Forwarding, MigrationState, Moved, Record, Side, Stage, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
 use migration::source::Moves;
@@ -287,17 +287,18 @@ impl Host {
         }
         let Some(first) = departures.first().map(|departure| departure.lane.clone()) else { return Ok(()) };
         self.migrations.track(migration, departures.iter().map(|departure| departure.volume).collect());
+        let mut reason = String::new();
         if let Some(machine) = machine {
-            self.resume_machine(migration, machine, &session).await?;
+            reason = self.resume_machine(migration, machine, &session).await?;
         } else {
             self.escort_away(migration, &session, Begun::Perhaps);
         }
         self.hand_over_to(&session, migration, departures).await?;
         if moves == Moves::Machine && is_copying {
             // What the other host had of its memory went with the daemon that carried it.
-            tracing::warn!(%migration, "a machine was on its way when this daemon was stopped; it stays here");
+            tracing::warn!(%migration, reason, "a machine was on its way when this daemon was stopped; it stays here");
             // Too late is as good.
-            let _ = first.cancel(migration).await;
+            let _ = first.fail(migration, FailureCode::MachineStayed, reason).await;
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
 use futures_util::FutureExt;
 use hypervisor::qemu::{Machine, RunState};
+use migration::guest::hold::Reason;
 use migration::journal::{Outcome, Side};
 use migration::message::ToTarget;
 use migration::{HostId, MigrationId};
@@ -112,7 +113,8 @@ impl Host {
         let errand = self.errand(migration, &company.name, HookSide::Source, host, Begun::No);
         let terms = terms(&machine, company.memory, session).await;
         let wishes = Wishes { downtime_max: company.downtime_max, terms };
-        let leaving = Arc::new(Leaving::new(machine, way, wishes, errand));
+        let holds = Arc::clone(&self.vms.holds);
+        let leaving = Arc::new(Leaving::new((company.name.clone(), machine, holds), way, wishes, errand));
         if let Err(reason) = leaving.check(company.parcel).await {
             self.vms.stayed(&company.name).await?;
             // Its volumes wait there for nothing.
@@ -283,26 +285,60 @@ impl Host {
         self.machine_with(volumes, Standing::Arriving)
     }
 
-    /// Goes on with a machine whose migration goes on after a restart.
+    /// Goes on with a machine whose migration goes on after a restart; returns what is to be said if that has to end.
+    ///
+    /// One whose QEMU has ended goes on as well: its volumes are somewhere, and so it is.
     ///
     /// # Errors
-    /// [`RequestError`]: there is none any more.
+    /// [`RequestError`]: there is no such machine.
     pub(super) async fn resume_machine(
         self: &Arc<Self>,
         migration: MigrationId,
         name: String,
         session: &Session,
-    ) -> Result<(), RequestError> {
+    ) -> Result<String, RequestError> {
         self.vms.until_found(&name).await;
-        let machine = self.vms.machine(&name)?;
+        let machine = match self.vms.machine(&name) {
+            Ok(machine) => machine,
+            Err(VmError::NotRunning(_)) => {
+                self.see_volumes_off(migration, name.clone());
+                return Ok(format!(
+                    "its QEMU ended while its memory was copied, as when its host goes down; it has not moved: sterna vm show {name} \
+                     says how it ended, and sterna vm start {name} starts it again here"
+                ));
+            }
+            Err(error) => return Err(error.into()),
+        };
         let way = self.peers.machine_way(session, self.peers.own(), migration);
         let host = self.hosts.name_of(crate::peers::host_id(session.peer()));
         let errand = self.errand(migration, &name, HookSide::Source, &host, Begun::Perhaps);
         let wishes = Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() };
-        let leaving = Arc::new(Leaving::new(machine, way, wishes, errand));
+        let holds = Arc::clone(&self.vms.holds);
+        let leaving = Arc::new(Leaving::new((name.clone(), machine, holds), way, wishes, errand));
         leaving.follow_again();
-        self.see_machine_off(migration, name, leaving);
-        Ok(())
+        self.see_machine_off(migration, name.clone(), leaving);
+        Ok(format!(
+            "this host's daemon was started again while the memory of {name} was copied, which broke the copy; the machine goes on \
+             here: migrate it again"
+        ))
+    }
+
+    /// Sees to a machine without a QEMU when the migration of its volumes has ended: it is where they are.
+    fn see_volumes_off(self: &Arc<Self>, migration: MigrationId, name: String) {
+        let settling = self.migrations.settle(migration);
+        let host = Arc::clone(self);
+        tokio::spawn(async move {
+            // None: the daemon stops, and the next one finds out.
+            let Some(outcome) = host.migrations.outcome(migration).await else { return };
+            let settled = match &outcome {
+                Outcome::Moved { .. } => host.vms.left(&name).await,
+                _ => host.vms.stayed(&name).await,
+            };
+            if let Err(error) = settled {
+                tracing::error!(vm = %name, %error, "what is left of a machine that was to move is not settled");
+            }
+            drop(settling);
+        });
     }
 
     /// After a start: machines whose migration has ended, or never came to anything, are where their volumes are.
@@ -321,7 +357,13 @@ impl Host {
         let is_here = known.volumes.iter().all(|volume| self.owns(volume));
         if is_here {
             // N.B. Before it is settled: one that was adopted is not among ours from then on.
-            self.let_run(name).await;
+            self.vms.until_found(name).await;
+            if let Err(error) = self.vms.holds.hold(name, Reason::Move, true).await {
+                tracing::error!(vm = %name, %error, "whether the machine runs is not noted");
+            }
+            if let Err(error) = self.let_it_run(name).await {
+                tracing::warn!(vm = %name, reason = error.message(), "the machine does not go on");
+            }
         }
         let settled = match (standing, is_here) {
             (Standing::Home, _) => Ok(()),
@@ -332,19 +374,6 @@ impl Host {
         };
         if let Err(error) = settled {
             tracing::error!(vm = %name, %error, "a machine that was moved is not settled");
-        }
-    }
-
-    /// Lets a machine run that a migration had stopped.
-    async fn let_run(&self, name: &str) {
-        self.vms.until_found(name).await;
-        let Ok(machine) = self.vms.machine(name) else { return };
-        let result = match machine.status().await {
-            Ok(RunState::Paused | RunState::PostMigrate) => machine.resume().await,
-            other => other.map(drop),
-        };
-        if let Err(error) = result {
-            tracing::error!(vm = %name, %error, "the machine does not go on; look after it");
         }
     }
 

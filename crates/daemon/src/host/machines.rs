@@ -91,7 +91,8 @@ impl Host {
 
     /// Describes the machines, by name.
     pub(crate) async fn describe_vms(&self) -> Vec<Vm> {
-        let mut vms = futures_util::future::join_all(self.vms.list().into_iter().map(describe)).await;
+        let known = self.vms.list().into_iter().map(|known| self.describe_known(known));
+        let mut vms = futures_util::future::join_all(known).await;
         vms.extend(self.describe_adopted().await);
         vms.sort_by(|one, other| one.name.cmp(&other.name));
         vms
@@ -111,8 +112,16 @@ impl Host {
     pub(crate) async fn describe_vm(&self, name: &str) -> Result<Vm, RequestError> {
         match self.describe_adopted_one(name).await {
             Some(vm) => Ok(vm),
-            None => Ok(describe(self.vms.get(name)?).await),
+            None => Ok(self.describe_known(self.vms.get(name)?).await),
         }
+    }
+
+    async fn describe_known(&self, known: Known) -> Vm {
+        let mut vm = describe(known).await;
+        if vm.state == VmState::Paused {
+            vm.message = self.vms.holds.why(&vm.name).or(vm.message);
+        }
+        vm
     }
 }
 
@@ -155,7 +164,7 @@ async fn state(known: &Known) -> (VmState, Option<String>) {
             Ok(Ok(RunState::Running)) => (VmState::Running, None),
             Ok(Ok(RunState::Paused)) => (VmState::Paused, None),
             Ok(Ok(RunState::IoError)) => {
-                let why = "a disk answered with an error; QEMU goes on when it is told to (cont)";
+                let why = "a disk answered with an error; it goes on when it is told to: sterna vm resume";
                 (VmState::Paused, Some(why.to_owned()))
             }
             Ok(Ok(other)) => (VmState::Paused, Some(format!("QEMU says: {other}"))),

@@ -39,7 +39,7 @@ impl Host {
     ) -> Result<Migration, RequestError> {
         check_rate(&order)?;
         self.names_together(&name, &order)?;
-        if self.vms.get(&name).is_ok() {
+        if self.means_machine(&name, &order)? {
             return self.migrate_machine(name, order).await;
         }
         if let Some(adopted) = self.adoptions()?.get(&name)
@@ -210,6 +210,16 @@ impl Host {
                 Err(RequestError::VolumeUnavailable { volume: name, reason: refused.to_string() })
             }
         }
+    }
+
+    /// Whether a name is meant as that of a machine of ours: if there is a volume of that name, too, what goes to a store of this
+    /// host is the volume, because no machine does.
+    ///
+    /// # Errors
+    /// [`RequestError`]: nothing is called as the target is.
+    pub(super) fn means_machine(&self, name: &str, order: &MigrateVolume) -> Result<bool, RequestError> {
+        let is_volume = self.volumes.service(name).is_some();
+        Ok(self.vms.get(name).is_ok() && (!is_volume || self.elsewhere(&order.to)?.is_some()))
     }
 
     async fn reserve_target(

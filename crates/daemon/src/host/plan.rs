@@ -53,7 +53,8 @@ impl Host {
     ) -> Result<MigrationPlan, RequestError> {
         let elsewhere = self.elsewhere(&order.to)?;
         let adopted = self.adoptions()?.get(&name).filter(|_| elsewhere.is_some());
-        let ours = self.vms.get(&name).ok().filter(|_| adopted.is_none());
+        let means_machine = self.means_machine(&name, &order)?;
+        let ours = self.vms.get(&name).ok().filter(|_| adopted.is_none() && means_machine);
         let names = match (&ours, &adopted) {
             (Some(known), _) => known.volumes.clone(),
             (_, Some(adopted)) => adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),

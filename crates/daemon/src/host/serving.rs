@@ -91,6 +91,11 @@ impl Host {
                     Ok(lane) => {
                         let began = Instant::now();
                         host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
+                        if attempt.load(Ordering::SeqCst) {
+                            // It was removed while it began to be served: nobody else knows the lane, which has its image locked.
+                            lane.stop(host.config.limits.stop_wait_max).await;
+                            return;
+                        }
                         lane.ended().await;
                         if attempt.load(Ordering::SeqCst) {
                             return;

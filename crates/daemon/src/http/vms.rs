@@ -20,6 +20,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(stop_vm))
         .routes(routes!(adopt_vm))
         .routes(routes!(release_vm))
+        .routes(routes!(resume_vm))
 }
 
 /// Lists the machines, by name.
@@ -86,4 +87,11 @@ async fn adopt_vm(
     responses((status = 200, description = "The machine, as it was before", body = api::Vm)))]
 async fn release_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.operate(Arc::clone(&host).release_vm(name)).await.map(Json)
+}
+
+/// Lets a machine run that is paused; answers when it runs.
+#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path, description = "Name of the machine")),
+    responses((status = 200, description = "The machine", body = api::Vm)))]
+async fn resume_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
+    host.operate(Arc::clone(&host).resume_vm(name)).await.map(Json)
 }

@@ -19,10 +19,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_channel::oneshot;
+use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use hypervisor::qemu::{
-    Machine, MachineError, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunState,
+    Machine, MachineError, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart,
 };
+use migration::guest::hold::Reason;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -35,6 +37,7 @@ use super::words::{Terms, Word};
 use super::{SocketFile, announce, carried, memory_socket};
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::Errand;
+use crate::vms::{Holds, Hypervisor, Ran};
 
 /// How long the other host may take to say whether it could run a machine.
 const CHECK_MAX: Duration = Duration::from_secs(30);
@@ -52,10 +55,6 @@ const DEVICE_MAX: Duration = Duration::from_secs(5);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How often it is looked how far the memory is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// How long a hypervisor may take to let a machine go on that was not moved.
-const GO_ON_MAX: Duration = Duration::from_secs(10);
-/// Pause between two attempts at that.
-const GO_ON_PAUSE: Duration = Duration::from_millis(20);
 
 /// What is known of a machine that leaves.
 #[derive(Clone, Debug, Default)]
@@ -93,7 +92,10 @@ pub(crate) struct Wishes {
 
 /// A machine that leaves.
 pub(crate) struct Leaving {
+    name: String,
     machine: Arc<Machine>,
+    /// What lets it run again here.
+    holds: Arc<Holds>,
     way: Arc<dyn Way>,
     line: Arc<Line>,
     following: Following,
@@ -105,10 +107,15 @@ pub(crate) struct Leaving {
 
 impl Leaving {
     /// A machine that is to leave by `way`; nothing is done yet.
-    pub(crate) fn new(machine: Arc<Machine>, way: Arc<dyn Way>, wishes: Wishes, errand: Arc<Errand>) -> Self {
+    pub(crate) fn new(
+        (name, machine, holds): (String, Arc<Machine>, Arc<Holds>),
+        way: Arc<dyn Way>,
+        wishes: Wishes,
+        errand: Arc<Errand>,
+    ) -> Self {
         let line = Arc::new(Line::new(Arc::clone(&way)));
         let account = watch::Sender::default();
-        Self { machine, way, line, following: Following::default(), wishes, account, errand }
+        Self { name, machine, holds, way, line, following: Following::default(), wishes, account, errand }
     }
 
     /// What is run here before and after.
@@ -159,6 +166,9 @@ impl Leaving {
             done = self.errand.before() => done.map_err(|fault| fault.to_string())?,
             reason = self.line.failed() => return Err(reason),
         }
+        // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
+        let held = self.holds.hold(&self.name, Reason::Move, true).await;
+        held.map_err(|error| error.to_string())?;
         let socket = Listening::at(memory_socket(self.machine.socket()))?;
         let main = self.offer_memory(&socket, terms).await?;
         let line = Arc::clone(&self.line);
@@ -188,29 +198,40 @@ impl Leaving {
         Ok(())
     }
 
-    /// Lets the machine go on here, after its volumes were not released.
+    /// Lets the machine go on here, after its volumes were not released; resolves when it does, however long that takes.
     ///
     /// # Errors
-    /// Why it does not run: somebody has to look after it.
+    /// Why it never will.
     pub(crate) async fn go_on(&self) -> Result<(), String> {
         self.stop_following();
-        let deadline = Instant::now() + GO_ON_MAX;
-        loop {
-            let refused = match self.try_going_on().await {
-                Ok(()) => {
-                    // The other QEMU may have told the network already that the machine is there.
-                    announce(&self.machine).await;
-                    return Ok(());
+        if let Some(reason) = self.following.lost() {
+            self.holds.forget(&self.name).await;
+            return Err(reason);
+        }
+        let machine = Arc::clone(&self.machine);
+        let find = move || {
+            let machine = Arc::clone(&machine);
+            // It may have fallen silent, but this is the one.
+            async move {
+                match timeout(Duration::ZERO, machine.closed()).await {
+                    Ok(_) => Hypervisor::Ended,
+                    Err(_) => Hypervisor::There(machine),
                 }
-                Err(error) => error,
-            };
-            if let Some(reason) = self.following.lost() {
-                return Err(reason);
             }
-            if refused.is_gone() || Instant::now() >= deadline {
-                return Err(refused.to_string());
+            .boxed()
+        };
+        match self.holds.let_run(&self.name, find).await {
+            Ran::Runs => {
+                // The other QEMU may have told the network already that the machine is there.
+                announce(&self.machine).await;
+                Ok(())
             }
-            tokio::time::sleep(GO_ON_PAUSE).await;
+            Ran::Ended => Err(ended(&self.name)),
+            Ran::Elsewhere => {
+                let reason = "it was to run at the target before all of its memory was there, did not, and has no way back";
+                self.following.lose(reason.to_owned());
+                Err(reason.to_owned())
+            }
         }
     }
 
@@ -322,43 +343,6 @@ impl Leaving {
     fn aim(&self, divisor: u32) -> Duration {
         (self.wishes.downtime_max / divisor).max(Duration::from_millis(1))
     }
-
-    async fn try_going_on(&self) -> Result<(), MachineError> {
-        let under_way = self.machine.memory_progress().await?;
-        match &under_way.status {
-            MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
-                self.machine.abandon().await?;
-            }
-            // N.B. it may run there, or has run: nothing lets it run here.
-            post_copy if post_copy.is_post_copy() => {
-                self.following.lose(
-                    "it was to run at the target before all of its memory was there, did not, and has no way back".to_owned(),
-                );
-                return Err(MachineError::MigrationEnded { status: under_way.status, detail: None });
-            }
-            // N.B. it ends by itself, because its stream is broken, and nothing else ends it (hard case E5).
-            MigrationStatus::Device | MigrationStatus::Cancelling => {}
-            _ => {
-                if self.machine.status().await? == RunState::Running {
-                    return Ok(());
-                }
-                return self.machine.resume().await;
-            }
-        }
-        let ends = [MigrationStatus::Cancelled, MigrationStatus::Failed, MigrationStatus::Completed];
-        let ended = self.machine.await_status(&ends, GO_ON_MAX).await;
-        match (self.machine.status().await?, ended) {
-            (RunState::Running, Ok(_)) => Ok(()),
-            // N.B. QEMU 7.2 may wait for ever for one of several streams that has broken, after it has said that it gives up.
-            (RunState::Running, Err(error)) => {
-                tracing::warn!(%error, "the machine runs on here, but its hypervisor does not end the move: \
-                    it can leave again when it has been stopped and started");
-                Ok(())
-            }
-            (_, Err(error)) => Err(error),
-            (_, Ok(_)) => self.machine.resume().await,
-        }
-    }
 }
 
 /// How far the memory went before the volumes are handed over.
@@ -401,6 +385,13 @@ impl Listening {
             .map_err(|error| format!("cannot listen on {}: {error}", path.display()))?;
         Ok(Self { file: SocketFile(path), listener })
     }
+}
+
+/// What is said of a machine whose QEMU has ended while it moved.
+fn ended(name: &str) -> String {
+    format!(
+        "its QEMU has ended: sterna vm show {name} says how, and sterna vm start {name} starts it again here"
+    )
 }
 
 fn overdue(what: &str, limit: Duration) -> String {

@@ -87,6 +87,7 @@ impl AdoptedDisk {
             format: node.driver.clone(),
             file_node: self.child.clone(),
             file: self.file.clone(),
+            backing: Vec::new(),
             size_bytes: self.size_bytes,
             options: DiskOptions {
                 is_read_only: self.is_read_only,

@@ -209,6 +209,7 @@ impl Vms {
     /// [`VmError`].
     pub(crate) async fn left(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         let is_somebodys = self.is_somebodys(name);
+        self.holds.forget(name).await;
         self.give_up(name, Standing::Leaving).await?;
         if is_somebodys {
             let (vms, name) = (Arc::clone(self), name.to_owned());

@@ -36,6 +36,9 @@ pub(crate) enum VmError {
     /// It runs.
     #[error("the machine \"{0}\" runs; stop it first: sterna vm stop {0}")]
     Running(String),
+    /// It is to be started, and runs.
+    #[error("the machine \"{0}\" runs already; see: sterna vm show {0}")]
+    RunsAlready(String),
     /// It does not run.
     #[error("the machine \"{0}\" does not run; start it: sterna vm start {0}")]
     NotRunning(String),
@@ -89,8 +92,18 @@ pub(crate) enum VmError {
         source: io::Error,
     },
     /// A disk of it cannot be adopted.
-    #[error("the disks of the machine \"{vm}\" are not adopted: {why}")]
+    #[error("the disks of the machine \"{vm}\" stay as they are: {why}")]
     Disk {
+        /// Which machine.
+        vm: String,
+        /// Why.
+        why: String,
+    },
+    /// It is paused, and does not go on yet.
+    #[error(
+        "the machine \"{vm}\" does not go on yet: {why}; that is tried until it does: sterna vm show {vm}, sterna vm resume {vm}"
+    )]
+    Paused {
         /// Which machine.
         vm: String,
         /// Why.
@@ -138,13 +151,16 @@ impl VmError {
             Self::Definition(_) | Self::Parcel(_) | Self::Disk { .. } => ErrorCode::VmUnsuitable,
             Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
             Self::Running(_)
+            | Self::RunsAlready(_)
             | Self::NotRunning(_)
             | Self::Silent(_)
             | Self::Busy { .. }
             | Self::Adopted(_) => ErrorCode::VmWrongState,
-            Self::Ended { .. } | Self::Program { .. } | Self::Machine { .. } | Self::Hidden { .. } => {
-                ErrorCode::VmFailed
-            }
+            Self::Paused { .. }
+            | Self::Ended { .. }
+            | Self::Program { .. }
+            | Self::Machine { .. }
+            | Self::Hidden { .. } => ErrorCode::VmFailed,
             Self::Io { .. } | Self::Listing(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
         }
     }

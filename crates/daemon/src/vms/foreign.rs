@@ -1,6 +1,7 @@
 //! What the kernel tells of a QEMU that somebody else has started: its command, and the files that it has open.
 
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use hypervisor::qemu::Machine;
@@ -21,6 +22,10 @@ pub(crate) struct Foreign {
     pub(super) folder: PathBuf,
     /// The files that it has open.
     pub(super) files: Vec<PathBuf>,
+    /// What it has open by the kernel's numbers, of the file system and within it: once for each descriptor.
+    pub(super) descriptors: Vec<(u64, u64)>,
+    /// The user and the group that it runs as.
+    pub(crate) owner: (u32, u32),
 }
 
 impl Foreign {
@@ -50,15 +55,27 @@ impl Foreign {
         }
     }
 
+    /// How many descriptors it has of the file that is at `path` for us, whatever it calls it. It may sleep for a moment.
+    pub(crate) fn descriptors_of(&self, path: &Path) -> usize {
+        let Ok(found) = std::fs::metadata(path) else { return 0 };
+        let identity = (found.dev(), found.ino());
+        self.descriptors.iter().filter(|descriptor| **descriptor == identity).count()
+    }
+
     fn look(process: &Path) -> io::Result<Self> {
         let words = std::fs::read(process.join("cmdline"))?;
         let words = String::from_utf8(words).map_err(|_| io::ErrorKind::InvalidData)?;
         let words = words.strip_suffix('\0').unwrap_or(&words);
-        let mut files = Vec::new();
+        let (mut files, mut descriptors) = (Vec::new(), Vec::new());
         for entry in std::fs::read_dir(process.join("fd"))? {
+            let entry = entry?.path();
             // One that was closed meanwhile has none.
-            files.extend(std::fs::read_link(entry?.path()).ok().filter(|file| file.is_absolute()));
+            files.extend(std::fs::read_link(&entry).ok().filter(|file| file.is_absolute()));
+            // N.B. that leads to the file itself, not to what has its name here.
+            let open = std::fs::metadata(&entry).ok();
+            descriptors.extend(open.map(|open| (open.dev(), open.ino())));
         }
+        let itself = std::fs::metadata(process)?;
         files.sort();
         files.dedup();
         Ok(Self {
@@ -66,6 +83,8 @@ impl Foreign {
             command: words.split('\0').map(str::to_owned).collect(),
             folder: std::fs::read_link(process.join("cwd"))?,
             files,
+            descriptors,
+            owner: (itself.uid(), itself.gid()),
         })
     }
 }

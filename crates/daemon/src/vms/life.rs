@@ -69,6 +69,8 @@ impl Vms {
         );
         parcel::make_own_folder(&folder).map_err(|error| VmError::io("make", &folder, error))?;
         command.extend(more.iter().map(|word| (*word).to_owned()));
+        // What an earlier QEMU was paused for is over.
+        self.holds.forget(name).await;
         // N.B. Before the process: a daemon that is killed in between looks for it at its next start.
         self.remember(name, Fate::Started).await?;
         self.set(name, None, Life::Starting);

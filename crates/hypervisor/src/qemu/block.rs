@@ -37,6 +37,16 @@ pub struct BlockNode {
     pub bitmaps: Vec<String>,
 }
 
+impl BlockNode {
+    /// Whether it is over nothing (`null-co`): what is written there is lost.
+    ///
+    /// QEMU writes it as an address, or as JSON with the options that an address cannot say.
+    pub fn is_over_nothing(&self) -> bool {
+        self.file.starts_with("null-co:")
+            || self.file.starts_with("json:") && self.file.contains("\"null-co\"")
+    }
+}
+
 impl Machine {
     /// The devices, in QEMU's order.
     ///
@@ -97,6 +107,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn nothing_is_known_in_either_spelling() {
+        let over = |file: &str| {
+            let node = json!({ "drv": "raw", "file": file });
+            read_node(&node).unwrap().is_over_nothing()
+        };
+        let options = r#"json:{"driver": "raw", "file": {"read-zeroes": true, "driver": "null-co"}}"#;
+        assert!(over("null-co://") && over(options));
+        assert!(!over("/srv/null-co:") && !over("/srv/\"null-co\"") && !over("nbd+unix:///m?socket=/run/m"));
+    }
 
     #[test]
     fn drives_with_and_without_a_medium_are_read() {

@@ -46,6 +46,8 @@ pub struct LocalDisk {
     pub file_node: Option<String>,
     /// The file, as QEMU was told: it may be relative to where QEMU was started.
     pub file: PathBuf,
+    /// The files that it stands on, from the upper to the lower.
+    pub backing: Vec<PathBuf>,
     /// Bytes that the guest sees.
     pub size_bytes: u64,
     /// How it is used.
@@ -103,12 +105,18 @@ pub struct DiskOptions {
 
 /// A disk that cannot be led anywhere, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{device}: {reason}")]
+#[error("{device}{}: {reason}", of_file(.file))]
 pub struct StayingDisk {
     /// The device.
     pub device: String,
+    /// Its image, as QEMU writes it; empty if that is not told.
+    pub file: String,
     /// Why.
     pub reason: StayReason,
+}
+
+fn of_file(file: &str) -> String {
+    if file.is_empty() { String::new() } else { format!(" ({file})") }
 }
 
 /// Why a disk cannot be led anywhere.

@@ -83,6 +83,7 @@ impl Qemu {
             drive: String::new(),
             file_node: None,
             file: "/".into(),
+            backing: Vec::new(),
             size_bytes: 0,
             options: hypervisor::qemu::DiskOptions {
                 is_read_only: false,

@@ -102,6 +102,15 @@ impl Baton {
         early_enough
     }
 
+    /// Ends the migration before its commit point as one that has failed; returns whether it is early enough for that.
+    pub fn fail(&self, code: FailureCode, detail: String) -> bool {
+        let early_enough = self.phase().can_be_cancelled();
+        if early_enough {
+            self.send(Event::Source(SourceEvent::VolumeFailed { code, detail }));
+        }
+        early_enough
+    }
+
     /// Changes the movers' rate limit.
     pub fn set_bandwidth(&self, bytes_per_second: Option<u64>) {
         self.send(Event::SetBandwidth(bytes_per_second));

@@ -214,11 +214,11 @@ impl Hold {
 
     fn seen(&mut self, now: Duration, seen: &Seen) {
         match (seen.memory, seen.running) {
-            // N.B. it runs there, or has run: two would.
-            (Memory::Ahead, _) => self.enter(Phase::Forgetting, Action::MustNotRun),
-            (Memory::Still | Memory::Ending, Running::Yes) | (_, Running::Ended) => {
+            (Memory::Still | Memory::Ending | Memory::Ahead, Running::Yes) | (_, Running::Ended) => {
                 self.enter(Phase::Forgetting, Action::Forget);
             }
+            // N.B. it runs there, or has run: two would.
+            (Memory::Ahead, Running::No) => self.enter(Phase::Forgetting, Action::MustNotRun),
             (Memory::Moving, _) => self.enter(Phase::Acting, Action::Abandon),
             (Memory::Ending, Running::No) => {
                 self.wait(now, "its hypervisor does not end the move of its memory".to_owned());

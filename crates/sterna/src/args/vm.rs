@@ -21,6 +21,9 @@ pub(crate) enum VmCommand {
     /// Give a machine its disks back as plain files; it goes on without Sterna.
     #[command(after_help = "Example:\n  sterna vm release web1")]
     Release(VmArguments),
+    /// Let a machine run that is paused: by a disk's error, by a move or an adoption that came to nothing, by hand.
+    #[command(after_help = "Example:\n  sterna vm resume web1")]
+    Resume(VmArguments),
     /// List the machines.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna vm list")]
     List,

@@ -38,6 +38,9 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
             let vm = client.release_vm(&order.name).await?;
             output::print(format, &vm, vms::released)?;
         }
+        VmCommand::Resume(order) => {
+            output::print(format, &client.resume_vm(&order.name).await?, vms::started)?;
+        }
         VmCommand::List => output::print(format, &client.vms().await?, vms::list)?,
         VmCommand::Show(order) => output::print(format, &client.vm(&order.name).await?, vms::show)?,
         VmCommand::Remove(order) => {

@@ -9,15 +9,15 @@ use crate::scene::{DEADLINE, DISK_BYTES, Scene, code};
 const QEMU: &str = "qemu-system-x86_64";
 
 /// A machine that was started by hand; it ends with the test.
-struct Machine {
-    qemu: Child,
-    image: PathBuf,
+pub(crate) struct Machine {
+    pub(crate) qemu: Child,
+    pub(crate) image: PathBuf,
 }
 
 impl Machine {
     /// Starts a machine on a raw image; `words` say how it is attached, with the image's path for `IMAGE`. `None` if there
     /// is no QEMU, which is told.
-    fn start(scene: &Scene, words: &[&str]) -> Option<Self> {
+    pub(crate) fn start(scene: &Scene, words: &[&str]) -> Option<Self> {
         let image = scene.path("disk.raw");
         let content: Vec<u8> = (0..DISK_BYTES / 4).flat_map(|number| (number as u32).to_le_bytes()).collect();
         std::fs::write(&image, content).unwrap();
@@ -41,7 +41,7 @@ impl Machine {
         Some(machine)
     }
 
-    fn has_open(&self, file: &Path) -> bool {
+    pub(crate) fn has_open(&self, file: &Path) -> bool {
         let folder = format!("/proc/{}/fd", self.qemu.id());
         let entries = std::fs::read_dir(folder).unwrap();
         let mut links = entries.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
@@ -57,7 +57,7 @@ impl Drop for Machine {
     }
 }
 
-fn adopt(scene: &Scene) -> String {
+pub(crate) fn adopt(scene: &Scene) -> String {
     scene.succeed(&["vm", "adopt", "m", "--qmp", scene.path("m.qmp").to_str().unwrap()])
 }
 

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod adoption;
+mod adoption_faults;
 mod bench;
 mod chains;
 mod crash;

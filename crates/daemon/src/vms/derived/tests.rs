@@ -63,7 +63,8 @@ impl Scene {
     fn derive(&self, words: &str) -> Result<Derived, String> {
         let command = self.at(words).split(' ').map(str::to_owned).collect();
         let program = "/usr/bin/qemu-system-x86_64".into();
-        let process = Foreign { program, command, folder: self.folder.path().to_owned(), files: Vec::new() };
+        let process =
+            Foreign { program, command, folder: self.folder.path().to_owned(), ..Foreign::default() };
         let adopted = Adopted {
             name: "web1".to_owned(),
             monitor: "/run/web1.qmp".into(),

@@ -59,6 +59,7 @@ fn find_exported(devices: &[Value], nodes: &[Value], export: &ExportAddress) -> 
         format: text(&inserted["drv"]),
         file_node: below.map(|below| text(&below["node-name"])),
         file: PathBuf::new(),
+        backing: Vec::new(),
         size_bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
         options: options(inserted),
     })
@@ -82,7 +83,7 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
     let inserted = &device["inserted"];
     let (drive, path, node) = (text(&device["device"]), text(&device["qdev"]), text(&inserted["node-name"]));
     let name = [&path, &drive, &node].into_iter().find(|name| !name.is_empty()).cloned().unwrap_or_default();
-    let stay = |reason| Err(StayingDisk { device: name.clone(), reason });
+    let stay = |reason| Err(StayingDisk { device: name.clone(), file: text(&inserted["file"]), reason });
     if path.is_empty() {
         return stay(StayReason::NoDevice);
     }
@@ -92,8 +93,14 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
         return stay(StayReason::Job(text(&job["device"])));
     }
     let bitmaps = inserted["dirty-bitmaps"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let names = bitmaps.iter().map(|bitmap| text(&bitmap["name"]));
+    if !bitmaps.is_empty() && names.clone().all(|name| name.is_empty()) {
+        // A job that copies the disk has one without a name, whatever the job is called.
+        let job = jobs.first().map(|job| text(&job["device"]));
+        return stay(StayReason::Job(job.unwrap_or_else(|| "without a name".to_owned())));
+    }
     if !bitmaps.is_empty() {
-        return stay(StayReason::Bitmaps(bitmaps.iter().map(|bitmap| text(&bitmap["name"])).collect()));
+        return stay(StayReason::Bitmaps(names.collect()));
     }
     let format = text(&inserted["drv"]);
     if !FORMATS.contains(&format.as_str()) {
@@ -124,9 +131,17 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
         format,
         file_node: below.map(|below| text(&below["node-name"])),
         file: PathBuf::from(file),
+        backing: backing_files(&inserted["image"]),
         size_bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
         options: options(inserted),
     })
+}
+
+/// The files that an image stands on.
+fn backing_files(top: &Value) -> Vec<PathBuf> {
+    let chain = std::iter::successors(Some(&top["backing-image"]), |image| Some(&image["backing-image"]));
+    let names = chain.map_while(|image| image["filename"].as_str());
+    names.map(PathBuf::from).collect()
 }
 
 /// Whether an image and each that it stands on say themselves what comes next, and of which format it is: whoever opens it
@@ -180,6 +195,9 @@ mod tests {
     fn what_is_in_the_way_is_named() {
         let job = json!({"device": "drive0", "type": "mirror"});
         assert_eq!(surveyed(&device(|_| ()), &[job]), Err(StayReason::Job("drive0".to_owned())));
+        let mirrored = device(|device| device["inserted"]["dirty-bitmaps"] = json!([{"granularity": 65536}]));
+        let job = json!({"device": "backup-of-drive0", "type": "mirror"});
+        assert_eq!(surveyed(&mirrored, &[job]), Err(StayReason::Job("backup-of-drive0".to_owned())));
         let bitmaps = device(|device| device["inserted"]["dirty-bitmaps"] = json!([{"name": "nightly"}]));
         assert_eq!(surveyed(&bitmaps, &[]), Err(StayReason::Bitmaps(vec!["nightly".to_owned()])));
         let filter = device(|device| device["inserted"]["drv"] = "throttle".into());

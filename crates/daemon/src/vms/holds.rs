@@ -1,0 +1,321 @@
+//! Guests that this daemon has paused, or may pause: the one place where they are let run again.
+//!
+//! ```text
+//!   paused.json   a note of each, durable before the guest may be paused, gone when it was seen to run
+//! ```
+//! What is done when is said by [`migration::guest::hold`]; here it is carried out. It is tried until the guest runs, or its
+//! hypervisor has ended; what keeps it from that is told by [`Holds::why`].
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use hypervisor::qemu::{BlockNode, Machine, MachineError, MigrationStatus, RunState};
+use migration::guest::hold::{Action, Event, Hold, Memory, Reason, Running, Seen};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::VmError;
+use super::arrival::blocking;
+use crate::journal::now_unix_ms;
+use crate::listing::{Listed, Listing};
+
+/// The guests that are, or may be, paused for a reason of ours.
+pub(crate) struct Holds {
+    /// Why the notes cannot be used is kept instead of them.
+    notes: Result<Listing<Note>, String>,
+    /// Guests of which something is owed by this process.
+    held: Mutex<BTreeMap<String, Arc<Held>>>,
+}
+
+#[derive(Default)]
+struct Held {
+    hold: tokio::sync::Mutex<Option<Hold>>,
+    /// Why it does not run yet.
+    why: Mutex<Option<String>>,
+}
+
+/// What is remembered of a guest that may be paused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Note {
+    pub(crate) name: String,
+    pub(crate) reason: NotedReason,
+    /// Whether it ran before, and is to run again.
+    pub(crate) was_running: bool,
+    since_unix_ms: u64,
+}
+
+/// [`Reason`], as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum NotedReason {
+    /// [`Reason::Adopt`].
+    Adopt,
+    /// [`Reason::Release`].
+    Release,
+    /// [`Reason::Move`].
+    Move,
+    /// [`Reason::Resume`].
+    Resume,
+}
+
+/// The hypervisor of a guest.
+pub(crate) enum Hypervisor {
+    /// It answers.
+    There(Arc<Machine>),
+    /// It does not, for this reason.
+    Silent(String),
+    /// It has ended.
+    Ended,
+}
+
+/// What has become of a guest that was to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ran {
+    /// It runs, or was not to.
+    Runs,
+    /// Its hypervisor has ended.
+    Ended,
+    /// It may run elsewhere, and must not here.
+    Elsewhere,
+}
+
+impl Holds {
+    /// Reads the notes. It may sleep.
+    pub(crate) fn open(data_dir: &Path) -> Arc<Self> {
+        let notes = Listing::open(data_dir).map_err(|error| crate::error::with_causes(&error));
+        if let Err(problem) = &notes {
+            tracing::warn!(%problem, "machines cannot be adopted, released or moved");
+        }
+        Arc::new(Self { notes, held: Mutex::default() })
+    }
+
+    /// All notes.
+    pub(crate) fn list(&self) -> Vec<Note> {
+        self.notes.as_ref().map(Listing::list).unwrap_or_default()
+    }
+
+    /// The note of a guest.
+    pub(crate) fn get(&self, name: &str) -> Option<Note> {
+        self.notes.as_ref().ok()?.get(name)
+    }
+
+    /// Why a guest that was paused does not run yet; `None`: it does, or nobody has tried.
+    pub(crate) fn why(&self, name: &str) -> Option<String> {
+        let held = self.held().get(name).cloned();
+        let why = held.and_then(|held| lock(&held.why).clone());
+        why.or_else(|| self.get(name).map(|note| format!("paused {}", note.reason.text())))
+    }
+
+    /// Says why a guest does not run yet, or nothing.
+    pub(crate) fn tell(&self, name: &str, why: Option<String>) {
+        *lock(&self.of(name).why) = why;
+    }
+
+    /// Makes durable that a guest may be paused from now on; when this returns it may be.
+    ///
+    /// # Errors
+    /// [`VmError`]: it must not be paused then.
+    pub(crate) async fn hold(
+        self: &Arc<Self>,
+        name: &str,
+        reason: Reason,
+        was_running: bool,
+    ) -> Result<(), VmError> {
+        let held = self.of(name);
+        let mut guard = held.hold.lock().await;
+        let earlier = self.get(name);
+        let mut hold = Hold::free();
+        hold.handle_event(Duration::ZERO, Event::Hold(reason));
+        while let Some(action) = hold.poll_action() {
+            match action {
+                Action::Note(reason) => {
+                    let note = Note {
+                        name: name.to_owned(),
+                        reason: reason.into(),
+                        // One that is paused for an earlier reason is to run after both.
+                        was_running: was_running || earlier.as_ref().is_some_and(|note| note.was_running),
+                        since_unix_ms: now_unix_ms(),
+                    };
+                    let holds = Arc::clone(self);
+                    blocking(move || Ok(holds.notes()?.put(&note)?)).await?;
+                    hold.handle_event(Duration::ZERO, Event::Noted);
+                }
+                Action::MayPause => break,
+                _ => {}
+            }
+        }
+        *guard = Some(hold);
+        Ok(())
+    }
+
+    /// Lets a guest run whose reason to be paused is over; resolves when it was seen to run, however long that takes, or when it
+    /// has ended or must not run here. One of which there is no note is left as it is.
+    ///
+    /// If the future is dropped the guest may be paused, and the note is there.
+    pub(crate) async fn let_run(
+        self: &Arc<Self>,
+        name: &str,
+        find: impl Fn() -> BoxFuture<'static, Hypervisor>,
+    ) -> Ran {
+        let held = self.of(name);
+        let mut guard = held.hold.lock().await;
+        let Some(note) = self.get(name) else {
+            *guard = None;
+            return Ran::Runs;
+        };
+        let mut hold = guard.take().unwrap_or_else(Hold::found);
+        let began = Instant::now();
+        let mut ran = Ran::Runs;
+        let mut hypervisor = None;
+        hold.handle_event(Duration::ZERO, if note.was_running { Event::LetRun } else { Event::Gone });
+        while !hold.is_free() {
+            let Some(action) = hold.poll_action() else {
+                match hold.poll_timeout() {
+                    Some((until, _)) => tokio::time::sleep_until(began + until).await,
+                    None => break,
+                }
+                hold.handle_timeout(began.elapsed());
+                continue;
+            };
+            let event = match action {
+                Action::Look | Action::Abandon | Action::Continue => {
+                    let machine = match hypervisor.take() {
+                        Some(machine) => Hypervisor::There(machine),
+                        None => find().await,
+                    };
+                    match machine {
+                        Hypervisor::There(machine) => {
+                            let done = carry_out(&machine, &action).await;
+                            // One whose connection has ended is looked for again.
+                            hypervisor = done.is_ok().then_some(machine);
+                            done.unwrap_or_else(|error| Event::Refused(error.to_string()))
+                        }
+                        Hypervisor::Silent(reason) => Event::Refused(reason),
+                        Hypervisor::Ended => {
+                            ran = Ran::Ended;
+                            Event::Gone
+                        }
+                    }
+                }
+                Action::Tell(reason) => {
+                    tracing::error!(vm = %name, reason, "the machine does not go on yet; it is tried until it does");
+                    *lock(&held.why) =
+                        Some(format!("paused {}, and does not go on yet: {reason}", note.reason.text()));
+                    continue;
+                }
+                Action::MustNotRun => {
+                    ran = Ran::Elsewhere;
+                    continue;
+                }
+                Action::Forget => {
+                    self.remove_note(name).await;
+                    Event::Forgotten
+                }
+                Action::Note(_) | Action::MayPause => continue,
+            };
+            hold.handle_event(began.elapsed(), event);
+        }
+        *lock(&held.why) = None;
+        ran
+    }
+
+    /// A guest is not this host's to run any more, or has never been paused.
+    pub(crate) async fn forget(self: &Arc<Self>, name: &str) {
+        let held = self.of(name);
+        let mut guard = held.hold.lock().await;
+        *guard = None;
+        self.tell(name, None);
+        if self.get(name).is_some() {
+            self.remove_note(name).await;
+        }
+    }
+
+    async fn remove_note(self: &Arc<Self>, name: &str) {
+        let (holds, removed) = (Arc::clone(self), name.to_owned());
+        let done = blocking(move || Ok(holds.notes()?.remove(&removed).map(drop)?)).await;
+        if let Err(error) = done {
+            // A later daemon looks at a guest that runs, and does nothing.
+            tracing::warn!(vm = %name, %error, "the note of a machine that was paused is left over");
+        }
+    }
+
+    fn notes(&self) -> Result<&Listing<Note>, VmError> {
+        self.notes.as_ref().map_err(|problem| VmError::Unusable(problem.clone()))
+    }
+
+    fn of(&self, name: &str) -> Arc<Held> {
+        Arc::clone(self.held().entry(name.to_owned()).or_default())
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Held>>> {
+        lock(&self.held)
+    }
+}
+
+async fn carry_out(machine: &Machine, action: &Action) -> Result<Event, MachineError> {
+    match action {
+        Action::Abandon => machine.abandon().await.map(|()| Event::Done),
+        Action::Continue => machine.resume().await.map(|()| Event::Done),
+        _ => look(machine).await.map(Event::Seen),
+    }
+}
+
+async fn look(machine: &Machine) -> Result<Seen, MachineError> {
+    let memory = match machine.memory_progress().await?.status {
+        MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => Memory::Moving,
+        MigrationStatus::Device | MigrationStatus::Cancelling => Memory::Ending,
+        status if status.is_post_copy() => Memory::Ahead,
+        _ => Memory::Still,
+    };
+    let running = match machine.status().await? {
+        RunState::Running => Running::Yes,
+        // N.B. one that waits for its memory would run as soon as it is told to, with whatever it has.
+        RunState::Shutdown | RunState::InMigrate | RunState::Other(_) => Running::Ended,
+        _ => Running::No,
+    };
+    let devices = machine.query_block().await?;
+    let mut nodes = devices.iter().filter_map(|device| device.node.as_ref());
+    Ok(Seen { running, memory, is_over_nothing: nodes.any(BlockNode::is_over_nothing) })
+}
+
+impl NotedReason {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Adopt => "while its disks are adopted",
+            Self::Release => "while it is given its disks back",
+            Self::Move => "for its move to another host",
+            Self::Resume => "for some time",
+        }
+    }
+}
+
+impl From<Reason> for NotedReason {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::Adopt => Self::Adopt,
+            Reason::Release => Self::Release,
+            Reason::Move => Self::Move,
+            Reason::Resume => Self::Resume,
+        }
+    }
+}
+
+impl Listed for Note {
+    const FILE: &'static str = "paused.json";
+    const VERSION: u32 = 1;
+    const KEY: &'static str = "paused";
+    const OTHERWISE: &'static str =
+        "no list of paused machines: remove it, and let each go on: sterna vm resume NAME";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// A panic elsewhere does not make what is locked wrong.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
