@@ -92,7 +92,8 @@ impl Scene {
         }
         let store = |name: &str| format!("[stores.{name}]\npath = '{}'\n", scene.path(name).display());
         let config = format!(
-            "data_dir = '{}'\napi = '{}'\n{}",
+            // Machines of tests have kernels and consoles in folders of their own.
+            "data_dir = '{}'\napi = '{}'\n[machines]\nfolders = ['/']\n{}",
             scene.path("data").display(),
             scene.address()?,
             STORES.map(store).concat()

@@ -196,8 +196,14 @@ fn a_machine_whose_host_went_down_while_its_memory_was_copied_is_started_again_t
             send(qemu, Signal::KILL)?;
             pair.alpha.start()?;
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
-            ensure!(ended.state == MigrationState::Failed && ended.guest == GuestLocation::Source, "{ended:?}");
-            ensure!(ended.message.as_deref().is_some_and(|said| said.contains("sterna vm start")), "{ended:?}");
+            ensure!(
+                ended.state == MigrationState::Failed && ended.guest == GuestLocation::Source,
+                "{ended:?}"
+            );
+            ensure!(
+                ended.message.as_deref().is_some_and(|said| said.contains("sterna vm start")),
+                "{ended:?}"
+            );
             until("the target has let go", || Ok(vm::vms(&pair.beta)?.is_empty().then_some(())))?;
             is_empty(&pair.beta)?;
             console.forget();

@@ -17,6 +17,10 @@
 //! links = [{ address = "10.0.0.1:7423", speed_mbit = 10000 }]   # none: the addresses that are listened on
 //! shared_folders = ["/mnt/rack3"]           # stores of other hosts, as they are mounted here: written to directly
 //!
+//! [machines]                                # what machines from other hosts may name, besides what is harmless
+//! allow = ["-netdev bridge"]                # options of QEMU
+//! folders = ["/srv/firmware"]               # files below these
+//!
 //! [hooks]                                   # run on both sides when a machine or a volume moves
 //! before = "/etc/sterna/before"             # if it fails, the machine stays
 //! after = "/etc/sterna/after"
@@ -38,6 +42,7 @@
 mod hooks;
 mod hosts;
 mod keys;
+mod machines;
 mod nbd;
 mod sockets;
 mod stores;
@@ -51,6 +56,7 @@ use serde::Deserialize;
 
 use self::hooks::FileHooks;
 use self::hosts::FileHosts;
+use self::machines::FileMachines;
 use self::nbd::FileNbd;
 use self::sockets::FileSocket;
 use self::stores::FileStore;
@@ -58,6 +64,7 @@ pub(crate) use hooks::TIMEOUT_S as HOOK_TIMEOUT_S;
 pub use hooks::{HookProblem, HooksConfig};
 pub use hosts::HostsConfig;
 pub use keys::UnknownKey;
+pub use machines::MachinesConfig;
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
 pub use stores::{StoreConfig, StoreFault};
@@ -104,6 +111,8 @@ pub struct Config {
     pub nbd: NbdConfig,
     /// Where other hosts reach this one.
     pub hosts: HostsConfig,
+    /// What machines that come from other hosts may name.
+    pub machines: MachinesConfig,
     /// What is run when a machine changes its host.
     pub hooks: HooksConfig,
     /// The stores by name. At least one.
@@ -226,6 +235,16 @@ pub enum ConfigError {
         program: PathBuf,
         /// What is wrong with it.
         problem: HookProblem,
+    },
+    /// What machines may name is no option.
+    #[error(
+        "{path}: machines.allow: \"{entry}\" is no option of QEMU; write \"-vnc\", or \"-netdev bridge\""
+    )]
+    Allowed {
+        /// Which file.
+        path: PathBuf,
+        /// What is written.
+        entry: String,
     },
     /// A link is none that other hosts could call.
     #[error("{path}: hosts.links: \"{address}\" is no address that others can call; write HOST:PORT")]
@@ -367,6 +386,7 @@ impl Config {
             volume_sockets,
             nbd: file.nbd.check(path)?,
             hosts: file.hosts.check(path)?,
+            machines: file.machines.check(path)?,
             hooks: file.hooks.check(path)?,
             stores,
             limits,
@@ -396,6 +416,7 @@ struct File {
     volume_sockets: FileSocket,
     nbd: FileNbd,
     hosts: FileHosts,
+    machines: FileMachines,
     hooks: FileHooks,
     stores: BTreeMap<String, FileStore>,
     limits: FileLimits,

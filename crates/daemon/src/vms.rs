@@ -16,6 +16,7 @@
 //! decided here: that is the migration's affair, which says so by [`Vms::leaving`] and the others.
 
 mod adoptions;
+mod allowed;
 mod arrival;
 mod catalogue;
 mod definition;
@@ -35,6 +36,7 @@ mod probe;
 mod process;
 pub(crate) mod proof;
 mod same_files;
+mod sandbox;
 mod script;
 #[cfg(test)]
 mod tests;
@@ -64,6 +66,7 @@ use self::parcel::Parcel;
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
 pub(crate) use self::script::GivenBack;
+use crate::config::MachinesConfig;
 use crate::journal::now_unix_ms;
 use crate::sockets::SocketFolder;
 
@@ -84,6 +87,8 @@ pub(crate) struct Vms {
     catalogue: Result<Catalogue, String>,
     /// The machines of others whose disks are served; why the list cannot be used is kept instead of it.
     adoptions: Result<Adoptions, String>,
+    /// What machines of other hosts may name.
+    allowed: MachinesConfig,
     /// Those that are paused for a reason of ours.
     pub(crate) holds: Arc<Holds>,
     entries: Mutex<BTreeMap<String, Entry>>,
@@ -180,7 +185,7 @@ impl Alive {
 
 impl Vms {
     /// Reads what is known. Machines that were running are looked for by [`Self::find_running`].
-    pub(crate) fn open(data_dir: &Path, volume_sockets_dir: &Path) -> Arc<Self> {
+    pub(crate) fn open(data_dir: &Path, volume_sockets_dir: &Path, allowed: &MachinesConfig) -> Arc<Self> {
         let catalogue = Catalogue::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let adoptions = Adoptions::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let mut entries = BTreeMap::new();
@@ -206,6 +211,7 @@ impl Vms {
             catalogue,
             adoptions,
             holds: Holds::open(data_dir),
+            allowed: allowed.clone(),
             entries: Mutex::new(entries),
             turns: Arc::default(),
             changed: Notify::new(),

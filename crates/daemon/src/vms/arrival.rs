@@ -15,6 +15,7 @@ use std::sync::Arc;
 use api::Memory;
 use hypervisor::qemu::Machine;
 
+use super::allowed;
 use super::catalogue::{Fate, Record, Standing};
 use super::needs::Needs;
 use super::parcel::{self, Parcel};
@@ -155,6 +156,7 @@ impl Vms {
         let parcel = Parcel::decode(bytes).map_err(|error| told(error.into()))?;
         let definition = Definition::parse(&parcel.definition).map_err(|error| told(error.into()))?;
         definition.check_program().map_err(|error| told(error.into()))?;
+        allowed::check(&definition, &self.allowed).map_err(|refused| refused.to_string())?;
         let command = definition.command_anywhere();
         let needs = parcel.needs.unwrap_or_default();
         self.make_monitors_folder().map_err(told)?;
@@ -232,6 +234,9 @@ impl Vms {
     ) -> Result<Arrival, VmError> {
         let Parcel { name, definition: text, files, .. } = Parcel::decode(bytes)?;
         let definition = Definition::parse(&text)?;
+        // N.B. also here: what was looked at before may have been another one.
+        definition.check_program()?;
+        allowed::check(&definition, &self.allowed)?;
         let record = Record {
             name: name.clone(),
             definition: text,

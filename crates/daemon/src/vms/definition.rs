@@ -217,6 +217,11 @@ impl Definition {
         self.command("", Path::new("monitor"), |volume| volume.into(), |file| file.into(), |path| path.into())
     }
 
+    /// The command with its places as they are written.
+    pub(super) fn command_with_places(&self) -> Vec<String> {
+        self.command.iter().map(|word| word.fill(ToString::to_string)).collect()
+    }
+
     /// Looks whether the program is one that another host may have run here: a QEMU, found where this host's are.
     pub(super) fn check_program(&self) -> Result<(), DefinitionError> {
         let program = self.command.first().map(|word| word.fill(|_| String::new())).unwrap_or_default();

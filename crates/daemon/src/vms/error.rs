@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use api::ErrorCode;
 use hypervisor::qemu::MachineError;
 
+use super::allowed::NotAllowed;
 use super::definition::DefinitionError;
 use super::parcel::ParcelError;
 use crate::listing::ListingError;
@@ -30,6 +31,9 @@ pub(crate) enum VmError {
     /// Its definition is none.
     #[error("the definition cannot be used: {0}")]
     Definition(#[from] DefinitionError),
+    /// It is another host's, and names what it may not.
+    #[error(transparent)]
+    NotAllowed(#[from] NotAllowed),
     /// What goes with it cannot.
     #[error(transparent)]
     Parcel(#[from] ParcelError),
@@ -148,7 +152,9 @@ impl VmError {
         match self {
             Self::NotFound(_) => ErrorCode::VmNotFound,
             Self::Exists(_) => ErrorCode::VmExists,
-            Self::Definition(_) | Self::Parcel(_) | Self::Disk { .. } => ErrorCode::VmUnsuitable,
+            Self::Definition(_) | Self::NotAllowed(_) | Self::Parcel(_) | Self::Disk { .. } => {
+                ErrorCode::VmUnsuitable
+            }
             Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
             Self::Running(_)
             | Self::RunsAlready(_)

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::catalogue::Fate;
 use super::process::{self, Process};
-use super::{Alive, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, parcel, tpm};
+use super::{Alive, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, parcel, sandbox, tpm};
 use crate::fail_point::{self, Step};
 use crate::sockets::SocketFolder;
 
@@ -69,6 +69,7 @@ impl Vms {
         );
         parcel::make_own_folder(&folder).map_err(|error| VmError::io("make", &folder, error))?;
         command.extend(more.iter().map(|word| (*word).to_owned()));
+        command.extend(sandbox::words(&definition.command_with_places()));
         // What an earlier QEMU was paused for is over.
         self.holds.forget(name).await;
         // N.B. Before the process: a daemon that is killed in between looks for it at its next start.

@@ -35,7 +35,7 @@ impl Host {
         let sockets = SocketFolder::open(&folder.path().join("run/volumes")).unwrap();
         // As large as flash must be.
         std::fs::write(folder.path().join("vars"), vec![0xff; 256 << 10]).unwrap();
-        let vms = Vms::open(folder.path(), &folder.path().join("run/volumes"));
+        let vms = Vms::open(folder.path(), &folder.path().join("run/volumes"), &MachinesConfig::default());
         Some(Self { folder, sockets, vms })
     }
 
@@ -54,7 +54,11 @@ impl Host {
 
     /// Forgets everything that a daemon forgets which is killed. Whatever it did must have ended with its runtime.
     fn restart(&mut self) {
-        self.vms = Vms::open(self.folder.path(), &self.folder.path().join("run/volumes"));
+        self.vms = Vms::open(
+            self.folder.path(),
+            &self.folder.path().join("run/volumes"),
+            &MachinesConfig::default(),
+        );
     }
 
     async fn state(&self, name: &str) -> RunState {
@@ -114,7 +118,7 @@ async fn a_machine_is_added_started_stopped_and_removed() {
     assert!(matches!(host.vms.stop("m", Ending::AtOnce).await, Err(VmError::NotRunning(_))));
     host.start("m").await;
     assert_eq!(host.state("m").await, RunState::Running);
-    assert!(matches!(host.vms.start("m", &host.sockets).await, Err(VmError::Running(_))));
+    assert!(matches!(host.vms.start("m", &host.sockets).await, Err(VmError::RunsAlready(_))));
     assert!(matches!(host.vms.remove("m"), Err(VmError::Running(_))));
     // Firmware alone takes no note of a power button.
     host.vms.stop("m", Ending::PowerButton(Duration::from_millis(10))).await.unwrap();

@@ -12,6 +12,8 @@ use super::NAMES;
 use super::link::Link;
 use crate::demo::{Daemon, DemoFolder};
 
+/// Lets a demo's machine bring its kernel and its console, which are in folders of the demo's own.
+const MACHINES: &str = "[machines]\nfolders = [\"/\"]\n";
 /// How long an invitation holds, in seconds: it is used at once.
 const INVITATION_LIFETIME_S: u64 = 60;
 /// How long a host may take to see that it has a volume that has arrived.
@@ -39,9 +41,9 @@ impl Pair {
     pub(crate) async fn start(program: &Path, folders: &Folders, link: &Link) -> anyhow::Result<Self> {
         let (listen, call) = link.addresses();
         let [near, far] = folders;
-        near.configure("[hosts]\nlisten = []\n")?;
+        near.configure(&format!("{MACHINES}[hosts]\nlisten = []\n"))?;
         let links = call.map(|call| format!("links = [{{ address = \"{call}\" }}]\n")).unwrap_or_default();
-        far.configure(&format!("[hosts]\nlisten = [\"{listen}\"]\n{links}"))?;
+        far.configure(&format!("{MACHINES}[hosts]\nlisten = [\"{listen}\"]\n{links}"))?;
         let (near, far) = tokio::try_join!(
             Daemon::start_by(link.command(0, program)?, near),
             Daemon::start_by(link.command(1, program)?, far),

@@ -1,0 +1,63 @@
+//! What QEMU takes from itself when it has been started: a guest that has broken out of its machine has no more.
+
+use super::words::{self, Values};
+
+const OPTION: &str = "-sandbox";
+
+/// The words that are added to a command, which has its places as they are written; none if it says itself what it wants.
+///
+/// QEMU runs no other program and becomes nobody else, unless its command names something that it must do so for, and leaves
+/// priorities as they are.
+pub(super) fn words(command: &[String]) -> Vec<String> {
+    let arguments = words::read(command.get(1..).unwrap_or_default());
+    let (mut runs_programs, mut becomes_others, mut binds_threads) = (false, false, false);
+    for argument in &arguments {
+        let values = Values::read(argument.value.as_deref().unwrap_or_default());
+        let (option, driver) = (argument.option.as_str(), values.driver());
+        if option == OPTION {
+            return Vec::new();
+        }
+        let is_network = ["-netdev", "-nic", "-net"].contains(&option);
+        let says_no = |key: &str| values.get(key).as_deref() == Some("no");
+        let has_script = driver == "tap" && !(says_no("script") && says_no("downscript"));
+        let runs = values
+            .pairs()
+            .iter()
+            .any(|(key, value)| key == "helper" || key == "smb" || value.contains("-cmd:"));
+        runs_programs |= is_network && (driver == "bridge" || has_script || runs);
+        becomes_others |= ["-runas", "-run-with", "-chroot"].contains(&option);
+        binds_threads |= option == "-object" && driver == "thread-context";
+    }
+    let mut sandbox = "on,obsolete=deny".to_owned();
+    for (needs, denied) in [
+        (runs_programs || becomes_others, ",elevateprivileges=deny"),
+        (runs_programs, ",spawn=deny"),
+        (binds_threads, ",resourcecontrol=deny"),
+    ] {
+        if !needs {
+            sandbox += denied;
+        }
+    }
+    vec![OPTION.to_owned(), sandbox]
+}
+
+#[cfg(test)]
+mod tests {
+    fn added(command: &str) -> String {
+        super::words(&command.split(' ').map(str::to_owned).collect::<Vec<_>>()).join(" ")
+    }
+
+    #[test]
+    fn everything_is_denied_that_the_command_does_not_need() {
+        let all = "-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+        for command in ["qemu -m 1", "qemu -netdev tap,id=n,script=no,downscript=no", "qemu -nic user"] {
+            assert_eq!(added(command), all, "{command}");
+        }
+        let programs = "-sandbox on,obsolete=deny,resourcecontrol=deny";
+        for command in ["qemu -netdev bridge,id=n", "qemu -nic tap", "qemu -netdev tap,id=n,helper=/x"] {
+            assert_eq!(added(command), programs, "{command}");
+        }
+        assert_eq!(added("qemu -runas me"), "-sandbox on,obsolete=deny,spawn=deny,resourcecontrol=deny");
+        assert_eq!(added("qemu -sandbox off"), "");
+    }
+}
