@@ -19,7 +19,7 @@ pub(crate) fn raise_limit() {
     }
     match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         Ok(()) => {
-            tracing::debug!(from = ?limit.current, to = ?limit.maximum, "the limit of open files is raised")
+            tracing::debug!(from = ?limit.current, to = ?limit.maximum, "the limit of open files is raised");
         }
         Err(error) => tracing::warn!(%error, "the limit of open files cannot be raised"),
     }

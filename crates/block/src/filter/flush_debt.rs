@@ -59,7 +59,8 @@ impl FlushDebt {
 
     /// Flushes, and keeps account of how that ends. One during which another has failed means nothing.
     async fn flush_counted(inner: Rc<dyn BlockDevice>, debt: Rc<Debt>) -> Result<(), IoError> {
-        for former in std::mem::take(&mut *debt.abandoned.borrow_mut()) {
+        let abandoned = debt.abandoned.take();
+        for former in abandoned {
             let former = UnderWay { debt: &debt, flush: Some(former) }.end().await;
             debt.note(former);
         }

@@ -105,7 +105,7 @@ impl Host {
         };
         match credentials.reload(&tls.files) {
             Ok(()) => {
-                tracing::info!(certificate = %tls.files.certificate.display(), "certificates have been read again")
+                tracing::info!(certificate = %tls.files.certificate.display(), "certificates have been read again");
             }
             Err(error) => {
                 let reason = with_causes(&error);
