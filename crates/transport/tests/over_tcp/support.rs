@@ -43,7 +43,7 @@ impl Peers for Known {
     fn is_at(&self, address: std::net::IpAddr) -> bool {
         let known = self.0.lock().unwrap();
         let mut links = known.values().flat_map(|peer| &peer.links);
-        links.any(|link| link.address.parse().is_ok_and(|link: std::net::SocketAddr| link.ip() == address))
+        links.any(|link| link.address.parse().is_ok_and(|link: SocketAddr| link.ip() == address))
     }
 
     fn joined(&self, peer: &Peer, _: transport::InvitationId) -> Result<(), String> {
