@@ -204,7 +204,10 @@ impl Chronicler {
             }
             match select(marking, keeping.handle.sleep(left)).await {
                 Either::Left((Ok(()), _)) => self.stay.borrow_mut().marked(key.stay, epoch, regions),
-                Either::Left((Err(_), _)) => keeping.handle.sleep(MARK_RETRY.min(left)).await,
+                Either::Left((Err(_), _)) => {
+                    let left = keeping.wait_max.saturating_sub(keeping.handle.now() - began);
+                    keeping.handle.sleep(MARK_RETRY.min(left)).await;
+                }
                 // It is looked again, and given up.
                 Either::Right(_) => {}
             }

@@ -224,14 +224,14 @@ fn a_folder_that_takes_no_marks_costs_the_copies_and_holds_no_write_longer_than_
         let took = write(&scene, &volume, 0).await;
         assert!((WAIT_MAX..=WAIT_MAX + TAKES).contains(&took), "{took:?}");
         // Once and for all.
-        assert_eq!(write(&scene, &volume, 9 * MIB).await, Duration::ZERO);
+        assert_eq!(write(&scene, &volume, 5 * MIB).await, Duration::ZERO);
         assert!(lacking(&volume).is_none() && folder.found().is_none());
         assert_eq!(volume.chronicler().given_up().map(|given_up| given_up.copies), Some(1));
         // Nobody has to wait to learn that it is full still.
         let complete = || Some(LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(SIZE)));
         let referred = volume.chronicler().refer_to(COPY, GENERATION, Some(&*volume.store()), complete).await;
         assert!(referred.is_err());
-        assert_eq!(write(&scene, &volume, 11 * MIB).await, Duration::ZERO);
+        assert_eq!(write(&scene, &volume, 7 * MIB).await, Duration::ZERO);
         *folder.refuses.borrow_mut() = 0;
         refer(&volume).await;
         assert!(lacking(&volume).is_some() && volume.chronicler().given_up().is_none());
