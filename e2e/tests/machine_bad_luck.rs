@@ -76,6 +76,26 @@ fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_dis
     });
 }
 
+/// Between the records of the migration and of the machine that goes along.
+#[test]
+fn killed_before_it_is_noted_that_a_machine_leaves_its_disks_do_not_go_without_it() {
+    play(|pair| {
+        let console = start(pair)?;
+        pair.alpha.stop()?;
+        pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-started")])?;
+        until("the machine is found again", || {
+            Ok(vm::vms(&pair.alpha)?.iter().any(|vm| vm.state == api::VmState::Running).then_some(()))
+        })?;
+        // It is cut off in the middle of this.
+        pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
+        ensure!(pair.alpha.wait_for_end()? == 137, "it was not killed");
+        pair.alpha.start()?;
+        ensure!(settled(pair)?, "it stays");
+        console.work_on(REQUESTS)?;
+        console.verify()
+    });
+}
+
 #[test]
 fn a_machine_whose_host_is_gone_after_it_was_released_is_promoted_with_all_its_disks() {
     play(|pair| {

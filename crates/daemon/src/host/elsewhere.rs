@@ -244,11 +244,14 @@ impl Host {
         let session = self.hosts.session_with(*peer)?;
         let machine = self.machine_of_departure(&recorded.names);
         let is_copying = matches!(recorded.stage, Stage::Copying);
-        let moves = match (&machine, is_copying) {
-            (Some(_), _) => Moves::Machine,
+        // N.B. A daemon that was killed between the two records, of the migration and of its machine, knows of no machine that
+        // leaves. The volumes of a machine do not go without it: the migration is cancelled below.
+        let may_leave = machine.is_some() || is_copying && self.machine_at_home(&recorded.names).is_some();
+        let moves = match (may_leave, is_copying) {
+            (true, _) => Moves::Machine,
             // Whether the other host has hooks the daemon before this one knew.
-            (None, true) => Moves::VolumesAfterHooks,
-            (None, false) => Moves::Volumes,
+            (false, true) => Moves::VolumesAfterHooks,
+            (false, false) => Moves::Volumes,
         };
         let docket = self.dockets.of(migration, recorded.started_unix_ms).unwrap_or_default();
         let ordered = docket.order.clone().unwrap_or_else(|| api::MigrateVolume::to(String::new()));

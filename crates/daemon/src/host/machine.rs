@@ -280,6 +280,11 @@ impl Host {
         self.machine_with(volumes, Standing::Leaving)
     }
 
+    /// The machine whose volumes these are, and of which nothing says that it leaves.
+    pub(super) fn machine_at_home(&self, volumes: &[String]) -> Option<String> {
+        self.machine_with(volumes, Standing::Home)
+    }
+
     /// The machine that comes along with an incoming migration that a restart interrupted.
     pub(super) fn machine_of_arrival(&self, volumes: &[String]) -> Option<String> {
         self.machine_with(volumes, Standing::Arriving)
