@@ -111,7 +111,7 @@ impl Arguments {
             | Bug::AccessAfterTheRelationEnded
             | Bug::AbortNotRecorded => 2,
             // Two branches need a third host to pass each other, and so does a way home after another target.
-            Bug::BranchMistaken | Bug::ChronicleIsMissingSet => 3,
+            Bug::BranchMistaken | Bug::ChronicleIsMissingSet | Bug::IncompletePromoted => 3,
             _ => self.hosts,
         };
         Self { hosts, ..self.clone() }
