@@ -251,10 +251,10 @@ fn connections_beyond_the_limit_are_closed_and_a_place_is_free_again_afterwards(
 fn clients_over_tcp_take_no_places_of_the_unix_socket() {
     on_each_engine(|choice| {
         let server = Running::start(choice, Limits { connections_max: 2, ..Limits::STANDARD });
-        let _strangers = [0; 2].map(|_| std::net::TcpStream::connect(server.address).unwrap());
+        let _strangers = [0; 2].map(|_| TcpStream::connect(server.address).unwrap());
         server.wait_for("strangers to have all places", |connections| connections.len() == 2);
-        let mut one_more = std::net::TcpStream::connect(server.address).unwrap();
-        assert_eq!(std::io::Read::read(&mut one_more, &mut [0]).unwrap_or(0), 0, "it is closed");
+        let mut one_more = TcpStream::connect(server.address).unwrap();
+        assert_eq!(Read::read(&mut one_more, &mut [0]).unwrap_or(0), 0, "it is closed");
         let mut guest = RawClient::connect(&server, "disk", Style::Simple);
         guest.request(command::WRITE, 0, 1, 0, 4096, &[1; 4096]);
         assert_eq!(guest.error_of(1), 0);

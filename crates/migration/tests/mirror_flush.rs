@@ -39,7 +39,7 @@ impl Scene {
         assert_eq!(copied, BLOCKS);
         scene.tell(VolumeEvent::FlushWanted);
         let (_, flush) = scene.go_on();
-        (scene, flush.or(Some(FlushId(0))).unwrap())
+        (scene, flush.unwrap_or(FlushId(0)))
     }
 
     fn tell(&mut self, event: VolumeEvent) {

@@ -170,7 +170,7 @@ mod tests {
         let since =
             if expected.is_ok() { Epoch(marks.iter().max().map_or(6, |last| last + 1)) } else { Epoch(1) };
         let in_use = now.map(|look| OpeningStep::Record(ImageRecord::InUse { looks: vec![look], since }));
-        assert_eq!(opening.steps.into_iter().filter(|step| *step != OpeningStep::Forget).next(), in_use);
+        assert_eq!(opening.steps.into_iter().find(|step| *step != OpeningStep::Forget), in_use);
     }
 
     #[test]
