@@ -10,7 +10,8 @@
 //!   target         say what a target says                       known
 //!   former owner   use the volume, for clients that stayed      Owned, Ended (moved), until the volume is removed or
 //!                                                               forgotten, or comes back here from elsewhere after it
-//!                                                               went home to the peer
+//!                                                               went home to the peer; if the peer has brought it here
+//!                                                               again, by either migration
 //!   new owner      ask for nothing: it answers
 //! ```
 //! [`judge`] is a function of the journal alone, so what ends in the journal ends for lines that are open, too. Its answer
@@ -134,7 +135,12 @@ pub(crate) fn is_needed(state: &State, id: MigrationId, recorded: &MigrationStat
     match &recorded.side {
         Side::OneHost => false,
         Side::Incoming { peer, .. } => {
-            volumes.any(|volume| judge_former_owner(state, *peer, (id, recorded), volume).is_ok())
+            let brings = |later: &MigrationState| matches!(later.side, Side::Incoming { .. });
+            volumes.any(|volume| {
+                // A later one gives the same right.
+                !last_between(state, *peer, id, volume).is_some_and(brings)
+                    && judge_former_owner(state, *peer, (id, recorded), volume).is_ok()
+            })
         }
         Side::Outgoing { .. } => {
             volumes.any(|volume| state.moved.get(&volume).is_some_and(|moved| moved.migration == id))
@@ -160,15 +166,24 @@ fn judge_former_owner(
     if !is_here && !state.moved.contains_key(&volume) {
         return Err(Denied::Over);
     }
-    let mut later = state.migrations.range(id..).skip(1).map(|(_, later)| later);
-    let ends = |later: &MigrationState| {
-        let moved = matches!(later.stage, Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }));
-        let is_of_both = later.side.peer().is_some_and(|(other, _)| other == peer);
+    match last_between(state, peer, id, volume).map(|later| &later.side) {
+        // The volume was brought here once more: what was on its way by the earlier migration has the same right.
+        None | Some(Side::Incoming { .. } | Side::OneHost) => Ok(()),
         // N.B. a volume that went home is still asked for here by what was on its way, until it is somewhere else.
-        let ends_it = matches!(later.side, Side::Incoming { .. }) || is_here;
-        moved && is_of_both && ends_it && later.volumes.iter().any(|moving| moving.volume == volume)
-    };
-    if later.any(ends) { over() } else { Ok(()) }
+        Some(Side::Outgoing { .. }) if !is_here => Ok(()),
+        Some(Side::Outgoing { .. }) => over(),
+    }
+}
+
+/// The last migration later than `id` that moved a volume between this host and a peer.
+fn last_between(state: &State, peer: HostId, id: MigrationId, volume: VolumeId) -> Option<&MigrationState> {
+    let later = state.migrations.range(id..).skip(1).map(|(_, later)| later);
+    let moved = later.filter(|later| {
+        let has_moved = matches!(later.stage, Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }));
+        let is_of_both = later.side.peer().is_some_and(|(other, _)| other == peer);
+        has_moved && is_of_both && later.volumes.iter().any(|moving| moving.volume == volume)
+    });
+    moved.last()
 }
 
 /// The planted bug goes on serving whoever was given something once.

@@ -1,7 +1,7 @@
 //! Who may ask a host for what, as the product judges it; and a host that goes on asking when what it was given has ended.
 //!
 //! ```text
-//!   A ──1──► B ──2──► A ──3──► B      A asks B for the volume by migration 1: that gave something once
+//!   A ──1──► B ──2──► A ──3──► C ──4──► B      A asks B for the volume by migration 1: that gave something once
 //! ```
 //! What is honest is never refused; what the rogue asks for would be seen in the content.
 
@@ -49,6 +49,10 @@ impl Party {
                         Judged::LeftOut
                     }
                 },
+                Asked::Call(call, _) if call >= BESIDES && !party.is_asked_by_a_rogue(subject, from) => {
+                    // The volumes have gone on since it was asked: there is nothing to be seen.
+                    Judged::Refused(call)
+                }
                 Asked::Call(call, request) => match party.judge(subject, from, request) {
                     Ok(()) => Judged::Heard,
                     Err(denied) => {
@@ -75,25 +79,45 @@ impl Party {
         self.journal().look(|state, _| judge(state, from.host(), role, request))
     }
 
+    /// Tells whether what a rogue's line once gave has ended, still.
+    fn is_asked_by_a_rogue(&self, subject: Subject, from: Place) -> bool {
+        let Subject::Clients(source, migration) = subject else { return false };
+        let Some(fleet) = self.fleet() else { return false };
+        source == from && fleet.party(from).ended_relation() == Some((self.place, migration))
+    }
+
     fn honest_is_refused(&self, from: Place, request: Request, denied: Denied) {
         let detail = || format!("{} refuses {from} {request:?}: {denied}", self.place);
         self.world.violated("authority", detail);
     }
 
-    /// A migration that took the volumes from here to where they are again, by a later one: what it gave has ended.
+    /// A migration that took the volumes from here to a host which has them again, but not from here: they came home from
+    /// there, and went on to a third. What that migration gave has ended.
     fn ended_relation(&self) -> Option<(Place, MigrationId)> {
-        self.journal().look(|state, possible| {
-            let moved = state.moved.get(&volume_id(0)).filter(|_| possible.is_empty())?;
-            let is_moved = |id: &MigrationId| {
-                let stage = state.migrations.get(id).map(|recorded| &recorded.stage);
-                matches!(stage, Some(Stage::Ended(Outcome::Moved { .. })))
-            };
-            let went_there = |side: &Side| matches!(side, Side::Outgoing { peer, .. } if *peer == moved.host);
-            let mut earlier = state.migrations.iter().filter(|(id, recorded)| {
-                **id < moved.migration && went_there(&recorded.side) && is_moved(id)
+        let fleet = self.fleet()?;
+        let elsewhere = fleet.parties.iter().filter(|party| party.place != self.place && party.is_up());
+        let owner = elsewhere.filter(|party| party.owns_and_rests()).map(|party| party.place).next()?;
+        self.journal().look(|state, _| {
+            let between = state.migrations.iter().filter_map(|(id, recorded)| {
+                let has_moved = matches!(recorded.stage, Stage::Ended(Outcome::Moved { .. }));
+                match &recorded.side {
+                    Side::Outgoing { peer, .. } if has_moved && *peer == owner.host() => Some((*id, true)),
+                    Side::Incoming { peer, .. } if has_moved && *peer == owner.host() => Some((*id, false)),
+                    _ => None,
+                }
             });
-            let earlier = earlier.next_back().filter(|_| is_moved(&moved.migration));
-            earlier.map(|(id, _)| (Place::of(moved.host), *id))
+            let mut latest_first = between.collect::<Vec<_>>().into_iter().rev();
+            latest_first.next().filter(|(_, is_outgoing)| !is_outgoing)?;
+            let (earlier, _) = latest_first.find(|(_, is_outgoing)| *is_outgoing)?;
+            Some((owner, earlier))
+        })
+    }
+
+    /// Tells whether the volumes are here, and no migration is under way.
+    fn owns_and_rests(&self) -> bool {
+        self.journal().look(|state, possible| {
+            let is_here = state.volumes.contains_key(&volume_id(0));
+            is_here && possible.is_empty() && state.unfinished().next().is_none()
         })
     }
 }
