@@ -97,7 +97,10 @@ impl Party {
         let fleet = self.fleet()?;
         let elsewhere = fleet.parties.iter().filter(|party| party.place != self.place && party.is_up());
         let owner = elsewhere.filter(|party| party.owns_and_rests()).map(|party| party.place).next()?;
-        self.journal().look(|state, _| {
+        self.journal().look(|state, possible| {
+            if !possible.is_empty() || state.unfinished().next().is_some() {
+                return None;
+            }
             let between = state.migrations.iter().filter_map(|(id, recorded)| {
                 let has_moved = matches!(recorded.stage, Stage::Ended(Outcome::Moved { .. }));
                 match &recorded.side {
