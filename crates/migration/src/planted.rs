@@ -52,7 +52,7 @@ pub enum Bug {
     MarksOfAnEarlierStay,
     /// 31: what was kept is trusted although the image has changed while nobody held it.
     TouchedImageTrusted,
-    /// 32: a copy that is forgotten takes the marks with it that one needs which is being referred to.
+    /// 32: a copy that is forgotten takes marks with it that another one needs, which is or is being referred to.
     ForgetAfterRefer,
     /// 12: a restarted daemon does not wait for the writes of the killed one.
     GhostWrites,

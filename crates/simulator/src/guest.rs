@@ -185,14 +185,16 @@ impl Guest {
         self.judge(checked.map_err(|wrong| format!("after a power cut volume {}: {wrong}", self.number)));
     }
 
-    /// Somebody else writes to a sector of its disk, durably, while nobody serves it; returns what it finds there.
-    pub(crate) fn finds_written(&self, sector: usize) -> u64 {
+    /// Somebody else writes to a sector of its disk, durably, while nobody serves it; returns which, and what it finds there.
+    pub(crate) fn finds_written(&self, random: &mut Random) -> (usize, u64) {
+        // An image may be a little larger than the disk that the guest sees.
+        let sector = random.below(self.settings.size_bytes / SECTOR_BYTES) as usize;
         let request = self.next_request.get();
         self.next_request.set(request + 1);
         let mut content = self.content.borrow_mut();
         content.change_begins(request, sector, 1, Leaves::Stamp);
         content.change_ends(request, sector, 1, Outcome::DoneDurably);
-        content::token(request, sector)
+        (sector, content::token(request, sector))
     }
 
     /// Another guest of this kind, with a disk that holds `initial`.

@@ -102,6 +102,10 @@ impl Arguments {
             // Only a migration between hosts outlasts a daemon, or comes home to guests.
             Bug::MarkNotAwaited
             | Bug::EpochReused
+            | Bug::EpochsReservedLate
+            | Bug::MarksOfAnEarlierStay
+            | Bug::TouchedImageTrusted
+            | Bug::ForgetAfterRefer
             | Bug::OpenOnTrial
             | Bug::FenceNotChecked
             | Bug::PromiseForgotten

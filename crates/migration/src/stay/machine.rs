@@ -291,7 +291,12 @@ impl Stay {
             return Some(ToDo::Forget(self.forgetting()));
         }
         self.chronicle.advance();
-        self.keep().map(ToDo::Keep)
+        let mut kept = self.keep()?;
+        if broken(Bug::ForgetAfterRefer) {
+            // Marks of the epoch that has just begun go, too.
+            kept.through = self.chronicle.open_epoch();
+        }
+        Some(ToDo::Keep(kept))
     }
 
     /// Knows no copy any more, because what they need cannot be made durable in time: every one will be made whole

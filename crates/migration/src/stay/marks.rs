@@ -41,8 +41,9 @@ impl<F> OpenMarks<F> {
             if self.open.len() >= OPEN_MAX {
                 self.open.pop_first();
             }
-            // Epochs are marked in order, one ahead at most: the ones before are over.
-            self.open.retain(|(of, known), _| of.volume != key.volume || known.next() >= epoch);
+            // Epochs are marked in order, one ahead at most: the ones before are over. The planted bug does not know that.
+            let all = broken(Bug::MarksOfAnEarlierStay);
+            self.open.retain(|(of, known), _| all || of.volume != key.volume || known.next() >= epoch);
         }
         match self.open.entry((key, epoch)) {
             std::collections::btree_map::Entry::Occupied(known) => Ok(known.into_mut()),

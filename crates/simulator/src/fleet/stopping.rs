@@ -86,10 +86,8 @@ impl Fleet {
         let [branch] = &branches[..] else { return };
         for (index, guest) in branch.guests.iter().enumerate() {
             let Some(disk) = party.disk_of(index) else { continue };
-            let sector =
-                self.random.borrow_mut().below(disk.with_medium(|medium| medium.current().len()) as u64);
-            let token = guest.finds_written(sector as usize);
-            disk.with_medium(|medium| medium.prefill(sector as usize, token));
+            let (sector, token) = guest.finds_written(&mut self.random.borrow_mut());
+            disk.with_medium(|medium| medium.prefill(sector, token));
         }
         self.tally(Event::OwnImageTouched);
     }
