@@ -189,7 +189,9 @@ fn restart(scene: &Scene) -> anyhow::Result<bool> {
 fn a_machine_whose_host_went_down_while_its_memory_was_copied_is_started_again_there() {
     alone(|| {
         play_pair(|pair| {
-            let console = start(pair)?;
+            pair.alpha.create_volume(DISK_BYTES)?;
+            // All of it: the guest that is started again fills it anew.
+            let console = vm::Console::start(&pair.alpha, DISK_BYTES)?;
             let begun = begin(pair, "beta:a", Phase::Memory)?;
             let qemu = process(&pair.alpha)?;
             pair.alpha.kill()?;

@@ -280,10 +280,10 @@ async fn what_a_machine_needs_is_looked_for_before_it_comes() {
     assert!(needs.machine_type.as_ref().is_some_and(|name| name.contains('-')), "its full name: {needs:?}");
     assert_eq!(needs.memory_bytes, Some(32 << 20));
     let greater = needs::Needs { version: Some((999, 0)), memory_bytes: Some(u64::MAX), ..needs };
-    let definition = parcel.definition.replace("\"-m\"", "\"-kernel\", \"/no/kernel\", \"-m\"");
+    let definition = parcel.definition.replace("\"-m\"", "\"-kernel\", \"/usr/no/kernel\", \"-m\"");
     let sent = Parcel { needs: Some(greater), definition, ..parcel }.encode().unwrap();
     let refused = there.vms.examine(&sent, wished).await.unwrap_err();
-    for expected in ["older than the 999.0", "are free there", "-kernel /no/kernel"] {
+    for expected in ["older than the 999.0", "are free there", "-kernel /usr/no/kernel"] {
         assert!(refused.contains(expected), "{refused}");
     }
     assert!(there.vms.list().is_empty());
