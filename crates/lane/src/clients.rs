@@ -36,7 +36,7 @@ pub struct Clients {
     host: Cell<Option<HostId>>,
     here: Cell<u32>,
     /// What other hosts said last, by the ways that they lead here.
-    ways: RefCell<BTreeMap<u64, ByHost>>,
+    ways: RefCell<BTreeMap<u64, (HostId, ByHost)>>,
     next_way: Cell<u64>,
     /// Since when the host that the volume came from has yet to say whether it leads clients here.
     awaits_word: Cell<Option<Duration>>,
@@ -49,6 +49,7 @@ pub(crate) struct Client(Rc<Clients>);
 /// A way by which another host leads clients here, until this is dropped.
 pub(crate) struct Way {
     clients: Rc<Clients>,
+    host: HostId,
     number: u64,
     /// Of the last word; earlier ones may arrive later.
     said: u64,
@@ -98,7 +99,7 @@ impl Clients {
     /// Clients at other hosts that are led here.
     pub fn elsewhere(&self) -> ByHost {
         let mut all = BTreeMap::<HostId, u32>::new();
-        for way in self.ways.borrow().values() {
+        for (_, way) in self.ways.borrow().values() {
             for (host, clients) in way.iter().filter(|(host, _)| Some(*host) != self.host.get()) {
                 let known = all.entry(host).or_default();
                 // By two ways it may be told of twice.
@@ -116,9 +117,9 @@ impl Clients {
         all
     }
 
-    /// Ways by which other hosts lead clients here, whether they have any at this moment or not.
-    pub fn ways(&self) -> usize {
-        self.ways.borrow().len()
+    /// Hosts that lead their clients here, whether they have any at this moment or not.
+    pub fn ways(&self) -> Vec<HostId> {
+        self.ways.borrow().values().map(|(host, _)| *host).collect()
     }
 
     /// Clients of this host.
@@ -149,11 +150,11 @@ impl Clients {
     }
 
     /// Another host leads clients here from now on.
-    pub(crate) fn way(self: &Rc<Self>) -> Way {
+    pub(crate) fn way(self: &Rc<Self>, host: HostId) -> Way {
         let number = self.next_way.get();
         self.next_way.set(number + 1);
-        self.ways.borrow_mut().insert(number, ByHost::default());
-        Way { clients: Rc::clone(self), number, said: 0 }
+        self.ways.borrow_mut().insert(number, (host, ByHost::default()));
+        Way { clients: Rc::clone(self), host, number, said: 0 }
     }
 
     /// Resolves when `look` finds something; it looks at once, and when clients have come or gone.
@@ -175,7 +176,7 @@ impl Way {
         }
         self.said = number;
         self.clients.awaits_word.set(None);
-        self.clients.ways.borrow_mut().insert(self.number, clients);
+        self.clients.ways.borrow_mut().insert(self.number, (self.host, clients));
         self.clients.changed.notify();
     }
 }
@@ -210,7 +211,7 @@ mod tests {
     fn clients_are_known_by_host_until_they_or_the_way_of_their_host_are_gone() {
         let clients = Rc::<Clients>::default();
         clients.are_at(host(1));
-        let (client, mut way) = (clients.comes(), clients.way());
+        let (client, mut way) = (clients.comes(), clients.way(host(2)));
         way.says(1, list(&[(2, 3), (4, 1)]));
         assert_eq!(clients.elsewhere(), list(&[(2, 3), (4, 1)]));
         assert_eq!(clients.everywhere(), list(&[(0, 1), (2, 3), (4, 1)]));
@@ -219,14 +220,14 @@ mod tests {
         way.says(2, list(&[(2, 9)]));
         assert_eq!(clients.everywhere(), list(&[(0, 0), (2, 1)]), "words may arrive in another order");
         drop(way);
-        assert_eq!((clients.elsewhere().total(), clients.ways()), (0, 0));
+        assert_eq!((clients.elsewhere().total(), clients.ways().len()), (0, 0));
     }
 
     #[test]
     fn a_hosts_own_clients_are_not_told_of_by_others() {
         let clients = Rc::<Clients>::default();
         clients.are_at(host(1));
-        let mut way = clients.way();
+        let mut way = clients.way(host(2));
         way.says(1, list(&[(1, 7), (2, 1)]));
         assert_eq!(clients.elsewhere(), list(&[(2, 1)]));
     }
@@ -235,7 +236,7 @@ mod tests {
     fn the_host_that_a_volume_came_from_is_awaited_until_it_has_said_something() {
         let clients = Rc::<Clients>::default();
         clients.expect_word(Duration::ZERO);
-        let mut way = clients.way();
+        let mut way = clients.way(host(2));
         assert!(clients.awaits_word(WORD_WAIT_MAX / 2) && !clients.awaits_word(WORD_WAIT_MAX));
         way.says(1, list(&[]));
         assert!(!clients.awaits_word(Duration::ZERO));

@@ -290,7 +290,7 @@ pub struct LaneStatus {
     /// Clients at other hosts, which lead them here.
     pub clients_elsewhere: ByHost,
     /// Other hosts that lead their clients here, whether they have any at this moment or not.
-    pub hosts_led_here: usize,
+    pub led_here_by: Vec<HostId>,
     /// The host that the volume came from has yet to say whether it leads clients here.
     pub awaits_word_of_clients: bool,
     /// Guest requests in flight.

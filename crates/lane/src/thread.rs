@@ -446,7 +446,7 @@ impl Lane {
             engine: self.engine.name(),
             connections: self.server.connections().len(),
             clients_elsewhere: self.volume.clients().elsewhere(),
-            hosts_led_here: self.volume.clients().ways(),
+            led_here_by: self.volume.clients().ways(),
             awaits_word_of_clients: self.volume.clients().awaits_word(self.handle.now()),
             // Those of clients of other hosts are not counted above the gate.
             requests_in_flight: counters.in_flight.get().max(self.volume.gate().in_flight()),

@@ -255,7 +255,9 @@ impl Volume {
             self.chronicler.end_stay();
         }
         let (home, ours) = settled(home);
-        self.home.replace(home);
+        if let Home::Elsewhere(owner) = self.home.replace(home) {
+            owner.tell_no_more();
+        }
         self.ours.replace(ours);
         self.lead_home();
     }

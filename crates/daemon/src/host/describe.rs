@@ -184,6 +184,7 @@ impl Host {
             add_recorded(&mut shown, &moved.volume.record, moved.volume.added_unix_ms);
             (shown.store, shown.image) = (None, String::new());
             shown.host = Some(moved.host_name.clone());
+            shown.clients_elsewhere.retain(|led| led.host != moved.host_name);
             (shown.allocated_bytes, shown.generation) = (None, moved.generation.0);
             shown.state = VolumeState::Forwarding;
             shown.message = Some(format!("it is at host \"{}\" ({})", moved.host_name, moved.migration));

@@ -212,11 +212,12 @@ impl Host {
             let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
             // It has come home.
             let Some(moved) = moved else { return };
-            // N.B. as long as another host leads its clients through here, whether they ask for anything just now or not.
-            let in_use = lane
-                .status()
-                .await
-                .map_or(0, |status| status.connections + status.requests_in_flight + status.hosts_led_here);
+            // N.B. as long as another host leads its clients through here, whether they ask for anything just now or not. One
+            // that has the volume itself leads nobody here any more.
+            let in_use = lane.status().await.map_or(0, |status| {
+                let led = status.led_here_by.iter().filter(|host| **host != moved.host).count();
+                status.connections + status.requests_in_flight + led
+            });
             if moved.forwarding == Forwarding::Always || in_use > 0 || self.has_machine_on(&name) {
                 continue;
             }

@@ -160,7 +160,7 @@ impl Service {
             return Ok(Answered::Done);
         }
         let clients = ByHost::decode(said, peer).ok_or(IoError::Unsupported)?;
-        ways.entry(address).or_insert_with(|| volume.clients().way()).says(number, clients);
+        ways.entry(address).or_insert_with(|| volume.clients().way(peer)).says(number, clients);
         Ok(Answered::Done)
     }
 

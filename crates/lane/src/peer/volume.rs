@@ -100,16 +100,27 @@ impl PeerVolume {
             loop {
                 let heard = news.times.get();
                 let all = clients.everywhere();
-                match me.upgrade() {
+                match me.upgrade().filter(|volume| volume.tells()) {
                     Some(volume) => volume.tell(all.encode()),
                     None => return,
                 }
-                let is_new =
-                    || me.strong_count() == 0 || news.times.get() != heard || clients.everywhere() != all;
+                let is_over = || !me.upgrade().is_some_and(|volume| volume.tells());
+                let is_new = || is_over() || news.times.get() != heard || clients.everywhere() != all;
                 let looks = || is_new().then_some(());
                 select(pin!(clients.wait_for(looks)), pin!(news.heard.wait_for(looks))).await;
             }
         });
+    }
+
+    fn tells(&self) -> bool {
+        self.clients.borrow().is_some()
+    }
+
+    /// Tells the owner no more: the volume has gone from there, and it knows that nobody is led there.
+    pub(crate) fn tell_no_more(&self) {
+        if let Some(clients) = self.clients.take() {
+            clients.notify();
+        }
     }
 
     fn tell(&self, clients: Vec<u8>) {

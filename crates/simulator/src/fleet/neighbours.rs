@@ -19,6 +19,7 @@ use super::place::Place;
 use crate::disk::SECTOR_BYTES;
 use crate::guest::Caller;
 use crate::random::Random;
+use crate::scenario::VolumePlan;
 
 /// Bytes at the end of a volume that are theirs: a whole block at least, wherever the volume ends.
 const RESERVED_BYTES: u64 = 8 << 10;
@@ -40,8 +41,15 @@ pub(super) struct Neighbours {
 }
 
 /// How many bytes at the end of a volume of this size no guest uses: none of a small one.
-pub(super) fn reserved(size_bytes: u64) -> u64 {
+fn reserved(size_bytes: u64) -> u64 {
     if size_bytes >= 8 * RESERVED_BYTES { RESERVED_BYTES } else { 0 }
+}
+
+/// A volume whose guest uses what is not theirs.
+pub(super) fn leave_room(plan: &VolumePlan) -> VolumePlan {
+    let mut plan = plan.clone();
+    plan.guest.size_bytes -= reserved(plan.guest.size_bytes);
+    plan
 }
 
 /// A client.

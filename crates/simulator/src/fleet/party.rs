@@ -119,9 +119,8 @@ pub(super) fn make(
     let mut geometries = Vec::new();
     for (index, plan) in scenario.volumes.iter().enumerate() {
         let (path, volume) = (format!("/a/{index}"), volume_id(index));
-        let mut plan = plan.clone();
-        plan.guest.size_bytes -= neighbours::reserved(plan.guest.size_bytes);
-        let volume = PlannedVolume::make(world, random, (index, volume, &plan), &path, BufferPool::new());
+        let plan = &neighbours::leave_room(plan);
+        let volume = PlannedVolume::make(world, random, (index, volume, plan), &path, BufferPool::new());
         guests.push(volume.guest);
         geometries.push(volume.disk.geometry());
         records.push(volume.record);
@@ -510,14 +509,6 @@ impl Party {
                 });
             });
         }
-    }
-
-    /// What the disk holds that a volume of this host is on.
-    pub(super) fn content_of(&self, index: usize) -> Option<Vec<u64>> {
-        let state = self.journal.acknowledged();
-        let image = &state.volumes.get(&volume_id(index))?.record.image;
-        let disk = self.images.borrow().get(image.place.name()).cloned()?;
-        Some(disk.with_medium(|medium| medium.current().to_vec()))
     }
 
     pub(super) fn delete_image(&self, path: &str) {

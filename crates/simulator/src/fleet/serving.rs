@@ -331,6 +331,14 @@ impl Party {
         Some((Rc::new(Entrance::new(volume, presence, Rc::new(passage))), caller))
     }
 
+    /// What the disk holds that a volume of this host is on.
+    pub(super) fn content_of(&self, index: usize) -> Option<Vec<u64>> {
+        let state = self.journal().acknowledged();
+        let image = &state.volumes.get(&volume_id(index))?.record.image;
+        let disk = self.images.borrow().get(image.place.name()).cloned()?;
+        Some(disk.with_medium(|medium| medium.current().to_vec()))
+    }
+
     /// What a volume was when it was released, while nobody owns it.
     fn left_content(&self, index: usize) -> Option<Vec<u64>> {
         let state = self.journal().acknowledged();
