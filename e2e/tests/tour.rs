@@ -1,10 +1,22 @@
 //! A short tour of three hosts with bad luck; `cargo run -p e2e --bin tour` makes long ones.
 
+#![expect(clippy::panic, reason = "a test fails by panicking")]
+
 use e2e::tour::play_tour;
+
+fn play(seed: u64, steps: u32) {
+    if let Err(error) = play_tour(seed, steps, |step| println!("{step}")) {
+        panic!("{error:#}");
+    }
+}
 
 #[test]
 fn volumes_that_tour_three_hosts_lose_nothing_whatever_is_killed() {
-    if let Err(error) = play_tour(1, 18, |step| println!("{step}")) {
-        panic!("{error:#}");
-    }
+    play(1, 18);
+}
+
+/// Its clients stay behind while the volumes move on twice, and a daemon ends while others ask it for what is not there.
+#[test]
+fn volumes_that_move_on_from_their_clients_are_found_and_daemons_end_in_order() {
+    play(5, 30);
 }

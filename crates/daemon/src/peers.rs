@@ -200,7 +200,13 @@ impl Peers {
         let (me, session) = (Weak::clone(&self.me), session.clone());
         // What a lane has not taken when it ends finds whoever has its volume then.
         let unheard = move |arrival| {
-            if let (Arrival::Sent { head, payload, credit }, Some(me)) = (arrival, me.upgrade()) {
+            let Some(me) = me.upgrade() else { return };
+            // N.B. Who stops says nothing: its next process is asked again. Whatever took a call over would be dropped at once by
+            // a runtime that ends, and give it back here, without end.
+            if me.host().is_none_or(|host| host.is_stopping()) {
+                return;
+            }
+            if let Arrival::Sent { head, payload, credit } = arrival {
                 me.unrouted(&session, channel, head, payload, credit);
             }
         };
