@@ -64,6 +64,10 @@ struct Arguments {
     /// Runs this seed only.
     #[arg(long)]
     seed: Option<u64>,
+    /// Seeds with a violation that is known and not understood yet: they are run and shown, and fail nothing. One that has
+    /// none any more does.
+    #[arg(long, value_delimiter = ',')]
+    known: Vec<u64>,
     /// Prints what happens; with --seed.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -137,7 +141,12 @@ fn run_many(arguments: &Arguments) -> bool {
     let summary = campaign::run(&arguments.order(arguments.seeds, Until::AllAreRun), || {});
     print_summary(arguments, &summary);
     let is_covered = print_gaps(arguments, &summary);
-    summary.violated == 0 && is_covered
+    let (found, end) = (&summary.violations, arguments.first + arguments.seeds);
+    let is_known = |seed: &u64| arguments.known.contains(seed);
+    let known = found.iter().filter(|(seed, _)| is_known(seed)).count() as u64;
+    let expected = arguments.known.iter().filter(|seed| (arguments.first..end).contains(seed)).count() as u64;
+    println!("{known} violations are known and open, of {expected} that were expected");
+    summary.violated == known && known == expected && is_covered
 }
 
 /// Says which cells of the table are not what they should be; returns whether all are.

@@ -56,7 +56,9 @@ impl Party {
                 Asked::Call(call, request) => match party.judge(subject, from, request) {
                     Ok(()) => Judged::Heard,
                     Err(denied) => {
-                        let is_honest = call < BESIDES && matches!(request, Request::Volume(_));
+                        // What has ended may have been on its way for long: its guest tells if it still waits for it.
+                        let is_over = denied == Denied::Over;
+                        let is_honest = call < BESIDES && matches!(request, Request::Volume(_)) && !is_over;
                         if is_honest {
                             party.honest_is_refused(from, request, denied);
                         }
