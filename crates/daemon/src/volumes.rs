@@ -329,9 +329,12 @@ pub(crate) struct Users {
 
 impl std::fmt::Display for Users {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let here = (self.connections > 0).then(|| format!("{} connections", self.connections));
-        let elsewhere =
-            self.elsewhere.iter().map(|(host, clients)| format!("{clients} clients at host \"{host}\""));
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        let here = (self.connections > 0)
+            .then(|| format!("{} connection{}", self.connections, plural(self.connections)));
+        let elsewhere = self.elsewhere.iter().map(|(host, clients)| {
+            format!("{clients} client{} at host \"{host}\"", plural(*clients as usize))
+        });
         f.write_str(&here.into_iter().chain(elsewhere).collect::<Vec<_>>().join(" and "))
     }
 }
