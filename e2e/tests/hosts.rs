@@ -194,7 +194,7 @@ fn migration_that_rests_copies_nothing_until_it_goes_on() {
             // The time is what is tried: with the rate of this migration it would be six megabytes.
             sleep(Duration::from_secs(1));
             let after = pair.alpha.migration(&begun.id)?;
-            ensure!(after.state == MigrationState::Running, "it went on: {after:?}");
+            ensure!(after.state == MigrationState::Paused, "it went on: {after:?}");
             Ok((before.bytes_copied == after.bytes_copied).then_some(()))
         })?;
         pair.alpha.sterna(["migration", "resume", &begun.id])?.success()?;

@@ -19,7 +19,6 @@ use crate::device::{
 };
 use crate::error::IoError;
 use crate::executor::Handle;
-use crate::growth::Growth;
 use crate::range_lock::{Claim, RangeLock};
 
 /// Presents a device with an alignment of one byte.
@@ -190,11 +189,6 @@ impl BlockDevice for Align {
             let blocks = shared.checked_blocks_around(range)?;
             Ok(cut(shared.inner.own_allocation(blocks).await?, range))
         })
-    }
-
-    /// Passthrough.
-    fn growth(&self) -> Option<&dyn Growth> {
-        self.shared.inner.growth()
     }
 }
 

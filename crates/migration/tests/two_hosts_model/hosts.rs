@@ -1,7 +1,5 @@
 //! The two hosts of the model: a machine, a journal, gates, and what a daemon makes of them after a crash.
-//!
-//! A commit that is under way when a host crashes is in its journal afterwards, or not. A host serves a volume if its
-//! gate is open; the gate of a host that is down is closed.
+//! A commit that is under way then is in the journal or not; the gate of a host that is down is closed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,7 +19,6 @@ use crate::random::Random;
 
 const SOURCE_HOST: HostId = HostId([1; 32]);
 const TARGET_HOST: HostId = HostId([2; 32]);
-/// Its number at the source, and another at the target.
 const MIGRATION: MigrationId = MigrationId(7);
 const THERE: MigrationId = MigrationId(40);
 const FIRST: Generation = Generation(4);
