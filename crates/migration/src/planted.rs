@@ -97,7 +97,6 @@ impl Bug {
         Self::EpochsReservedLate,
         Self::MarksOfAnEarlierStay,
         Self::TouchedImageTrusted,
-        Self::ForgetAfterRefer,
         Self::GhostWrites,
         Self::FenceNotChecked,
         Self::FailedFlushConfirmed,

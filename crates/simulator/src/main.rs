@@ -107,9 +107,8 @@ impl Arguments {
             Bug::MarkNotAwaited
             | Bug::EpochReused
             | Bug::EpochsReservedLate
-            | Bug::MarksOfAnEarlierStay
-            | Bug::TouchedImageTrusted
             | Bug::ForgetAfterRefer
+            | Bug::TouchedImageTrusted
             | Bug::OpenOnTrial
             | Bug::FenceNotChecked
             | Bug::PromiseForgotten
@@ -119,7 +118,10 @@ impl Arguments {
             | Bug::AccessAfterTheRelationEnded
             | Bug::AbortNotRecorded => 2,
             // Two branches need a third host to pass each other, and so does a way home after another target.
-            Bug::BranchMistaken | Bug::ChronicleIsMissingSet | Bug::IncompletePromoted => 3,
+            Bug::BranchMistaken
+            | Bug::ChronicleIsMissingSet
+            | Bug::MarksOfAnEarlierStay
+            | Bug::IncompletePromoted => 3,
             _ => self.hosts,
         };
         Self { hosts, ..self.clone() }

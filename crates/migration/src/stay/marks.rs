@@ -1,8 +1,9 @@
 //! Which files of marks are open, and so which marks need not be written again.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
-use chronicle::{Epoch, StayId};
+use chronicle::Epoch;
 
 use super::StayKey;
 use crate::planted::{Bug, broken};
@@ -36,34 +37,37 @@ impl<F> OpenMarks<F> {
         epoch: Epoch,
         open: impl FnOnce() -> Result<F, E>,
     ) -> Result<&mut F, E> {
-        let key = known_as(key);
-        if !self.open.contains_key(&(key, epoch)) {
+        let key = self.known_as((key, epoch));
+        if !self.open.contains_key(&key) {
             if self.open.len() >= OPEN_MAX {
                 self.open.pop_first();
             }
-            // Epochs are marked in order, one ahead at most: the ones before are over. The planted bug does not know that.
-            let all = broken(Bug::MarksOfAnEarlierStay);
-            self.open.retain(|(of, known), _| all || of.volume != key.volume || known.next() >= epoch);
+            // Epochs are marked in order, one ahead at most: the ones before are over.
+            self.open.retain(|(of, known), _| of.volume != key.0.volume || known.next() >= epoch);
         }
-        match self.open.entry((key, epoch)) {
-            std::collections::btree_map::Entry::Occupied(known) => Ok(known.into_mut()),
-            std::collections::btree_map::Entry::Vacant(unknown) => Ok(unknown.insert(open()?)),
+        match self.open.entry(key) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(unknown) => Ok(unknown.insert(open()?)),
         }
     }
 
     /// Closes a file: what it holds is not known any more.
     pub fn close(&mut self, key: StayKey, epoch: Epoch) {
-        self.open.remove(&(known_as(key), epoch));
+        self.open.remove(&self.known_as((key, epoch)));
     }
-}
 
-fn known_as(key: StayKey) -> StayKey {
-    // The planted bug tells stays of a volume not apart.
-    if broken(Bug::MarksOfAnEarlierStay) { StayKey { stay: StayId::Made, ..key } } else { key }
+    /// The planted bug takes an open file of an earlier stay for that of this one.
+    fn known_as(&self, key: (StayKey, Epoch)) -> (StayKey, Epoch) {
+        let of_another = |(of, _): &&(StayKey, Epoch)| of.volume == key.0.volume && of.stay != key.0.stay;
+        let mistaken = self.open.keys().find(of_another).filter(|_| broken(Bug::MarksOfAnEarlierStay));
+        mistaken.copied().unwrap_or(key)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use chronicle::StayId;
+
     use super::*;
     use crate::VolumeId;
 

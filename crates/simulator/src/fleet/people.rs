@@ -165,10 +165,11 @@ impl Fleet {
         })
     }
 
-    fn tally_arrival(&self, branch: &Branch, place: Place) {
+    fn tally_arrival(self: &Rc<Self>, branch: &Branch, place: Place) {
         branch.arrivals.set(branch.arrivals.get() + 1);
         if branch.arrivals.get() > 1 {
             self.tally(Event::Handover);
+            self.draw_stop_after_arrival();
         }
         if branch.arrivals.get() > 3 {
             self.tally(Event::Tour);

@@ -29,13 +29,17 @@ const FULL_MAX: Duration = Duration::from_secs(3);
 const DRAIN_LOOKS: u32 = 300;
 /// … and how long apart.
 const DRAIN_LOOK: Duration = Duration::from_millis(1);
+/// In how many of a hundred arrivals the daemon is stopped soon after.
+const STOPPED_AFTER_ARRIVAL_PERCENT: u64 = 15;
+/// In how many of a hundred cases it is killed instead.
+const KILLED_PERCENT: u64 = 50;
 /// In how many of a hundred stops somebody changes an image.
 const CHANGED_PERCENT: u64 = 70;
 
 impl Fleet {
     /// Draws when daemons are stopped in order, and when data folders are full.
     pub(super) fn draw_stops(self: &Rc<Self>, random: &mut Random) {
-        for _ in 0..random.pick(&[0, 0, 1, 2, 4]) {
+        for _ in 0..random.pick(&[0, 1, 2, 4, 8]) {
             let at = random.duration(Duration::from_millis(1), LATEST);
             let me = Rc::downgrade(self);
             self.world.clock.at(at, move || {
@@ -58,7 +62,25 @@ impl Fleet {
         }
     }
 
-    /// Stops the daemon of a host that has volumes and nothing else to do.
+    /// Draws whether the daemon of a host to which volumes have just come is stopped soon.
+    pub(super) fn draw_stop_after_arrival(self: &Rc<Self>) {
+        let mut random = self.random.borrow_mut();
+        if !random.percent(STOPPED_AFTER_ARRIVAL_PERCENT) {
+            return;
+        }
+        let soon =
+            random.pick(&[Duration::from_millis(1), Duration::from_millis(10), Duration::from_millis(60)]);
+        let delay = random.duration(Duration::from_micros(10), soon);
+        let me = Rc::downgrade(self);
+        self.world.clock.after(delay, move || {
+            if let Some(fleet) = me.upgrade() {
+                fleet.stop_an_owner();
+            }
+        });
+    }
+
+    /// Stops the daemon of a host that has volumes and nothing else to do, or kills it: what it has marked is all that its
+    /// successor knows then.
     fn stop_an_owner(self: &Rc<Self>) {
         let rests = |party: &&Rc<Party>| {
             party.is_up()
@@ -67,6 +89,11 @@ impl Fleet {
                 && self.machine.is_none()
         };
         let Some(party) = self.parties.iter().find(rests) else { return };
+        if self.random.borrow_mut().percent(KILLED_PERCENT) {
+            self.tally(Event::KillAtRest);
+            self.crash(party.place, Stop::Kill);
+            return;
+        }
         let (fleet, party) = (Rc::clone(self), Rc::clone(party));
         party.handle.clone().spawn(async move {
             if party.close_in_order().await {

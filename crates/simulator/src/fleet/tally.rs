@@ -18,6 +18,8 @@ pub(crate) enum Event {
     ImageTouched,
     /// A daemon that has volumes was stopped in order.
     StopInOrder,
+    /// A daemon that has volumes, and nothing to do, was killed.
+    KillAtRest,
     /// Somebody has changed a volume's own image while its daemon was stopped.
     OwnImageTouched,
     /// A data folder was full for a while.
@@ -53,13 +55,14 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 20] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
         Self::IncrementalReturn,
         Self::ImageTouched,
         Self::StopInOrder,
+        Self::KillAtRest,
         Self::OwnImageTouched,
         Self::FolderFull,
         Self::HandBack,
@@ -83,6 +86,7 @@ impl Event {
             Self::IncrementalReturn => "back at a kept image, which was used",
             Self::ImageTouched => "kept image touched",
             Self::StopInOrder => "an owner's daemon is stopped in order",
+            Self::KillAtRest => "an owner's daemon is killed at rest",
             Self::OwnImageTouched => "its image is changed meanwhile",
             Self::FolderFull => "data folder full for a while",
             Self::HandBack => "handed back",
