@@ -115,10 +115,10 @@ impl Arguments {
             | Bug::PromiseNotWithdrawn
             | Bug::TryNotCounted
             | Bug::PromiseOfAnotherIncarnation
-            | Bug::AccessAfterTheRelationEnded
             | Bug::AbortNotRecorded => 2,
             // Two branches need a third host to pass each other, and so does a way home after another target.
-            Bug::BranchMistaken
+            Bug::AccessAfterTheRelationEnded
+            | Bug::BranchMistaken
             | Bug::ChronicleIsMissingSet
             | Bug::MarksOfAnEarlierStay
             | Bug::IncompletePromoted => 3,
