@@ -248,6 +248,13 @@ fn a_flush_of_ours_that_fails_is_owed_to_the_writers_next_one() {
         store.fail_flushes(1);
         assert!(ours.flush().await.is_err());
         assert_eq!(writer.flush().await, Ok(()));
+        // Nor what has been durable since.
+        let block = Buffer::copy_of(&[6; 4096]);
+        writer.write(4096, block, Durability::Volatile).await.unwrap();
+        assert_eq!(writer.flush().await, Ok(()));
+        store.fail_flushes(1);
+        assert!(ours.flush().await.is_err());
+        assert_eq!(writer.flush().await, Ok(()));
         let block = Buffer::copy_of(&[7; 4096]);
         writer.write(0, block.clone(), Durability::Volatile).await.unwrap();
         store.fail_flushes(1);

@@ -6,7 +6,8 @@
 //! ```
 //! A store reports once that it may have lost what was not durable: to the flush that was under way, or came next (a kernel
 //! does so for each open file). If that was one of ours, a writer's next flush would succeed, and mean nothing. So a
-//! writer's next flush fails, too; and ours fail until it has, for what was lost is not ours to vouch for.
+//! writer's next flush fails, too; and ours fail until it has, for what was lost is not ours to vouch for. A flush that
+//! fails when nothing has changed since one that did not fail has lost nothing, and nobody is told.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -28,8 +29,12 @@ struct Ours(Rc<FlushDebt>);
 /// What has become of the flushes of one store.
 #[derive(Default)]
 struct Debt {
-    /// Whether anything was written by way of this filter: what was not cannot be lost.
-    is_written: Cell<bool>,
+    /// Changes under way. A change is one that went by way of this filter: what nobody changed cannot be lost.
+    changing: Cell<u64>,
+    /// Changes that have ended.
+    changed: Cell<u64>,
+    /// So many of those that have ended are durable: a flush that began after them has succeeded.
+    durable: Cell<u64>,
     /// Flushes that have failed.
     failures: Cell<u64>,
     /// So many of them the writer has been told of.
@@ -39,6 +44,9 @@ struct Debt {
     /// Flushes whose askers have gone before they ended: how they end is asked for by the next.
     abandoned: RefCell<Vec<IoFuture<'static, ()>>>,
 }
+
+/// A change under way; dropped, it has ended.
+struct Change<'a>(&'a Debt);
 
 /// A flush under way; dropped, it is left to the next one.
 struct UnderWay<'a> {
@@ -64,13 +72,18 @@ impl FlushDebt {
             let former = UnderWay { debt: &debt, flush: Some(former) }.end().await;
             debt.note(former);
         }
-        let before = debt.failures.get();
+        let (before, changed) = (debt.failures.get(), debt.changed.get());
         let flush: IoFuture<'static, ()> = Box::pin(async move { inner.flush().await });
         let result = UnderWay { debt: &debt, flush: Some(flush) }.end().await;
         debt.note(result);
         match debt.error.get() {
             Some(error) if debt.failures.get() > before => result.and(Err(error)),
-            _ => result,
+            _ => {
+                if result.is_ok() {
+                    debt.durable.set(changed.max(debt.durable.get()));
+                }
+                result
+            }
         }
     }
 
@@ -80,27 +93,33 @@ impl FlushDebt {
 
     /// A change that is to be durable by itself may flush the store on its way; then its error is that of a flush.
     fn durably<'a>(&'a self, change: IoFuture<'a, ()>, durability: Durability) -> IoFuture<'a, ()> {
-        self.debt.is_written.set(true);
-        match durability {
-            Durability::Volatile => change,
-            Durability::Durable => Box::pin(async move {
-                let result = change.await;
-                match result {
-                    Err(IoError::Os { .. }) if !result.is_err_and(|error| error.is_no_space()) => {
-                        self.debt.note(result);
-                    }
-                    _ => {}
-                }
-                result
-            }),
-        }
+        let under_way = self.debt.begin_change();
+        Box::pin(async move {
+            let result = change.await;
+            let is_stores = |error: IoError| matches!(error, IoError::Os { .. }) && !error.is_no_space();
+            if durability == Durability::Durable && result.is_err_and(is_stores) {
+                self.debt.note(result);
+            }
+            drop(under_way);
+            result
+        })
     }
 }
 
 impl Debt {
+    fn begin_change(&self) -> Change<'_> {
+        self.changing.set(self.changing.get() + 1);
+        Change(self)
+    }
+
+    /// Whether there is anything that a store may have lost.
+    fn may_lose(&self) -> bool {
+        self.changing.get() > 0 || self.changed.get() > self.durable.get()
+    }
+
     fn note(&self, result: Result<(), IoError>) {
         if let Err(error) = result
-            && self.is_written.get()
+            && self.may_lose()
         {
             self.failures.set(self.failures.get() + 1);
             self.error.set(Some(error));
@@ -110,6 +129,13 @@ impl Debt {
     /// What the writer has not been told of.
     fn owed(&self) -> Option<IoError> {
         self.error.get().filter(|_| self.failures.get() > self.told.get())
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.0.changing.set(self.0.changing.get() - 1);
+        self.0.changed.set(self.0.changed.get() + 1);
     }
 }
 
