@@ -103,8 +103,9 @@ impl Arguments {
         use migration::planted::Bug;
 
         let hosts = match bug {
-            // Only a migration between hosts outlasts a daemon, or comes home to guests.
-            Bug::MarkNotAwaited
+            // Only a migration between hosts outlasts a daemon, comes home to guests, or has clients at two hosts.
+            Bug::ClaimsAtEachHost
+            | Bug::MarkNotAwaited
             | Bug::EpochReused
             | Bug::EpochsReservedLate
             | Bug::ForgetAfterRefer
