@@ -1,7 +1,7 @@
 //! What the way home costs when the image of an earlier stay was kept: what was written since, and nothing else.
 
 use anyhow::{Context as _, bail, ensure};
-use api::{Migration, MigrationState, Replica, Volume, VolumeState};
+use api::{ImageFate, KeptBecause, Migration, MigrationState, RemovedVolume, Replica, Volume, VolumeState};
 use e2e::{Pair, Scene, guest, play_pair, until};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -83,6 +83,29 @@ fn what_was_kept_is_listed_spares_its_bytes_and_is_dropped() {
         ensure!(pair.alpha.images("a")?.len() == 2, "{:?}", pair.alpha.images("a")?);
         let refused = pair.beta.sterna(["migrate", "v", "--to", "alpha:a"])?;
         ensure!(refused.code == 4 && refused.stderr.contains("a volume \"v\" exists"), "{refused:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_at_another_host() {
+    play_pair(|pair| {
+        let raw = pair.alpha.path("raw");
+        std::fs::write(&raw, vec![7; 1 << 20])?;
+        pair.alpha.sterna(["volume", "add", "v", "--image", &raw.display().to_string()])?.success()?;
+        pair.alpha.sterna(["volume", "create", "w", "--store", "a", "--size", "1MiB"])?.success()?;
+        for name in ["v", "w"] {
+            let ended: Migration = pair.alpha.ask(&["migrate", name, "--to", "beta:a"])?;
+            ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        }
+        // Beta's journal begins anew.
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        let made: RemovedVolume = pair.beta.ask(&["volume", "remove", "w"])?;
+        ensure!(made.image_fate == ImageFate::Deleted, "{made:?}");
+        let given: RemovedVolume = pair.beta.ask(&["volume", "remove", "v"])?;
+        let is_kept = (given.image_fate, given.kept_because) == (ImageFate::Kept, Some(KeptBecause::Given));
+        ensure!(is_kept && std::fs::read(&given.image)? == vec![7; 1 << 20], "{given:?}");
         Ok(())
     });
 }

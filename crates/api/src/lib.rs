@@ -78,9 +78,9 @@ pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOr
 pub use replica::{DropReplica, Replica};
 pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{
-    ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, NewVolume, PromoteVolume,
-    RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeCreation, VolumeSource, VolumeState,
-    VolumeStatistics,
+    ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, KeptBecause, NewVolume,
+    PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeCreation, VolumeSource,
+    VolumeState, VolumeStatistics,
 };
 
 /// Largest body of a request, in bytes: every request fits many times over.

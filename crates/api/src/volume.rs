@@ -188,7 +188,7 @@ pub struct NewVolume {
 pub enum VolumeSource {
     /// A new image in a store. Removing the volume deletes it; what is on a device or a server stays there.
     Create {
-        /// Size in bytes, a multiple of 4,096; `None`: that of `image`, rounded up.
+        /// Size in bytes, a multiple of 512; `None`: that of `image`, rounded up to 4,096.
         #[serde(default)]
         size_bytes: Option<u64>,
         /// The store; `None`: the only one there is.
@@ -264,9 +264,12 @@ pub struct RemoveVolume {
     /// Also when clients are connected; they are cut off.
     #[serde(default)]
     pub force: bool,
-    /// Leaves the image where it is, also one that a `create` or a migration made.
+    /// Leaves the image where it is, also one that Sterna made.
     #[serde(default)]
     pub keep_image: bool,
+    /// Deletes the image from its store, also if its content was somebody's before Sterna served it.
+    #[serde(default)]
+    pub delete_image: bool,
 }
 
 /// What has become of a removed volume.
@@ -278,9 +281,22 @@ pub struct RemovedVolume {
     pub image: String,
     /// What was done with the image.
     pub image_fate: ImageFate,
+    /// Why it was kept although nobody asked for that; `null` otherwise.
+    #[serde(default)]
+    pub kept_because: Option<KeptBecause>,
     /// The host that has the volume: only clients were forwarded from here.
     #[serde(default)]
     pub host: Option<String>,
+}
+
+/// Why the image of a removed volume was kept although nobody asked for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeptBecause {
+    /// What is in it was somebody's before Sterna served it, and this is its only current copy.
+    Given,
+    /// Nobody knows whose it was: the volume came from a version that does not say.
+    Unknown,
 }
 
 /// What was done with the image of a removed volume.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use migration::journal::{Entry, Frames, HEADER, Record, State, encode};
+use migration::journal::{Entry, Frames, HEADER, State, encode};
 
 /// Bytes of a frame before its payload: length, checksum, sequence number.
 const FRAME_HEADER_BYTES: usize = 16;
@@ -39,7 +39,7 @@ fn framed(mut bytes: &[u8], age: u8) -> Vec<u8> {
 /// What a journal says can be written as one snapshot, and says the same then.
 fn check_compaction(state: &State) {
     let mut file = HEADER.to_vec();
-    let entry = Entry { at_unix_ms: 0, records: vec![Record::Snapshot(Box::new(state.clone()))] };
+    let entry = Entry { at_unix_ms: 0, records: state.snapshot() };
     if encode(0, &entry, &mut file).is_err() {
         return;
     }

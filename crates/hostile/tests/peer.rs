@@ -12,7 +12,7 @@ use chronicle::{Epoch, Generation};
 use evil::Evil;
 use lane::Fence;
 use lane::peer::head::{Address, Answered, Fault, Operation};
-use migration::journal::Forwarding;
+use migration::journal::{Forwarding, Origin};
 use migration::message::{ToSource, ToTarget};
 use migration::wire::{
     Allocation, LeftBehind, Message, Offer, OfferedMachine, OfferedVolume, Sharing, Survey,
@@ -120,6 +120,7 @@ fn offer(volume: VolumeId, name: &str, machine: Option<OfferedMachine>) -> Offer
         generation: Generation(0),
         epoch: Epoch::default(),
         left_behind: LeftBehind::Nothing,
+        origin: Origin::Unknown,
     };
     Offer {
         volumes: vec![volume],

@@ -13,6 +13,7 @@
 mod codec;
 mod image;
 mod moves;
+mod origin;
 mod record;
 mod side;
 mod stage;
@@ -23,6 +24,7 @@ mod version_3;
 
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
 pub use image::{Fence, FencedContent, ImageFormat, ImageLocation, Place};
+pub use origin::{ImageFate, ImageWish, Origin};
 pub use record::{
     Entry, ExportAccess, ExportSettings, FailureCode, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use chronicle::{BlockRange, Epoch, Generation};
-use migration::journal::{Forwarding, ImageFormat};
+use migration::journal::{Forwarding, ImageFormat, Origin};
 use migration::message::ToSource;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
@@ -25,8 +25,19 @@ fn an_opening_and_its_answers_are_read_as_they_were_sent() {
 }
 
 #[test]
+fn an_offer_that_knows_no_origins_is_said_as_the_first_hosts_said_it() {
+    let tag = |origin| {
+        let message = offer_of("disk", origin);
+        check(&message);
+        encode(&message).unwrap()[1]
+    };
+    assert_eq!(tag(Origin::Unknown), 0);
+    assert_ne!(tag(Origin::Made), 0);
+}
+
+#[test]
 fn a_look_ahead_and_its_answer_are_read_as_they_were_sent() {
-    let Message::Open { offer, .. } = offer("disk") else { unreachable!() };
+    let Message::Open { offer, .. } = offer_of("disk", Origin::Unknown) else { unreachable!() };
     let survey = |held_bytes| Survey { offer: offer.clone(), held_bytes, machine: vec![1, 2, 3] };
     check(&Message::Survey { question: 7, survey: survey(vec![4096; offer.volumes.len()]) });
     let short = Message::Survey { question: 7, survey: survey(Vec::new()) };
@@ -127,6 +138,10 @@ fn check(message: &Message) {
 }
 
 fn offer(name: &str) -> Message {
+    offer_of(name, Origin::Given)
+}
+
+fn offer_of(name: &str, origin: Origin) -> Message {
     let volume = OfferedVolume {
         volume: VolumeId([3; 16]),
         name: name.to_owned(),
@@ -135,6 +150,7 @@ fn offer(name: &str) -> Message {
         generation: Generation(2),
         epoch: Epoch(77),
         left_behind: LeftBehind::Replica,
+        origin,
     };
     let offer = Offer {
         volumes: vec![volume],

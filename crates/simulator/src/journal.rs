@@ -232,8 +232,7 @@ impl SimJournal {
     fn begin_file(&self, state: State) {
         let mut log = self.log.borrow_mut();
         let mut medium = HEADER.to_vec();
-        let snapshot = Record::Snapshot(Box::new(state.clone()));
-        let entry = Entry { at_unix_ms: 0, records: vec![snapshot] };
+        let entry = Entry { at_unix_ms: 0, records: state.snapshot() };
         if let Err(error) = encode(0, &entry, &mut medium) {
             self.world.violated("journal", || error.to_string());
         }
@@ -403,5 +402,6 @@ fn name(record: &Record) -> &'static str {
         Record::FenceLifted { .. } => "fence lifted",
         Record::Promoted { .. } => "promoted",
         Record::MovedForgotten { .. } => "moved forgotten",
+        Record::OriginKnown { .. } => "origin known",
     }
 }

@@ -5,6 +5,7 @@ mod demo;
 mod host;
 mod replica;
 mod vm;
+mod volume;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::replica::ReplicaCommand;
 pub(crate) use self::vm::VmCommand;
+pub(crate) use self::volume::{PlaceArguments, RemoveArguments, ResizeArguments};
 
 use api::Address;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -137,7 +139,7 @@ pub(crate) struct VolumeArguments {
 pub(crate) struct CreateArguments {
     /// Name of the volume: letters, digits, '.', '_' and '-'.
     pub(crate) name: String,
-    /// Size, a multiple of 4 KiB; with --image, by default the size of the image.
+    /// Size, a multiple of 512 bytes; with --image, by default that of the image, rounded up to 4 KiB.
     #[arg(long, value_parser = parse_size, required_unless_present = "image")]
     pub(crate) size: Option<u64>,
     /// The store that holds the image; it may be left out if there is only one.
@@ -205,42 +207,6 @@ pub(crate) struct AddArguments {
     pub(crate) fenced: bool,
     #[command(flatten)]
     pub(crate) export: ExportArguments,
-}
-
-/// Where an image is that is to be served there.
-#[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
-pub(crate) struct PlaceArguments {
-    /// The file to serve.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) image: Option<PathBuf>,
-    /// The block device to serve.
-    #[arg(long, value_name = "DEVICE")]
-    pub(crate) device: Option<PathBuf>,
-    /// The export of another NBD server to serve.
-    #[arg(long, value_name = "URI")]
-    pub(crate) nbd: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ResizeArguments {
-    /// Name of the volume.
-    pub(crate) name: String,
-    /// Its new size, a multiple of 4 KiB; at least the size that it has.
-    #[arg(value_parser = parse_size)]
-    pub(crate) size: u64,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RemoveArguments {
-    /// Name of the volume.
-    pub(crate) name: String,
-    /// Also when clients are connected: they are cut off.
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// Leave the image in its store.
-    #[arg(long)]
-    pub(crate) keep_image: bool,
 }
 
 #[derive(Debug, Args)]

@@ -89,8 +89,9 @@ impl Default for Limits {
 /// The oldest version of the protocol that this program speaks.
 const OLDEST: u16 = 1;
 /// The newest one. What came with which: 2, calls on a volume's owner that bear its fence; 3, looks ahead that give no
-/// volume's identity away, calls on a volume's owner about any range of bytes, and words of the clients that are led there.
-const NEWEST: u16 = 3;
+/// volume's identity away, calls on a volume's owner about any range of bytes, and words of the clients that are led there; 4, offers that say whose the
+/// content of their volumes was.
+const NEWEST: u16 = 4;
 
 /// Versions of the protocol, from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use block::store::Opened;
 use chronicle::Generation;
 use lane::{ArrivingStore, LaneHandle, TargetContent};
 use migration::journal::{
-    ExportSettings, ImageLocation, MigratingVolume, MigrationState, Record, Side, VolumeRecord,
+    ExportSettings, ImageLocation, MigratingVolume, MigrationState, Origin, Record, Side, VolumeRecord,
 };
 use migration::wire::{
     Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
@@ -58,6 +58,8 @@ struct Expected {
     record: VolumeRecord,
     /// Whether the source keeps a replica.
     left_behind: LeftBehind,
+    /// Whose its content was before Sterna served it.
+    origin: Origin,
     reserved: Reserved,
     claim: Claim,
     /// The lane that forwards its clients, of a volume that comes home to them.
@@ -184,7 +186,8 @@ impl Host {
             generation: offered.generation,
             export,
         };
-        Ok(Expected { record, left_behind: offered.left_behind, reserved, claim, home })
+        let (left_behind, origin) = (offered.left_behind, offered.origin);
+        Ok(Expected { record, left_behind, origin, reserved, claim, home })
     }
 
     /// As [`Host::claim_arrival`], a little later if something else is being done with the volume: what is left of it
@@ -246,7 +249,13 @@ impl Host {
         let records = expected.iter().map(|volume| volume.record.clone()).collect();
         let side = Side::Incoming { peer, peer_name, remote, volumes: records };
         let started = Record::MigrationStarted { migration, volumes, keep_source: false, side };
-        let result = self.journal.commit(vec![started]).await;
+        let told = expected.iter().filter(|volume| volume.origin != Origin::Unknown);
+        let told = told.map(|Expected { record, origin, .. }| Record::OriginKnown {
+            volume: record.volume,
+            origin: *origin,
+        });
+        // N.B. in one commit: a volume that arrives is never one of which it has been forgotten.
+        let result = self.journal.commit(std::iter::once(started).chain(told).collect()).await;
         drop(starting);
         if let Err(fault) = result {
             if fault == migration::CommitFault::NotWritten {
@@ -265,7 +274,7 @@ impl Host {
         sharing: Sharing,
     ) -> Result<Vec<AcceptedVolume>, RequestError> {
         let (mut answer, mut arriving) = (Vec::new(), Vec::new());
-        for Expected { record, left_behind, reserved, claim, home } in expected {
+        for Expected { record, left_behind, reserved, claim, home, .. } in expected {
             let (store, content, replica) = self.make_image(&record, &reserved).await?;
             let (store, beside) = self.offer_to_lend(&record, store, sharing).await;
             answer.push(accepted(record.volume, content, replica, beside));

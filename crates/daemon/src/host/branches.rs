@@ -50,7 +50,7 @@ fn other_branch(state: &State, offered: &OfferedVolume) -> Option<RequestError> 
 mod tests {
     use chronicle::{Epoch, Generation};
     use migration::journal::{
-        Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Record, Side,
+        Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Origin, Record, Side,
     };
     use migration::wire::LeftBehind;
     use migration::{Attempt, HostId, MigrationId, VolumeId};
@@ -68,6 +68,7 @@ mod tests {
             generation: Generation(generation),
             epoch: Epoch::default(),
             left_behind: LeftBehind::Nothing,
+            origin: Origin::Unknown,
         }
     }
 

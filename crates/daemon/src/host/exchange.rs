@@ -128,7 +128,7 @@ impl Host {
             }
             Step::StopServing(index) => {
                 if let Some(kept) = adopted.disks.get(index) {
-                    let how = RemoveVolume { force: true, keep_image: true };
+                    let how = RemoveVolume { force: true, keep_image: true, delete_image: false };
                     Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await?;
                 }
             }
@@ -201,7 +201,7 @@ impl Host {
     /// Gives the images of a machine back whose QEMU has ended: nobody reads or writes.
     pub(super) async fn stop_serving(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
         for kept in adopted.disks.iter().filter(|kept| self.serves(kept)) {
-            let how = RemoveVolume { force: true, keep_image: true };
+            let how = RemoveVolume { force: true, keep_image: true, delete_image: false };
             Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await?;
         }
         Ok(())

@@ -15,7 +15,7 @@ use lane::{
     LaneHandle, LeavingLines, LeavingOrder, LeavingRole, LeavingTogether, Rest, SharedImage, TargetContent,
 };
 use migration::journal::{
-    FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary,
+    FailureCode, Forwarding, ImageLocation, MigratingVolume, Origin, Outcome, Place, Record, Side, Summary,
     VolumeRecord,
 };
 use migration::source::Moves;
@@ -40,6 +40,8 @@ use crate::peers::host_id;
 use crate::replicas::is_replica;
 use crate::vms::{VmError, Vms};
 
+/// The version of the protocol from which on offers say whose the content of their volumes was.
+const ORIGINS_SINCE: u16 = 4;
 /// How long another host may take to answer an offer: it makes an image meanwhile, perhaps a thick one.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// How long it may take until there is a connection at all.
@@ -249,7 +251,10 @@ impl Host {
             (None, Hooks::None) => Moves::Volumes,
         };
         let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
-        let offer = offer(&records, &elsewhere.store, order, machine);
+        let mut offer = offer(&records, &elsewhere.store, order, machine);
+        if session.version().is_some_and(|version| version >= ORIGINS_SINCE) {
+            self.tell_origins(&mut offer);
+        }
         let answered = tokio::time::timeout(ANSWER_MAX, self.peers.offer(session, migration, offer)).await;
         let acceptance = match answered {
             Ok(Ok(acceptance)) => acceptance,
@@ -301,6 +306,15 @@ impl Host {
             Departure { name: record.name, volume: record.volume, generation: record.generation, lane, order }
         });
         self.hand_over_to(session, migration, departures.collect()).await
+    }
+
+    /// Says whose the volumes' content was before Sterna served it.
+    fn tell_origins(&self, offer: &mut Offer) {
+        self.journal.read(|state| {
+            for offered in &mut offer.volumes {
+                offered.origin = state.origin_of(offered.volume);
+            }
+        });
     }
 
     /// Gives lanes their orders, and the lines to the other host. That of the first volume conducts the migration, the
@@ -408,6 +422,7 @@ pub(super) fn offer(
             true => LeftBehind::Replica,
             false => LeftBehind::Nothing,
         },
+        origin: Origin::Unknown,
     };
     Offer {
         volumes: records.iter().map(volume).collect(),

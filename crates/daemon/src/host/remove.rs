@@ -1,13 +1,13 @@
-//! Removing volumes: what Sterna made goes, what was somebody's stays.
+//! Removing volumes: what Sterna made goes, what was somebody's stays, also in a store that it has moved to.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{ImageFate, RemoveVolume, RemovedVolume};
+use api::{RemoveVolume, RemovedVolume};
 use migration::VolumeId;
-use migration::journal::{Record, VolumeRecord};
+use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
 
 use super::{Host, blocking};
 use crate::error::RequestError;
@@ -56,10 +56,15 @@ impl Host {
             return self.remove_forwarding(claim, volume, name).await;
         }
         let record = self.record(volume, &name)?;
+        let fate = ImageFate::of(
+            &record.image,
+            self.journal.read(|state| state.origin_of(volume)),
+            wish(&record, how)?,
+        );
         if let Some(Service::Serving(lane)) = claim.removing() {
             lane.stop(self.config.limits.stop_wait_max).await;
         }
-        if let Err(error) = self.forget(&record, how).await {
+        if let Err(error) = self.forget(&record, fate).await {
             claim.not_removed();
             self.serve_in_background(&name);
             return Err(error);
@@ -74,11 +79,14 @@ impl Host {
         }
         claim.removed();
         tracing::info!(volume = %name, "volume removed");
-        let image_fate = match doomed(&record, how) {
-            Some(_) => ImageFate::Deleted,
-            None => ImageFate::Kept,
+        let (image_fate, kept_because) = match fate {
+            ImageFate::Delete => (api::ImageFate::Deleted, None),
+            ImageFate::Keep => (api::ImageFate::Kept, None),
+            ImageFate::KeepGiven => (api::ImageFate::Kept, Some(api::KeptBecause::Given)),
+            ImageFate::KeepUnknown => (api::ImageFate::Kept, Some(api::KeptBecause::Unknown)),
         };
-        Ok(RemovedVolume { name, image: record.image.place.name().to_owned(), image_fate, host: None })
+        let image = record.image.place.name().to_owned();
+        Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
     }
 
     /// Ends what is left here of a volume that another host has.
@@ -99,7 +107,8 @@ impl Host {
         }
         claim.removed();
         tracing::info!(volume = %name, "clients are no longer forwarded");
-        Ok(RemovedVolume { name, image: String::new(), image_fate: ImageFate::Elsewhere, host })
+        let image_fate = api::ImageFate::Elsewhere;
+        Ok(RemovedVolume { name, image: String::new(), image_fate, kept_because: None, host })
     }
 
     async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
@@ -126,9 +135,9 @@ impl Host {
     }
 
     /// Puts the image aside, records that the volume is gone, then deletes the image.
-    async fn forget(&self, record: &VolumeRecord, how: RemoveVolume) -> Result<(), RequestError> {
+    async fn forget(&self, record: &VolumeRecord, fate: ImageFate) -> Result<(), RequestError> {
         let removed = Record::VolumeRemoved { volume: record.volume };
-        let Some(path) = doomed(record, how) else {
+        let Some(path) = doomed(record, fate) else {
             return Ok(self.journal.commit(vec![removed]).await?);
         };
         let aside = path.clone();
@@ -151,10 +160,28 @@ impl Host {
     }
 }
 
-/// The file that goes with the volume, if one does: a device and an export stay, and so does what was somebody's.
-fn doomed(record: &VolumeRecord, how: RemoveVolume) -> Option<PathBuf> {
-    let keeps = how.keep_image || record.image.is_adopted();
-    record.image.place.file().filter(|_| !keeps).map(PathBuf::from)
+/// What is to be done with the image.
+///
+/// # Errors
+/// [`RequestError::Invalid`]: that cannot be done.
+fn wish(record: &VolumeRecord, how: RemoveVolume) -> Result<ImageWish, RequestError> {
+    match (how.keep_image, how.delete_image) {
+        (false, false) => Ok(ImageWish::Unsaid),
+        (true, false) => Ok(ImageWish::Keep),
+        (true, true) => Err(RequestError::Invalid("an image cannot be both kept and deleted".to_owned())),
+        (false, true) if record.image.is_adopted() || record.image.place.file().is_none() => {
+            let place = &record.image.place;
+            Err(RequestError::Invalid(format!(
+                "{place} is in no folder of a store, so Sterna does not delete it; remove the volume without --delete-image"
+            )))
+        }
+        (false, true) => Ok(ImageWish::Delete),
+    }
+}
+
+/// The file that goes with the volume, if one does.
+fn doomed(record: &VolumeRecord, fate: ImageFate) -> Option<PathBuf> {
+    record.image.place.file().filter(|_| fate == ImageFate::Delete).map(PathBuf::from)
 }
 
 fn put_aside(path: &Path) -> Result<(), RequestError> {

@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use migration::journal::{CodecError, Ending, Entry, Frames, HEADER, Record, State, VERSION, encode};
+use migration::journal::{CodecError, Ending, Entry, Frames, HEADER, State, VERSION, encode};
 use rustix::fs::OFlags;
 
 use super::JournalError;
@@ -100,8 +100,7 @@ impl JournalFile {
 
     fn write_new(path: &Path, new: &Path, state: &State) -> io::Result<Self> {
         let mut bytes = HEADER.to_vec();
-        let snapshot =
-            Entry { at_unix_ms: now_unix_ms(), records: vec![Record::Snapshot(Box::new(state.clone()))] };
+        let snapshot = Entry { at_unix_ms: now_unix_ms(), records: state.snapshot() };
         encode(0, &snapshot, &mut bytes).map_err(io::Error::other)?;
         let next = NextFrame { position: bytes.len(), sequence: 1 };
         bytes.resize(next.position + ROOM_BYTES, 0);

@@ -225,7 +225,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             Record::VolumeRemoved { volume }
             | Record::ResizeBegun { volume, .. }
             | Record::Resized { volume, .. }
-            | Record::MovedForgotten { volume } => {
+            | Record::MovedForgotten { volume }
+            | Record::OriginKnown { volume, .. } => {
                 volumes.extend([*volume]);
             }
             Record::MigrationStarted { migration, volumes: moving, .. } => {
@@ -250,9 +251,10 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         migrations: migrations.into_iter().collect(),
         next_migration: state.next_migration,
         moved: volumes.iter().filter_map(|id| Some((*id, state.moved.get(id)?.clone()))).collect(),
-        // No record contradicts a fence, or a branch.
+        // No record contradicts a fence, a branch, or an origin.
         fences: BTreeMap::new(),
         branches: BTreeMap::new(),
+        origins: BTreeMap::new(),
     }
 }
 
@@ -270,7 +272,10 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::MigrationEnded { .. } => Step::Ended,
         Record::ResizeBegun { .. } => Step::ResizeBegun,
         Record::Resized { .. } => Step::Resized,
-        Record::Snapshot(_) | Record::FenceLifted { .. } | Record::MovedForgotten { .. } => return None,
+        Record::Snapshot(_)
+        | Record::FenceLifted { .. }
+        | Record::MovedForgotten { .. }
+        | Record::OriginKnown { .. } => return None,
     })
 }
 

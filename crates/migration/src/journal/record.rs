@@ -5,6 +5,7 @@ use chronicle::Generation;
 use serde::{Deserialize, Serialize};
 
 use super::image::{ImageLocation, Place};
+use super::origin::Origin;
 use super::side::{Promotion, Side};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
@@ -124,6 +125,13 @@ pub enum Record {
     MovedForgotten {
         /// Which.
         volume: VolumeId,
+    },
+    /// Whose the content of a volume was before Sterna served it; also of one that is about to arrive.
+    OriginKnown {
+        /// Which.
+        volume: VolumeId,
+        /// Whose.
+        origin: Origin,
     },
 }
 

@@ -6,6 +6,7 @@ use chronicle::StayId;
 use serde::{Deserialize, Serialize};
 
 use super::image::{Fence, FencedContent, Place};
+use super::origin::Origin;
 use super::record::{Entry, MigratingVolume, Outcome, Record, Summary, VolumeRecord};
 use super::side::{Branch, Moved, Promotion, Side};
 use super::stage::Stage;
@@ -30,6 +31,10 @@ pub struct State {
     pub moved: BTreeMap<VolumeId, Moved>,
     /// Branches of the histories of volumes, as far as forced promotions on this host opened them.
     pub branches: BTreeMap<VolumeId, Vec<Branch>>,
+    /// Whose the content of volumes was, as far as that is known. Not in the snapshot, but in records of their own behind it:
+    /// a snapshot cannot grow.
+    #[serde(skip)]
+    pub origins: BTreeMap<VolumeId, Origin>,
 }
 
 /// A volume that this host serves.
@@ -143,10 +148,13 @@ impl State {
                 };
                 self.fences.remove(&record.image.place);
                 self.moved.remove(&record.volume);
+                let origin = if record.image.is_adopted() { Origin::Given } else { Origin::Made };
                 self.volumes.insert(record.volume, volume);
+                self.origins.insert(record.volume, origin);
             }
             Record::VolumeRemoved { volume } => {
                 self.volumes.remove(volume).ok_or(Inconsistent::UnknownVolume(*volume))?;
+                self.forget_origins();
             }
             Record::MigrationStarted { migration, volumes, keep_source, side } => {
                 self.start(at_unix_ms, *migration, volumes, *keep_source, side);
@@ -180,8 +188,13 @@ impl State {
                 state.ended_unix_ms = Some(at_unix_ms);
                 state.summary = *summary;
                 state.returning.clear();
+                self.forget_origins();
             }
-            Record::MovedForgotten { volume } => self.forget_moved(*volume)?,
+            Record::MovedForgotten { volume } => {
+                self.forget_moved(*volume)?;
+                self.forget_origins();
+            }
+            Record::OriginKnown { volume, origin } => self.learn_origin(*volume, *origin),
             Record::ResizeBegun { volume, size_bytes } => {
                 self.volume(*volume)?.resizing_to = Some(*size_bytes);
             }

@@ -134,6 +134,7 @@ impl From<State> for state::State {
             fences: BTreeMap::new(),
             moved: BTreeMap::new(),
             branches: BTreeMap::new(),
+            origins: BTreeMap::new(),
         }
     }
 }

@@ -110,6 +110,7 @@ impl From<State> for state::State {
             fences: old.fences,
             moved: BTreeMap::new(),
             branches: BTreeMap::new(),
+            origins: BTreeMap::new(),
         }
     }
 }

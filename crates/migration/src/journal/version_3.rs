@@ -185,6 +185,7 @@ impl From<State> for state::State {
             fences: old.fences,
             moved: old.moved.into_iter().map(|(id, moved)| (id, moved.into())).collect(),
             branches: old.branches,
+            origins: BTreeMap::new(),
         }
     }
 }

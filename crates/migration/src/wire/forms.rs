@@ -14,32 +14,99 @@ use super::survey::ProbeSeen;
 use super::survey_forms::{SurveyForm, SurveyedForm};
 use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, PROBES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
 use crate::identity::{Attempt, MigrationId, VolumeId};
-use crate::journal::{Forwarding, ImageFormat};
+use crate::journal::{Forwarding, ImageFormat, Origin};
 use crate::message::{ToSource, ToTarget};
 
 type Generations = Vec<([u8; 16], u64)>;
 
 #[derive(Serialize, Deserialize)]
 pub(super) enum Form {
-    Open { migration: u64, offer: OfferForm },
-    Accepted { migration: u64, volumes: Vec<AcceptedForm>, incarnation: u64 },
-    Refused { migration: u64, code: CodeForm, detail: String },
-    Prepare { migration: u64, attempt: u32 },
-    Abort { migration: u64, attempt: u32 },
-    Commit { migration: u64, attempt: u32, generations: Generations },
-    Discard { migration: u64 },
-    Prepared { migration: u64, attempt: u32 },
-    Query { migration: u64, attempt: u32 },
-    Active { migration: u64, attempt: u32, own_us: u64 },
-    HandedBack { migration: u64, attempt: u32, generations: Generations, detail: String },
-    Discarded { migration: u64, left_over: String },
-    Unknown { migration: u64 },
-    TakenByForce { migration: u64, generations: Generations },
-    Survey { question: u64, survey: SurveyForm },
-    Surveyed { question: u64, surveyed: SurveyedForm },
-    Probe { question: u64, store: String, secrets: Vec<[u8; 32]> },
-    Probed { question: u64, seen: Vec<ProbeSeenForm> },
-    Cancelled { migration: u64 },
+    Open {
+        migration: u64,
+        offer: OfferForm,
+    },
+    Accepted {
+        migration: u64,
+        volumes: Vec<AcceptedForm>,
+        incarnation: u64,
+    },
+    Refused {
+        migration: u64,
+        code: CodeForm,
+        detail: String,
+    },
+    Prepare {
+        migration: u64,
+        attempt: u32,
+    },
+    Abort {
+        migration: u64,
+        attempt: u32,
+    },
+    Commit {
+        migration: u64,
+        attempt: u32,
+        generations: Generations,
+    },
+    Discard {
+        migration: u64,
+    },
+    Prepared {
+        migration: u64,
+        attempt: u32,
+    },
+    Query {
+        migration: u64,
+        attempt: u32,
+    },
+    Active {
+        migration: u64,
+        attempt: u32,
+        own_us: u64,
+    },
+    HandedBack {
+        migration: u64,
+        attempt: u32,
+        generations: Generations,
+        detail: String,
+    },
+    Discarded {
+        migration: u64,
+        left_over: String,
+    },
+    Unknown {
+        migration: u64,
+    },
+    TakenByForce {
+        migration: u64,
+        generations: Generations,
+    },
+    Survey {
+        question: u64,
+        survey: SurveyForm,
+    },
+    Surveyed {
+        question: u64,
+        surveyed: SurveyedForm,
+    },
+    Probe {
+        question: u64,
+        store: String,
+        secrets: Vec<[u8; 32]>,
+    },
+    Probed {
+        question: u64,
+        seen: Vec<ProbeSeenForm>,
+    },
+    Cancelled {
+        migration: u64,
+    },
+    /// Another `Open`, with the origins of its volumes in their order.
+    OpenWithOrigins {
+        migration: u64,
+        offer: OfferForm,
+        origins: Vec<OriginForm>,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -107,6 +174,7 @@ twin!(ForwardingForm = Forwarding { WhileConnected, Always });
 twin!(FormerForm = FormerContent { Zero, Unknown });
 twin!(ProbeSeenForm = ProbeSeen { Nothing, Unlocked, Locked });
 twin!(SharingForm = Sharing { Wanted, Refused });
+twin!(OriginForm = Origin { Unknown, Made, Given });
 twin!(LeftForm = LeftBehind { Nothing, Replica });
 twin!(
     CodeForm = RefusalCode {
@@ -127,6 +195,10 @@ impl Form {
     pub(super) fn check(&self) -> Result<(), WireError> {
         match self {
             Self::Open { offer, .. } => offer.check(),
+            Self::OpenWithOrigins { offer, origins, .. } => {
+                offer.check()?;
+                if origins.len() == offer.volumes.len() { Ok(()) } else { Err(WireError::Malformed) }
+            }
             Self::Accepted { volumes, .. } => {
                 at_most(volumes.len(), VOLUMES_MAX, "volumes")?;
                 volumes.iter().try_for_each(|volume| {
@@ -194,7 +266,7 @@ impl OfferForm {
 impl From<Message> for Form {
     fn from(message: Message) -> Self {
         match message {
-            Message::Open { migration, offer } => Self::Open { migration: migration.0, offer: offer.into() },
+            Message::Open { migration, offer } => open(migration.0, offer),
             Message::Accepted { migration, acceptance } => Self::Accepted {
                 migration: migration.0,
                 volumes: acceptance.volumes.into_iter().map(Into::into).collect(),
@@ -250,6 +322,13 @@ impl From<Form> for Message {
         match form {
             Form::Open { migration, offer } => {
                 Self::Open { migration: MigrationId(migration), offer: offer.into() }
+            }
+            Form::OpenWithOrigins { migration, offer, origins } => {
+                let mut offer = Offer::from(offer);
+                for (volume, origin) in offer.volumes.iter_mut().zip(origins) {
+                    volume.origin = origin.into();
+                }
+                Self::Open { migration: MigrationId(migration), offer }
             }
             Form::Accepted { migration, volumes, incarnation } => {
                 let volumes = volumes.into_iter().map(Into::into).collect();
@@ -330,6 +409,7 @@ impl From<OfferForm> for Offer {
             generation: Generation(form.generation),
             epoch: Epoch(form.epoch),
             left_behind: form.left_behind.into(),
+            origin: Origin::Unknown,
         };
         Self {
             volumes: form.volumes.into_iter().map(volume).collect(),
@@ -373,6 +453,16 @@ impl From<AcceptedForm> for AcceptedVolume {
         let beside = form.beside.map(|(file, token)| Beside { file, token });
         Self { volume: VolumeId(form.volume), held, elsewhere: form.elsewhere.into(), beside }
     }
+}
+
+/// An offer that knows nothing of origins is said as hosts of all versions understand it.
+fn open(migration: u64, offer: Offer) -> Form {
+    let origins: Vec<Origin> = offer.volumes.iter().map(|volume| volume.origin).collect();
+    let offer = OfferForm::from(offer);
+    if origins.iter().all(|origin| *origin == Origin::Unknown) {
+        return Form::Open { migration, offer };
+    }
+    Form::OpenWithOrigins { migration, offer, origins: origins.into_iter().map(Into::into).collect() }
 }
 
 pub(super) fn at_most(count: usize, count_max: usize, what: &'static str) -> Result<(), WireError> {

@@ -3,6 +3,7 @@
 use chronicle::{BlockRange, Epoch, Generation};
 
 use crate::identity::{MigrationId, VolumeId};
+use crate::journal::Origin;
 
 /// A migration that a source offers to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub struct OfferedVolume {
     pub epoch: Epoch,
     /// Whether the source keeps its image as it is at the handover.
     pub left_behind: LeftBehind,
+    /// Whose its content was before Sterna served it.
+    pub origin: Origin,
 }
 
 /// What a source keeps of a volume that it hands over.

@@ -4,11 +4,11 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use api::{
-    Client, ClientError, ImageFate, NewVolume, PromoteVolume, RemoveVolume, ResizeVolume, Volume,
-    VolumeSource,
+    Client, ClientError, ImageFate, KeptBecause, NewVolume, PromoteVolume, RemoveVolume, ResizeVolume,
+    Volume, VolumeSource,
 };
 
-use crate::args::VolumeCommand;
+use crate::args::{RemoveArguments, VolumeCommand};
 use crate::commands::{CommandError, absolute};
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -68,12 +68,14 @@ pub(super) async fn run(
             })?;
         }
         VolumeCommand::Remove(order) => {
-            let how = RemoveVolume { force: order.force, keep_image: order.keep_image };
-            let removed = client.remove_volume(&order.name, how).await?;
+            let RemoveArguments { name, force, keep_image, delete_image } = order;
+            let how = RemoveVolume { force, keep_image, delete_image };
+            let removed = client.remove_volume(&name, how).await?;
             output::print(format, &removed, |removed| match removed.image_fate {
                 ImageFate::Deleted => format!("{} removed; {} deleted\n", removed.name, removed.image),
                 ImageFate::Kept => {
-                    format!("{} removed; its image stays at {}\n", removed.name, removed.image)
+                    let why = removed.kept_because.map_or("", kept_because);
+                    format!("{} removed; its image stays at {}{why}\n", removed.name, removed.image)
                 }
                 ImageFate::Elsewhere => {
                     let host = removed.host.as_deref().unwrap_or("that has it");
@@ -86,6 +88,16 @@ pub(super) async fn run(
         }
     }
     Ok(Exit::Success)
+}
+
+/// Why an image was kept, and what to do with it.
+fn kept_because(why: KeptBecause) -> &'static str {
+    match why {
+        KeptBecause::Given => ": what is in it was yours before Sterna served it",
+        KeptBecause::Unknown => {
+            ": whether what is in it was yours is not known; delete it if nobody needs it"
+        }
+    }
 }
 
 async fn make(client: &Client, volume: NewVolume, format: Format) -> Result<(), CommandError> {

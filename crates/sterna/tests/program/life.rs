@@ -180,6 +180,39 @@ fn kept_source_is_fenced_under_another_name() {
 }
 
 #[test]
+fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_wherever_it_has_moved_to() {
+    let mut scene = Scene::started();
+    let raw = scene.path("raw");
+    std::fs::write(&raw, [7; 8192]).unwrap();
+    scene.succeed(&["volume", "add", "w", "--image", &raw.display().to_string()]);
+    for store in ["a", "b"] {
+        scene.succeed(&["migrate", "w", "--to", store]);
+        // The journal begins anew at each start, with what it knew.
+        scene.kill();
+        scene.start(None);
+    }
+    let image = scene.path("b/w.img");
+    let (_, removed) = scene.json(&["volume", "remove", "w"]);
+    assert_eq!((&removed["image_fate"], &removed["kept_because"]), (&"kept".into(), &"given".into()));
+    assert_eq!(removed["image"], image.display().to_string());
+    assert_eq!(std::fs::read(&image).unwrap(), [7; 8192]);
+    // What is served in place is never deleted; what is in a store is, when somebody asks for that.
+    scene.succeed(&["volume", "add", "w", "--image", &image.display().to_string()]);
+    let refused = scene.run(&["volume", "remove", "w", "--delete-image"]);
+    assert!(refused.code == 2 && refused.stderr.contains("in no folder of a store"), "{refused:?}");
+    scene.succeed(&["migrate", "w", "--to", "a"]);
+    let said = scene.succeed(&["volume", "remove", "w", "--delete-image"]);
+    assert!(said.contains("a/w.img deleted") && scene.images("a").is_empty(), "{said}");
+    // What Sterna made goes with its volume, also after it has moved.
+    scene.create_volume();
+    scene.succeed(&["migrate", "v", "--to", "b"]);
+    scene.kill();
+    scene.start(None);
+    scene.succeed(&["volume", "remove", "v"]);
+    assert_eq!(scene.images("b"), ["w.img.moved-m2"]);
+}
+
+#[test]
 fn watching_prints_every_change_as_a_line_of_json() {
     let scene = Scene::started();
     scene.create_volume();
