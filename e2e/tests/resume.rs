@@ -116,3 +116,43 @@ fn killed_target_is_sent_only_what_it_had_not_made_durable() {
         guest::verify_image(&pair.beta.path("a/v.img"), &stopped.content)
     });
 }
+
+#[test]
+fn a_migration_goes_on_when_the_thread_of_its_volume_ends_by_a_defect() {
+    for (host, point) in [
+        ("alpha", "lane-released"),
+        ("alpha", "lane-ended"),
+        ("beta", "lane-prepared"),
+        ("beta", "lane-owned"),
+    ] {
+        play_pair(|pair| {
+            pair.alpha.create_volume(8 << 20)?;
+            let at = if host == "alpha" { &mut pair.alpha } else { &mut pair.beta };
+            at.stop()?;
+            at.start_with(&[("STERNA_FAIL_POINT", point)])?;
+            let begun = pair.alpha.begin_to_migrate("beta:a", None)?;
+            let ended = pair.alpha.wait_for_migration(&begun.id)?;
+            ensure!(ended.state == MigrationState::Moved, "{point} at {host}: {ended:?}");
+            let failed = if host == "alpha" { &pair.alpha } else { &pair.beta };
+            ensure!(failed.log()?.contains("the fail point of"), "{point} at {host} was not passed");
+            ensure!(!pair.settled(1)?, "{point} at {host}: it is at alpha");
+            pair.come_home().map(drop)
+        });
+    }
+}
+
+#[test]
+fn how_a_move_was_ordered_is_known_to_a_daemon_that_was_killed_as_it_began() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        pair.alpha.stop()?;
+        pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-started")])?;
+        let order = ["migrate", "v", "--to", "beta:a", "--bandwidth", SLOWLY, "--detach"];
+        pair.alpha.sterna(order)?;
+        ensure!(pair.alpha.wait_for_end()? == 137, "the daemon is to be killed when the migration has begun");
+        pair.alpha.start()?;
+        let docket = std::fs::read_to_string(pair.alpha.path("data/dockets/m0.json"))?;
+        ensure!(docket.contains("\"bandwidth_bytes_per_second\": 8388608"), "{docket}");
+        pair.alpha.until_idle()
+    });
+}

@@ -59,6 +59,8 @@ pub(crate) struct Docket {
     pub(crate) shared: Vec<SharedNote>,
     /// Whether somebody has paused it, and nobody has let it go on.
     pub(crate) is_paused: bool,
+    /// Whether the journal is just being told that it begins: if it never was, this is of no migration.
+    pub(crate) is_beginning: bool,
 }
 
 /// An image at another host that this one may be able to open.
@@ -111,7 +113,12 @@ impl Dockets {
             let begun = state.migrations.get(&id).map(|known| known.started_unix_ms);
             match (docket.begun_unix_ms, begun) {
                 // Its turn came, and then the daemon was killed.
-                (None, Some(begun)) => docket.begun_unix_ms = Some(begun),
+                (None, Some(begun)) => (docket.begun_unix_ms, docket.is_beginning) = (Some(begun), false),
+                // It was ordered by somebody who waited for its beginning, and has been told of none.
+                (None, None) if docket.is_beginning => {
+                    remove(&folder, id);
+                    continue;
+                }
                 (None, None) => {}
                 (Some(noted), Some(begun)) if noted == begun => {}
                 // Of a migration that is forgotten, or of another journal.
@@ -134,7 +141,8 @@ impl Dockets {
     /// Those that wait for their turn, in the order in which they were given.
     pub(crate) fn waiting(&self) -> Vec<(MigrationId, Docket)> {
         let known = self.lock();
-        let waiting = known.iter().filter(|(_, docket)| docket.begun_unix_ms.is_none());
+        let waits = |docket: &Docket| docket.begun_unix_ms.is_none() && !docket.is_beginning;
+        let waiting = known.iter().filter(|(_, docket)| waits(docket));
         waiting.map(|(id, docket)| (*id, docket.clone())).collect()
     }
 
@@ -147,6 +155,20 @@ impl Dockets {
         self.write(id, docket.clone()).await?;
         self.lock().insert(id, docket);
         Ok(())
+    }
+
+    /// Makes durable how a migration was ordered that the journal is about to begin. What waited for its turn has said so.
+    ///
+    /// # Errors
+    /// What the system answers: nothing is kept then.
+    pub(crate) async fn announce(&self, id: MigrationId, order: &MigrateVolume) -> io::Result<()> {
+        let waited =
+            self.lock().get(&id).is_some_and(|known| known.begun_unix_ms.is_none() && !known.is_beginning);
+        if waited {
+            return Ok(());
+        }
+        let order = Some(order.clone());
+        self.put(id, Docket { order, is_beginning: true, ..Docket::default() }).await
     }
 
     /// Changes what goes with a migration that began at `begun_unix_ms`. If that cannot be written, it is known until
@@ -162,6 +184,7 @@ impl Dockets {
         let is_its = |docket: &Docket| docket.begun_unix_ms.is_none_or(|begun| begun == begun_unix_ms);
         let mut docket = known.filter(is_its).unwrap_or_default();
         docket.begun_unix_ms = Some(begun_unix_ms);
+        docket.is_beginning = false;
         change(&mut docket);
         self.lock().insert(id, docket.clone());
         if let Err(error) = self.write(id, docket).await {
@@ -279,6 +302,25 @@ mod tests {
         let begun = Dockets::open(folder.path(), &begun_at(9));
         assert!(begun.waiting().is_empty());
         assert_eq!(begun.of(ID, 9).unwrap().order, ordered().order);
+    }
+
+    #[tokio::test]
+    async fn an_order_that_is_announced_is_that_of_a_migration_only_once_the_journal_has_begun_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let dockets = Dockets::open(folder.path(), &State::default());
+        let order = ordered().order.unwrap();
+        dockets.announce(ID, &order).await.unwrap();
+        assert!(dockets.waiting().is_empty());
+        // Killed behind the beginning.
+        let begun = Dockets::open(folder.path(), &begun_at(9));
+        assert_eq!(begun.of(ID, 9).unwrap().order, Some(order.clone()));
+        // Killed before it: nobody was told that it would come to pass.
+        let never = Dockets::open(folder.path(), &State::default());
+        assert!(never.waiting().is_empty() && !folder.path().join("dockets/m3.json").exists());
+        // What waits keeps its docket.
+        dockets.put(ID, ordered()).await.unwrap();
+        dockets.announce(ID, &order).await.unwrap();
+        assert_eq!(dockets.waiting(), [(ID, ordered())]);
     }
 
     #[tokio::test]

@@ -21,7 +21,8 @@ use crate::fail_point::{self, Step};
 
 /// Size of the sectors that guests see: the size of every volume is a multiple of it.
 pub(crate) const SECTOR_BYTES: u64 = 512;
-/// Size of every volume that Sterna makes is a multiple of this: it can move to disks with 4 KiB sectors.
+/// What Sterna rounds sizes up to where nobody says one, and steps of growth: such a volume can move to disks with 4 KiB
+/// sectors.
 pub(crate) const SIZE_STEP_BYTES: u64 = 4096;
 /// Bytes that are copied between two looks at the clock of progress.
 const COPY_STEP_BYTES: usize = 4 << 20;

@@ -284,10 +284,10 @@ fn size_of(asked: Option<u64>, given: Option<&GivenImage>) -> Result<u64, Reques
         let detail = "the image is empty: say how large the volume is to be (--size)".to_owned();
         return Err(RequestError::Invalid(detail));
     }
-    if size == 0 || !size.is_multiple_of(SIZE_STEP_BYTES) {
+    if size == 0 || !size.is_multiple_of(SECTOR_BYTES) {
         let detail = format!(
-            "the size {size} is no multiple of {SIZE_STEP_BYTES} bytes; the next one is {}",
-            size.max(1).checked_next_multiple_of(SIZE_STEP_BYTES).unwrap_or(SIZE_STEP_BYTES),
+            "the size {size} is no multiple of {SECTOR_BYTES} bytes; the next one is {}",
+            size.max(1).checked_next_multiple_of(SECTOR_BYTES).unwrap_or(SECTOR_BYTES),
         );
         return Err(RequestError::Invalid(detail));
     }

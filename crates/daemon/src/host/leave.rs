@@ -226,9 +226,13 @@ impl Host {
         };
         let keep_source = order.keep_source;
         let started = Record::MigrationStarted { migration, volumes, keep_source, side };
+        // N.B. before the beginning: a restart goes on as it was ordered, or has nothing to go on with. On a full disk a
+        // migration begins all the same, and its order is known until the daemon ends.
+        if let Err(error) = self.dockets.announce(migration, order).await {
+            tracing::warn!(%migration, %error, "how a migration was ordered cannot be kept");
+        }
         self.journal.commit(vec![started]).await?;
         drop(starting);
-        // N.B. before anything moves: a restart goes on as it was ordered.
         self.note_order(migration, order).await;
         Ok(migration)
     }

@@ -108,6 +108,8 @@ impl Host {
                             return;
                         }
                         host.lane_ended(&name, &attempt).await;
+                        // What goes to another host is not over with one thread: it goes on when the volume is served again.
+                        host.resume_later(|recorded| recorded.names.contains(&name));
                         ends.pause_after(began.elapsed())
                     }
                     Err(error) => {
