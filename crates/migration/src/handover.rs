@@ -112,10 +112,15 @@ impl Handover {
             }
             // The copy that was handed back has been promoted: nobody there will ever discard it.
             (State::Discarding { detail, .. }, ToSource::TakenByForce { .. }) => {
-                let detail =
-                    format!("{detail}; the copy at the other host was promoted, and is a branch of its own");
+                let outcome = handed_back_and_promoted(detail);
                 self.state = State::Over;
-                Step::Over(Outcome::HandedBack { detail })
+                Step::Over(outcome)
+            }
+            // That host knows nothing of it any more, and holds nothing for it.
+            (State::Discarding { detail, .. }, ToSource::Unknown) => {
+                let outcome = Outcome::HandedBack { detail: detail.clone() };
+                self.state = State::Over;
+                Step::Over(outcome)
             }
             (State::Discarding { detail, .. }, ToSource::Discarded { left_over }) => {
                 let outcome = Outcome::HandedBack { detail: with_left_over(detail, &left_over) };
@@ -204,6 +209,12 @@ impl Handover {
     fn commit_message(&self) -> SourceAction {
         SourceAction::Send(ToTarget::Commit { attempt: self.attempt, generations: self.generations.clone() })
     }
+}
+
+/// How a migration ends whose copy was handed back and then promoted, also if the source was restarted in between.
+pub(crate) fn handed_back_and_promoted(detail: &str) -> Outcome {
+    let detail = format!("{detail}; the copy at the other host was promoted, and is a branch of its own");
+    Outcome::HandedBack { detail }
 }
 
 /// What people are told of images that could not be deleted.

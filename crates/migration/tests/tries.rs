@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chronicle::Generation;
 use migration::journal::{
-    Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Record, Side, Stage, State,
+    Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage, State,
     VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
@@ -266,4 +266,25 @@ fn a_source_that_goes_on_changing_has_its_promise_taken_back_first() {
     // That it is asked for once more, late, is of a try that is over.
     target.handle_event(now, TargetEvent::Received(ToTarget::Prepare(Attempt(1))));
     assert_eq!(actions(&mut target), vec![]);
+}
+
+#[test]
+fn a_source_that_has_its_volumes_again_ends_when_the_copy_is_promoted_also_after_a_restart() {
+    let mut leaving = Leaving::begin();
+    let (attempt, generations) = (leaving.prepare(), vec![(VOLUME, Generation(1))]);
+    leaving.record(vec![Record::Released { migration: ID, attempt, generations }]);
+    let generations = vec![(VOLUME, Generation(2))];
+    leaving.record(vec![Record::HandedBack { migration: ID, generations }]);
+    leaving.source = Source::resume(leaving.now, settings(), &leaving.journal.migrations[&ID]).unwrap();
+    assert!(leaving.actions().contains(&SourceAction::Send(ToTarget::Discard)));
+    let generations = vec![(VOLUME, Generation(3))];
+    leaving.tell(SourceEvent::Received(ToSource::TakenByForce { generations }));
+    let ends = leaving.actions().into_iter().find_map(|action| match action {
+        SourceAction::Commit { records, .. } => Some(records),
+        _ => None,
+    });
+    // The journal takes it: what does not fit the stage would be refused each time that it is tried.
+    leaving.record(ends.unwrap());
+    let stage = &leaving.journal.migrations[&ID].stage;
+    assert!(matches!(stage, Stage::Ended(Outcome::HandedBack { .. })), "{stage:?}");
 }

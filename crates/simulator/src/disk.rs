@@ -390,6 +390,11 @@ impl SimDisk {
                     self.world.struck_in(struck_by, None);
                 }
                 apply(&mut self.medium.borrow_mut(), &operation, applied_percent);
+                // A flush that outlasts a handover says of its owner's changes, too, that they may be lost.
+                let outlasts = matches!(operation.what, What::Flush { .. })
+                    && self.permission.get() == Permission::Owner
+                    && errno != Errno::NOSPC;
+                let errno = if outlasts { self.errno(Permission::Owner) } else { errno };
                 Err(IoError::os(operation.what.name(), errno))
             }
         };

@@ -108,12 +108,10 @@ impl Arguments {
             | Bug::MarkNotAwaited
             | Bug::EpochReused
             | Bug::EpochsReservedLate
-            | Bug::ForgetAfterRefer
             | Bug::TouchedImageTrusted
             | Bug::OpenOnTrial
             | Bug::FenceNotChecked
             | Bug::PromiseForgotten
-            | Bug::PromiseNotWithdrawn
             | Bug::TryNotCounted
             | Bug::PromiseOfAnotherIncarnation
             | Bug::AbortNotRecorded => 2,
@@ -121,6 +119,8 @@ impl Arguments {
             Bug::AccessAfterTheRelationEnded
             | Bug::BranchMistaken
             | Bug::ChronicleIsMissingSet
+            | Bug::ForgetAfterRefer
+            | Bug::PromiseNotWithdrawn
             | Bug::MarksOfAnEarlierStay
             | Bug::IncompletePromoted => 3,
             _ => self.hosts,

@@ -6,7 +6,7 @@ use chronicle::Generation;
 
 use super::{DiscardStep, REPEAT, ReleaseFate, Source, SourceAction, State};
 use crate::failure::CommitFault;
-use crate::handover::{Handover, Step, with_left_over};
+use crate::handover::{Handover, Step, handed_back_and_promoted, with_left_over};
 use crate::identity::{CommitId, VolumeId};
 use crate::journal::{FailureCode, Outcome, Record};
 use crate::message::{ToSource, ToTarget};
@@ -94,10 +94,14 @@ impl Source {
                 self.end(now, outcome);
             }
             (
-                State::Discarding { step: DiscardStep::Telling { .. }, .. },
+                State::Discarding { outcome, step: DiscardStep::Telling { .. } },
                 ToSource::TakenByForce { generations },
             ) => {
-                let outcome = promoted_elsewhere(&generations);
+                let outcome = match outcome {
+                    // It has its volumes back for good, whatever becomes of the copy.
+                    Outcome::HandedBack { detail } => handed_back_and_promoted(detail),
+                    _ => promoted_elsewhere(&generations),
+                };
                 self.end(now, outcome);
             }
             (_, ToSource::Cancelled) => self.end_before_release(Outcome::CancelledThere),

@@ -217,6 +217,9 @@ impl Party {
             me.world.set_phase(None);
             me.set_phase(None);
             me.with_serving(|serving| serving.source.replace(None));
+            if let Some(fleet) = me.fleet() {
+                fleet.draw_kill_after_end(me.place);
+            }
         });
     }
 

@@ -26,6 +26,8 @@ const GONE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs
 /// How often the source is killed, in addition, where there are two hosts: they have less to go wrong, and what a killed
 /// daemon had not written down yet is seen only if it is killed at the very moment.
 const KILLS_OF_TWO: usize = 20;
+/// In how many of a hundred simulations with forced promotions a copy is handed back, and its source lost soon after.
+const HANDED_BACK_PERCENT: u64 = 25;
 /// How often each kind of bad luck is drawn, compared with others.
 const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::Kill, 4),
@@ -76,7 +78,22 @@ impl Fleet {
                 let window = random.duration(Duration::from_secs(1), Duration::from_secs(8));
                 self.world.faults.plan(Planned { skip, delay, window, ..planned(fault, Phase::Preparing) });
             }
+            self.draw_loss_after_hand_back(&mut random);
         }
+    }
+
+    /// Draws that a copy which has been handed back is not heard to be discarded.
+    fn draw_loss_after_hand_back(&self, random: &mut Random) {
+        if !random.percent(HANDED_BACK_PERCENT) {
+            return;
+        }
+        let trial = Planned { window: AWAY_MAX, percent: 100, ..planned(Fault::HandBack, Phase::Committing) };
+        self.world.faults.plan(trial);
+        let fault = random.pick(&[Fault::Kill, Fault::LinkGone, Fault::LinkCut, Fault::LinkSilent]);
+        let phase = random.pick(&[Phase::TakingBack, Phase::Discarding]);
+        let delay = random.duration(Duration::ZERO, Duration::from_millis(2));
+        let window = random.duration(Duration::from_secs(1), Duration::from_secs(8));
+        self.world.faults.plan(Planned { delay, window, ..planned(fault, phase) });
     }
 
     fn draw_one(self: &Rc<Self>, random: &mut Random, fault: Fault) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use chronicle::{BranchId, Generation};
 use lane::{Promoted, TargetBaton};
 use migration::journal::{MigrationState, Outcome, Promotion, Record, Side, Stage, State};
-use migration::promotion::{Waits, promotable};
+use migration::promotion::{Waits, promotable, waiting};
 use migration::recovery::next_of_incoming;
 use migration::ticket::Ticket;
 use migration::{MigrationId, Phase, VolumeId};
@@ -85,6 +85,7 @@ impl Fleet {
 
     fn look(self: &Rc<Self>) {
         self.parties.iter().for_each(|party| self.perhaps_promote(party));
+        self.parties.iter().for_each(|party| self.perhaps_end_lanes(party));
         self.neighbours.look(self);
         let branches = self.branches.all();
         if let [branch] = &branches[..] {
@@ -268,9 +269,7 @@ impl Fleet {
         };
         let Some(waiting) = waiting else { return };
         let source = self.party(waiting.source);
-        let is_heard =
-            source.is_up() && self.link(source.place, party.place).is_some_and(|link| link.is_up());
-        if is_heard || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
+        if self.hears(party, source.place) || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
             return;
         }
         let Some(found) = source.journal().what_is_certain() else { return };
@@ -278,17 +277,39 @@ impl Fleet {
         match stage {
             Some(Stage::Released(_)) => self.promote_released(party, &waiting, &found),
             Some(Stage::Copying) if self.people.may_force() && self.branches.all().len() == 1 => {
-                // A try that it has given up cannot be released any more, whatever it hears.
-                let gave_up = matches!(source.phase(), Some(Phase::Copying | Phase::Discarding));
                 // Guests that are led by the target's host would be led to the other branch.
                 let are_with_source =
                     self.branches.all().iter().all(|branch| branch.home() == waiting.source);
-                if (!source.is_up() || gave_up) && are_with_source {
+                if cannot_release(source) && are_with_source {
                     self.force(party, &waiting);
                 }
             }
             _ => {}
         }
+    }
+
+    /// Somebody is about to promote a copy that was handed back: the daemon ends what waits with it first, which is here
+    /// that it is started again.
+    fn perhaps_end_lanes(&self, party: &Rc<Party>) {
+        if !self.people.may_force() || !party.is_up() || party.serving.borrow().is_none() {
+            return;
+        }
+        let waits_for = party.journal().look(|state, possible| {
+            let (copy, recorded) = waiting(state).find(|(copy, _)| copy.waits == Waits::ForDiscard)?;
+            let (peer, _) = recorded.side.peer()?;
+            possible.is_empty().then_some((copy.migration, Place::of(peer)))
+        });
+        let Some((migration, source)) = waits_for else { return };
+        if self.hears(party, source) || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
+            return;
+        }
+        self.world.say(|| format!("{}: {migration} was handed back, and is to be promoted", party.place));
+        self.crash(party.place, Stop::Kill);
+    }
+
+    /// Tells whether a host is there, and is heard by this one.
+    fn hears(&self, party: &Party, other: Place) -> bool {
+        self.party(other).is_up() && self.link(other, party.place).is_some_and(|link| link.is_up())
     }
 
     /// What somebody promotes at a host that has just been started, before any lane of it waits: the source is not heard, and
@@ -298,10 +319,11 @@ impl Fleet {
         let waiting = promotable(id, &recorded).ok()?;
         let Side::Incoming { peer, remote, .. } = &recorded.side else { return None };
         let source = self.party(Place::of(*peer));
-        let is_heard =
-            source.is_up() && self.link(source.place, party.place).is_some_and(|link| link.is_up());
         let may_force = self.people.may_force() && self.branches.all().len() == 1;
-        if is_heard || !may_force || !self.random.borrow_mut().percent(PROMOTES_AT_START_PERCENT) {
+        if self.hears(party, source.place)
+            || !may_force
+            || !self.random.borrow_mut().percent(PROMOTES_AT_START_PERCENT)
+        {
             return None;
         }
         let found = source.journal().what_is_certain()?;
@@ -309,8 +331,7 @@ impl Fleet {
         let are_with_source = self.branches.all().iter().all(|branch| branch.home() == source.place);
         let fits = match stage {
             Stage::Released(_) => true,
-            // It may go on with them, and a try that it has under way may be released.
-            Stage::Copying => !source.is_up() && are_with_source,
+            Stage::Copying => cannot_release(source) && are_with_source,
             Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. }) => are_with_source,
             _ => false,
         };
@@ -371,6 +392,7 @@ impl Fleet {
         self.see_branches_end(party, &state);
         let forced = state.migrations.iter().rev().find(|(id, migration)| {
             matches!(migration.promotion, Some(Promotion::Force { .. }))
+                && matches!(migration.stage, Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }))
                 && !party.forced.borrow().contains_key(id)
         });
         let Some((id, recorded)) = forced else { return };
@@ -417,15 +439,22 @@ impl Fleet {
 impl Fleet {
     /// A copy that was promoted by force and does not answer is handed back: its branch has never begun.
     fn see_branches_end(&self, party: &Party, state: &State) {
-        for (id, number) in party.forced.borrow().iter().filter(|(_, number)| **number != TRUNK) {
+        party.forced.borrow_mut().retain(|id, number| {
             let stage = state.migrations.get(id).map(|migration| &migration.stage);
             let is_over = matches!(stage, Some(Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. })));
-            let over = self.branches.get(*number).filter(|_| is_over);
-            if let Some(branch) = over {
+            if let Some(branch) = self.branches.get(*number).filter(|_| is_over && *number != TRUNK) {
                 branch.end();
             }
-        }
+            // It may be promoted once more.
+            !is_over
+        });
     }
+}
+
+/// Tells whether a source that has not released its volumes cannot do so upon anything that it has been promised: it is
+/// down, or has given up the try. It may go on with them.
+fn cannot_release(source: &Party) -> bool {
+    !source.is_up() || matches!(source.phase(), Some(Phase::Copying | Phase::Discarding))
 }
 
 /// A migration that waits, prepared, for the word of its source.

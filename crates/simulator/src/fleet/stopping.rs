@@ -16,6 +16,7 @@ use migration::StayKey;
 
 use super::Fleet;
 use super::party::{Party, volume_id};
+use super::place::Place;
 use super::tally::Event;
 use crate::disk::SimDisk;
 use crate::random::Random;
@@ -31,6 +32,11 @@ const DRAIN_LOOKS: u32 = 300;
 const DRAIN_LOOK: Duration = Duration::from_millis(1);
 /// In how many of a hundred arrivals the daemon is stopped soon after.
 const STOPPED_AFTER_ARRIVAL_PERCENT: u64 = 15;
+/// In how many of a hundred migrations that have ended, whatever became of them, the source's daemon is killed soon after …
+const KILLED_AFTER_END_PERCENT: u64 = 15;
+/// … how soon at the latest: one of these.
+const KILLED_WITHIN: [Duration; 3] =
+    [Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(200)];
 /// In how many of a hundred cases it is killed instead.
 const KILLED_PERCENT: u64 = 50;
 /// In how many of a hundred stops somebody changes an image.
@@ -75,6 +81,23 @@ impl Fleet {
         self.world.clock.after(delay, move || {
             if let Some(fleet) = me.upgrade() {
                 fleet.stop_an_owner();
+            }
+        });
+    }
+
+    /// Draws whether the daemon that was the source of a migration is killed soon after that has ended.
+    pub(super) fn draw_kill_after_end(self: &Rc<Self>, place: Place) {
+        let mut random = self.random.borrow_mut();
+        if !random.percent(KILLED_AFTER_END_PERCENT) {
+            return;
+        }
+        let within = random.pick(&KILLED_WITHIN);
+        let delay = random.duration(Duration::from_micros(10), within);
+        let me = Rc::downgrade(self);
+        self.world.clock.after(delay, move || {
+            if let Some(fleet) = me.upgrade().filter(|fleet| fleet.party(place).is_up()) {
+                fleet.tally(Event::KillAfterEnd);
+                fleet.crash(place, Stop::Kill);
             }
         });
     }

@@ -20,6 +20,8 @@ pub(crate) enum Event {
     StopInOrder,
     /// A daemon that has volumes, and nothing to do, was killed.
     KillAtRest,
+    /// The daemon of a source was killed soon after its migration had ended.
+    KillAfterEnd,
     /// Somebody has changed a volume's own image while its daemon was stopped.
     OwnImageTouched,
     /// A data folder was full for a while.
@@ -55,7 +57,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 21] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -63,6 +65,7 @@ impl Event {
         Self::ImageTouched,
         Self::StopInOrder,
         Self::KillAtRest,
+        Self::KillAfterEnd,
         Self::OwnImageTouched,
         Self::FolderFull,
         Self::HandBack,
@@ -87,6 +90,7 @@ impl Event {
             Self::ImageTouched => "kept image touched",
             Self::StopInOrder => "an owner's daemon is stopped in order",
             Self::KillAtRest => "an owner's daemon is killed at rest",
+            Self::KillAfterEnd => "a source's daemon is killed after the end",
             Self::OwnImageTouched => "its image is changed meanwhile",
             Self::FolderFull => "data folder full for a while",
             Self::HandBack => "handed back",
@@ -127,10 +131,7 @@ impl Tally {
 
     /// What fewer than `wanted` seeds have seen. A `hosts` of two cannot have everything.
     pub(crate) fn below(&self, wanted: u64, hosts: u8) -> Vec<(&'static str, u64)> {
-        // Few copies are handed back, and fewer of them to a host that is away afterwards.
-        let possible = |event: &Event| {
-            (hosts > 2 || *event != Event::BranchMoves) && *event != Event::HandedBackPromoted
-        };
+        let possible = |event: &Event| hosts > 2 || *event != Event::BranchMoves;
         let seen = Event::ALL.into_iter().filter(possible).map(|event| (event.name(), self.count(event)));
         seen.filter(|(_, seeds)| *seeds < wanted).collect()
     }
