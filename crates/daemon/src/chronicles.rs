@@ -27,7 +27,7 @@ use chronicle::{BlockRange, Epoch, Kept, StayId};
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::journal::{ImageLocation, Side, State};
 use migration::stay::opening::{self, Found, OpeningStep};
-use migration::stay::{ImageRecord, OpenMarks};
+use migration::stay::{ImageRecord, OpenMarks, vouches};
 use migration::{StayKey, VolumeId};
 use tokio::sync::oneshot;
 
@@ -64,6 +64,7 @@ struct Mark {
 enum Work {
     Keep { key: StayKey, kept: Box<Kept>, reply: Reply },
     Forget { key: StayKey, through: Epoch, reply: Reply },
+    Doubt { key: StayKey, reply: Reply },
 }
 
 impl Chronicles {
@@ -132,7 +133,7 @@ impl Chronicles {
     /// Remembers how the image of a volume looks that has been closed in order; sleeps. If that cannot be remembered, then
     /// nothing of it is.
     pub(crate) fn close_image(&self, key: StayKey, image: &ImageLocation) {
-        let closed = match opening::closed(look(image)) {
+        let closed = match opening::closed(self.files.image_record(key), look(image)) {
             Some(record) => self.files.record_image(key, &record),
             None => self.files.forget_image(key),
         };
@@ -141,6 +142,11 @@ impl Chronicles {
         if let Err(error) = self.files.forget_image(key) {
             tracing::warn!(volume = %key.volume, %error, "a change of the image while the daemon is stopped may go unnoticed");
         }
+    }
+
+    /// Tells whether the image that a volume leaves is what the volume was; sleeps.
+    pub(crate) fn vouches(&self, key: StayKey) -> bool {
+        vouches(self.files.image_record(key).as_ref())
     }
 
     /// Deletes what belongs to no stay that the journal knows; sleeps.
@@ -201,6 +207,10 @@ impl Keeper for Chronicles {
     fn forget(&self, key: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>> {
         Self::ask(&self.work, |reply| Work::Forget { key, through, reply })
     }
+
+    fn doubt(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>> {
+        Self::ask(&self.work, |reply| Work::Doubt { key, reply })
+    }
 }
 
 /// Whether a stay goes on, may begin, or may be gone on with.
@@ -256,6 +266,11 @@ fn keep_all(files: &Files, queue: &mpsc::Receiver<Work>) {
         let (result, reply) = match work {
             Work::Keep { key, kept, reply } => (files.keep(key, &kept), reply),
             Work::Forget { key, through, reply } => (files.forget(key, through), reply),
+            // In a full folder what was remembered of the image can still be deleted.
+            Work::Doubt { key, reply } => {
+                let doubted = files.record_image(key, &ImageRecord::Failed);
+                (doubted.or_else(|_| files.forget_image(key)), reply)
+            }
         };
         answer(reply, result.map_err(|error| not_durable(&error)));
     }

@@ -52,20 +52,22 @@ impl LaneControl {
         })
     }
 
-    /// What is to be known of an image that a volume of `migration` leaves for another host.
-    fn facts(&self, image: &ImageLocation, migration: MigrationId) -> Option<Facts> {
+    /// What is to be known of an image that a volume of `migration` leaves for another host, and the stay that has ended.
+    fn facts(&self, image: &ImageLocation, migration: MigrationId) -> Option<(Facts, StayKey)> {
         if !replicas::is_replica(image) {
             return None;
         }
         self.journal.read(|state| {
             let left = |moved: &&Moved| moved.migration == migration && moved.volume.record.image == *image;
-            let record = &state.moved.values().find(left)?.volume.record;
-            Some(Facts {
+            let volume = &state.moved.values().find(left)?.volume;
+            let record = &volume.record;
+            let facts = Facts {
                 volume: record.volume.to_string(),
                 departure: migration.0,
                 generation: record.generation.0,
                 size_bytes: record.size_bytes,
-            })
+            };
+            Some((facts, StayKey { volume: record.volume, stay: volume.stay }))
         })
     }
 
@@ -119,14 +121,18 @@ impl Control for LaneControl {
             return Box::pin(std::future::ready(Err(fault)));
         };
         let (location, facts) = (image.clone(), self.facts(&image, migration));
-        let data_dir = self.data_dir.clone();
+        let (data_dir, chronicles) = (self.data_dir.clone(), self.chronicles.clone());
         // N.B. not before all of the machine's memory has gone: its hypervisor here has what is missing there.
         let gone = self.moving.memory_has_gone(migration);
         self.run_after(gone, &location, "retire", move || {
             images::retire(&image, retirement, migration)?;
-            if let (Retirement::Fence, Some(facts), Some(path)) = (retirement, facts, image.place.file()) {
+            if let (Retirement::Fence, Some((facts, stay)), Some(path)) =
+                (retirement, facts, image.place.file())
+            {
                 let kept = images::fenced_path(std::path::Path::new(path), migration);
-                if let Err(error) = replicas::record(&data_dir, &kept, facts) {
+                if !chronicles.vouches(stay) {
+                    tracing::warn!(path = %kept.display(), "the image that is kept may lack what was written: a flush of it failed, or could not be recorded; the way home will be a whole copy");
+                } else if let Err(error) = replicas::record(&data_dir, &kept, facts) {
                     tracing::warn!(path = %kept.display(), %error, "the way home will be a whole copy");
                 }
             }

@@ -14,6 +14,7 @@
 //! **N.B.** What is kept is trusted after a restart. So it goes, durably, before the first write that is not marked.
 
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use chronicle::{
 };
 use futures_util::future::{Either, select};
 use migration::planted::{Bug, broken};
-use migration::stay::{Beginning, Forgetting, GivenUp, Stay, ToDo};
+use migration::stay::{Beginning, Doubt, Forgetting, GivenUp, Stay, ToDo};
 use migration::{StayKey, VolumeId};
 use tracing::warn;
 
@@ -48,6 +49,10 @@ pub trait Keeper {
     /// Forgets durably what was kept of a stay, with its marks of epochs up to `through`. A full data folder is no
     /// hindrance.
     fn forget(&self, key: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>>;
+
+    /// Remembers durably that a flush of the image has failed in this stay ([`migration::stay::ImageRecord::Failed`]), or nothing
+    /// of the image at all. A full data folder is no hindrance.
+    fn doubt(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>>;
 }
 
 /// The data folder did not take it.
@@ -254,6 +259,7 @@ impl Chronicler {
             && let Err(error) = store.flush().await
         {
             self.stay.borrow_mut().abandon(&referral);
+            self.store_failed().await;
             return Err(NotDurable { detail: error.to_string() });
         }
         let key = self.key();
@@ -290,6 +296,31 @@ impl Chronicler {
             Some(kept) => keeper.keep(self.key(), kept).await,
             None => Ok(()),
         }
+    }
+
+    /// A flush of the volume's own store has failed. Resolves when it is durable that copies are not told by what that holds
+    /// any more, or has taken too long; then that is done all the same.
+    pub(crate) async fn store_failed(&self) {
+        let Some(Keeping { keeper, handle, wait_max }) = &self.keeping else { return };
+        let doubt = self.stay.borrow_mut().store_failed();
+        let Some(Doubt { stay, forgetting }) = doubt else { return };
+        let (volume, key) = (self.volume, StayKey { volume: self.volume, stay });
+        warn!(%volume, "a flush failed: copies elsewhere count as ones that lack everything, and the image will be none when the volume leaves it");
+        let doubted = keeper.doubt(key);
+        let forgotten = forgetting.map(|forgetting| (forgetting, keeper.forget(key, forgetting.through)));
+        let durably = pin!(async {
+            if let Err(error) = doubted.await {
+                warn!(%volume, %error, "after a restart it is not known that a flush has failed");
+            }
+            if let Some((forgetting, forgotten)) = forgotten {
+                match forgotten.await {
+                    Ok(()) => self.stay.borrow_mut().forgotten(forgetting),
+                    Err(error) => warn!(%volume, %error, "what is kept of the volume's copies stays"),
+                }
+            }
+        });
+        // Whichever it is, whoever waits is told.
+        let _ = select(durably, handle.sleep(*wait_max)).await;
     }
 
     /// Gives every copy up, so that no guest waits any longer.

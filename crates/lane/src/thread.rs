@@ -491,6 +491,9 @@ impl Lane {
         let flushed = select(store.flush(), self.handle.sleep(deadline)).await;
         if let Either::Left((Err(error), _)) = &flushed {
             warn!(volume = %self.settings.name, %error, "the last flush failed");
+            if matches!(self.volume.home(), Home::Here(_)) {
+                self.volume.chronicler().store_failed().await;
+            }
         }
         let is_flushed = matches!(flushed, Either::Left((Ok(()), _)));
         let is_closed = is_flushed && self.volume.gate().in_flight() == 0;

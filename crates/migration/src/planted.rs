@@ -60,6 +60,8 @@ pub enum Bug {
     FenceNotChecked,
     /// 13: what a failed flush of the target may have lost is believed to be there.
     FailedFlushConfirmed,
+    /// 13: what a failed flush of the source's own store may have lost is believed to be in the image that it leaves.
+    FailedFlushForgotten,
     /// 4: parts of a block are put together at the host of each client, under claims that other hosts know nothing of.
     ClaimsAtEachHost,
     /// 13: what a restarted target had not made durable is believed to be there.
@@ -102,6 +104,7 @@ impl Bug {
         Self::GhostWrites,
         Self::FenceNotChecked,
         Self::FailedFlushConfirmed,
+        Self::FailedFlushForgotten,
         Self::ClaimsAtEachHost,
         Self::TargetRestart,
         Self::Discard,
@@ -139,6 +142,7 @@ impl Bug {
             Self::GhostWrites => "ghost-writes",
             Self::FenceNotChecked => "fence-not-checked",
             Self::FailedFlushConfirmed => "failed-flush-confirmed",
+            Self::FailedFlushForgotten => "failed-flush-forgotten",
             Self::ClaimsAtEachHost => "claims-at-each-host",
             Self::TargetRestart => "target-restart",
             Self::Discard => "discard",

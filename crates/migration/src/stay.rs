@@ -23,8 +23,8 @@ use std::fmt;
 
 use chronicle::StayId;
 
-pub use image::{ImageRecord, Look};
-pub use machine::{Beginning, Forgetting, GivenUp, Premarks, Referral, Stay, ToDo};
+pub use image::{ImageRecord, Look, vouches};
+pub use machine::{Beginning, Doubt, Forgetting, GivenUp, Premarks, Referral, Stay, ToDo};
 pub use marks::OpenMarks;
 
 use crate::identity::VolumeId;

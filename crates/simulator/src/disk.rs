@@ -100,6 +100,8 @@ pub(crate) struct SimDisk {
     volume: RefCell<Weak<Volume>>,
     /// What the journal lets a daemon do here; kept by the host.
     permission: Cell<Permission>,
+    /// When its owner's flush failed last.
+    lost_at: Cell<Option<Duration>>,
 }
 
 impl SimDisk {
@@ -118,6 +120,7 @@ impl SimDisk {
             role: Cell::new(Role::Bystander),
             volume: RefCell::default(),
             permission: Cell::new(Permission::Forbidden),
+            lost_at: Cell::default(),
         })
     }
 
@@ -132,6 +135,11 @@ impl SimDisk {
         self.medium.borrow().current().hash(&mut hasher);
         let (which, state) = (self.number.to_le_bytes().to_vec(), hasher.finish().to_le_bytes().to_vec());
         Look { which, state, changed_at: 0 }
+    }
+
+    /// When its owner's flush failed last, if reads still see something of what it has lost.
+    pub(crate) fn lost_at(&self) -> Option<Duration> {
+        self.lost_at.get().filter(|_| self.medium.borrow().has_lost())
     }
 
     /// What it is to the migration under way.
@@ -390,6 +398,9 @@ impl SimDisk {
                     self.world.struck_in(struck_by, None);
                 }
                 apply(&mut self.medium.borrow_mut(), &operation, applied_percent);
+                if matches!(operation.what, What::Flush { .. }) && operation.asked_by == Permission::Owner {
+                    self.lost_at.set(Some(now));
+                }
                 // A flush that outlasts a handover says of its owner's changes, too, that they may be lost.
                 let outlasts = matches!(operation.what, What::Flush { .. })
                     && self.permission.get() == Permission::Owner

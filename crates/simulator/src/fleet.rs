@@ -205,6 +205,7 @@ impl Fleet {
         if self.branches.all().len() > 1 {
             self.tally(Event::BranchKill);
         }
+        self.keep_what_nobody_was_told_of(party);
         party.crashed(how);
         self.neighbours.crashed(place);
         if was_source {
@@ -231,6 +232,21 @@ impl Fleet {
                 fleet.party(place).boot();
             }
         });
+    }
+
+    /// A daemon that is killed between a failed flush and its answer takes with it that anything was lost; nothing finds that
+    /// out afterwards (`docs/failure-model.md`). So nothing is lost then.
+    fn keep_what_nobody_was_told_of(&self, party: &Party) {
+        for branch in self.branches.all().iter().filter(|branch| party.may_own(branch.number)) {
+            for (index, guest) in branch.guests.iter().enumerate() {
+                let Some((disk, vouches)) = party.own_disk(index) else { continue };
+                let Some(lost_at) = disk.lost_at() else { continue };
+                let is_told = guest.told_of_loss_at().is_some_and(|told_at| told_at >= lost_at);
+                if vouches || !is_told {
+                    disk.with_medium(|medium| medium.keep_lost());
+                }
+            }
+        }
     }
 
     /// A server that loses power loses what it has answered and not flushed, also to clients elsewhere that live on; they

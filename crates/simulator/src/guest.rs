@@ -59,6 +59,8 @@ pub(crate) struct Guest {
     /// Requests that are to begin; each has its pause behind it.
     idle_slots: Cell<u32>,
     mood: Cell<Mood>,
+    /// When a flush of its failed last.
+    told_of_loss_at: Cell<Option<Duration>>,
     buffers: BufferPool,
 }
 
@@ -144,6 +146,7 @@ impl Guest {
             answered: Cell::default(),
             connection: RefCell::default(),
             mood: Cell::new(Mood::Busy),
+            told_of_loss_at: Cell::default(),
             buffers,
         })
     }
@@ -204,6 +207,11 @@ impl Guest {
         // What it writes is told from what this one writes.
         guest.next_request.set(self.next_request.get() + BETWEEN_GUESTS);
         guest
+    }
+
+    /// When a flush of its failed last.
+    pub(crate) fn told_of_loss_at(&self) -> Option<Duration> {
+        self.told_of_loss_at.get()
     }
 
     /// Asks for something again.
@@ -354,6 +362,11 @@ impl Guest {
             (What::Read(_), Some(began), Err(_)) => content.read_ends(began, 0, std::iter::empty()),
             (What::Flush, Some(began), Ok(_)) => {
                 content.flush_succeeds(began);
+                Ok(())
+            }
+            (What::Flush, _, Err(_)) => {
+                content.flush_fails();
+                self.told_of_loss_at.set(Some(self.world.now()));
                 Ok(())
             }
             (What::Write(range, durability) | What::Zero(range, _, durability), _, result) => {

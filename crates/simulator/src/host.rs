@@ -168,6 +168,8 @@ impl Host {
         *self.serving.borrow_mut() = None;
         self.journal.crash();
         for disk in self.images.borrow().values() {
+            // Whether anybody was told of it is not followed here: it had not been lost.
+            disk.with_medium(|medium| medium.keep_lost());
             match how {
                 Stop::PowerCut => disk.power_cut(),
                 _ => disk.daemon_killed(),

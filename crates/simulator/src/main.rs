@@ -119,6 +119,7 @@ impl Arguments {
             Bug::AccessAfterTheRelationEnded
             | Bug::BranchMistaken
             | Bug::ChronicleIsMissingSet
+            | Bug::FailedFlushForgotten
             | Bug::ForgetAfterRefer
             | Bug::PromiseNotWithdrawn
             | Bug::MarksOfAnEarlierStay

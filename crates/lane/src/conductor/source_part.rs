@@ -29,7 +29,7 @@ use crate::copy::VolumeCopy;
 use crate::filter::GateMode;
 use crate::lending::Borrowing;
 use crate::peer::Haste;
-use crate::volume::Home;
+use crate::volume::{Home, Volume};
 
 /// What a conductor has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]
@@ -151,20 +151,20 @@ impl SourcePart {
                 }
             }
             SourceOrder::Settle(settling) => {
-                let (index, store) = (self.index, volume.store_for_us());
+                let (index, volume) = (self.index, Rc::clone(volume));
                 self.answer_after(async move {
-                    let result = flush(&store).await;
+                    let result = flush_own(&volume).await;
                     SourceEvent::Settled { volume: index, settling, result }
                 });
             }
             SourceOrder::Flush(attempt) => {
                 // The target flushes, too, and promises.
                 self.tell_copy(VolumeEvent::Freeze);
-                let (index, store) = (self.index, volume.store_for_us());
+                let (index, volume) = (self.index, Rc::clone(volume));
                 let borrowing = self.leaving.borrowing.clone();
                 self.answer_after(async move {
                     // N.B. the target waits for its image before it promises.
-                    let (flushed, given) = join(flush(&store), give_back(borrowing)).await;
+                    let (flushed, given) = join(flush_own(&volume), give_back(borrowing)).await;
                     let result = if given == FlushResult::Failed { given } else { flushed };
                     SourceEvent::Flushed { volume: index, attempt, result }
                 });
@@ -331,6 +331,15 @@ impl SourcePart {
         // As above.
         let _ = self.events.unbounded_send(event);
     }
+}
+
+/// Flushes a volume's own store.
+async fn flush_own(volume: &Volume) -> FlushResult {
+    let result = flush(&volume.store_for_us()).await;
+    if result == FlushResult::Failed {
+        volume.chronicler().store_failed().await;
+    }
+    result
 }
 
 /// Closes an image of the target's that this host has borrowed, when all of it is durable.

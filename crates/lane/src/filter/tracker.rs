@@ -53,9 +53,15 @@ impl BlockDevice for Tracker {
         Box::pin(async move { self.tracked(range, || self.below.write(offset, data, durability)).await })
     }
 
-    /// Passthrough.
+    /// One that fails is told when copies are told no more by what it may have lost.
     fn flush(&self) -> IoFuture<'_, ()> {
-        self.below.flush()
+        Box::pin(async move {
+            let result = self.below.flush().await;
+            if result.is_err_and(|error| matches!(error, block::IoError::Os { .. })) {
+                self.chronicler.store_failed().await;
+            }
+            result
+        })
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {

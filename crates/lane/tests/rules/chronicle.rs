@@ -8,8 +8,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::support::{SIZE, Scene, play};
+use block::conformance::Forgetful;
 use block::filter::Aligner;
-use block::{Buffer, BufferPool, Durability, Handle, MemoryStore};
+use block::{BlockDevice, Buffer, BufferPool, Durability, Handle, MemoryStore};
 use chronicle::{
     BlockRange, BlockSize, Epoch, Generation, Kept, LayeredBitmap, MarkPolicy, ReplicaOf, StayId,
 };
@@ -29,6 +30,8 @@ struct Folder {
     marks: RefCell<BTreeMap<Epoch, Vec<BlockRange>>>,
     /// How many more marks it does not take.
     refuses: RefCell<u32>,
+    /// How often a failed flush was to be remembered.
+    doubts: RefCell<u32>,
 }
 
 /// How long anything takes there.
@@ -38,8 +41,13 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Folder {
     fn new(handle: &Handle) -> Rc<Self> {
-        let (kept, marks, refuses) = (RefCell::default(), RefCell::default(), RefCell::default());
-        Rc::new(Self { handle: handle.clone(), kept, marks, refuses })
+        Rc::new(Self {
+            handle: handle.clone(),
+            kept: RefCell::default(),
+            marks: RefCell::default(),
+            refuses: RefCell::default(),
+            doubts: RefCell::default(),
+        })
     }
 
     /// What a restart finds.
@@ -86,10 +94,23 @@ impl Keeper for FolderKeeper {
             Ok(())
         })
     }
+
+    fn doubt(&self, _: StayKey) -> LaneFuture<Result<(), NotDurable>> {
+        let folder = Rc::clone(&self.0);
+        Box::pin(async move {
+            folder.handle.sleep(TAKES).await;
+            *folder.doubts.borrow_mut() += 1;
+            Ok(())
+        })
+    }
 }
 
 /// The volume after a start of its daemon.
 fn start(folder: &Rc<Folder>) -> Rc<Volume> {
+    start_over(folder, Rc::new(MemoryStore::new(SIZE)))
+}
+
+fn start_over(folder: &Rc<Folder>, store: Rc<dyn BlockDevice>) -> Rc<Volume> {
     let keeper = Rc::new(FolderKeeper(Rc::clone(folder)));
     let handle = folder.handle.clone();
     let beginning = Beginning {
@@ -101,7 +122,7 @@ fn start(folder: &Rc<Folder>) -> Rc<Volume> {
     let aligner = Aligner::new(BufferPool::new(), handle.clone());
     let keeping = Keeping { keeper, handle, wait_max: WAIT_MAX };
     let chronicler = Chronicler::kept(VOLUME, beginning, folder.found(), keeping);
-    let home = Home::Here(Rc::new(MemoryStore::new(SIZE)));
+    let home = Home::Here(store);
     Volume::with_chronicler(VOLUME, chronicler, GENERATION, home, aligner)
 }
 
@@ -252,5 +273,45 @@ fn a_second_stay_knows_nothing_of_the_first() {
         // It goes on with a stay that it knows.
         volume.begin_stay(StayId::Arrived(5), GENERATION, None).await.unwrap();
         assert_eq!(lacking(&volume), Some(vec![BlockRange::new(0, 1)]));
+    });
+}
+
+#[test]
+fn a_flush_that_fails_is_told_when_no_copy_is_told_any_more_by_what_it_has_lost() {
+    play(|scene| async move {
+        let folder = Folder::new(&scene.handle);
+        let store = Forgetful::new(SIZE);
+        let volume = start_over(&folder, Rc::clone(&store) as Rc<dyn BlockDevice>);
+        refer(&volume).await;
+        write(&scene, &volume, 0).await;
+        store.fail_flushes(1);
+        volume.device().flush().await.unwrap_err();
+        assert_eq!(*folder.doubts.borrow(), 1, "before the guest is told");
+        assert!(lacking(&volume).is_none() && folder.found().is_none());
+        assert_eq!(volume.chronicler().given_up().map(|given_up| given_up.copies), Some(1));
+        // Nothing more is to be remembered of this stay, and flushes go on as ever.
+        write(&scene, &volume, MIB).await;
+        store.fail_flushes(1);
+        volume.device().flush().await.unwrap_err();
+        volume.device().flush().await.unwrap();
+        assert_eq!(*folder.doubts.borrow(), 1);
+    });
+}
+
+#[test]
+fn a_flush_of_ours_that_fails_is_remembered_as_one_of_the_guests_is() {
+    play(|scene| async move {
+        let folder = Folder::new(&scene.handle);
+        let store = Forgetful::new(SIZE);
+        let volume = start_over(&folder, Rc::clone(&store) as Rc<dyn BlockDevice>);
+        refer(&volume).await;
+        write(&scene, &volume, 0).await;
+        store.fail_flushes(1);
+        let complete = || Some(LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(SIZE)));
+        let ours = volume.store_for_us();
+        let of = ReplicaOf::Migration(1);
+        volume.chronicler().refer_to(of, GENERATION, Some(&*ours), complete).await.unwrap_err();
+        assert_eq!(*folder.doubts.borrow(), 1);
+        assert!(lacking(&volume).is_none() && folder.found().is_none());
     });
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   opened:  InUse, with what it is            killed: it may have changed, by us; it must be the same one, no older
 //!   closed:  Closed, with how it looks exactly         it must look the same
+//!   failed:  Failed, whatever it looks like             it may change without anybody writing to it
 //! ```
 //! Nobody may write to an image that is served: it is locked. While its daemon is stopped anybody may.
 
@@ -42,6 +43,9 @@ pub enum ImageRecord {
         /// The first epoch in which this life of the daemon can have written to it.
         since: Epoch,
     },
+    /// A flush of it has failed in this stay. What it holds of what was written before may go at any time, with nobody writing
+    /// to it: no copy is told by it from then on, and it is none itself when its volume has left it.
+    Failed,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -49,6 +53,12 @@ struct Stored {
     volume: VolumeId,
     stay: StayId,
     record: ImageRecord,
+}
+
+/// Tells whether an image of which this is remembered is what its volume was when it left. One of which nothing is
+/// remembered may be anything.
+pub fn vouches(record: Option<&ImageRecord>) -> bool {
+    matches!(record, Some(ImageRecord::Closed(_) | ImageRecord::InUse { .. }))
 }
 
 impl ImageRecord {
@@ -83,9 +93,8 @@ mod tests {
     fn a_record_comes_back_and_only_for_its_stay() {
         let key = StayKey { volume: VolumeId([3; 16]), stay: StayId::Arrived(4) };
         let look = Look { which: vec![1, 2], state: vec![3], changed_at: -5 };
-        for record in
-            [ImageRecord::Closed(look.clone()), ImageRecord::InUse { looks: vec![look], since: Epoch(7) }]
-        {
+        let in_use = ImageRecord::InUse { looks: vec![look.clone()], since: Epoch(7) };
+        for record in [ImageRecord::Closed(look), in_use, ImageRecord::Failed] {
             let bytes = record.encode(key);
             assert_eq!(ImageRecord::decode(&bytes, key), Some(record));
             assert_eq!(ImageRecord::decode(&bytes, StayKey { stay: StayId::Made, ..key }), None);

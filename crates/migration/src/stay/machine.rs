@@ -62,6 +62,15 @@ pub struct Forgetting {
     stay: StayId,
 }
 
+/// What has to be done, in this order, before a failed flush of the volume's own store is told to whoever writes to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    /// It is to be remembered durably of the image ([`super::ImageRecord::Failed`]), of this stay.
+    pub stay: StayId,
+    /// Then what was kept is to be forgotten.
+    pub forgetting: Option<Forgetting>,
+}
+
 /// What may be marked before an epoch begins, so that writes wait for nothing; [`Stay::take_down`] takes the result.
 #[derive(Clone, Debug)]
 pub struct Premarks {
@@ -100,6 +109,8 @@ pub struct Stay {
     kept_asked: u64,
     /// The volume has left: nothing of this stay is needed any more.
     is_over: bool,
+    /// A flush of the volume's own store has failed.
+    is_doubted: bool,
     given_up: Option<GivenUp>,
 }
 
@@ -157,6 +168,7 @@ impl Stay {
             restart_finds: false,
             kept_asked: 0,
             is_over: false,
+            is_doubted: false,
             given_up: None,
         }
     }
@@ -314,6 +326,18 @@ impl Stay {
                 None
             }
         }
+    }
+
+    /// A flush of the volume's own store has failed: what copies were told by may not be what it holds, now or later. Each is
+    /// forgotten, and lacks everything. `None`: that is so already.
+    pub fn store_failed(&mut self) -> Option<Doubt> {
+        if self.is_doubted || self.is_over || broken(Bug::FailedFlushForgotten) {
+            return None;
+        }
+        self.is_doubted = true;
+        let forgetting =
+            self.give_up("a flush of its store failed, and what that holds may not be what was written");
+        Some(Doubt { stay: self.id, forgetting })
     }
 
     /// What was kept is forgotten durably. Nothing is marked from now on, unless somebody has a copy by now.

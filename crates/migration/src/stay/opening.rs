@@ -61,6 +61,9 @@ pub enum Distrust {
     /// Somebody has changed the image.
     #[error("its image was changed while it was not served")]
     Touched,
+    /// What was written may have gone since, without a trace.
+    #[error("a flush of its image has failed")]
+    FlushFailed,
 }
 
 /// Decides what a start believes and does.
@@ -76,14 +79,19 @@ pub fn open(found: Found) -> Opening {
     }
     let believed = found.kept.filter(|_| distrust.is_none());
     let since = first_epoch(believed.as_ref());
-    steps.extend(found.look.map(|look| OpeningStep::Record(ImageRecord::InUse { looks: vec![look], since })));
+    // A flush that failed is remembered until the stay is over.
+    let look = found.look.filter(|_| found.record != Some(ImageRecord::Failed));
+    steps.extend(look.map(|look| OpeningStep::Record(ImageRecord::InUse { looks: vec![look], since })));
     Opening { believed, distrust, steps }
 }
 
-/// What is remembered when the image has been closed in order and looks so; `None`: that it was remembered at all is to be
-/// forgotten.
-pub fn closed(look: Option<Look>) -> Option<ImageRecord> {
-    look.map(ImageRecord::Closed)
+/// What is remembered when the image has been closed in order and looks so, in the place of `record`; `None`: that it was
+/// remembered at all is to be forgotten.
+pub fn closed(record: Option<ImageRecord>, look: Option<Look>) -> Option<ImageRecord> {
+    match record {
+        Some(ImageRecord::Failed) => record,
+        _ => look.map(ImageRecord::Closed),
+    }
 }
 
 /// What is remembered of an image that is in use, when the volume may soon be in another one that looks so.
@@ -94,6 +102,7 @@ pub fn also_in_use(record: Option<ImageRecord>, look: Look) -> ImageRecord {
             looks.push(look);
             ImageRecord::InUse { looks, since }
         }
+        Some(ImageRecord::Failed) => ImageRecord::Failed,
         Some(ImageRecord::Closed(_)) | None => {
             ImageRecord::InUse { looks: vec![look], since: first_epoch(None) }
         }
@@ -114,11 +123,15 @@ fn believe(kept: &Kept, record: Option<&ImageRecord>, look: Option<&Look>) -> Re
     if broken(Bug::TouchedImageTrusted) {
         return Ok(());
     }
+    if record == Some(&ImageRecord::Failed) {
+        return Err(Distrust::FlushFailed);
+    }
     let look = look.ok_or(Distrust::Unknowable)?;
     match record.ok_or(Distrust::NotRecorded)? {
         ImageRecord::Closed(known) if known.which != look.which => Err(Distrust::Another),
         ImageRecord::Closed(known) if known == look => Ok(()),
         ImageRecord::Closed(_) => Err(Distrust::Touched),
+        ImageRecord::Failed => Err(Distrust::FlushFailed),
         ImageRecord::InUse { looks, since } => {
             let known = looks.iter().find(|known| known.which == look.which).ok_or(Distrust::Another)?;
             // Whoever puts a former content back in place makes it look older.
@@ -140,6 +153,7 @@ mod tests {
     use chronicle::{BlockCount, BlockSize, Generation, KeptReplica, LayeredBitmap, ReplicaOf};
 
     use super::*;
+    use crate::stay::image::vouches;
 
     fn look(which: u8, state: u8, changed_at: i128) -> Look {
         Look { which: vec![which], state: vec![state], changed_at }
@@ -205,6 +219,20 @@ mod tests {
             check(&[], Some(record.clone()), Some(look(which, 5, 9)), Ok(()));
         }
         check(&[], Some(record), Some(look(3, 5, 9)), Err(Distrust::Another));
+    }
+
+    #[test]
+    fn a_flush_that_failed_is_remembered_as_long_as_the_stay_lasts() {
+        let failed = || Some(ImageRecord::Failed);
+        for now in [Some(look(1, 1, 7)), None] {
+            let opening = open(Found { kept: Some(kept(&[6])), record: failed(), look: now });
+            assert_eq!(opening.distrust, Some(Distrust::FlushFailed));
+            assert_eq!((opening.believed, opening.steps), (None, vec![OpeningStep::Forget]));
+        }
+        assert_eq!(closed(failed(), Some(look(1, 1, 7))), failed());
+        assert_eq!(Some(also_in_use(failed(), look(2, 1, 7))), failed());
+        assert!(!vouches(failed().as_ref()) && !vouches(None));
+        assert!(vouches(closed(None, Some(look(1, 1, 7))).as_ref()));
     }
 
     #[test]

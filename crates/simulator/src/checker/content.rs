@@ -35,6 +35,8 @@ struct Version {
     ended: Tick,
     outcome: Outcome,
     durable: bool,
+    /// A flush that failed may have lost it: no later one makes it durable.
+    perhaps_lost: bool,
     /// When a later write was answered: from then on this is wrong. [`NEVER`]: it is not.
     superseded: Tick,
 }
@@ -82,6 +84,7 @@ impl Content {
                 ended: 0,
                 outcome,
                 durable: true,
+                perhaps_lost: false,
                 superseded: NEVER,
             }
         };
@@ -103,8 +106,16 @@ impl Content {
             };
             self.tidy(sector);
             let outcome = Outcome::Failed;
-            let version =
-                Version { request, token, began, ended: NEVER, outcome, durable: false, superseded: NEVER };
+            let version = Version {
+                request,
+                token,
+                began,
+                ended: NEVER,
+                outcome,
+                durable: false,
+                perhaps_lost: false,
+                superseded: NEVER,
+            };
             self.sectors[sector].push(version);
         }
     }
@@ -162,6 +173,15 @@ impl Content {
         self.flushed_before = self.flushed_before.max(began);
     }
 
+    /// A flush has failed: what has been asked for before that and is not durable may be lost, whatever later flushes say.
+    pub(crate) fn flush_fails(&mut self) {
+        for sector in 0..self.sectors.len() {
+            self.mark_durable(sector);
+            let versions = self.sectors[sector].iter_mut();
+            versions.filter(|version| !version.durable).for_each(|version| version.perhaps_lost = true);
+        }
+    }
+
     /// Reads under way will never be answered.
     pub(crate) fn forget_reads(&mut self) {
         self.reads.clear();
@@ -197,6 +217,7 @@ impl Content {
                 ended: now,
                 outcome: Outcome::DoneDurably,
                 durable: true,
+                perhaps_lost: false,
                 superseded: NEVER,
             });
         }
@@ -211,7 +232,8 @@ impl Content {
     fn mark_durable(&mut self, sector: usize) {
         let flushed_before = self.flushed_before;
         for version in &mut self.sectors[sector] {
-            version.durable |= version.outcome != Outcome::Failed && version.ended < flushed_before;
+            version.durable |=
+                version.outcome != Outcome::Failed && version.ended < flushed_before && !version.perhaps_lost;
         }
     }
 

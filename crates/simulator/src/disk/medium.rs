@@ -28,6 +28,10 @@ pub(crate) struct Medium {
     /// Number of the first entry of the log.
     log_start: u64,
     allocated: Vec<bool>,
+    /// Sectors whose content has been lost by a flush that failed: reads see it until it goes, and no flush makes it durable.
+    lost: Vec<bool>,
+    /// What such flushes were to make durable, with the numbers that it had in the log.
+    dropped: Vec<(u64, LogEntry)>,
     /// Sectors that are written together or not at all.
     atomic_sectors: usize,
 }
@@ -69,6 +73,8 @@ impl Medium {
             log: VecDeque::new(),
             log_start: 0,
             allocated: vec![false; sectors.div_ceil(GRAIN_SECTORS)],
+            lost: vec![false; sectors],
+            dropped: Vec::new(),
             atomic_sectors: (u64::from(sector_bytes) / SECTOR_BYTES) as usize,
         }
     }
@@ -78,15 +84,39 @@ impl Medium {
         &self.current
     }
 
-    /// Tells whether a power cut would change nothing.
+    /// Tells whether a power cut would change nothing but what a failed flush of its owner's has lost, which it was told of.
     pub(crate) fn is_durable(&self) -> bool {
-        self.current == self.durable
+        let mut sectors = self.current.iter().zip(&self.durable).zip(&self.lost);
+        sectors.all(|((current, durable), lost)| current == durable || *lost)
+    }
+
+    /// Tells whether a flush of the owner's has lost anything that is not gone yet.
+    pub(crate) fn has_lost(&self) -> bool {
+        !self.dropped.is_empty()
+    }
+
+    /// What has been lost was not, after all: it is durable.
+    pub(crate) fn keep_lost(&mut self) {
+        for (number, entry) in std::mem::take(&mut self.dropped) {
+            self.persist(number, &entry, |_| true);
+        }
+        self.lost.fill(false);
+    }
+
+    /// Nobody uses it for a while: reads do not see any more what has been lost.
+    pub(crate) fn let_go(&mut self) {
+        self.dropped.clear();
+        for (sector, lost) in self.lost.iter_mut().enumerate().filter(|(_, lost)| **lost) {
+            self.current[sector] = self.durable[sector];
+            *lost = false;
+        }
     }
 
     /// Puts content there that was always there.
     pub(crate) fn prefill(&mut self, sector: usize, token: u64) {
         self.current[sector] = token;
         self.durable[sector] = token;
+        self.lost[sector] = false;
         self.allocated[sector / GRAIN_SECTORS] = true;
     }
 
@@ -110,6 +140,7 @@ impl Medium {
             return;
         }
         self.current[first..first + tokens.len()].copy_from_slice(tokens);
+        self.lost[first..first + tokens.len()].fill(false);
         self.allocated[grains(first, tokens.len())].fill(true);
         self.log.push_back(LogEntry { first, content: Content::Tokens(tokens.to_vec()) });
         self.persist_last_if(durability);
@@ -120,6 +151,7 @@ impl Medium {
             return;
         }
         self.current[first..first + count].fill(0);
+        self.lost[first..first + count].fill(false);
         match unmap {
             ZeroMode::KeepAllocated => self.allocated[grains(first, count)].fill(true),
             ZeroMode::MayUnmap => {
@@ -149,6 +181,22 @@ impl Medium {
         }
     }
 
+    /// Loses the entries below number `entries`, which a flush that failed was to make durable: as
+    /// [`Medium::drop_volatile`], and reads see them only for a while.
+    pub(super) fn lose(&mut self, entries: u64) {
+        while self.log_start < entries {
+            let Some(entry) = self.log.pop_front() else { break };
+            for sector in entry.first..entry.first + entry.content.len() {
+                self.lost[sector] = self.durable[sector] != self.current[sector];
+            }
+            self.dropped.push((self.log_start, entry));
+            self.log_start += 1;
+        }
+        for entry in &self.log {
+            self.lost[entry.first..entry.first + entry.content.len()].fill(false);
+        }
+    }
+
     /// Of what is not durable, some sectors are kept and others not; any of their versions may be the one.
     pub(super) fn power_cut(&mut self, random: &mut Random) {
         let kept_percent = random.pick(&[0, 50, 90, 100]);
@@ -168,6 +216,8 @@ impl Medium {
             self.log_start += 1;
         }
         self.current.copy_from_slice(&self.durable);
+        self.lost.fill(false);
+        self.dropped.clear();
         for (grain, sectors) in self.allocated.iter_mut().zip(self.current.chunks(GRAIN_SECTORS)) {
             *grain |= sectors.iter().any(|token| *token != 0);
         }
@@ -262,6 +312,21 @@ mod tests {
         assert_eq!((medium.current()[0], medium.is_durable()), (7, false));
         medium.power_cut(&mut Random::new(1));
         assert_eq!(medium.current()[..2], [0, 8]);
+    }
+
+    #[test]
+    fn what_a_failed_flush_of_the_owner_has_lost_is_seen_until_nobody_uses_the_disk() {
+        let mut medium = Medium::new(16 << 10, 512);
+        medium.write(0, &[7, 7], Durability::Volatile);
+        let entries = medium.entries();
+        medium.write(1, &[8], Durability::Volatile);
+        medium.lose(entries);
+        assert!(medium.has_lost() && !medium.is_durable(), "what came later is not durable yet");
+        medium.flush(medium.entries());
+        assert!(medium.is_durable());
+        assert_eq!(medium.current()[..2], [7, 8]);
+        medium.let_go();
+        assert_eq!((medium.current()[..2].to_vec(), medium.has_lost()), (vec![0, 8], false));
     }
 
     #[test]

@@ -90,6 +90,8 @@ pub(super) fn apply(medium: &mut Medium, operation: &Operation, applied_percent:
         What::Flush { entries } if operation.fate == Fate::Succeeds => medium.flush(*entries),
         // A target that cannot flush has dropped what it was to make durable, and says so once.
         What::Flush { entries } if operation.asked_by == Permission::Target => medium.drop_volatile(*entries),
+        // So has an owner's: nobody can copy that again, so it may go at any time.
+        What::Flush { entries } if operation.asked_by == Permission::Owner => medium.lose(*entries),
         What::Flush { .. } | What::Read(..) | What::Allocation(_) => {}
     }
 }

@@ -19,7 +19,7 @@ use futures_channel::oneshot;
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::StayKey;
 use migration::stay::opening::{self, Found, OpeningStep};
-use migration::stay::{ImageRecord, Look, OpenMarks};
+use migration::stay::{ImageRecord, Look, OpenMarks, vouches};
 
 use crate::random::Random;
 use crate::world::World;
@@ -59,6 +59,7 @@ enum Work {
     Mark(StayKey, Epoch, Vec<BlockRange>),
     Keep(StayKey, Box<Kept>),
     Forget(StayKey, Epoch),
+    Doubt(StayKey),
 }
 
 impl SimChronicles {
@@ -123,9 +124,18 @@ impl SimChronicles {
 
     /// Remembers how an image looks that has been closed in order; if that cannot be, then nothing of it.
     pub(super) fn close_image(&self, key: StayKey, look: Look) {
-        let record = opening::closed(Some(look)).filter(|_| !self.is_full());
-        let bytes = record.map(|record| record.encode(key));
-        self.files.borrow_mut().entry(key).or_default().image = bytes;
+        let mut files = self.files.borrow_mut();
+        let image = &mut files.entry(key).or_default().image;
+        let known = image.as_ref().and_then(|bytes| ImageRecord::decode(bytes, key));
+        let record = opening::closed(known, Some(look)).filter(|_| !self.is_full());
+        *image = record.map(|record| record.encode(key));
+    }
+
+    /// Tells whether the image that a volume leaves is what the volume was.
+    pub(super) fn vouches(&self, key: StayKey) -> bool {
+        let files = self.files.borrow();
+        let image = files.get(&key).and_then(|files| files.image.as_ref());
+        vouches(image.and_then(|bytes| ImageRecord::decode(bytes, key)).as_ref())
     }
 
     fn record_image(&self, key: StayKey, record: &ImageRecord) {
@@ -195,7 +205,7 @@ impl SimChronicles {
     }
 
     fn apply(&self, work: Work) -> Result<(), NotDurable> {
-        if self.is_full() && !matches!(work, Work::Forget(..)) {
+        if self.is_full() && !matches!(work, Work::Forget(..) | Work::Doubt(_)) {
             return Err(NotDurable { detail: "no space".to_owned() });
         }
         match work {
@@ -208,6 +218,11 @@ impl SimChronicles {
                 files.marks.retain(|epoch, _| *epoch > kept.through);
             }
             Work::Forget(key, through) => self.forget_through(key, through),
+            Work::Doubt(key) => {
+                // In a full folder what was remembered of the image is deleted instead.
+                let record = (!self.is_full()).then(|| ImageRecord::Failed.encode(key));
+                self.files.borrow_mut().entry(key).or_default().image = record;
+            }
         }
         Ok(())
     }
@@ -253,5 +268,9 @@ impl Keeper for SimChronicles {
 
     fn forget(&self, key: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>> {
         self.begin(Work::Forget(key, through))
+    }
+
+    fn doubt(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>> {
+        self.begin(Work::Doubt(key))
     }
 }

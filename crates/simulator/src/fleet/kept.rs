@@ -7,7 +7,12 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use chronicle::Generation;
-use migration::{MigrationId, VolumeId};
+use migration::journal::Moved;
+use migration::{MigrationId, StayKey, VolumeId};
+
+use super::party::Party;
+use crate::checker::owner::{Permission, permission};
+use crate::disk::Role;
 
 /// The images that one host keeps, by volume: a later one takes the place of an earlier.
 #[derive(Default)]
@@ -50,5 +55,41 @@ impl KeptImages {
         let image = images.values_mut().find(|image| !image.is_touched)?;
         image.is_touched = true;
         Some(image.path.clone())
+    }
+}
+
+impl Party {
+    /// Keeps an image that a volume has left, under another name; done already is done.
+    pub(super) fn keep_image(&self, path: &str) {
+        let left = self.journal().look(|state, _| {
+            let left = |moved: &&Moved| moved.volume.record.image.place.name() == path;
+            state.moved.values().find(left).cloned()
+        });
+        let disk = self.images.borrow_mut().remove(path);
+        let (Some(Moved { volume: left, migration, .. }), Some(disk)) = (left, disk) else { return };
+        let record = &left.record;
+        disk.set_role(Role::Bystander);
+        disk.set_permission(Permission::Forbidden);
+        let kept = format!("{path}.kept");
+        disk.with_medium(|medium| medium.let_go());
+        self.images.borrow_mut().insert(kept.clone(), disk);
+        if !self.chronicles.vouches(StayKey { volume: record.volume, stay: left.stay }) {
+            return;
+        }
+        if let Some(former) = self.kept.record(record.volume, &kept, migration, record.generation) {
+            self.images.borrow_mut().remove(&former.path);
+        }
+        self.world.note("keep", self.place.index() as u64, record.generation.0);
+    }
+
+    /// Makes the image that an earlier stay of a volume has left, if there is one, the target at `path`; says by which
+    /// departure it was left, and of which generation it is.
+    pub(super) fn take_kept(&self, volume: VolumeId, path: &str) -> Option<(MigrationId, Generation)> {
+        let kept = self.kept.take(volume)?;
+        let disk = self.images.borrow_mut().remove(&kept.path)?;
+        disk.set_permission(self.journal().look(|state, _| permission(state, path)));
+        self.images.borrow_mut().insert(path.to_owned(), disk);
+        self.world.note("take", self.place.index() as u64, kept.generation.0);
+        Some((kept.departure, kept.generation))
     }
 }

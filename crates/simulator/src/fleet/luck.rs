@@ -40,7 +40,7 @@ const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::LinkSilent, 3),
     (Fault::LinkGone, 2),
     (Fault::OtherLinkCut, 1),
-    (Fault::SourceError, 1),
+    (Fault::SourceError, 3),
     (Fault::SourceSlow, 2),
     (Fault::TargetError, 2),
     (Fault::TargetFull, 2),

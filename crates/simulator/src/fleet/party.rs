@@ -6,11 +6,11 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
-use chronicle::{BlockSize, Generation, MarkPolicy};
+use chronicle::{BlockSize, MarkPolicy};
 use lane::TimeLimits;
 use lane::resuming::Rhythm;
 use migration::journal::{
-    ImageLocation, MigratingVolume, MigrationState, Moved, Promotion, Record, Side, Stage, State,
+    ImageLocation, MigratingVolume, MigrationState, Promotion, Record, Side, Stage, State,
 };
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
@@ -523,36 +523,6 @@ impl Party {
         if let Some(image) = self.images.borrow_mut().remove(path) {
             image.set_role(Role::Bystander);
         }
-    }
-
-    /// Keeps an image that a volume has left, under another name; done already is done.
-    pub(super) fn keep_image(&self, path: &str) {
-        let left = self.journal.look(|state, _| {
-            let left = |moved: &&Moved| moved.volume.record.image.place.name() == path;
-            state.moved.values().find(left).cloned()
-        });
-        let disk = self.images.borrow_mut().remove(path);
-        let (Some(Moved { volume: left, migration, .. }), Some(disk)) = (left, disk) else { return };
-        let record = left.record;
-        disk.set_role(Role::Bystander);
-        disk.set_permission(Permission::Forbidden);
-        let kept = format!("{path}.kept");
-        self.images.borrow_mut().insert(kept.clone(), disk);
-        if let Some(former) = self.kept.record(record.volume, &kept, migration, record.generation) {
-            self.images.borrow_mut().remove(&former.path);
-        }
-        self.world.note("keep", self.place.index() as u64, record.generation.0);
-    }
-
-    /// Makes the image that an earlier stay of a volume has left, if there is one, the target at `path`; says by which
-    /// departure it was left, and of which generation it is.
-    pub(super) fn take_kept(&self, volume: VolumeId, path: &str) -> Option<(MigrationId, Generation)> {
-        let kept = self.kept.take(volume)?;
-        let disk = self.images.borrow_mut().remove(&kept.path)?;
-        disk.set_permission(self.journal.look(|state, _| permission(state, path)));
-        self.images.borrow_mut().insert(path.to_owned(), disk);
-        self.world.note("take", self.place.index() as u64, kept.generation.0);
-        Some((kept.departure, kept.generation))
     }
 
     /// The image at `path`, made if it is not there.

@@ -181,6 +181,13 @@ impl Party {
         here.filter(|(_, volume)| matches!(volume.home(), Home::Here(_))).collect()
     }
 
+    /// The image that a volume of this host is in, and whether that would vouch for itself if the volume left it.
+    pub(super) fn own_disk(&self, index: usize) -> Option<(Rc<SimDisk>, bool)> {
+        let volume = volume_id(index);
+        let stay = self.journal().look(|state, _| Some(state.volumes.get(&volume)?.stay))?;
+        Some((self.disk_of(index)?, self.chronicles.vouches(StayKey { volume, stay })))
+    }
+
     /// The image that a volume of this host is in.
     fn disk_of(&self, index: usize) -> Option<Rc<SimDisk>> {
         let path = self.journal().look(|state, _| {

@@ -131,3 +131,16 @@ fn a_stay_that_is_over_knows_nothing_and_remembers_nothing() {
     let premarks = stay.premarks();
     assert!(stay.take_down(&premarks, COPY, GENERATION, nothing()).is_none());
 }
+
+#[test]
+fn a_store_that_has_failed_a_flush_tells_of_no_copy_once_in_each_stay() {
+    let mut stay = Stay::begin(beginning());
+    refer(&mut stay, COPY);
+    let under_way = referral(&mut stay, OTHER);
+    let doubt = stay.store_failed().unwrap();
+    assert_eq!((doubt.stay, doubt.forgetting.is_some()), (beginning().id, true));
+    assert!(stay.lacking(COPY, GENERATION).is_none());
+    assert!(stay.refer(under_way).is_none(), "nor of one that was about to be known");
+    assert_eq!(stay.store_failed(), None);
+    assert!(Stay::begin(beginning()).store_failed().is_some_and(|doubt| doubt.forgetting.is_none()));
+}
