@@ -7,6 +7,7 @@
 //! ```
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,11 +116,39 @@ impl Console {
         Self::start_as(scene, volumes, work, &[])
     }
 
+    /// As [`Console::start_with_words`], with the volume `v` and with `sections` at the end of the definition, in QEMU that
+    /// may run as anybody: what it is to open is where everybody may read it.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub fn start_for_anybody(
+        scene: &Scene,
+        fill_bytes: u64,
+        words: &[&str],
+        sections: &str,
+    ) -> anyhow::Result<Self> {
+        let work = Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 };
+        let socket = scene.path("console");
+        let mut definition = text(&socket, &["v"], work, words)? + sections;
+        let image = guest_image()?;
+        for (file, name) in [(&image.kernel, "kernel"), (&image.initramfs, "initramfs")] {
+            let copy = scene.path(name);
+            std::fs::copy(file, &copy).context("copy the guest")?;
+            std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o644))?;
+            definition = definition.replace(&file.display().to_string(), &copy.display().to_string());
+        }
+        Self::start_text(scene, &socket, &definition)
+    }
+
     fn start_as(scene: &Scene, volumes: &[&str], work: Work, words: &[&str]) -> anyhow::Result<Self> {
         let socket = scene.path("console");
-        let console = Self::listen(&socket)?;
+        Self::start_text(scene, &socket, &text(&socket, volumes, work, words)?)
+    }
+
+    fn start_text(scene: &Scene, socket: &Path, text: &str) -> anyhow::Result<Self> {
+        let console = Self::listen(socket)?;
         let definition = scene.path("vm.toml");
-        std::fs::write(&definition, text(&socket, volumes, work, words)?).context("write the definition")?;
+        std::fs::write(&definition, text).context("write the definition")?;
         let definition = definition.to_str().context("a folder that is not UTF-8")?;
         scene.sterna(["vm", "add", NAME, "--definition", definition])?.success()?;
         scene.sterna(["vm", "start", NAME])?.success()?;
@@ -197,6 +226,8 @@ impl Console {
     /// A console that whichever QEMU is the guest's connects to.
     pub(crate) fn listen(socket: &Path) -> anyhow::Result<Self> {
         let listener = UnixListener::bind(socket).context("listen for the console")?;
+        // Whomever QEMU runs as.
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))?;
         let heard = Arc::<Mutex<Heard>>::default();
         let console = Self { heard: Arc::clone(&heard), socket: socket.display().to_string() };
         std::thread::spawn(move || {

@@ -20,6 +20,7 @@
 //! [machines]                                # what machines from other hosts may name, besides what is harmless
 //! allow = ["-netdev bridge"]                # options of QEMU
 //! folders = ["/srv/firmware"]               # files below these
+//! user = "sterna-qemu"                      # whom QEMU runs as
 //!
 //! [hooks]                                   # run on both sides when a machine or a volume moves
 //! before = "/etc/sterna/before"             # if it fails, the machine stays
@@ -64,7 +65,7 @@ pub(crate) use hooks::TIMEOUT_S as HOOK_TIMEOUT_S;
 pub use hooks::{HookProblem, HooksConfig};
 pub use hosts::HostsConfig;
 pub use keys::UnknownKey;
-pub use machines::MachinesConfig;
+pub use machines::{MachinesConfig, QemuUser, RunsAs};
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
 pub use stores::{StoreConfig, StoreFault};
@@ -245,6 +246,14 @@ pub enum ConfigError {
         path: PathBuf,
         /// What is written.
         entry: String,
+    },
+    /// QEMU cannot run as whom it is to run as.
+    #[error("{path}: machines.user: {fault}")]
+    QemuUser {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: SocketFault,
     },
     /// A link is none that other hosts could call.
     #[error("{path}: hosts.links: \"{address}\" is no address that others can call; write HOST:PORT")]

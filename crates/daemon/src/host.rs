@@ -148,7 +148,7 @@ impl Host {
             hosts,
             peers,
             histories: Arc::new(Histories::new(&config.data_dir)),
-            vms: Vms::open(&config.data_dir, &config.volume_sockets_dir, &config.machines),
+            vms: Vms::open(&config.data_dir, &sockets, &config.machines),
             config,
             journal,
             chronicles,

@@ -41,6 +41,7 @@ mod moving;
 pub mod names;
 mod opening;
 mod peers;
+mod qemu_sockets;
 mod queue;
 mod recovery;
 mod replicas;

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::chronicles::Chronicles;
-use crate::config::{Config, DEFAULT_STORE, StoreConfig};
+use crate::config::{Config, DEFAULT_STORE, RunsAs, StoreConfig};
 use crate::descriptors;
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::host::export::encryption;
@@ -133,6 +133,11 @@ impl Daemon {
         let encryption = encryption(&config.nbd).map_err(ServeError::Credentials)?;
         let stores = open_stores(&config)?;
         let sockets = SocketFolder::open(&config.volume_sockets_dir)?;
+        if config.machines.runs_as == RunsAs::Root && config.hosts.machines {
+            tracing::warn!(
+                "QEMU runs as root: make a user for it, which then is used: useradd --system --gid kvm sterna-qemu"
+            );
+        }
         let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
         recovery::run(&journal).await.map_err(ServeError::Recovery)?;
         settle(&stores, &journal.read(State::clone));

@@ -1,5 +1,6 @@
 //! Unix sockets at stable paths: made with their mode, put in place in one step, never taken from somebody else.
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -7,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use api::{Address, AddressError};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
@@ -19,6 +20,8 @@ use crate::lock::{FolderLock, LockError};
 const FOLDER_MODE: u32 = 0o700;
 /// And if others may connect to some of them: everybody passes through, and each socket says who may connect.
 const SHARED_FOLDER_MODE: u32 = 0o711;
+/// Bits of a socket's mode that let its owner connect.
+const OWNER_CONNECTS: u32 = 0o600;
 /// Connections that the kernel may hold for a volume's port before they are accepted.
 const PORT_BACKLOG: i32 = 128;
 /// Name under which a socket is made; shorter than any volume's, so that it fits wherever they do.
@@ -32,7 +35,28 @@ pub(crate) struct SocketFolder {
     made_parent: bool,
     /// Held while a socket is made: they all begin under one name.
     binding: Mutex<()>,
+    grants: Arc<Grants>,
     _lock: FolderLock,
+}
+
+/// The users of machines' QEMUs, by the volumes that are their disks: only they may connect to those.
+#[derive(Debug, Default)]
+pub(crate) struct Grants(Mutex<BTreeMap<String, u32>>);
+
+impl Grants {
+    /// A volume's socket is a user's, from when it is made the next time.
+    pub(crate) fn give(&self, volume: &str, user: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), user);
+    }
+
+    /// A volume's socket is nobody's but the daemon's, from when it is made the next time.
+    pub(crate) fn take(&self, volume: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(volume);
+    }
+
+    fn user_of(&self, volume: &str) -> Option<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(volume).copied()
+    }
 }
 
 /// Why there is no socket.
@@ -101,12 +125,45 @@ impl SocketFolder {
         let lock = FolderLock::acquire(folder)?;
         // It may be there from a time when its sockets were shared.
         std::fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE)).map_err(failed)?;
-        Ok(Self { folder: folder.to_owned(), made_parent, binding: Mutex::new(()), _lock: lock })
+        Ok(Self {
+            folder: folder.to_owned(),
+            made_parent,
+            binding: Mutex::new(()),
+            grants: Arc::default(),
+            _lock: lock,
+        })
+    }
+
+    /// Where it is.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Where a volume's socket is.
     pub(crate) fn volume_socket(&self, volume: &str) -> PathBuf {
         self.folder.join(format!("{volume}.sock"))
+    }
+
+    /// Whose QEMUs the volumes' sockets are for.
+    pub(crate) fn grants(&self) -> Arc<Grants> {
+        Arc::clone(&self.grants)
+    }
+
+    /// Gives a volume's socket, now and whenever it is made again, to a user whose QEMU has it as a disk.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn grant(&self, volume: &str, user: u32) -> Result<(), SocketError> {
+        let path = self.volume_socket(volume);
+        let failed = |source| SocketError::Io { operation: "give to QEMU", path: path.clone(), source };
+        let _binding = self.binding.lock().unwrap_or_else(PoisonError::into_inner);
+        self.grants.give(volume, user);
+        self.let_others_through().map_err(failed)?;
+        match std::os::unix::fs::lchown(&path, Some(user), None) {
+            // It is made later.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            given => given.map_err(failed),
+        }
     }
 
     /// Checks that a volume's socket can have its path.
@@ -127,7 +184,7 @@ impl SocketFolder {
     /// # Errors
     /// [`SocketError`].
     pub(crate) fn bind_volume(&self, volume: &str, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
-        self.bind(&self.volume_socket(volume), access)
+        self.bind(&self.volume_socket(volume), access, self.grants.user_of(volume))
     }
 
     /// Listens at `path`, which is in the folder above this one. A socket that nobody listens to is replaced.
@@ -138,10 +195,11 @@ impl SocketFolder {
         if UnixStream::connect(path).is_ok() {
             return Err(SocketError::Taken(path.to_owned()));
         }
-        self.bind(path, access)
+        self.bind(path, access, None)
     }
 
-    fn bind(&self, path: &Path, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
+    /// Listens at `path`. `user`: whom a machine's QEMU runs as that has it as a disk.
+    fn bind(&self, path: &Path, access: &SocketAccess, user: Option<u32>) -> Result<OwnedFd, SocketError> {
         Address::unix(path)?;
         check_replaceable(path)?;
         let _binding = self.binding.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,10 +212,15 @@ impl SocketFolder {
                 |source| SocketError::Owner { path: path.to_owned(), owner: owner.to_string(), source };
             std::os::unix::fs::chown(&unfinished, owner.user, owner.group).map_err(refused)?;
         }
+        if user.is_some() {
+            std::os::unix::fs::lchown(&unfinished, user, None).map_err(failed)?;
+        }
         // After the owner: nobody may connect in between who may not afterwards.
-        let mode = Permissions::from_mode(access.mode.bits());
+        let mode = access.mode.bits() | user.map_or(0, |_| OWNER_CONNECTS);
+        let mode = Permissions::from_mode(mode);
         std::fs::set_permissions(&unfinished, mode).map_err(failed)?;
-        if access.mode.is_shared() {
+        let is_anothers = access.owner.as_ref().is_some_and(|owner| owner.user.is_some());
+        if access.mode.is_shared() || is_anothers || user.is_some() {
             self.let_others_through().map_err(failed)?;
         }
         std::fs::rename(&unfinished, path).map_err(failed)?;
@@ -232,7 +295,7 @@ fn check_replaceable(path: &Path) -> Result<(), SocketError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::os::unix::net::UnixStream;
     use std::path::Path;
 
@@ -277,6 +340,32 @@ mod tests {
         let _listener = folder.bind_volume("a", &access).unwrap();
         assert_eq!((mode(&path), mode(&folder.volume_socket("a"))), (0o711, 0o660));
         assert_eq!(mode(&parent.path().join("run")), 0o711);
+    }
+
+    #[test]
+    fn socket_of_a_disk_is_its_qemus_now_and_when_it_is_made_again() {
+        if !rustix::process::geteuid().is_root() {
+            return omission::machine_lacks("root, to give a socket away");
+        }
+        let parent = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::open(&parent.path().join("run/volumes")).unwrap();
+        let owner = |volume: &str| {
+            let found = std::fs::metadata(folder.volume_socket(volume)).unwrap();
+            (found.uid(), found.permissions().mode() & 0o777)
+        };
+        // Whatever is said of its owner: the disk's is the one that connects.
+        let access = SocketAccess { mode: "0060".parse().unwrap(), owner: Some("7:8".parse().unwrap()) };
+        let _listener = folder.bind_volume("a", &access).unwrap();
+        assert_eq!(owner("a"), (7, 0o060));
+        folder.grant("a", 5).unwrap();
+        assert_eq!(owner("a").0, 5);
+        folder.grant("b", 5).unwrap();
+        let _listeners = ["a", "b", "c"].map(|volume| folder.bind_volume(volume, &access).unwrap());
+        assert_eq!([owner("a"), owner("b"), owner("c")], [(5, 0o660), (5, 0o660), (7, 0o060)]);
+        assert_eq!(std::fs::metadata(parent.path().join("run/volumes")).unwrap().mode() & 0o777, 0o711);
+        folder.grants().take("a");
+        let _listener = folder.bind_volume("a", &access).unwrap();
+        assert_eq!(owner("a"), (7, 0o060));
     }
 
     #[test]

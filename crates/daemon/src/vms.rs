@@ -41,6 +41,7 @@ mod script;
 #[cfg(test)]
 mod tests;
 mod tpm;
+mod unprivileged;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,7 +69,8 @@ pub(crate) use self::same_files::Differences;
 pub(crate) use self::script::GivenBack;
 use crate::config::MachinesConfig;
 use crate::journal::now_unix_ms;
-use crate::sockets::SocketFolder;
+use crate::qemu_sockets;
+use crate::sockets::{Grants, SocketFolder};
 
 /// Folder in the data folder: one of each machine, with its files and its log.
 const FOLDER: &str = "vms";
@@ -87,7 +89,9 @@ pub(crate) struct Vms {
     catalogue: Result<Catalogue, String>,
     /// The machines of others whose disks are served; why the list cannot be used is kept instead of it.
     adoptions: Result<Adoptions, String>,
-    /// What machines of other hosts may name.
+    /// Whose QEMUs the sockets of volumes are for.
+    grants: Arc<Grants>,
+    /// What machines of other hosts may name, and whom QEMU runs as.
     allowed: MachinesConfig,
     /// Those that are paused for a reason of ours.
     pub(crate) holds: Arc<Holds>,
@@ -185,7 +189,9 @@ impl Alive {
 
 impl Vms {
     /// Reads what is known. Machines that were running are looked for by [`Self::find_running`].
-    pub(crate) fn open(data_dir: &Path, volume_sockets_dir: &Path, allowed: &MachinesConfig) -> Arc<Self> {
+    ///
+    /// The sockets of volumes that are disks of machines that run are made for whom their QEMUs run as.
+    pub(crate) fn open(data_dir: &Path, sockets: &SocketFolder, allowed: &MachinesConfig) -> Arc<Self> {
         let catalogue = Catalogue::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let adoptions = Adoptions::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let mut entries = BTreeMap::new();
@@ -205,9 +211,10 @@ impl Vms {
         if let Err(problem) = &catalogue {
             tracing::warn!(%problem, "machines cannot be managed");
         }
-        Arc::new(Self {
+        let vms = Self {
             folder: data_dir.join(FOLDER),
-            monitors: volume_sockets_dir.with_file_name(MONITORS_FOLDER),
+            monitors: sockets.folder().with_file_name(MONITORS_FOLDER),
+            grants: sockets.grants(),
             catalogue,
             adoptions,
             holds: Holds::open(data_dir),
@@ -215,7 +222,9 @@ impl Vms {
             entries: Mutex::new(entries),
             turns: Arc::default(),
             changed: Notify::new(),
-        })
+        };
+        vms.grant_all();
+        Arc::new(vms)
     }
 
     /// Adds a machine. It may sleep.
@@ -333,6 +342,14 @@ impl Vms {
         }
     }
 
+    /// Has the disks of machines that an earlier daemon has started reached by whom their QEMUs run as.
+    fn grant_all(&self) {
+        for entry in self.entries().values() {
+            let Some(user) = qemu_sockets::user(&self.monitor_of(&entry.record)) else { continue };
+            entry.definition.volumes().iter().for_each(|volume| self.grants.give(volume, user));
+        }
+    }
+
     /// Writes a new machine's files and what its TPM begins with, then the list with it.
     fn enter(
         &self,
@@ -379,9 +396,10 @@ impl Vms {
     fn forget(&self, name: &str) -> Result<(), VmError> {
         let mut entries = self.entries();
         self.catalogue()?.remove(name)?;
-        if let Some(watch) = entries.remove(name).and_then(|entry| entry.watch) {
+        if let Some(entry) = entries.remove(name) {
+            entry.definition.volumes().iter().for_each(|volume| self.grants.take(volume));
             // It is connected to the monitor.
-            watch.abort();
+            entry.watch.iter().for_each(AbortHandle::abort);
         }
         drop(entries);
         // One that goes on without Sterna keeps it, and nobody is to find it.

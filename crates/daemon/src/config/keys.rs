@@ -65,7 +65,7 @@ const ROOT: Table = Table::Keys(
                 &[],
             ),
         ),
-        ("machines", Table::Keys(&["allow", "folders"], &[])),
+        ("machines", Table::Keys(&["allow", "folders", "user"], &[])),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
         ("stores", Table::Named(&Table::Keys(&["device", "format", "nbd", "path"], &[]))),
         ("volume_sockets", SOCKET),

@@ -1,18 +1,83 @@
-//! What machines that come from other hosts may name here.
+//! What machines that come from other hosts may name here, and whom QEMU runs as.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::sockets::{self, SocketFault, SocketOwner};
 use super::{ConfigError, require_absolute};
 
-/// What machines that come from other hosts may name here, besides what is always allowed.
+/// Whom QEMU runs as if nobody says anything, the daemon is root, and there is such a user.
+const USER_DEFAULT: &str = "sterna-qemu";
+/// What changes the user and then becomes the program (util-linux).
+const CHANGES_USER: &str = "setpriv";
+
+/// What machines that come from other hosts may name here, besides what is always allowed; and whom QEMU runs as.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachinesConfig {
     /// Options of QEMU, alone or with what their value begins with: `-vnc`, `-netdev bridge`.
     pub allow: Vec<String>,
     /// Folders below which files and sockets may be named; absolute.
     pub folders: Vec<PathBuf>,
+    /// Whom the QEMUs run as that Sterna starts.
+    pub runs_as: RunsAs,
+}
+
+/// Whom the QEMUs run as that Sterna starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RunsAs {
+    /// The daemon's user: it is not root, or the configuration says so.
+    #[default]
+    Daemon,
+    /// The daemon's user, which is root: the configuration says nothing, and there is no user for QEMU.
+    Root,
+    /// A user of its own.
+    Other(QemuUser),
+}
+
+/// A user that is not the daemon's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QemuUser {
+    /// As it was written.
+    text: String,
+    /// Its number.
+    pub user: u32,
+    /// Its group's number.
+    pub group: u32,
+    /// Whether it is known by name, and so may be in more groups.
+    has_groups: bool,
+}
+
+impl QemuUser {
+    /// The words that run `command` as this user, without any of the daemon's rights. The process stays the same.
+    pub(crate) fn command(&self, command: Vec<String>) -> Vec<String> {
+        let groups = if self.has_groups { "--init-groups" } else { "--clear-groups" };
+        let words = [
+            CHANGES_USER.to_owned(),
+            format!("--reuid={}", self.user),
+            format!("--regid={}", self.group),
+            groups.to_owned(),
+            "--inh-caps=-all".to_owned(),
+            "--".to_owned(),
+        ];
+        words.into_iter().chain(command).collect()
+    }
+
+    /// Reads `USER` or `USER:GROUP`; without a group, the user's own.
+    fn parse(text: &str) -> Result<Self, SocketFault> {
+        let owner: SocketOwner = text.parse()?;
+        let user = owner.user.ok_or_else(|| SocketFault::User(String::new()))?;
+        let own_group = sockets::group_of(user);
+        let group = owner.group.or(own_group).ok_or_else(|| SocketFault::NoGroup(text.to_owned()))?;
+        Ok(Self { text: text.to_owned(), user, group, has_groups: own_group.is_some() })
+    }
+}
+
+impl fmt::Display for QemuUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -20,6 +85,7 @@ pub struct MachinesConfig {
 pub(super) struct FileMachines {
     allow: Vec<String>,
     folders: Vec<PathBuf>,
+    user: Option<String>,
 }
 
 impl FileMachines {
@@ -32,6 +98,63 @@ impl FileMachines {
         }
         let folders = self.folders.into_iter();
         let folders = folders.map(|folder| require_absolute(path, "machines.folders", folder));
-        Ok(MachinesConfig { allow: self.allow, folders: folders.collect::<Result<_, _>>()? })
+        let runs_as = runs_as(path, self.user.as_deref(), rustix::process::geteuid().as_raw())?;
+        Ok(MachinesConfig { allow: self.allow, folders: folders.collect::<Result<_, _>>()?, runs_as })
+    }
+}
+
+/// Whom QEMU runs as, by what is written and by the daemon's own user.
+fn runs_as(path: &Path, written: Option<&str>, own: u32) -> Result<RunsAs, ConfigError> {
+    let Some(text) = written else {
+        // That there is none is no error: nobody asked for it.
+        return Ok(match QemuUser::parse(USER_DEFAULT) {
+            _ if own != 0 => RunsAs::Daemon,
+            Ok(user) => RunsAs::Other(user),
+            Err(_) => RunsAs::Root,
+        });
+    };
+    let refused = |fault| ConfigError::QemuUser { path: path.to_owned(), fault };
+    let user = QemuUser::parse(text).map_err(refused)?;
+    match (user.user == own, own) {
+        (true, _) => Ok(RunsAs::Daemon),
+        (false, 0) => Ok(RunsAs::Other(user)),
+        (false, _) => Err(refused(SocketFault::NotRoot(text.to_owned()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs_as_of(written: Option<&str>, own: u32) -> Result<RunsAs, String> {
+        runs_as(Path::new("sterna.toml"), written, own).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn qemu_runs_as_whom_the_configuration_says_if_the_daemon_can_do_that() {
+        let other = |text: &str, user, group, has_groups| {
+            Ok(RunsAs::Other(QemuUser { text: text.to_owned(), user, group, has_groups }))
+        };
+        assert_eq!(runs_as_of(Some("2:3"), 0), other("2:3", 2, 3, true));
+        assert_eq!(runs_as_of(Some("987654:3"), 0), other("987654:3", 987_654, 3, false));
+        assert_eq!(runs_as_of(Some("root"), 0), Ok(RunsAs::Daemon));
+        assert_eq!(runs_as_of(Some("7"), 7), Ok(RunsAs::Daemon));
+        assert_eq!(runs_as_of(None, 7), Ok(RunsAs::Daemon));
+        for (written, own, expected) in [
+            ("987654", 0, "write \"USER:GROUP\""),
+            ("2:3", 7, "a daemon that is not root"),
+            ("nobody-of-that-name", 0, "there is no user"),
+            (":3", 0, "there is no user"),
+        ] {
+            let refused = runs_as_of(Some(written), own).unwrap_err();
+            assert!(refused.contains("machines.user") && refused.contains(expected), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_command_is_run_with_the_groups_of_a_user_that_is_known() {
+        let with = |text: &str| QemuUser::parse(text).unwrap().command(vec!["qemu".to_owned()]).join(" ");
+        assert_eq!(with("2:3"), "setpriv --reuid=2 --regid=3 --init-groups --inh-caps=-all -- qemu");
+        assert!(with("987654:3").contains(" --clear-groups "));
     }
 }

@@ -55,6 +55,14 @@ pub enum SocketFault {
     /// There is no such group.
     #[error("there is no group \"{0}\"; see: getent group")]
     Group(String),
+    /// QEMU's user has no group.
+    #[error("\"{0}\" is nobody's number, so nobody says its group; write \"USER:GROUP\"")]
+    NoGroup(String),
+    /// QEMU cannot be run as somebody else.
+    #[error(
+        "a daemon that is not root cannot run QEMU as \"{0}\"; leave it out: QEMU runs as the daemon's user"
+    )]
+    NotRoot(String),
 }
 
 impl Default for SocketAccess {
@@ -132,6 +140,16 @@ fn number_of(name: &str, file: &str) -> Option<u32> {
     let mut fields =
         lines.lines().map(|line| line.split(':')).find(|fields| fields.clone().next() == Some(name))?;
     fields.nth(2)?.parse().ok()
+}
+
+/// The group of a user, by its line in the list of users.
+pub(super) fn group_of(user: u32) -> Option<u32> {
+    let lines = std::fs::read_to_string(USERS).ok()?;
+    let numbers = lines.lines().map(|line| {
+        let mut fields = line.split(':').skip(2);
+        (fields.next().and_then(|user| user.parse().ok()), fields.next())
+    });
+    numbers.filter(|(number, _)| *number == Some(user)).find_map(|(_, group)| group?.parse().ok())
 }
 
 /// Who may use a socket, as it is written.

@@ -21,6 +21,7 @@ use super::stream::Turn;
 use super::words::{Terms, Word};
 use super::{SocketFile, announce, carried, memory_socket};
 use crate::hooks::Errand;
+use crate::qemu_sockets;
 
 /// How long memory may be on its way: its source gives up long before if it makes no progress.
 const LOADED_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -176,8 +177,9 @@ impl Coming {
         let file = SocketFile(socket.clone());
         // What an earlier attempt may have left.
         let _ = std::fs::remove_file(socket);
-        let expected = machine.expect_memory(socket, terms.transfer()).await;
+        let expected = machine.expect_memory(&qemu_sockets::place(socket), terms.transfer()).await;
         expected.map_err(|error| error.to_string())?;
+        qemu_sockets::take_out(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
         let sides = self.line.side_streams(terms.side_streams);
         let (is_connected, connects) = watch::channel(false);
         let main = self.line.main().connect_and_carry(socket, Turn::Main(is_connected));

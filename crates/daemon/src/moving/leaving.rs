@@ -14,7 +14,6 @@
 
 pub(crate) mod follow;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +36,7 @@ use super::words::{Terms, Word};
 use super::{SocketFile, announce, carried, memory_socket};
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::Errand;
+use crate::qemu_sockets;
 use crate::vms::{Holds, Hypervisor, Ran};
 
 /// How long the other host may take to say whether it could run a machine.
@@ -169,7 +169,7 @@ impl Leaving {
         // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
         let held = self.holds.hold(&self.name, Reason::Move, true).await;
         held.map_err(|error| error.to_string())?;
-        let socket = Listening::at(memory_socket(self.machine.socket()))?;
+        let socket = Listening::of(&self.machine)?;
         let main = self.offer_memory(&socket, terms).await?;
         let line = Arc::clone(&self.line);
         // A task of its own, because it may outlast this.
@@ -378,11 +378,16 @@ struct Listening {
 }
 
 impl Listening {
-    fn at(path: PathBuf) -> Result<Self, String> {
+    /// Listens beside a machine's monitor, for its QEMU.
+    fn of(machine: &Machine) -> Result<Self, String> {
+        let path = memory_socket(machine.socket());
+        let failed = |error| format!("cannot listen on {}: {error}", path.display());
         // What an earlier attempt may have left.
         let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path)
-            .map_err(|error| format!("cannot listen on {}: {error}", path.display()))?;
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        if let Some(user) = machine.process().and_then(qemu_sockets::user_of_process) {
+            qemu_sockets::give(&path, user).map_err(failed)?;
+        }
         Ok(Self { file: SocketFile(path), listener })
     }
 }

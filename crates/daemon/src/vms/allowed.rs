@@ -346,6 +346,7 @@ mod tests {
         let loose = MachinesConfig {
             allow: vec!["-vnc".to_owned(), "-netdev bridge".to_owned()],
             folders: vec!["/srv/boot".into()],
+            runs_as: crate::config::RunsAs::Daemon,
         };
         let words = "-vnc 127.0.0.1:1 -netdev bridge,id=n,br=br0 -kernel /srv/boot/vmlinuz";
         assert_eq!(refusal(words, &loose), None);

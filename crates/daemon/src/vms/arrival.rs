@@ -161,7 +161,7 @@ impl Vms {
         let needs = parcel.needs.unwrap_or_default();
         self.make_monitors_folder().map_err(told)?;
         let program = command.first().map_or("", String::as_str);
-        let found = probe::probe(program, needs.kvm, &self.monitors).await?;
+        let found = probe::probe(program, needs.kvm, &self.monitors, &self.allowed.runs_as).await?;
         let mut faults = needs.faults(&found);
         if definition.has_tpm() {
             faults.extend(tpm::fault(needs.tpm).await);

@@ -22,7 +22,6 @@ use serde::Deserialize;
 
 use super::movable::{self, Unmovable};
 use super::places::{Place, Template};
-use super::tpm;
 use super::words::Values;
 use crate::names;
 
@@ -188,11 +187,11 @@ impl Definition {
         self.tpm_state.as_deref()
     }
 
-    /// The command's words.
+    /// The command's words, with the sockets of its monitor and of its TPM.
     pub(super) fn command(
         &self,
         machine: &str,
-        monitor: &Path,
+        (monitor, tpm): (&Path, &Path),
         socket: impl Fn(&str) -> PathBuf,
         file: impl Fn(&str) -> PathBuf,
         own_path: impl Fn(&str) -> PathBuf,
@@ -201,7 +200,7 @@ impl Definition {
         let volume = |name: &str| self.disks.get(name).cloned().unwrap_or_default();
         let value = |place: &Place| match place.kind.as_str() {
             "qmp" => text(monitor),
-            "tpm" => text(&tpm::socket(monitor)),
+            "tpm" => text(tpm),
             "name" => machine.to_owned(),
             "disk" => text(&socket(&volume(&place.name))),
             "export" => volume(&place.name),
@@ -214,7 +213,8 @@ impl Definition {
 
     /// The command as any host has it: what differs from host to host are relative paths in it.
     pub(super) fn command_anywhere(&self) -> Vec<String> {
-        self.command("", Path::new("monitor"), |volume| volume.into(), |file| file.into(), |path| path.into())
+        let sockets = (Path::new("monitor"), Path::new("tpm"));
+        self.command("", sockets, |volume| volume.into(), |file| file.into(), |path| path.into())
     }
 
     /// The command with its places as they are written.
@@ -310,7 +310,7 @@ mod tests {
         let definition = Definition::parse(GOOD).unwrap();
         let command = definition.command(
             "web1",
-            Path::new("/run/web1.qmp"),
+            (Path::new("/run/web1.qmp"), Path::new("/run/web1.tpm")),
             |volume| format!("/run/{volume}.sock").into(),
             |file| format!("/data/{file}").into(),
             |name| format!("/own/{name}").into(),

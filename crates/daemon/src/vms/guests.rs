@@ -78,7 +78,8 @@ impl Vms {
             let command = |definition: &Definition, socket: &dyn Fn(&str) -> PathBuf| {
                 let (file, own) =
                     (|file: &str| parcel::file(&folder, file), |own: &str| parcel::own_path(&folder, own));
-                definition.command(&name, &known.monitor, socket, file, own)
+                let sockets = (known.monitor.as_path(), &*tpm::socket(&known.monitor));
+                definition.command(&name, sockets, socket, file, own)
             };
             let tpm = vms.tpm(&name).map(|(folder, socket)| tpm::command_alone(&folder, &socket));
             let Some(text) = script::script(&definition, &images, &tpm.unwrap_or_default(), command) else {

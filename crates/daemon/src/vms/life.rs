@@ -1,7 +1,8 @@
 //! From a machine's start to its end: QEMU is started, found again, watched, and ended.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs::{DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,12 +11,20 @@ use tokio::time::{sleep, timeout};
 
 use super::catalogue::Fate;
 use super::process::{self, Process};
-use super::{Alive, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, parcel, sandbox, tpm};
+use super::{
+    Alive, Definition, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, parcel, sandbox, tpm,
+    unprivileged,
+};
+use crate::config::{QemuUser, RunsAs};
+use crate::error::with_causes;
 use crate::fail_point::{self, Step};
+use crate::qemu_sockets;
 use crate::sockets::SocketFolder;
 
 /// Only the user that runs the daemon may steer machines.
 const MONITORS_FOLDER_MODE: u32 = 0o700;
+/// If QEMU runs as another user, it passes through; each socket says who may connect.
+const PASSED_FOLDER_MODE: u32 = 0o711;
 /// How long a process may take to end after its monitor has gone, before the monitor is looked for again.
 const AFTER_MONITOR_DEADLINE: Duration = Duration::from_secs(5);
 /// How often a monitor that does not answer is tried again.
@@ -60,16 +69,23 @@ impl Vms {
         };
         let (folder, monitor, log) = (self.machine_folder(name), self.monitor(name), self.log(name));
         self.make_monitors_folder()?;
+        parcel::make_own_folder(&folder).map_err(|error| VmError::io("make", &folder, error))?;
+        let user = self.user_for(&definition);
+        self.make_room(&definition, (&folder, &monitor), user, sockets)?;
+        // A user of its own finds them from where it is started, and may not pass through what is above.
+        let files = if user.is_some() { PathBuf::new() } else { folder.clone() };
         let mut command = definition.command(
             name,
-            &monitor,
+            (&qemu_sockets::place(&monitor), &tpm::socket(&monitor)),
             |volume| sockets.volume_socket(volume),
-            |file| parcel::file(&folder, file),
-            |name| parcel::own_path(&folder, name),
+            |file| parcel::file(&files, file),
+            |name| parcel::own_path(&files, name),
         );
-        parcel::make_own_folder(&folder).map_err(|error| VmError::io("make", &folder, error))?;
         command.extend(more.iter().map(|word| (*word).to_owned()));
         command.extend(sandbox::words(&definition.command_with_places()));
+        if let Some(user) = user {
+            command = user.command(command);
+        }
         // What an earlier QEMU was paused for is over.
         self.holds.forget(name).await;
         // N.B. Before the process: a daemon that is killed in between looks for it at its next start.
@@ -78,7 +94,7 @@ impl Vms {
         let launched = async {
             if let Some((folder, socket)) = self.tpm(name) {
                 let vm = || name.to_owned();
-                let started = tpm::start(&folder, &socket).await;
+                let started = tpm::start(&folder, &socket, user).await;
                 let mut tpm = started.map_err(|source| VmError::Program {
                     vm: vm(),
                     program: tpm::PROGRAM.to_owned(),
@@ -91,11 +107,18 @@ impl Vms {
             let mut child =
                 child.map_err(|source| VmError::Program { vm: name.to_owned(), program, source })?;
             fail_point::after(Step::Launch);
+            let process = child.id().and_then(|id| i32::try_from(id).ok());
             let connected = tokio::select! {
-                connected = Machine::connect_within(&monitor, START_DEADLINE) => connected,
-                _ = child.wait() => return Err(self.last_words(name)),
+                connected = self.connect(name, &monitor) => connected,
+                _ = child.wait() => return Err(self.last_words(name, user)),
             };
-            let taken = connected.map_err(VmError::of(name)).and_then(|machine| self.take(name, machine));
+            let taken = connected.and_then(|machine| {
+                // N.B. another machine's QEMU, of the same user, may have listened there before it.
+                if machine.process() != process {
+                    return Err(VmError::Unusable("another process has the monitor's socket".to_owned()));
+                }
+                self.take(name, machine)
+            });
             match taken {
                 Ok(alive) => {
                     // Whoever starts a process must take note of its end.
@@ -127,9 +150,47 @@ impl Vms {
         }
     }
 
+    /// Connects to a QEMU that is being started.
+    async fn connect(&self, name: &str, monitor: &Path) -> Result<Machine, VmError> {
+        let made = qemu_sockets::take_out_within(monitor, START_DEADLINE).await;
+        made.map_err(|error| VmError::io("use QEMU's socket", monitor, error))?;
+        Machine::connect_within(monitor, START_DEADLINE).await.map_err(VmError::of(name))
+    }
+
+    /// Whom the QEMU of this definition is to run as; `None`: the daemon's user.
+    fn user_for(&self, definition: &Definition) -> Option<&QemuUser> {
+        match &self.allowed.runs_as {
+            // One that is to become somebody needs what root may.
+            RunsAs::Other(user) if !sandbox::becomes_others(&definition.command_with_places()) => Some(user),
+            _ => None,
+        }
+    }
+
+    /// Gives QEMU what it needs to run as `user`: its files, a folder for its sockets, and those of its disks.
+    fn make_room(
+        &self,
+        definition: &Definition,
+        (folder, monitor): (&Path, &Path),
+        user: Option<&QemuUser>,
+        sockets: &SocketFolder,
+    ) -> Result<(), VmError> {
+        let refused = |error| VmError::io("give to QEMU", folder, error);
+        let Some(user) = user else { return qemu_sockets::remove_folder(monitor).map_err(refused) };
+        unprivileged::give_files(folder, user).map_err(refused)?;
+        qemu_sockets::make_folder(monitor, user.user, user.group).map_err(refused)?;
+        let granted = definition.volumes().iter().try_for_each(|volume| sockets.grant(volume, user.user));
+        granted.map_err(|error| VmError::Unusable(with_causes(&error)))
+    }
+
     /// Makes the folder of the monitors' sockets, unless it is there.
     pub(super) fn make_monitors_folder(&self) -> Result<(), VmError> {
-        let made = DirBuilder::new().recursive(true).mode(MONITORS_FOLDER_MODE).create(&self.monitors);
+        let mode = match self.allowed.runs_as {
+            RunsAs::Other(_) => PASSED_FOLDER_MODE,
+            RunsAs::Daemon | RunsAs::Root => MONITORS_FOLDER_MODE,
+        };
+        let made = DirBuilder::new().recursive(true).mode(mode).create(&self.monitors);
+        // It may be there from a time when QEMU ran as somebody else.
+        let made = made.and_then(|()| std::fs::set_permissions(&self.monitors, Permissions::from_mode(mode)));
         made.map_err(|error| VmError::io("make", &self.monitors, error))
     }
 
@@ -214,8 +275,13 @@ impl Vms {
         // So that what it tells there is read.
         let _ = self.lifeline(name);
         let mut is_told = false;
+        let monitor = self.monitor(name);
         loop {
-            match Machine::connect(&self.monitor(name)).await {
+            // The daemon that started it may have been killed before it did that.
+            if let Err(error) = qemu_sockets::take_out(&monitor) {
+                tracing::warn!(vm = %name, %error, "the machine's monitor cannot be used");
+            }
+            match Machine::connect(&monitor).await {
                 Ok(machine) => {
                     let events = machine.events();
                     // That it answers after its process was taken hold of proves that it is the one.
@@ -371,10 +437,19 @@ impl Vms {
         }
     }
 
-    fn last_words(&self, name: &str) -> VmError {
+    /// What QEMU said before it ended at its start, and what may keep it from that, as whom it runs.
+    fn last_words(&self, name: &str, user: Option<&QemuUser>) -> VmError {
         let mut said = process::last_words(&self.log(name));
         if let Some((folder, _)) = self.tpm(name) {
             said = format!("{said}; its TPM: {}", process::last_words(&tpm::log(&folder)));
+        }
+        if let Some(user) = user {
+            said = format!(
+                "{said}; QEMU runs as \"{user}\" (machines.user), which must be able to open what its command names"
+            );
+            if let Some(obstacle) = unprivileged::obstacle(&self.monitors, user) {
+                said = format!("{said}; {obstacle}");
+            }
         }
         VmError::Ended { vm: name.to_owned(), said }
     }

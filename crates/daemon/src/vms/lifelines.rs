@@ -7,13 +7,20 @@ use std::sync::Arc;
 use hypervisor::qemu::Lifeline;
 
 use super::{VmError, Vms};
+use crate::config::RunsAs;
+use crate::qemu_sockets;
 
 impl Vms {
     /// Makes the way to the QEMU of a machine that is to be started, and returns the words that its command needs for it.
     pub(super) fn make_lifeline(&self, name: &str) -> Result<[String; 4], VmError> {
         self.make_monitors_folder()?;
         let path = self.lifeline_path(name);
-        Lifeline::make(&path).map_err(|error| VmError::io("make", &path, error))
+        let made = Lifeline::make(&path);
+        let words = made.map_err(|error| VmError::io("make", &path, error))?;
+        if let RunsAs::Other(user) = &self.allowed.runs_as {
+            Lifeline::give(&path, user.user).map_err(|error| VmError::io("give to QEMU", &path, error))?;
+        }
+        Ok(words)
     }
 
     /// Opens the way to the QEMU of a machine that has just been started, and agrees with it on how it is used.
@@ -43,7 +50,11 @@ impl Vms {
 
     /// A machine's QEMU has ended: what led to it is removed.
     pub(super) fn remove_monitors(&self, name: &str) {
-        let _ = std::fs::remove_file(self.own_monitor(name));
+        let monitor = self.own_monitor(name);
+        let _ = std::fs::remove_file(&monitor);
+        if let Err(error) = qemu_sockets::remove_folder(&monitor) {
+            tracing::warn!(vm = %name, %error, "the folder of a machine's sockets is left over");
+        }
         if let Some(entry) = self.entries().get_mut(name) {
             entry.lifeline = None;
         }

@@ -138,17 +138,27 @@ impl Parcel {
 
 /// Where a machine's file is.
 pub(super) fn file(folder: &Path, name: &str) -> PathBuf {
-    folder.join(FILES_FOLDER).join(name)
+    files_folder(folder).join(name)
 }
 
 /// Where a socket that a machine serves, or a log that it writes, is.
 pub(super) fn own_path(folder: &Path, name: &str) -> PathBuf {
-    folder.join(OWN_FOLDER).join(name)
+    own_folder(folder).join(name)
+}
+
+/// The folder of a machine's files.
+pub(super) fn files_folder(folder: &Path) -> PathBuf {
+    folder.join(FILES_FOLDER)
+}
+
+/// The folder of what [`own_path`] names.
+pub(super) fn own_folder(folder: &Path) -> PathBuf {
+    folder.join(OWN_FOLDER)
 }
 
 /// Makes the folder of what [`own_path`] names. It may sleep.
 pub(super) fn make_own_folder(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder.join(OWN_FOLDER))
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(own_folder(folder))
 }
 
 /// Reads files. It may sleep.
@@ -173,7 +183,7 @@ pub(super) fn write_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Res
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let below = folder.join(FILES_FOLDER);
+    let below = files_folder(folder);
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&below)?;
     for (name, content) in files {
         let path = file(folder, name);

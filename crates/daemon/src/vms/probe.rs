@@ -10,61 +10,96 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hypervisor::qemu::{Machine, MachineError};
+use hypervisor::qemu::{Machine, MachineError, QmpError};
 use tokio::process::Command;
 
 use super::needs::Found;
 use super::words::{self, Values};
+use crate::config::{QemuUser, RunsAs};
+use crate::qemu_sockets;
 
 /// How long a QEMU without a machine may take to start and to answer.
 const PROBE_MAX: Duration = Duration::from_secs(20);
 /// Where the kernel offers to run guests.
 const KVM: &str = "/dev/kvm";
+/// How the program ends that changes the user, if it does not find the one that it is to become.
+const NOT_FOUND: i32 = 127;
 /// Where the kernel tells of memory and processors.
 const MEMORY: &str = "/proc/meminfo";
 const PROCESSORS: &str = "/proc/cpuinfo";
 
-/// Asks a program what it could make; `folder` is for its monitor's socket.
+/// Asks a program what it could make, as whom QEMU runs as here; `folder` is for its monitor's socket.
 ///
 /// # Errors
 /// Why it does not answer, in words for people.
-pub(super) async fn probe(program: &str, uses_kvm: bool, folder: &Path) -> Result<Found, String> {
+pub(super) async fn probe(
+    program: &str,
+    uses_kvm: bool,
+    folder: &Path,
+    runs_as: &RunsAs,
+) -> Result<Found, String> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let socket = folder.join(format!("probe-{}-{number}", std::process::id()));
-    let has_kvm = std::fs::File::options().read(true).write(true).open(KVM).is_ok();
+    let socket = folder.join(format!("probe-{}-{number}.qmp", std::process::id()));
+    let cannot = |error: io::Error| format!("{program} cannot be started there: {error}");
+    let user = match runs_as {
+        RunsAs::Other(user) => Some(user),
+        RunsAs::Daemon | RunsAs::Root => None,
+    };
+    if let Some(user) = user {
+        qemu_sockets::make_folder(&socket, user.user, user.group).map_err(cannot)?;
+    }
+    let has_kvm = has_kvm(user).await;
     let accelerator = if uses_kvm && has_kvm { "kvm" } else { "tcg" };
-    let child = Command::new(program)
-        .args([
-            "-machine",
-            "none",
-            "-accel",
-            accelerator,
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-S",
-            // Only one that waits for memory looks whether the kernel lets it run before all of that has come.
-            "-incoming",
-            "defer",
-        ])
-        .args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())])
+    let monitor = format!("unix:{},server=on,wait=off", qemu_sockets::place(&socket).display());
+    let words = [
+        program,
+        "-machine",
+        "none",
+        "-accel",
+        accelerator,
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-S",
+        // Only one that waits for memory looks whether the kernel lets it run before all of that has come.
+        "-incoming",
+        "defer",
+        "-qmp",
+        &monitor,
+    ];
+    let child = command(user, &words)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn();
-    let mut child = child.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => {
-            format!("there is no {program} there: install QEMU (Debian: qemu-system-x86), or put it on the daemon's path")
-        }
-        _ => format!("{program} cannot be started there: {error}"),
+    let missing = || {
+        format!(
+            "there is no {program} there: install QEMU (Debian: qemu-system-x86), or put it on the daemon's path"
+        )
+    };
+    let mut child = child.map_err(|error| match (error.kind(), user) {
+        (io::ErrorKind::NotFound, None) => missing(),
+        _ => cannot(error),
     })?;
-    let asked = tokio::time::timeout(PROBE_MAX, ask(&socket, has_kvm)).await;
+    let asked = async {
+        tokio::select! {
+            asked = tokio::time::timeout(PROBE_MAX, ask(&socket, has_kvm)) => Ok(asked),
+            ended = child.wait() => Err(ended),
+        }
+    };
+    let asked = asked.await;
     // Whatever it has said, it is not needed any more.
     let _ = child.kill().await;
     let _ = std::fs::remove_file(&socket);
+    let _ = qemu_sockets::remove_folder(&socket);
+    let asked = asked.map_err(|ended| match ended {
+        Ok(status) if user.is_some() && status.code() == Some(NOT_FOUND) => missing(),
+        Ok(status) => format!("{program} there does not say what it can: it ended ({status})"),
+        Err(error) => cannot(error),
+    })?;
     match asked {
         Ok(Ok(found)) => Ok(found),
         Ok(Err(error)) => Err(format!("{program} there does not say what it can: {error}")),
@@ -119,7 +154,28 @@ fn said(value: &str, keys: &[&str]) -> Vec<String> {
     keys.iter().filter_map(|key| values.get(key)).collect()
 }
 
+/// Whether QEMU may use KVM, as whom it runs as.
+async fn has_kvm(user: Option<&QemuUser>) -> bool {
+    let Some(user) = user else {
+        return std::fs::File::options().read(true).write(true).open(KVM).is_ok();
+    };
+    let tested = command(Some(user), &["test", "-w", KVM]).stderr(Stdio::null()).kill_on_drop(true).status();
+    tested.await.is_ok_and(|status| status.success())
+}
+
+fn command(user: Option<&QemuUser>, words: &[&str]) -> Command {
+    let words = words.iter().copied().map(str::to_owned).collect();
+    let words = user.map_or_else(|| Vec::clone(&words), |user| user.command(words.clone()));
+    let (program, arguments) = words.split_first().map_or(("", [].as_slice()), |(first, rest)| (first, rest));
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+}
+
 async fn ask(socket: &Path, has_kvm: bool) -> Result<Found, MachineError> {
+    if let Err(error) = qemu_sockets::take_out_within(socket, PROBE_MAX).await {
+        return Err(QmpError::Connect { socket: socket.to_owned(), source: error }.into());
+    }
     let machine = Machine::connect_within(socket, PROBE_MAX).await?;
     Ok(Found {
         version: machine.version().clone(),
@@ -180,7 +236,7 @@ mod tests {
             return omission::machine_lacks(QEMU);
         }
         let folder = tempfile::tempdir().unwrap();
-        let found = probe(QEMU, false, folder.path()).await.unwrap();
+        let found = probe(QEMU, false, folder.path(), &RunsAs::Daemon).await.unwrap();
         assert!(found.machine_types.iter().any(|known| known.alias.as_deref() == Some("pc")), "{found:?}");
         assert!(found.processors.iter().any(|model| model.name == "qemu64"));
         assert!(found.has_side_streams, "QEMU has it since 4.0");
@@ -190,7 +246,7 @@ mod tests {
         );
         assert!(found.memory_bytes.unwrap() > 1 << 20 && !found.host_features.is_empty());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        let missing = probe("qemu-system-none", false, folder.path()).await.unwrap_err();
+        let missing = probe("qemu-system-none", false, folder.path(), &RunsAs::Daemon).await.unwrap_err();
         assert!(missing.contains("install QEMU"), "{missing}");
     }
 }

@@ -3,6 +3,8 @@
 use super::words::{self, Values};
 
 const OPTION: &str = "-sandbox";
+/// Options by which QEMU becomes somebody else, or goes elsewhere, which only root may.
+const BECOMES_OTHERS: [&str; 3] = ["-runas", "-run-with", "-chroot"];
 
 /// The words that are added to a command, which has its places as they are written; none if it says itself what it wants.
 ///
@@ -10,7 +12,8 @@ const OPTION: &str = "-sandbox";
 /// priorities as they are.
 pub(super) fn words(command: &[String]) -> Vec<String> {
     let arguments = words::read(command.get(1..).unwrap_or_default());
-    let (mut runs_programs, mut becomes_others, mut binds_threads) = (false, false, false);
+    let becomes_others = becomes_others(command);
+    let (mut runs_programs, mut binds_threads) = (false, false);
     for argument in &arguments {
         let values = Values::read(argument.value.as_deref().unwrap_or_default());
         let (option, driver) = (argument.option.as_str(), values.driver());
@@ -25,7 +28,6 @@ pub(super) fn words(command: &[String]) -> Vec<String> {
             .iter()
             .any(|(key, value)| key == "helper" || key == "smb" || value.contains("-cmd:"));
         runs_programs |= is_network && (driver == "bridge" || has_script || runs);
-        becomes_others |= ["-runas", "-run-with", "-chroot"].contains(&option);
         binds_threads |= option == "-object" && driver == "thread-context";
     }
     let mut sandbox = "on,obsolete=deny".to_owned();
@@ -39,6 +41,12 @@ pub(super) fn words(command: &[String]) -> Vec<String> {
         }
     }
     vec![OPTION.to_owned(), sandbox]
+}
+
+/// Whether a command says itself whom QEMU is to become.
+pub(super) fn becomes_others(command: &[String]) -> bool {
+    let arguments = words::read(command.get(1..).unwrap_or_default());
+    arguments.iter().any(|argument| BECOMES_OTHERS.contains(&argument.option.as_str()))
 }
 
 #[cfg(test)]

@@ -105,7 +105,13 @@ mod tests {
         };
         let images = [image("web1-0", "/srv/a.qcow2", "qcow2"), image("web1-1", "/srv/b,1.raw", "raw")];
         let command = |definition: &Definition, socket: &dyn Fn(&str) -> PathBuf| {
-            definition.command("web1", "/run/m".as_ref(), socket, |file| file.into(), |path| path.into())
+            definition.command(
+                "web1",
+                ("/run/m".as_ref(), "/run/t".as_ref()),
+                socket,
+                |file| file.into(),
+                |path| path.into(),
+            )
         };
         let tpm = ["swtpm", "--tpmstate", "dir=/a b"].map(str::to_owned);
         let with_tpm = script(&definition, &images, &tpm, command).unwrap();

@@ -35,7 +35,7 @@ impl Host {
         let sockets = SocketFolder::open(&folder.path().join("run/volumes")).unwrap();
         // As large as flash must be.
         std::fs::write(folder.path().join("vars"), vec![0xff; 256 << 10]).unwrap();
-        let vms = Vms::open(folder.path(), &folder.path().join("run/volumes"), &MachinesConfig::default());
+        let vms = Vms::open(folder.path(), &sockets, &MachinesConfig::default());
         Some(Self { folder, sockets, vms })
     }
 
@@ -54,11 +54,7 @@ impl Host {
 
     /// Forgets everything that a daemon forgets which is killed. Whatever it did must have ended with its runtime.
     fn restart(&mut self) {
-        self.vms = Vms::open(
-            self.folder.path(),
-            &self.folder.path().join("run/volumes"),
-            &MachinesConfig::default(),
-        );
+        self.vms = Vms::open(self.folder.path(), &self.sockets, &MachinesConfig::default());
     }
 
     async fn state(&self, name: &str) -> RunState {

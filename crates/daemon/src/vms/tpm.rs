@@ -11,17 +11,19 @@
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, lchown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::process::{self, Process};
-use crate::whole_file;
+use crate::config::QemuUser;
+use crate::{qemu_sockets, whole_file};
 
 /// The program.
 pub(super) const PROGRAM: &str = "swtpm";
@@ -55,11 +57,11 @@ pub(super) fn state(folder: &Path) -> PathBuf {
 }
 
 /// Starts the TPM of the machine that has this folder: with the state that it had, or as a new one. It can be connected to
-/// when this returns, and ends when whoever has connected to it does.
+/// when this returns, and ends when whoever has connected to it does. `user`: whom it runs as, and QEMU; `None`: the daemon.
 ///
 /// # Errors
 /// If the program or the folder cannot be used.
-pub(super) async fn start(folder: &Path, socket: &Path) -> io::Result<Child> {
+pub(super) async fn start(folder: &Path, socket: &Path, user: Option<&QemuUser>) -> io::Result<Child> {
     // One whose QEMU never connected to it has the state locked.
     if let Some(left_over) = Process::of_log(&log(folder)) {
         left_over.kill();
@@ -67,13 +69,25 @@ pub(super) async fn start(folder: &Path, socket: &Path) -> io::Result<Child> {
     }
     let state = state(folder);
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(&state)?;
+    if let Some(user) = user {
+        lchown(&state, Some(user.user), Some(user.group))?;
+    }
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     // N.B. made here, and not by swtpm: QEMU does not wait for it.
     let listener = OwnedFd::from(UnixListener::bind(socket)?);
-    process::start_with(&command(folder, "type=unixio,fd=0"), folder, &log(folder), Stdio::from(listener))
+    let control = "type=unixio,fd=0";
+    let command = match user {
+        Some(user) => {
+            qemu_sockets::give(socket, user.user)?;
+            // It is started in the machine's folder, and may not pass through what is above.
+            user.command(command(Path::new(""), control))
+        }
+        None => command(folder, control),
+    };
+    process::start_with(&command, folder, &log(folder), Stdio::from(listener))
 }
 
 /// The command that starts the TPM of the machine that has this folder, without Sterna.
@@ -106,7 +120,11 @@ pub(super) async fn ended(folder: &Path, socket: &Path) {
 pub(super) fn sync(folder: &Path) -> io::Result<()> {
     let state = state(folder);
     for entry in std::fs::read_dir(&state)? {
-        File::open(entry?.path())?.sync_all()?;
+        // N.B. whoever runs as QEMU's user may have put anything there.
+        let mut options = File::options();
+        let file =
+            options.read(true).custom_flags(OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed());
+        file.open(entry?.path())?.sync_all()?;
     }
     let above = [state.as_path(), folder].into_iter().chain(folder.parent());
     above.map(File::open).try_for_each(|opened| opened?.sync_all())
@@ -212,10 +230,10 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
-        let mut first = start(folder.path(), &socket).await.unwrap();
+        let mut first = start(folder.path(), &socket, None).await.unwrap();
         assert!(runs(folder.path()));
         // Another one in its place: nobody was there.
-        let mut second = start(folder.path(), &socket).await.unwrap();
+        let mut second = start(folder.path(), &socket, None).await.unwrap();
         assert!(!first.wait().await.unwrap().success());
         drop(std::os::unix::net::UnixStream::connect(&socket).unwrap());
         ended(folder.path(), &socket).await;

@@ -11,6 +11,7 @@
 //! **N.B.** one reader at a time: what one has read, another does not hear.
 
 use std::io;
+use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -53,6 +54,14 @@ impl Lifeline {
         let device = format!("pipe,id={NAME},path={told}");
         let monitor = format!("chardev={NAME},mode=control");
         Ok(["-chardev".to_owned(), device, "-mon".to_owned(), monitor])
+    }
+
+    /// Gives the pipes to the user that the QEMU runs as which is to be started.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn give(path: &Path, user: u32) -> io::Result<()> {
+        pipes(path).into_iter().try_for_each(|pipe| lchown(pipe, Some(user), None))
     }
 
     /// Takes the pipes' names away. A QEMU that has opened them keeps them, and nobody else finds them any more.

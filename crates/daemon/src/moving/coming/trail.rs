@@ -27,6 +27,7 @@ use crate::moving::line::{FIRST_RECOVERY_STREAM, Heard, Line};
 use crate::moving::stream::Turn;
 use crate::moving::words::Word;
 use crate::moving::{SocketFile, memory_socket};
+use crate::qemu_sockets;
 
 /// How often it is looked how far the rest is, beside the hypervisor's events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -150,7 +151,9 @@ impl Stray {
     pub(crate) async fn lose(self, reason: String, keeper: &dyn Keeper) {
         // One that takes another stream still waits for the rest; whether it says so itself is another question.
         let waits = match &self.lifeline {
-            Some(lifeline) => lifeline.recover_memory(&memory_socket(&self.monitor)).await.is_ok(),
+            Some(lifeline) => {
+                lifeline.recover_memory(&qemu_sockets::place(&memory_socket(&self.monitor))).await.is_ok()
+            }
             None => false,
         };
         if waits {
@@ -165,14 +168,18 @@ impl Stray {
 
     /// Makes its hypervisor listen for the rest.
     async fn expect_rest(&self, path: &Path) -> Result<(), Refused> {
+        let place = qemu_sockets::place(path);
         let asked = match &self.lifeline {
-            Some(lifeline) => lifeline.recover_memory(path).await,
+            Some(lifeline) => lifeline.recover_memory(&place).await,
             None => {
                 let machine = self.found.clone().await.ok_or(Refused::HasEnded)?;
-                machine.recover_memory(path).await
+                machine.recover_memory(&place).await
             }
         };
-        let Err(error) = asked else { return Ok(()) };
+        let Err(error) = asked else {
+            let taken_out = qemu_sockets::take_out(path);
+            return taken_out.map_err(|error| Refused::Says(Word::failed(&error.to_string())));
+        };
         let status = timeout(STATUS_MAX, async {
             let machine = self.found.clone().await.ok_or(Refused::HasEnded)?;
             Ok(machine.memory_progress().await.map(|progress| progress.status).ok())

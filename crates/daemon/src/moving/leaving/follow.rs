@@ -28,9 +28,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{CONNECT_MAX, Carrying, DEVICE_MAX, Leaving, Listening, explain, overdue};
+use crate::moving::carried;
 use crate::moving::line::{FIRST_RECOVERY_STREAM, Heard, Line};
 use crate::moving::words::Word;
-use crate::moving::{carried, memory_socket};
 
 /// How often it is looked how far the rest is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -339,7 +339,7 @@ impl Leaving {
         line.say(&Word::Recover { stream });
         let expected = timeout(EXPECTED_MAX, line.hear(&Heard::Recover(stream))).await;
         expected.map_err(|_| overdue("the other host to expect the rest of the memory", EXPECTED_MAX))??;
-        let socket = Listening::at(memory_socket(self.machine.socket()))?;
+        let socket = Listening::of(&self.machine)?;
         self.machine.resend_memory(&socket.file.0).await.map_err(explain)?;
         let accepted = timeout(CONNECT_MAX, socket.listener.accept()).await;
         let accepted = accepted.map_err(|_| overdue("the hypervisor to send the memory", CONNECT_MAX))?;
