@@ -93,7 +93,7 @@ impl Scene {
         let store = |name: &str| format!("[stores.{name}]\npath = '{}'\n", scene.path(name).display());
         let config = format!(
             // Machines of tests have kernels and consoles in folders of their own.
-            "data_dir = '{}'\napi = '{}'\n[machines]\nfolders = ['/']\n{}",
+            "data_dir = '{}'\napi = '{}'\n[machines]\nfolders = ['/']\nallow = ['-gdb tcp']\n{}",
             scene.path("data").display(),
             scene.address()?,
             STORES.map(store).concat()

@@ -18,7 +18,7 @@ fn busy(pair: &mut Pair) -> anyhow::Result<Migration> {
     for name in ["v", "w"] {
         pair.alpha.sterna(["volume", "create", name, "--store", "a", "--image", &image])?.success()?;
     }
-    pair.alpha.ask(&["migrate", "v", "--to", "beta:a", "--bandwidth", "16KiB/s", "--detach"])
+    pair.alpha.ask(&["migrate", "v", "--to", "beta:a", "--bandwidth", "1MiB/s", "--detach"])
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn what_waits_for_its_turn_to_another_host_outlasts_a_killed_daemon() {
         );
         pair.alpha.kill()?;
         pair.alpha.start()?;
-        // The first one goes on where it was, without its rate; then the second one has its turn.
+        // The first one goes on where it was, at its rate; then the second one has its turn.
         for id in [&first.id, &second.id] {
             let ended = pair.alpha.wait_for_migration(id)?;
             ensure!(ended.state == MigrationState::Moved, "{ended:?}");

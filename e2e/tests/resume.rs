@@ -40,6 +40,14 @@ fn kept_at(pair: &Pair) -> anyhow::Result<Option<SystemTime>> {
     Ok(None)
 }
 
+/// What rested before a restart of its daemon rests after it, until it is told to go on.
+fn go_on(pair: &Pair, paused: &Migration) -> anyhow::Result<Migration> {
+    let rests = pair.alpha.migration(&paused.id)?;
+    ensure!(rests.state == MigrationState::Paused, "{rests:?}");
+    pair.alpha.sterna(["migration", "resume", &paused.id])?.success()?;
+    pair.alpha.wait_for_migration(&paused.id)
+}
+
 #[test]
 fn killed_source_sends_only_what_was_missing() {
     play_pair(|pair| {
@@ -49,7 +57,7 @@ fn killed_source_sends_only_what_was_missing() {
         ensure!(paused.bytes_missing < FILL_BYTES, "{paused:?}");
         pair.alpha.kill()?;
         pair.alpha.start()?;
-        let ended = pair.alpha.wait_for_migration(&paused.id)?;
+        let ended = go_on(pair, &paused)?;
         ensure!(ended.state == MigrationState::Moved, "{ended:?}");
         let again = ended.bytes_copied + ended.bytes_zero;
         ensure!(
@@ -73,7 +81,7 @@ fn killed_source_whose_guest_wrote_on_loses_none_of_it() {
         let stopped = guest::stop_and_verify(guest)?;
         pair.alpha.kill()?;
         pair.alpha.start()?;
-        let ended = pair.alpha.wait_for_migration(&paused.id)?;
+        let ended = go_on(pair, &paused)?;
         ensure!(ended.state == MigrationState::Moved, "{ended:?}");
         pair.check_at(&pair.beta, &pair.alpha)?;
         pair.beta.stop()?;
@@ -89,7 +97,7 @@ fn source_that_was_stopped_in_order_sends_only_what_was_missing() {
         let paused = half_way(pair)?;
         pair.alpha.stop()?;
         pair.alpha.start()?;
-        let ended = pair.alpha.wait_for_migration(&paused.id)?;
+        let ended = go_on(pair, &paused)?;
         ensure!(ended.state == MigrationState::Moved, "{ended:?}");
         let again = ended.bytes_copied + ended.bytes_zero;
         ensure!(again <= paused.bytes_missing + SLACK_BYTES, "{again}, {paused:?}");

@@ -309,11 +309,12 @@ pub(crate) struct RetryArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force"])))]
 pub(crate) struct PromoteArguments {
     /// Name of the volume.
     pub(crate) name: String,
     /// What `sterna migration show` prints at the other host: it has released the volume, and nobody else has it.
-    #[arg(long, conflicts_with = "force", required_unless_present = "force")]
+    #[arg(long)]
     pub(crate) ticket: Option<String>,
     /// Without a ticket: if the other host goes on with the volume, there are two of it from then on.
     #[arg(long)]

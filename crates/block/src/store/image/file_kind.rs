@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 use super::direct::{self, Demands};
 use super::{Access, ImageError, Probed};
@@ -19,13 +19,59 @@ pub(super) fn probe(file: &OwnedFd, path: &Path, access: Access) -> Result<Probe
     Ok(Probed {
         size,
         direct: direct::turn_on(file, path, strictest),
-        gives_space_back: access == Access::ReadWrite && punches_holes(file, size),
+        gives_space_back: access == Access::ReadWrite && punches_holes(file, path, size),
     })
 }
 
-/// Asks by making a hole behind the end, where there is nothing to lose.
-fn punches_holes(file: &OwnedFd, size: u64) -> bool {
+/// Asks by making a hole in a file without a name beside it: it must not look changed to whoever compares its times.
+fn punches_holes(file: &OwnedFd, path: &Path, size: u64) -> bool {
+    // N.B. if there can be none, it is the file itself, behind its end, where there is nothing to lose: that costs a whole
+    // copy at the next migration, for it is taken for a change.
+    nameless_beside(file, path).map_or_else(
+        || punches_hole_at(file, size.next_multiple_of(u64::from(ALIGNMENT))),
+        |nameless| punches_hole_at(&nameless, 0),
+    )
+}
+
+fn punches_hole_at(file: &OwnedFd, offset: u64) -> bool {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let alignment = u64::from(ALIGNMENT);
-    rustix::fs::fallocate(file, flags, size.next_multiple_of(alignment), alignment).is_ok()
+    rustix::fs::fallocate(file, flags, offset, u64::from(ALIGNMENT)).is_ok()
+}
+
+/// A file that is gone when it is closed, in the same file system.
+fn nameless_beside(file: &OwnedFd, path: &Path) -> Option<OwnedFd> {
+    let path = path.canonicalize().ok()?;
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let nameless = rustix::fs::open(path.parent()?, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    let device = |file: &OwnedFd| rustix::fs::fstat(file).map(|stat| stat.st_dev);
+    (device(file).ok()? == device(&nameless).ok()?).then_some(nameless)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_asked_does_not_look_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v.img");
+        std::fs::write(&path, [7; 4096]).unwrap();
+        let times = || {
+            let found = path.metadata().unwrap();
+            (found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec())
+        };
+        let before = times();
+        let later = folder.path().join("later");
+        // The clock of a file system may stand still for some milliseconds.
+        while later.metadata().map_or((0, 0), |found| (found.mtime(), found.mtime_nsec()))
+            <= (before.0, before.1)
+        {
+            std::fs::write(&later, [7]).unwrap();
+        }
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        probe(&opened.into(), &path, Access::ReadWrite).unwrap();
+        assert_eq!(times(), before);
+    }
 }
