@@ -36,6 +36,8 @@
 //! stop_wait_max_ms = 10000                  # longest that a stopping daemon waits for a volume's requests
 //! migrations_per_host = 4                   # under way at a time; more wait for their turn
 //! migrations_per_store = 2                  # of these, that read from or write to one store
+//! kept_images_per_volume = 8                # images that --keep-source left; the oldest go
+//! kept_percent_of_store = 50                # of its size, for all of them
 //! ```
 //!
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
@@ -90,7 +92,12 @@ const MIGRATIONS_PER_HOST_DEFAULT: u32 = 4;
 /// Of these, those that use one store, if nobody says: one keeps a disk busy, a second one fills the pauses of the first. More
 /// copyings make random requests of sequential ones.
 const MIGRATIONS_PER_STORE_DEFAULT: u32 = 2;
-/// Range of both. Without any nothing could ever be moved; each has a thread and buffers.
+/// Images of one volume that are kept, if nobody says: a volume that goes round between a few stores or hosts finds the latest of
+/// each; more of them are only older.
+const KEPT_IMAGES_PER_VOLUME_DEFAULT: u32 = 8;
+/// Hundredths of a store that kept images may take, if nobody says: as much again is there for what is in use.
+const KEPT_PERCENT_OF_STORE_DEFAULT: u32 = 50;
+/// Range of numbers of migrations, and of kept images. Without any nothing could ever be moved; each has a thread and buffers.
 const MIGRATIONS: std::ops::RangeInclusive<u64> = 1..=1000;
 
 /// What a daemon is told, checked and complete.
@@ -144,6 +151,17 @@ pub struct Limits {
     pub stop_wait_max: Duration,
     /// Migrations under way at a time; more wait for their turn.
     pub queue: QueueLimits,
+    /// How much of what migrations left is kept.
+    pub kept: KeptLimits,
+}
+
+/// How many of the images that migrations left are kept; beyond that the oldest go that nothing relies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptLimits {
+    /// Of one volume.
+    pub images_per_volume: u32,
+    /// In hundredths of a store's size: the space of all of them.
+    pub percent_of_store: u32,
 }
 
 /// How many migrations are under way at a time.
@@ -385,6 +403,18 @@ impl Config {
                 per_host: count(path, "limits.migrations_per_host", file.limits.migrations_per_host)?,
                 per_store: count(path, "limits.migrations_per_store", file.limits.migrations_per_store)?,
             },
+            kept: KeptLimits {
+                images_per_volume: count(
+                    path,
+                    "limits.kept_images_per_volume",
+                    file.limits.kept_images_per_volume,
+                )?,
+                percent_of_store: percent(
+                    path,
+                    "limits.kept_percent_of_store",
+                    file.limits.kept_percent_of_store,
+                )?,
+            },
         };
         Ok(Self {
             data_dir,
@@ -438,6 +468,8 @@ struct FileLimits {
     stop_wait_max_ms: u64,
     migrations_per_host: u64,
     migrations_per_store: u64,
+    kept_images_per_volume: u64,
+    kept_percent_of_store: u64,
 }
 
 impl Default for FileLimits {
@@ -447,6 +479,8 @@ impl Default for FileLimits {
             stop_wait_max_ms: 10_000,
             migrations_per_host: MIGRATIONS_PER_HOST_DEFAULT.into(),
             migrations_per_store: MIGRATIONS_PER_STORE_DEFAULT.into(),
+            kept_images_per_volume: KEPT_IMAGES_PER_VOLUME_DEFAULT.into(),
+            kept_percent_of_store: KEPT_PERCENT_OF_STORE_DEFAULT.into(),
         }
     }
 }
@@ -498,6 +532,11 @@ fn milliseconds(
 fn count(path: &Path, key: &'static str, value: u64) -> Result<u32, ConfigError> {
     // What is in the range fits.
     within(path, key, value, &MIGRATIONS).map(|value| u32::try_from(value).unwrap_or(u32::MAX))
+}
+
+fn percent(path: &Path, key: &'static str, value: u64) -> Result<u32, ConfigError> {
+    // What is in the range fits.
+    within(path, key, value, &(1..=100)).map(|value| u32::try_from(value).unwrap_or(u32::MAX))
 }
 
 fn within(

@@ -40,6 +40,7 @@ mod release;
 mod remove;
 mod reserve;
 mod resize;
+mod retention;
 mod retry;
 mod serving;
 mod settled;

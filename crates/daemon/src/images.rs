@@ -5,7 +5,7 @@ mod shrink;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -95,6 +95,21 @@ pub(crate) fn reserve(path: &Path) -> io::Result<Option<File>> {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// Lets who may use `from` use `to` as well: its owner, group and mode. An image that leaves Sterna again is then its
+/// owner's as before. What this user may not give away stays this user's.
+pub(crate) fn dress(to: &File, from: &Path) {
+    let dressed = std::fs::metadata(from).and_then(|found| {
+        if let Err(error) = std::os::unix::fs::fchown(to, Some(found.uid()), Some(found.gid())) {
+            tracing::debug!(path = %from.display(), %error, "the owner of an image does not go along");
+            return Ok(());
+        }
+        to.set_permissions(std::fs::Permissions::from_mode(found.permissions().mode() & 0o777))
+    });
+    if let Err(error) = dressed {
+        tracing::warn!(path = %from.display(), %error, "the mode of an image does not go along");
     }
 }
 

@@ -161,6 +161,7 @@ impl Daemon {
         host.settle_holds();
         host.run_queue().await;
         peers.begin();
+        host.begin_retention();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
         Ok(Self { host, listener, api })
     }

@@ -237,6 +237,17 @@ impl Store {
 
     /// Its space; may sleep. `None`: it does not say.
     ///
+    /// Names of images in it that the journal knows nothing of: a folder's. May sleep.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub(crate) fn unknown_images(&self, state: &State) -> std::io::Result<Vec<String>> {
+        match &self.kind {
+            StoreKind::Folder { folder, .. } => folder.unknown_images(state),
+            StoreKind::Single(_) => Ok(Vec::new()),
+        }
+    }
+
     /// # Errors
     /// [`StoreProblem`].
     pub(crate) fn space(&self) -> Result<Option<Space>, StoreProblem> {

@@ -32,6 +32,7 @@ pub mod planted;
 pub mod progress;
 pub mod promotion;
 pub mod recovery;
+pub mod retention;
 pub mod source;
 pub mod stay;
 pub mod strategy;

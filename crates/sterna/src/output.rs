@@ -132,7 +132,23 @@ pub(crate) fn stores(stores: &Vec<Store>) -> String {
         let kind = store.kind.name().to_owned();
         table.add_row([store.name.clone(), kind, free, total, store.volumes.to_string(), path]);
     }
-    lines(&table)
+    lines(&table) + &unknown_images(stores)
+}
+
+/// What is to be done about images that the daemon does not know; nothing if there are none.
+pub(crate) fn unknown_images(stores: &[Store]) -> String {
+    let mut text = String::new();
+    for store in stores.iter().filter(|store| !store.unknown_images.is_empty()) {
+        text += &format!(
+            "\nimages in store {} that belong to no volume that is known here: {}\n",
+            store.name,
+            store.unknown_images.join(", ")
+        );
+    }
+    if !text.is_empty() {
+        text += "If the data folder was lost, bring it back from a backup, or serve each image where it is:\n  sterna volume add NAME --image PATH\n";
+    }
+    text
 }
 
 /// The volumes as a table.

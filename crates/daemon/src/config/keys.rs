@@ -61,7 +61,14 @@ const ROOT: Table = Table::Keys(
         (
             "limits",
             Table::Keys(
-                &["migrations_per_host", "migrations_per_store", "mirror_wait_max_ms", "stop_wait_max_ms"],
+                &[
+                    "kept_images_per_volume",
+                    "kept_percent_of_store",
+                    "migrations_per_host",
+                    "migrations_per_store",
+                    "mirror_wait_max_ms",
+                    "stop_wait_max_ms",
+                ],
                 &[],
             ),
         ),

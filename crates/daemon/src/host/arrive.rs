@@ -27,6 +27,7 @@ use super::reserve::Reserved;
 use super::{Host, blocking};
 use crate::descriptors;
 use crate::error::{RequestError, with_causes};
+use crate::images;
 use crate::names;
 use crate::opening;
 use crate::peers::channel::VOLUMES_MAX;
@@ -172,6 +173,24 @@ impl Host {
         let wanted = self.wanted(offer, offered)?;
         // What of it is allocated, its source finds out while it copies; a store that fills up ends the migration.
         let reserved = self.reserve(wanted, || Ok(0)).await?;
+        if let Some((path, file)) = &reserved.file {
+            // What it left here, if that is there, says whose it was.
+            let former = self.journal.read(|state| {
+                let moved = state.moved.get(&offered.volume)?;
+                let image = moved.volume.record.image.place.file()?;
+                Some(images::fenced_path(std::path::Path::new(image), moved.migration))
+            });
+            let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
+            if let Some(former) = former {
+                blocking(move || {
+                    if former.exists() {
+                        images::dress(&file, &former);
+                    }
+                    Ok(())
+                })
+                .await?;
+            }
+        }
         // A volume that comes home is offered as it was before.
         let export = self.journal.read(|state| {
             let moved = state.moved.get(&offered.volume);

@@ -96,15 +96,19 @@ impl Host {
         let host = Arc::clone(self);
         let asked = name.clone();
         let space = answer(&self.looks, move || {
-            host.stores.get(&asked).map(|store| store.space().map_err(|error| error.to_string()))
+            let store = host.stores.get(&asked)?;
+            let space = store.space().map_err(|error| error.to_string());
+            let known = host.journal.read(State::clone);
+            let unknown = store.unknown_images(&known).unwrap_or_default();
+            Ok((space, unknown))
         });
         let found = self.stores.get(&name).ok();
         let (kind, path) = found.map(store_kind).unwrap_or_default();
         let occupant = found.and_then(|store| self.journal.read(|state| store.occupant(state)));
-        let space = match space.await {
-            Some(Ok(space)) => space,
-            Some(Err(error)) => Err(error.message()),
-            None => Err("its disk does not answer".to_owned()),
+        let (space, unknown_images) = match space.await {
+            Some(Ok(seen)) => seen,
+            Some(Err(error)) => (Err(RequestError::message(&error)), Vec::new()),
+            None => (Err("its disk does not answer".to_owned()), Vec::new()),
         };
         let told = space.as_ref().ok().copied().flatten();
         let (bytes_total, bytes_free) = told.map_or((0, 0), |space| (space.total, space.free));
@@ -117,6 +121,7 @@ impl Host {
             volumes,
             occupied: occupant.map(|occupant| occupant.to_string()),
             problem: space.err(),
+            unknown_images,
         }
     }
 

@@ -71,7 +71,18 @@ impl Host {
         Ok(shown)
     }
 
-    async fn find_kept(self: &Arc<Self>) -> Vec<Kept> {
+    /// Deletes an image that no way home begins with, so that no volume's name need be claimed meanwhile.
+    ///
+    /// # Errors
+    /// [`RequestError::ReplicaInUse`], [`RequestError::PlaceTaken`], [`RequestError::Storage`]: it stays.
+    pub(super) async fn drop_spare(&self, spare: &Kept) -> Result<(), RequestError> {
+        let Some(path) = kept::file_of(spare) else { return Ok(()) };
+        self.check_unused(&path)?;
+        let (data_dir, image) = (self.config.data_dir.clone(), spare.image.clone());
+        blocking(move || delete(&data_dir, &path, &image)).await
+    }
+
+    pub(super) async fn find_kept(self: &Arc<Self>) -> Vec<Kept> {
         let state = Arc::new(self.journal.read(State::clone));
         let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
         let looks = names.into_iter().map(|name| {

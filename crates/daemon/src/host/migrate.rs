@@ -6,7 +6,7 @@
 //! A crash leaves an empty file that no journal knows, or a migration that recovery ends: never somebody else's file
 //! that is taken for a half-made target. A device or an export is fenced by *started*, before anything is written there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{MigrateVolume, Migration, MigrationHistory};
@@ -229,7 +229,17 @@ impl Host {
     ) -> Result<Reserved, RequestError> {
         let wanted = self.wanted_here(record, order).await?;
         let copied = record.clone();
-        self.reserve(wanted, move || allocated_bytes(&copied)).await
+        let reserved = self.reserve(wanted, move || allocated_bytes(&copied)).await?;
+        let (file, source) = (reserved.file.as_ref(), record.image.place.file().map(PathBuf::from));
+        if let (Some((path, file)), Some(source)) = (file, source) {
+            let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
+            blocking(move || {
+                images::dress(&file, &source);
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(reserved)
     }
 
     /// The image that is wanted of a volume in another store of this host.

@@ -90,21 +90,15 @@ impl Folder {
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
         let awaited = moving.filter_map(|moving| moving.target.place.file());
         let awaited: BTreeSet<&Path> = awaited.map(Path::new).collect();
-        let is_new = *state == State::default();
-        let mut unknown = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();
-            let name = path.file_name().and_then(|name| name.to_str());
-            if let Some((volume, _)) = name.and_then(image_name).filter(|_| is_new) {
-                unknown.push(volume.to_owned());
-            }
             let settled = settle_file(&path, &known).and_then(|()| settle_secret(&path, &awaited));
             if let Err(error) = settled {
                 tracing::warn!(store, path = %path.display(), %error, "a left-over file stays");
             }
         }
+        let unknown = if *state == State::default() { self.unknown_images(state)? } else { Vec::new() };
         if !unknown.is_empty() {
-            unknown.sort();
             let images = unknown.join(", ");
             tracing::warn!(
                 store,
@@ -114,6 +108,23 @@ impl Folder {
             );
         }
         Ok(())
+    }
+
+    /// Names of the images that are of no volume and no migration of `state`; may sleep.
+    pub(super) fn unknown_images(&self, state: &State) -> std::io::Result<Vec<String>> {
+        let here = state.volumes.values().map(|known| &known.record.image);
+        let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
+        let images = here.chain(moving.flat_map(|moving| [&moving.source, &moving.target]));
+        let known: BTreeSet<&Path> = images.filter_map(|image| image.place.file()).map(Path::new).collect();
+        let mut unknown = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let name = name.filter(|name| image_name(name).is_some() && !known.contains(path.as_path()));
+            unknown.extend(name.map(str::to_owned));
+        }
+        unknown.sort();
+        Ok(unknown)
     }
 }
 

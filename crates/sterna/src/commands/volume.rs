@@ -45,7 +45,15 @@ pub(super) async fn run(
             let export = order.export.into();
             make(client, NewVolume { name: order.name, source, export }, format).await?;
         }
-        VolumeCommand::List => output::print(format, &client.volumes().await?, output::volumes)?,
+        VolumeCommand::List => {
+            let volumes = client.volumes().await?;
+            // Only people need to be told here: programs read it in the list of stores.
+            let unknown = match format {
+                Format::Text => output::unknown_images(&client.stores().await?),
+                Format::Json => String::new(),
+            };
+            output::print(format, &volumes, |volumes| output::volumes(volumes) + &unknown)?;
+        }
         VolumeCommand::Show(volume) => {
             output::print(format, &client.volume(&volume.name).await?, output::volume)?;
         }

@@ -67,7 +67,7 @@ fn volume_that_cannot_be_made_is_refused_and_leaves_nothing() {
     for name in ["../v", ".v", "a/b", "a b"] {
         check(&scene, &create(name, "1MiB"), (2, "invalid_request"), "cannot be the name of a volume");
     }
-    check(&scene, &create("w", "5000"), (2, "invalid_request"), "the next one is 8192");
+    check(&scene, &create("w", "5000"), (2, "invalid_request"), "the next one is 5120");
     check(&scene, &create("w", "9999PiB"), (4, "target_too_small"), "no file can have");
     let unnamed = ["volume", "create", "w", "--size", "1MiB"];
     check(&scene, &unnamed, (2, "invalid_request"), "say in which store: --store with one of a, b");

@@ -213,6 +213,39 @@ fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_wherever_it_has_
 }
 
 #[test]
+fn images_that_a_daemon_without_its_data_folder_does_not_know_are_told() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    assert!(!scene.succeed(&["volume", "list"]).contains("belong to no volume"));
+    scene.stop();
+    std::fs::remove_dir_all(scene.path("data")).unwrap();
+    scene.start(None);
+    let said = scene.succeed(&["volume", "list"]);
+    assert!(said.contains("known here: v.img") && said.contains("sterna volume add NAME"), "{said}");
+    let (_, stores) = scene.json(&["store", "list"]);
+    assert_eq!(stores[0]["unknown_images"], serde_json::json!(["v.img"]), "{stores}");
+    assert!(scene.succeed(&["store", "list"]).contains("v.img"));
+}
+
+#[test]
+fn owner_and_mode_of_an_image_go_along() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    let scene = Scene::started();
+    let raw = scene.path("raw");
+    std::fs::write(&raw, [7; 8192]).unwrap();
+    std::fs::set_permissions(&raw, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let owner =
+        if rustix::process::geteuid().is_root() { 12_345 } else { std::fs::metadata(&raw).unwrap().uid() };
+    std::os::unix::fs::chown(&raw, Some(owner), None).unwrap();
+    scene.succeed(&["volume", "add", "w", "--image", &raw.display().to_string()]);
+    for store in ["a", "b"] {
+        scene.succeed(&["migrate", "w", "--to", store]);
+        let found = std::fs::metadata(scene.path(store).join("w.img")).unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o777), (owner, 0o640), "{store}");
+    }
+}
+
+#[test]
 fn watching_prints_every_change_as_a_line_of_json() {
     let scene = Scene::started();
     scene.create_volume();

@@ -107,6 +107,28 @@ fn a_crash_while_one_is_dropped_leaves_all_of_it_or_nothing() {
 }
 
 #[test]
+fn no_more_images_are_kept_than_the_configuration_says_and_the_oldest_go() {
+    let mut scene = travelled();
+    scene.succeed(&["migrate", "v", "--to", "a", "--keep-source"]);
+    let numbers = |scene: &Scene| -> Vec<String> {
+        list(scene).iter().map(|kept| kept["migration"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(numbers(&scene), ["m0", "m1", "m3"]);
+    scene.stop();
+    scene.configure("[limits]\nkept_images_per_volume = 2\n");
+    scene.start(None);
+    assert!(scene.wait_for_log("the oldest is given up"));
+    assert_eq!(numbers(&scene), ["m1", "m3"]);
+    // Of a volume that is no more, what was kept may be the only copy.
+    scene.succeed(&["volume", "remove", "v"]);
+    scene.stop();
+    scene.configure("[limits]\nkept_images_per_volume = 1\n");
+    scene.start(None);
+    scene.create_volume();
+    assert_eq!(numbers(&scene), ["m1", "m3"]);
+}
+
+#[test]
 fn all_that_was_kept_of_a_volume_is_dropped_at_once() {
     let scene = travelled();
     let kept = list(&scene).len();
