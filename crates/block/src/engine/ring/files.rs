@@ -1,7 +1,7 @@
 //! The ring's table of registered files: saves taking and dropping a reference to the file at every operation.
 //!
 //! A file gets a slot at its first operation. The kernel's table keeps the file open, and with it the lock on an
-//! image or the connection of a socket, so a slot must not outlive the last handle: the driver calls
+//! image, so a slot must not outlive the last handle: the driver calls
 //! [`FileTable::sweep`] each time before it waits, and a store that is done releases its files itself.
 
 use std::os::fd::{AsRawFd, OwnedFd};

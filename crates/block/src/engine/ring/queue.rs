@@ -20,7 +20,7 @@ use slab::Slab;
 
 use super::files::FileTable;
 use super::polling::Polling;
-use super::request::{Outcome, Request, Step};
+use super::request::{FileReference, Outcome, Request, Step};
 use crate::buffer::BufferPool;
 use crate::engine::clock;
 use crate::error::IoError;
@@ -299,7 +299,12 @@ impl Queue {
     fn entry(&mut self, key: usize) -> Result<squeue::Entry, IoError> {
         let operation = self.operations.get_mut(key).ok_or(IoError::Closed)?;
         let request = operation.request.as_mut().ok_or(IoError::Closed)?;
-        let reference = self.files.reference(request.file(), &self.ring.submitter());
+        // N.B. A request that may wait for ever takes no slot: before Linux 6.13 it would keep every file open, and locked, that
+        // is taken out of the table after it has begun.
+        let reference = match request.waits_for_peer() {
+            true => FileReference::Descriptor,
+            false => self.files.reference(request.file(), &self.ring.submitter()),
+        };
         let entry = request.entry(reference, &self.buffers)?;
         Ok(entry.user_data(user_data(key, operation.sequence)))
     }
