@@ -19,7 +19,7 @@ use migration::planted::{Bug, broken};
 
 use crate::change::{Change, Changed};
 use crate::clients::Client;
-use crate::fence::{Always, Entry, Fence, Presence};
+use crate::fence::{Always, Fence, Presence};
 use crate::filter::{Access, GateMode};
 use crate::peer::PeerVolume;
 use crate::volume::Volume;
@@ -90,8 +90,12 @@ pub(crate) enum Route<'a> {
 impl Volume {
     /// Changes the volume, when its gate lets that through.
     pub(crate) async fn change(&self, origin: Origin<'_>, change: Change) -> Result<Changed, IoError> {
+        // N.B. from before it waits at the gate: who comes waits for it.
+        let own = matches!(origin, Origin::Client(_)).then(|| self.fences().enter_own());
         let pass = self.gate().enter(Access::Change).await;
         if let Some(owner) = pass.owner() {
+            let _sent_on = own.is_some().then(|| self.fences().enter_sent_on());
+            drop(own);
             // Boxed: what goes no further than to a store of this host needs a fraction of its memory.
             return Box::pin(origin.send_on(owner, change)).await;
         }
@@ -156,6 +160,7 @@ impl Volume {
         if let Some(owner) = pass.owner().cloned() {
             // It takes as long as the link does, and nothing that happens here meanwhile makes it worthless.
             drop(pass);
+            self.fences().goes_on().await;
             return match route {
                 Route::Here(presence) => owner.while_there(presence, owner.attach()).await,
                 Route::AnotherHost => owner.attach().await,
@@ -231,11 +236,11 @@ impl Entrance {
     }
 
     /// What changes need before they begin.
-    async fn begin_change(&self) -> Result<Entry, IoError> {
-        if self.attachment.get() != Attachment::Made {
-            self.attach().await?;
+    async fn begin_change(&self) -> Result<(), IoError> {
+        match self.attachment.get() {
+            Attachment::Made => Ok(()),
+            Attachment::Missing | Attachment::UnderWay => self.attach().await,
         }
-        Ok(self.volume.fences().enter_own())
     }
 }
 
@@ -251,14 +256,14 @@ impl Entrance {
             // Boxed: few are as long, and every request would have to have room for it.
             return Box::pin(self.changing_in_steps(change)).await;
         }
-        let _entry = self.begin_change().await?;
+        self.begin_change().await?;
         change.apply(&*self.below).await
     }
 
     /// Changes a long range part after part: whoever comes meanwhile, or closes the gate, waits for one of them.
     async fn changing_in_steps(&self, change: Change) -> Result<(), IoError> {
         for step in 0..change.steps(CHANGE_STEP_BYTES) {
-            let _entry = self.begin_change().await?;
+            self.begin_change().await?;
             change.step(CHANGE_STEP_BYTES, step).apply(&*self.below).await?;
         }
         Ok(())

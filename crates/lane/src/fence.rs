@@ -74,8 +74,10 @@ pub struct Fences {
     is_told: Cell<bool>,
     /// How many clients have come, by whichever host, and how often the volume has.
     arrivals: Cell<u64>,
-    /// Changes of this host's clients, from before they wait for anything.
+    /// Changes of this host's clients, from before they wait for anything until they have ended or been sent on.
     own: Ledger,
+    /// Changes of this host's clients that were sent on to an owner on another host.
+    sent_on: Ledger,
     /// Changes that came by way of other hosts, below the gate.
     forwarded: Ledger,
 }
@@ -119,6 +121,13 @@ impl Fences {
         self.own.all_before()
     }
 
+    /// Resolves when the changes of this host's clients have ended that had been sent on before: a client that comes by the same
+    /// way may have been one of those. Who finds the volume here need not wait for what is elsewhere: it comes back with a fence
+    /// that is not the present one.
+    pub(crate) fn goes_on(&self) -> impl Future<Output = ()> + use<> {
+        self.sent_on.all_before()
+    }
+
     /// The volume comes: what bears the fence of an earlier stay here is of no stay but that, and clients may have come to
     /// it elsewhere.
     pub(crate) fn changes_hands(&self) {
@@ -135,6 +144,11 @@ impl Fences {
     /// A change of a client of this host begins; it has ended when what is returned is dropped.
     pub(crate) fn enter_own(&self) -> Entry {
         self.own.enter()
+    }
+
+    /// A change of a client of this host is sent on; it has ended when what is returned is dropped.
+    pub(crate) fn enter_sent_on(&self) -> Entry {
+        self.sent_on.enter()
     }
 
     /// A change of another host begins; it has ended when what is returned is dropped.

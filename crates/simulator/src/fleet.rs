@@ -50,6 +50,7 @@ use self::people::People;
 use self::place::Place;
 use self::tally::{Event, Tally};
 use crate::coverage::Struck;
+use crate::disk::Medium;
 use crate::random::Random;
 use crate::scenario::{Options, Scenario};
 use crate::simulation::Finding;
@@ -243,7 +244,7 @@ impl Fleet {
                 let Some(lost_at) = disk.lost_at() else { continue };
                 let is_told = guest.told_of_loss_at().is_some_and(|told_at| told_at >= lost_at);
                 if vouches || !is_told {
-                    disk.with_medium(|medium| medium.keep_lost());
+                    disk.with_medium(Medium::keep_lost);
                 }
             }
         }

@@ -26,7 +26,7 @@ use migration::{Phase, VolumeId};
 
 use crate::checker::journal::PhaseWatch;
 use crate::checker::progress::ProgressWatch;
-use crate::disk::{Role, SimDisk};
+use crate::disk::{Medium, Role, SimDisk};
 use crate::faults::Fault;
 use crate::guest::Guest;
 use crate::journal::SimJournal;
@@ -169,7 +169,7 @@ impl Host {
         self.journal.crash();
         for disk in self.images.borrow().values() {
             // Whether anybody was told of it is not followed here: it had not been lost.
-            disk.with_medium(|medium| medium.keep_lost());
+            disk.with_medium(Medium::keep_lost);
             match how {
                 Stop::PowerCut => disk.power_cut(),
                 _ => disk.daemon_killed(),

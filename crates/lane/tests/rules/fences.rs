@@ -293,3 +293,21 @@ fn who_connects_while_a_long_range_is_zeroed_waits_for_a_part_of_it() {
         assert!(zeroed.get());
     });
 }
+
+#[test]
+fn who_comes_once_the_volume_is_home_does_not_wait_for_what_others_have_under_way_at_its_former_owner() {
+    play(|scene| async move {
+        let hosts = Hosts::new(&scene);
+        let stays = hosts.at_forwarder(&scene);
+        scene.handle.sleep(MOMENT).await;
+        hosts.ends.line.is_cut.set(true);
+        let late = stays.write(&scene, 1);
+        scene.handle.sleep(MOMENT).await;
+        // It comes home, and the way of that write is silent still.
+        let home = Rc::clone(&hosts.ends.memory) as Rc<dyn BlockDevice>;
+        hosts.forwarder.change_hands(Home::Here(home), GENERATION.next());
+        let comes = hosts.at_forwarder(&scene).write(&scene, 2);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!((comes.get(), late.get()), (Some(true), None));
+    });
+}

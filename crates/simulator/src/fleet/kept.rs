@@ -12,7 +12,7 @@ use migration::{MigrationId, StayKey, VolumeId};
 
 use super::party::Party;
 use crate::checker::owner::{Permission, permission};
-use crate::disk::Role;
+use crate::disk::{Medium, Role};
 
 /// The images that one host keeps, by volume: a later one takes the place of an earlier.
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl Party {
         disk.set_role(Role::Bystander);
         disk.set_permission(Permission::Forbidden);
         let kept = format!("{path}.kept");
-        disk.with_medium(|medium| medium.let_go());
+        disk.with_medium(Medium::let_go);
         self.images.borrow_mut().insert(kept.clone(), disk);
         if !self.chronicles.vouches(StayKey { volume: record.volume, stay: left.stay }) {
             return;

@@ -49,7 +49,7 @@ const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::HandBack, 3),
     (Fault::JournalError, 2),
     (Fault::JournalSlow, 2),
-    (Fault::Cancel, 2),
+    (Fault::Cancel, 4),
     (Fault::CancelThere, 1),
     (Fault::ImageTouched, 3),
     (Fault::ClockJump, 1),

@@ -33,7 +33,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(1);
 /// In how many of a hundred arrivals the daemon is stopped soon after.
 const STOPPED_AFTER_ARRIVAL_PERCENT: u64 = 15;
 /// In how many of a hundred migrations that have ended, whatever became of them, the source's daemon is killed soon after …
-const KILLED_AFTER_END_PERCENT: u64 = 15;
+const KILLED_AFTER_END_PERCENT: u64 = 30;
 /// … how soon at the latest: one of these.
 const KILLED_WITHIN: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(200)];
