@@ -196,8 +196,13 @@ impl Fleet {
         branch.goes.set(None);
         branch.move_home(owner.place);
         self.tally(Event::HomeMoves);
-        for guest in &branch.guests {
+        let power_was_cut = branch.power_was_cut.take();
+        for (index, guest) in branch.guests.iter().enumerate() {
             guest.disconnect();
+            if let Some(found) = owner.content_of(index).filter(|_| power_was_cut) {
+                // The host that it was connected to is still down.
+                guest.check_after_power_cut(&found);
+            }
             if !self.people.is_settling.get() {
                 guest.be_busy();
             }
