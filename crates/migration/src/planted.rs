@@ -72,6 +72,10 @@ pub enum Bug {
     AccessAfterTheRelationEnded,
     /// 9: a copy of which parts are missing is promoted.
     IncompletePromoted,
+    /// Decision 0046: a guest is paused before it is durable that it may be.
+    PausedBeforeNoted,
+    /// Decision 0046: that a guest was paused is forgotten before it was seen to run.
+    ForgottenBeforeRunning,
 }
 
 impl Bug {
@@ -110,6 +114,8 @@ impl Bug {
         Self::Discard,
         Self::AccessAfterTheRelationEnded,
         Self::IncompletePromoted,
+        Self::PausedBeforeNoted,
+        Self::ForgottenBeforeRunning,
     ];
 
     /// The name by which the simulator's command line knows it.
@@ -148,6 +154,8 @@ impl Bug {
             Self::Discard => "discard",
             Self::AccessAfterTheRelationEnded => "access-after-the-relation-ended",
             Self::IncompletePromoted => "incomplete-promoted",
+            Self::PausedBeforeNoted => "paused-before-noted",
+            Self::ForgottenBeforeRunning => "forgotten-before-running",
         }
     }
 }

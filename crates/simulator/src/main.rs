@@ -21,6 +21,7 @@ mod fleet;
 mod guest;
 mod host;
 mod journal;
+mod paused;
 mod probe;
 mod random;
 mod scenario;

@@ -40,10 +40,12 @@ pub(crate) struct Finding {
 
 /// Runs the simulation of `seed` with as many hosts as are wanted.
 pub(crate) fn simulate_hosts(seed: u64, options: &Options, audience: Audience) -> Finding {
-    match options.hosts {
+    let finding = match options.hosts {
         Hosts::One => simulate(seed, options, audience),
         Hosts::Between(hosts) => crate::fleet::simulate(seed, hosts, options, audience),
-    }
+    };
+    let violation = finding.violation.or_else(|| crate::paused::play(seed));
+    Finding { violation, ..finding }
 }
 
 /// Runs the simulation of `seed` with one host.

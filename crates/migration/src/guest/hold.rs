@@ -14,6 +14,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::planted::{Bug, broken};
+
 /// Pause before the hypervisor is asked again.
 const PAUSE_LEAST: Duration = Duration::from_millis(20);
 /// The longest that it becomes at first, while it is about the guest's standing still for a moment.
@@ -166,6 +168,9 @@ impl Hold {
     pub fn handle_event(&mut self, now: Duration, event: Event) {
         match (self.phase, event) {
             (Phase::Free, Event::Hold(reason)) => {
+                if broken(Bug::PausedBeforeNoted) {
+                    self.actions.push_back(Action::MayPause);
+                }
                 self.enter(Phase::Noting { is_over: false }, Action::Note(reason));
             }
             (Phase::Noting { is_over: false }, Event::Noted) => self.enter(Phase::Held, Action::MayPause),
@@ -229,7 +234,12 @@ impl Hold {
                     "a disk of it is over nothing, and what it would write would be lost".to_owned(),
                 );
             }
-            (Memory::Still, Running::No) => self.enter(Phase::Acting, Action::Continue),
+            (Memory::Still, Running::No) => {
+                if broken(Bug::ForgottenBeforeRunning) {
+                    self.actions.push_back(Action::Forget);
+                }
+                self.enter(Phase::Acting, Action::Continue);
+            }
         }
     }
 
