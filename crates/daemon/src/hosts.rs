@@ -206,6 +206,11 @@ impl Hosts {
         }
     }
 
+    /// Whether this host itself is called so.
+    pub(crate) fn is_own_name(&self, name: &str) -> bool {
+        matches!(&*self.lock(), State::Running(_, identity) if identity.name() == name)
+    }
+
     /// Names of all other hosts, for people.
     pub(crate) fn names(&self) -> String {
         let peers = self.known().map(|known| known.list()).unwrap_or_default();

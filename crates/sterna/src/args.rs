@@ -124,7 +124,7 @@ pub(crate) enum VolumeCommand {
     /// Make a volume larger, while its guest works and also while it moves.
     #[command(after_help = RESIZE_HELP)]
     Resize(ResizeArguments),
-    /// Stop serving a volume. An image made by `volume create` or by a migration is deleted.
+    /// Stop serving a volume. Its image is deleted, unless what is in it was yours before (volume add).
     #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
     Remove(RemoveArguments),
 }

@@ -7,7 +7,7 @@ pub(crate) mod vms;
 
 use std::io::{self, Write as _};
 
-use api::{ClientError, Migration, Store, Volume, VolumeState};
+use api::{ClientError, Migration, Replica, Store, Volume, VolumeState};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
 
 /// Prints why a command failed: on standard error for people, on standard output in JSON.
 pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<()> {
-    let message = with_causes(error) + advice(error);
+    let message = message(error) + advice(error);
     if format == Format::Text {
         return writeln!(io::stderr(), "sterna: {message}");
     }
@@ -99,6 +99,18 @@ pub(crate) fn report_value(message: &str, format: Format) -> io::Result<()> {
 fn print_error(code: &serde_json::Value, message: &str) -> io::Result<()> {
     let body = serde_json::json!({ "error": { "code": code, "message": message } });
     print(Format::Json, &body, |_| String::new())
+}
+
+/// The error and its causes; who may not ask is not told that nobody answers.
+fn message(error: &CommandError) -> String {
+    match error {
+        CommandError::Client(ClientError::Unreachable { address, source })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            format!("this user may not use the daemon's socket {address}: {source}")
+        }
+        error => with_causes(error),
+    }
 }
 
 /// What to do about an error that does not say so itself.
@@ -176,8 +188,8 @@ pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
     lines(&table)
 }
 
-/// One volume, a line for each property.
-pub(crate) fn volume(volume: &Volume) -> String {
+/// One volume, a line for each property, and what migrations left of it, if it is among what was `kept`.
+pub(crate) fn volume(volume: &Volume, kept: &[Replica]) -> String {
     let mut rows = vec![
         ("volume", volume.name.clone()),
         ("uri", volume.uri.clone()),
@@ -212,6 +224,13 @@ pub(crate) fn volume(volume: &Volume) -> String {
     rows.extend(
         (!elsewhere.is_empty()).then(|| ("forwarded", format!("{} (led here)", elsewhere.join(", ")))),
     );
+    let kept: Vec<&Replica> = kept.iter().filter(|replica| replica.volume == volume.name).collect();
+    if !kept.is_empty() {
+        let images = if kept.len() == 1 { "image" } else { "images" };
+        let taken: u64 = kept.iter().filter_map(|replica| replica.allocated_bytes).sum();
+        let advice = "left by migrations; sterna replica list";
+        rows.push(("kept", format!("{} {images}, {} ({advice})", kept.len(), bytes(taken))));
+    }
     properties(&rows)
 }
 
@@ -499,4 +518,24 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_ask_is_not_told_that_nobody_answers() {
+        let said = |kind: io::ErrorKind| {
+            let address = "unix:/run/api.sock".parse().unwrap();
+            message(&CommandError::Client(ClientError::Unreachable { address, source: kind.into() }))
+        };
+        let refused = said(io::ErrorKind::PermissionDenied);
+        assert!(
+            refused.starts_with("this user may not use the daemon's socket unix:/run/api.sock: "),
+            "{refused}"
+        );
+        let absent = said(io::ErrorKind::NotFound);
+        assert!(absent.starts_with("no daemon answers at unix:/run/api.sock: "), "{absent}");
+    }
 }

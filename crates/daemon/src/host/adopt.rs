@@ -44,7 +44,8 @@ impl Host {
             return Err(VmError::Exists(name).into());
         }
         let monitor = PathBuf::from(&order.monitor);
-        let machine = Machine::connect(&monitor).await.map_err(VmError::of(&name))?;
+        let no_monitor = |source| VmError::NoMonitor { vm: name.clone(), source };
+        let machine = Machine::connect(&monitor).await.map_err(no_monitor)?;
         let disks = choose(&name, &machine, &order.disks).await?;
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         let volume = |index: usize| if disks.len() == 1 { name.clone() } else { format!("{name}-{index}") };

@@ -328,7 +328,10 @@ fn one_spelling(place: Place) -> Result<Place, RequestError> {
     let Place::File(path) = place else { return Ok(place) };
     let path = PathBuf::from(path);
     let found = path.canonicalize().map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => ImageError::NotFound { path: path.clone() }.into(),
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+            ImageError::NotFound { path: path.clone() }.into()
+        }
+        std::io::ErrorKind::PermissionDenied => ImageError::NotPermitted { path: path.clone() }.into(),
         _ => RequestError::storage("follow", &path, &error),
     })?;
     Ok(Place::File(path_text(&found)?))

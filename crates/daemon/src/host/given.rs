@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use block::store::qcow2::{Format, probe_format};
+use block::store::qcow2::{Format, names_backing_file, probe_format};
 use block::store::{Access, Opened};
 use migration::journal::{ImageFormat, ImageLocation, Place};
 
@@ -27,10 +27,16 @@ impl GivenImage {
     /// Opens a file of any format.
     ///
     /// # Errors
-    /// [`RequestError`].
+    /// [`RequestError`]; [`RequestError::ImageUnsuitable`]: as with [`format_in_place`], but only if other files were opened.
     pub(super) fn open(path: &Path) -> Result<Self, RequestError> {
         let place = Place::File(crate::stores::path_text(path)?);
         let format = format_of(&place, None)?;
+        if format == ImageFormat::Qcow2 && !is_named_qcow2(path) && names_backing_file(path)? {
+            let detail = "it begins as a qcow2 image that stands on another file, is not named so, and a guest can have written \
+                          that into its raw disk; if it is a qcow2 image, let its name end in .qcow2; if it is a raw disk: sterna \
+                          volume add NAME --image FILE --format raw";
+            return Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() });
+        }
         let image = ImageLocation { store: String::new(), place, format };
         let opened = opening::open_whole(&image, Access::ReadOnly, at_once)?;
         let allocated_bytes = needed_bytes(&opened, path)?;
@@ -65,15 +71,18 @@ pub(super) fn needed_bytes(opened: &Opened, path: &Path) -> Result<u64, RequestE
 /// As there; [`RequestError::ImageUnsuitable`]: the name and the content say different things.
 pub(super) fn format_in_place(place: &Place, said: Option<ImageFormat>) -> Result<ImageFormat, RequestError> {
     let format = format_of(place, said)?;
-    let is_named_so = |path: &Path| path.extension().is_some_and(|end| end == "qcow2" || end == "qcow");
     match place.file().map(Path::new) {
-        Some(path) if said.is_none() && format == ImageFormat::Qcow2 && !is_named_so(path) => {
+        Some(path) if said.is_none() && format == ImageFormat::Qcow2 && !is_named_qcow2(path) => {
             let detail = "it begins as a qcow2 image and is not named so, and a guest can have written that into its raw disk; \
                           say which it is: --format raw or --format qcow2";
             Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() })
         }
         _ => Ok(format),
     }
+}
+
+fn is_named_qcow2(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "qcow2" || end == "qcow")
 }
 
 /// The format of what is at `place`: what the user says, or what it begins with.

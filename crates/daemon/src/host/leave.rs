@@ -104,7 +104,7 @@ impl Host {
     /// The host that `to` names, as HOST or HOST:STORE; `None`: it is a store of this host.
     ///
     /// # Errors
-    /// [`RequestError::DestinationNotFound`].
+    /// [`RequestError::DestinationNotFound`]; [`RequestError::Invalid`]: it is this host's own name.
     pub(super) fn elsewhere(&self, to: &str) -> Result<Option<Elsewhere>, RequestError> {
         if self.stores.get(to).is_ok() {
             return Ok(None);
@@ -113,6 +113,10 @@ impl Host {
         match self.hosts.find(host) {
             Some(peer) => Ok(Some(Elsewhere { peer, store: store.to_owned() })),
             None if self.hosts.own().is_none() => self.stores.get(to).map(|_| None),
+            None if self.hosts.is_own_name(host) => Err(RequestError::Invalid(format!(
+                "\"{host}\" is this host; what is to stay here goes to one of its stores: {}",
+                self.stores.known()
+            ))),
             None => Err(RequestError::DestinationNotFound {
                 name: to.to_owned(),
                 stores: self.stores.known(),

@@ -326,9 +326,13 @@ impl Host {
             let Ok(volume) = self.describe_volume(&record.name).await else { continue };
             let connections = volume.statistics.map_or(0, |statistics| statistics.connections);
             if connections > 0 {
+                let (clients, are) = match connections {
+                    1 => ("client", "stays connected here is"),
+                    _ => ("clients", "stay connected here are"),
+                };
                 plan.warnings.push(format!(
-                    "{connections} clients of \"{}\" that stay connected here are served from the other host afterwards: each \
-                     of their requests takes {:.1} ms longer",
+                    "{connections} {clients} of \"{}\" that {are} served from the other host afterwards: each request takes \
+                     {:.1} ms longer",
                     record.name,
                     round_trip_us as f64 / 1000.0
                 ));

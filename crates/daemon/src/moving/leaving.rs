@@ -53,6 +53,8 @@ const DEVICE_MAX: Duration = Duration::from_secs(5);
 /// How long a machine whose rest follows later may take from its pause until it could be switched over: what is on its way at
 /// that moment arrives first.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How long after the stream of its memory the monitor of a QEMU that ends may be heard to end.
+const FAREWELL_MAX: Duration = Duration::from_millis(100);
 /// How often it is looked how far the memory is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -192,10 +194,25 @@ impl Leaving {
             reason = &mut carrying.0 => Err(reason.unwrap_or_else(|error| error.to_string())),
             reason = self.line.failed() => Err(reason),
         };
-        if let Sent::WithoutTheRest = sent? {
-            self.begin_to_follow(carrying);
+        match sent {
+            Ok(Sent::Whole) => Ok(()),
+            Ok(Sent::WithoutTheRest) => {
+                self.begin_to_follow(carrying);
+                Ok(())
+            }
+            Err(reason) => {
+                drop(carrying);
+                Err(self.first_cause(reason).await)
+            }
         }
-        Ok(())
+    }
+
+    /// Why the machine did not leave: whatever broke first, if its QEMU has ended, that is why.
+    async fn first_cause(&self, reason: String) -> String {
+        match timeout(FAREWELL_MAX, self.machine.closed()).await {
+            Ok(_) => ended(&self.name),
+            Err(_) => reason,
+        }
     }
 
     /// Lets the machine go on here, after its volumes were not released; resolves when it does, however long that takes.

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use api::ErrorCode;
-use hypervisor::qemu::MachineError;
+use hypervisor::qemu::{MachineError, QmpError};
 
 use super::allowed::NotAllowed;
 use super::definition::DefinitionError;
@@ -83,6 +83,14 @@ pub(crate) enum VmError {
         /// What QEMU said.
         source: MachineError,
     },
+    /// What was given as the monitor of a machine to be adopted is none that we can use.
+    #[error("the machine \"{vm}\" cannot be adopted: {source}")]
+    NoMonitor {
+        /// Which machine.
+        vm: String,
+        /// Why.
+        source: MachineError,
+    },
     /// The kernel does not tell what its process is.
     #[error(
         "cannot look at the process {id} of the machine \"{vm}\": {source}; the daemon must run as the same user, or as root"
@@ -155,6 +163,7 @@ impl VmError {
             Self::Definition(_) | Self::NotAllowed(_) | Self::Parcel(_) | Self::Disk { .. } => {
                 ErrorCode::VmUnsuitable
             }
+            Self::NoMonitor { source, .. } => code_of_monitor(source),
             Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
             Self::Running(_)
             | Self::RunsAlready(_)
@@ -169,5 +178,17 @@ impl VmError {
             | Self::Hidden { .. } => ErrorCode::VmFailed,
             Self::Io { .. } | Self::Listing(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
         }
+    }
+}
+
+/// The cause of what is wrong with a monitor that somebody has named, as the API calls it. Nothing was done.
+fn code_of_monitor(error: &MachineError) -> ErrorCode {
+    match error {
+        MachineError::Qmp(QmpError::Connect { source, .. }) => match source.kind() {
+            io::ErrorKind::NotFound => ErrorCode::VmNotFound,
+            io::ErrorKind::PermissionDenied => ErrorCode::NotPermitted,
+            _ => ErrorCode::VmUnsuitable,
+        },
+        _ => ErrorCode::VmUnsuitable,
     }
 }

@@ -55,14 +55,21 @@ pub(super) async fn run(
             output::print(format, &volumes, |volumes| output::volumes(volumes) + &unknown)?;
         }
         VolumeCommand::Show(volume) => {
-            output::print(format, &client.volume(&volume.name).await?, output::volume)?;
+            let shown = client.volume(&volume.name).await?;
+            // As with the list: programs ask for the replicas themselves.
+            let kept = match format {
+                Format::Text => client.replicas().await?,
+                Format::Json => Vec::new(),
+            };
+            output::print(format, &shown, |shown| output::volume(shown, &kept))?;
         }
         VolumeCommand::Resize(order) => {
             let resized = client.resize_volume(&order.name, &ResizeVolume { size_bytes: order.size }).await?;
             output::print(format, &resized, |resized| {
                 let size = bytes(resized.size_bytes);
-                let note = match resized.statistics.as_ref().map_or(0, |statistics| statistics.connections) {
-                    0 => "",
+                let here = resized.statistics.as_ref().map_or(0, |statistics| statistics.connections);
+                let note = match (here, resized.clients_elsewhere.is_empty()) {
+                    (0, true) => "",
                     _ => "; clients that are connected see that when they connect anew",
                 };
                 format!("{} has {size} ({} bytes){note}\n", resized.name, resized.size_bytes)

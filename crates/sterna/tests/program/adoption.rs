@@ -136,8 +136,8 @@ fn disk_that_cannot_be_adopted_is_named_and_stays() {
     // The name of the volume is taken.
     let (_, refused) = scene.json(&["vm", "adopt", "v", "--qmp", monitor]);
     assert_eq!(code(&refused), "volume_exists", "{refused}");
-    let (_, refused) = scene.json(&["vm", "adopt", "m", "--qmp", scene.path("nobody").to_str().unwrap()]);
-    assert_eq!(code(&refused), "vm_failed", "{refused}");
+    let (exit, refused) = scene.json(&["vm", "adopt", "m", "--qmp", scene.path("nobody").to_str().unwrap()]);
+    assert_eq!((exit, code(&refused)), (3, "vm_not_found"), "{refused}");
     assert!(machine.has_open(&machine.image));
     assert_eq!(scene.json(&["vm", "list"]).1, serde_json::json!([]));
 }

@@ -99,6 +99,7 @@ fn image_that_cannot_be_served_is_refused_and_unchanged() {
         ("disk.qcow2", (4, "image_unsuitable"), "cannot be served: "),
         ("disk.vmdk", (4, "image_unsuitable"), "qemu-img convert -O qcow2"),
         ("a", (4, "image_unsuitable"), "neither a regular file nor"),
+        ("raw/below", (3, "image_not_found"), "does not exist"),
     ] {
         let arguments = add(image);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

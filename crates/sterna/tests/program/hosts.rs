@@ -126,6 +126,7 @@ fn what_is_between_two_hosts_says_so_and_keeps_them_together() {
         assert!(error["error"]["message"].as_str().unwrap().contains(words), "{line:?}: {error}");
     };
     refused(&one, &["migrate", "v", "--to", "two"], (4, "host_refused"), "--to HOST:STORE: a, b");
+    refused(&one, &["migrate", "v", "--to", "one:b"], (2, "invalid_request"), "is this host");
     let post_copy = ["migrate", "v", "--to", "two:a", "--memory", "post-copy"];
     refused(&one, &post_copy, (2, "invalid_request"), "has no memory");
 

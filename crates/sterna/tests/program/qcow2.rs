@@ -105,6 +105,11 @@ fn guest_that_writes_a_header_into_its_raw_disk_changes_nothing() {
     assert_eq!((&volume["state"], &volume["format"]), (&"serving".into(), &"raw".into()), "{volume}");
     scene.succeed(&["migrate", "v", "--to", "a"]);
     assert_eq!(std::fs::read(scene.path("a/v.img")).unwrap(), bytes[..1 << 16]);
+    // To be copied in, it is not followed to that file either.
+    std::fs::write(&raw, &bytes[..1 << 16]).unwrap();
+    let (exit, refused) = scene.json(&["volume", "create", "w", "--store", "b", "--image", &path]);
+    assert_eq!((exit, code(&refused)), (4, "image_unsuitable"), "{refused}");
+    assert!(scene.images("b").is_empty());
     // Given anew it says what it looks like; only the user can say what it is.
     std::fs::write(&raw, [&b"KDMV"[..], &[0; 65532]].concat()).unwrap();
     let add = ["volume", "add", "w", "--image", &path];

@@ -37,6 +37,9 @@ fn kept_images_are_listed_with_what_they_take_and_dropped_one_by_one() {
     // The way home from another host only.
     assert_eq!(first["shortens_return"], false);
     assert!(scene.succeed(&["replica", "list"]).contains("v.img.moved-m0"));
+    let shown = scene.succeed(&["volume", "show", "v"]);
+    assert!(shown.contains("2 images, "), "{shown}");
+    assert!(shown.contains(" (left by migrations; sterna replica list)"), "{shown}");
 
     let outcome = scene.run(&["replica", "drop", "v"]);
     assert_eq!(outcome.code, 2, "{outcome:?}");

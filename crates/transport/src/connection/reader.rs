@@ -1,5 +1,6 @@
 //! Reads a connection: takes frames out of the bytes, puts messages together, gives them to the session.
 
+use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -28,6 +29,8 @@ pub(super) async fn run(
         match stream.read_buf(&mut buffer).await {
             Ok(0) => return Ended::Closed,
             Ok(count) => connection.counters.received(count as u64),
+            // It ended without a farewell within TLS, as that of a killed process does.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ended::Closed,
             Err(error) => return error.into(),
         }
     }

@@ -4,6 +4,7 @@
 //! volume; it is not guessed again.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
@@ -34,6 +35,8 @@ const BEGINNINGS: [(&[u8], &str); 6] = [
 const VDI_MARK: (usize, &[u8]) = (64, b"\x7f\x10\xda\xbe");
 /// The other format that begins as qcow2 does.
 const QCOW1_VERSION: &[u8] = &[0, 0, 0, 1];
+/// Where a qcow2 header says at which offset the name of its backing file is; 0: it has none.
+const BACKING_NAME_OFFSET: Range<usize> = 8..16;
 /// Bytes that are looked at.
 const PROBED: usize = 512;
 
@@ -44,15 +47,36 @@ const PROBED: usize = 512;
 /// # Errors
 /// What the system says if it cannot be read.
 pub fn probe_format(path: &Path) -> Result<Format, ImageError> {
+    Ok(beginning(path)?.map_or(Format::Raw, |bytes| format_of(&bytes)))
+}
+
+/// Tells whether the qcow2 image at `path` says that it stands on another file, without opening that.
+///
+/// It may sleep, and locks nothing.
+///
+/// # Errors
+/// What the system says if it cannot be read.
+pub fn names_backing_file(path: &Path) -> Result<bool, ImageError> {
+    Ok(beginning(path)?.is_some_and(|bytes| has_backing_name(&bytes)))
+}
+
+/// The first bytes of what is at `path`; `None` if it is nothing that an image can be.
+fn beginning(path: &Path) -> Result<Option<Vec<u8>>, ImageError> {
     let kind = std::fs::metadata(path).map_err(|error| ImageError::of("examine", path, error))?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         // To read from a pipe could wait for ever; whoever opens it as an image says what it is.
-        return Ok(Format::Raw);
+        return Ok(None);
     }
     let file = File::open(path).map_err(|error| ImageError::of("open", path, error))?;
-    let mut bytes = [0; PROBED];
+    let mut bytes = vec![0; PROBED];
     let count = file.read_at(&mut bytes, 0).map_err(|error| ImageError::of("read", path, error))?;
-    Ok(format_of(bytes.get(..count).unwrap_or_default()))
+    bytes.truncate(count);
+    Ok(Some(bytes))
+}
+
+fn has_backing_name(bytes: &[u8]) -> bool {
+    let offset = bytes.get(BACKING_NAME_OFFSET);
+    bytes.starts_with(&MAGIC) && offset.is_some_and(|offset| offset.iter().any(|byte| *byte != 0))
 }
 
 fn format_of(bytes: &[u8]) -> Format {
@@ -94,5 +118,13 @@ mod tests {
         let mut vdi = [b' '; 80];
         vdi[64..68].copy_from_slice(VDI_MARK.1);
         check(&vdi, "vdi");
+    }
+
+    #[test]
+    fn a_header_with_a_backing_file_is_told_from_one_without() {
+        assert!(has_backing_name(b"QFI\xfb\0\0\0\x03\0\0\0\0\0\0\x01\x18"));
+        assert!(!has_backing_name(b"QFI\xfb\0\0\0\x03\0\0\0\0\0\0\0\0"));
+        assert!(!has_backing_name(b"QFI\xfb\0\0\0\x03"));
+        assert!(!has_backing_name(b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\x18"));
     }
 }
