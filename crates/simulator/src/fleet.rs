@@ -236,8 +236,12 @@ impl Fleet {
     }
 
     /// A daemon that is killed between a failed flush and its answer takes with it that anything was lost; nothing finds that
-    /// out afterwards (`docs/failure-model.md`). So nothing is lost then.
+    /// out afterwards (`docs/failure-model.md`). So nothing is lost then. Nor is what has been released: it is compared with the
+    /// target's, which has what guests have seen.
     fn keep_what_nobody_was_told_of(&self, party: &Party) {
+        if party.may_have_released() {
+            party.images.borrow().values().for_each(|disk| disk.with_medium(Medium::keep_lost));
+        }
         for branch in self.branches.all().iter().filter(|branch| party.may_own(branch.number)) {
             for (index, guest) in branch.guests.iter().enumerate() {
                 let Some((disk, vouches)) = party.own_disk(index) else { continue };

@@ -37,11 +37,16 @@ pub(crate) struct GuestSettings {
     pub(crate) grain_bytes: u64,
     /// In how many of a hundred cases it goes to the few blocks that are hot.
     pub(crate) hot_percent: u64,
-    /// Where those begin.
+    /// Where those begin at first.
     pub(crate) hot_offset: u64,
+    /// After so many requests others are hot, which may have been cold for long; `None`: the same are for ever.
+    pub(crate) hot_for: Option<u32>,
     /// In how many of a hundred cases it changes something.
     pub(crate) change_percent: u64,
 }
+
+/// What is hot at a time.
+const HOT_BYTES: u64 = 64 << 10;
 
 /// One guest and its disk.
 pub(crate) struct Guest {
@@ -318,10 +323,12 @@ impl Guest {
     }
 
     fn draw_range(&self, random: &mut Random) -> ByteRange {
-        let GuestSettings { size_bytes, grain_bytes, hot_percent, hot_offset, .. } = self.settings;
+        let GuestSettings { size_bytes, grain_bytes, hot_percent, hot_offset, hot_for, .. } = self.settings;
         let grains = size_bytes / grain_bytes;
         let (first, within) = if random.percent(hot_percent) {
-            (hot_offset / grain_bytes, (64 << 10) / grain_bytes)
+            let moves = hot_for.map_or(0, |requests| u64::from(self.answered.get() / requests));
+            let hot = (hot_offset + moves * HOT_BYTES) % size_bytes;
+            (hot / grain_bytes, HOT_BYTES / grain_bytes)
         } else {
             (0, grains)
         };

@@ -241,6 +241,10 @@ fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool 
         let summary =
             campaign::run(&arguments.order(PLANTED_SEEDS_MAX, Until::OneIsFound), || plant(Some(bug)));
         match summary.violations.first() {
+            Some((seed, _)) if violates_anyway(arguments, *seed) => {
+                println!("{}: seed {seed} violates a rule without it, too", bug.name());
+                all_noticed = false;
+            }
             Some((seed, violation)) => {
                 let after = seed - arguments.first + 1;
                 println!(
@@ -258,6 +262,13 @@ fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool 
         }
     }
     all_noticed
+}
+
+/// Tells whether a seed shows nothing of a rule that is broken, for it violates one without that.
+#[cfg(feature = "planted-bugs")]
+fn violates_anyway(arguments: &Arguments, seed: u64) -> bool {
+    migration::planted::plant(None);
+    simulation::simulate_hosts(seed, &arguments.options(), Audience::Nobody).violation.is_some()
 }
 
 #[cfg(not(feature = "planted-bugs"))]

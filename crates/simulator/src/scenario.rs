@@ -121,8 +121,9 @@ impl VolumePlan {
             operations,
             pause,
             grain_bytes: random.pick(&[512, 512, 1024, 4096, 4096]),
-            hot_percent: random.pick(&[0, 30, 60, 90]),
+            hot_percent: random.pick(&[0, 30, 60, 90, 97]),
             hot_offset: random.below(size_bytes / 4096) * 4096,
+            hot_for: random.pick(&[None, Some(20), Some(60)]),
             change_percent: random.pick(&[30, 60, 60, 90]),
         };
         Self {

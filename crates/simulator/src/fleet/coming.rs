@@ -111,6 +111,7 @@ impl Party {
     fn make_images(&self, subject: Subject, recorded: &MigrationState) {
         let make = |(index, moving): (usize, &migration::journal::MigratingVolume)| {
             let path = moving.target.place.name();
+            self.deleted.borrow_mut().remove(path);
             match self.take_kept(moving.volume, path) {
                 Some(left) => Accepted { content: TargetContent::Unknown, replica: Some(left) },
                 None => {

@@ -77,6 +77,8 @@ pub(crate) struct Party {
     pub(super) chronicles: Rc<SimChronicles>,
     /// By path.
     pub(super) images: RefCell<BTreeMap<String, Rc<SimDisk>>>,
+    /// Images that were deleted, and that no other migration has made since.
+    pub(super) deleted: RefCell<BTreeSet<String>>,
     pub(super) kept: KeptImages,
     /// Those that lead to other hosts.
     pub(super) links: Vec<Rc<Link>>,
@@ -209,6 +211,7 @@ impl Party {
                 disks_made: Cell::new(100 * (1 + place.index() as u32)),
                 lives: Cell::default(),
                 images: RefCell::new(images),
+                deleted: RefCell::default(),
                 kept: KeptImages::default(),
                 links,
                 fleet: RefCell::default(),
@@ -511,6 +514,20 @@ impl Party {
         }
     }
 
+    /// Tells whether the journal may say that volumes are released, and not yet that their target has them.
+    pub(super) fn may_have_released(&self) -> bool {
+        let is_released =
+            |state: &State| state.unfinished().any(|(_, m)| matches!(m.stage, Stage::Released(_)));
+        self.journal
+            .look(|acknowledged, possible| is_released(acknowledged) || possible.iter().any(is_released))
+    }
+
+    /// Tells whether all images that a migration makes here are there.
+    pub(super) fn has_targets_of(&self, migration: &MigrationState) -> bool {
+        let deleted = self.deleted.borrow();
+        migration.volumes.iter().all(|moving| !deleted.contains(moving.target.place.name()))
+    }
+
     pub(super) fn delete_image(&self, path: &str) {
         let owns = self.journal.look(|acknowledged, possible| {
             let owns = |state| permission(state, path) == Permission::Owner;
@@ -520,6 +537,7 @@ impl Party {
             self.world.violated("owner", || format!("{path} is deleted, and owns a volume"));
         }
         self.world.note("delete", self.place.index() as u64, 0);
+        self.deleted.borrow_mut().insert(path.to_owned());
         if let Some(image) = self.images.borrow_mut().remove(path) {
             image.set_role(Role::Bystander);
         }

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(2);
 const LOOK_LATER: Duration = Duration::from_millis(25);
 const LATER: Duration = Duration::from_secs(8);
 /// Of a hundred looks at something that could be done, in so many it is.
-const BEGINS_PERCENT: u64 = 30;
+const BEGINS_PERCENT: [u64; 3] = [30, 30, 4];
 const PROMOTES_PERCENT: u64 = 4;
 /// Of a hundred starts at which a complete copy waits for a source that is not heard, in so many it is promoted at once.
 const PROMOTES_AT_START_PERCENT: u64 = 30;
@@ -35,6 +35,8 @@ const PROMOTES_AT_START_PERCENT: u64 = 30;
 /// What people are about to do.
 pub(super) struct People {
     migrations_left: Cell<u32>,
+    /// At how many of a hundred looks at volumes that rest somebody moves them.
+    begins_percent: u64,
     /// In how many of a hundred cases guests follow their volumes.
     follow_percent: u64,
     /// At how many of a hundred looks guests go to another host by themselves, whatever is under way.
@@ -56,6 +58,7 @@ impl People {
         };
         Self {
             migrations_left: Cell::new(random.pick(migrations)),
+            begins_percent: random.pick(&BEGINS_PERCENT),
             follow_percent: random.pick(&[0, 30, 70]),
             // One host at a time runs a machine; and guests of the source must not be led to a copy that is forced.
             wander_percent: if has_machine || may_force { 0 } else { random.pick(&[0, 0, 1, 5, 20]) },
@@ -129,7 +132,7 @@ impl Fleet {
                 return;
             }
         }
-        if self.people.migrations_left.get() == 0 || !random.percent(BEGINS_PERCENT) {
+        if self.people.migrations_left.get() == 0 || !random.percent(self.people.begins_percent) {
             return;
         }
         if is_away && branches.len() > 1 {
@@ -322,6 +325,10 @@ impl Fleet {
     pub(super) fn promotes_at_start(&self, party: &Rc<Party>, id: MigrationId) -> Option<Vec<Record>> {
         let recorded = party.journal().look(|state, _| state.migrations.get(&id).cloned())?;
         let waiting = promotable(id, &recorded).ok()?;
+        // A daemon looks at the images first: its journal may not say yet that they were deleted.
+        if !party.has_targets_of(&recorded) {
+            return None;
+        }
         let Side::Incoming { peer, remote, .. } = &recorded.side else { return None };
         let source = self.party(Place::of(*peer));
         let may_force = self.people.may_force() && self.branches.all().len() == 1;
