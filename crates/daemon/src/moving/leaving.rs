@@ -157,6 +157,14 @@ impl Leaving {
     /// # Errors
     /// Why it was not moved: the machine may stand still.
     pub(crate) async fn stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
+        match self.copy_and_stop(paused).await {
+            Ok(()) => Ok(()),
+            Err(reason) => Err(self.first_cause(reason).await),
+        }
+    }
+
+    /// As [`Leaving::stop`], with what broke in the end for the reason.
+    async fn copy_and_stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
         let terms = self.agreed();
         let sides = self.line.side_streams(terms.side_streams);
         self.account.send_modify(|account| account.streams = terms.side_streams.max(1));
@@ -194,17 +202,10 @@ impl Leaving {
             reason = &mut carrying.0 => Err(reason.unwrap_or_else(|error| error.to_string())),
             reason = self.line.failed() => Err(reason),
         };
-        match sent {
-            Ok(Sent::Whole) => Ok(()),
-            Ok(Sent::WithoutTheRest) => {
-                self.begin_to_follow(carrying);
-                Ok(())
-            }
-            Err(reason) => {
-                drop(carrying);
-                Err(self.first_cause(reason).await)
-            }
+        if let Sent::WithoutTheRest = sent? {
+            self.begin_to_follow(carrying);
         }
+        Ok(())
     }
 
     /// Why the machine did not leave: whatever broke first, if its QEMU has ended, that is why.
