@@ -131,6 +131,10 @@ impl<'a> Journey<'a> {
             Act::TouchImage => self.touch_image()?,
             Act::TouchKept => self.touch_kept()?,
             Act::Pair => {
+                // What a host is told while its disk is full it cannot keep.
+                for role in [Role::Source, Role::Target] {
+                    self.hosts.host(role).free_data()?;
+                }
                 // Daemons may kill themselves meanwhile.
                 until("the hosts are paired again", || {
                     self.revive()?;
