@@ -138,7 +138,7 @@ fn a_plan_for_another_host_has_what_both_sides_see() {
         ensure!(target.image == pair.beta.path("a").join("v.img").display().to_string(), "{target:?}");
         ensure!(target.store.as_deref() == Some("beta:a") && volume.free_bytes.is_some(), "{volume:?}");
         ensure!(!possible.links.is_empty() && possible.seconds.is_some(), "{possible:?}");
-        let clients = possible.warnings.iter().any(|warning| warning.contains("stay connected here"));
+        let clients = possible.warnings.iter().any(|warning| warning.contains("connected here"));
         ensure!(clients, "{possible:?}");
         let check =
             |to: &str, words: &str| refused(&pair.alpha, &["v", "--to", to], ErrorCode::HostRefused, words);
