@@ -91,8 +91,9 @@ impl FlushDebt {
         Self::flush_counted(Rc::clone(&self.inner), Rc::clone(&self.debt))
     }
 
-    /// A change that is to be durable by itself may flush the store on its way; then its error is that of a flush.
-    fn durably<'a>(&'a self, change: IoFuture<'a, ()>, durability: Durability) -> IoFuture<'a, ()> {
+    /// Counts a change until it ends. One that is to be durable by itself may flush the store on its way; then its error is that
+    /// of a flush.
+    fn counted<'a>(&'a self, change: IoFuture<'a, ()>, durability: Durability) -> IoFuture<'a, ()> {
         let under_way = self.debt.begin_change();
         Box::pin(async move {
             let result = change.await;
@@ -168,7 +169,7 @@ impl BlockDevice for FlushDebt {
     }
 
     fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        self.durably(self.inner.write(offset, data, durability), durability)
+        self.counted(self.inner.write(offset, data, durability), durability)
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -181,11 +182,11 @@ impl BlockDevice for FlushDebt {
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.durably(self.inner.discard(range), Durability::Volatile)
+        self.counted(self.inner.discard(range), Durability::Volatile)
     }
 
     fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        self.durably(self.inner.write_zeroes(range, mode, durability), durability)
+        self.counted(self.inner.write_zeroes(range, mode, durability), durability)
     }
 
     /// Passthrough.
