@@ -1,8 +1,10 @@
 //! What a client leaves behind at a host when it goes to another one: it never lands over what the client writes there.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use api::Volume;
 use e2e::{Scene, WireState, play_pair, until};
 use lab::nbd_client::{Client, ClientError, ClientOptions, Operation, WriteDurability};
 
@@ -10,6 +12,8 @@ const DISK_BYTES: u64 = 1 << 20;
 const WRITE_BYTES: usize = 64 << 10;
 /// After which a client does not wait any longer.
 const SOON: Duration = Duration::from_millis(300);
+/// Longer than what is promoted takes to be served.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 /// Writes that a client has under way: there is always one that is not answered.
 const WRITES_IN_FLIGHT: u64 = 8;
 
@@ -100,5 +104,40 @@ fn write_that_a_killed_host_had_sent_on_does_not_come_back_to_it_with_the_volume
         pair.wire.set(WireState::Whole);
         until("nothing of the client is left at beta", || Ok(pair.beta.volume().is_err().then_some(())))?;
         check(&mut again, 2)
+    });
+}
+
+#[test]
+fn what_a_lost_owner_was_asked_for_is_answered_where_the_volume_is_promoted() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let mut client = Client::connect(&pair.alpha.export()?, ClientOptions::default())?;
+        pair.leave()?;
+        pair.beta.stop()?;
+        // It dies when the volume is complete at its first host again, and is never heard of after that.
+        pair.beta.start_with(&[("STERNA_FAIL_POINT", "before-released")])?;
+        write(&mut client, 1)?;
+        let migrating = pair.beta.start_migrating("alpha:a")?;
+        let (answered, answers) = mpsc::channel();
+        let writing = std::thread::spawn(move || -> anyhow::Result<Client> {
+            loop {
+                write(&mut client, 2)?;
+                if answered.send(()).is_err() {
+                    return Ok(client);
+                }
+            }
+        });
+        ensure!(
+            pair.beta.wait_for_end()? == 137,
+            "the owner is to be killed before it gives the volume away"
+        );
+        drop(migrating);
+        until("what is under way is not answered", || Ok(answers.recv_timeout(SOON).is_err().then_some(())))?;
+        let _: Volume = pair.alpha.ask(&["volume", "promote", "v", "--force"])?;
+        answers.recv_timeout(ANSWERED_WITHIN).context("what the lost owner was asked for is answered")?;
+        drop(answers);
+        let mut client =
+            writing.join().map_err(|_| anyhow::anyhow!("the client has ended in disorder"))??;
+        check(&mut client, 2)
     });
 }

@@ -27,6 +27,8 @@ pub enum Step {
     Prepared,
     /// The journal takes the end of a try at the handover.
     Aborted,
+    /// The journal takes that a target's images are about to be deleted.
+    Discarding,
     /// The journal takes the release: the commit point.
     Released,
     /// The journal takes the new ownership.
@@ -155,12 +157,13 @@ fn parse(text: &str) -> Option<Armed> {
 
 impl Step {
     /// All steps.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Added,
         Self::Removed,
         Self::Started,
         Self::Prepared,
         Self::Aborted,
+        Self::Discarding,
         Self::Released,
         Self::Owned,
         Self::HandedBack,
@@ -184,6 +187,7 @@ impl Step {
             Self::Started => "started",
             Self::Prepared => "prepared",
             Self::Aborted => "aborted",
+            Self::Discarding => "discarding",
             Self::Released => "released",
             Self::Owned => "owned",
             Self::HandedBack => "handed-back",

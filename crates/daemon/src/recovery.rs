@@ -1,8 +1,9 @@
-//! Ends the migrations that a crash interrupted: of the daemon, before any volume is served, or of a volume's lane. What is to be done is decided by
-//! `migration::recovery`; here it is done, step by step, each step so that it can be done again after another crash.
+//! Ends the migrations that a crash interrupted: of the daemon, before any volume is served, or of a volume's lane. What is to be
+//! done is decided by `migration::recovery`; here it is done, step by step, each step so that it can be done again after another
+//! crash.
 
 use lane::ControlFault;
-use migration::journal::{MigrationState, Outcome, Record, State};
+use migration::journal::{MigrationState, Record, State};
 use migration::recovery::{Step, recover};
 use migration::{CommitFault, MigrationId, VolumeId};
 
@@ -45,7 +46,11 @@ async fn end(
         for step in recover(&alone) {
             match step {
                 Step::Commit(mut records) => {
-                    records.iter_mut().for_each(|record| add_left_over(record, &left_over));
+                    for record in &mut records {
+                        if let Record::MigrationEnded { outcome, .. } = record {
+                            *outcome = outcome.clone().with_left_over(&left_over.join("; "));
+                        }
+                    }
                     journal.commit(records).await?;
                 }
                 step => left_over.extend(carry_out(step, id).await.err()),
@@ -70,21 +75,6 @@ async fn carry_out(step: Step, migration: MigrationId) -> Result<(), String> {
     };
     tracing::warn!(%migration, %fault, "an image of an interrupted migration is left over");
     Err(fault.to_string())
-}
-
-fn add_left_over(record: &mut Record, left_over: &[String]) {
-    let Record::MigrationEnded { outcome, .. } = record else { return };
-    if left_over.is_empty() {
-        return;
-    }
-    let text = left_over.join("; ");
-    match outcome {
-        Outcome::Moved { left_over } => *left_over = text,
-        Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } => {
-            *detail = format!("{detail}; left over: {text}");
-        }
-        Outcome::Cancelled | Outcome::CancelledThere => {}
-    }
 }
 
 #[cfg(test)]

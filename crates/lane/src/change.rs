@@ -5,6 +5,7 @@ use block::{BlockDevice, Buffer, ByteRange, Durability, IoFuture, ZeroMode};
 use crate::fence::Fence;
 
 /// What is to be changed.
+#[derive(Clone)]
 pub(crate) enum Change {
     /// Bytes are written, from an offset on.
     Write(u64, Buffer, Durability),

@@ -20,7 +20,7 @@ use migration::planted::{Bug, broken};
 use crate::change::{Change, Changed};
 use crate::clients::Client;
 use crate::fence::{Always, Fence, Presence};
-use crate::filter::{Access, GateMode};
+use crate::filter::{Access, Again, GateMode};
 use crate::peer::PeerVolume;
 use crate::volume::Volume;
 
@@ -29,6 +29,7 @@ use crate::volume::Volume;
 const CHANGE_STEP_BYTES: u64 = 256 << 20;
 
 /// Where a change comes from.
+#[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
     /// A client of this host.
     Client(&'a Visitor),
@@ -58,11 +59,6 @@ pub(crate) struct Visitor {
 }
 
 impl Visitor {
-    /// Asks the owner on another host, as long as the client is there. Boxed, as little of this happens on this host.
-    fn forwarded<'a, T: 'a>(&'a self, owner: &'a PeerVolume, asked: IoFuture<'a, T>) -> IoFuture<'a, T> {
-        Box::pin(owner.while_there(&*self.presence, asked))
-    }
-
     /// Tells whether the client may have come to another host, or here once more: since it was seen to be there last
     /// somebody has, and it is not there. What it left behind is not made then.
     fn may_be_elsewhere(&self, volume: &Volume) -> bool {
@@ -90,15 +86,19 @@ pub(crate) enum Route<'a> {
 impl Volume {
     /// Changes the volume, when its gate lets that through.
     pub(crate) async fn change(&self, origin: Origin<'_>, change: Change) -> Result<Changed, IoError> {
-        // N.B. from before it waits at the gate: who comes waits for it.
-        let own = matches!(origin, Origin::Client(_)).then(|| self.fences().enter_own());
-        let pass = self.gate().enter(Access::Change).await;
-        if let Some(owner) = pass.owner() {
+        let (_own, pass) = loop {
+            // N.B. from before it waits at the gate: who comes waits for it.
+            let own = matches!(origin, Origin::Client(_)).then(|| self.fences().enter_own());
+            let pass = self.gate().enter(Access::Change).await;
+            let Some(owner) = pass.owner() else { break (own, pass) };
             let _sent_on = own.is_some().then(|| self.fences().enter_sent_on());
             drop(own);
+            let made = self.gate().unless_home(owner, origin.send_on(owner, change.clone()));
             // Boxed: what goes no further than to a store of this host needs a fraction of its memory.
-            return Box::pin(origin.send_on(owner, change)).await;
-        }
+            if let Some(made) = Box::pin(made).await {
+                return made;
+            }
+        };
         let _entry = match origin {
             // N.B. both here, and not where it arrives: it may have waited at the gate. From here on whoever comes waits for it.
             Origin::Client(visitor) if visitor.may_be_elsewhere(self) => return Err(IoError::Closed),
@@ -119,20 +119,17 @@ impl Volume {
         offset: u64,
         buffer: Buffer,
     ) -> Result<Buffer, IoError> {
-        let pass = self.gate().enter(Access::Read).await;
-        match pass.owner() {
-            Some(owner) => visitor.forwarded(owner, owner.read(offset, buffer)).await,
-            None => pass.device().read(offset, buffer).await,
-        }
+        let (gate, buffer) = (self.gate(), Again::new(buffer));
+        let there = async |owner: &PeerVolume| {
+            owner.while_there(&*visitor.presence, owner.read(offset, buffer.take())).await
+        };
+        gate.look(async |device| device.read(offset, buffer.take()).await, there).await
     }
 
     /// Flushes, likewise.
     pub(crate) async fn flush(&self, visitor: &Visitor) -> Result<(), IoError> {
-        let pass = self.gate().enter(Access::Read).await;
-        match pass.owner() {
-            Some(owner) => visitor.forwarded(owner, owner.flush()).await,
-            None => pass.device().flush().await,
-        }
+        let there = async |owner: &PeerVolume| owner.while_there(&*visitor.presence, owner.flush()).await;
+        self.gate().look(async |device| device.flush().await, there).await
     }
 
     /// Describes a range, likewise.
@@ -141,11 +138,9 @@ impl Volume {
         visitor: &Visitor,
         range: ByteRange,
     ) -> Result<Vec<Extent>, IoError> {
-        let pass = self.gate().enter(Access::Read).await;
-        match pass.owner() {
-            Some(owner) => visitor.forwarded(owner, owner.allocation(range)).await,
-            None => pass.device().allocation(range).await,
-        }
+        let there =
+            async |owner: &PeerVolume| owner.while_there(&*visitor.presence, owner.allocation(range)).await;
+        self.gate().look(async |device| device.allocation(range).await, there).await
     }
 
     /// A client begins to use the volume: resolves when nothing that it may have left behind, at whichever host, can land
@@ -154,17 +149,23 @@ impl Volume {
     /// # Errors
     /// The owner, on another host, cannot be asked.
     pub(crate) async fn attach(&self, route: Route<'_>) -> Result<Option<Fence>, IoError> {
-        // N.B. not below the gate, for those may have to wait there.
-        self.fences().comes().await;
-        let pass = self.gate().enter(Access::Attach).await;
-        if let Some(owner) = pass.owner().cloned() {
-            // It takes as long as the link does, and nothing that happens here meanwhile makes it worthless.
+        loop {
+            // N.B. not below the gate, for those may have to wait there.
+            self.fences().comes().await;
+            let pass = self.gate().enter(Access::Attach).await;
+            let Some(owner) = pass.owner().cloned() else { break };
+            // It takes as long as the link does.
             drop(pass);
             self.fences().goes_on().await;
-            return match route {
-                Route::Here(presence) => owner.while_there(presence, owner.attach()).await,
-                Route::AnotherHost => owner.attach().await,
+            let asked = async {
+                match route {
+                    Route::Here(presence) => owner.while_there(presence, owner.attach()).await,
+                    Route::AnotherHost => owner.attach().await,
+                }
             };
+            if let Some(answer) = self.gate().unless_home(&owner, asked).await {
+                return answer;
+            }
         }
         self.fences().raise().await;
         Ok(matches!(route, Route::AnotherHost).then(|| self.fences().tell()))

@@ -5,7 +5,7 @@ mod meter;
 mod mirror;
 mod tracker;
 
-pub(crate) use gate::Access;
+pub(crate) use gate::{Access, Again};
 pub use gate::{Gate, GateMode};
 pub use meter::Counters;
 pub(crate) use meter::Meter;

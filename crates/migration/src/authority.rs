@@ -160,7 +160,7 @@ fn judge_former_owner(
     match recorded.stage {
         Stage::Copying | Stage::Prepared(_) | Stage::Released(_) => return Err(Denied::NotYet),
         Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => {}
-        Stage::HandedBack | Stage::Ended(_) => return Err(Denied::Over),
+        Stage::HandedBack | Stage::Discarding(_) | Stage::Ended(_) => return Err(Denied::Over),
     }
     let is_here = state.volumes.contains_key(&volume);
     if !is_here && !state.moved.contains_key(&volume) {

@@ -123,7 +123,7 @@ impl Handover {
                 Step::Over(outcome)
             }
             (State::Discarding { detail, .. }, ToSource::Discarded { left_over }) => {
-                let outcome = Outcome::HandedBack { detail: with_left_over(detail, &left_over) };
+                let outcome = Outcome::HandedBack { detail: detail.clone() }.with_left_over(&left_over);
                 self.state = State::Over;
                 Step::Over(outcome)
             }
@@ -215,9 +215,4 @@ impl Handover {
 pub(crate) fn handed_back_and_promoted(detail: &str) -> Outcome {
     let detail = format!("{detail}; the copy at the other host was promoted, and is a branch of its own");
     Outcome::HandedBack { detail }
-}
-
-/// What people are told of images that could not be deleted.
-pub(crate) fn with_left_over(detail: &str, left_over: &str) -> String {
-    if left_over.is_empty() { detail.to_owned() } else { format!("{detail}; left over: {left_over}") }
 }

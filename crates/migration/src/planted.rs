@@ -72,6 +72,8 @@ pub enum Bug {
     AccessAfterTheRelationEnded,
     /// 9: a copy of which parts are missing is promoted.
     IncompletePromoted,
+    /// Decision 0048: a copy that is worthless is deleted before it is durable that it is.
+    DiscardedBeforeNoted,
     /// Decision 0046: a guest is paused before it is durable that it may be.
     PausedBeforeNoted,
     /// Decision 0046: that a guest was paused is forgotten before it was seen to run.
@@ -114,6 +116,7 @@ impl Bug {
         Self::Discard,
         Self::AccessAfterTheRelationEnded,
         Self::IncompletePromoted,
+        Self::DiscardedBeforeNoted,
         Self::PausedBeforeNoted,
         Self::ForgottenBeforeRunning,
     ];
@@ -154,6 +157,7 @@ impl Bug {
             Self::Discard => "discard",
             Self::AccessAfterTheRelationEnded => "access-after-the-relation-ended",
             Self::IncompletePromoted => "incomplete-promoted",
+            Self::DiscardedBeforeNoted => "discarded-before-noted",
             Self::PausedBeforeNoted => "paused-before-noted",
             Self::ForgottenBeforeRunning => "forgotten-before-running",
         }

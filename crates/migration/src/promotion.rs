@@ -69,7 +69,7 @@ pub fn promotable(migration: MigrationId, recorded: &MigrationState) -> Result<P
         Stage::Released(_) | Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => {
             return Err(NotPromotable::Owned);
         }
-        Stage::Ended(_) => return Err(NotPromotable::Over),
+        Stage::Discarding(_) | Stage::Ended(_) => return Err(NotPromotable::Over),
     };
     let grown = |generation: Generation| (0..growth).fold(generation, |grown, _| grown.next());
     let generations = volumes.iter().map(|record| (record.volume, grown(record.generation)));

@@ -14,6 +14,7 @@
 //!                   prepared     keeps its images for ever, and asks
 //!                   owned        serves the volumes: the end is recorded
 //!                   handed back  keeps its images until it is told to delete them
+//!                    discarding   deletes its images
 //! ```
 //! Of a migration that has ended no machine is left. [`answer_as_source`] and [`answer_as_target`] say from the journal
 //! alone what the other host is told, however long it has been away.
@@ -177,12 +178,18 @@ fn recover_between(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
             vec![Step::Commit(vec![Record::AttemptAborted { migration: id, attempt }]), Step::Resume(id)]
         }
         (Side::Incoming { .. }, Stage::Owned(_)) => {
-            let outcome = Outcome::Moved { left_over: String::new() };
-            let summary = Summary::default();
-            vec![Step::Commit(vec![Record::MigrationEnded { migration: id, outcome, summary }])]
+            vec![ended(id, Outcome::Moved { left_over: String::new() })]
+        }
+        (Side::Incoming { .. }, Stage::Discarding(outcome)) => {
+            let discard = migration.volumes.iter().map(|volume| Step::Discard(volume.target.clone()));
+            discard.chain([ended(id, outcome.clone())]).collect()
         }
         _ => vec![Step::Resume(id)],
     }
+}
+
+fn ended(migration: MigrationId, outcome: Outcome) -> Step {
+    Step::Commit(vec![Record::MigrationEnded { migration, outcome, summary: Summary::default() }])
 }
 
 fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Vec<Step> {
@@ -191,9 +198,6 @@ fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Ve
     let retire = migration.volumes.iter().map(|volume| {
         Step::Retire(volume.source.clone(), Retirement::of(&volume.source, migration.keep_source))
     });
-    let ended = |outcome| {
-        Step::Commit(vec![Record::MigrationEnded { migration: id, outcome, summary: Summary::default() }])
-    };
     match &migration.stage {
         Stage::Copying | Stage::Prepared(_) => {
             let attempt = match migration.stage {
@@ -206,19 +210,20 @@ fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Ve
                 code: FailureCode::DaemonStopped,
                 detail: "the daemon stopped before the handover; the volume stayed at the source".to_owned(),
             };
-            std::iter::once(aborted).chain(discard).chain([ended(outcome)]).collect()
+            std::iter::once(aborted).chain(discard).chain([ended(id, outcome)]).collect()
         }
         Stage::Released(attempt) => {
             let generations = next_generations(state, migration);
             let owned = Record::Owned { migration: id, attempt: *attempt, generations };
-            std::iter::once(Step::Commit(vec![owned])).chain(retire).chain([ended(moved())]).collect()
+            std::iter::once(Step::Commit(vec![owned])).chain(retire).chain([ended(id, moved())]).collect()
         }
-        Stage::Owned(_) => retire.chain([ended(moved())]).collect(),
+        Stage::Owned(_) => retire.chain([ended(id, moved())]).collect(),
         Stage::HandedBack => {
             let detail = "the volume could not be started at the target".to_owned();
-            discard.chain([ended(Outcome::HandedBack { detail })]).collect()
+            discard.chain([ended(id, Outcome::HandedBack { detail })]).collect()
         }
-        Stage::Ended(_) => Vec::new(),
+        // The target of a migration between hosts alone says so.
+        Stage::Discarding(_) | Stage::Ended(_) => Vec::new(),
     }
 }
 

@@ -12,7 +12,6 @@ mod event;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use answer::discarded;
 use attempt::Standing;
 use early::Early;
 
@@ -171,7 +170,7 @@ impl Source {
                 let detail = "the volume could not be started at the target".to_owned();
                 source.tell(now, Outcome::HandedBack { detail });
             }
-            Stage::Prepared(_) | Stage::Owned(_) | Stage::Ended(_) => return None,
+            Stage::Prepared(_) | Stage::Owned(_) | Stage::Discarding(_) | Stage::Ended(_) => return None,
         }
         Some(source)
     }
@@ -241,7 +240,7 @@ impl Source {
             {
                 *repeat_at = now + REPEAT;
                 if self.settings.peer == Peer::OtherHost && now >= *began + TELL_MAX {
-                    let outcome = discarded(outcome, UNTOLD);
+                    let outcome = outcome.clone().with_left_over(UNTOLD);
                     self.end(now, outcome);
                 } else {
                     self.actions.push_back(SourceAction::Send(ToTarget::Discard));

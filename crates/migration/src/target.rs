@@ -176,10 +176,6 @@ impl Target {
         let mut target = Self::between_hosts(migration, recorded.volumes.len());
         target.aborted = recorded.aborted;
         target.state = match &recorded.stage {
-            Stage::Copying if recorded.aborted == Attempt::ALL => {
-                target.delete(given_up());
-                return Some(target);
-            }
             Stage::Copying => State::Receiving,
             Stage::Prepared(_) if broken(Bug::PromiseForgotten) => State::Receiving,
             Stage::Prepared(attempt) => State::Prepared { attempt: *attempt, ask_at: now, since: now },
@@ -190,7 +186,7 @@ impl Target {
                 let detail = "the volume could not be started at the target".to_owned();
                 State::HandedBack { own, detail }
             }
-            Stage::Released(_) | Stage::Owned(_) | Stage::Ended(_) => return None,
+            Stage::Released(_) | Stage::Owned(_) | Stage::Discarding(_) | Stage::Ended(_) => return None,
         };
         target.ask();
         Some(target)
@@ -333,9 +329,11 @@ impl Target {
             }
             // N.B. durable before anything goes: a crash must not find an image that is promised, or could be, and is
             // half deleted.
-            State::Aborting { .. } => vec![Record::AttemptAborted { migration, attempt: Attempt::ALL }],
+            State::Aborting { outcome, .. } => {
+                vec![Record::Discarding { migration, outcome: outcome.clone() }]
+            }
             State::Active { .. } => ended(Outcome::Moved { left_over: String::new() }),
-            State::Gone { outcome, left_over, .. } => ended(with_left_over(outcome, left_over)),
+            State::Gone { outcome, left_over, .. } => ended(outcome.clone().with_left_over(left_over)),
             _ => return,
         };
         self.last_commit = CommitId(self.last_commit.0 + 1);
@@ -406,12 +404,4 @@ impl Ownership {
 fn given_up() -> Outcome {
     let detail = "the source gave the migration up, and knows why".to_owned();
     Outcome::Failed { code: FailureCode::GivenUp, detail }
-}
-
-fn with_left_over(outcome: &Outcome, left_over: &str) -> Outcome {
-    let mut outcome = outcome.clone();
-    if let Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } = &mut outcome {
-        *detail = crate::handover::with_left_over(detail, left_over);
-    }
-    outcome
 }

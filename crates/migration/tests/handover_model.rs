@@ -316,7 +316,7 @@ impl Model {
             Stage::Owned(_) => {
                 assert!(!source_open, "the target owns it, and the source lets writes through");
             }
-            Stage::Copying | Stage::Prepared(_) | Stage::HandedBack => {
+            Stage::Copying | Stage::Prepared(_) | Stage::HandedBack | Stage::Discarding(_) => {
                 assert!(!target_open, "the source owns it, and the target lets writes through");
             }
             Stage::Ended(_) => {}

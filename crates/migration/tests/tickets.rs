@@ -4,10 +4,11 @@
 
 use chronicle::{BranchId, Generation};
 use migration::journal::{
-    Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Promotion, Record, Side, Stage, State,
-    VolumeRecord,
+    Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Outcome, Promotion, Record, Side,
+    Stage, State, VolumeRecord,
 };
 use migration::promotion::{NotPromotable, Waits, promotable, waiting_named};
+use migration::recovery::{Step, recover};
 use migration::ticket::{Ticket, TicketError};
 use migration::{Attempt, HostId, MigrationId, VolumeId};
 
@@ -82,7 +83,7 @@ fn a_host_remembers_where_a_volume_went_until_it_is_told_to_forget() {
     apply(&mut back, Record::HandedBack { migration: THERE, generations: vec![(VOLUME, Generation(3))] });
     assert_eq!(back.volumes[&VOLUME].record.generation, Generation(3));
     assert!(back.moved.is_empty());
-    let outcome = migration::journal::Outcome::Moved { left_over: String::new() };
+    let outcome = Outcome::Moved { left_over: String::new() };
     let summary = migration::journal::Summary::default();
     apply(&mut source, Record::MigrationEnded { migration: THERE, outcome, summary });
     source.apply(&forget).unwrap();
@@ -147,7 +148,21 @@ fn what_is_complete_may_be_promoted_and_nothing_else() {
     assert_eq!(look(&target), Ok(Waits::ForDiscard));
     assert!(!target.migrations[&HERE].has_arrived());
 
+    // Once it is worthless nobody promotes it, whatever has been deleted of it: the journal itself refuses.
     let (waiting, _) = waiting_named(&target, "v").unwrap();
+    let mut worthless = target.clone();
+    let outcome = Outcome::HandedBack { detail: "it did not start".to_owned() };
+    apply(&mut worthless, Record::Discarding { migration, outcome: outcome.clone() });
+    assert_eq!(look(&worthless), Err(NotPromotable::Over));
+    let (attempt, promotion) = (waiting.attempt, Promotion::Force { branches: Vec::new() });
+    let promoted = Record::Promoted { migration, attempt, generations: Vec::new(), promotion };
+    assert!(worthless.apply(&Entry { at_unix_ms: 1, records: vec![promoted] }).is_err());
+    let image = ImageLocation::raw_file("b", "/b");
+    let [Step::Discard(deleted), Step::Commit(ended)] = &recover(&worthless)[..] else { panic!() };
+    assert_eq!(deleted, &image, "a restart deletes the rest, whoever is heard");
+    ended.iter().for_each(|record| apply(&mut worthless, record.clone()));
+    assert_eq!(worthless.migrations[&HERE].stage, Stage::Ended(outcome));
+
     let branches = vec![(VOLUME, BranchId([9; 16]))];
     waiting.records(Promotion::Force { branches }).into_iter().for_each(|record| apply(&mut target, record));
     // Its source has generation 3 of it.

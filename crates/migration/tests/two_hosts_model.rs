@@ -169,7 +169,8 @@ impl Model {
         assert!(owners <= 1, "both journals say that their host owns the volumes");
         if self.target.image_is_gone() {
             assert!(
-                !matches!(taken, Stage::Prepared(_) | Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })),
+                matches!(taken, Stage::Discarding(_) | Stage::Ended(_))
+                    && !matches!(taken, Stage::Ended(Outcome::Moved { .. })),
                 "an image is gone that the journal counts upon: {taken:?}"
             );
             assert!(!matches!(given, Stage::Released(_)), "released, and the target's image is gone");

@@ -393,6 +393,7 @@ fn name(record: &Record) -> &'static str {
         Record::MigrationStarted { .. } => "started",
         Record::TargetPrepared { .. } => "prepared",
         Record::AttemptAborted { .. } => "aborted",
+        Record::Discarding { .. } => "discarding",
         Record::Released { .. } => "released",
         Record::Owned { .. } => "owned",
         Record::HandedBack { .. } => "handed back",

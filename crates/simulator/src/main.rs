@@ -112,6 +112,7 @@ impl Arguments {
             | Bug::TouchedImageTrusted
             | Bug::OpenOnTrial
             | Bug::FenceNotChecked
+            | Bug::DiscardedBeforeNoted
             | Bug::PromiseForgotten
             | Bug::TryNotCounted
             | Bug::PromiseOfAnotherIncarnation

@@ -232,20 +232,29 @@ impl Host {
         claim.removed();
     }
 
-    /// Ends an arrival that no lane waits for.
+    /// Ends an arrival that no lane waits for, and of which nothing was promised.
     pub(super) async fn end_arrival(
         &self,
         migration: MigrationId,
         targets: Vec<ImageLocation>,
         error: &RequestError,
     ) {
-        let mut detail = error.message();
+        let outcome = Outcome::Failed { code: FailureCode::TargetFaulty, detail: error.message() };
+        self.discard_arrival(migration, targets, outcome).await;
+    }
+
+    /// Deletes the images of an arrival that comes to nothing, and ends it.
+    pub(super) async fn discard_arrival(
+        &self,
+        migration: MigrationId,
+        targets: Vec<ImageLocation>,
+        outcome: Outcome,
+    ) {
         let discarded = tokio::task::spawn_blocking(move || {
             let faults = targets.iter().filter_map(|target| images::discard(target).err());
-            faults.map(|fault| format!("; left over: {fault}")).collect::<String>()
+            faults.map(|fault| fault.to_string()).collect::<Vec<_>>().join("; ")
         });
-        detail.push_str(&discarded.await.unwrap_or_default());
-        let outcome = Outcome::Failed { code: FailureCode::TargetFaulty, detail };
+        let outcome = outcome.with_left_over(&discarded.await.unwrap_or_default());
         let summary = Summary::default();
         let ended = Record::MigrationEnded { migration, outcome: outcome.clone(), summary };
         if let Err(fault) = self.journal.commit(vec![ended]).await {

@@ -78,6 +78,11 @@ impl Host {
         let (names, stage) = (recorded.names.join(", "), recorded.stage.clone());
         let targets = recorded.volumes.iter().map(|moving| moving.target.clone()).collect();
         let is_incoming = matches!(recorded.side, Side::Incoming { .. });
+        if let Stage::Discarding(outcome) = stage {
+            // Nobody needs to be heard for it. At a start the recovery has done so already.
+            self.discard_arrival(migration, targets, outcome).await;
+            return None;
+        }
         let resumed = match is_incoming {
             true => self.resume_arrival(migration, recorded).await,
             false => self.resume_departure(migration, recorded).await,

@@ -235,6 +235,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             }
             Record::TargetPrepared { migration, .. }
             | Record::AttemptAborted { migration, .. }
+            | Record::Discarding { migration, .. }
             | Record::Released { migration, .. }
             | Record::Owned { migration, .. }
             | Record::Promoted { migration, .. }
@@ -266,6 +267,7 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::MigrationStarted { .. } => Step::Started,
         Record::TargetPrepared { .. } => Step::Prepared,
         Record::AttemptAborted { .. } => Step::Aborted,
+        Record::Discarding { .. } => Step::Discarding,
         Record::Released { .. } => Step::Released,
         Record::Owned { .. } | Record::Promoted { .. } => Step::Owned,
         Record::HandedBack { .. } => Step::HandedBack,

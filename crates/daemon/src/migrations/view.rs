@@ -208,7 +208,9 @@ fn switch_over(summary: &Summary) -> SwitchOver {
 
 fn guest_at(stage: &Stage) -> GuestLocation {
     match stage {
-        Stage::Copying | Stage::Prepared(_) | Stage::HandedBack => GuestLocation::Source,
+        Stage::Copying | Stage::Prepared(_) | Stage::HandedBack | Stage::Discarding(_) => {
+            GuestLocation::Source
+        }
         Stage::Released(_) | Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => GuestLocation::Target,
         Stage::Ended(_) => GuestLocation::Source,
     }

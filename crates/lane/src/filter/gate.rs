@@ -14,9 +14,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::pin::pin;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use futures_util::future::{Either, select};
 
 use crate::peer::PeerVolume;
 use crate::signal::Signal;
@@ -151,8 +153,42 @@ impl Gate {
         former.push(self.below.replace(new).requests);
         former.retain(|requests| requests.get() > 0);
         let (former, changed) = (former.clone(), Rc::clone(&self.changed));
+        changed.notify();
         async move {
             changed.wait_for(|| former.iter().all(|requests| requests.get() == 0).then_some(())).await;
+        }
+    }
+
+    /// Has what is below carry out what changes nothing, when the gate lets that through: what is here, or the owner on another
+    /// host, as long as it is that.
+    pub(crate) async fn look<T>(
+        &self,
+        here: impl AsyncFnOnce(&dyn BlockDevice) -> T,
+        there: impl AsyncFn(&PeerVolume) -> T,
+    ) -> T {
+        loop {
+            let pass = self.enter(Access::Read).await;
+            let Some(owner) = pass.owner() else { return here(pass.device()).await };
+            // Boxed: what goes no further than to a store of this host needs a fraction of its memory.
+            if let Some(answer) = Box::pin(self.unless_home(owner, there(owner))).await {
+                return answer;
+            }
+        }
+    }
+
+    /// What the owner on another host answers; `None`: the volume has come here meanwhile, and is to be asked here.
+    ///
+    /// The answer may be on a link that is silent for ever. **N.B.** What was sent lands here no more: it comes with a fence that
+    /// is not the present one. An owner that knows no fences is asked to the end.
+    pub(crate) async fn unless_home<T>(
+        &self,
+        owner: &PeerVolume,
+        asked: impl Future<Output = T>,
+    ) -> Option<T> {
+        let is_home = || (self.below.borrow().owner.is_none() && owner.may_be_left()).then_some(());
+        match select(pin!(asked), pin!(self.changed.wait_for(is_home))).await {
+            Either::Left((answer, _)) => Some(answer),
+            Either::Right(_) => None,
         }
     }
 
@@ -192,9 +228,10 @@ impl BlockDevice for Gate {
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let buffer = Again::new(buffer);
         Box::pin(async move {
-            let pass = self.enter(Access::Read).await;
-            pass.below.device.read(offset, buffer).await
+            let here = async |device: &dyn BlockDevice| device.read(offset, buffer.take()).await;
+            self.look(here, async |owner| owner.read(offset, buffer.take()).await).await
         })
     }
 
@@ -206,10 +243,7 @@ impl BlockDevice for Gate {
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let pass = self.enter(Access::Read).await;
-            pass.below.device.flush().await
-        })
+        Box::pin(self.look(async |device| device.flush().await, async |owner| owner.flush().await))
     }
 
     fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
@@ -232,10 +266,24 @@ impl BlockDevice for Gate {
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
-        Box::pin(async move {
-            let pass = self.enter(Access::Read).await;
-            pass.below.device.allocation(range).await
-        })
+        let here = async move |device: &dyn BlockDevice| device.allocation(range).await;
+        Box::pin(self.look(here, async move |owner: &PeerVolume| owner.allocation(range).await))
+    }
+}
+
+/// A buffer for a request that may be made once more, when an owner on another host has kept it.
+pub(crate) struct Again {
+    buffer: Cell<Option<Buffer>>,
+    length: usize,
+}
+
+impl Again {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        Self { length: buffer.len(), buffer: Cell::new(Some(buffer)) }
+    }
+
+    pub(crate) fn take(&self) -> Buffer {
+        self.buffer.take().unwrap_or_else(|| Buffer::zeroed(self.length))
     }
 }
 

@@ -149,6 +149,12 @@ impl PeerVolume {
         self.make(Asker::Host(fence), change).await
     }
 
+    /// Tells whether what was asked for may be asked for elsewhere, although it was not answered: an owner that knows no fences
+    /// would make it whenever it comes. One that has not been heard of was asked for nothing.
+    pub(crate) fn may_be_left(&self) -> bool {
+        self.conversation.speech() != Speech::Calls
+    }
+
     /// Asks for something as long as a client is there to be answered.
     ///
     /// An owner that knows no fences is asked to the end: it would make what is given up whenever it comes.
@@ -161,7 +167,7 @@ impl PeerVolume {
         loop {
             match select(asked.as_mut(), self.handle.sleep(PRESENCE_INTERVAL)).await {
                 Either::Left((result, _)) => return result,
-                Either::Right(_) if presence.is_there() || self.conversation.speech() < Speech::Fences => {}
+                Either::Right(_) if presence.is_there() || !self.may_be_left() => {}
                 Either::Right(_) => return Err(IoError::Closed),
             }
         }

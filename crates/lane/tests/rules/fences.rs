@@ -294,20 +294,68 @@ fn who_connects_while_a_long_range_is_zeroed_waits_for_a_part_of_it() {
     });
 }
 
+/// A volume that comes home while the way to its former owner is silent, and what its client there has asked for.
+struct SilentWay {
+    hosts: Hosts,
+    stays: Client,
+    late: Rc<Cell<Option<bool>>>,
+    read: Rc<Cell<bool>>,
+}
+
+impl SilentWay {
+    async fn home(scene: &Scene, speech: Speech) -> Self {
+        let hosts = Hosts::new(scene);
+        hosts.ends.line.speech.set(speech);
+        hosts.ends.line_back.speech.set(speech);
+        let stays = hosts.at_forwarder(scene);
+        scene.handle.sleep(MOMENT).await;
+        hosts.ends.line.is_cut.set(true);
+        let (late, read) = (stays.write(scene, 1), Rc::<Cell<bool>>::default());
+        let (device, done) = (Rc::clone(&stays.device), Rc::clone(&read));
+        scene.handle.spawn(async move {
+            let is_read = device.read(4096, BufferPool::new().take(4096)).await.is_ok();
+            done.set(is_read && device.flush().await.is_ok());
+        });
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!((late.get(), read.get()), (None, false));
+        let home = Rc::clone(&hosts.ends.memory) as Rc<dyn BlockDevice>;
+        hosts.forwarder.change_hands(Home::Here(home), GENERATION.next());
+        Self { hosts, stays, late, read }
+    }
+}
+
+#[test]
+fn what_a_silent_former_owner_was_asked_for_is_asked_for_again_once_the_volume_is_home() {
+    play(|scene| async move {
+        let SilentWay { hosts, stays, late, read } = SilentWay::home(&scene, Speech::Parts).await;
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!((late.get(), read.get()), (Some(true), true));
+        let newer = stays.write(&scene, 2);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(newer.get(), Some(true));
+        let found = hosts.ends.memory.read(0, BufferPool::new().take(4096)).await.unwrap();
+        assert_eq!(found.as_slice()[0], 2);
+    });
+}
+
+#[test]
+fn a_former_owner_that_knows_no_fences_is_asked_to_the_end() {
+    play(|scene| async move {
+        let SilentWay { hosts, late, .. } = SilentWay::home(&scene, Speech::Calls).await;
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(late.get(), None, "what it is given up for there may be made whenever it comes");
+        hosts.ends.mend();
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(late.get(), Some(true));
+    });
+}
+
 #[test]
 fn who_comes_once_the_volume_is_home_does_not_wait_for_what_others_have_under_way_at_its_former_owner() {
     play(|scene| async move {
-        let hosts = Hosts::new(&scene);
-        let stays = hosts.at_forwarder(&scene);
+        let way = SilentWay::home(&scene, Speech::Calls).await;
+        let comes = way.hosts.at_forwarder(&scene).write(&scene, 2);
         scene.handle.sleep(MOMENT).await;
-        hosts.ends.line.is_cut.set(true);
-        let late = stays.write(&scene, 1);
-        scene.handle.sleep(MOMENT).await;
-        // It comes home, and the way of that write is silent still.
-        let home = Rc::clone(&hosts.ends.memory) as Rc<dyn BlockDevice>;
-        hosts.forwarder.change_hands(Home::Here(home), GENERATION.next());
-        let comes = hosts.at_forwarder(&scene).write(&scene, 2);
-        scene.handle.sleep(MOMENT).await;
-        assert_eq!((comes.get(), late.get()), (Some(true), None));
+        assert_eq!((comes.get(), way.late.get()), (Some(true), None));
     });
 }

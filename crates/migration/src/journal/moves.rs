@@ -196,7 +196,9 @@ impl MigrationState {
     pub fn attempt(&self) -> crate::Attempt {
         match self.stage {
             Stage::Prepared(attempt) | Stage::Released(attempt) | Stage::Owned(attempt) => attempt,
-            Stage::Copying | Stage::HandedBack | Stage::Ended(_) => crate::Attempt::NONE,
+            Stage::Copying | Stage::HandedBack | Stage::Discarding(_) | Stage::Ended(_) => {
+                crate::Attempt::NONE
+            }
         }
     }
 }

@@ -133,6 +133,14 @@ pub enum Record {
         /// Whose.
         origin: Origin,
     },
+    /// The target side will never own these volumes: its images are worthless from here on, and are deleted. **N.B.** Durable
+    /// before the first of them is, so that a restart does not look for what nobody has.
+    Discarding {
+        /// Of which migration.
+        migration: MigrationId,
+        /// How it ends once they are gone.
+        outcome: Outcome,
+    },
 }
 
 /// A volume as it was added.
@@ -214,6 +222,23 @@ pub enum Outcome {
     },
     /// Somebody cancelled it at the target's host; the volumes are at the source.
     CancelledThere,
+}
+
+impl Outcome {
+    /// The same, and what people are told of images that could not be deleted; `left_over` is empty if all could.
+    pub fn with_left_over(mut self, left_over: &str) -> Self {
+        if left_over.is_empty() {
+            return self;
+        }
+        match &mut self {
+            Self::Moved { left_over: told } => *told = left_over.to_owned(),
+            Self::Failed { detail, .. } | Self::HandedBack { detail } => {
+                *detail = format!("{detail}; left over: {left_over}");
+            }
+            Self::Cancelled | Self::CancelledThere => {}
+        }
+        self
+    }
 }
 
 /// Causes of a failed migration.

@@ -7,10 +7,13 @@
 //!   Copying ───────────────────────────────► Released ───────────────────────► Ended   outgoing
 //!                                               └────────────► HandedBack ─────►┘
 //!   Copying ───────────► Prepared ─────────────────────────► Owned ──────────► Ended   incoming
-//!      ▲────aborted─────────┘ └──────────promoted────────────►┘ └─► HandedBack ─►┘
-//!                                                             ▲─promoted──┘
+//!      ▲────aborted─────────┘ └──────────promoted────────────►┘ └─► HandedBack     ▲
+//!                                                             ▲─promoted──┘        │
+//!   Copying, Prepared, HandedBack ───discarding──► Discarding ────────────────────►┘
 //! ```
 //! A record may repeat what is true already: a commit whose fate was unknown is made again.
+
+use std::mem::discriminant;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +39,8 @@ pub enum Stage {
     HandedBack,
     /// Nothing is left to do.
     Ended(Outcome),
+    /// The source owns the volumes, and this host, their target, never will: its images are being deleted.
+    Discarding(Outcome),
 }
 
 impl Stage {
@@ -44,6 +49,7 @@ impl Stage {
         match record {
             Record::TargetPrepared { attempt, .. } => self.prepared(side, *attempt),
             Record::AttemptAborted { attempt, .. } => self.aborted(*attempt),
+            Record::Discarding { outcome, .. } => self.discarding(side, outcome),
             Record::Released { attempt, .. } => self.released(side, *attempt),
             Record::Owned { attempt, .. } => self.owned(side, *attempt),
             Record::Promoted { attempt, .. } => match side {
@@ -67,6 +73,17 @@ impl Stage {
             Self::Copying | Self::Prepared(_) => Some(Self::Copying),
             _ => None,
         }
+    }
+
+    fn discarding(&self, side: &Side, outcome: &Outcome) -> Option<Self> {
+        let fits = match (self, outcome) {
+            (Self::Discarding(known), outcome) => known == outcome,
+            (Self::HandedBack, Outcome::HandedBack { .. }) => true,
+            (Self::Copying | Self::Prepared(_), outcome) => leaves_at_source(outcome),
+            _ => false,
+        };
+        let is_target = matches!(side, Side::Incoming { .. });
+        (is_target && fits).then(|| Self::Discarding(outcome.clone()))
     }
 
     fn released(&self, side: &Side, attempt: Attempt) -> Option<Self> {
@@ -114,14 +131,17 @@ impl Stage {
             (_, Self::Ended(known), outcome) => known == outcome,
             (Side::OneHost | Side::Incoming { .. }, Self::Owned(_), Outcome::Moved { .. })
             | (Side::Outgoing { .. }, Self::Released(_), Outcome::Moved { .. })
-            | (_, Self::HandedBack, Outcome::HandedBack { .. })
-            | (
-                _,
-                Self::Copying | Self::Prepared(_),
-                Outcome::Cancelled | Outcome::CancelledThere | Outcome::Failed { .. },
-            ) => true,
+            | (_, Self::HandedBack, Outcome::HandedBack { .. }) => true,
+            // The words may have grown by what is left over.
+            (_, Self::Discarding(begun), outcome) => discriminant(begun) == discriminant(outcome),
+            (_, Self::Copying | Self::Prepared(_), outcome) => leaves_at_source(outcome),
             _ => false,
         };
         fits.then(|| Self::Ended(outcome.clone()))
     }
+}
+
+/// Tells whether this is the end of a migration that was never released.
+fn leaves_at_source(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Cancelled | Outcome::CancelledThere | Outcome::Failed { .. })
 }

@@ -165,6 +165,7 @@ impl State {
                 state.aborted = state.aborted.max(*attempt);
                 self.advance(*migration, "aborted", record)?;
             }
+            Record::Discarding { migration, .. } => self.advance(*migration, "discarding", record)?,
             Record::Released { migration, generations, .. } => {
                 self.advance(*migration, "released", record)?;
                 self.volumes_leave(at_unix_ms, *migration, generations)?;

@@ -6,7 +6,7 @@ use chronicle::Generation;
 
 use super::{DiscardStep, REPEAT, ReleaseFate, Source, SourceAction, State};
 use crate::failure::CommitFault;
-use crate::handover::{Handover, Step, handed_back_and_promoted, with_left_over};
+use crate::handover::{Handover, Step, handed_back_and_promoted};
 use crate::identity::{CommitId, VolumeId};
 use crate::journal::{FailureCode, Outcome, Record};
 use crate::message::{ToSource, ToTarget};
@@ -86,7 +86,7 @@ impl Source {
                 State::Discarding { outcome, step: DiscardStep::Telling { .. } },
                 ToSource::Discarded { left_over },
             ) => {
-                let outcome = discarded(outcome, &left_over);
+                let outcome = outcome.clone().with_left_over(&left_over);
                 self.end(now, outcome);
             }
             (State::Discarding { outcome, step: DiscardStep::Telling { .. } }, ToSource::Unknown) => {
@@ -111,8 +111,9 @@ impl Source {
             }
             // Somebody there wants no more of it: only a target that has promised nothing says so by itself.
             (_, ToSource::Discarded { left_over }) => {
-                let detail = with_left_over("it was ended at the other host", &left_over);
-                self.end_before_release(Outcome::Failed { code: FailureCode::HostRefused, detail });
+                let detail = "it was ended at the other host".to_owned();
+                let outcome = Outcome::Failed { code: FailureCode::HostRefused, detail };
+                self.end_before_release(outcome.with_left_over(&left_over));
             }
             (_, ToSource::TakenByForce { generations }) => {
                 self.end_before_release(promoted_elsewhere(&generations));
@@ -198,15 +199,6 @@ impl Source {
             self.summary.total_us = micros(now.saturating_sub(self.began));
         }
     }
-}
-
-/// The outcome, once the target has said what is left of its images.
-pub(super) fn discarded(outcome: &Outcome, left_over: &str) -> Outcome {
-    let mut outcome = outcome.clone();
-    if let Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } = &mut outcome {
-        *detail = with_left_over(detail, left_over);
-    }
-    outcome
 }
 
 fn promoted_elsewhere(generations: &[(VolumeId, Generation)]) -> Outcome {

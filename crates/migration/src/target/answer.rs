@@ -205,7 +205,7 @@ impl Target {
                 self.state = State::Active { own, took, end: End::Recorded };
             }
             State::Gone { outcome, left_over, end: End::Committing { .. } } => {
-                let ended = super::with_left_over(&outcome, &left_over);
+                let ended = outcome.clone().with_left_over(&left_over);
                 self.state = State::Gone { outcome, left_over: left_over.clone(), end: End::Recorded };
                 self.say_if_cancelled();
                 self.say(ToSource::Discarded { left_over });
@@ -278,8 +278,7 @@ impl Target {
 
     /// Begins to get rid of the images.
     pub(super) fn discard(&mut self, outcome: Outcome) {
-        let is_handed_back = matches!(outcome, Outcome::HandedBack { .. });
-        if self.journal == Journal::Own && !is_handed_back {
+        if self.journal == Journal::Own && !broken(Bug::DiscardedBeforeNoted) {
             self.state = State::Aborting { outcome, retry_at: None };
             self.commit();
         } else {

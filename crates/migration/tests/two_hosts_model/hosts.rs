@@ -71,17 +71,18 @@ impl Books {
         self.state.migrations[&id].stage.clone()
     }
 
-    /// Does what is to be done before anything is served; returns whether a machine is to go on.
-    fn recover(&mut self) -> bool {
-        let mut resumes = false;
+    /// Does what is to be done before anything is served; returns whether a machine is to go on, and whether images were deleted.
+    fn recover(&mut self) -> (bool, bool) {
+        let (mut resumes, mut discards) = (false, false);
         for step in recovery::recover(&self.state) {
             match step {
                 Step::Commit(records) => self.apply(records),
                 Step::Resume(_) => resumes = true,
-                step => panic!("between hosts: {step:?}"),
+                Step::Discard(_) => discards = true,
+                step @ Step::Retire(..) => panic!("between hosts: {step:?}"),
             }
         }
-        resumes
+        (resumes, discards)
     }
 }
 
@@ -209,7 +210,7 @@ impl Giving {
             return;
         }
         self.is_up = true;
-        let resumes = self.books.recover();
+        let (resumes, _) = self.books.recover();
         self.is_open = self.owns();
         self.version += u64::from(self.is_open);
         // A daemon that has restarted lets a machine go on whose volumes are its own.
@@ -449,7 +450,8 @@ impl Bringing {
             return;
         }
         self.is_up = true;
-        let resumes = self.books.recover();
+        let (resumes, discards) = self.books.recover();
+        self.image_is_gone |= discards;
         self.is_open = self.owns();
         if self.owns() && self.guest == Guest::Stands {
             self.guest = Guest::Runs;

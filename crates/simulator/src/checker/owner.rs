@@ -3,7 +3,7 @@
 //! While a commit is under way nobody knows what a restart would find; so what is done must be right with and without
 //! it.
 
-use migration::journal::{ImageLocation, Stage, State};
+use migration::journal::{ImageLocation, MigrationState, Side, Stage, State};
 
 /// What may be done with an image. In order: of two, the lesser one is what may be done for certain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +49,9 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
         );
         match &migration.stage {
             Stage::Copying | Stage::Prepared(_) if target => return Permission::Target,
-            Stage::HandedBack if target && !migration.side.has_source() => target_of_failed = true,
+            Stage::HandedBack | Stage::Discarding(_) if target && !migration.side.has_source() => {
+                target_of_failed = true;
+            }
             // Past the commit point, and nobody owns the volumes yet.
             Stage::Released(_) if source || target => return Permission::Forbidden,
             Stage::Ended(_) if target && !owns => target_of_failed = true,
@@ -61,6 +63,18 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
         (false, true) => Permission::Worthless,
         (false, false) => Permission::Forbidden,
     }
+}
+
+/// The stage of a migration to this host that a restart would look for the image at `path` for.
+pub(crate) fn counts_upon(state: &State, path: &str) -> Option<Stage> {
+    let mut incoming =
+        state.unfinished().filter(|(_, migration)| matches!(migration.side, Side::Incoming { .. }));
+    let comes = |migration: &MigrationState| {
+        migration.volumes.iter().any(|moving| moving.target.place.name() == path)
+    };
+    let (_, migration) = incoming
+        .find(|(_, migration)| comes(migration) && !matches!(migration.stage, Stage::Discarding(_)))?;
+    Some(migration.stage.clone())
 }
 
 /// What has become wrong with the volumes' generations from `before` to `after`; `None` if nothing has.

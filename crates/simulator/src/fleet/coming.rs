@@ -111,7 +111,6 @@ impl Party {
     fn make_images(&self, subject: Subject, recorded: &MigrationState) {
         let make = |(index, moving): (usize, &migration::journal::MigratingVolume)| {
             let path = moving.target.place.name();
-            self.deleted.borrow_mut().remove(path);
             match self.take_kept(moving.volume, path) {
                 Some(left) => Accepted { content: TargetContent::Unknown, replica: Some(left) },
                 None => {
@@ -169,11 +168,8 @@ impl Party {
         {
             let path = moving.target.place.name();
             let is_there = self.images.borrow().contains_key(path);
-            if resumed == Resumed::Yes
-                && !is_there
-                && !matches!(recorded.stage, Stage::Copying | Stage::HandedBack)
-            {
-                self.world.violated("owner", || format!("{path} is gone, and promised"));
+            if resumed == Resumed::Yes && !is_there && recorded.stage != Stage::Copying {
+                self.world.violated("owner", || format!("{path} is gone, and {:?}", recorded.stage));
             }
             let disk = self.make_image(path, index);
             disk.set_role(Role::Target);

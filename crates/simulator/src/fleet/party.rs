@@ -29,7 +29,7 @@ use super::machine::SimMachine;
 use super::neighbours;
 use super::place::Place;
 use super::serving::Serving;
-use crate::checker::owner::{Permission, permission};
+use crate::checker::owner::{Permission, counts_upon, permission};
 use crate::disk::{DiskSettings, Role, SimDisk};
 use crate::guest::Guest;
 use crate::host::PlannedVolume;
@@ -77,8 +77,6 @@ pub(crate) struct Party {
     pub(super) chronicles: Rc<SimChronicles>,
     /// By path.
     pub(super) images: RefCell<BTreeMap<String, Rc<SimDisk>>>,
-    /// Images that were deleted, and that no other migration has made since.
-    pub(super) deleted: RefCell<BTreeSet<String>>,
     pub(super) kept: KeptImages,
     /// Those that lead to other hosts.
     pub(super) links: Vec<Rc<Link>>,
@@ -211,7 +209,6 @@ impl Party {
                 disks_made: Cell::new(100 * (1 + place.index() as u32)),
                 lives: Cell::default(),
                 images: RefCell::new(images),
-                deleted: RefCell::default(),
                 kept: KeptImages::default(),
                 links,
                 fleet: RefCell::default(),
@@ -333,7 +330,10 @@ impl Party {
                     }
                 }
                 Step::Resume(migration) => resumes.push(migration),
-                step => self.world.violated("journal", || format!("between hosts: {step:?}")),
+                Step::Discard(image) => self.delete_image(image.place.name()),
+                step @ Step::Retire(..) => {
+                    self.world.violated("journal", || format!("between hosts: {step:?}"))
+                }
             }
         }
         match self.promote_before_serving(resumes).await {
@@ -522,12 +522,6 @@ impl Party {
             .look(|acknowledged, possible| is_released(acknowledged) || possible.iter().any(is_released))
     }
 
-    /// Tells whether all images that a migration makes here are there.
-    pub(super) fn has_targets_of(&self, migration: &MigrationState) -> bool {
-        let deleted = self.deleted.borrow();
-        migration.volumes.iter().all(|moving| !deleted.contains(moving.target.place.name()))
-    }
-
     pub(super) fn delete_image(&self, path: &str) {
         let owns = self.journal.look(|acknowledged, possible| {
             let owns = |state| permission(state, path) == Permission::Owner;
@@ -536,8 +530,10 @@ impl Party {
         if owns {
             self.world.violated("owner", || format!("{path} is deleted, and owns a volume"));
         }
+        if let Some(stage) = self.journal.look(|acknowledged, _| counts_upon(acknowledged, path)) {
+            self.world.violated("owner", || format!("{path} is deleted, and the journal says {stage:?}"));
+        }
         self.world.note("delete", self.place.index() as u64, 0);
-        self.deleted.borrow_mut().insert(path.to_owned());
         if let Some(image) = self.images.borrow_mut().remove(path) {
             image.set_role(Role::Bystander);
         }

@@ -5,8 +5,8 @@ use std::path::Path;
 use api::{Client, ErrorCode, PromoteVolume, VolumeState};
 use chronicle::Generation;
 use migration::journal::{
-    Entry, ExportSettings, HEADER, ImageFormat, ImageLocation, MigratingVolume, Place, Record, Side, Stage,
-    VolumeRecord, encode,
+    Entry, ExportSettings, HEADER, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place, Record, Side,
+    Stage, VolumeRecord, encode,
 };
 use migration::{Attempt, HostId, MigrationId, VolumeId};
 
@@ -156,4 +156,25 @@ async fn a_copy_whose_image_is_gone_is_not_promoted_and_waits_on() {
     })
     .await;
     assert_eq!(host.stage(), Stage::Prepared(ATTEMPT));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_was_about_to_be_deleted_goes_although_its_source_is_lost() {
+    for is_gone in [false, true] {
+        let outcome = Outcome::HandedBack { detail: "it did not start".into() };
+        let discarding = Record::Discarding { migration: MIGRATION, outcome: outcome.clone() };
+        let host = Stranded::new([handed_back(), vec![discarding]].concat());
+        let image = host.folder.path().join("data/images/v.img");
+        if is_gone {
+            std::fs::remove_file(&image).unwrap();
+        }
+        host.run(async {
+            let refused = host.client.promote_volume("v", &FORCE).await.unwrap_err();
+            assert_eq!(refused.code(), Some(ErrorCode::NotPrepared));
+            assert!(host.client.volumes().await.unwrap().is_empty());
+        })
+        .await;
+        assert!(!image.exists());
+        assert_eq!(host.stage(), Stage::Ended(outcome));
+    }
 }
