@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::{GuestLocation, Migration, MigrationState, Phase, VmState};
@@ -20,6 +21,11 @@ const STORE_BYTES: u64 = 32 << 20;
 const REQUESTS: u64 = 50;
 /// So slow that the disk is copied for some seconds.
 const SLOWLY: &str = "2MiB/s";
+
+/// How long a disk hangs once a machine's memory is copied: longer than that takes.
+const HANGS: Duration = Duration::from_secs(4);
+/// The least of it for which the machine stands still.
+const STANDS_MS: f64 = 1000.0;
 
 /// One test at a time: two processors emulate one machine's well enough.
 fn alone(test: impl FnOnce()) {
@@ -115,6 +121,30 @@ fn a_store_at_the_target_that_fails_hangs_or_fills_up_costs_the_move_and_not_the
             is_empty(&pair.beta)?;
             let moved: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:b"])?;
             ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+            vm::check_at(&pair.beta, &pair.alpha)?;
+            console.verify()
+        });
+    });
+}
+
+#[test]
+fn a_machine_stands_still_from_when_its_processors_stop_and_not_only_once_its_disks_have_answered() {
+    alone(|| {
+        play_pair_with_mounts(|pair| {
+            pair.alpha.stop()?;
+            let (faulty, faults) = FileSystem::on_faulty_disk(&pair.alpha.path("a"), STORE_BYTES)?;
+            pair.alpha.keep(faulty)?;
+            pair.alpha.start()?;
+            let console = start(pair)?;
+            let begun = begin(pair, "beta:a", Phase::Memory)?;
+            // A guest that waits for its disk writes no memory: it is stopped soon, and QEMU waits for what is under way.
+            let hung = faults.hang()?;
+            std::thread::sleep(HANGS);
+            drop(hung);
+            let moved = pair.alpha.wait_for_migration(&begun.id)?;
+            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+            let downtime = moved.machine.and_then(|machine| machine.downtime).context("it stood still")?;
+            ensure!(downtime.total_ms >= STANDS_MS, "{downtime:?}");
             vm::check_at(&pair.beta, &pair.alpha)?;
             console.verify()
         });

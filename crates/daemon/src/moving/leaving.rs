@@ -14,6 +14,7 @@
 
 pub(crate) mod follow;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ use futures_channel::oneshot;
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use hypervisor::qemu::{
-    Machine, MachineError, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart,
+    Events, Heard as HeardEvent, Machine, MachineError, MemoryOptions, MemoryProgress, MigrationStatus,
+    PostCopyStart,
 };
 use migration::guest::hold::Reason;
 use tokio::net::{UnixListener, UnixStream};
@@ -199,6 +201,7 @@ impl Leaving {
         }));
         let sent = tokio::select! {
             sent = self.send(paused, terms) => sent,
+            never = self.note_stop(self.machine.events()) => match never {},
             reason = &mut carrying.0 => Err(reason.unwrap_or_else(|error| error.to_string())),
             reason = self.line.failed() => Err(reason),
         };
@@ -278,6 +281,20 @@ impl Leaving {
         }
     }
 
+    /// Takes note of when the machine's processors stop and run again, by what its hypervisor tells: what it does between that and
+    /// being ready to be switched over takes as long as its disks take.
+    async fn note_stop(&self, mut events: Events) -> Infallible {
+        loop {
+            let stopped = match events.next().await {
+                HeardEvent::Event(event) if event.name == "STOP" => Some(Instant::now()),
+                HeardEvent::Event(event) if event.name == "RESUME" => None,
+                HeardEvent::Event(_) | HeardEvent::Missed(_) => continue,
+                HeardEvent::Gone => return std::future::pending().await,
+            };
+            self.account.send_modify(|account| account.stopped = stopped);
+        }
+    }
+
     async fn send(&self, told: oneshot::Sender<()>, terms: Terms) -> Result<Sent, String> {
         let paused = [MigrationStatus::PreSwitchover];
         let converged = tokio::select! {
@@ -294,7 +311,7 @@ impl Leaving {
                 let stopped = Instant::now();
                 if self.machine.begin_post_copy().await.map_err(explain)? == PostCopyStart::Begun {
                     tracing::info!("the machine writes memory faster than it is sent; the rest is to follow");
-                    self.account.send_modify(|account| account.stopped = Some(stopped));
+                    self.stands_since(stopped);
                     self.machine.await_status(&paused, PAUSE_MAX).await.map_err(explain)?;
                     let memory = self.machine.memory_progress().await.ok();
                     self.account.send_modify(|account| {
@@ -307,7 +324,7 @@ impl Leaving {
                 self.machine.await_status(&paused, MEMORY_MAX).await.map_err(explain)?;
             }
         }
-        self.account.send_modify(|account| account.stopped = Some(Instant::now()));
+        self.stands_since(Instant::now());
         // Nobody waits for it if the migration has ended meanwhile.
         let _ = told.send(());
         let limit = DEVICE_MAX + self.wishes.downtime_max;
@@ -325,6 +342,13 @@ impl Leaving {
             account.memory = memory.or(account.memory.take());
         });
         Ok(Sent::Whole)
+    }
+
+    /// The machine stands still since then, unless its hypervisor has told of an earlier moment.
+    fn stands_since(&self, stopped: Instant) {
+        self.account.send_modify(|account| {
+            account.stopped.get_or_insert(stopped);
+        });
     }
 
     /// Sees to it that what is left becomes less from round to round; ends if it does not.
