@@ -26,7 +26,9 @@ pub mod vm;
 mod wait;
 mod wire;
 
-pub use self::pair::{FAR, Pair, own_address, play_pair, play_pair_with_mounts, play_sharing_pair, share};
+pub use self::pair::{
+    FAR, Pair, play_pair, play_pair_with_data_disks, play_pair_with_mounts, play_sharing_pair, share,
+};
 pub use self::program::{Outcome, Program};
 pub use self::scene::{Scene, play, play_unstarted, play_with_mounts};
 pub use self::wait::{DEADLINE, until};

@@ -1,11 +1,10 @@
 //! Two hosts that know each other: two daemons with folders of their own, and links between them that can be cut.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, Volume, VolumeState};
+use lab::network::own_address;
 
 use crate::WireState;
 use crate::scene::Scene;
@@ -36,7 +35,11 @@ pub struct Pair {
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
 pub fn play_pair(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    let result = Pair::new().and_then(|mut pair| {
+    play(Pair::new(), test);
+}
+
+fn play(pair: anyhow::Result<Pair>, test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
+    let result = pair.and_then(|mut pair| {
         test(&mut pair).map_err(|error| pair.alpha.with_log(&pair.beta.with_log(&error)))
     });
     #[expect(clippy::panic, reason = "this is how a test fails")]
@@ -54,6 +57,17 @@ pub fn play_pair_with_mounts(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>)
         return omission::machine_lacks("root, which mounting needs");
     }
     play_pair(test);
+}
+
+/// As [`play_pair`], with data folders on disks of that size, which a test may fill; without root it is left out.
+///
+/// # Panics
+/// If the test fails: with its error, and both daemons' logs.
+pub fn play_pair_with_data_disks(bytes: u64, test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
+    if !rustix::process::geteuid().is_root() {
+        return omission::machine_lacks("root, which mounting needs");
+    }
+    play(Pair::with_data_disks(bytes), test);
 }
 
 /// As [`play_pair`], with hosts that look for each other's store `a` in a folder `far`; `set` makes those, before the daemons
@@ -258,17 +272,4 @@ fn has_direct_io(scene: &Scene) -> anyhow::Result<bool> {
     let opened = std::fs::File::options().read(true).custom_flags(direct).open(&path);
     std::fs::remove_file(path).context("remove a file")?;
     Ok(opened.is_ok())
-}
-
-/// An address of the loopback interface that no other test has, and a port there: nobody else is given that port, also while
-/// the daemon that is to have it does not run.
-///
-/// # Errors
-/// If the system gives none.
-pub fn own_address() -> anyhow::Result<SocketAddr> {
-    static COUNT: AtomicU8 = AtomicU8::new(1);
-    let [.., high, low] = std::process::id().to_be_bytes();
-    // Clear of 127.0.0.1, where everybody else is.
-    let address = Ipv4Addr::new(127, 128 | high >> 2, low, COUNT.fetch_add(1, Ordering::Relaxed));
-    Ok(TcpListener::bind((address, 0))?.local_addr()?)
 }

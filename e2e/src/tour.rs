@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use api::{Migration, Volume, VolumeState};
 use lab::nbd_client::{Address, Client, ClientOptions};
+use lab::network::own_address;
 use lab::workload::random::Random;
 use lab::workload::{self, Content, Guest, GuestOptions, StoppedGuest};
 use rustix::process::Signal;
 
 use crate::guest::BLOCK_BYTES;
-use crate::pair::own_address;
 use crate::rounds::FAIL_POINTS;
 use crate::scene::Scene;
 

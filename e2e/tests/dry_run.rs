@@ -6,9 +6,10 @@ use anyhow::{Context as _, ensure};
 use api::{ErrorCode, Migration, MigrationPlan};
 use e2e::file_system::FileSystem;
 use e2e::{
-    FAR, Pair, Scene, WireState, guest, own_address, play, play_pair, play_pair_with_mounts,
-    play_sharing_pair, share, until, vm,
+    FAR, Pair, Scene, WireState, guest, play, play_pair, play_pair_with_mounts, play_sharing_pair, share,
+    until, vm,
 };
+use lab::network::own_address;
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;

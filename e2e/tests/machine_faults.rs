@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use api::{GuestLocation, Migration, MigrationState, Phase, VmState};
 use e2e::file_system::FileSystem;
-use e2e::{Pair, Scene, play_pair, play_pair_with_mounts, until, vm};
+use e2e::{Pair, Scene, play_pair, play_pair_with_data_disks, play_pair_with_mounts, until, vm};
 use rustix::process::{Pid, Signal, kill_process};
 
 const DISK_BYTES: u64 = 16 << 20;
@@ -22,6 +22,8 @@ const REQUESTS: u64 = 50;
 /// So slow that the disk is copied for some seconds.
 const SLOWLY: &str = "2MiB/s";
 
+/// Room for a data folder.
+const DATA_BYTES: u64 = 8 << 20;
 /// How long a disk hangs once a machine's memory is copied: longer than that takes.
 const HANGS: Duration = Duration::from_secs(4);
 /// The least of it for which the machine stands still.
@@ -122,6 +124,40 @@ fn a_store_at_the_target_that_fails_hangs_or_fills_up_costs_the_move_and_not_the
             let moved: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:b"])?;
             ensure!(moved.state == MigrationState::Moved, "{moved:?}");
             vm::check_at(&pair.beta, &pair.alpha)?;
+            console.verify()
+        });
+    });
+}
+
+#[test]
+fn a_data_folder_that_is_full_when_a_move_ends_costs_the_machine_nothing_once_it_has_room() {
+    alone(|| {
+        play_pair_with_data_disks(DATA_BYTES, |pair| {
+            let console = start(pair)?;
+            for moves in [false, true] {
+                let begun = begin(pair, "beta:a", Phase::Memory)?;
+                // The one where it stays, and then the one where it comes: whoever pauses it needs room.
+                let noting = if moves { &pair.beta } else { &pair.alpha };
+                ensure!(noting.fill_data()?, "it has a disk of its own");
+                if !moves {
+                    pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+                }
+                let ended = pair.alpha.wait_for_migration(&begun.id)?;
+                ensure!((ended.state == MigrationState::Moved) == moves, "{ended:?}");
+                until("it cannot be noted where it is", || {
+                    Ok(noting.log()?.contains("could not be noted").then_some(()))
+                })?;
+                noting.free_data()?;
+                console.work_on(REQUESTS)?;
+                let (owner, other) =
+                    if moves { (&pair.beta, &pair.alpha) } else { (&pair.alpha, &pair.beta) };
+                until("it is at home at one host", || Ok(vm::check_at(owner, other).is_ok().then_some(())))?;
+            }
+            let home = until("the next move is taken", || {
+                Ok(pair.beta.ask::<Migration>(&["migrate", vm::NAME, "--to", "alpha:a"]).ok())
+            })?;
+            ensure!(home.state == MigrationState::Moved, "{home:?}");
+            vm::check_at(&pair.alpha, &pair.beta)?;
             console.verify()
         });
     });

@@ -59,11 +59,11 @@ impl Chronicle {
 
     /// Goes on after a crash that took the history with it.
     ///
-    /// `reserved` is the highest number that had been made durable *before* anything bore it. The open epoch comes
-    /// after it, so that no number is ever given out twice (hard case 11). What was written up to here is not
-    /// known: of `reserved` and every older epoch, [`Chronicle::since`] answers every block.
-    pub fn resume(block_size: BlockSize, size_bytes: u64, reserved: Epoch) -> Self {
-        let open = reserved.next();
+    /// `through` is the highest number that anything durable bears. The open epoch comes after it, so that no number is ever
+    /// given out twice (hard case 11). What was written up to here is not known: of `through` and every older epoch,
+    /// [`Chronicle::since`] answers every block.
+    pub fn resume(block_size: BlockSize, size_bytes: u64, through: Epoch) -> Self {
+        let open = through.next();
         Self { known_after: open, ..Self::new(block_size, size_bytes, open) }
     }
 

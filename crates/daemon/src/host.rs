@@ -45,6 +45,7 @@ mod retry;
 mod serving;
 mod settled;
 mod shared;
+mod standing;
 mod survey;
 mod together;
 

@@ -17,14 +17,12 @@ use std::time::Duration;
 use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
 use futures_util::FutureExt;
 use hypervisor::qemu::{Machine, RunState};
-use migration::guest::hold::Reason;
-use migration::journal::{Outcome, Side};
+use migration::journal::Outcome;
 use migration::message::ToTarget;
 use migration::{HostId, MigrationId};
 use transport::Session;
 
 use super::Host;
-use super::elsewhere::at_start;
 use super::leave::Departing;
 use crate::error::RequestError;
 use crate::hooks::{Begun, HookSide};
@@ -116,7 +114,7 @@ impl Host {
         let holds = Arc::clone(&self.vms.holds);
         let leaving = Arc::new(Leaving::new((company.name.clone(), machine, holds), way, wishes, errand));
         if let Err(reason) = leaving.check(company.parcel).await {
-            self.vms.stayed(&company.name).await?;
+            self.settle(&company.name, Standing::Leaving, true).await;
             // Its volumes wait there for nothing.
             self.peers.tell_target(session, migration, ToTarget::Discard);
             let (host, vm) = (host.to_owned(), company.name);
@@ -135,19 +133,10 @@ impl Host {
             // None: the daemon stops, and the next one finds out.
             let Some(outcome) = host.migrations.outcome(migration).await else { return };
             let errand = host.moving.forget(migration, &outcome).await;
-            let settled = match &outcome {
-                Outcome::Moved { .. } => host.vms.left(&name).await,
-                _ => host.vms.stayed(&name).await,
-            };
-            match settled {
-                Ok(()) => {
-                    tracing::info!(vm = %name, %migration, ?outcome, "the machine's migration has ended");
-                }
-                Err(error) => {
-                    tracing::error!(vm = %name, %error, "what is left of a machine that moved is not settled");
-                }
-            }
-            if let (false, Some(reason)) = (matches!(outcome, Outcome::Moved { .. }), leaving.memory_lost()) {
+            let is_here = !matches!(outcome, Outcome::Moved { .. });
+            host.settle(&name, Standing::Leaving, is_here).await;
+            tracing::info!(vm = %name, %migration, ?outcome, "the machine's migration has ended");
+            if let (true, Some(reason)) = (is_here, leaving.memory_lost()) {
                 host.vms.lose(&name, Some(leaving.machine()), memory_lost(&name, &reason)).await;
             }
             // What is run afterwards may take long, and keeps nobody waiting.
@@ -230,23 +219,14 @@ impl Host {
 
     /// The migration of a machine that was to come has ended.
     pub(super) async fn see_machine_in(
-        &self,
+        self: &Arc<Self>,
         migration: MigrationId,
         name: &str,
         outcome: &Outcome,
         settling: Settling,
     ) {
         let errand = self.moving.forget(migration, outcome).await;
-        let settled = match outcome {
-            Outcome::Moved { .. } => self.vms.arrived(name).await,
-            _ => self.vms.abandon_arrival(name).await,
-        };
-        match settled {
-            Ok(()) => {}
-            // It was refused before it was here.
-            Err(VmError::NotFound(_)) => {}
-            Err(error) => tracing::error!(vm = %name, %error, "a machine that came is not settled"),
-        }
+        self.settle(name, Standing::Arriving, matches!(outcome, Outcome::Moved { .. })).await;
         drop(settling);
         if let Some(errand) = errand {
             errand.after(outcome).await;
@@ -335,68 +315,15 @@ impl Host {
         tokio::spawn(async move {
             // None: the daemon stops, and the next one finds out.
             let Some(outcome) = host.migrations.outcome(migration).await else { return };
-            let settled = match &outcome {
-                Outcome::Moved { .. } => host.vms.left(&name).await,
-                _ => host.vms.stayed(&name).await,
-            };
-            if let Err(error) = settled {
-                tracing::error!(vm = %name, %error, "what is left of a machine that was to move is not settled");
-            }
+            host.settle(&name, Standing::Leaving, !matches!(outcome, Outcome::Moved { .. })).await;
             drop(settling);
         });
-    }
-
-    /// After a start: machines whose migration has ended, or never came to anything, are where their volumes are.
-    pub(crate) async fn settle_machines(self: &Arc<Self>) {
-        for (name, standing) in self.vms.unsettled() {
-            let (host, which) = (Arc::clone(self), name.clone());
-            at_start(async move { host.settle_machine(&name, standing).await }, "a machine", &which).await;
-        }
-    }
-
-    async fn settle_machine(self: &Arc<Self>, name: &str, standing: Standing) {
-        let Ok(known) = self.vms.get(name) else { return };
-        if self.is_under_way(&known.volumes) {
-            return;
-        }
-        let is_here = known.volumes.iter().all(|volume| self.owns(volume));
-        if is_here {
-            // N.B. Before it is settled: one that was adopted is not among ours from then on.
-            self.vms.until_found(name).await;
-            if let Err(error) = self.vms.holds.hold(name, Reason::Move, true).await {
-                tracing::error!(vm = %name, %error, "whether the machine runs is not noted");
-            }
-            if let Err(error) = self.let_it_run(name).await {
-                tracing::warn!(vm = %name, reason = error.message(), "the machine does not go on");
-            }
-        }
-        let settled = match (standing, is_here) {
-            (Standing::Home, _) => Ok(()),
-            (Standing::Leaving, false) => self.vms.left(name).await,
-            (Standing::Arriving, false) => self.vms.abandon_arrival(name).await,
-            (Standing::Leaving, true) => self.vms.stayed(name).await,
-            (Standing::Arriving, true) => self.vms.arrived(name).await,
-        };
-        if let Err(error) = settled {
-            tracing::error!(vm = %name, %error, "a machine that was moved is not settled");
-        }
     }
 
     fn machine_with(&self, volumes: &[String], standing: Standing) -> Option<String> {
         let name = self.vms.user_of(volumes.first()?)?;
         let known = self.vms.get(&name).ok()?;
         (known.standing == standing).then_some(name)
-    }
-
-    fn is_under_way(&self, volumes: &[String]) -> bool {
-        self.journal.read(|state| {
-            let mut between = state.unfinished().filter(|(_, known)| known.side != Side::OneHost);
-            between.any(|(_, known)| known.names.iter().any(|name| volumes.contains(name)))
-        })
-    }
-
-    fn owns(&self, volume: &str) -> bool {
-        self.journal.read(|state| state.volumes.values().any(|known| known.record.name == volume))
     }
 }
 

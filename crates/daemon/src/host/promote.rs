@@ -24,6 +24,7 @@ use super::Host;
 use super::create::random_bytes;
 use super::elsewhere::open_for_resuming;
 use crate::error::RequestError;
+use crate::vms::Standing;
 use crate::volumes::{Claim, Service};
 
 /// How long the volume may take to be served: a commit, and a first read.
@@ -127,10 +128,8 @@ impl Host {
             drop(claim);
             self.serve_in_background(&record.name);
         }
-        if let Some(machine) = machine
-            && let Err(error) = self.vms.arrived(&machine).await
-        {
-            tracing::error!(vm = %machine, %error, "a machine whose volumes were promoted is not settled");
+        if let Some(machine) = machine {
+            self.settle(&machine, Standing::Arriving, true).await;
         }
         Ok(())
     }

@@ -210,14 +210,13 @@ impl Vms {
     /// # Errors
     /// [`VmError`].
     pub(crate) async fn left(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
-        let is_somebodys = self.is_somebodys(name);
         self.holds.forget(name).await;
-        self.give_up(name, Standing::Leaving).await?;
-        if is_somebodys {
+        // First: whose it was is known by what is given up.
+        if self.is_somebodys(name) {
             let (vms, name) = (Arc::clone(self), name.to_owned());
             blocking(move || Ok(vms.adoptions()?.remove(&name).map(drop)?)).await?;
         }
-        Ok(())
+        self.give_up(name, Standing::Leaving).await
     }
 
     /// Makes a machine of what another host has sent, and starts its QEMU, which waits for memory that comes on these terms.

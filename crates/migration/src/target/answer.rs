@@ -324,12 +324,10 @@ impl Target {
         }
     }
 
+    /// The generations of volumes that were promoted by force, once that is durable.
     fn taken_by_force(&self) -> Option<Vec<(VolumeId, Generation)>> {
         match &self.state {
-            State::Owning { own, .. }
-            | State::Starting { own, .. }
-            | State::Running { own, .. }
-            | State::Active { own, .. } => {
+            State::Starting { own, .. } | State::Running { own, .. } | State::Active { own, .. } => {
                 let forced = matches!(own.promotion, Some(Promotion::Force { .. }));
                 forced.then(|| own.generations.clone())
             }

@@ -338,7 +338,8 @@ impl Fleet {
         let stage = found.outgoing(party.place.host(), *remote).map(|outgoing| &outgoing.stage)?;
         let are_with_source = self.branches.all().iter().all(|branch| branch.home() == source.place);
         let fits = match stage {
-            Stage::Released(_) => true,
+            // One that has heard of the way back goes on with them, as soon as its journal says so.
+            Stage::Released(_) => source.phase() != Some(Phase::TakingBack),
             Stage::Copying => cannot_release(source) && are_with_source,
             Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. }) => are_with_source,
             _ => false,
@@ -408,10 +409,9 @@ impl Fleet {
         let source = self.party(Place::of(*peer));
         let released = source.journal().what_is_certain().is_some_and(|found| {
             let outgoing = found.outgoing(party.place.host(), *remote);
-            let has_them = |stage: &Stage| {
-                matches!(stage, Stage::Copying | Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. }))
-            };
-            outgoing.is_some_and(|outgoing| !has_them(&outgoing.stage))
+            outgoing.is_some_and(|outgoing| {
+                matches!(outgoing.stage, Stage::Released(_) | Stage::Ended(Outcome::Moved { .. }))
+            })
         });
         if released {
             self.tally(Event::ForceInstead);

@@ -4,12 +4,14 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::scene::{DEADLINE, Scene, code, own_address};
+use lab::network::own_address;
+
+use crate::scene::{DEADLINE, Scene, code};
 
 /// A daemon that listens for others at an address that nobody has.
 pub(crate) fn host() -> (Scene, String) {
     let mut scene = Scene::new();
-    let address = own_address().to_string();
+    let address = own_address().unwrap().to_string();
     scene.configure(&format!("[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"));
     scene.start(None);
     (scene, address)
@@ -169,6 +171,6 @@ fn tokens_that_are_no_good_are_refused_with_their_reason() {
     check(&address, token, "invitation_refused", "redeemed already");
     check(&address, &token[..token.len() - 4], "invitation_refused", "copy the whole line again");
     check(&address, "nonsense", "invitation_refused", "this is no invitation");
-    let closed = own_address().to_string();
+    let closed = own_address().unwrap().to_string();
     check(&closed, token, "host_unreachable", "refused");
 }

@@ -7,7 +7,9 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
 use crate::hosts::{host, init, wait_connected};
-use crate::scene::{DEADLINE, Scene, code, own_address};
+use lab::network::own_address;
+
+use crate::scene::{DEADLINE, Scene, code};
 
 /// Moves to and fro, each ordered when the one before has been reported to have ended.
 const MOVES: usize = 12;
@@ -58,10 +60,10 @@ fn a_move_that_has_ended_is_followed_by_the_next_one_at_once() {
 #[test]
 fn an_address_that_comes_late_is_listened_on_without_a_restart() {
     // Somebody else has it, as a link that is down has it: listening there fails.
-    let address = own_address();
+    let address = own_address().unwrap();
     let occupied = TcpListener::bind(address).unwrap();
     let mut one = Scene::new();
-    let elsewhere = own_address();
+    let elsewhere = own_address().unwrap();
     one.configure(&format!(
         "[hosts]\nlisten = ['{address}', '{elsewhere}']\nlinks = [{{ address = '{address}' }}]\n"
     ));

@@ -3,7 +3,9 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use crate::scene::{DEADLINE, Scene, code, own_address, stop_and_verify};
+use lab::network::own_address;
+
+use crate::scene::{DEADLINE, Scene, code, stop_and_verify};
 
 /// What `nbdinfo` says of an export; empty if it could not be used.
 fn nbdinfo(uri: &str) -> String {
@@ -15,7 +17,7 @@ fn nbdinfo(uri: &str) -> String {
 #[test]
 fn volume_has_a_port_of_its_own_that_survives_restarts_and_moves() {
     let mut scene = Scene::started();
-    let address = own_address().to_string();
+    let address = own_address().unwrap().to_string();
     let create = ["volume", "create", "v", "--store", "a", "--size", "32MiB", "--listen", &address];
     scene.succeed(&[&create[..], &["--connections-max", "3"]].concat());
     let uri = format!("nbd://{address}/v");
@@ -45,7 +47,7 @@ fn where_tls_is_demanded_nobody_gets_in_without() {
     let mut scene = Scene::new();
     let path = |name: &str| scene.path(name).display().to_string();
     let (certificate, key, trust) = (path("server.pem"), path("server.key"), path("trust"));
-    let address = own_address();
+    let address = own_address().unwrap();
     let names = format!("subjectAltName=DNS:localhost,IP:{}", address.ip());
     let made = Command::new("openssl")
         .args([

@@ -1,18 +1,14 @@
 //! A daemon with two stores in a temporary folder, driven through the program as a user would.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{self, Content, Guest, GuestOptions};
-use rustix::net::sockopt::set_socket_reuseaddr;
-use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -299,22 +295,6 @@ pub(crate) fn stop_and_verify(guest: Guest) {
 /// The code of an error in JSON.
 pub(crate) fn code(value: &Value) -> &str {
     value["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {value}"))
-}
-
-/// An address of the loopback interface that no other test has, and a port there: nobody else is given that port, also
-/// while the daemon that is to have it does not run.
-pub(crate) fn own_address() -> SocketAddr {
-    static COUNT: AtomicU8 = AtomicU8::new(1);
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let last = COUNT.fetch_add(1, Ordering::Relaxed);
-    // Clear of 127.0.0.1, where everybody else is.
-    let address = Ipv4Addr::new(127, 64 | high >> 2, low, last);
-    // It never listens: a child that another test starts in this moment has it as well until it runs its program, and could
-    // not be listened beside.
-    let taken = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    set_socket_reuseaddr(&taken, true).unwrap();
-    bind(&taken, &SocketAddr::from((address, 0))).unwrap();
-    getsockname(&taken).unwrap().try_into().unwrap()
 }
 
 /// Reads a file from `start` on.
