@@ -1,9 +1,11 @@
 //! Volumes on ports of their own, for clients of other hosts; sockets for other users; exports that are only read.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use lab::network::own_address;
+use rustix::process::Signal;
 
 use crate::scene::{DEADLINE, Scene, code, stop_and_verify};
 
@@ -42,46 +44,79 @@ fn volume_has_a_port_of_its_own_that_survives_restarts_and_moves() {
     }
 }
 
+/// The files of a server's certificate, and a folder of what clients trust.
+struct Certificate {
+    address: SocketAddr,
+    certificate: String,
+    key: String,
+    trust: String,
+}
+
+impl Certificate {
+    /// Makes one, which is its own authority.
+    fn make(scene: &Scene, address: SocketAddr) -> Self {
+        let path = |name: &str| scene.path(name).display().to_string();
+        let (certificate, key, trust) = (path("server.pem"), path("server.key"), path("trust"));
+        std::fs::create_dir(&trust).unwrap();
+        let made = Self { address, certificate, key, trust };
+        made.renew();
+        made
+    }
+
+    /// Puts others in their place, which clients trust instead.
+    fn renew(&self) {
+        let names = format!("subjectAltName=DNS:localhost,IP:{}", self.address.ip());
+        let made = Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+            .args(["-days", "2", "-subj", "/CN=localhost", "-addext", &names])
+            .args(["-out", &self.certificate, "-keyout", &self.key])
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        std::fs::copy(&self.certificate, format!("{}/ca-cert.pem", self.trust)).unwrap();
+    }
+
+    /// A daemon that uses it, and demands it, with a volume on the address; returns where a client that trusts it finds that.
+    fn serve(&self, scene: &mut Scene) -> String {
+        let (certificate, key) = (&self.certificate, &self.key);
+        scene.configure(&format!("[nbd]\ntls = {{ certificate = '{certificate}', key = '{key}' }}\n"));
+        scene.start(None);
+        let address = self.address.to_string();
+        scene.succeed(&["volume", "create", "v", "--store", "a", "--size", "1MiB", "--listen", &address]);
+        let uri = scene.json(&["volume", "show", "v"]).1["tcp_uri"].as_str().unwrap().to_owned();
+        assert_eq!(uri, format!("nbds://{address}/v"));
+        format!("{uri}?tls-certificates={}", self.trust)
+    }
+}
+
 #[test]
 fn where_tls_is_demanded_nobody_gets_in_without() {
     let mut scene = Scene::new();
-    let path = |name: &str| scene.path(name).display().to_string();
-    let (certificate, key, trust) = (path("server.pem"), path("server.key"), path("trust"));
-    let address = own_address().unwrap();
-    let names = format!("subjectAltName=DNS:localhost,IP:{}", address.ip());
-    let made = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-        ])
-        .args(["-subj", "/CN=localhost", "-addext", &names])
-        .args(["-out", &certificate, "-keyout", &key])
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    scene.configure(&format!("[nbd]\ntls = {{ certificate = '{certificate}', key = '{key}' }}\n"));
-    scene.start(None);
-    let address = address.to_string();
-    scene.succeed(&["volume", "create", "v", "--store", "a", "--size", "1MiB", "--listen", &address]);
-    let uri = scene.json(&["volume", "show", "v"]).1["tcp_uri"].as_str().unwrap().to_owned();
-    assert_eq!(uri, format!("nbds://{address}/v"));
-    assert_eq!(nbdinfo(&format!("nbd://{address}/v")), "");
-    // The authority that clients trust is the certificate itself.
-    std::fs::create_dir(&trust).unwrap();
-    std::fs::copy(&certificate, format!("{trust}/ca-cert.pem")).unwrap();
-    let trusting = format!("{uri}?tls-certificates={trust}");
+    let certificate = Certificate::make(&scene, own_address().unwrap());
+    let trusting = certificate.serve(&mut scene);
+    assert_eq!(nbdinfo(&format!("nbd://{}/v", certificate.address)), "");
     assert!(nbdinfo(&trusting).contains("export-size: 1048576"), "{}", nbdinfo(&trusting));
     scene.stop();
-    std::fs::remove_file(&key).unwrap();
+    std::fs::remove_file(&certificate.key).unwrap();
     scene.start(None);
     assert_eq!(scene.wait().code(), Some(8), "a daemon without its key would serve volumes in the clear");
+}
+
+#[test]
+fn certificates_are_read_again_at_a_hang_up_and_what_cannot_be_read_changes_nothing() {
+    let mut scene = Scene::new();
+    let certificate = Certificate::make(&scene, own_address().unwrap());
+    let trusting = certificate.serve(&mut scene);
+    assert!(nbdinfo(&trusting).contains("export-size: 1048576"));
+    certificate.renew();
+    assert_eq!(nbdinfo(&trusting), "", "the daemon has the former one until it is told");
+    scene.signal(Signal::HUP);
+    assert!(scene.wait_for_log("certificates have been read again"));
+    assert!(nbdinfo(&trusting).contains("export-size: 1048576"));
+    std::fs::write(&certificate.certificate, "half of it").unwrap();
+    scene.signal(Signal::HUP);
+    assert!(scene.wait_for_log("those of before go on being used"));
+    assert!(nbdinfo(&trusting).contains("export-size: 1048576"));
 }
 
 #[test]
