@@ -164,6 +164,29 @@ fn a_data_folder_that_is_full_when_a_move_ends_costs_the_machine_nothing_once_it
 }
 
 #[test]
+fn a_machine_whose_disk_alone_is_elsewhere_works_on_after_a_restart_of_its_own_host() {
+    alone(|| {
+        play_pair(|pair| {
+            let console = start(pair)?;
+            let moved: Migration = pair.alpha.ask(&["migrate", "v", "--to", "beta:a"])?;
+            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+            pair.beta.check_place("a")?;
+            console.work_on(REQUESTS)?;
+            pair.alpha.kill()?;
+            pair.alpha.start()?;
+            console.work_on(REQUESTS).context("its host was killed")?;
+            pair.alpha.stop()?;
+            pair.alpha.start()?;
+            console.work_on(REQUESTS).context("its host was stopped")?;
+            let home: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha:a"])?;
+            ensure!(home.state == MigrationState::Moved, "{home:?}");
+            console.work_on(REQUESTS)?;
+            console.verify()
+        });
+    });
+}
+
+#[test]
 fn a_machine_stands_still_from_when_its_processors_stop_and_not_only_once_its_disks_have_answered() {
     alone(|| {
         play_pair_with_mounts(|pair| {
