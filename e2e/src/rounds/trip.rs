@@ -235,7 +235,7 @@ impl<'a> Journey<'a> {
         let give_up_at = Instant::now() + SETTLES_MAX;
         loop {
             self.revive()?;
-            if self.has_begun()? && self.is_quiet() {
+            if self.has_begun()? && self.is_quiet()? {
                 if self.is_at(Role::Target) {
                     return Ok(());
                 }
@@ -266,27 +266,27 @@ impl<'a> Journey<'a> {
     }
 
     /// Whether both hosts answer, and no migration is under way at either. How one ended is noted when it is not by the
-    /// volume's arrival.
-    fn is_quiet(&mut self) -> bool {
+    /// volume's arrival; one that failed must say why.
+    fn is_quiet(&mut self) -> anyhow::Result<bool> {
         let mut all = Vec::new();
         for role in [Role::Source, Role::Target] {
-            let Some(known) = migrations(self.hosts.host(role)) else { return false };
+            let Some(known) = migrations(self.hosts.host(role)) else { return Ok(false) };
             all.extend(known.into_iter().map(|migration| (role, migration)));
         }
         if all.iter().any(|(_, migration)| is_running(migration)) {
-            return false;
+            return Ok(false);
         }
         let last = all.iter().filter(|(role, _)| *role == Role::Source).map(|(_, migration)| migration);
         let last = last.max_by_key(|migration| migration.started_unix_ms);
         if let Some(last) = last.filter(|last| last.state != MigrationState::Moved) {
-            self.note_once(format!(
-                "{} {:?}: {}",
-                last.id,
-                last.state,
-                last.message.clone().unwrap_or_default()
-            ));
+            let why = last.message.as_deref().unwrap_or_default();
+            ensure!(
+                last.state != MigrationState::Failed || !why.is_empty(),
+                "it failed without a word: {last:?}"
+            );
+            self.note_once(format!("{} {:?}: {why}", last.id, last.state));
         }
-        true
+        Ok(true)
     }
 
     /// Notes what may be seen many times.

@@ -252,7 +252,8 @@ impl Host {
         let is_copying = matches!(recorded.stage, Stage::Copying);
         // N.B. A daemon that was killed between the two records, of the migration and of its machine, knows of no machine that
         // leaves. The volumes of a machine do not go without it: the migration is cancelled below.
-        let may_leave = machine.is_some() || is_copying && self.machine_at_home(&recorded.names).is_some();
+        let stays = self.machine_at_home(&recorded.names).filter(|_| is_copying);
+        let may_leave = machine.is_some() || stays.is_some();
         let moves = match (may_leave, is_copying) {
             (true, _) => Moves::Machine,
             // Whether the other host has hooks the daemon before this one knew.
@@ -296,12 +297,15 @@ impl Host {
         }
         let Some(first) = departures.first().map(|departure| departure.lane.clone()) else { return Ok(()) };
         self.migrations.track(migration, departures.iter().map(|departure| departure.volume).collect());
-        let mut reason = String::new();
-        if let Some(machine) = machine {
-            reason = self.resume_machine(migration, machine, &session).await?;
+        let reason = if let Some(machine) = machine {
+            self.resume_machine(migration, machine, &session).await?
         } else {
             self.escort_away(migration, &session, Begun::Perhaps);
-        }
+            let machine = stays.unwrap_or_default();
+            format!(
+                "this host's daemon was started again before {machine} had begun to leave; it goes on here: migrate it again"
+            )
+        };
         self.hand_over_to(&session, migration, departures).await?;
         if moves == Moves::Machine && is_copying {
             // What the other host had of its memory went with the daemon that carried it.
