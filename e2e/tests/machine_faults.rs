@@ -196,8 +196,9 @@ fn a_machine_stands_still_from_when_its_processors_stop_and_not_only_once_its_di
             pair.alpha.start()?;
             let console = start(pair)?;
             let begun = begin(pair, "beta:a", Phase::Memory)?;
-            // A guest that waits for its disk writes no memory: it is stopped soon, and QEMU waits for what is under way.
             let hung = faults.hang()?;
+            // A guest that waits for its disk writes no memory: it is stopped soon, and QEMU waits for what is under way. Nothing
+            // tells of that meanwhile.
             std::thread::sleep(HANGS);
             drop(hung);
             let moved = pair.alpha.wait_for_migration(&begun.id)?;

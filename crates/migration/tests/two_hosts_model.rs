@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "two_hosts_model/books.rs"]
+mod books;
 #[path = "two_hosts_model/hosts.rs"]
 mod hosts;
 #[path = "two_hosts_model/random.rs"]

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use chronicle::Generation;
 use migration::journal::{
-    Entry, ExportSettings, FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Record, Side,
-    Stage, State, VolumeRecord,
+    ExportSettings, FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage,
+    State, VolumeRecord,
 };
-use migration::recovery::{self, Step};
+use migration::recovery;
 use migration::source::{Moves, Peer, SourceAction, SourceEvent, SourceSettings};
 use migration::target::{FlushResult, TargetAction, TargetEvent, Wrote};
 use migration::wire;
-use migration::{CommitFault, CommitId, HostId, MigrationId, Phase, Source, Target, VolumeId, VolumeIndex};
+use migration::{HostId, MigrationId, Phase, Source, Target, VolumeId, VolumeIndex};
 
+use crate::books::Books;
 use crate::random::Random;
 
 const SOURCE_HOST: HostId = HostId([1; 32]);
@@ -26,65 +27,6 @@ const FIRST: Generation = Generation(4);
 /// A message on the link; which way it goes, its variant says.
 #[derive(Clone, Debug)]
 pub(crate) struct Message(pub(crate) wire::Message);
-
-/// What both hosts have: a clock of its own, a journal, and commits that are under way.
-struct Books {
-    now: Duration,
-    state: State,
-    commits: VecDeque<(Option<CommitId>, Vec<Record>)>,
-}
-
-impl Books {
-    fn apply(&mut self, records: Vec<Record>) {
-        self.state.apply(&Entry { at_unix_ms: 1, records }).unwrap();
-    }
-
-    /// The oldest commit ends; its answer.
-    fn journal_acts(
-        &mut self,
-        random: &mut Random,
-        faulty: bool,
-    ) -> Option<(CommitId, Result<(), CommitFault>)> {
-        let (commit, records) = self.commits.pop_front()?;
-        let fate = if faulty { random.below(12) } else { 12 };
-        if fate > 1 {
-            self.apply(records);
-        }
-        let result = match fate {
-            0 => Err(CommitFault::NotWritten),
-            1 | 2 => Err(CommitFault::Unknown),
-            _ => Ok(()),
-        };
-        Some((commit?, result))
-    }
-
-    /// The first commits under way are in the journal, the others never were.
-    fn crash(&mut self, random: &mut Random) {
-        let kept = random.below(self.commits.len() as u64 + 1);
-        let commits = std::mem::take(&mut self.commits);
-        for (_, records) in commits.into_iter().take(kept as usize) {
-            self.apply(records);
-        }
-    }
-
-    fn stage(&self, id: MigrationId) -> Stage {
-        self.state.migrations[&id].stage.clone()
-    }
-
-    /// Does what is to be done before anything is served; returns whether a machine is to go on, and whether images were deleted.
-    fn recover(&mut self) -> (bool, bool) {
-        let (mut resumes, mut discards) = (false, false);
-        for step in recovery::recover(&self.state) {
-            match step {
-                Step::Commit(records) => self.apply(records),
-                Step::Resume(_) => resumes = true,
-                Step::Discard(_) => discards = true,
-                step @ Step::Retire(..) => panic!("between hosts: {step:?}"),
-            }
-        }
-        (resumes, discards)
-    }
-}
 
 /// What the machine that goes along with the volumes does at one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

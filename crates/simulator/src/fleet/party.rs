@@ -332,7 +332,7 @@ impl Party {
                 Step::Resume(migration) => resumes.push(migration),
                 Step::Discard(image) => self.delete_image(image.place.name()),
                 step @ Step::Retire(..) => {
-                    self.world.violated("journal", || format!("between hosts: {step:?}"))
+                    self.world.violated("journal", || format!("between hosts: {step:?}"));
                 }
             }
         }

@@ -1,0 +1,69 @@
+//! What both hosts of the model have: a clock of its own, a journal, and commits that are under way.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use migration::journal::{Entry, Record, Stage, State};
+use migration::recovery::{self, Step};
+use migration::{CommitFault, CommitId, MigrationId};
+
+use crate::random::Random;
+
+/// A host's clock, journal, and commits.
+pub(crate) struct Books {
+    pub(crate) now: Duration,
+    pub(crate) state: State,
+    pub(crate) commits: VecDeque<(Option<CommitId>, Vec<Record>)>,
+}
+
+impl Books {
+    pub(crate) fn apply(&mut self, records: Vec<Record>) {
+        self.state.apply(&Entry { at_unix_ms: 1, records }).unwrap();
+    }
+
+    /// The oldest commit ends; its answer.
+    pub(crate) fn journal_acts(
+        &mut self,
+        random: &mut Random,
+        faulty: bool,
+    ) -> Option<(CommitId, Result<(), CommitFault>)> {
+        let (commit, records) = self.commits.pop_front()?;
+        let fate = if faulty { random.below(12) } else { 12 };
+        if fate > 1 {
+            self.apply(records);
+        }
+        let result = match fate {
+            0 => Err(CommitFault::NotWritten),
+            1 | 2 => Err(CommitFault::Unknown),
+            _ => Ok(()),
+        };
+        Some((commit?, result))
+    }
+
+    /// The first commits under way are in the journal, the others never were.
+    pub(crate) fn crash(&mut self, random: &mut Random) {
+        let kept = random.below(self.commits.len() as u64 + 1);
+        let commits = std::mem::take(&mut self.commits);
+        for (_, records) in commits.into_iter().take(kept as usize) {
+            self.apply(records);
+        }
+    }
+
+    pub(crate) fn stage(&self, id: MigrationId) -> Stage {
+        self.state.migrations[&id].stage.clone()
+    }
+
+    /// Does what comes before serving; returns whether a machine is to go on, and whether images were deleted.
+    pub(crate) fn recover(&mut self) -> (bool, bool) {
+        let (mut resumes, mut discards) = (false, false);
+        for step in recovery::recover(&self.state) {
+            match step {
+                Step::Commit(records) => self.apply(records),
+                Step::Resume(_) => resumes = true,
+                Step::Discard(_) => discards = true,
+                step @ Step::Retire(..) => panic!("between hosts: {step:?}"),
+            }
+        }
+        (resumes, discards)
+    }
+}
