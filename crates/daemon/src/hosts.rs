@@ -10,6 +10,8 @@
 //! shown by `sterna host show`. What goes over sessions is not known here: whoever starts this gives the receiver.
 
 mod known;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::path::PathBuf;
@@ -45,7 +47,7 @@ pub(crate) struct Hosts {
 enum State {
     /// There is no identity yet.
     NoIdentity,
-    Running(Endpoint, Identity),
+    Running(Arc<Endpoint>, Identity),
     /// There is one, but it cannot be used.
     Failed {
         identity: Option<Identity>,
@@ -125,8 +127,7 @@ impl Hosts {
             return Err(HostsError::Lifetime(lifetime_s));
         }
         let known = self.known()?;
-        let token = self.endpoint(|endpoint| endpoint.invite(Duration::from_secs(lifetime_s)))?;
-        let token = token.map_err(HostsError::join)?;
+        let token = self.endpoint()?.invite(Duration::from_secs(lifetime_s)).map_err(HostsError::join)?;
         // Nobody has it yet.
         known.agree(token.invitation(), trust);
         Ok(token)
@@ -142,11 +143,11 @@ impl Hosts {
         let token: Token = token.parse()?;
         let token = address.into_iter().fold(token, Token::at);
         let known = self.known()?;
-        // The lock is not held while the other host is waited for: whoever stops the endpoint ends the waiting.
-        let joining = self.endpoint(|endpoint| endpoint.joining(token))?;
+        // Whoever stops the endpoint ends the waiting.
+        let joining = self.endpoint()?.joining(token);
         let joined = known.add(&joining.wait().map_err(HostsError::join)?, trust)?;
         tracing::info!(host = %joined.peer.name, id = %joined.peer.id, "paired with a host");
-        self.endpoint(|endpoint| endpoint.session(&joined.peer))?;
+        drop(self.endpoint()?.session(&joined.peer));
         Ok(joined)
     }
 
@@ -170,11 +171,12 @@ impl Hosts {
         let missing = || HostsError::NotFound(name.to_owned());
         let id = known.get(name).ok_or_else(missing)?.id;
         // N.B. first: it must not come back by what it has redeemed once it is forgotten.
-        if let State::Running(endpoint, _) = &*self.lock() {
+        let endpoint = self.endpoint().ok();
+        if let Some(endpoint) = &endpoint {
             endpoint.end_invitations_of(id);
         }
         let removed = known.remove(name)?.ok_or_else(missing)?;
-        if let State::Running(endpoint, _) = &*self.lock() {
+        if let Some(endpoint) = endpoint {
             endpoint.close(removed.id);
         }
         tracing::info!(host = %removed.name, id = %removed.id, "a host is no longer known");
@@ -188,7 +190,7 @@ impl Hosts {
 
     /// The session with another host, for whoever has something to say to it.
     pub(crate) fn session(&self, peer: &Peer) -> Result<Session, HostsError> {
-        self.endpoint(|endpoint| endpoint.session(peer))
+        Ok(self.endpoint()?.session(peer))
     }
 
     /// The session with the host that is known by this identifier.
@@ -251,7 +253,7 @@ impl Hosts {
             Ok(endpoint) => {
                 // Connections are there before they are needed, and `host list` says whether they can be made.
                 peers.iter().for_each(|peer| drop(endpoint.session(peer)));
-                *self.lock() = State::Running(endpoint, identity);
+                *self.lock() = State::Running(Arc::new(endpoint), identity);
             }
             Err(error) => self.fail(Some(identity), &error),
         }
@@ -267,9 +269,10 @@ impl Hosts {
         self.known.as_ref().map_err(|problem| HostsError::Unusable(problem.clone()))
     }
 
-    fn endpoint<T>(&self, with: impl FnOnce(&Endpoint) -> T) -> Result<T, HostsError> {
+    /// The endpoint, to be used without the lock: it may wait for its receiver, and that asks who this host is.
+    fn endpoint(&self) -> Result<Arc<Endpoint>, HostsError> {
         match &*self.lock() {
-            State::Running(endpoint, _) => Ok(with(endpoint)),
+            State::Running(endpoint, _) => Ok(Arc::clone(endpoint)),
             State::NoIdentity => Err(HostsError::NoIdentity),
             State::Failed { problem, .. } => Err(HostsError::Unusable(problem.clone())),
             State::Stopped => Err(HostsError::Unusable("the daemon is shutting down".to_owned())),

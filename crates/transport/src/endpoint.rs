@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, SystemTime};
 
 use tokio::runtime::{Builder, Runtime};
@@ -33,7 +33,7 @@ const STOP_POLL: Duration = Duration::from_millis(5);
 pub struct Endpoint {
     context: Arc<Context>,
     /// `None` once it has been stopped.
-    runtime: Option<Runtime>,
+    runtime: Mutex<Option<Runtime>>,
     listening: Vec<Arc<Listening>>,
 }
 
@@ -61,7 +61,7 @@ impl Endpoint {
         let listen = settings.listen.clone();
         let context = Context::new(settings, tls, peers, receiver, runtime.handle().clone());
         let listening = listen.into_iter().map(|address| Listening::begin(&context, address)).collect();
-        Ok(Self { context, runtime: Some(runtime), listening })
+        Ok(Self { context, runtime: Mutex::new(Some(runtime)), listening })
     }
 
     /// The addresses that are listened on, in the order of the settings; a port of 0 has become the real one.
@@ -104,6 +104,9 @@ impl Endpoint {
     ///
     /// The peer sees the next session as another life of this host. To keep it from dialling, remove it from
     /// [`Peers`] first.
+    ///
+    /// **N.B.** It waits until the receiver has returned from what it is being told of this session: whoever calls must hold no
+    /// lock that the receiver takes.
     pub fn close(&self, peer: HostId) {
         if let Some(session) = self.context.take_session(peer) {
             session.close("the session was closed");
@@ -157,13 +160,12 @@ impl Endpoint {
         self.context.refused()
     }
 
-    /// Stops: says goodbye to all peers, and ends all threads.
-    pub fn stop(mut self) {
-        self.shut_down();
-    }
-
-    fn shut_down(&mut self) {
-        let Some(runtime) = self.runtime.take() else { return };
+    /// Stops: says goodbye to all peers, and ends all threads. What is asked for afterwards comes to nothing.
+    ///
+    /// As [`Endpoint::close`], it waits for the receiver.
+    pub fn stop(&self) {
+        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(runtime) = runtime else { return };
         let sessions = self.context.take_all_sessions();
         sessions.iter().for_each(|session| session.close("this host is being stopped"));
         let farewell = async move {
@@ -206,7 +208,7 @@ impl PendingJoin {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.shut_down();
+        self.stop();
     }
 }
 

@@ -1,5 +1,7 @@
 //! What people see of this host and of others.
 
+use std::sync::Arc;
+
 use lane::ByHost;
 use migration::HostId;
 use transport::ConnectionStatus;
@@ -9,18 +11,21 @@ use super::{Acquaintance, Hosts, HostsError, State};
 impl Hosts {
     /// Describes this host as others see it.
     pub(crate) fn describe_identity(&self) -> Result<api::Identity, HostsError> {
-        let (identity, listening, problem, refused) = match &*self.lock() {
-            State::Running(endpoint, identity) => {
-                let listening = endpoint.addresses().iter().map(ToString::to_string).collect();
-                (identity.clone(), listening, unheard(endpoint), endpoint.refused())
-            }
+        let (identity, endpoint, mut problem) = match &*self.lock() {
+            State::Running(endpoint, identity) => (identity.clone(), Some(Arc::clone(endpoint)), None),
             State::Failed { identity: Some(identity), problem } => {
-                (identity.clone(), Vec::new(), Some(problem.clone()), Vec::new())
+                (identity.clone(), None, Some(problem.clone()))
             }
             State::Failed { identity: None, problem } => return Err(HostsError::Unusable(problem.clone())),
             State::NoIdentity => return Err(HostsError::NoIdentity),
             State::Stopped => return Err(HostsError::Unusable("the daemon is shutting down".to_owned())),
         };
+        let (mut listening, mut refused) = (Vec::new(), Vec::new());
+        if let Some(endpoint) = endpoint {
+            listening = endpoint.addresses().iter().map(ToString::to_string).collect();
+            refused = endpoint.refused();
+            problem = unheard(&endpoint);
+        }
         let (id, name) = (identity.id().to_string(), identity.name().to_owned());
         Ok(api::Identity { id, name, listening, problem, refused })
     }
@@ -52,10 +57,7 @@ impl Hosts {
 
     pub(crate) fn describe(&self, known: &Acquaintance) -> api::Peer {
         let peer = &known.peer;
-        let session = match &*self.lock() {
-            State::Running(endpoint, _) => endpoint.existing_session(peer.id),
-            _ => None,
-        };
+        let session = self.endpoint().ok().and_then(|endpoint| endpoint.existing_session(peer.id));
         let status = session.map(|session| session.status());
         let link = |link: &transport::Link| api::PeerLink {
             address: link.address.clone(),
