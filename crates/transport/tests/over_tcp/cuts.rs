@@ -214,6 +214,7 @@ fn a_stopped_endpoint_leaves_nothing_behind() {
     drop(session);
     let Host { endpoint, inbox, known, .. } = source;
     endpoint.stop();
+    drop(endpoint);
     // Every thread, task, connection and session held these; a busy machine ends threads in its own time.
     wait_until("nobody holds them", || (Arc::strong_count(&inbox), Arc::strong_count(&known)) == (1, 1));
     assert!(target.inbox.disconnected().contains("goodbye"));
