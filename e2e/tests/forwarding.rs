@@ -130,6 +130,27 @@ fn clients_of_hosts_that_are_unpaired_and_paired_again_go_on() {
     });
 }
 
+#[test]
+fn a_host_that_was_unpaired_when_it_was_started_forwards_once_it_is_paired_again() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let moved: Migration = pair.alpha.ask(&["migrate", "v", "--to", "beta:a", "--serve-here"])?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        pair.alpha.sterna(["host", "remove", "beta", "--force"])?.success()?;
+        pair.alpha.stop()?;
+        pair.alpha.start()?;
+        ensure!(
+            pair.alpha.log()?.contains("its clients are not forwarded yet"),
+            "nobody is known to lead them to"
+        );
+        pair.join()?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        guest::stop_and_verify(guest)?;
+        Ok(())
+    });
+}
+
 /// A third host, which knows `beta`.
 fn third(pair: &Pair) -> anyhow::Result<Scene> {
     let mut gamma = Scene::new()?;

@@ -50,10 +50,10 @@ impl Host {
             let is_needed = moved.forwarding == Forwarding::Always || self.has_machine_on(&name);
             if self.has_ended(moved.migration) && is_needed {
                 let volume = moved.volume.record.volume;
-                if let Err(error) = self.forward(moved).await {
-                    tracing::error!(volume = %name, reason = %error.message(), "its clients are not forwarded");
-                } else if let Some(Service::Serving(lane)) = self.volumes.service(&name) {
-                    tokio::spawn(Arc::clone(self).see_departure(name, volume, lane));
+                if let Err(error) = self.forward_and_see(moved).await {
+                    let reason = error.message();
+                    tracing::error!(volume = %name, reason, "its clients are not forwarded yet; it is tried again");
+                    tokio::spawn(Arc::clone(self).forward_in_the_end(name, volume));
                 }
             }
         }
@@ -66,6 +66,41 @@ impl Host {
             };
             at_start(resumed, "an interrupted migration", &migration).await;
         }
+    }
+
+    /// Tries again and again to forward the clients of a volume whose host is not known now, or whose socket cannot be made.
+    async fn forward_in_the_end(self: Arc<Self>, name: String, volume: VolumeId) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(RESUME_INTERVAL) => {}
+                () = self.stopping() => return,
+            }
+            let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
+            // It has come home, or is to be forgotten.
+            let Some(moved) = moved.filter(|moved| self.has_ended(moved.migration)) else { return };
+            let Ok((claim, _)) = self.volumes.claim_new(&name) else {
+                match self.volumes.service(&name) {
+                    // Another host's clients have asked for it meanwhile, or the name is another volume's.
+                    Some(Service::Serving(_)) => return,
+                    _ => continue,
+                }
+            };
+            if self.forward_and_see(moved).await.is_ok() {
+                drop(claim);
+                tracing::info!(volume = %name, "its clients are forwarded");
+                return;
+            }
+        }
+    }
+
+    /// Serves a volume of another host to clients of this one, until the last of them has gone.
+    async fn forward_and_see(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
+        let (name, volume) = (moved.volume.record.name.clone(), moved.volume.record.volume);
+        self.forward(moved).await?;
+        if let Some(Service::Serving(lane)) = self.volumes.service(&name) {
+            tokio::spawn(Arc::clone(self).see_departure(name, volume, lane));
+        }
+        Ok(())
     }
 
     /// Goes on with one migration, or ends it; returns why it could do neither, which is logged if it is not what was `said`.
@@ -181,15 +216,14 @@ impl Host {
     /// Forwards what is asked of a volume that has gone on from here: its former clients at another host have not
     /// heard of that yet.
     async fn forward_on_demand(self: &Arc<Self>, moved: Moved) -> Option<LaneHandle> {
-        let (name, volume) = (moved.volume.record.name.clone(), moved.volume.record.volume);
+        let name = moved.volume.record.name.clone();
         let (claim, _) = self.volumes.claim_new(&name).ok()?;
-        if let Err(error) = self.forward(moved).await {
+        if let Err(error) = self.forward_and_see(moved).await {
             tracing::error!(volume = %name, reason = %error.message(), "another host's clients are not forwarded");
             return None;
         }
         drop(claim);
         let Some(Service::Serving(lane)) = self.volumes.service(&name) else { return None };
-        tokio::spawn(Arc::clone(self).see_departure(name, volume, lane.clone()));
         Some(lane)
     }
 
