@@ -44,8 +44,12 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
 /// Begins to move the machine; when it is in `phase`, and something of its disk is at the target, that is told.
 fn begin(pair: &Pair, to: &str, phase: Phase) -> anyhow::Result<Migration> {
     let slowly: &[&str] = if phase == Phase::Copying { &["--bandwidth", SLOWLY] } else { &[] };
+    begin_with(pair, to, phase, slowly)
+}
+
+fn begin_with(pair: &Pair, to: &str, phase: Phase, more: &[&str]) -> anyhow::Result<Migration> {
     let begun: Migration =
-        pair.alpha.ask(&[&["migrate", vm::NAME, "--to", to, "--detach"], slowly].concat())?;
+        pair.alpha.ask(&[&["migrate", vm::NAME, "--to", to, "--detach"], more].concat())?;
     until("it is that far", || {
         let shown = pair.alpha.migration(&begun.id)?;
         ensure!(!shown.state.has_ended(), "it ended before: {shown:?}");
@@ -96,7 +100,8 @@ fn a_store_at_the_target_that_fails_hangs_or_fills_up_costs_the_move_and_not_the
             pair.beta.start()?;
             let console = start(pair)?;
             for phase in [Phase::Copying, Phase::Memory] {
-                let begun = begin(pair, "beta:b", phase)?;
+                // Its memory takes longer than it takes to see that the store has failed.
+                let begun = begin_with(pair, "beta:b", phase, &["--bandwidth", SLOWLY])?;
                 faults.fail_writes()?;
                 let ended = stayed(pair, &console, &begun).with_context(|| format!("EIO: {phase:?}"))?;
                 ensure!(ended.failure.as_deref() == Some("target-faulty"), "{ended:?}");
