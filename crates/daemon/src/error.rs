@@ -31,7 +31,7 @@ pub(crate) enum RequestError {
     #[error("there is no volume \"{0}\"; see: sterna volume list")]
     VolumeNotFound(String),
     /// Nothing that could be moved has the name.
-    #[error("there is no volume and no machine \"{0}\"; see: sterna volume list, sterna vm list")]
+    #[error("there is no volume and no VM \"{0}\"; see: sterna volume list, sterna vm list")]
     NothingToMove(String),
     /// No store has the name.
     #[error("there is no store \"{name}\"; there are: {known}")]
@@ -97,7 +97,7 @@ pub(crate) enum RequestError {
         reason: String,
     },
     /// Another host cannot run a machine.
-    #[error("host \"{host}\" cannot run the machine \"{vm}\": {reason}")]
+    #[error("host \"{host}\" cannot run the VM \"{vm}\": {reason}")]
     MachineRefused {
         /// Which machine.
         vm: String,
@@ -107,7 +107,7 @@ pub(crate) enum RequestError {
         reason: String,
     },
     /// A machine cannot be moved as it is.
-    #[error("the machine \"{vm}\" cannot be moved: {reason}")]
+    #[error("the VM \"{vm}\" cannot be moved: {reason}")]
     MachineUnmovable {
         /// Which.
         vm: String,
@@ -116,7 +116,7 @@ pub(crate) enum RequestError {
     },
     /// A machine cannot stand still for as short as it is to.
     #[error(
-        "the machine \"{vm}\" cannot be moved within --max-downtime {}: the way to the other host is so long that an idle \
+        "the VM \"{vm}\" cannot be moved within --max-downtime {}: the way to the other host is so long that an idle \
          one stands still for {:.0} ms at least; allow {} ms, or more",
         wanted.as_millis(), least.as_secs_f64() * 1000.0, crate::host::roomy(*least).as_millis()
     )]
@@ -441,9 +441,7 @@ pub(crate) enum RequestError {
     #[error(transparent)]
     Vm(#[from] VmError),
     /// The volume is a disk of a machine.
-    #[error(
-        "volume \"{volume}\" is a disk of the machine \"{vm}\"; remove that first: sterna vm remove {vm}"
-    )]
+    #[error("volume \"{volume}\" is a disk of the VM \"{vm}\"; remove that first: sterna vm remove {vm}")]
     VolumeOfVm {
         /// Which volume.
         volume: String,

@@ -138,7 +138,7 @@ impl Moving {
             task
         });
         async move {
-            let task = task.ok_or("nothing is known of a machine that goes along")?;
+            let task = task.ok_or("nothing is known of a VM that goes along")?;
             task.await.unwrap_or_else(|_| Err("it was given up".to_owned()))
         }
     }
@@ -168,7 +168,7 @@ impl Moving {
             })
         });
         async move {
-            let task = task.ok_or("the machine was lost when this daemon was started again")?;
+            let task = task.ok_or("the VM was lost when this daemon was started again")?;
             task.await.unwrap_or_else(|error| Err(error.to_string()))
         }
     }
@@ -200,9 +200,9 @@ impl Moving {
         let Some(leaving) = departure else { return };
         self.runtime.spawn(async move {
             match leaving.go_on().await {
-                Ok(()) => tracing::info!(%migration, "the machine goes on here"),
+                Ok(()) => tracing::info!(%migration, "the VM goes on here"),
                 Err(reason) => {
-                    tracing::error!(%migration, reason, "the machine does not go on here; look after it");
+                    tracing::error!(%migration, reason, "the VM does not go on here; look after it");
                 }
             }
         });
@@ -246,14 +246,14 @@ async fn carried<T>(streams: impl Future<Output = io::Result<T>>) -> String {
     match streams.await {
         // Both hypervisors have said all that they had to say.
         Ok(_) => pending().await,
-        Err(error) => format!("the stream of the machine's memory broke: {error}"),
+        Err(error) => format!("the stream of the VM's memory broke: {error}"),
     }
 }
 
 /// Has the machine tell the network where it is. A network that is not told learns it from the guest's next packet.
 async fn announce(machine: &Machine) {
     if let Err(error) = machine.announce().await {
-        tracing::warn!(%error, "the machine does not announce itself to the network");
+        tracing::warn!(%error, "the VM does not announce itself to the network");
     }
 }
 

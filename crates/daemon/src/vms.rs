@@ -204,12 +204,12 @@ impl Vms {
                 Ok(definition) => drop(entries.insert(record.name.clone(), Entry::new(record, definition))),
                 // An older version had other rules: the machine stays in the file, and is not shown.
                 Err(error) => {
-                    tracing::warn!(vm = %record.name, %error, "a machine's definition is no longer one");
+                    tracing::warn!(vm = %record.name, %error, "a VM's definition is no longer one");
                 }
             }
         }
         if let Err(problem) = &catalogue {
-            tracing::warn!(%problem, "machines cannot be managed");
+            tracing::warn!(%problem, "VMs cannot be managed");
         }
         let vms = Self {
             folder: data_dir.join(FOLDER),
@@ -528,7 +528,7 @@ impl Entry {
 fn remove_folder(folder: &Path) {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(path = %folder.display(), %error, "the folder of a machine is left over");
+            tracing::warn!(path = %folder.display(), %error, "the folder of a VM is left over");
         }
         _ => {}
     }

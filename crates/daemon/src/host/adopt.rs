@@ -36,7 +36,7 @@ impl Host {
     /// [`RequestError`]; the machine has its disks as before then, and runs, or the text says what keeps it.
     pub(crate) async fn adopt_vm(self: Arc<Self>, name: String, order: AdoptVm) -> Result<Vm, RequestError> {
         names::check(&name).map_err(|reason| {
-            RequestError::Invalid(format!("\"{name}\" cannot be the name of a machine: {reason}"))
+            RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
         })?;
         let turn = self.vms.turn(&name)?;
         let adoptions = self.adoptions()?;
@@ -168,9 +168,9 @@ impl Host {
             let host = Arc::clone(self);
             tokio::spawn(async move {
                 let name = note.name;
-                tracing::info!(vm = %name, reason = ?note.reason, "a machine may have been left paused");
+                tracing::info!(vm = %name, reason = ?note.reason, "a VM may have been left paused");
                 if let Err(error) = host.settle_hold(&name, note.reason).await {
-                    tracing::warn!(vm = %name, reason = error.message(), "a machine that was left paused");
+                    tracing::warn!(vm = %name, reason = error.message(), "a VM that was left paused");
                 }
             });
         }
@@ -221,11 +221,11 @@ impl Host {
         };
         self.let_it_run(name).await?;
         if goal == Goal::Volumes {
-            tracing::info!(vm = %name, disks = adopted.disks.len(), pause = ?began.elapsed(), "the machine's disks are served");
+            tracing::info!(vm = %name, disks = adopted.disks.len(), pause = ?began.elapsed(), "the VM's disks are served");
             return Ok(());
         }
         self.forget_adopted(name).await?;
-        tracing::warn!(vm = %name, "the machine has its disks as before, and is not adopted");
+        tracing::warn!(vm = %name, "the VM has its disks as before, and is not adopted");
         let interrupted =
             || VmError::Disk { vm: name.clone(), why: "the daemon was started again".to_owned() };
         Err(failure.unwrap_or_else(|| interrupted().into()))
@@ -254,7 +254,7 @@ impl Host {
             Err(QemuEnded) => self.stop_serving(adopted).await?,
         }
         self.let_it_run(name).await?;
-        tracing::info!(vm = %name, pause = ?began.elapsed(), "the machine has its disks back");
+        tracing::info!(vm = %name, pause = ?began.elapsed(), "the VM has its disks back");
         self.end_release(adopted).await
     }
 
@@ -270,7 +270,7 @@ impl Host {
             });
             let written = self.vms.write_script(name, images.collect()).await;
             if let Err(error) = &written {
-                tracing::warn!(vm = %name, %error, "how the machine is started without Sterna is not written down");
+                tracing::warn!(vm = %name, %error, "how the VM is started without Sterna is not written down");
             }
             message = written.ok().flatten().map(|path| format!("to start it again: {}", path.display()));
         }
@@ -358,7 +358,8 @@ impl Host {
             let Ok(record) = self.record_named(&kept.volume) else { continue };
             let place = &record.image.place;
             let Some(file) = place.file() else {
-                let detail = "a machine gets its disks back as files of this host; move the volume to a folder here first";
+                let detail =
+                    "a VM gets its disks back as files of this host; move the volume to a folder here first";
                 return Err(RequestError::ImageUnsuitable {
                     path: place.name().into(),
                     detail: detail.to_owned(),

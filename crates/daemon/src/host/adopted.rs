@@ -36,7 +36,7 @@ impl Host {
         let machine = Machine::connect(&adopted.monitor).await.map_err(VmError::of(&name))?;
         let derived = derived(&adopted, &machine).await?;
         for what in &derived.left_behind {
-            tracing::info!(vm = %name, %what, "something of the machine stays behind");
+            tracing::info!(vm = %name, %what, "something of the VM stays behind");
         }
         self.vms.take_in(&adopted, machine, derived.text).await?;
         let begun = self.migrate_machine(name.clone(), order).await;

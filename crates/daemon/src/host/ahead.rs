@@ -183,7 +183,7 @@ impl Host {
             });
         } else if stand * 2 + STAND_TYPICAL > machine.downtime_max {
             ahead.warnings.push(format!(
-                "the machine may stand still for {} ms, and the way alone takes {:.0} ms of that: it may stand still for \
+                "the VM may stand still for {} ms, and the way alone takes {:.0} ms of that: it may stand still for \
                  longer, or the move be given up; --max-downtime {} is safer",
                 machine.downtime_max.as_millis(),
                 milliseconds(stand),

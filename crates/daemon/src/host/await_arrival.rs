@@ -81,7 +81,7 @@ impl Host {
                     let found = self.vms.found(machine).await;
                     // It may have been loaded just before the last daemon was killed.
                     let is_kept = self.vms.keep_tpm(machine).await.map_err(|error| {
-                        tracing::warn!(vm = %machine, %error, "a machine that came does not run without its TPM");
+                        tracing::warn!(vm = %machine, %error, "a VM that came does not run without its TPM");
                     });
                     Expected::Again(found.filter(|_| is_kept.is_ok()))
                 }

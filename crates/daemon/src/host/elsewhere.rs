@@ -343,7 +343,7 @@ impl Host {
         self.hand_over_to(&session, migration, departures).await?;
         if moves == Moves::Machine && is_copying {
             // What the other host had of its memory went with the daemon that carried it.
-            tracing::warn!(%migration, reason, "a machine was on its way when this daemon was stopped; it stays here");
+            tracing::warn!(%migration, reason, "a VM was on its way when this daemon was stopped; it stays here");
             // Too late is as good.
             let _ = first.fail(migration, FailureCode::MachineStayed, reason).await;
         }

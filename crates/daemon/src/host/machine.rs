@@ -135,7 +135,7 @@ impl Host {
             let errand = host.moving.forget(migration, &outcome).await;
             let is_here = !matches!(outcome, Outcome::Moved { .. });
             host.settle(&name, Standing::Leaving, is_here).await;
-            tracing::info!(vm = %name, %migration, ?outcome, "the machine's migration has ended");
+            tracing::info!(vm = %name, %migration, ?outcome, "the VM's migration has ended");
             if let (true, Some(reason)) = (is_here, leaving.memory_lost()) {
                 host.vms.lose(&name, Some(leaving.machine()), memory_lost(&name, &reason)).await;
             }
@@ -167,10 +167,10 @@ impl Host {
             return Ok(());
         }
         let text = match self.config.hosts.machines {
-            false => "it takes no machines from other hosts; machines = true below [hosts] in its configuration lets them come".to_owned(),
+            false => "it takes no VMs from other hosts; machines = true below [hosts] in its configuration lets them come".to_owned(),
             true => {
                 let name = self.hosts.name_of(peer);
-                format!("it takes no machines from this host; there: sterna host set {name} --allow-machines")
+                format!("it takes no VMs from this host; there: sterna host set {name} --allow-machines")
             }
         };
         Err(RequestError::Invalid(text))
@@ -303,7 +303,7 @@ impl Host {
         leaving.follow_again();
         self.see_machine_off(migration, name.clone(), leaving);
         Ok(format!(
-            "this host's daemon was started again while the memory of {name} was copied, which broke the copy; the machine goes on \
+            "this host's daemon was started again while the memory of {name} was copied, which broke the copy; the VM goes on \
              here: migrate it again"
         ))
     }
@@ -340,7 +340,7 @@ impl Reception {
         let (name, volumes) = Vms::announced(parcel).map_err(|error| error.to_string())?;
         if name != self.name || volumes != self.volumes {
             return Err(format!(
-                "the machine \"{name}\" with the volumes {} is not the one that was offered",
+                "the VM \"{name}\" with the volumes {} is not the one that was offered",
                 volumes.join(", ")
             ));
         }
@@ -365,7 +365,7 @@ impl Keeper for Reception {
     fn lose(&self, reason: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         let (host, name) = (Arc::clone(&self.host), self.name.clone());
         Box::pin(async move {
-            tracing::error!(vm = %name, reason, "the memory of a machine that runs here is lost");
+            tracing::error!(vm = %name, reason, "the memory of a VM that runs here is lost");
             let machine = host.vms.machine(&name).ok();
             host.vms.lose(&name, machine.as_deref(), memory_lost(&name, &reason)).await;
         })
@@ -385,7 +385,7 @@ impl Keeper for Reception {
         Box::pin(async move {
             let arrival = host.vms.prepare_arrival(&parcel, terms, &host.sockets).await;
             let arrival = arrival.map_err(|error| error.to_string())?;
-            tracing::info!(vm = %arrival.name, "a machine waits for its memory");
+            tracing::info!(vm = %arrival.name, "a VM waits for its memory");
             Ok(arrival.machine)
         })
     }
@@ -443,7 +443,7 @@ async fn terms(machine: &Machine, ordered: (Memory, Option<u8>), session: &Sessi
 /// A machine was to move to a store of this host.
 pub(super) fn not_to_a_store(volumes: &[String], order: &MigrateVolume) -> RequestError {
     RequestError::Invalid(format!(
-        "a machine moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} --to {}",
+        "a VM moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} --to {}",
         order.to,
         volumes.first().map_or("VOLUME", String::as_str),
         order.to
@@ -453,7 +453,7 @@ pub(super) fn not_to_a_store(volumes: &[String], order: &MigrateVolume) -> Reque
 /// A machine was to move that has no volumes.
 pub(super) fn no_volumes(vm: &str) -> RequestError {
     RequestError::Invalid(format!(
-        "the machine \"{vm}\" has no volume, and a machine is where its volumes are: start it there"
+        "the VM \"{vm}\" has no volume, and a VM is where its volumes are: start it there"
     ))
 }
 

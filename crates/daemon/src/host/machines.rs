@@ -26,7 +26,7 @@ impl Host {
             return Err(VmError::Exists(name).into());
         }
         names::check(&name).map_err(|reason| {
-            RequestError::Invalid(format!("\"{name}\" cannot be the name of a machine: {reason}"))
+            RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
         })?;
         let checked = Definition::parse(&definition).map_err(VmError::from)?;
         let volumes = checked.volumes();
@@ -35,7 +35,7 @@ impl Host {
         }
         let (host, added) = (Arc::clone(&self), name.clone());
         blocking(move || Ok(host.vms.add(&added, &definition)?)).await?;
-        tracing::info!(vm = %name, "machine added");
+        tracing::info!(vm = %name, "VM added");
         let mut vm = self.describe_vm(&name).await?;
         vm.message = short_wait(&checked);
         Ok(vm)
@@ -66,7 +66,7 @@ impl Host {
         }
         let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
         let ended = self.vms.stop(&name, ending).await?;
-        tracing::info!(vm = %name, "machine stopped");
+        tracing::info!(vm = %name, "VM stopped");
         let mut vm = self.describe_vm(&name).await?;
         if ended == Ended::PowerCut && !how.now {
             let why =
@@ -85,7 +85,7 @@ impl Host {
         let volumes = self.vms.get(&name)?.volumes;
         let (host, removed) = (Arc::clone(&self), name.clone());
         blocking(move || Ok(host.vms.remove(&removed)?)).await?;
-        tracing::info!(vm = %name, "machine removed");
+        tracing::info!(vm = %name, "VM removed");
         Ok(RemovedVm { name, volumes })
     }
 

@@ -24,7 +24,7 @@ impl Host {
     pub(crate) async fn settle_machines(self: &Arc<Self>) {
         for (name, standing) in self.vms.unsettled() {
             let (host, which) = (Arc::clone(self), name.clone());
-            at_start(async move { host.settle_machine(&name, standing).await }, "a machine", &which).await;
+            at_start(async move { host.settle_machine(&name, standing).await }, "a VM", &which).await;
         }
     }
 
@@ -38,10 +38,10 @@ impl Host {
             // N.B. Before it is settled: one that was adopted is not among ours from then on.
             self.vms.until_found(name).await;
             if let Err(error) = self.vms.holds.hold(name, Reason::Move, true).await {
-                tracing::error!(vm = %name, %error, "whether the machine runs is not noted");
+                tracing::error!(vm = %name, %error, "whether the VM runs is not noted");
             }
             if let Err(error) = self.let_it_run(name).await {
-                tracing::warn!(vm = %name, reason = error.message(), "the machine does not go on");
+                tracing::warn!(vm = %name, reason = error.message(), "the VM does not go on");
             }
         }
         self.settle(name, standing, is_here).await;
@@ -52,7 +52,7 @@ impl Host {
         let Err(error) = self.try_to_settle(name, standing, is_here).await else { return };
         tracing::error!(
             vm = %name, %error,
-            "where the machine is could not be noted, and it cannot be moved, started or stopped until it is; it is tried again"
+            "where the VM is could not be noted, and it cannot be moved, started or stopped until it is; it is tried again"
         );
         let (host, name) = (Arc::clone(self), name.to_owned());
         tokio::spawn(async move {
@@ -68,7 +68,7 @@ impl Host {
                     Err(_) => true,
                 };
                 if is_settled || host.try_to_settle(&name, standing, is_here).await.is_ok() {
-                    tracing::info!(vm = %name, "where the machine is has been noted");
+                    tracing::info!(vm = %name, "where the VM is has been noted");
                     return;
                 }
             }

@@ -57,7 +57,7 @@ impl Host {
             }
             if names.len() > 1 && self.vms.get(name).is_ok() {
                 let text = format!(
-                    "\"{name}\" is a machine, which moves with all its volumes and with nothing else: sterna migrate {name} \
+                    "\"{name}\" is a VM, which moves with all its volumes and with nothing else: sterna migrate {name} \
                      --to {}",
                     order.to
                 );

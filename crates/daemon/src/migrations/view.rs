@@ -264,7 +264,7 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
 /// Adds that the machine runs at the target, and that the rest of its memory is waited for.
 pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
     if account.follows == Some(Rest::OnItsWay) && shown.phase == api::Phase::Retiring {
-        let reason = "the rest of the machine's memory, without which it can come to a stand at the target";
+        let reason = "the rest of the VM's memory, without which it can come to a stand at the target";
         shown.waiting_for = Some(WaitingFor { reason: reason.to_owned(), remaining_ms: None });
     }
 }

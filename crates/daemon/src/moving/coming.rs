@@ -27,7 +27,7 @@ use crate::qemu_sockets;
 const LOADED_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// What is said of a machine that is to run and cannot.
-const NOT_LOADED: &str = "the machine is not loaded";
+const NOT_LOADED: &str = "the VM is not loaded";
 
 /// What becomes of a machine here is somebody else's affair: whether it could run, and starting it.
 pub(crate) trait Keeper: Send + Sync {
@@ -103,7 +103,7 @@ impl Coming {
     /// Takes part in the copying of the memory, to its end; the source hears what becomes of it.
     pub(crate) async fn take_part(&self, keeper: &dyn Keeper) {
         if let Err(reason) = self.load(keeper).await {
-            tracing::warn!(reason, "a machine that was to come is not loaded");
+            tracing::warn!(reason, "a VM that was to come is not loaded");
             self.line.say(&Word::failed(&reason));
             self.loaded.send_replace(Some(Err(reason)));
         }
@@ -236,6 +236,6 @@ async fn resume(machine: &Machine) -> Result<(), NotResumed> {
     // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
     match machine.status().await.map_err(explain)? {
         RunState::Paused | RunState::Running => machine.resume().await.map_err(explain),
-        other => Err(NotResumed::Refused(format!("the machine is not loaded: it is {other}"))),
+        other => Err(NotResumed::Refused(format!("the VM is not loaded: it is {other}"))),
     }
 }

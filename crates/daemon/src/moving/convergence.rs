@@ -77,8 +77,8 @@ impl Convergence {
             (self.taken, self.taken_since) = (progress.transferred_bytes, now);
         } else if now.saturating_sub(self.taken_since) >= STALL_MAX {
             let reason = format!(
-                "the other host has taken nothing of the machine's memory for {} s. See whether it can be reached \
-                 (sterna host list), and what its log says; the machine has worked on here meanwhile",
+                "the other host has taken nothing of the VM's memory for {} s. See whether it can be reached \
+                 (sterna host list), and what its log says; the VM has worked on here meanwhile",
                 STALL_MAX.as_secs()
             );
             return Verdict::Hopeless { reason };
@@ -113,7 +113,7 @@ impl Convergence {
             return Verdict::GoOn;
         }
         let reason = format!(
-            "the machine makes {} MiB of memory dirty a second and the link carries {} MiB; {} MiB are left after {} rounds, \
+            "the VM makes {} MiB of memory dirty a second and the link carries {} MiB; {} MiB are left after {} rounds, \
              although its processors are slowed down by {} %. Raise --max-downtime, or move it when it has less to do",
             progress.dirty_bytes_per_s >> 20,
             progress.bandwidth_bytes_per_s >> 20,

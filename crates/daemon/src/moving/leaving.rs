@@ -55,7 +55,8 @@ const DEVICE_MAX: Duration = Duration::from_secs(5);
 /// How long a machine whose rest follows later may take from its pause until it could be switched over: what is on its way at
 /// that moment arrives first.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How long after the stream of its memory the monitor of a QEMU that ends may be heard to end.
+/// How long after the stream of its memory the monitor of a QEMU that ends may be heard to end; as long may a QEMU take that is
+/// asked why it is late.
 const FAREWELL_MAX: Duration = Duration::from_millis(100);
 /// How often it is looked how far the memory is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -139,7 +140,7 @@ impl Leaving {
     pub(crate) async fn check(&self, parcel: Vec<u8>) -> Result<(), String> {
         self.line.offer(parcel, self.wishes.terms);
         let fits = timeout(CHECK_MAX, self.line.hear(&Heard::Fits)).await;
-        fits.map_err(|_| overdue("the other host to say whether it can run the machine", CHECK_MAX))?
+        fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_MAX))?
     }
 
     /// The target says that the machine runs there.
@@ -172,7 +173,7 @@ impl Leaving {
         self.account.send_modify(|account| account.streams = terms.side_streams.max(1));
         self.line.say(&Word::Start);
         let waits = timeout(START_MAX, self.line.hear(&Heard::Waiting)).await;
-        waits.map_err(|_| overdue("the machine to be started at the target", START_MAX))??;
+        waits.map_err(|_| overdue("the VM to be started at the target", START_MAX))??;
         // The target has run its own by now: what the machine needs there is there.
         tokio::select! {
             done = self.errand.before() => done.map_err(|fault| fault.to_string())?,
@@ -310,7 +311,7 @@ impl Leaving {
             Converged::NotSoon => {
                 let stopped = Instant::now();
                 if self.machine.begin_post_copy().await.map_err(explain)? == PostCopyStart::Begun {
-                    tracing::info!("the machine writes memory faster than it is sent; the rest is to follow");
+                    tracing::info!("the VM writes memory faster than it is sent; the rest is to follow");
                     self.stands_since(stopped);
                     self.machine.await_status(&paused, PAUSE_MAX).await.map_err(explain)?;
                     let memory = self.machine.memory_progress().await.ok();
@@ -335,13 +336,31 @@ impl Leaving {
                 async { self.machine.await_status(&completed, limit).await.map(drop).map_err(explain) };
             tokio::try_join!(sent, self.line.hear(&Heard::Loaded)).map(drop)
         });
-        switched.await.map_err(|_| overdue("the machine to be loaded at the target", limit))??;
+        match switched.await {
+            Ok(switched) => switched?,
+            Err(_) => return Err(self.not_loaded(limit).await),
+        }
         let memory = self.machine.memory_progress().await.ok();
         self.account.send_modify(|account| {
             account.loaded = Some(Instant::now());
             account.memory = memory.or(account.memory.take());
         });
         Ok(Sent::Whole)
+    }
+
+    /// Why the VM is not loaded at the target `limit` after its pause: which of the two hosts is late.
+    async fn not_loaded(&self, limit: Duration) -> String {
+        let target = match self.line.heard() {
+            Heard::Loaded => "has said",
+            _ => "has not said",
+        };
+        let here = match timeout(FAREWELL_MAX, self.machine.memory_progress()).await {
+            Ok(Ok(progress)) => format!("is in status {}", progress.status),
+            Ok(Err(error)) => format!("does not tell its status ({error})"),
+            Err(_) => "does not answer".to_owned(),
+        };
+        let overdue = overdue("the VM to be loaded at the target", limit);
+        format!("{overdue}: QEMU here {here}, and the target {target} that the VM is loaded")
     }
 
     /// The machine stands still since then, unless its hypervisor has told of an earlier moment.
@@ -366,12 +385,9 @@ impl Leaving {
                     }
                 }
                 Verdict::Throttle { percent } => {
-                    tracing::info!(
-                        percent,
-                        "the machine writes memory faster than it is sent; it is slowed down"
-                    );
+                    tracing::info!(percent, "the VM writes memory faster than it is sent; it is slowed down");
                     if let Err(error) = self.machine.raise_throttle(percent).await {
-                        tracing::warn!(%error, "the machine cannot be slowed down");
+                        tracing::warn!(%error, "the VM cannot be slowed down");
                     }
                 }
                 Verdict::PostCopy => return Converged::NotSoon,

@@ -299,7 +299,7 @@ impl Ear {
                         .tell(Heard::Failed(format!("what the other host says is not understood: {error}"))),
                 },
                 // The session sends again what was lost. How long that may take, whoever waits decides.
-                Arrival::Lost(reason) => tracing::warn!(reason, "the way of a machine that moves is broken"),
+                Arrival::Lost(reason) => tracing::warn!(reason, "the way of a VM that moves is broken"),
                 Arrival::Back => {}
                 Arrival::Restarted => {
                     self.tell(Heard::Failed("the daemon of the other host was started again".to_owned()));
@@ -333,7 +333,7 @@ impl Ear {
         let mut received = lock(&self.received);
         if received.parcel.len() + piece.len() > PARCEL_BYTES_MAX {
             drop(received);
-            self.tell(Heard::Failed("the other host sends more than a machine can need".to_owned()));
+            self.tell(Heard::Failed("the other host sends more than a VM can need".to_owned()));
         } else {
             received.parcel.extend_from_slice(piece);
         }

@@ -167,7 +167,7 @@ impl moving::line::Send for SessionLine {
         match transport::Message::new(self.channel(), priority, head, payload) {
             // A stream is one thing after the other.
             Ok(message) => self.session().send(message.ordered()),
-            Err(error) => tracing::error!(%error, "a piece of a machine's memory is left out"),
+            Err(error) => tracing::error!(%error, "a piece of a VM's memory is left out"),
         }
     }
 }

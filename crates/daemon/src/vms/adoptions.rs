@@ -118,8 +118,7 @@ impl Listed for Adopted {
     const FILE: &'static str = "adopted.json";
     const VERSION: u32 = 1;
     const KEY: &'static str = "machines";
-    const OTHERWISE: &'static str =
-        "no list of machines: restore it, or remove it and adopt the machines again";
+    const OTHERWISE: &'static str = "no list of VMs: restore it, or remove it and adopt the VMs again";
 
     fn name(&self) -> &str {
         &self.name

@@ -18,7 +18,7 @@ use crate::config::MachinesConfig;
 pub(crate) enum NotAllowed {
     /// An option that is not known to be harmless.
     #[error(
-        "{what} is nothing that a machine from another host may name here; if it may: allow = [\"{entry}\"] below [machines] in \
+        "{what} is nothing that a VM from another host may name here; if it may: allow = [\"{entry}\"] below [machines] in \
          that host's configuration"
     )]
     Option {
@@ -29,7 +29,7 @@ pub(crate) enum NotAllowed {
     },
     /// A path of this host.
     #[error(
-        "{option}: {path} is no file that a machine from another host may name here; if it may: folders = [\"{folder}\"] below \
+        "{option}: {path} is no file that a VM from another host may name here; if it may: folders = [\"{folder}\"] below \
          [machines] in that host's configuration"
     )]
     Path {

@@ -166,9 +166,11 @@ impl Vms {
         if definition.has_tpm() {
             faults.extend(tpm::fault(needs.tpm).await);
         }
-        faults.extend(probe::missing_files(&command).into_iter().map(|file| {
-            format!("{file}: that file is not there; put it there, or leave it out of the machine")
-        }));
+        faults.extend(
+            probe::missing_files(&command).into_iter().map(|file| {
+                format!("{file}: that file is not there; put it there, or leave it out of the VM")
+            }),
+        );
         let listens = blocking(move || Ok(listening::taken(&command)));
         faults.extend(listens.await.map_err(told)?);
         match found.agree(Terms { post_copy: wished.post_copy || needs.post_copy, ..wished }) {
@@ -306,7 +308,7 @@ impl Vms {
     pub(crate) fn tpm_obstacle(&self, name: &str) -> Option<&'static str> {
         let (folder, _) = self.tpm(name)?;
         (!tpm::runs(&folder)).then_some(
-            "its TPM (swtpm) has ended, and what it kept in memory is lost: stop the machine and start it again",
+            "its TPM (swtpm) has ended, and what it kept in memory is lost: stop the VM and start it again",
         )
     }
 

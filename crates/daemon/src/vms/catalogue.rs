@@ -65,8 +65,7 @@ impl Listed for Record {
     const FILE: &'static str = "vms.json";
     const VERSION: u32 = 1;
     const KEY: &'static str = "vms";
-    const OTHERWISE: &'static str =
-        "no list of machines: restore it, or remove it and add the machines again";
+    const OTHERWISE: &'static str = "no list of VMs: restore it, or remove it and add the VMs again";
 
     fn name(&self) -> &str {
         &self.name

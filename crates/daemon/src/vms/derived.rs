@@ -186,7 +186,7 @@ impl<'a> Maker<'a> {
         if let Some(disk) = self.adopted.disks.iter().find(|disk| !self.found.contains(&disk.number)) {
             return Err(refuse(
                 format!("the disk {}", disk.device),
-                "is not found in the command that the machine was started with; it was attached later",
+                "is not found in the command that the VM was started with; it was attached later",
             ));
         }
         if !self.has_accelerator && self.process.command.first().is_some_and(|name| name.ends_with("kvm")) {
@@ -225,19 +225,19 @@ impl<'a> Maker<'a> {
         if let Some(added) = has.difference(&asked).next() {
             return Err(refuse(
                 format!("the device {added}"),
-                "was added while the machine ran: remove it (device_del), or restart the machine with it",
+                "was added while the VM ran: remove it (device_del), or restart the VM with it",
             ));
         }
         if let Some(removed) = asked.difference(&has).next() {
             return Err(refuse(
                 format!("the device {removed}"),
-                "was removed while the machine ran: add it again, or restart the machine without it",
+                "was removed while the VM ran: add it again, or restart the VM without it",
             ));
         }
         if self.running.unnamed_devices > self.devices_without_name {
             return Err(refuse(
                 "a device without a name".to_owned(),
-                "was added while the machine ran: restart the machine with it",
+                "was added while the VM ran: restart the VM with it",
             ));
         }
         Ok(())
@@ -303,6 +303,6 @@ fn program(file: &Path) -> Result<String, DefinitionError> {
     }
     Err(refuse(
         format!("the program {}", file.display()),
-        "is not called qemu-system-…, and other hosts run nothing else: start the machine by that name",
+        "is not called qemu-system-…, and other hosts run nothing else: start the VM by that name",
     ))
 }

@@ -15,13 +15,13 @@ use crate::listing::ListingError;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VmError {
     /// No machine has the name.
-    #[error("there is no machine \"{0}\"; see: sterna vm list")]
+    #[error("there is no VM \"{0}\"; see: sterna vm list")]
     NotFound(String),
     /// The name is taken.
-    #[error("a machine \"{0}\" exists; choose another name, or remove it first: sterna vm remove {0}")]
+    #[error("a VM \"{0}\" exists; choose another name, or remove it first: sterna vm remove {0}")]
     Exists(String),
     /// A volume is the disk of another machine.
-    #[error("the volume \"{volume}\" is a disk of the machine \"{vm}\" already")]
+    #[error("the volume \"{volume}\" is a disk of the VM \"{vm}\" already")]
     VolumeTaken {
         /// Which volume.
         volume: String,
@@ -38,19 +38,19 @@ pub(crate) enum VmError {
     #[error(transparent)]
     Parcel(#[from] ParcelError),
     /// It runs.
-    #[error("the machine \"{0}\" runs; stop it first: sterna vm stop {0}")]
+    #[error("the VM \"{0}\" runs; stop it first: sterna vm stop {0}")]
     Running(String),
     /// It is to be started, and runs.
-    #[error("the machine \"{0}\" runs already; see: sterna vm show {0}")]
+    #[error("the VM \"{0}\" runs already; see: sterna vm show {0}")]
     RunsAlready(String),
     /// It does not run.
-    #[error("the machine \"{0}\" does not run; start it: sterna vm start {0}")]
+    #[error("the VM \"{0}\" does not run; start it: sterna vm start {0}")]
     NotRunning(String),
     /// It was started by an earlier daemon, and its monitor does not answer.
-    #[error("the machine \"{0}\" does not answer yet; `sterna vm stop {0} --now` cuts its power")]
+    #[error("the VM \"{0}\" does not answer yet; `sterna vm stop {0} --now` cuts its power")]
     Silent(String),
     /// Somebody else changes it.
-    #[error("the machine \"{vm}\" {why}; try again when that is done")]
+    #[error("the VM \"{vm}\" {why}; try again when that is done")]
     Busy {
         /// Which.
         vm: String,
@@ -58,7 +58,7 @@ pub(crate) enum VmError {
         why: &'static str,
     },
     /// QEMU ended while it was started.
-    #[error("QEMU ended while the machine \"{vm}\" was started: {said}")]
+    #[error("QEMU ended while the VM \"{vm}\" was started: {said}")]
     Ended {
         /// Which.
         vm: String,
@@ -66,7 +66,7 @@ pub(crate) enum VmError {
         said: String,
     },
     /// QEMU cannot be started.
-    #[error("{program} cannot be started for the machine \"{vm}\" (is it installed?)")]
+    #[error("{program} cannot be started for the VM \"{vm}\" (is it installed?)")]
     Program {
         /// Which.
         vm: String,
@@ -76,7 +76,7 @@ pub(crate) enum VmError {
         source: io::Error,
     },
     /// QEMU did not do something.
-    #[error("the machine \"{vm}\": {source}")]
+    #[error("the VM \"{vm}\": {source}")]
     Machine {
         /// Which.
         vm: String,
@@ -84,7 +84,7 @@ pub(crate) enum VmError {
         source: MachineError,
     },
     /// What was given as the monitor of a machine to be adopted is none that we can use.
-    #[error("the machine \"{vm}\" cannot be adopted: {source}")]
+    #[error("the VM \"{vm}\" cannot be adopted: {source}")]
     NoMonitor {
         /// Which machine.
         vm: String,
@@ -93,7 +93,7 @@ pub(crate) enum VmError {
     },
     /// The kernel does not tell what its process is.
     #[error(
-        "cannot look at the process {id} of the machine \"{vm}\": {source}; the daemon must run as the same user, or as root"
+        "cannot look at the process {id} of the VM \"{vm}\": {source}; the daemon must run as the same user, or as root"
     )]
     Hidden {
         /// Which machine.
@@ -104,7 +104,7 @@ pub(crate) enum VmError {
         source: io::Error,
     },
     /// A disk of it cannot be adopted.
-    #[error("the disks of the machine \"{vm}\" stay as they are: {why}")]
+    #[error("the disks of the VM \"{vm}\" stay as they are: {why}")]
     Disk {
         /// Which machine.
         vm: String,
@@ -113,7 +113,7 @@ pub(crate) enum VmError {
     },
     /// It is paused, and does not go on yet.
     #[error(
-        "the machine \"{vm}\" does not go on yet: {why}; that is tried until it does: sterna vm show {vm}, sterna vm resume {vm}"
+        "the VM \"{vm}\" does not go on yet: {why}; that is tried until it does: sterna vm show {vm}, sterna vm resume {vm}"
     )]
     Paused {
         /// Which machine.
@@ -123,7 +123,7 @@ pub(crate) enum VmError {
     },
     /// It is somebody else's.
     #[error(
-        "the machine \"{0}\" was started without Sterna, which serves its disks; to end that: sterna vm release {0}"
+        "the VM \"{0}\" was started without Sterna, which serves its disks; to end that: sterna vm release {0}"
     )]
     Adopted(String),
     /// A file cannot be used.
@@ -140,7 +140,7 @@ pub(crate) enum VmError {
     #[error(transparent)]
     Listing(#[from] ListingError),
     /// The list of machines cannot be used.
-    #[error("machines cannot be managed: {0}")]
+    #[error("VMs cannot be managed: {0}")]
     Unusable(String),
 }
 

@@ -87,7 +87,7 @@ impl Holds {
     pub(crate) fn open(data_dir: &Path) -> Arc<Self> {
         let notes = Listing::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         if let Err(problem) = &notes {
-            tracing::warn!(%problem, "machines cannot be adopted, released or moved");
+            tracing::warn!(%problem, "VMs cannot be adopted, released or moved");
         }
         Arc::new(Self { notes, held: Mutex::default() })
     }
@@ -201,7 +201,7 @@ impl Holds {
                     }
                 }
                 Action::Tell(reason) => {
-                    tracing::error!(vm = %name, reason, "the machine does not go on yet; it is tried until it does");
+                    tracing::error!(vm = %name, reason, "the VM does not go on yet; it is tried until it does");
                     *lock(&held.why) =
                         Some(format!("paused {}, and does not go on yet: {reason}", note.reason.text()));
                     continue;
@@ -238,7 +238,7 @@ impl Holds {
         let done = blocking(move || Ok(holds.notes()?.remove(&removed).map(drop)?)).await;
         if let Err(error) = done {
             // A later daemon looks at a guest that runs, and does nothing.
-            tracing::warn!(vm = %name, %error, "the note of a machine that was paused is left over");
+            tracing::warn!(vm = %name, %error, "the note of a VM that was paused is left over");
         }
     }
 
@@ -308,7 +308,7 @@ impl Listed for Note {
     const VERSION: u32 = 1;
     const KEY: &'static str = "paused";
     const OTHERWISE: &'static str =
-        "no list of paused machines: remove it, and let each go on: sterna vm resume NAME";
+        "no list of paused VMs: remove it, and let each go on: sterna vm resume NAME";
 
     fn name(&self) -> &str {
         &self.name

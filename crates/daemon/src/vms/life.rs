@@ -46,7 +46,7 @@ impl Vms {
             tokio::spawn(async move {
                 match vms.find(&name).await {
                     Some((alive, events)) => {
-                        tracing::info!(vm = %name, process = alive.process_id(), "the machine runs");
+                        tracing::info!(vm = %name, process = alive.process_id(), "the VM runs");
                         vms.watch(name, alive, events);
                     }
                     None => vms.ended(&name, None, false).await,
@@ -136,7 +136,7 @@ impl Vms {
         };
         match launched.await {
             Ok(alive) => {
-                tracing::info!(vm = %name, process = alive.process_id(), "machine started");
+                tracing::info!(vm = %name, process = alive.process_id(), "VM started");
                 self.set(name, None, Life::Alive(alive.clone()));
                 self.watch(name.to_owned(), alive.clone(), alive.machine.events());
                 Ok(alive)
@@ -279,7 +279,7 @@ impl Vms {
         loop {
             // The daemon that started it may have been killed before it did that.
             if let Err(error) = qemu_sockets::take_out(&monitor) {
-                tracing::warn!(vm = %name, %error, "the machine's monitor cannot be used");
+                tracing::warn!(vm = %name, %error, "the VM's monitor cannot be used");
             }
             match Machine::connect(&monitor).await {
                 Ok(machine) => {
@@ -296,12 +296,12 @@ impl Vms {
                     let process = Process::of_log(&self.log(name))?;
                     if !std::mem::replace(&mut is_told, true) {
                         let process = process.id();
-                        tracing::warn!(vm = %name, process, "the machine's process does not listen at its monitor; it is waited for until it does, or has ended");
+                        tracing::warn!(vm = %name, process, "the VM's process does not listen at its monitor; it is waited for until it does, or has ended");
                     }
                     let _ = timeout(MONITOR_INTERVAL, process.ended()).await;
                     continue;
                 }
-                Err(error) => tracing::warn!(vm = %name, %error, "the machine's monitor does not answer yet"),
+                Err(error) => tracing::warn!(vm = %name, %error, "the VM's monitor does not answer yet"),
             }
             sleep(MONITOR_INTERVAL).await;
         }
@@ -348,12 +348,12 @@ impl Vms {
                     format!("it ended while the daemon was away: {}", process::last_words(&self.log(name)))
                 }
             };
-            tracing::warn!(vm = %name, %message, "the machine has ended by itself");
+            tracing::warn!(vm = %name, %message, "the VM has ended by itself");
             (Life::Crashed(message.clone()), Fate::Crashed { message })
         };
         // It may have been removed meanwhile.
         if let Err(error) = self.remember(name, fate).await {
-            tracing::debug!(vm = %name, %error, "the end of a machine is not remembered");
+            tracing::debug!(vm = %name, %error, "the end of a VM is not remembered");
         }
         self.remove_monitors(name);
         self.set(name, alive, life);
@@ -382,7 +382,7 @@ impl Vms {
     pub(crate) async fn lost(self: &Arc<Self>, name: &str, message: String) {
         if matches!(self.life(name), Ok(Life::Crashed(_))) {
             if let Err(error) = self.remember(name, Fate::Crashed { message: message.clone() }).await {
-                tracing::debug!(vm = %name, %error, "the end of a machine is not remembered");
+                tracing::debug!(vm = %name, %error, "the end of a VM is not remembered");
             }
             self.set(name, None, Life::Crashed(message));
         }

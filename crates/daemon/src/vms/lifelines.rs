@@ -53,7 +53,7 @@ impl Vms {
         let monitor = self.own_monitor(name);
         let _ = std::fs::remove_file(&monitor);
         if let Err(error) = qemu_sockets::remove_folder(&monitor) {
-            tracing::warn!(vm = %name, %error, "the folder of a machine's sockets is left over");
+            tracing::warn!(vm = %name, %error, "the folder of a VM's sockets is left over");
         }
         if let Some(entry) = self.entries().get_mut(name) {
             entry.lifeline = None;
@@ -65,7 +65,7 @@ impl Vms {
     pub(super) fn remove_lifeline(&self, name: &str) {
         let path = self.lifeline_path(name);
         if let Err(error) = Lifeline::remove(&path) {
-            tracing::warn!(path = %path.display(), %error, "the pipes of a machine are left over");
+            tracing::warn!(path = %path.display(), %error, "the pipes of a VM are left over");
         }
     }
 

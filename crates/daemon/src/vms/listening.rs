@@ -250,10 +250,10 @@ fn inet_fault(what: &str, port: &str, host: &str, error: &io::Error) -> String {
     let at = if host.is_empty() { String::new() } else { format!(" of {host}") };
     match error.kind() {
         io::ErrorKind::AddrInUse => format!(
-            "{what}: {port}{at} is in use there: end what uses it (ss -lntup), or start the machine once with another port"
+            "{what}: {port}{at} is in use there: end what uses it (ss -lntup), or start the VM once with another port"
         ),
         io::ErrorKind::AddrNotAvailable => format!(
-            "{what}: {host} is no address of that host: add it there, or start the machine once with one that both have, or \
+            "{what}: {host} is no address of that host: add it there, or start the VM once with one that both have, or \
              with none"
         ),
         _ => format!("{what}: QEMU could not listen on {port}{at} there: {error}"),
@@ -263,14 +263,14 @@ fn inet_fault(what: &str, port: &str, host: &str, error: &io::Error) -> String {
 fn unix_fault(what: &str, path: &Path) -> Option<String> {
     if path.parent().is_some_and(|folder| !folder.is_dir()) {
         return Some(format!(
-            "{what}: the folder of {} is not there: make it, or let the socket be in the machine's own folder ({{path:NAME}})",
+            "{what}: the folder of {} is not there: make it, or let the socket be in the VM's own folder ({{path:NAME}})",
             path.display()
         ));
     }
     // A socket that is left over QEMU removes; one that somebody serves it would take away.
     UnixStream::connect(path).is_ok().then(|| {
         format!(
-            "{what}: somebody serves {} there: end that, or let the socket be in the machine's own folder ({{path:NAME}})",
+            "{what}: somebody serves {} there: end that, or let the socket be in the VM's own folder ({{path:NAME}})",
             path.display()
         )
     })

@@ -17,8 +17,8 @@ pub(crate) struct Unmovable {
 
 /// Options that Sterna gives itself, or that would take QEMU out of its hands.
 const OPTIONS: [(&str, &str); 8] = [
-    ("-incoming", "is given by Sterna when a machine arrives: leave it out"),
-    ("-S", "is given by Sterna when a machine arrives: leave it out"),
+    ("-incoming", "is given by Sterna when a VM arrives: leave it out"),
+    ("-S", "is given by Sterna when a VM arrives: leave it out"),
     ("-daemonize", "would take QEMU from Sterna, which lets it live on without: leave it out"),
     ("-snapshot", "keeps writes in a temporary file, which would be left behind: leave it out"),
     ("-loadvm", "starts from a snapshot in a local image: leave it out"),
@@ -50,7 +50,7 @@ const LOCAL_IMAGE: &str = "is a local file, which would be left behind: a disk i
     its place is {disk:NAME}; a small image, such as of cloud-init or of UEFI variables, goes into [files] and its place \
     is {file:NAME}; firmware that is the same on all hosts is below /usr and read-only";
 
-const TPM_OF_OTHERS: &str = "keeps its state in a process (swtpm) that Sterna did not start: stop the machine and add it with \
+const TPM_OF_OTHERS: &str = "keeps its state in a process (swtpm) that Sterna did not start: stop the VM and add it with \
     sterna vm add; its definition has path={tpm} in the TPM's -chardev, and state = \"FOLDER\" below [tpm], the folder of \
     that swtpm's state";
 const TPM_OF_HOST: &str = "is a chip of this host: use a software TPM, with path={tpm} in its -chardev";

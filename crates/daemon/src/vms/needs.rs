@@ -141,7 +141,7 @@ impl Needs {
         let (major, minor) = self.version?;
         ((found.version.major, found.version.minor) < (major, minor)).then(|| {
             format!(
-                "QEMU there is {}, older than the {major}.{minor} that runs the machine: bring it there to the same version \
+                "QEMU there is {}, older than the {major}.{minor} that runs the VM: bring it there to the same version \
                  or a newer one",
                 found.version
             )
@@ -164,7 +164,7 @@ impl Needs {
             .take(TYPES_TOLD_MAX)
             .collect();
         Some(format!(
-            "QEMU there has no machine type {wanted} (it has {}): install one that has it, or restart the machine once with a \
+            "QEMU there has no machine type {wanted} (it has {}): install one that has it, or restart the VM once with a \
              type that both have",
             if near.is_empty() { "none like it".to_owned() } else { near.join(", ") }
         ))
@@ -177,7 +177,7 @@ impl Needs {
         }
         let Some(known) = found.processors.iter().find(|known| known.name == *model) else {
             return Some(format!(
-                "QEMU there has no processor model {model}: install one that has it, or restart the machine once with a model \
+                "QEMU there has no processor model {model}: install one that has it, or restart the VM once with a model \
                  that both have (-cpu)"
             ));
         };
@@ -207,7 +207,7 @@ impl Needs {
         let (needed, free) = (self.memory_bytes?, found.memory_bytes?);
         (free < needed).then(|| {
             format!(
-                "it has {} MiB of memory, and {} MiB are free there: stop something there, or give the machine less memory",
+                "it has {} MiB of memory, and {} MiB are free there: stop something there, or give the VM less memory",
                 needed >> 20,
                 free >> 20
             )
@@ -221,7 +221,7 @@ fn lacks(missing: &[&String], of_what: &str) -> Option<String> {
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     (!missing.is_empty()).then(|| {
         format!(
-            "the processors there lack {}{more} {of_what}: restart the machine once with a model that both hosts have (-cpu)",
+            "the processors there lack {}{more} {of_what}: restart the VM once with a model that both hosts have (-cpu)",
             told.join(", ")
         )
     })

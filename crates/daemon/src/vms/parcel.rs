@@ -62,12 +62,12 @@ pub(crate) enum ParcelError {
     },
     /// They are too large.
     #[error(
-        "the files of a machine may have {} MiB together; make a volume of what is larger: sterna volume add",
+        "the files of a VM may have {} MiB together; make a volume of what is larger: sterna volume add",
         FILES_BYTES_MAX >> 20
     )]
     TooLarge,
     /// The bytes are no parcel.
-    #[error("what the other host has sent of the machine cannot be read: {0}")]
+    #[error("what the other host has sent of the VM cannot be read: {0}")]
     Malformed(&'static str),
 }
 

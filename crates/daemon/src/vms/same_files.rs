@@ -94,15 +94,15 @@ pub(super) fn differences(theirs: &[Fingerprint]) -> Differences {
         let sizes = format!("{bytes} bytes there, {} at the source", theirs.bytes);
         match theirs.used {
             Used::WhileItRuns => differences.faults.push(format!(
-                "{what}: there it is another file ({sizes}), and the machine reads it while it runs: put the same one there, \
-                 or restart the machine once without it"
+                "{what}: there it is another file ({sizes}), and the VM reads it while it runs: put the same one there, \
+                 or restart the VM once without it"
             )),
             Used::InMemory if bytes != theirs.bytes => differences.faults.push(format!(
-                "{what}: there it has another size ({sizes}), and so would the machine's memory: install the same version on \
+                "{what}: there it has another size ({sizes}), and so would the VM's memory: install the same version on \
                  both hosts"
             )),
             Used::InMemory | Used::AtStart => differences.warnings.push(format!(
-                "{what}: there it is another file ({sizes}); the machine goes on with what it has in memory, and has the other \
+                "{what}: there it is another file ({sizes}); the VM goes on with what it has in memory, and has the other \
                  one when it is started the next time: install the same version on both hosts if that matters"
             )),
         }

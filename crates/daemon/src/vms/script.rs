@@ -42,7 +42,7 @@ pub(super) fn script(
     }
     let tpm: Vec<String> = tpm.iter().map(|word| quoted(word)).collect();
     let tpm = if tpm.is_empty() { String::new() } else { format!("{} || exit\n", tpm.join(" ")) };
-    Some(format!("#!/bin/sh\n# Starts the machine on its images, without Sterna.\n{tpm}{line}\n"))
+    Some(format!("#!/bin/sh\n# Starts the VM on its images, without Sterna.\n{tpm}{line}\n"))
 }
 
 /// A drive or a node over a plain image, in the place of one over an export.

@@ -106,7 +106,7 @@ pub(super) async fn ended(folder: &Path, socket: &Path) {
     if let Some(process) = Process::of_log(&log(folder))
         && timeout(END_MAX, process.ended()).await.is_err()
     {
-        tracing::warn!(process = process.id(), "a TPM does not end with its machine; it is killed");
+        tracing::warn!(process = process.id(), "a TPM does not end with its VM; it is killed");
         process.kill();
         process.ended().await;
     }
@@ -164,7 +164,7 @@ pub(super) async fn version() -> Result<(u64, u64), String> {
         Ok(Ok(output)) => String::from_utf8_lossy(&output.stdout).into_owned(),
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
             return Err(format!(
-                "there is no {PROGRAM} there, and the machine has a TPM: install it (Debian: swtpm), or put it on the daemon's path"
+                "there is no {PROGRAM} there, and the VM has a TPM: install it (Debian: swtpm), or put it on the daemon's path"
             ));
         }
         Ok(Err(error)) => return Err(format!("{PROGRAM} cannot be started there: {error}")),
@@ -181,7 +181,7 @@ pub(super) async fn fault(of_source: Option<(u64, u64)>) -> Option<String> {
     };
     let (major, minor) = of_source.filter(|of_source| *of_source > here)?;
     Some(format!(
-        "{PROGRAM} there is {}.{}, older than the {major}.{minor} that keeps the machine's TPM: bring it there to the same \
+        "{PROGRAM} there is {}.{}, older than the {major}.{minor} that keeps the VM's TPM: bring it there to the same \
          version or a newer one",
         here.0, here.1
     ))

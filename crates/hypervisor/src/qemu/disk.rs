@@ -134,8 +134,8 @@ pub enum StayReason {
     /// It stands on other files, and does not say on which.
     #[error(
         "it stands on a backing file that its header does not name as QEMU has it, with its format raw or qcow2, so that nobody \
-         else would find it; make it stand alone while the machine works (QMP: block-stream), or write the header with the \
-         machine off (qemu-img rebase -u -b FILE -F FORMAT)"
+         else would find it; make it stand alone while the VM works (QMP: block-stream), or write the header with the \
+         VM off (qemu-img rebase -u -b FILE -F FORMAT)"
     )]
     Backing,
     /// Whoever leads it back would have to know the key.

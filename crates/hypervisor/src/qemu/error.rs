@@ -9,7 +9,7 @@ use super::state::{MigrationStatus, RunState};
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
     /// Nobody listens.
-    #[error("no QEMU can be reached at {}: {source}; is the machine running?", socket.display())]
+    #[error("no QEMU can be reached at {}: {source}; is the VM running?", socket.display())]
     Connect {
         /// Where.
         socket: PathBuf,
@@ -21,7 +21,7 @@ pub enum QmpError {
     /// A monitor serves one client at a time; the next is accepted by the kernel, and waits.
     #[error(
         "what listens at {} did not greet within {} s; another program, such as libvirt, may be connected to this \
-         monitor: give the machine a monitor of its own for Sterna",
+         monitor: give the VM a monitor of its own for Sterna",
         socket.display(), waited.as_secs()
     )]
     NoGreeting {
@@ -114,7 +114,7 @@ pub enum MachineError {
         detail: Option<String>,
     },
     /// The machine is in a state in which this cannot be.
-    #[error("the machine is {found}, and should be {expected}")]
+    #[error("the VM is {found}, and should be {expected}")]
     State {
         /// What it should be.
         expected: RunState,
@@ -122,7 +122,7 @@ pub enum MachineError {
         found: RunState,
     },
     /// QEMU cannot migrate this machine.
-    #[error("QEMU cannot migrate this machine: {}", reasons.join("; "))]
+    #[error("QEMU cannot migrate this VM: {}", reasons.join("; "))]
     Blocked {
         /// In QEMU's words.
         reasons: Vec<String>,

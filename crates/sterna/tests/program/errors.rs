@@ -23,7 +23,7 @@ fn what_is_named_and_not_there_is_not_found() {
     let scene = Scene::started();
     let not_found = |what: &'static str| (3, what);
     for command in [&["migrate", "v", "--to", "b"][..], &["migrate", "v", "--to", "b", "--dry-run"]] {
-        let words = "there is no volume and no machine \"v\"; see: sterna volume list, sterna vm list";
+        let words = "there is no volume and no VM \"v\"; see: sterna volume list, sterna vm list";
         check(&scene, command, not_found("volume_not_found"), words);
     }
     for command in [&["volume", "show", "v"][..], &["volume", "remove", "v"]] {

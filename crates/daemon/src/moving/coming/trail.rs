@@ -41,7 +41,7 @@ const STATUS_MAX: Duration = Duration::from_secs(4);
 /// What the source is told of a hypervisor that is not there any more.
 const ENDED: &str = "its QEMU at the target has ended";
 /// What the source is told when it is to offer another stream.
-const BROKEN: &str = "the stream of the machine's memory has broken at the target";
+const BROKEN: &str = "the stream of the VM's memory has broken at the target";
 
 /// Sees to it that the rest of a machine's memory comes, over streams that `carries` carries.
 pub(super) async fn until_whole(
@@ -188,7 +188,7 @@ impl Stray {
             Ok(Err(refused)) => return Err(refused),
             Ok(Ok(Some(MigrationStatus::Completed))) => Word::Complete,
             // It was started again, without what it had.
-            Ok(Ok(Some(MigrationStatus::None))) => Word::lost("the machine was started again at the target"),
+            Ok(Ok(Some(MigrationStatus::None))) => Word::lost("the VM was started again at the target"),
             // It has not noticed yet that its stream has broken, or still takes another attempt's.
             _ => Word::failed(&error.to_string()),
         }))
@@ -250,5 +250,5 @@ async fn has_ended(line: &Line, keeper: &dyn Keeper) {
 
 /// Whether that is how a stream breaks; that it ends means nothing.
 fn is_break(ended: io::Result<()>) -> bool {
-    ended.inspect_err(|error| tracing::warn!(%error, "the stream of a machine's memory has broken")).is_err()
+    ended.inspect_err(|error| tracing::warn!(%error, "the stream of a VM's memory has broken")).is_err()
 }

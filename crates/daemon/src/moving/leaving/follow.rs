@@ -118,7 +118,7 @@ impl Leaving {
                 Ok(()) => drop(leaving.memory_has_gone(&Handle::current())),
                 Err(reason) => {
                     // The target gives the volumes back if the machine does not run there.
-                    tracing::warn!(reason, "a machine that stands still is not run at the target");
+                    tracing::warn!(reason, "a VM that stands still is not run at the target");
                     leaving.line.say(&Word::failed(&reason));
                 }
             }
@@ -212,10 +212,7 @@ impl Leaving {
                         Asked::Told(rest) => break rest,
                         Asked::TakesAnother => {}
                         Asked::Nothing { reason } => {
-                            tracing::info!(
-                                reason,
-                                "whether all of a machine's memory has come is not known yet"
-                            );
+                            tracing::info!(reason, "whether all of a VM's memory has come is not known yet");
                             sleep(RECOVER_INTERVAL).await;
                         }
                         Asked::Refused { reason } => {
@@ -245,7 +242,7 @@ impl Leaving {
                     match self.recover(&line, attempt).await {
                         Ok(carrying) => self.following.lock().carrying = Some(carrying),
                         Err(reason) => {
-                            tracing::info!(reason, "the rest of a machine's memory waits");
+                            tracing::info!(reason, "the rest of a VM's memory waits");
                             sleep(RECOVER_INTERVAL).await;
                         }
                     }
@@ -256,7 +253,7 @@ impl Leaving {
                 }
                 // N.B. it was never told to switch over, and the volumes are the target's: a restart there has served them.
                 MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
-                    let reason = "a daemon was ended before the machine's devices had gone".to_owned();
+                    let reason = "a daemon was ended before the VM's devices had gone".to_owned();
                     self.account.send_modify(|account| account.follows = Some(Rest::OnItsWay));
                     line.say(&Word::lost(&reason));
                     break Rest::Lost { reason };
@@ -267,10 +264,10 @@ impl Leaving {
         };
         let follows = self.account.borrow().follows.is_some();
         if let (true, Rest::Lost { reason }) = (follows, &rest) {
-            tracing::error!(reason, "the memory of a machine that has moved is lost");
+            tracing::error!(reason, "the memory of a VM that has moved is lost");
             self.following.lose(reason.clone());
             self.errand().note(format!(
-                "the machine's memory was lost before all of it had come ({reason}); its disks are whole, at the target: start \
+                "the VM's memory was lost before all of it had come ({reason}); its disks are whole, at the target: start \
                  it there (sterna vm start)"
             ));
         }
@@ -345,7 +342,7 @@ impl Leaving {
         let accepted = accepted.map_err(|_| overdue("the hypervisor to send the memory", CONNECT_MAX))?;
         let (accepted, _) =
             accepted.map_err(|error| format!("the hypervisor cannot send the memory: {error}"))?;
-        tracing::info!("the rest of a machine's memory goes over another stream");
+        tracing::info!("the rest of a VM's memory goes over another stream");
         let line = Arc::clone(line);
         let carrying = Carrying(tokio::spawn(async move {
             // It lives as long as its stream.

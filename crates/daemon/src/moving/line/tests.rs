@@ -191,7 +191,7 @@ async fn a_parcel_comes_whole_and_no_larger_than_it_may_be() {
     target.hear(&Heard::Check).await.unwrap();
     assert!(target.parcel() == parcel, "it came as it was sent");
     source.offer(vec![0; PARCEL_BYTES_MAX + 1], Terms::default());
-    assert!(target.failed().await.contains("more than a machine can need"));
+    assert!(target.failed().await.contains("more than a VM can need"));
 }
 
 #[tokio::test]

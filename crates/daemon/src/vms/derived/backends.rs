@@ -22,13 +22,13 @@ const LEFT: [(&str, &str); 12] = [
 ];
 /// Options that cannot be taken along, and why.
 const REFUSED: [(&str, &str); 3] = [
-    ("-readconfig", "reads options from a file of this host: start the machine with these options instead"),
-    ("-chroot", "shuts QEMU up in a folder of this host: start the machine without"),
+    ("-readconfig", "reads options from a file of this host: start the VM with these options instead"),
+    ("-chroot", "shuts QEMU up in a folder of this host: start the VM without"),
     ("-add-fd", INHERITED),
 ];
 /// Windows of this host's screen.
 const WINDOWS: [&str; 6] = ["gtk", "sdl", "curses", "cocoa", "dbus", "spice-app"];
-const INHERITED: &str = "is an open descriptor that whoever started the machine (such as libvirt) gave it: another host \
+const INHERITED: &str = "is an open descriptor that whoever started the VM (such as libvirt) gave it: another host \
     has none like it";
 /// Why a device of the host does not go along.
 const HOST_DEVICE: &str = "is a device of this host: use a socket";

@@ -251,6 +251,6 @@ fn is_child(key: &str) -> bool {
 fn not_adopted(option: &str, path: &str) -> DefinitionError {
     refuse(
         format!("{option} {path}"),
-        "is a disk that was not adopted: release the machine, and adopt it with all its disks",
+        "is a disk that was not adopted: release the VM, and adopt it with all its disks",
     )
 }

@@ -49,7 +49,7 @@ impl Machine {
         Ok(format.map(|node| {
             format!(
                 "QEMU itself interprets {} on the disk \"{}\", and would read it at the target before that is its owner; give \
-                 the machine a raw disk, whose volume may be of any format",
+                 the VM a raw disk, whose volume may be of any format",
                 node.driver, node.name
             )
         }))

@@ -53,7 +53,7 @@ impl Machine {
         Ok(is_concerned.then(|| {
             let less = (size - PAGES_AT_ONCE_BYTES / 64 * 2) >> 10;
             format!(
-                "it is emulated (-accel tcg), and QEMU {version} loses what such a machine writes to its memory while that is \
+                "it is emulated (-accel tcg), and QEMU {version} loses what such a VM writes to its memory while that is \
                  copied; start it with -m {less}K, which QEMU treats otherwise, or with QEMU {EMULATION_TRACKED_FROM}"
             )
         }))

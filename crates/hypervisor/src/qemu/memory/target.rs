@@ -59,7 +59,7 @@ impl Machine {
             let _ = timeout(deadline.saturating_sub(begun.elapsed()).min(POLL_INTERVAL), events.next()).await;
         }
         Err(MachineError::Deadline {
-            what: "the machine's memory to arrive".to_owned(),
+            what: "the VM's memory to arrive".to_owned(),
             still: RunState::InMigrate.to_string(),
             waited: deadline,
         })

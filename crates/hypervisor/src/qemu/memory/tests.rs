@@ -173,7 +173,7 @@ async fn a_target_is_stopped_before_it_listens_and_refused_if_it_does_not_wait()
     let refused = connect(&running).await;
     let refused =
         refused.expect_memory(Path::new("/run/memory"), MemoryTransfer::default()).await.unwrap_err();
-    assert_eq!(refused.to_string(), "the machine is running, and should be inmigrate");
+    assert_eq!(refused.to_string(), "the VM is running, and should be inmigrate");
 }
 
 /// A target that says `first` until it is told that its migration has completed, and `then` from there on.
