@@ -8,7 +8,7 @@ mod evil;
 #[path = "peer/victim.rs"]
 mod victim;
 
-use chronicle::{Epoch, Generation};
+use chronicle::Generation;
 use evil::Evil;
 use lane::Fence;
 use lane::peer::head::{Address, Answered, Fault, Operation};
@@ -118,7 +118,6 @@ fn offer(volume: VolumeId, name: &str, machine: Option<OfferedMachine>) -> Offer
         size_bytes: SIZE,
         block_size_bytes: 65536,
         generation: Generation(0),
-        epoch: Epoch::default(),
         left_behind: LeftBehind::Nothing,
         origin: Origin::Unknown,
     };

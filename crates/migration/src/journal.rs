@@ -18,8 +18,6 @@ mod record;
 mod side;
 mod stage;
 mod state;
-mod version_1;
-mod version_2;
 mod version_3;
 
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};

@@ -44,8 +44,6 @@ pub const REMARKS_MAX: usize = 64;
 pub const MACHINE_BYTES_MAX: usize = 128 << 10;
 /// Probes of one question: a host has not nearly as many folders.
 pub const PROBES_MAX: usize = 64;
-/// Runs of blocks that a target names as what it holds; a target with more names the largest.
-pub const RUNS_MAX: usize = 32 << 10;
 
 /// A message about one migration, or about one that may come. Its number is always the source's.
 #[derive(Clone, Debug, PartialEq, Eq)]

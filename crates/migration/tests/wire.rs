@@ -2,13 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use chronicle::{BlockRange, Epoch, Generation};
+use chronicle::Generation;
 use migration::journal::{Forwarding, ImageFormat, Origin};
 use migration::message::ToSource;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
     MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedMachine, OfferedVolume, PROBES_MAX, ProbeSeen,
-    REMARKS_MAX, RUNS_MAX, Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION,
+    REMARKS_MAX, Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION, VOLUMES_MAX,
     WireError, decode, encode,
 };
 use migration::{Attempt, MigrationId, VolumeId};
@@ -19,7 +19,7 @@ const MIGRATION: MigrationId = MigrationId(9);
 #[test]
 fn an_opening_and_its_answers_are_read_as_they_were_sent() {
     check(&offer("disk"));
-    check(&accepted(vec![BlockRange::new(0, 3), BlockRange::new(7, 8)]));
+    check(&accepted(2));
     let refusal = Refusal { code: RefusalCode::NoSpace, detail: "make room".to_owned() };
     check(&Message::Refused { migration: MIGRATION, refusal });
 }
@@ -78,12 +78,8 @@ fn what_is_beyond_a_limit_is_neither_sent_nor_read() {
         encode(&offer(&"x".repeat(NAME_BYTES_MAX + 1))),
         Err(WireError::TooMany { what: "bytes of a name" })
     );
-    let runs = |count: u64| (0..count).map(|run| BlockRange::new(2 * run, 2 * run + 1)).collect();
-    check(&accepted(runs(RUNS_MAX as u64)));
-    assert!(encode(&accepted(runs(RUNS_MAX as u64 + 1))).is_err());
-    // A target that names a block twice has lost its books.
-    let twice = accepted(vec![BlockRange::new(0, 3), BlockRange::new(2, 4)]);
-    assert_eq!(encode(&twice), Err(WireError::Malformed));
+    check(&accepted(VOLUMES_MAX));
+    assert_eq!(encode(&accepted(VOLUMES_MAX + 1)), Err(WireError::TooMany { what: "volumes" }));
     assert_eq!(
         decode(&vec![0; MESSAGE_BYTES_MAX + 1]),
         Err(WireError::TooLong { bytes: MESSAGE_BYTES_MAX + 1 })
@@ -148,7 +144,6 @@ fn offer_of(name: &str, origin: Origin) -> Message {
         size_bytes: 1 << 40,
         block_size_bytes: 65536,
         generation: Generation(2),
-        epoch: Epoch(77),
         left_behind: LeftBehind::Replica,
         origin,
     };
@@ -164,7 +159,7 @@ fn offer_of(name: &str, origin: Origin) -> Message {
     Message::Open { migration: MIGRATION, offer }
 }
 
-fn accepted(runs: Vec<BlockRange>) -> Message {
+fn accepted(count: usize) -> Message {
     let copy = Held::Copy { departure: MigrationId(5), generation: Generation(1) };
     let beside = Some(Beside { file: "v.img".to_owned(), token: [9; 32] });
     let volume = |held| AcceptedVolume {
@@ -173,6 +168,7 @@ fn accepted(runs: Vec<BlockRange>) -> Message {
         elsewhere: FormerContent::Zero,
         beside: beside.clone(),
     };
-    let volumes = vec![volume(Held::Nothing), volume(copy), volume(Held::Parts(runs))];
+    let held = [Held::Nothing, copy].into_iter().cycle().take(count);
+    let volumes = held.map(volume).collect();
     Message::Accepted { migration: MIGRATION, acceptance: Acceptance { volumes, incarnation: 12 } }
 }

@@ -206,8 +206,6 @@ pub mod chunk {
     pub const ERROR_BIT: u16 = 1 << 15;
     /// Error and message.
     pub const ERROR: u16 = ERROR_BIT + 1;
-    /// Error, message and the offset at which it occurred.
-    pub const ERROR_OFFSET: u16 = ERROR_BIT + 2;
 }
 
 /// The errors of replies: numbers of their own, which Linux happens to share.

@@ -58,12 +58,6 @@ impl Credit {
     pub(crate) fn new(session: Weak<Shared>, generation: u64, class: usize, cost: u64) -> Self {
         Self { session, generation, class, cost }
     }
-
-    /// Makes credit that returns nothing to anybody: for deliveries that tests make up.
-    #[must_use]
-    pub fn of_nobody() -> Self {
-        Self::new(Weak::new(), 0, 0, 0)
-    }
 }
 
 impl Drop for Credit {

@@ -39,11 +39,6 @@ impl Forgetful {
         self.failing.set(count);
     }
 
-    /// Tells whether the next flush fails.
-    pub fn is_failing(&self) -> bool {
-        self.failing.get() > 0
-    }
-
     /// What a power cut leaves.
     pub async fn durable_content(&self) -> Vec<u8> {
         let size = self.durable.geometry().size as usize;

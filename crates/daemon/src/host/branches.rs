@@ -48,7 +48,7 @@ fn other_branch(state: &State, offered: &OfferedVolume) -> Option<RequestError> 
 
 #[cfg(test)]
 mod tests {
-    use chronicle::{Epoch, Generation};
+    use chronicle::Generation;
     use migration::journal::{
         Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Origin, Record, Side,
     };
@@ -66,7 +66,6 @@ mod tests {
             size_bytes: 1 << 20,
             block_size_bytes: 4096,
             generation: Generation(generation),
-            epoch: Epoch::default(),
             left_behind: LeftBehind::Nothing,
             origin: Origin::Unknown,
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use api::{MigrateVolume, Migration, SharedTarget};
 use block::ZeroMode;
-use chronicle::{Epoch, Generation, ReplicaOf};
+use chronicle::{Generation, ReplicaOf};
 use lane::{
     LaneHandle, LeavingLines, LeavingOrder, LeavingRole, LeavingTogether, Rest, SharedImage, TargetContent,
 };
@@ -425,7 +425,6 @@ pub(super) fn offer(
         size_bytes: record.size_bytes,
         block_size_bytes: record.block_size_bytes,
         generation: record.generation,
-        epoch: Epoch::default(),
         left_behind: match order.keep_source && is_replica(&record.image) {
             true => LeftBehind::Replica,
             false => LeftBehind::Nothing,
@@ -459,7 +458,7 @@ fn held(accepted: &AcceptedVolume, host: HostId) -> Option<(ReplicaOf, Generatio
         Held::Copy { departure, generation } => {
             Some((ReplicaOf::Host { host: host.0, departure: departure.0 }, generation))
         }
-        Held::Nothing | Held::Parts(_) => None,
+        Held::Nothing => None,
     }
 }
 

@@ -9,12 +9,12 @@
 //! one ends the journal: what lies behind was never acknowledged, or belongs to an earlier use of the space.
 
 use super::record::Entry;
-use super::{version_1, version_2, version_3};
+use super::version_3;
 
 /// Version of the encoding that this program writes.
 pub const VERSION: u8 = 4;
 /// The oldest version that is read.
-const OLDEST_VERSION: u8 = 1;
+const OLDEST_VERSION: u8 = 3;
 /// What every journal begins with.
 pub const HEADER: [u8; 8] = [b'S', b'T', b'E', b'R', b'N', b'A', b'J', VERSION];
 /// Length of [`HEADER`].
@@ -161,8 +161,6 @@ impl Frames<'_> {
 
 fn decode(version: u8, payload: &[u8]) -> Option<Entry> {
     match version {
-        1 => postcard::from_bytes::<version_1::Entry>(payload).ok().map(Into::into),
-        2 => postcard::from_bytes::<version_2::Entry>(payload).ok().map(Into::into),
         3 => postcard::from_bytes::<version_3::Entry>(payload).ok().map(Into::into),
         _ => postcard::from_bytes(payload).ok(),
     }

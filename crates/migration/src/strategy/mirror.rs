@@ -413,11 +413,6 @@ impl Mirror {
         self.admission.is_throttled()
     }
 
-    /// Bytes a second that the target takes; `None` while nothing is known.
-    pub fn drain_bytes_per_second(&self) -> Option<f64> {
-        self.drain.rate()
-    }
-
     /// Tells whether somebody has paused it.
     pub fn is_paused(&self) -> bool {
         self.mover == Mover::Rests

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use chronicle::{BlockRange, Epoch, Generation};
+use chronicle::Generation;
 use serde::{Deserialize, Serialize};
 
 use super::opening::{
@@ -12,7 +12,7 @@ use super::opening::{
 };
 use super::survey::ProbeSeen;
 use super::survey_forms::{SurveyForm, SurveyedForm};
-use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, PROBES_MAX, RUNS_MAX, VOLUMES_MAX, WireError};
+use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, PROBES_MAX, VOLUMES_MAX, WireError};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{Forwarding, ImageFormat, Origin};
 use crate::message::{ToSource, ToTarget};
@@ -128,7 +128,8 @@ pub(super) struct OfferedForm {
     size_bytes: u64,
     block_size_bytes: u32,
     generation: u64,
-    epoch: u64,
+    /// Nothing reads it.
+    _epoch: u64,
     left_behind: LeftForm,
 }
 
@@ -145,7 +146,6 @@ pub(super) struct AcceptedForm {
 enum HeldForm {
     Nothing,
     Copy { departure: u64, generation: u64 },
-    Parts(Vec<(u64, u64)>),
 }
 
 /// Makes the wire's twin of an enum without fields, and the ways there and back.
@@ -204,15 +204,6 @@ impl Form {
                 volumes.iter().try_for_each(|volume| {
                     let name = volume.beside.as_ref().map_or("", |(name, _)| name);
                     at_most(name.len(), NAME_BYTES_MAX, "bytes of a name")
-                })?;
-                volumes.iter().try_for_each(|volume| match &volume.held {
-                    HeldForm::Parts(runs) => {
-                        at_most(runs.len(), RUNS_MAX, "runs of blocks")?;
-                        let ordered = runs.iter().all(|(start, end)| start < end)
-                            && runs.windows(2).all(|two| two[0].1 <= two[1].0);
-                        if ordered { Ok(()) } else { Err(WireError::Malformed) }
-                    }
-                    HeldForm::Nothing | HeldForm::Copy { .. } => Ok(()),
                 })
             }
             Self::Refused { detail, .. } => {
@@ -384,7 +375,7 @@ impl From<Offer> for OfferForm {
             size_bytes: volume.size_bytes,
             block_size_bytes: volume.block_size_bytes,
             generation: volume.generation.0,
-            epoch: volume.epoch.0,
+            _epoch: 0,
             left_behind: volume.left_behind.into(),
         };
         Self {
@@ -407,7 +398,6 @@ impl From<OfferForm> for Offer {
             size_bytes: form.size_bytes,
             block_size_bytes: form.block_size_bytes,
             generation: Generation(form.generation),
-            epoch: Epoch(form.epoch),
             left_behind: form.left_behind.into(),
             origin: Origin::Unknown,
         };
@@ -430,9 +420,6 @@ impl From<AcceptedVolume> for AcceptedForm {
             Held::Copy { departure, generation } => {
                 HeldForm::Copy { departure: departure.0, generation: generation.0 }
             }
-            Held::Parts(runs) => {
-                HeldForm::Parts(runs.into_iter().map(|run| (run.start.0, run.end.0)).collect())
-            }
         };
         let beside = accepted.beside.map(|Beside { file, token }| (file, token));
         Self { volume: accepted.volume.0, held, elsewhere: accepted.elsewhere.into(), beside }
@@ -445,9 +432,6 @@ impl From<AcceptedForm> for AcceptedVolume {
             HeldForm::Nothing => Held::Nothing,
             HeldForm::Copy { departure, generation } => {
                 Held::Copy { departure: MigrationId(departure), generation: Generation(generation) }
-            }
-            HeldForm::Parts(runs) => {
-                Held::Parts(runs.into_iter().map(|(start, end)| BlockRange::new(start, end)).collect())
             }
         };
         let beside = form.beside.map(|(file, token)| Beside { file, token });

@@ -1,6 +1,6 @@
 //! The opening of a migration between hosts: what the source offers, and what the target answers.
 
-use chronicle::{BlockRange, Epoch, Generation};
+use chronicle::Generation;
 
 use crate::identity::{MigrationId, VolumeId};
 use crate::journal::Origin;
@@ -53,9 +53,6 @@ pub struct OfferedVolume {
     pub block_size_bytes: u32,
     /// Its generation at the source.
     pub generation: Generation,
-    /// The newest epoch of its chronicle that has been closed: a copy that is current as of it lacks only what was
-    /// written since.
-    pub epoch: Epoch,
     /// Whether the source keeps its image as it is at the handover.
     pub left_behind: LeftBehind,
     /// Whose its content was before Sterna served it.
@@ -124,8 +121,6 @@ pub enum Held {
         /// The generation that the volume had then.
         generation: Generation,
     },
-    /// Parts that this very migration has brought: these blocks are durable, in order and without overlap.
-    Parts(Vec<BlockRange>),
 }
 
 /// What an image holds where nothing of the volume has been written.
