@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Context as _;
+use testbed::{Host, Program};
 
-use crate::program::Program;
-use crate::scene::Scene;
 use crate::vm::{Console, MEMORY_KIB, Work, guest_words};
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -30,7 +29,7 @@ impl ByHand {
     /// # Errors
     /// If there is no QEMU, or the guest does not begin to work.
     pub fn start(
-        scene: &Scene,
+        scene: &Host,
         format: &str,
         size_bytes: u64,
         fill_bytes: u64,
@@ -45,7 +44,7 @@ impl ByHand {
     /// # Errors
     /// As there.
     pub fn start_on(
-        scene: &Scene,
+        scene: &Host,
         format: &str,
         size_bytes: u64,
         fill_bytes: u64,

@@ -4,10 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
-
-use crate::program::Program;
-use crate::scene::Scene;
-use crate::wait::until;
+use testbed::{Host, Program, until};
 
 /// Bytes of a request.
 const BLOCK_BYTES: u64 = 8192;
@@ -65,7 +62,7 @@ pub fn run(fio: Program) -> anyhow::Result<Pass> {
 /// # Errors
 /// If fio finds anything wrong, or `meanwhile` fails.
 pub fn at_work<T>(
-    scene: &Scene,
+    scene: &Host,
     bytes: u64,
     meanwhile: impl FnOnce() -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Vec<Pass>)> {

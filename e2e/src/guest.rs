@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use anyhow::ensure;
-use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{self, Content, Findings, Guest, GuestOptions, StoppedGuest};
-
-use crate::wait::{DEADLINE, until};
+use testbed::nbd_client::{Address, Client, ClientOptions};
+use testbed::{DEADLINE, until};
 
 /// Bytes of the guest's requests.
 pub const BLOCK_BYTES: u32 = 8192;

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::ensure;
 use lab::demo::{DemoGuest as _, Progress, StoppedDemoGuest as _};
-use lab::nbd_client::Address;
 use lab::vm::{DiskModel, GuestImage, MachineOptions, StoppedMachine};
+use testbed::nbd_client::Address;
 use tokio::runtime::Runtime;
 
-use crate::program::target_folder;
+use testbed::program::target_folder;
 
 /// A machine at work, for tests that are written straight on.
 #[derive(Debug)]

@@ -4,12 +4,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, Volume, VolumeState};
-use lab::network::own_address;
+use testbed::{Host, Link, LinkState, own_address, until};
 
-use crate::WireState;
-use crate::scene::Scene;
-use crate::wait::until;
-use crate::wire::Wire;
+use crate::host;
 
 /// What the hosts are called.
 const ALPHA: &str = "alpha";
@@ -23,11 +20,11 @@ pub const FAR: &str = "far";
 #[derive(Debug)]
 pub struct Pair {
     /// Where volumes are made.
-    pub alpha: Scene,
+    pub alpha: Host,
     /// The other one.
-    pub beta: Scene,
+    pub beta: Host,
     /// What `alpha` calls `beta` through.
-    pub wire: Wire,
+    pub link: Link,
 }
 
 /// Plays a scene with two hosts that are paired, both daemons ready.
@@ -39,9 +36,8 @@ pub fn play_pair(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
 }
 
 fn play(pair: anyhow::Result<Pair>, test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    let result = pair.and_then(|mut pair| {
-        test(&mut pair).map_err(|error| pair.alpha.with_log(&pair.beta.with_log(&error)))
-    });
+    let result = pair
+        .and_then(|mut pair| test(&mut pair).map_err(|error| pair.alpha.with_log(pair.beta.with_log(error))));
     #[expect(clippy::panic, reason = "this is how a test fails")]
     if let Err(error) = result {
         panic!("{error:#}");
@@ -76,7 +72,7 @@ pub fn play_pair_with_data_disks(bytes: u64, test: impl FnOnce(&mut Pair) -> any
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
 pub fn play_sharing_pair(
-    set: impl FnOnce(&mut Scene, &mut Scene) -> anyhow::Result<()>,
+    set: impl FnOnce(&mut Host, &mut Host) -> anyhow::Result<()>,
     test: impl FnOnce(&mut Pair) -> anyhow::Result<()>,
 ) {
     let result = sharing_pair(set).and_then(|pair| {
@@ -84,7 +80,7 @@ pub fn play_sharing_pair(
             omission::kernel_lacks("direct I/O in the folder of temporary files");
             return Ok(());
         };
-        test(&mut pair).map_err(|error| pair.alpha.with_log(&pair.beta.with_log(&error)))
+        test(&mut pair).map_err(|error| pair.alpha.with_log(pair.beta.with_log(error)))
     });
     #[expect(clippy::panic, reason = "this is how a test fails")]
     if let Err(error) = result {
@@ -96,7 +92,7 @@ pub fn play_sharing_pair(
 ///
 /// # Errors
 /// If the links cannot be made.
-pub fn share(alpha: &Scene, beta: &Scene) -> anyhow::Result<()> {
+pub fn share(alpha: &Host, beta: &Host) -> anyhow::Result<()> {
     for (one, other) in [(alpha, beta), (beta, alpha)] {
         std::os::unix::fs::symlink(other.path("a"), one.path(FAR)).context("share a store")?;
     }
@@ -109,7 +105,7 @@ impl Pair {
     /// # Errors
     /// If one does not start, or they do not get to know each other.
     pub fn new() -> anyhow::Result<Self> {
-        Self::of(Scene::new()?, Scene::new()?, "[hosts]\n")
+        Self::of(host()?, host()?, "[hosts]\n")
     }
 
     /// As [`Pair::new`], with data folders on disks of their own, which a test may fill; without root they are ordinary ones.
@@ -117,25 +113,27 @@ impl Pair {
     /// # Errors
     /// As [`Pair::new`].
     pub fn with_data_disks(bytes: u64) -> anyhow::Result<Self> {
-        let (mut alpha, mut beta) = (Scene::new()?, Scene::new()?);
+        let (mut alpha, mut beta) = (host()?, host()?);
         alpha.mount_data(bytes)?;
         beta.mount_data(bytes)?;
         Self::of(alpha, beta, "[hosts]\n")
     }
 
     /// Pairs two hosts. `heading`: what their configurations need before the keys of `[hosts]`.
-    fn of(mut alpha: Scene, mut beta: Scene, heading: &str) -> anyhow::Result<Self> {
+    fn of(mut alpha: Host, mut beta: Host, heading: &str) -> anyhow::Result<Self> {
         let address = own_address()?;
-        let wire = Wire::to(address)?;
-        // Only `alpha` calls, and only over the wire; `beta` listens behind it.
+        let link = Link::to(address)?;
+        // Only `alpha` calls, and only over the link; `beta` listens behind it.
         alpha.configure(&format!("{heading}listen = []\n"))?;
-        let link = wire.address().to_string();
-        beta.configure(&format!("{heading}listen = ['{address}']\nlinks = [{{ address = '{link}' }}]\n"))?;
+        let link_address = link.address().to_string();
+        beta.configure(&format!(
+            "{heading}listen = ['{address}']\nlinks = [{{ address = '{link_address}' }}]\n"
+        ))?;
         alpha.start()?;
         beta.start()?;
         alpha.sterna(["host", "init", "--name", ALPHA])?.success()?;
         beta.sterna(["host", "init", "--name", BETA])?.success()?;
-        let pair = Self { alpha, beta, wire };
+        let pair = Self { alpha, beta, link };
         pair.join()?;
         Ok(pair)
     }
@@ -146,7 +144,7 @@ impl Pair {
     /// If they do not get to know each other.
     pub fn join(&self) -> anyhow::Result<()> {
         let invitation: api::Invitation = self.beta.ask(&["host", "invite", "--allow-machines"])?;
-        let link = self.wire.address().to_string();
+        let link = self.link.address().to_string();
         self.alpha.sterna(["host", "join", &link, &invitation.token, "--allow-machines"])?.success().map(drop)
     }
 
@@ -199,7 +197,7 @@ impl Pair {
         self.alpha.start_with(&[("STERNA_FAIL_POINT", "before-released")])?;
         self.alpha.begin_to_migrate("beta:a", None)?;
         ensure!(self.alpha.wait_for_end()? == 137, "the daemon is to be killed before its commit point");
-        self.wire.set(WireState::Cut);
+        self.link.set(LinkState::Cut);
         self.beta.sterna(["volume", "promote", "v", "--force"])?.success()?;
         let promoted: Volume = self.beta.volume()?;
         ensure!(promoted.state == VolumeState::Serving, "{promoted:?}");
@@ -214,7 +212,7 @@ impl Pair {
     pub fn settled(&self, volumes: usize) -> anyhow::Result<bool> {
         self.alpha.until_idle()?;
         self.beta.until_idle()?;
-        let serves = |host: &Scene| -> anyhow::Result<usize> {
+        let serves = |host: &Host| -> anyhow::Result<usize> {
             let volumes: Vec<Volume> = host.ask(&["volume", "list"])?;
             Ok(volumes.iter().filter(|volume| volume.state == VolumeState::Serving).count())
         };
@@ -231,7 +229,7 @@ impl Pair {
     ///
     /// # Errors
     /// If it is not so.
-    pub fn check_at(&self, owner: &Scene, other: &Scene) -> anyhow::Result<()> {
+    pub fn check_at(&self, owner: &Host, other: &Host) -> anyhow::Result<()> {
         until("the volume is served by its owner", || {
             let volume: Option<Volume> = owner.ask(&["volume", "show", "v"]).ok();
             Ok(volume.filter(|volume| volume.state == VolumeState::Serving))
@@ -251,9 +249,9 @@ impl Pair {
 
 /// A pair that shares stores; `None`: those would not be fit for it.
 fn sharing_pair(
-    set: impl FnOnce(&mut Scene, &mut Scene) -> anyhow::Result<()>,
+    set: impl FnOnce(&mut Host, &mut Host) -> anyhow::Result<()>,
 ) -> anyhow::Result<Option<Pair>> {
-    let (mut alpha, mut beta) = (Scene::new()?, Scene::new()?);
+    let (mut alpha, mut beta) = (host()?, host()?);
     if !has_direct_io(&alpha)? {
         return Ok(None);
     }
@@ -265,7 +263,7 @@ fn sharing_pair(
 }
 
 /// Whether images in a scene's stores can be read and written past the page cache.
-fn has_direct_io(scene: &Scene) -> anyhow::Result<bool> {
+fn has_direct_io(scene: &Host) -> anyhow::Result<bool> {
     let path = scene.path("probe");
     std::fs::write(&path, b"").context("make a file")?;
     let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use rustix::process::Signal;
-
-use crate::program::{Program, Running};
-use crate::wait::until;
+use testbed::program::{Program, Running};
+use testbed::until;
 
 /// A server of one image.
 ///

@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::random::Random;
 use lab::workload::{self, Content, Guest, GuestOptions, StoppedGuest};
+use testbed::nbd_client::{Address, Client, ClientOptions};
 
 use self::foreign::{FOREIGN_BLOCKS, Foreign};
 use self::hosts::{Home, Hosts};
@@ -124,7 +124,7 @@ fn play<G: RoundsGuest>(
         let error = error.context(format!(
             "cargo run -p e2e --bin {program} -- --rounds {rounds} --seed {seed} --disk-mib {disk_mib}"
         ));
-        pair.alpha.with_log(&pair.beta.with_log(&error))
+        pair.alpha.with_log(pair.beta.with_log(error))
     })
 }
 

@@ -15,9 +15,9 @@ use anyhow::{Context as _, ensure};
 use api::{Client, MigrateVolume, Migration, MigrationState, Phase, SwitchOver, WAIT_MAX_MS, Watch};
 use comfy_table::{CellAlignment, Table, presets};
 use lab::workload::Recorder;
+use testbed::Host;
 
 use crate::guest;
-use crate::scene::Scene;
 
 /// Requests that the guest does between two migrations: a quarter of a second on a quick machine.
 const REQUESTS_BETWEEN: u64 = 5000;
@@ -55,7 +55,7 @@ pub struct Rounds(Vec<Round>);
 ///
 /// # Errors
 /// If a migration fails, or anything that the client read was wrong.
-pub fn measure(scene: &Scene, settings: Settings) -> anyhow::Result<Rounds> {
+pub fn measure(scene: &Host, settings: Settings) -> anyhow::Result<Rounds> {
     let volume = scene.create_volume(settings.disk_bytes)?;
     let guest = guest::start(&volume.uri.parse()?, settings.disk_bytes)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

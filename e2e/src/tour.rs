@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use api::{Migration, Volume, VolumeState};
-use lab::nbd_client::{Address, Client, ClientOptions};
-use lab::network::own_address;
 use lab::workload::random::Random;
 use lab::workload::{self, Content, Guest, GuestOptions, StoppedGuest};
 use rustix::process::Signal;
+use testbed::nbd_client::{Address, Client, ClientOptions};
+use testbed::{Host, own_address};
 
 use crate::guest::BLOCK_BYTES;
+use crate::host;
 use crate::rounds::FAIL_POINTS;
-use crate::scene::Scene;
 
 /// What the hosts are called.
 const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
@@ -59,7 +59,7 @@ pub fn play_tour(seed: u64, steps: u32, mut told: impl FnMut(&str)) -> anyhow::R
         if let Err(error) = done {
             let replay = format!("cargo run -p e2e --bin tour -- --seed {seed} --steps {steps}");
             let error = error.context(format!("{replay}\n{course}"));
-            return Err(tour.hosts.iter().fold(error, |error, host| host.with_log(&error)));
+            return Err(tour.hosts.iter().fold(error, |error, host| host.with_log(error)));
         }
     }
     Ok(())
@@ -104,7 +104,7 @@ impl Step {
 }
 
 struct Tour {
-    hosts: Vec<Scene>,
+    hosts: Vec<Host>,
     seed: u64,
     /// One for each volume; `None` while it is asked what it knows.
     guests: Vec<Option<Guest>>,
@@ -114,7 +114,7 @@ impl Tour {
     fn begin(seed: u64) -> anyhow::Result<Self> {
         let mut hosts = Vec::new();
         for name in NAMES {
-            let mut host = Scene::new()?;
+            let mut host = host()?;
             let address = own_address()?;
             host.configure(&format!(
                 "[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"
@@ -137,7 +137,7 @@ impl Tour {
             let volume: Volume = tour.hosts[place].ask(&["volume", "show", name])?;
             let here: Address = volume.uri.parse()?;
             let others = tour.hosts.iter().enumerate().filter(|(number, _)| *number != place);
-            let socket = |host: &Scene| host.path(&format!("run/volumes/{name}.sock"));
+            let socket = |host: &Host| host.path(&format!("run/volumes/{name}.sock"));
             let elsewhere = others.map(|(_, host)| Address::new(socket(host), here.export())).collect();
             let options = ClientOptions {
                 reconnect_deadline: PATIENCE,
@@ -286,7 +286,7 @@ struct Look {
     volume: Option<VolumeState>,
 }
 
-fn look(host: &Scene, volume: &str) -> Look {
+fn look(host: &Host, volume: &str) -> Look {
     let migrations: Option<Vec<Migration>> = host.ask(&["migration", "list"]).ok();
     let is_quiet = migrations.is_some_and(|all| all.iter().all(|migration| migration.state.has_ended()));
     let volume: Option<Volume> = host.ask(&["volume", "show", volume]).ok();

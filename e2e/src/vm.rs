@@ -14,10 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, bail, ensure};
 use api::{Vm, VmState};
+use testbed::{Host, until};
 
 use crate::machine::guest_image;
-use crate::scene::Scene;
-use crate::wait::until;
 
 /// What the machine is called.
 pub const NAME: &str = "web1";
@@ -83,7 +82,7 @@ impl Console {
     ///
     /// # Errors
     /// What the daemon says.
-    pub fn start(scene: &Scene, fill_bytes: u64) -> anyhow::Result<Self> {
+    pub fn start(scene: &Host, fill_bytes: u64) -> anyhow::Result<Self> {
         Self::start_with(scene, &["v"], fill_bytes)
     }
 
@@ -91,7 +90,7 @@ impl Console {
     ///
     /// # Errors
     /// What the daemon says.
-    pub fn start_with(scene: &Scene, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<Self> {
+    pub fn start_with(scene: &Host, volumes: &[&str], fill_bytes: u64) -> anyhow::Result<Self> {
         Self::start_busy(scene, volumes, Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 })
     }
 
@@ -100,7 +99,7 @@ impl Console {
     /// # Errors
     /// What the daemon says.
     pub fn start_with_words(
-        scene: &Scene,
+        scene: &Host,
         volumes: &[&str],
         fill_bytes: u64,
         words: &[&str],
@@ -112,7 +111,7 @@ impl Console {
     ///
     /// # Errors
     /// What the daemon says.
-    pub fn start_busy(scene: &Scene, volumes: &[&str], work: Work) -> anyhow::Result<Self> {
+    pub fn start_busy(scene: &Host, volumes: &[&str], work: Work) -> anyhow::Result<Self> {
         Self::start_as(scene, volumes, work, &[])
     }
 
@@ -122,7 +121,7 @@ impl Console {
     /// # Errors
     /// What the daemon says.
     pub fn start_for_anybody(
-        scene: &Scene,
+        scene: &Host,
         fill_bytes: u64,
         words: &[&str],
         sections: &str,
@@ -140,12 +139,12 @@ impl Console {
         Self::start_text(scene, &socket, &definition)
     }
 
-    fn start_as(scene: &Scene, volumes: &[&str], work: Work, words: &[&str]) -> anyhow::Result<Self> {
+    fn start_as(scene: &Host, volumes: &[&str], work: Work, words: &[&str]) -> anyhow::Result<Self> {
         let socket = scene.path("console");
         Self::start_text(scene, &socket, &text(&socket, volumes, work, words)?)
     }
 
-    fn start_text(scene: &Scene, socket: &Path, text: &str) -> anyhow::Result<Self> {
+    fn start_text(scene: &Host, socket: &Path, text: &str) -> anyhow::Result<Self> {
         let console = Self::listen(socket)?;
         let definition = scene.path("vm.toml");
         std::fs::write(&definition, text).context("write the definition")?;
@@ -295,7 +294,7 @@ impl Drop for Console {
 ///
 /// # Errors
 /// What the daemon says.
-pub fn vms(scene: &Scene) -> anyhow::Result<Vec<Vm>> {
+pub fn vms(scene: &Host) -> anyhow::Result<Vec<Vm>> {
     scene.ask(&["vm", "list"])
 }
 
@@ -303,7 +302,7 @@ pub fn vms(scene: &Scene) -> anyhow::Result<Vec<Vm>> {
 ///
 /// # Errors
 /// If that does not happen.
-pub fn check_at(there: &Scene, elsewhere: &Scene) -> anyhow::Result<()> {
+pub fn check_at(there: &Host, elsewhere: &Host) -> anyhow::Result<()> {
     until("the machine is at one host only", || {
         let (found, other) = (vms(there)?, vms(elsewhere)?);
         let runs = matches!(found.as_slice(), [vm] if vm.state == VmState::Running);

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use api::Volume;
-use e2e::{Scene, guest, play};
-use lab::nbd_client::{Client, ClientOptions};
+use e2e::{Host, guest, play};
 use lab::workload::{self, Content, Guest, GuestOptions};
+use testbed::nbd_client::{Client, ClientOptions};
 
 const DISK_BYTES: u64 = 32 << 20;
 
@@ -41,7 +41,7 @@ fn adopted_image_moves_into_a_store_and_the_original_is_kept_as_it_was() {
 }
 
 /// Checks that the original has its new name and its old content, and that its old name is gone.
-fn check_fenced(scene: &Scene, content: &Content) -> anyhow::Result<()> {
+fn check_fenced(scene: &Host, content: &Content) -> anyhow::Result<()> {
     ensure!(!scene.path("disk.raw").exists(), "something could start from the original");
     guest::verify_image(&scene.path("disk.raw.moved-m0"), content)
 }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Vm, VmState, Volume};
 use e2e::by_hand::{ByHand, open_files};
 use e2e::vm::{self, NAME};
-use e2e::{Pair, Program, Scene, until};
+use e2e::{Host, Pair, Program, until};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
@@ -181,7 +181,7 @@ fn adopt(pair: &Pair, format: &str, words: &[&str]) -> anyhow::Result<ByHand> {
     Ok(machine)
 }
 
-fn move_whole(machine: &ByHand, from: &Scene, to: &Scene, words: &[&str]) -> anyhow::Result<()> {
+fn move_whole(machine: &ByHand, from: &Host, to: &Host, words: &[&str]) -> anyhow::Result<()> {
     let moved: Migration = from.ask(&[&["migrate", NAME, "--to"], words].concat())?;
     ensure!(moved.state == MigrationState::Moved, "{moved:?}");
     vm::check_at(to, from)?;
@@ -189,7 +189,7 @@ fn move_whole(machine: &ByHand, from: &Scene, to: &Scene, words: &[&str]) -> any
 }
 
 /// Gives the machine its disk back, lets it work on it, and compares the image with what the guest knows.
-fn release(machine: &ByHand, scene: &Scene, store: &str, format: &str) -> anyhow::Result<()> {
+fn release(machine: &ByHand, scene: &Host, store: &str, format: &str) -> anyhow::Result<()> {
     let released: Vm = scene.ask(&["vm", "release", NAME])?;
     ensure!(released.state == VmState::Running, "{released:?}");
     ensure!(vm::vms(scene)?.is_empty() && scene.ask::<Vec<Volume>>(&["volume", "list"])?.is_empty());

@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use api::{Volume, VolumeState};
-use e2e::{Pair, Scene, WireState, guest, play_pair};
+use e2e::{Host, LinkState, Pair, guest, play_pair};
 use lab::workload::Content;
 
 const DISK_BYTES: u64 = 32 << 20;
@@ -16,7 +16,7 @@ fn part(pair: &mut Pair) -> anyhow::Result<Content> {
     let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
     pair.promote_by_force()?;
     pair.alpha.start()?;
-    pair.wire.set(WireState::Whole);
+    pair.link.set(LinkState::Up);
     pair.alpha.until_idle()?;
     for host in [&pair.alpha, &pair.beta] {
         ensure!(host.volume()?.state == VolumeState::Serving, "each has a branch");
@@ -25,7 +25,7 @@ fn part(pair: &mut Pair) -> anyhow::Result<Content> {
 }
 
 /// Checks that a host does not get rid of its branch to the other one, and is told what to do.
-fn check_refused(from: &Scene, to: &str) -> anyhow::Result<()> {
+fn check_refused(from: &Host, to: &str) -> anyhow::Result<()> {
     for more in [&[][..], &["--dry-run"]] {
         let told = from.sterna([&["migrate", "v", "--to", to], more].concat())?;
         let said = format!("{}{}", told.stdout, told.stderr);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use e2e::{Program, Scene, play, until};
+use e2e::{Host, Program, play, until};
 use serde_json::Value;
 
 const DISK_BYTES: u64 = 32 << 20;
@@ -40,7 +40,7 @@ fn every_byte_range_reads_as_the_model_says_while_the_disk_moves() {
 }
 
 /// Requests that guests of the volume have done.
-fn requests(scene: &Scene) -> anyhow::Result<u64> {
+fn requests(scene: &Host) -> anyhow::Result<u64> {
     let statistics = scene.statistics()?;
     Ok(statistics.reads + statistics.writes)
 }

@@ -6,10 +6,10 @@ use anyhow::{Context as _, ensure};
 use api::{ErrorCode, Migration, MigrationPlan};
 use e2e::file_system::FileSystem;
 use e2e::{
-    FAR, Pair, Scene, WireState, guest, play, play_pair, play_pair_with_mounts, play_sharing_pair, share,
+    FAR, Host, LinkState, Pair, guest, play, play_pair, play_pair_with_mounts, play_sharing_pair, share,
     until, vm,
 };
-use lab::network::own_address;
+use testbed::own_address;
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
@@ -19,7 +19,7 @@ const SMALL_BYTES: u64 = 16 << 20;
 const LOCK: &str = ".sterna-lock";
 
 /// Asks for a plan; the exit code says whether it could begin.
-fn plan(scene: &Scene, arguments: &[&str]) -> anyhow::Result<MigrationPlan> {
+fn plan(scene: &Host, arguments: &[&str]) -> anyhow::Result<MigrationPlan> {
     let words: Vec<&str> = ["migrate"].iter().chain(arguments).chain(&["--dry-run"]).copied().collect();
     let outcome = scene.sterna(words.iter().chain(&["--json"]))?;
     let plan: MigrationPlan = outcome.json()?;
@@ -33,14 +33,14 @@ fn plan(scene: &Scene, arguments: &[&str]) -> anyhow::Result<MigrationPlan> {
 }
 
 /// As [`plan`], of what would be refused for one reason.
-fn refused(scene: &Scene, arguments: &[&str], code: ErrorCode, words: &str) -> anyhow::Result<()> {
+fn refused(scene: &Host, arguments: &[&str], code: ErrorCode, words: &str) -> anyhow::Result<()> {
     let plan = plan(scene, arguments)?;
     let found = plan.refusals.iter().any(|refusal| refusal.code == code && refusal.message.contains(words));
     ensure!(found && !plan.can_begin, "{arguments:?}: {words}: {plan:#?}");
     Ok(())
 }
 
-fn untouched(scene: &Scene, images: &[&str]) -> anyhow::Result<()> {
+fn untouched(scene: &Host, images: &[&str]) -> anyhow::Result<()> {
     let migrations: Vec<Migration> = scene.ask(&["migration", "list"])?;
     ensure!(migrations.is_empty(), "{migrations:?}");
     ensure!(scene.images("a")? == images && scene.images("b")?.is_empty(), "something is left");
@@ -199,7 +199,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
             followed.warnings.iter().any(|warning| warning.contains("losing its memory")),
             "{followed:?}"
         );
-        pair.wire.set(WireState::Late);
+        pair.link.set(LinkState::Late);
         until("the round trip is known to be long", || {
             let planned = plan(&pair.alpha, &["web1", "--to", "beta:a", "--max-downtime", "60000"])?;
             let least = planned.machine.and_then(|machine| machine.least_downtime_ms);
@@ -210,7 +210,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
         let outcome = pair.alpha.sterna(["migrate", "web1", "--to", "beta:a"])?;
         // It is what was asked for that cannot be.
         ensure!(outcome.code == 2 && outcome.stderr.contains(words), "{outcome:?}");
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         check_stayed(pair, &console)
     });
 }

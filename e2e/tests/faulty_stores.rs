@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use api::{GuestLocation, Migration, MigrationState};
 use e2e::file_system::{Faults, FileSystem};
-use e2e::{Scene, fio, guest, play_with_mounts, until};
-use lab::nbd_client::{Client, ClientError, ClientOptions, Operation};
+use e2e::{Host, fio, guest, play_with_mounts, until};
+use testbed::nbd_client::{Client, ClientError, ClientOptions, Operation};
 
 const DISK_BYTES: u64 = 32 << 20;
 const STORE_BYTES: u64 = 96 << 20;
@@ -18,7 +18,7 @@ const MIRROR_WAIT_MAX: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_secs(20);
 
 /// Puts a store on a disk with faults and starts the daemon.
-fn start_with_faulty(scene: &mut Scene, store: &str) -> anyhow::Result<Faults> {
+fn start_with_faulty(scene: &mut Host, store: &str) -> anyhow::Result<Faults> {
     let (mounted, faults) = FileSystem::on_faulty_disk(&scene.path(store), STORE_BYTES)?;
     scene.keep(mounted)?;
     scene.start()?;
@@ -26,7 +26,7 @@ fn start_with_faulty(scene: &mut Scene, store: &str) -> anyhow::Result<Faults> {
 }
 
 /// Begins a migration that takes eight seconds, and waits until it has copied something.
-fn begin_slowly(scene: &Scene) -> anyhow::Result<Migration> {
+fn begin_slowly(scene: &Host) -> anyhow::Result<Migration> {
     let begun = scene.begin_to_migrate("b", Some("2MiB/s"))?;
     until("something is copied", || {
         let migration = scene.migration(&begun.id)?;
@@ -36,7 +36,7 @@ fn begin_slowly(scene: &Scene) -> anyhow::Result<Migration> {
 }
 
 /// Checks that a migration has failed for that reason, by exit code too, and that the volume is where it was.
-fn check_failed(scene: &Scene, id: &str, failure: &str) -> anyhow::Result<()> {
+fn check_failed(scene: &Host, id: &str, failure: &str) -> anyhow::Result<()> {
     scene.sterna(["migration", "watch", id])?.expect(5)?;
     let migration = scene.migration(id)?;
     ensure!(migration.state == MigrationState::Failed, "{migration:?}");

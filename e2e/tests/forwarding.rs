@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, VolumeState};
-use e2e::{Pair, Scene, WireState, guest, play_pair, until};
+use e2e::{Host, LinkState, Pair, guest, host, play_pair, until};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
@@ -17,7 +17,7 @@ fn begin_to_come_home(pair: &Pair, bandwidth: Option<&str>) -> anyhow::Result<Mi
 }
 
 /// The migration that is under way at a host.
-fn under_way(scene: &Scene) -> anyhow::Result<Migration> {
+fn under_way(scene: &Host) -> anyhow::Result<Migration> {
     let migrations: Vec<Migration> = scene.ask(&["migration", "list"])?;
     migrations.into_iter().find(|migration| !migration.state.has_ended()).context("nothing is under way")
 }
@@ -89,12 +89,12 @@ fn source_that_was_killed_while_its_migration_was_cancelled_elsewhere_hears_of_i
         pair.alpha.create_volume(DISK_BYTES)?;
         let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
         let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
-        pair.wire.set(WireState::Cut);
+        pair.link.set(LinkState::Cut);
         pair.alpha.kill()?;
         pair.beta.sterna(["migration", "cancel", &under_way(&pair.beta)?.id])?.success()?;
         until("the other host has nothing of it", || Ok(pair.beta.images("a")?.is_empty().then_some(())))?;
         pair.alpha.start()?;
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         check_cancelled_at_beta(&ended)?;
         ensure!(pair.alpha.volume()?.state == VolumeState::Serving);
@@ -152,8 +152,8 @@ fn a_host_that_was_unpaired_when_it_was_started_forwards_once_it_is_paired_again
 }
 
 /// A third host, which knows `beta`.
-fn third(pair: &Pair) -> anyhow::Result<Scene> {
-    let mut gamma = Scene::new()?;
+fn third(pair: &Pair) -> anyhow::Result<Host> {
+    let mut gamma = host()?;
     gamma.configure("[hosts]\nlisten = []\n")?;
     gamma.start()?;
     gamma.sterna(["host", "init", "--name", "gamma"])?.success()?;
@@ -163,7 +163,7 @@ fn third(pair: &Pair) -> anyhow::Result<Scene> {
 }
 
 /// How many clients at other hosts a host knows of its volume `v`.
-fn clients_elsewhere(scene: &Scene) -> anyhow::Result<u32> {
+fn clients_elsewhere(scene: &Host) -> anyhow::Result<u32> {
     Ok(scene.volume()?.clients_elsewhere.iter().map(|led| led.clients).sum())
 }
 
@@ -188,8 +188,8 @@ fn clients_that_stay_are_served_and_counted_while_their_volume_goes_on_to_a_thir
             guest::until_worked(&guest, WORK_REQUESTS)?;
             ensure!(pair.beta.volume()?.state == VolumeState::Forwarding, "its clients need it");
         }
-        pair.wire.set(WireState::Cut);
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Cut);
+        pair.link.set(LinkState::Up);
         guest::until_worked(&guest, WORK_REQUESTS)?;
         pair.beta.kill()?;
         pair.beta.start()?;

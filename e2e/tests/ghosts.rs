@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::Volume;
-use e2e::{Scene, WireState, play_pair, until};
-use lab::nbd_client::{Client, ClientError, ClientOptions, Operation, WriteDurability};
+use e2e::{Host, LinkState, play_pair, until};
+use testbed::nbd_client::{Client, ClientError, ClientOptions, Operation, WriteDurability};
 
 const DISK_BYTES: u64 = 1 << 20;
 const WRITE_BYTES: usize = 64 << 10;
@@ -18,7 +18,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 const WRITES_IN_FLIGHT: u64 = 8;
 
 /// A client that gives up soon.
-fn connect(scene: &Scene) -> anyhow::Result<Client> {
+fn connect(scene: &Host) -> anyhow::Result<Client> {
     let options = ClientOptions { answer_deadline: SOON, ..ClientOptions::default() };
     Ok(Client::connect(&scene.export()?, options)?)
 }
@@ -64,13 +64,13 @@ fn write_that_is_caught_in_a_silent_link_does_not_land_over_what_its_client_writ
         let mut client = connect(&pair.alpha)?;
         pair.leave()?;
         write(&mut client, 1).context("write by way of the host that the volume has left")?;
-        pair.wire.set(WireState::BlackHole);
+        pair.link.set(LinkState::BlackHole);
         ensure!(write(&mut client, 2).is_err(), "there is nobody to answer");
         drop(client);
         let mut elsewhere = connect(&pair.beta)?;
         write(&mut elsewhere, 2)?;
         write(&mut elsewhere, 3)?;
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         until("nothing of the client is left at alpha", || Ok(pair.alpha.volume().is_err().then_some(())))?;
         check(&mut elsewhere, 3)
     });
@@ -95,13 +95,13 @@ fn write_that_a_killed_host_had_sent_on_does_not_come_back_to_it_with_the_volume
         );
         // It goes on by itself: the orders of both hosts are over when they hear of each other again.
         drop(migrating);
-        pair.wire.set(WireState::Cut);
+        pair.link.set(LinkState::Cut);
         let left = writing.join().map_err(|_| anyhow::anyhow!("the client has ended in disorder"))?;
         pair.alpha.start()?;
         let mut again = connect(&pair.alpha).with_context(|| format!("connect again, after: {left}"))?;
         write(&mut again, 1)?;
         write(&mut again, 2)?;
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         until("nothing of the client is left at beta", || Ok(pair.beta.volume().is_err().then_some(())))?;
         check(&mut again, 2)
     });

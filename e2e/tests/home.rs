@@ -2,13 +2,13 @@
 
 use anyhow::{Context as _, bail, ensure};
 use api::{ImageFate, KeptBecause, Migration, MigrationState, RemovedVolume, Replica, Volume, VolumeState};
-use e2e::{Pair, Scene, guest, play_pair, until};
+use e2e::{Host, Pair, guest, play_pair, until};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 32 << 20;
 
 /// Moves `v` to where it is not, keeps its old image, and waits until it is served there.
-fn travel(from: &Scene, to: &Scene, target: &str, more: &[&str]) -> anyhow::Result<Migration> {
+fn travel(from: &Host, to: &Host, target: &str, more: &[&str]) -> anyhow::Result<Migration> {
     let arguments = [&["migrate", "v", "--to", target, "--keep-source"], more].concat();
     let ended: Migration = from.ask(&arguments)?;
     ensure!(ended.state == MigrationState::Moved, "{ended:?}");

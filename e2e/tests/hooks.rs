@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, VmState};
-use e2e::{Pair, Scene, guest, until, vm};
+use e2e::{Host, Pair, guest, until, vm};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
@@ -53,12 +53,12 @@ fn play_with_hooks(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     });
 }
 
-fn told(scene: &Scene) -> anyhow::Result<Vec<String>> {
+fn told(scene: &Host) -> anyhow::Result<Vec<String>> {
     let told = std::fs::read_to_string(scene.path("told")).unwrap_or_default();
     Ok(told.lines().map(|line| line.trim_end().to_owned()).collect())
 }
 
-fn until_told(scene: &Scene, expected: &[&str]) -> anyhow::Result<()> {
+fn until_told(scene: &Host, expected: &[&str]) -> anyhow::Result<()> {
     until("the hooks are told", || {
         let told = told(scene)?;
         ensure!(told.len() <= expected.len(), "{told:?} instead of {expected:?}");

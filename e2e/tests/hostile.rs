@@ -10,7 +10,7 @@ mod raw;
 
 use anyhow::ensure;
 use api::{MigrationState, Volume};
-use e2e::{Scene, guest, play, until};
+use e2e::{Host, guest, play, until};
 
 const DISK_BYTES: u64 = 16 << 20;
 /// What is on the disk when it begins to move; at [`RATE`] that takes as long as most attacks.
@@ -18,7 +18,7 @@ const FILLED_BYTES: u64 = 4 << 20;
 const RATE: &str = "1MiB/s";
 
 /// Lets a guest work on a volume that moves while `attack` does its worst, and checks that neither has suffered.
-fn undisturbed(attack: impl FnOnce(&Scene, &Volume) -> anyhow::Result<()>) {
+fn undisturbed(attack: impl FnOnce(&Host, &Volume) -> anyhow::Result<()>) {
     play(|scene| {
         let volume = scene.create_volume(DISK_BYTES)?;
         let guest = guest::start(&scene.export()?, FILLED_BYTES)?;
@@ -31,6 +31,6 @@ fn undisturbed(attack: impl FnOnce(&Scene, &Volume) -> anyhow::Result<()>) {
     });
 }
 
-fn connections(scene: &Scene) -> anyhow::Result<usize> {
+fn connections(scene: &Host) -> anyhow::Result<usize> {
     Ok(scene.statistics()?.connections)
 }

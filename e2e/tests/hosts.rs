@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use api::{GuestLocation, Migration, MigrationState, Volume, VolumeState};
-use e2e::{Pair, Scene, WireState, guest, play_pair, until};
+use e2e::{Host, LinkState, Pair, guest, play_pair, until};
 use lab::workload::Guest;
 
 const DISK_BYTES: u64 = 32 << 20;
@@ -37,7 +37,7 @@ fn until_left(pair: &Pair, begun: &Migration) -> anyhow::Result<()> {
 }
 
 /// Waits until so many bytes have been copied.
-fn until_copied(scene: &Scene, migration: &Migration, bytes: u64) -> anyhow::Result<()> {
+fn until_copied(scene: &Host, migration: &Migration, bytes: u64) -> anyhow::Result<()> {
     until("a part is copied", || Ok((scene.migration(&migration.id)?.bytes_copied >= bytes).then_some(())))
 }
 
@@ -59,16 +59,16 @@ fn volume_goes_to_another_host_and_comes_home_while_its_guest_stays_connected() 
 fn cut_and_silent_links_cost_time_and_nothing_else() {
     play_pair(|pair| {
         let (guest, begun) = begin_to_leave(pair)?;
-        for (state, copied) in [(WireState::Cut, FILL_BYTES / 4), (WireState::BlackHole, FILL_BYTES / 2)] {
+        for (state, copied) in [(LinkState::Cut, FILL_BYTES / 4), (LinkState::BlackHole, FILL_BYTES / 2)] {
             until_copied(&pair.alpha, &begun, copied)?;
-            pair.wire.set(state);
+            pair.link.set(state);
             // A guest that waits for the other host waits until the test gives up.
             let cut = Instant::now();
             guest::until_worked(&guest, WORK_REQUESTS)?;
             // And so does one that is held only when the loss of the link has been noticed.
             sleep(NOTICED_AFTER.saturating_sub(cut.elapsed()));
             guest::until_worked(&guest, WORK_REQUESTS)?;
-            pair.wire.set(WireState::Whole);
+            pair.link.set(LinkState::Up);
         }
         until_left(pair, &begun)?;
         guest::stop_and_verify(guest).map(drop)
@@ -158,7 +158,7 @@ fn volume_that_was_released_to_a_host_that_heard_nothing_is_promoted_there_with_
         let waiting = pair.beta.volume()?;
         ensure!(waiting.state == VolumeState::Arriving, "{waiting:?}");
         // Nobody serves it, and neither does the source, which has released it: the link never comes back.
-        pair.wire.set(WireState::Cut);
+        pair.link.set(LinkState::Cut);
         pair.alpha.start()?;
         let released = until("the source prints its ticket", || {
             Ok(Some(pair.alpha.migration(&begun.id)?).filter(|migration| migration.ticket.is_some()))
@@ -176,7 +176,7 @@ fn volume_that_was_released_to_a_host_that_heard_nothing_is_promoted_there_with_
         ensure!(promoted.state == VolumeState::Serving && promoted.generation == 1, "{promoted:?}");
 
         // The source hears of it when the link is there again, and nothing is left of the volume but the way to it.
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         until_left(pair, &begun)?;
         pair.beta.stop()?;
         guest::verify_image(&pair.beta.path("a/v.img"), &stopped.content)
@@ -222,7 +222,7 @@ fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
             let stopped = guest::stop_and_verify(start_guest(pair)?)?;
             pair.leave_killed(host, step)?;
             until("exactly one host serves the volume", || {
-                let served = |scene: &Scene| {
+                let served = |scene: &Host| {
                     let volume = scene.volume().ok();
                     volume.is_some_and(|volume| volume.state == VolumeState::Serving)
                 };

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, Phase};
-use e2e::{Pair, WireState, until, vm};
+use e2e::{LinkState, Pair, until, vm};
 
 const FILL_BYTES: u64 = 4 << 20;
 /// What the guest does before, between and after moves.
@@ -125,19 +125,19 @@ fn a_machine_whose_host_is_gone_after_it_was_released_is_promoted_with_all_its_d
 fn links_that_are_cut_or_silent_while_a_machine_moves_cost_time_and_nothing_else() {
     play(|pair| {
         let console = start(pair)?;
-        for state in [WireState::Cut, WireState::BlackHole] {
+        for state in [LinkState::Cut, LinkState::BlackHole] {
             let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
             until("its memory is on its way", || {
                 let phase = pair.alpha.migration(&begun.id)?.phase;
                 Ok((phase != Phase::Copying).then_some(()))
             })?;
-            pair.wire.set(state);
+            pair.link.set(state);
             // Wherever it was: if it stood still already, it goes on here when that has taken too long.
             let before = pair.alpha.migration(&begun.id)?;
             if before.phase == Phase::Memory {
                 console.work_on(REQUESTS)?;
             }
-            pair.wire.set(WireState::Whole);
+            pair.link.set(LinkState::Up);
             let is_at_alpha = settled(pair)?;
             console.work_on(REQUESTS)?;
             if !is_at_alpha {
@@ -148,12 +148,12 @@ fn links_that_are_cut_or_silent_while_a_machine_moves_cost_time_and_nothing_else
         }
         // For ever: whoever waits can end it, and the machine has never been away.
         let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
-        pair.wire.set(WireState::BlackHole);
+        pair.link.set(LinkState::BlackHole);
         console.work_on(REQUESTS)?;
         pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
         pair.alpha.wait_for_migration(&begun.id)?;
         console.work_on(REQUESTS)?;
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         ensure!(settled(pair)?, "it stays");
         console.verify()
     });

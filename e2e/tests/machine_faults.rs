@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use api::{GuestLocation, Migration, MigrationState, Phase, VmState};
 use e2e::file_system::FileSystem;
-use e2e::{Pair, Scene, play_pair, play_pair_with_data_disks, play_pair_with_mounts, until, vm};
+use e2e::{Host, Pair, play_pair, play_pair_with_data_disks, play_pair_with_mounts, until, vm};
 use rustix::process::{Pid, Signal, kill_process};
 
 const DISK_BYTES: u64 = 16 << 20;
@@ -72,7 +72,7 @@ fn stayed(pair: &Pair, console: &vm::Console, begun: &Migration) -> anyhow::Resu
 }
 
 /// Nothing is left of images there.
-fn is_empty(scene: &Scene) -> anyhow::Result<()> {
+fn is_empty(scene: &Host) -> anyhow::Result<()> {
     until("no image is left", || {
         Ok((scene.images("a")?.is_empty() && scene.images("b")?.is_empty()).then_some(()))
     })
@@ -266,7 +266,7 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
     });
 }
 
-fn process(scene: &Scene) -> anyhow::Result<Pid> {
+fn process(scene: &Host) -> anyhow::Result<Pid> {
     let process =
         until("the machine's QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))?;
     Pid::from_raw(i32::try_from(process)?).context("a process without a number")
@@ -277,7 +277,7 @@ fn send(process: Pid, signal: Signal) -> anyhow::Result<()> {
 }
 
 /// Starts a machine again that has crashed; false: that is not known yet.
-fn restart(scene: &Scene) -> anyhow::Result<bool> {
+fn restart(scene: &Host) -> anyhow::Result<bool> {
     Ok(scene.sterna(["vm", "start", vm::NAME])?.code == 0)
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context as _, bail, ensure};
 use api::{MemoryMove, Migration, MigrationPlan, MigrationState, VmState};
 use e2e::vm::{self, Work};
-use e2e::{Pair, Scene, WireState, until};
+use e2e::{Host, LinkState, Pair, until};
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = 4 << 20;
@@ -30,7 +30,7 @@ fn start(pair: &Pair, fill_bytes: u64, memory_bytes: u64, swept_bytes: u64) -> a
     vm::Console::start_busy(&pair.alpha, &["v"], Work { fill_bytes, memory_bytes, swept_bytes })
 }
 
-fn memory(scene: &Scene, id: &str) -> anyhow::Result<Option<MemoryMove>> {
+fn memory(scene: &Host, id: &str) -> anyhow::Result<Option<MemoryMove>> {
     Ok(scene.migration(id)?.machine.and_then(|machine| machine.memory))
 }
 
@@ -45,7 +45,7 @@ fn may_run_ahead() -> bool {
 }
 
 /// A host, and what it is called with its store.
-type End<'a> = (&'a Scene, &'a str);
+type End<'a> = (&'a Host, &'a str);
 
 /// Which daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ const MUCH_BYTES: u64 = 8 << 20;
 fn run_ahead(pair: &Pair, (from, home): End<'_>, (to, there): End<'_>) -> anyhow::Result<Migration> {
     // On a busy host the rest may have come before anybody has looked, or the move have been given up: then once more.
     for _ in 0..5 {
-        pair.wire.set(WireState::Slow);
+        pair.link.set(LinkState::Slow);
         let begun: Migration =
             from.ask(&["migrate", vm::NAME, "--to", there, "--memory", "post-copy", "--detach"])?;
         let is_ahead = until("it runs at the target, and its memory follows", || {
@@ -75,7 +75,7 @@ fn run_ahead(pair: &Pair, (from, home): End<'_>, (to, there): End<'_>) -> anyhow
         if is_ahead {
             return Ok(begun);
         }
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         if from.migration(&begun.id)?.state != MigrationState::Moved {
             vm::check_at(from, to)?;
             continue;
@@ -97,7 +97,7 @@ enum Fate {
 
 /// Waits until a migration has ended whose volumes are the target's. If the machine's memory was lost, both hosts say so, and it is
 /// started again; then it works.
-fn ends(source: &Scene, target: &Scene, console: &vm::Console, begun: &Migration) -> anyhow::Result<Fate> {
+fn ends(source: &Host, target: &Host, console: &vm::Console, begun: &Migration) -> anyhow::Result<Fate> {
     let ended = source.wait_for_migration(&begun.id)?;
     ensure!(ended.state == MigrationState::Moved, "{ended:?}");
     until("nothing of it is left at the source", || Ok(vm::vms(source)?.is_empty().then_some(())))?;
@@ -177,7 +177,7 @@ fn a_host_whose_hypervisor_may_not_run_a_machine_ahead_says_so_before_anything_i
 }
 
 /// Where a daemon finds a QEMU that may not use userfaultfd; `None`: it is not to be kept from it.
-fn without_userfaultfd(scene: &Scene) -> anyhow::Result<Option<String>> {
+fn without_userfaultfd(scene: &Host) -> anyhow::Result<Option<String>> {
     const QEMU: &str = "qemu-system-x86_64";
     let folder = scene.path("bin");
     std::fs::create_dir(&folder).context("make a folder")?;
@@ -211,14 +211,14 @@ fn memory_follows_the_machine_over_a_link_that_was_cut_and_when_a_daemon_was_kil
             let begun =
                 if comes_home { run_ahead(pair, beta, alpha)? } else { run_ahead(pair, alpha, beta)? };
             match killed {
-                None => pair.wire.set(WireState::Cut),
+                None => pair.link.set(LinkState::Cut),
                 Some(_) => {
                     // Nothing more comes, and the guest soon wants some of it.
-                    pair.wire.set(WireState::BlackHole);
+                    pair.link.set(LinkState::BlackHole);
                     pair.beta.kill()?;
                 }
             }
-            pair.wire.set(WireState::Whole);
+            pair.link.set(LinkState::Up);
             if killed.is_some() {
                 pair.beta.start()?;
             }
@@ -242,12 +242,12 @@ fn a_machine_that_is_lost_before_its_memory_came_says_so_and_starts_again_on_who
         let console = start(pair, DISK_BYTES, 4 << 20, SWEPT_BYTES)?;
         let begun = run_ahead(pair, (&pair.alpha, "alpha:a"), (&pair.beta, "beta:a"))?;
         // Nothing more comes until it is gone.
-        pair.wire.set(WireState::BlackHole);
+        pair.link.set(LinkState::BlackHole);
         let process = until("QEMU is there", || Ok(vm::vms(&pair.beta)?.first().and_then(|vm| vm.process)))?;
         vm::kill(process);
-        pair.wire.set(WireState::Slow);
+        pair.link.set(LinkState::Slow);
         ensure!(ends(&pair.alpha, &pair.beta, &console, &begun)? == Fate::Lost, "it has no memory");
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         console.verify()
     });
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::ensure;
-use e2e::{Program, Scene, guest, play, until};
+use e2e::{Host, Program, guest, play, until};
 
 const DISK_BYTES: u64 = 128 << 20;
 
@@ -79,13 +79,13 @@ fn a_report_of_nothing_or_to_nowhere_is_refused_with_a_reason() {
 }
 
 /// What the API says of a migration's history.
-fn history(scene: &Scene, id: &str) -> anyhow::Result<api::MigrationHistory> {
+fn history(scene: &Host, id: &str) -> anyhow::Result<api::MigrationHistory> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(api::Client::new(scene.address()?).migration_history(id))?)
 }
 
 /// Makes a report and opens it in a browser; returns the page as it stands after its scripts have run.
-fn render(scene: &Scene, id: &str) -> anyhow::Result<String> {
+fn render(scene: &Host, id: &str) -> anyhow::Result<String> {
     let file = scene.path("report.html");
     let order = ["migration", "report", id, "--output"].map(std::ffi::OsStr::new);
     scene.sterna(order.into_iter().chain([file.as_os_str()]))?.success()?;

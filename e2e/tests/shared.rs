@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState};
 use e2e::file_system::{FileSystem, MountedFor, SecondMount};
-use e2e::{FAR, Pair, Scene, WireState, guest, play_sharing_pair, share, until};
+use e2e::{FAR, Host, LinkState, Pair, guest, play_sharing_pair, share, until};
 use lab::workload::Guest;
 
 const DISK_BYTES: u64 = 32 << 20;
@@ -52,10 +52,10 @@ fn until_left(pair: &Pair, begun: &Migration) -> anyhow::Result<Migration> {
 
 /// Moves a volume that nobody uses, and says what that took on the link.
 fn leave_alone(pair: &Pair, more: &[&str]) -> anyhow::Result<(Migration, u64)> {
-    let before = pair.wire.carried_bytes();
+    let before = pair.link.carried_bytes();
     let arguments = ["migrate", "v", "--to", "beta:a"];
     let ended = pair.alpha.ask(&arguments.iter().chain(more).copied().collect::<Vec<_>>())?;
-    let carried = pair.wire.carried_bytes() - before;
+    let carried = pair.link.carried_bytes() - before;
     pair.check_at(&pair.beta, &pair.alpha)?;
     Ok((ended, carried))
 }
@@ -73,7 +73,7 @@ fn check_goes_over_the_link(pair: &mut Pair, reason: &str) -> anyhow::Result<()>
 
 /// Plays with `far` at `alpha` as `mount` makes it, of the folder of `beta`'s store.
 fn play_mounted(
-    mount: impl FnOnce(&Path, &Scene) -> anyhow::Result<SecondMount>,
+    mount: impl FnOnce(&Path, &Host) -> anyhow::Result<SecondMount>,
     test: impl FnOnce(&mut Pair) -> anyhow::Result<()>,
 ) {
     if !rustix::process::geteuid().is_root() {
@@ -128,9 +128,9 @@ fn volume_goes_there_and_comes_home_while_its_guest_works() {
 fn cut_link_costs_time_and_nothing_else() {
     play_sharing(|pair| {
         let (guest, begun) = begin_to_leave(pair)?;
-        pair.wire.set(WireState::Cut);
+        pair.link.set(LinkState::Cut);
         guest::until_worked(&guest, WORK_REQUESTS)?;
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         let ended = until_left(pair, &begun)?;
         ensure!(ended.shared, "{ended:?}");
         guest::stop_and_verify(guest).map(drop)
@@ -157,10 +157,10 @@ fn killed_source_host_goes_on_with_the_migration() {
         // Its client has gone when the daemon is killed, so what it knows is compared afterwards.
         let stopped = guest::stop_and_verify(guest)?;
         pair.alpha.kill()?;
-        let before = pair.wire.carried_bytes();
+        let before = pair.link.carried_bytes();
         pair.alpha.start()?;
         let ended = until_left(pair, &begun)?;
-        let carried = pair.wire.carried_bytes() - before;
+        let carried = pair.link.carried_bytes() - before;
         ensure!(ended.shared && carried < CONTROL_BYTES_MAX, "{carried} bytes on the link; {ended:?}");
         pair.beta.stop()?;
         guest::verify_image(&pair.beta.path("a/v.img"), &stopped.content)
@@ -229,7 +229,7 @@ fn what_is_promoted_by_force_is_not_written_by_the_source_that_goes_on() {
         pair.alpha.check_place("a")?;
         let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
         guest::until_worked(&guest, WORK_REQUESTS)?;
-        pair.wire.set(WireState::Whole);
+        pair.link.set(LinkState::Up);
         pair.alpha.until_idle()?;
         guest::until_worked(&guest, WORK_REQUESTS)?;
         drop(guest.stop()?);
@@ -240,7 +240,7 @@ fn what_is_promoted_by_force_is_not_written_by_the_source_that_goes_on() {
 
 #[test]
 fn folder_that_is_mounted_elsewhere_is_the_same() {
-    let mount = |shared: &Path, alpha: &Scene| SecondMount::of(shared, &alpha.path(FAR), MountedFor::Writing);
+    let mount = |shared: &Path, alpha: &Host| SecondMount::of(shared, &alpha.path(FAR), MountedFor::Writing);
     play_mounted(mount, |pair| {
         let guest = start_guest(pair)?;
         let ended = pair.leave()?;
@@ -251,14 +251,14 @@ fn folder_that_is_mounted_elsewhere_is_the_same() {
 
 #[test]
 fn folder_that_can_only_be_read_is_not_used() {
-    let mount = |shared: &Path, alpha: &Scene| SecondMount::of(shared, &alpha.path(FAR), MountedFor::Reading);
+    let mount = |shared: &Path, alpha: &Host| SecondMount::of(shared, &alpha.path(FAR), MountedFor::Reading);
     play_mounted(mount, |pair| check_goes_over_the_link(pair, "its folder cannot be written to"));
 }
 
 #[test]
 fn folder_that_only_looks_the_same_is_not_used() {
     // What is written to it stays in a layer above: whoever looks there sees every token, and changes nothing below.
-    let mount = |shared: &Path, alpha: &Scene| {
+    let mount = |shared: &Path, alpha: &Host| {
         let (above, work) = (alpha.path("above"), alpha.path("work"));
         std::fs::create_dir(&above)?;
         std::fs::create_dir(&work)?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationPlan, MigrationState, Volume};
-use e2e::{Pair, Scene, guest, play_pair, until};
+use e2e::{Host, Pair, guest, play_pair, until};
 use lab::workload::Guest;
 
 const DISK_BYTES: &str = "16MiB";
@@ -22,7 +22,7 @@ fn start(pair: &Pair, names: &[&str]) -> anyhow::Result<Vec<Guest>> {
     guests.collect()
 }
 
-fn begin(from: &Scene, names: &[&str], to: &str, more: &[&str]) -> anyhow::Result<Migration> {
+fn begin(from: &Host, names: &[&str], to: &str, more: &[&str]) -> anyhow::Result<Migration> {
     from.ask(&[&["migrate"], names, &["--to", to, "--detach"], more].concat())
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState};
-use e2e::{Scene, play_pair, until, vm};
+use e2e::{Host, play_pair, until, vm};
 
 const DISK_BYTES: u64 = 16 << 20;
 /// All of it: a machine that is started anew does not know what the last one wrote.
@@ -14,7 +14,7 @@ const FILL_BYTES: u64 = DISK_BYTES;
 const REQUESTS: u64 = 200;
 
 /// The folder of a machine's TPM at a host.
-fn state(scene: &Scene) -> PathBuf {
+fn state(scene: &Host) -> PathBuf {
     scene.path("data").join("vms").join(vm::NAME).join("tpm")
 }
 
@@ -27,7 +27,7 @@ fn keepers(folder: &Path) -> usize {
 }
 
 /// One host has the TPM's state, and one process keeps it; the other has nothing of it.
-fn check_at(there: &Scene, elsewhere: &Scene) -> anyhow::Result<()> {
+fn check_at(there: &Host, elsewhere: &Host) -> anyhow::Result<()> {
     vm::check_at(there, elsewhere)?;
     let (here, other) = (state(there), state(elsewhere));
     ensure!(here.join("tpm2-00.permall").exists() && keepers(&here) == 1, "{}", here.display());

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState};
 use e2e::by_hand::ByHand;
-use e2e::{Pair, Scene, until, vm};
+use e2e::{Host, Pair, until, vm};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
@@ -15,7 +15,7 @@ const REQUESTS: u64 = 200;
 const USER: &str = "nobody";
 
 /// The processes that run in the folder of the machine, with their names and users.
-fn processes(scene: &Scene) -> anyhow::Result<Vec<(String, u32)>> {
+fn processes(scene: &Host) -> anyhow::Result<Vec<(String, u32)>> {
     let folder = scene.path("data/vms").join(vm::NAME).canonicalize()?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
@@ -45,7 +45,7 @@ fn name_and_user(process: &Path) -> anyhow::Result<(String, u32)> {
 }
 
 /// The machine's processes run as that user, who owns its socket, and whose folder is nobody else's.
-fn check_unprivileged(scene: &Scene, user: u32) -> anyhow::Result<()> {
+fn check_unprivileged(scene: &Host, user: u32) -> anyhow::Result<()> {
     check_users(scene, user)?;
     for (path, mode) in
         [("run/volumes/v.sock", 0o600), ("run/vms/web1.d", 0o700), ("data/vms/web1/own", 0o700)]
@@ -62,7 +62,7 @@ fn check_unprivileged(scene: &Scene, user: u32) -> anyhow::Result<()> {
 }
 
 /// The machine's processes run as that user.
-fn check_users(scene: &Scene, user: u32) -> anyhow::Result<()> {
+fn check_users(scene: &Host, user: u32) -> anyhow::Result<()> {
     let found = processes(scene)?;
     ensure!(found.iter().any(|(name, _)| name.starts_with("qemu")), "{found:?}");
     ensure!(found.iter().all(|(_, owner)| *owner == user), "{found:?}");
@@ -70,7 +70,7 @@ fn check_users(scene: &Scene, user: u32) -> anyhow::Result<()> {
 }
 
 /// Has the daemon start QEMU as [`USER`].
-fn configure(scene: &mut Scene) -> anyhow::Result<()> {
+fn configure(scene: &mut Host) -> anyhow::Result<()> {
     scene.stop()?;
     let file = scene.path("sterna.toml");
     let text = std::fs::read_to_string(&file)?;
@@ -82,7 +82,7 @@ fn configure(scene: &mut Scene) -> anyhow::Result<()> {
     scene.start()
 }
 
-fn migrate(from: &Scene, to: &str) -> anyhow::Result<()> {
+fn migrate(from: &Host, to: &str) -> anyhow::Result<()> {
     let moved: Migration = until("the hosts see each other", || {
         let asked = from.sterna(["migrate", vm::NAME, "--to", to, "--json"])?;
         match asked.code {

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use e2e::machine::Machine;
 use e2e::qemu_nbd::QemuNbd;
-use e2e::{Scene, play, play_unstarted};
+use e2e::{Host, play, play_unstarted};
 use lab::vm::{Bus, DiskModel};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -11,7 +11,7 @@ const DISK_BYTES: u64 = 64 << 20;
 const SOME_REQUESTS: u64 = 1000;
 
 /// Lets the machine compare its disk, then compares the image that the volume is in.
-fn verify(scene: &mut Scene, machine: Machine) -> anyhow::Result<()> {
+fn verify(scene: &mut Host, machine: Machine) -> anyhow::Result<()> {
     let verified = machine.stop_and_verify().context("what the machine sees")?;
     let image = scene.volume()?.image;
     scene.stop()?;

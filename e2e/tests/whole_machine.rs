@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Phase, Vm, VmState};
-use e2e::{Outcome, Pair, Scene, until, vm};
+use e2e::{Host, Outcome, Pair, until, vm};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
@@ -30,11 +30,11 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
     vm::Console::start(&pair.alpha, FILL_BYTES)
 }
 
-fn begin(scene: &Scene, to: &str) -> anyhow::Result<Migration> {
+fn begin(scene: &Host, to: &str) -> anyhow::Result<Migration> {
     scene.ask(&["migrate", vm::NAME, "--to", to, "--detach"])
 }
 
-fn until_phase(scene: &Scene, migration: &Migration, phase: Phase) -> anyhow::Result<()> {
+fn until_phase(scene: &Host, migration: &Migration, phase: Phase) -> anyhow::Result<()> {
     until("the phase is reached", || {
         let shown = scene.migration(&migration.id)?;
         ensure!(shown.state == MigrationState::Running, "it has ended: {shown:?}");
@@ -43,7 +43,7 @@ fn until_phase(scene: &Scene, migration: &Migration, phase: Phase) -> anyhow::Re
 }
 
 /// The process of the machine's QEMU at a host.
-fn process(scene: &Scene) -> anyhow::Result<u32> {
+fn process(scene: &Host) -> anyhow::Result<u32> {
     until("QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))
 }
 

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{Content, Guest, GuestOptions, fill, verify_export};
+use testbed::nbd_client::{Address, Client, ClientOptions};
 
 fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);

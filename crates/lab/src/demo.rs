@@ -19,19 +19,21 @@ mod signals;
 mod sparkline;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use api::{Migration, MigrationHistory, Volume};
+use testbed::nbd_client::StopFlag;
+use testbed::{Daemon, Folder};
 use tokio::time::sleep;
 
 use self::report::{grouped, milliseconds};
-use crate::nbd_client::StopFlag;
 use crate::vm::{GuestImage, Machine, MachineOptions};
 use crate::workload::{Baseline, GuestOptions};
 
-pub(crate) use self::daemon::{Daemon, with_tail};
-pub(crate) use self::folder::{DemoFolder, check_free_space, usual_parent};
+pub(crate) use self::daemon::start_daemon;
+pub(crate) use self::folder::{STORES, check_free_space, create_folder, usual_parent};
 pub(crate) use self::guest::with_progress;
 pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, StoppedThreadGuest, ThreadGuest};
 pub use self::hosts::{
@@ -111,7 +113,7 @@ const MARGIN: Duration = Duration::from_secs(3);
 /// What went wrong, with the log of the daemon or of the machine; [`Interrupted`] after a signal. Wrong content is no
 /// error: then [`Figures::verified`] is false.
 pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Result<Report> {
-    let folder = DemoFolder::create(options.parent.as_deref(), options.disk_bytes)?;
+    let folder = create_folder(options.parent.as_deref(), options.disk_bytes)?;
     let mut stage =
         Stage { options: &options, folder: &folder, signals: Signals::listen()?, stop: StopFlag::default() };
     let result = match options.guest.clone() {
@@ -142,7 +144,7 @@ const VOLUME: &str = "demo";
 /// Where the demo takes place.
 struct Stage<'a> {
     options: &'a DemoOptions,
-    folder: &'a DemoFolder,
+    folder: &'a Folder,
     signals: Signals,
     /// Ends the guest's waits for a daemon that will not come back.
     stop: StopFlag,
@@ -172,7 +174,8 @@ impl Stage<'_> {
         progress: &mut Progress,
     ) -> anyhow::Result<Report> {
         progress.begin("starting the daemon");
-        let daemon = self.signals.unless(Daemon::start(&self.options.program, self.folder)).await?;
+        let daemon =
+            self.signals.unless(start_daemon(Command::new(&self.options.program), self.folder)).await?;
         let moved = self.signals.unless(move_under(start, &daemon, self.options, progress)).await;
         self.stop.raise();
         let ended = daemon.stop().await;
@@ -195,7 +198,7 @@ impl Stage<'_> {
             verified: wrong.count == 0,
             disruption_ms: moved.disruption.map(|disruption| disruption.as_secs_f64() * 1000.0),
         };
-        let (source, target) = DemoFolder::STORES;
+        let [source, target] = STORES;
         Report {
             figures,
             disk_bytes: self.options.disk_bytes,
@@ -218,7 +221,7 @@ async fn move_under<G: DemoGuest>(
     options: &DemoOptions,
     progress: &mut Progress,
 ) -> anyhow::Result<Moved<G::Stopped>> {
-    let (source, target) = DemoFolder::STORES;
+    let [source, target] = STORES;
     let volume = daemon.create_volume(VOLUME, options.disk_bytes, source).await?;
     let guest = start(&volume, progress).await?;
     let description = guest.description();

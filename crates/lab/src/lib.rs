@@ -4,19 +4,16 @@
 //!   demo ──► a daemon as child process, two stores in a temporary folder, a guest, a report
 //!     │
 //!     ├─ workload ──► a guest that is a thread: fills, works, checks every read, compares the whole disk
-//!     │     └─ nbd_client
 //!     └─ vm ──► a guest that is a machine in QEMU, with a checker inside (`src/bin/guest_disk_check.rs`)
 //! ```
 //!
 //! The benchmarks ([`mod@bench`]) start the daemon as the demo does, and let fio be the guest. Hosts and the links between
-//! them are network namespaces ([`network`]).
+//! them are network namespaces ([`network`]). Daemons, links without namespaces and the NBD client are in `testbed`.
 //!
-//! The tests of other crates use `nbd_client`, `workload` and `network` as well: whoever serves a disk can be judged by them. This
-//! crate knows the daemon by its API alone.
+//! The tests of other crates use `workload` and `network` as well. This crate knows the daemon by its API alone.
 
 pub mod bench;
 pub mod demo;
-pub mod nbd_client;
 pub mod network;
 pub mod vm;
 pub mod workload;

@@ -7,7 +7,6 @@
 //!                              Lines (rate, queue, delay, loss)
 //!
 //!   Lan: a switch, a client beside it, and a tap for a guest on either host
-//!   own_address: without any namespace, a place on the loopback interface that nobody else has
 //!   measure: what a TCP connection of the kernel carries over a link, and how long a round trip takes
 //! ```
 //!
@@ -27,7 +26,6 @@ mod hosts;
 mod lan;
 pub mod measure;
 mod namespace;
-mod own_address;
 mod rate;
 mod shaped;
 mod wide_area;
@@ -36,7 +34,6 @@ pub use self::error::NetworkError;
 pub use self::hosts::{Addresses, Hosts};
 pub use self::lan::Lan;
 pub use self::namespace::Namespace;
-pub use self::own_address::own_address;
 pub use self::rate::BitRate;
 pub use self::shaped::ShapedLink;
 pub use self::wide_area::{Carried, Conditions, Order, WideAreaLink};

@@ -23,6 +23,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use testbed::nbd_client::Address;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
@@ -30,7 +31,6 @@ use tokio::time::timeout;
 use self::console::{Console, Verdict};
 use self::talk::{Talk, Unfinished};
 use crate::demo::{DemoGuest, Felt, Progress, StoppedDemoGuest, Wrong, with_progress};
-use crate::nbd_client::Address;
 use crate::workload::{Window, verify_digest};
 
 pub use self::console::MachineMark;

@@ -9,8 +9,8 @@
 mod support;
 
 use lab::demo::{DemoGuest, Progress, StoppedDemoGuest};
-use lab::nbd_client::Address;
 use lab::vm::{GuestImage, Machine, MachineOptions, StoppedMachine};
+use testbed::nbd_client::Address;
 
 use self::support::{Fault, Server, Style};
 

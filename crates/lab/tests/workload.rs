@@ -9,10 +9,10 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-use lab::nbd_client::{Client, ClientError, ClientOptions, Operation, ReplyStyle};
 use lab::workload::{
     Content, Finding, Findings, Guest, GuestOptions, Mix, StoppedGuest, fill, verify_export, verify_file,
 };
+use testbed::nbd_client::{Client, ClientError, ClientOptions, Operation, ReplyStyle};
 
 use self::support::{Fault, Server, Style};
 

@@ -3,7 +3,7 @@
 //! It needs `target/release/sterna`, or what `STERNA_BIN` names.
 
 use clap::Parser;
-use e2e::Scene;
+use e2e::host;
 use e2e::switch_over::{Settings, measure};
 
 /// Moves a busy disk to and fro and prints how long its client was held at each switch-over.
@@ -19,7 +19,7 @@ struct Arguments {
 
 fn main() -> anyhow::Result<()> {
     let Arguments { rounds, disk_mib } = Arguments::parse();
-    let mut scene = Scene::new()?;
+    let mut scene = host()?;
     scene.start()?;
     let rounds = measure(&scene, Settings { rounds, disk_bytes: disk_mib << 20 })?;
     println!("{rounds}");

@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use lab::workload::random::Random;
+use testbed::LinkState;
 
 use super::plan::{Act, Role, pick};
-use crate::wire::State;
 
 /// What is done to a trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,9 +108,9 @@ impl Fault {
         let now = Duration::ZERO;
         let role = pick(random, &[Role::Source, Role::Target]);
         match self {
-            Self::LinkCut => vec![(now, Act::Link(State::Cut)), (away(random), Act::Link(State::Whole))],
+            Self::LinkCut => vec![(now, Act::Link(LinkState::Cut)), (away(random), Act::Link(LinkState::Up))],
             Self::LinkSilent => {
-                vec![(now, Act::Link(State::BlackHole)), (away(random), Act::Link(State::Whole))]
+                vec![(now, Act::Link(LinkState::BlackHole)), (away(random), Act::Link(LinkState::Up))]
             }
             Self::Killed => vec![(now, Act::Kill(role)), (between(random, PAUSE_MS), start(random, role))],
             Self::Restarted => vec![(now, Act::Stop(role)), (between(random, PAUSE_MS), start(random, role))],

@@ -11,8 +11,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use lab::workload::Content;
 use lab::workload::random::Random;
-
-use crate::wait::until;
+use testbed::until;
 
 /// How many blocks at the disk's end are its own.
 pub(super) const FOREIGN_BLOCKS: u64 = 64;

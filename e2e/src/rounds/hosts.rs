@@ -3,11 +3,10 @@
 
 use anyhow::ensure;
 use rustix::process::Signal;
+use testbed::{Host, LinkState};
 
 use super::plan::{Act, Role};
 use crate::pair::Pair;
-use crate::scene::Scene;
-use crate::wire::State;
 
 /// How a daemon ends that is killed, or kills itself.
 const KILLED: i32 = 137;
@@ -34,7 +33,7 @@ impl<'a> Hosts<'a> {
         Self { pair, home, frozen: Vec::new(), are_unpaired: false }
     }
 
-    pub(super) fn host(&mut self, role: Role) -> &mut Scene {
+    pub(super) fn host(&mut self, role: Role) -> &mut Host {
         match (self.home, role) {
             (Home::Alpha, Role::Source) | (Home::Beta, Role::Target) => &mut self.pair.alpha,
             (Home::Alpha, Role::Target) | (Home::Beta, Role::Source) => &mut self.pair.beta,
@@ -42,7 +41,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// The source and the target.
-    pub(super) fn both(&self) -> (&Scene, &Scene) {
+    pub(super) fn both(&self) -> (&Host, &Host) {
         match self.home {
             Home::Alpha => (&self.pair.alpha, &self.pair.beta),
             Home::Beta => (&self.pair.beta, &self.pair.alpha),
@@ -79,7 +78,7 @@ impl<'a> Hosts<'a> {
     /// If it cannot be done.
     pub(super) fn carry_out(&mut self, act: Act) -> anyhow::Result<Option<String>> {
         match act {
-            Act::Link(state) => self.pair.wire.set(state),
+            Act::Link(state) => self.pair.link.set(state),
             Act::Kill(role) => {
                 // An earlier fault may have it killed already.
                 if self.host(role).runs() {
@@ -166,7 +165,7 @@ impl<'a> Hosts<'a> {
         if !self.are_unpaired {
             return Ok(true);
         }
-        self.pair.wire.set(State::Whole);
+        self.pair.link.set(LinkState::Up);
         for role in [Role::Source, Role::Target] {
             self.thaw(role)?;
             if !self.host(role).runs() {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use lab::workload::random::Random;
+use testbed::LinkState;
 
 use super::fault::{AT_REST, Fault, ON_THE_WAY};
-use crate::wire::State;
 
 /// Faults on one trip at most; each may fall into another one.
 const FAULTS_MAX: u64 = 3;
@@ -32,7 +32,7 @@ pub(super) enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// The link becomes this.
-    Link(State),
+    Link(LinkState),
     /// A daemon is killed.
     Kill(Role),
     /// A daemon is ended in order.
@@ -125,11 +125,11 @@ impl fmt::Display for Role {
 impl fmt::Display for Act {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Link(State::Whole) => formatter.write_str("link mended"),
-            Self::Link(State::Cut) => formatter.write_str("link cut"),
-            Self::Link(State::BlackHole) => formatter.write_str("link swallows all"),
-            Self::Link(State::Slow) => formatter.write_str("link slow"),
-            Self::Link(State::Late) => formatter.write_str("link late"),
+            Self::Link(LinkState::Up) => formatter.write_str("link mended"),
+            Self::Link(LinkState::Cut) => formatter.write_str("link cut"),
+            Self::Link(LinkState::BlackHole) => formatter.write_str("link swallows all"),
+            Self::Link(LinkState::Slow) => formatter.write_str("link slow"),
+            Self::Link(LinkState::Late) => formatter.write_str("link late"),
             Self::Kill(role) => write!(formatter, "{role} killed"),
             Self::Stop(role) => write!(formatter, "{role} ended"),
             Self::Start(role, None) => write!(formatter, "{role} started"),
@@ -182,7 +182,7 @@ mod tests {
             }
         }
         let last = acts.iter().rev().find(|act| matches!(act, Act::Link(_)));
-        assert!(last.is_none_or(|act| *act == Act::Link(State::Whole)), "{acts:?}");
+        assert!(last.is_none_or(|act| *act == Act::Link(LinkState::Up)), "{acts:?}");
     }
 
     #[test]

@@ -9,16 +9,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use api::{Migration, MigrationState, Replica, Volume, VolumeState};
-use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{self, Content};
+use testbed::nbd_client::{Address, Client, ClientOptions};
+use testbed::{Host, until};
 
 use super::foreign::Foreign;
 use super::hosts::{Home, Hosts};
 use super::plan::{Act, Leaves, Plan, Role};
-use crate::program::Running;
-use crate::scene::Scene;
 use crate::vm;
-use crate::wait::until;
+use testbed::program::Running;
 
 /// How long a trip may take from its last fault on: longer than everything in the product that waits for another host.
 const SETTLES_MAX: Duration = Duration::from_secs(180);
@@ -350,7 +349,7 @@ impl<'a> Journey<'a> {
 }
 
 /// Drops the oldest replicas, as an administrator would whose disk becomes full.
-fn drop_kept(scene: &Scene) -> anyhow::Result<()> {
+fn drop_kept(scene: &Host) -> anyhow::Result<()> {
     let mut kept: Vec<Replica> = scene.ask(&["replica", "list"])?;
     kept.sort_by_key(|replica| replica.kept_unix_ms);
     let surplus = kept.len().saturating_sub(KEPT_MAX);
@@ -362,7 +361,7 @@ fn drop_kept(scene: &Scene) -> anyhow::Result<()> {
 }
 
 /// The migrations that a host knows; `None`: it does not answer.
-fn migrations(scene: &Scene) -> Option<Vec<Migration>> {
+fn migrations(scene: &Host) -> Option<Vec<Migration>> {
     scene.ask(&["migration", "list"]).ok()
 }
 
@@ -370,12 +369,12 @@ fn is_running(migration: &Migration) -> bool {
     !migration.state.has_ended()
 }
 
-fn serves(scene: &Scene) -> bool {
+fn serves(scene: &Host) -> bool {
     scene.volume().is_ok_and(|volume| volume.state == VolumeState::Serving)
 }
 
 /// What a host says of its volume, VMs and migrations, for people.
-fn describe(scene: &Scene) -> String {
+fn describe(scene: &Host) -> String {
     let running: Vec<Migration> = migrations(scene).into_iter().flatten().filter(is_running).collect();
     format!("{:?} {:?} {running:?}", scene.volume(), vm::vms(scene))
 }

@@ -16,17 +16,15 @@ mod peer;
 mod table;
 
 use anyhow::{Context as _, ensure};
-use api::{NewVm, VmState};
-use tokio::time::{Duration, Instant, sleep};
+use testbed::Folder;
+use tokio::time::{Duration, sleep};
 
 pub use self::figures::{LoadFigures, MachineReport};
 use self::peer::Peer;
 use super::folder::BenchFolder;
 use super::{BenchOptions, Environment, Summary, Versions, in_folder};
 use crate::bench::tools::SYSTEM_EMULATOR;
-use crate::demo::{
-    Daemon, DemoFolder, DemoGuest as _, HostsLink, HostsPair, Progress, StoppedDemoGuest as _,
-};
+use crate::demo::{DemoGuest as _, HostsLink, HostsPair, Progress, STORES, StoppedDemoGuest as _};
 use crate::vm::{GuestImage, MachineOptions, MovingMachine, StoppedMachine};
 
 /// How `bench machine` is run.
@@ -70,10 +68,6 @@ impl Load {
 const MOVED: &str = "moved";
 /// The volume of the machine that QEMU moves.
 const SHARED: &str = "shared";
-/// How long a host may take to see that a machine that has arrived runs.
-const RUNS_DEADLINE: Duration = Duration::from_secs(60);
-/// How often it is asked.
-const RUNS_PAUSE: Duration = Duration::from_millis(20);
 /// How long both machines run in peace before each move.
 const REST: Duration = Duration::from_secs(1);
 
@@ -109,7 +103,7 @@ async fn measure(
     progress: &mut Progress,
 ) -> anyhow::Result<LoadFigures> {
     progress.begin(&format!("{}: starting two hosts and two machines", load.name()));
-    let hosts = || DemoFolder::create_in(folder.root());
+    let hosts = || Folder::create(folder.root(), STORES);
     let folders = [hosts()?, hosts()?];
     let pair = HostsPair::start(&options.bench.program, &folders, &HostsLink::direct()).await?;
     let measured = match Stage::set(options, load, &folders, &pair).await {
@@ -120,7 +114,7 @@ async fn measure(
     let stopped = pair.stop().await;
     let figures = measured?;
     stopped?;
-    folders.into_iter().try_for_each(DemoFolder::remove)?;
+    folders.into_iter().try_for_each(Folder::remove)?;
     Ok(figures)
 }
 
@@ -136,25 +130,23 @@ impl<'a> Stage<'a> {
     async fn set(
         options: &MachineBenchOptions,
         load: Load,
-        folders: &[DemoFolder; 2],
+        folders: &[Folder; 2],
         pair: &'a HostsPair,
     ) -> anyhow::Result<Self> {
         let MachineBenchOptions { bench, image } = options;
-        let store = DemoFolder::STORES.0;
+        let store = STORES[0];
         let machine = MachineOptions {
             workers: load.workers(),
             fill_bytes: bench.size_bytes / 2,
             ..MachineOptions::new(image.clone())
         };
-        let path = |name: &str| folders[0].path().join(name);
+        let path = |name: &str| folders[0].path(name);
         pair.near.create_volume(MOVED, bench.size_bytes, store).await?;
         let moved = MovingMachine::expect(&path("moved.console"), machine.clone(), None)?;
         let definition = moved.definition(MOVED)?;
-        let client = pair.near.client();
-        client.add_vm(&NewVm { name: MOVED.to_owned(), definition }).await.context("add the machine")?;
-        client.start_vm(MOVED).await.context("start the machine")?;
+        pair.near.start_vm(MOVED, definition).await?;
         let shared = pair.near.create_volume(SHARED, bench.size_bytes, store).await?;
-        let peer = Peer::start(folders[0].path(), &shared.uri.parse()?, machine).await?;
+        let peer = Peer::start(&folders[0], &shared.uri.parse()?, machine).await?;
         moved.await_work().await?;
         peer.machine.await_work().await?;
         Ok(Self { load, pair, moved, peer })
@@ -194,24 +186,11 @@ impl<'a> Stage<'a> {
             0 => (&self.pair.near, &self.pair.far, "b"),
             _ => (&self.pair.far, &self.pair.near, "a"),
         };
-        let store = format!("{name}:{}", DemoFolder::STORES.0);
+        let store = format!("{name}:{}", STORES[0]);
         let migration = from.migrate(MOVED, &store, |_| {}).await?;
-        runs(to).await?;
+        to.runs(MOVED).await?;
         let machine = migration.machine.context("the daemon does not tell of the machine")?;
         machine.downtime.context("the daemon does not tell how long the machine stood")
-    }
-}
-
-/// Waits until a host sees that the machine runs there.
-async fn runs(host: &Daemon) -> anyhow::Result<()> {
-    let give_up_at = Instant::now() + RUNS_DEADLINE;
-    loop {
-        let found = host.client().vm(MOVED).await.context("ask for the machine")?;
-        if found.state == VmState::Running {
-            return Ok(());
-        }
-        ensure!(Instant::now() < give_up_at, "the machine has been moved, but it is still {:?}", found.state);
-        sleep(RUNS_PAUSE).await;
     }
 }
 

@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use api::Volume;
 use serde_json::{Value, json};
+use testbed::{Daemon, Folder, with_tail};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -15,7 +17,7 @@ use super::folder::BenchFolder;
 use super::process::cpu_time;
 use super::qmp::Qmp;
 use super::tools::STORAGE_DAEMON;
-use crate::demo::{Daemon, DemoFolder, with_tail};
+use crate::demo::{STORES, start_daemon};
 
 /// How long a server may take to answer, and to end.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -28,7 +30,7 @@ pub(super) const NAME: &str = "bench";
 #[derive(Debug)]
 pub(super) struct Sterna {
     pub(super) daemon: Daemon,
-    pub(super) folder: DemoFolder,
+    pub(super) folder: Folder,
     pub(super) volume: Volume,
 }
 
@@ -38,8 +40,8 @@ impl Sterna {
     /// # Errors
     /// What the daemon says.
     pub(super) async fn start(program: &Path, folder: &BenchFolder, image: &Path) -> anyhow::Result<Self> {
-        let folder = DemoFolder::create_in(folder.root())?;
-        let daemon = Daemon::start(program, &folder).await?;
+        let folder = Folder::create(folder.root(), STORES)?;
+        let daemon = start_daemon(process::Command::new(program), &folder).await?;
         let volume = daemon.add_volume(NAME, image).await?;
         Ok(Self { daemon, folder, volume })
     }
@@ -49,15 +51,7 @@ impl Sterna {
     /// # Errors
     /// If it has ended.
     pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
-        cpu_time(self.process_id()?)
-    }
-
-    /// Number of its process.
-    ///
-    /// # Errors
-    /// If it has ended.
-    pub(super) fn process_id(&self) -> anyhow::Result<u32> {
-        self.daemon.process_id().context("the daemon has ended")
+        cpu_time(self.daemon.process_id())
     }
 
     /// Ends it in order.

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use testbed::nbd_client::{Address, Client, ClientOptions, StopFlag};
 
 use super::progress::Progress;
 use super::report::{Bytes, Wrong};
-use crate::nbd_client::{Address, Client, ClientOptions, StopFlag};
 use crate::workload::{self, Content, Findings, Guest, GuestOptions, Mark, Step, StoppedGuest, Window};
 
 /// A guest that works on a disk and knows what it must hold.

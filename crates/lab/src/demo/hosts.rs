@@ -15,7 +15,6 @@
 mod link;
 mod machine;
 mod pair;
-mod proxy;
 mod report;
 mod travel;
 
@@ -25,14 +24,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::{MigrationHistory, Volume};
+use testbed::nbd_client::StopFlag;
+use testbed::{Daemon, Folder};
 
-use self::pair::{Folders, arrived};
+use self::pair::Folders;
 use self::travel::{Way, travel};
 use super::{
-    Bytes, Daemon, DemoFolder, DemoGuest, Felt, MARGIN, Progress, Signals, StoppedDemoGuest as _,
-    StoppedThreadGuest, ThreadGuest, Timeline, VOLUME, check_free_space, filled, usual_parent, wait,
+    Bytes, DemoGuest, Felt, MARGIN, Progress, STORES, Signals, StoppedDemoGuest as _, StoppedThreadGuest,
+    ThreadGuest, Timeline, VOLUME, check_free_space, filled, usual_parent, wait,
 };
-use crate::nbd_client::StopFlag;
 use crate::network::BitRate;
 use crate::workload::{Baseline, GuestOptions, Window};
 
@@ -48,7 +48,7 @@ pub use self::travel::{Cut, CutPlan};
 /// What the hosts are called.
 const NAMES: [&str; 2] = ["a", "b"];
 /// The store of either host.
-const STORE: &str = DemoFolder::STORES.0;
+const STORE: &str = STORES[0];
 
 /// How the demo with two hosts is run.
 #[derive(Clone, Debug)]
@@ -118,11 +118,11 @@ async fn in_folders<R>(
     let parent = parent.map_or_else(usual_parent, Path::to_owned);
     let copies = format!("two copies of a {} disk", Bytes(disk_bytes));
     check_free_space(&parent, disk_bytes.saturating_mul(2), "the demo", &copies)?;
-    let folders = [DemoFolder::create_in(&parent)?, DemoFolder::create_in(&parent)?];
+    let folders = [Folder::create(&parent, STORES)?, Folder::create(&parent, STORES)?];
     let mut signals = Signals::listen()?;
     let result = play(&folders, &mut signals, progress).await;
     progress.end();
-    let [near, far] = folders.map(DemoFolder::remove);
+    let [near, far] = folders.map(Folder::remove);
     let report = result?;
     near.and(far).map(|()| report)
 }
@@ -154,7 +154,7 @@ async fn play(
     progress: &mut Progress,
 ) -> anyhow::Result<HostsReport> {
     progress.begin("starting the hosts");
-    let mut link = Link::create(options.kind, options.rate).await?;
+    let mut link = Link::create(options.kind, options.rate)?;
     let pair = signals.unless(Pair::start(&options.program, folders, &link)).await?;
     let stop = StopFlag::default();
     let travelled = signals.unless(there_and_home(options, &pair, &mut link, &stop, progress)).await;
@@ -196,13 +196,13 @@ async fn there_and_home(
         let to_far = format!("{}:{STORE}", NAMES[1]);
         let there = travel((near, VOLUME, &to_far), &guest, link, Some(options.cut), progress).await?;
         let copied = wrote.copied(near, &there).await?;
-        arrived(far, VOLUME).await?;
+        far.serves(VOLUME).await?;
         let forwarded = work("measuring the guest, forwarded", &guest, margin, progress).await;
 
         progress.begin("migrating home");
         let to_near = format!("{}:{STORE}", NAMES[0]);
         let home = travel((far, VOLUME, &to_near), &guest, link, None, progress).await?;
-        arrived(near, VOLUME).await?;
+        near.serves(VOLUME).await?;
         let after = work("measuring the guest after", &guest, margin, progress).await;
 
         let whole = guest.between(&start, &guest.mark());
@@ -225,7 +225,7 @@ async fn there_and_home(
         failure = guest.failure() => return Err(failure),
     };
     let stopped = guest.stop_and_verify(progress).await?;
-    let volume = arrived(near, VOLUME).await?;
+    let volume = near.serves(VOLUME).await?;
     ensure!(volume.store.as_deref() == Some(STORE), "the volume says that it is in {:?}", volume.store);
     let guest = description;
     Ok(Travelled {

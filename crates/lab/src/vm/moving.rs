@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
+use testbed::nbd_client::Address;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
 use tokio::net::unix::OwnedWriteHalf;
@@ -27,7 +28,6 @@ use super::{
     VERIFY_DEADLINE,
 };
 use crate::demo::{DemoGuest, Felt, Progress};
-use crate::nbd_client::Address;
 use crate::workload::Window;
 
 /// What the definition calls the machine's disk.

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
+use testbed::with_tail;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::console::Console;
-use crate::demo::with_tail;
 
 /// A machine that is silent for so long is lost; ticks come ten times a second while it works.
 const SILENCE_MAX: Duration = Duration::from_secs(60);

@@ -220,7 +220,11 @@ impl std::fmt::Display for Finding {
         match self {
             Self::Content { block, mismatch } => write!(formatter, "block {block}: {mismatch}"),
             Self::Failed { operation, offset, errno } => {
-                write!(formatter, "{operation} at byte {offset} failed: {}", crate::nbd_client::Errno(*errno))
+                write!(
+                    formatter,
+                    "{operation} at byte {offset} failed: {}",
+                    testbed::nbd_client::Errno(*errno)
+                )
             }
         }
     }

@@ -10,11 +10,11 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
+use testbed::nbd_client::{Client, ClientError, Completion, Errno, Operation, StopFlag, WriteDurability};
 
 use super::content::{Content, Finding, Findings};
 use super::random::Random;
 use super::record::{Mark, Recorder, Step, Summary};
-use crate::nbd_client::{Client, ClientError, Completion, Errno, Operation, StopFlag, WriteDurability};
 
 /// How a guest works.
 #[derive(Clone, Copy, Debug)]

@@ -5,10 +5,10 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
+use testbed::nbd_client::{Client, Completion, Operation, WriteDurability};
 
 use super::content::{Content, Findings};
 use super::pattern::{digest_block, is_zero, read_stamp};
-use crate::nbd_client::{Client, Completion, Operation, WriteDurability};
 
 /// How much one request of a sweep covers: large enough to be fast, small enough to be cheap to keep.
 const REQUEST_BYTES: u64 = 1 << 20;

@@ -67,7 +67,14 @@ pub(crate) fn main() {
     assert_eq!(words[0], "serve");
     let config = std::fs::read_to_string(value("--config")).unwrap();
     assert!(config.contains("[stores.first]") && config.contains("[stores.second]"), "{config}");
-    let data_dir = PathBuf::from(value("--data-dir"));
+    let configured = |key: &str| {
+        let line = config.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = ")).unwrap();
+        line.trim_matches('"').to_owned()
+    };
+    let data_dir = PathBuf::from(configured("data_dir"));
+    std::fs::create_dir(&data_dir).unwrap();
+    let socket = PathBuf::from(configured("api").strip_prefix("unix:").unwrap());
+    std::fs::create_dir(socket.parent().unwrap()).unwrap();
     let behaviour = std::env::var(BEHAVIOUR).unwrap();
     let behaviour = ALL.into_iter().find(|one| format!("{one:?}") == behaviour).unwrap();
 
@@ -75,7 +82,7 @@ pub(crate) fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).unwrap();
-        let listener = UnixListener::bind(value("--api").strip_prefix("unix:").unwrap()).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
         let serving = Arc::clone(&daemon);
         std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| serving.answer(&stream)));
         terminate.recv().await;

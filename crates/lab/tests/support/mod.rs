@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use lab::nbd_client::Address;
 use tempfile::TempDir;
+use testbed::nbd_client::Address;
 
 /// What the server does wrong, at every [`FAULTY_WRITE`]th write unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

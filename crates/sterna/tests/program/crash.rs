@@ -144,7 +144,7 @@ fn lane_that_ends_by_a_defect_is_started_again_and_its_migration_is_ended() {
 fn unknown_fail_point_is_refused() {
     let mut scene = Scene::new();
     scene.start(Some("before-lunch"));
-    assert_eq!(scene.wait().code(), Some(8));
+    assert_eq!(scene.wait(), 8);
 }
 
 /// Kills the daemon at `point` of a migration from `a` to `b`.

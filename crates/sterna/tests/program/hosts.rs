@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use serde_json::Value;
-
-use lab::network::own_address;
+use testbed::own_address;
 
 use crate::scene::{DEADLINE, Scene, code};
 

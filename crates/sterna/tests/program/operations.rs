@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
+use testbed::own_address;
 
 use crate::hosts::{host, init, wait_connected};
-use lab::network::own_address;
 
 use crate::scene::{DEADLINE, Scene, code};
 

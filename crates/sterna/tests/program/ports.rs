@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use lab::network::own_address;
 use rustix::process::Signal;
+use testbed::own_address;
 
 use crate::scene::{DEADLINE, Scene, code, stop_and_verify};
 
@@ -99,7 +99,7 @@ fn where_tls_is_demanded_nobody_gets_in_without() {
     scene.stop();
     std::fs::remove_file(&certificate.key).unwrap();
     scene.start(None);
-    assert_eq!(scene.wait().code(), Some(8), "a daemon without its key would serve volumes in the clear");
+    assert_eq!(scene.wait(), 8, "a daemon without its key would serve volumes in the clear");
 }
 
 #[test]
@@ -110,11 +110,11 @@ fn certificates_are_read_again_at_a_hang_up_and_what_cannot_be_read_changes_noth
     assert!(nbdinfo(&trusting).contains("export-size: 1048576"));
     certificate.renew();
     assert_eq!(nbdinfo(&trusting), "", "the daemon has the former one until it is told");
-    scene.signal(Signal::HUP);
+    scene.signal(Signal::HUP).unwrap();
     assert!(scene.wait_for_log("certificates have been read again"));
     assert!(nbdinfo(&trusting).contains("export-size: 1048576"));
     std::fs::write(&certificate.certificate, "half of it").unwrap();
-    scene.signal(Signal::HUP);
+    scene.signal(Signal::HUP).unwrap();
     assert!(scene.wait_for_log("those of before go on being used"));
     assert!(nbdinfo(&trusting).contains("export-size: 1048576"));
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use lab::nbd_client::{Client, Operation, WriteDurability};
+use testbed::nbd_client::{Client, Operation, WriteDurability};
 
 use crate::scene::{DISK_BYTES, Scene, code, stop_and_verify};
 

@@ -1,40 +1,29 @@
-//! A daemon with two stores in a temporary folder, driven through the program as a user would.
+//! A host whose daemon is the program under test, driven as a user would. What does not work fails the test.
 
-use std::io::{BufRead as _, BufReader};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lab::nbd_client::{Address, Client, ClientOptions};
 use lab::workload::{self, Content, Guest, GuestOptions};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use testbed::file_system::SecondMount;
+use testbed::nbd_client::{Address, Client, ClientOptions};
+use testbed::{Host, KILLED};
+
+pub(crate) use testbed::DEADLINE;
 
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_sterna");
-/// Longest that anything may take that a test waits for; nothing comes near it unless it hangs.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 /// Size of the disk that guests work on, in bytes.
 pub(crate) const DISK_BYTES: u64 = 32 << 20;
 /// How much of it they fill at first.
 const FILL_BYTES: u64 = 8 << 20;
 
-/// A temporary folder with stores `a` and `b`, and a daemon if one was started.
+/// A host with stores `a` and `b`, and a daemon if one was started.
 pub(crate) struct Scene {
-    folder: tempfile::TempDir,
-    daemon: Option<Daemon>,
-    /// Folders in which small file systems are mounted.
-    mounted: Vec<PathBuf>,
-}
-
-struct Daemon {
-    child: Child,
-    /// Lines of its log that nobody has looked at.
-    log: mpsc::Receiver<String>,
-    /// Lines that were looked at, for failures.
-    seen: Vec<String>,
+    host: Host,
 }
 
 /// How a command ended.
@@ -49,18 +38,12 @@ pub(crate) struct Outcome {
 }
 
 impl Scene {
-    /// A folder without a daemon.
+    /// A host without a daemon.
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let scene = Self { folder, daemon: None, mounted: Vec::new() };
-        for store in ["a", "b"] {
-            std::fs::create_dir(scene.path(store)).unwrap();
-        }
-        scene.configure("");
-        scene
+        Self { host: Host::new(PROGRAM.into()).unwrap() }
     }
 
-    /// A folder with a daemon that is ready.
+    /// A host with a daemon that is ready.
     pub(crate) fn started() -> Self {
         let mut scene = Self::new();
         scene.start(None);
@@ -69,117 +52,58 @@ impl Scene {
 
     /// Writes the configuration, with more lines at its end.
     pub(crate) fn configure(&self, more: &str) {
-        let path = |name| self.path(name).display().to_string();
-        let text = format!(
-            "data_dir = '{}'\napi = 'unix:{}'\n[stores.a]\npath = '{}'\n[stores.b]\npath = '{}'\n{more}",
-            path("data"),
-            path("run/api.sock"),
-            path("a"),
-            path("b"),
-        );
-        std::fs::write(self.path("sterna.toml"), text).unwrap();
+        self.folder().set_configuration(more).unwrap();
     }
 
-    /// A path in the folder.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// Mounts a small file system in a folder of the scene; false where that is not allowed.
+    /// Mounts a small file system in a folder of the host; false where that is not allowed.
     pub(crate) fn mount_small_disk(&mut self, folder: &str, bytes: u64) -> bool {
+        if !rustix::process::geteuid().is_root() {
+            omission::machine_lacks("root, which mounting needs");
+            return false;
+        }
         let folder = self.path(folder);
         std::fs::create_dir_all(&folder).unwrap();
-        let size = format!("size={bytes}");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "sterna-test"]).arg(&folder).output();
-        let why = match mounted {
-            Ok(output) if output.status.success() => {
-                self.mounted.push(folder);
-                return true;
-            }
-            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
-            Err(error) => error.to_string(),
-        };
-        omission::machine_lacks(&format!("root, which mounting needs: {why}"));
-        false
+        self.keep_mounted(SecondMount::in_memory(&folder, bytes).unwrap());
+        true
     }
 
-    /// Starts the daemon, with a fail point if one is named, and waits until it is ready or has ended.
+    /// Starts the daemon, with a fail point if one is named, and waits until it answers or has ended.
     pub(crate) fn start(&mut self, fail_point: Option<&str>) {
-        assert!(self.daemon.is_none());
-        let mut command = Command::new(PROGRAM);
-        command.arg("serve").arg("--config").arg(self.path("sterna.toml"));
-        command
-            .env_remove("STERNA_HOST")
-            .env("STERNA_LOG", "debug")
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped());
-        match fail_point {
-            Some(point) => command.env("STERNA_FAIL_POINT", point),
-            None => command.env_remove("STERNA_FAIL_POINT"),
-        };
-        let mut child = command.spawn().unwrap();
-        let (sender, log) = mpsc::channel();
-        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        self.daemon = Some(Daemon { child, log, seen: Vec::new() });
-        self.wait_for_log(" ready ");
+        let fail_point = fail_point.map(|point| ("STERNA_FAIL_POINT", point));
+        let environment: Vec<_> = [("STERNA_LOG", "debug")].into_iter().chain(fail_point).collect();
+        if let Err(error) = self.host.start_with(&environment) {
+            assert!(self.ensure_alive().is_err(), "{error:#}");
+        }
     }
 
     /// Waits until the daemon has logged a line with these words; false if it ended first.
     pub(crate) fn wait_for_log(&mut self, words: &str) -> bool {
-        let daemon = self.daemon.as_mut().unwrap();
-        loop {
-            match daemon.log.recv_timeout(DEADLINE) {
-                Ok(line) => {
-                    let found = line.contains(words);
-                    daemon.seen.push(line);
-                    if found {
-                        return true;
-                    }
-                }
-                Err(mpsc::RecvTimeoutError::Disconnected) => return false,
-                Err(mpsc::RecvTimeoutError::Timeout) => panic!("the daemon never logged \"{words}\""),
-            }
-        }
+        self.host.wait_for_log(words).unwrap()
     }
 
-    /// Waits for the daemon's end.
-    pub(crate) fn wait(&mut self) -> ExitStatus {
-        // The log ends with the process.
-        while self.wait_for_log("\0") {}
-        let status = self.daemon.as_mut().unwrap().child.wait().unwrap();
-        self.daemon = None;
-        status
+    /// Waits for the daemon's end; returns its exit code.
+    pub(crate) fn wait(&mut self) -> i32 {
+        self.wait_for_end().unwrap()
     }
 
     /// Waits until the daemon has killed itself at a fail point.
     pub(crate) fn wait_for_death(&mut self) {
-        let status = self.wait();
-        assert_eq!(status.signal(), Some(9), "the daemon was to die at a fail point: {status}");
+        assert_eq!(self.wait(), KILLED, "the daemon was to die at a fail point");
     }
 
     /// Ends the daemon in order.
-    pub(crate) fn stop(&mut self) -> ExitStatus {
-        self.signal(Signal::TERM);
-        self.wait()
+    pub(crate) fn stop(&mut self) {
+        self.host.stop().unwrap();
     }
 
     /// Ends the daemon as a crash would.
     pub(crate) fn kill(&mut self) {
-        self.signal(Signal::KILL);
-        assert_eq!(self.wait().signal(), Some(9));
-    }
-
-    /// Sends the daemon a signal.
-    pub(crate) fn signal(&self, signal: Signal) {
-        let process = i32::try_from(self.daemon.as_ref().unwrap().child.id()).unwrap();
-        kill_process(Pid::from_raw(process).unwrap(), signal).unwrap();
+        self.host.kill().unwrap();
     }
 
     /// Process number of the daemon.
     pub(crate) fn process(&self) -> u32 {
-        self.daemon.as_ref().unwrap().child.id()
+        self.daemon().unwrap().process_id()
     }
 
     /// A command to this scene's daemon.
@@ -234,11 +158,7 @@ impl Scene {
 
     /// Names of the files in a store that are about volumes, sorted.
     pub(crate) fn images(&self, store: &str) -> Vec<String> {
-        let entries = std::fs::read_dir(self.path(store)).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.filter(|name| name != ".sterna-lock").collect();
-        names.sort();
-        names
+        self.host.images(store).unwrap()
     }
 
     /// The store that the volume `v` is in, once it is served: the last writes of a killed daemon may hold its image.
@@ -255,21 +175,17 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
-    fn drop(&mut self) {
-        if let Some(daemon) = &mut self.daemon {
-            // It may have ended by itself.
-            let _ = daemon.child.kill();
-            let _ = daemon.child.wait();
-            if std::thread::panicking() {
-                daemon.seen.extend(daemon.log.iter());
-                eprintln!("the daemon's log:\n  {}", daemon.seen.join("\n  "));
-            }
-        }
-        for folder in &self.mounted {
-            // Lazily: the last writes of a killed daemon may still have files open there.
-            let _ = Command::new("umount").arg("-l").arg(folder).status();
-        }
+impl Deref for Scene {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        &self.host
+    }
+}
+
+impl DerefMut for Scene {
+    fn deref_mut(&mut self) -> &mut Host {
+        &mut self.host
     }
 }
 

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use api::{ExportSettings, Volume};
+use testbed::{Daemon, Folder};
 
 use super::{LinkOptions, Part};
 use crate::bench::folder::BenchFolder;
 use crate::bench::image::{Blocks, Compared, compare};
 use crate::bench::server::{NAME, Setup, StorageDaemon, file_nodes, remote_node};
 use crate::bench::tools::STORAGE_DAEMON;
-use crate::demo::{Daemon, DemoFolder};
+use crate::demo::{STORES, start_daemon};
 use crate::network::measure::{median, round_trips};
 use crate::network::{BitRate, Conditions, Hosts, Namespace, WideAreaLink};
 
@@ -134,7 +135,7 @@ impl<'a> Stage<'a> {
 
     /// Starts daemons of this program, one on each host; the source's serves the image, and can bring it to the other.
     pub(super) async fn sternas(&self, way: Way) -> anyhow::Result<Sternas> {
-        let folder = || DemoFolder::create_in(self.folder.root());
+        let folder = || Folder::create(self.folder.root(), STORES);
         let folders = [folder()?, folder()?];
         let (address, port) = (self.target_address(), self.new_port());
         let store = match way {
@@ -142,11 +143,11 @@ impl<'a> Stage<'a> {
                 for (end, folder) in folders.iter().enumerate() {
                     self.let_hosts_reach(folder, end, port)?;
                 }
-                format!("{TARGET_NAME}:{}", DemoFolder::STORES.0)
+                format!("{TARGET_NAME}:{}", STORES[0])
             }
             Way::NbdStore => {
                 let store = format!("[stores.{FAR_STORE}]\nnbd = \"nbd://{address}:{port}/{NAME}\"\n");
-                std::fs::write(folders[0].config(), store).context("write the source's configuration")?;
+                folders[0].configure(&store)?;
                 FAR_STORE.to_owned()
             }
         };
@@ -167,13 +168,13 @@ impl<'a> Stage<'a> {
         Ok(Sternas { source, target, folders, volume, way, store })
     }
 
-    async fn start_sterna(&self, host: &Namespace, folder: &DemoFolder) -> anyhow::Result<Daemon> {
-        let command = host.command(&self.options.bench.program).into();
-        Daemon::start_by(command, folder).await.with_context(|| format!("on the {} host", host.name()))
+    async fn start_sterna(&self, host: &Namespace, folder: &Folder) -> anyhow::Result<Daemon> {
+        let command = host.command(&self.options.bench.program);
+        start_daemon(command, folder).await.with_context(|| format!("on the {} host", host.name()))
     }
 
     /// Tells the daemon of a folder at which addresses others reach it: all of this end.
-    fn let_hosts_reach(&self, folder: &DemoFolder, end: usize, port: u16) -> anyhow::Result<()> {
+    fn let_hosts_reach(&self, folder: &Folder, end: usize, port: u16) -> anyhow::Result<()> {
         let mut listen = Vec::new();
         let mut links = String::new();
         for link in &self.links {
@@ -183,9 +184,7 @@ impl<'a> Stage<'a> {
             let _ = write!(links, "[[hosts.links]]\naddress = {address}\nspeed_mbit = {speed_mbit}\n");
             listen.push(address);
         }
-        let stores = std::fs::read_to_string(folder.config()).context("read a configuration")?;
-        let text = format!("{stores}[hosts]\nlisten = [{}]\n{links}", listen.join(", "));
-        std::fs::write(folder.config(), text).context("write a configuration")
+        folder.configure(&format!("[hosts]\nlisten = [{}]\n{links}", listen.join(", ")))
     }
 
     /// Lets the daemons end after a migration, compares, and puts the source's image back for the next turn.
@@ -200,7 +199,7 @@ impl<'a> Stage<'a> {
         let original = self.fenced_source()?;
         let compared_bytes = self.verify([&original, &copy], except).await?;
         std::fs::rename(&original, self.source).context("put the source's image back")?;
-        folders.into_iter().try_for_each(DemoFolder::remove)?;
+        folders.into_iter().try_for_each(Folder::remove)?;
         Ok(compared_bytes)
     }
 
@@ -276,7 +275,7 @@ pub(super) struct Sternas {
     pub(super) source: Daemon,
     target: Daemon,
     /// The source's, then the target's.
-    folders: [DemoFolder; 2],
+    folders: [Folder; 2],
     /// The source's.
     pub(super) volume: Volume,
     way: Way,

@@ -5,12 +5,13 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, bail};
 use serde_json::json;
+use testbed::Folder;
+use testbed::nbd_client::Address;
 use tokio::process::{Child, Command};
 use tokio::time::{Duration, sleep, timeout};
 
 use crate::bench::qmp::Qmp;
 use crate::bench::tools::SYSTEM_EMULATOR;
-use crate::nbd_client::Address;
 use crate::vm::{MachineOptions, MovingMachine};
 
 /// How long a process may take to have its monitor.
@@ -47,13 +48,13 @@ impl Peer {
     /// # Errors
     /// If QEMU does not start.
     pub(super) async fn start(
-        folder: &Path,
+        folder: &Folder,
         disk: &Address,
         options: MachineOptions,
     ) -> anyhow::Result<Self> {
-        let machine = MovingMachine::expect(&folder.join("peer.console"), options, None)?;
-        let current = launch(&machine, disk, &folder.join("peer-0.qmp"), &[]).await?;
-        Ok(Self { machine, folder: folder.to_owned(), disk: disk.clone(), current, count: 1 })
+        let machine = MovingMachine::expect(&folder.path("peer.console"), options, None)?;
+        let current = launch(&machine, disk, &folder.path("peer-0.qmp"), &[]).await?;
+        Ok(Self { machine, folder: folder.root().to_owned(), disk: disk.clone(), current, count: 1 })
     }
 
     /// Moves the machine to a new process; returns for how long it stood still, in milliseconds.

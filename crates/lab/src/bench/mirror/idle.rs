@@ -11,7 +11,7 @@ use super::{
     StorageDaemon, cpu_seconds, drop_caches, show_turn,
 };
 use crate::bench::tools::{CP, QEMU_IMG};
-use crate::demo::DemoFolder;
+use crate::demo::STORES;
 
 /// Copies round after round.
 pub(super) async fn measure(
@@ -52,7 +52,7 @@ async fn sterna(stage: &Stage<'_>) -> anyhow::Result<IdleSample> {
     drop_caches(&[&stage.source]).await?;
     let cpu = server.cpu_time()?;
     let begun = Instant::now();
-    let migration = server.daemon.migrate(&server.volume.name, DemoFolder::STORES.1, |_| {}).await?;
+    let migration = server.daemon.migrate(&server.volume.name, STORES[1], |_| {}).await?;
     let seconds = begun.elapsed().as_secs_f64();
     let server_cpu_seconds = Some(cpu_seconds(cpu, server.cpu_time()?));
     let finished = stage.finish_sterna(server, migration.target.image.as_ref(), Blocks::default()).await?;

@@ -15,7 +15,7 @@ use super::{
     drop_caches, show_turn,
 };
 use crate::bench::guest::{Guest, Load, Requests, now_ms, wait_for_guest};
-use crate::demo::DemoFolder;
+use crate::demo::STORES;
 
 /// How much earlier than seen a switch may have begun: a change is told of a little later, and clocks are rounded.
 const SWITCH_SLACK_MS: u64 = 250;
@@ -58,7 +58,7 @@ async fn measure_one(stage: &Stage<'_>, contender: Contender) -> anyhow::Result<
         None => {
             let server = Sterna::start(&stage.options.bench.program, stage.folder, &stage.source).await?;
             drop_caches(&[&stage.source]).await?;
-            let (uri, process) = (server.volume.uri.clone(), server.process_id()?);
+            let (uri, process) = (server.volume.uri.clone(), server.daemon.process_id());
             let (requests, (course, target)) = under_guest(stage, &uri, process, migrate(&server)).await?;
             let sample = sample(stage, &requests, course)?;
             let except = requests.written_since(course.switched_ms);
@@ -100,7 +100,7 @@ async fn migrate(server: &Sterna) -> anyhow::Result<(Course, String)> {
             copying_ms = now_ms();
         }
     };
-    let migration = server.daemon.migrate(&server.volume.name, DemoFolder::STORES.1, seen).await?;
+    let migration = server.daemon.migrate(&server.volume.name, STORES[1], seen).await?;
     let ended_ms = now_ms();
     let server_cpu_seconds = cpu_seconds(cpu, server.cpu_time()?);
     let switched_ms = copying_ms.saturating_sub(SWITCH_SLACK_MS);

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::Context as _;
-use tokio::process::Command;
+use testbed::LinkState;
 
-use super::proxy::Proxy;
 use crate::network::{BitRate, Cut, Hosts, Lan, NetworkError, ShapedLink};
 
 /// Where a host listens for the other; namespaces are apart, so nobody else can have it.
@@ -34,7 +34,7 @@ pub(crate) struct Link {
 #[derive(Debug)]
 enum Form {
     Shaped { link: ShapedLink, hosts: Hosts },
-    Proxy(Proxy),
+    Proxy(testbed::Link),
     Direct,
 }
 
@@ -43,15 +43,15 @@ impl Link {
     ///
     /// # Errors
     /// What the system says.
-    pub(super) async fn create(kind: Option<LinkKind>, rate: BitRate) -> anyhow::Result<Self> {
+    pub(super) fn create(kind: Option<LinkKind>, rate: BitRate) -> anyhow::Result<Self> {
         let form = match kind {
             Some(LinkKind::Namespaces) => shaped(rate)?,
-            Some(LinkKind::Loopback) => Form::Proxy(Proxy::new(rate).await?),
+            Some(LinkKind::Loopback) => proxy(rate)?,
             None => match shaped(rate) {
                 Ok(form) => form,
                 Err(why) => {
                     tracing::debug!(%why, "the hosts of the demo are on loopback");
-                    Form::Proxy(Proxy::new(rate).await?)
+                    proxy(rate)?
                 }
             },
         };
@@ -80,9 +80,7 @@ impl Link {
     /// The command that becomes `program` on a host; 0 is the one that calls, 1 the one that listens.
     pub(super) fn command(&self, host: usize, program: &Path) -> anyhow::Result<Command> {
         Ok(match &self.form {
-            Form::Shaped { hosts, .. } => {
-                hosts.get(host).context("there are two hosts")?.command(program).into()
-            }
+            Form::Shaped { hosts, .. } => hosts.get(host).context("there are two hosts")?.command(program),
             Form::Proxy(_) | Form::Direct => Command::new(program),
         })
     }
@@ -122,7 +120,7 @@ impl Link {
         match &mut self.form {
             Form::Shaped { link, .. } => link.cut(Cut::Down),
             Form::Proxy(proxy) => {
-                proxy.cut();
+                proxy.set(LinkState::Cut);
                 Ok(())
             }
             Form::Direct => Ok(()),
@@ -134,7 +132,7 @@ impl Link {
         match &mut self.form {
             Form::Shaped { link, .. } => link.restore(),
             Form::Proxy(proxy) => {
-                proxy.restore();
+                proxy.set(LinkState::Up);
                 Ok(())
             }
             Form::Direct => Ok(()),
@@ -146,4 +144,8 @@ fn shaped(rate: BitRate) -> Result<Form, NetworkError> {
     let mut hosts = Hosts::create(super::NAMES)?;
     let link = hosts.shaped_link([0, 1], rate)?;
     Ok(Form::Shaped { link, hosts })
+}
+
+fn proxy(rate: BitRate) -> anyhow::Result<Form> {
+    Ok(Form::Proxy(testbed::Link::new(Some(rate.bytes_per_second()))?))
 }

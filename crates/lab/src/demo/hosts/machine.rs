@@ -19,19 +19,18 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-use api::{MigrationHistory, NewVm, VmState, Volume};
+use anyhow::Context as _;
+use api::{MigrationHistory, Volume};
+use testbed::Daemon;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
 
 use self::client::{Outcome, OutsideClient};
 use super::link::{Link, LinkKind};
-use super::pair::{Folders, Pair, arrived};
+use super::pair::{Folders, Pair};
 use super::travel::{Way, travel};
 use super::{NAMES, STORE, in_folders, work};
 use crate::demo::{
-    Daemon, DemoGuest as _, Felt, Interrupted, MARGIN, Progress, Signals, StoppedDemoGuest as _, Timeline,
-    VOLUME,
+    DemoGuest as _, Felt, Interrupted, MARGIN, Progress, Signals, StoppedDemoGuest as _, Timeline, VOLUME,
 };
 use crate::network::{BitRate, Lan};
 use crate::vm::{GuestImage, MachineOptions, MovingMachine, NetworkCard, StoppedMachine};
@@ -45,11 +44,6 @@ const MACHINE: &str = "web";
 const PORT: u16 = 80;
 /// How much of its memory the machine checks: with its kernel and its programs about a third of it.
 const MEMORY_CHECKED_BYTES: u64 = 64 << 20;
-/// How long a host may take to see that a machine that has arrived runs.
-const RUNS_DEADLINE: Duration = Duration::from_secs(60);
-/// How often it is asked.
-const RUNS_PAUSE: Duration = Duration::from_millis(20);
-
 /// How the demo with a whole machine is run.
 #[derive(Clone, Debug)]
 pub struct MovedMachineOptions {
@@ -163,7 +157,7 @@ async fn play(
 ) -> anyhow::Result<MachineReport> {
     progress.begin("starting the hosts");
     let (mut link, lan) = networks(options).await?;
-    let console = folders[0].path().join("console");
+    let console = folders[0].path("console");
     let machine = MovingMachine::expect(&console, options.machine.clone(), lan.as_ref().map(card))?;
     let pair = signals.unless(Pair::start(&options.program, folders, &link)).await?;
     let journey = there_and_home(options, &pair, machine, (&mut link, lan.as_ref()), progress);
@@ -181,12 +175,12 @@ async fn play(
 
 /// The hosts' link, and the machine's network where there can be one.
 async fn networks(options: &MovedMachineOptions) -> anyhow::Result<(Link, Option<Lan>)> {
-    let link = Link::create(options.kind, options.rate).await?;
+    let link = Link::create(options.kind, options.rate)?;
     match link.lan() {
         Ok(lan) => Ok((link, lan)),
         Err(why) if options.kind.is_none() => {
             tracing::warn!(%why, "the machine is on no network");
-            Ok((Link::create(Some(LinkKind::Loopback), options.rate).await?, None))
+            Ok((Link::create(Some(LinkKind::Loopback), options.rate)?, None))
         }
         Err(why) => Err(why).context("make a network for the machine"),
     }
@@ -208,8 +202,7 @@ async fn there_and_home(
     near.create_volume(VOLUME, options.disk_bytes, STORE).await?;
     progress.begin("booting a machine");
     let definition = machine.definition(VOLUME)?;
-    near.client().add_vm(&NewVm { name: MACHINE.to_owned(), definition }).await.context("add the machine")?;
-    near.client().start_vm(MACHINE).await.context("start the machine")?;
+    near.start_vm(MACHINE, definition).await?;
     machine.await_work().await?;
     let client = match lan {
         Some(lan) => Some(connect(lan).await?),
@@ -258,7 +251,7 @@ async fn there_and_home(
     let timeline = timeline(&before.1, &legs);
     let description = machine.description();
     let stopped = machine.stop_and_verify(progress).await?;
-    let volume = arrived(near, VOLUME).await?;
+    let volume = near.serves(VOLUME).await?;
     Ok(Travelled {
         stopped,
         machine: description,
@@ -285,7 +278,8 @@ async fn go(
     progress.begin(&format!("moving the machine to host {name}"));
     let leaves = client.map(|client| (client, client.mark()));
     let way = travel((from, MACHINE, &format!("{name}:{STORE}")), machine, link, None, progress).await?;
-    runs(to).await?;
+    to.serves(VOLUME).await?;
+    to.runs(MACHINE).await?;
     let after = work(&format!("measuring the machine at host {name}"), machine, margin, progress).await;
     let gap = leaves.map(|(client, leaves)| client.longest_gap(&leaves, &client.mark()));
     Ok(Leg { way, after, gap })
@@ -319,25 +313,6 @@ async fn connect(lan: &Lan) -> anyhow::Result<OutsideClient> {
     let connected =
         spawn_blocking(move || OutsideClient::connect(&outside, SocketAddr::from((address, PORT))));
     connected.await.context("the client's thread panicked")?
-}
-
-/// Waits until a host sees that the machine runs there, and serves its disk.
-///
-/// # Errors
-/// If it does not in time.
-async fn runs(host: &Daemon) -> anyhow::Result<()> {
-    arrived(host, VOLUME).await?;
-    let give_up_at = Instant::now() + RUNS_DEADLINE;
-    loop {
-        let found = host.client().vm(MACHINE).await.context("ask for the machine")?;
-        if found.state == VmState::Running {
-            return Ok(());
-        }
-        if Instant::now() >= give_up_at {
-            bail!("the machine has been moved, but it is still {:?}: {:?}", found.state, found.message);
-        }
-        sleep(RUNS_PAUSE).await;
-    }
 }
 
 impl Way {

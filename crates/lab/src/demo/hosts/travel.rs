@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use api::Migration;
+use testbed::Daemon;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::link::Link;
-use crate::demo::{Daemon, DemoGuest, Felt, Live, Progress};
+use crate::demo::{DemoGuest, Felt, Live, Progress};
 use crate::workload::Window;
 
 /// When the link is cut, and for how long.

@@ -8,7 +8,7 @@ use anyhow::bail;
 /// Longest that anything may take that a test waits for. Nothing comes near it unless it hangs.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 /// Time between two looks: short against all that is waited for, long against what a look costs.
-const INTERVAL: Duration = Duration::from_millis(5);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Looks until `look` finds something.
 ///

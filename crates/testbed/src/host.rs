@@ -1,105 +1,55 @@
-//! A folder with stores, a daemon, and the commands that a user gives it.
+//! A host: a folder with stores, a daemon, and the commands that a user gives it.
 
 use std::fs::File;
-use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, bail, ensure};
 use api::{Address, Migration, MigrationState, Volume, VolumeState, VolumeStatistics};
-use lab::nbd_client;
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 
+use crate::daemon::{Daemon, KILLED, with_tail};
 use crate::file_system::{FileSystem, SecondMount};
-use crate::program::{self, Outcome, Program, Running, code, signal_child};
+use crate::folder::Folder;
+use crate::nbd_client;
+use crate::program::{Outcome, Program, Running};
 use crate::wait::until;
 
-/// How much of the daemon's log a failure shows.
-const LOG_LINES_SHOWN: usize = 60;
-/// What a scene's daemon calls its stores.
+/// What a host's daemon calls its stores.
 const STORES: [&str; 2] = ["a", "b"];
 /// What fills the disk with the data folder.
 const FILLER: &str = "data/filler";
-
-/// Plays a scene with the stores `a` and `b` and a daemon that is ready.
-///
-/// # Panics
-/// If the test fails: with its error, and the daemon's log.
-pub fn play(test: impl FnOnce(&mut Scene) -> anyhow::Result<()>) {
-    play_unstarted(|scene| {
-        scene.start()?;
-        test(scene)
-    });
-}
-
-/// As [`play`], without a daemon yet.
-///
-/// # Panics
-/// If the test fails: with its error, and the daemon's log.
-pub fn play_unstarted(test: impl FnOnce(&mut Scene) -> anyhow::Result<()>) {
-    let result = Scene::new().and_then(|mut scene| test(&mut scene).map_err(|error| scene.with_log(&error)));
-    #[expect(clippy::panic, reason = "this is how a test fails")]
-    if let Err(error) = result {
-        panic!("{error:#}");
-    }
-}
-
-/// As [`play_unstarted`], for a test that mounts; without root it is left out.
-///
-/// # Panics
-/// If the test fails: with its error, and the daemon's log.
-pub fn play_with_mounts(test: impl FnOnce(&mut Scene) -> anyhow::Result<()>) {
-    if !rustix::process::geteuid().is_root() {
-        return omission::machine_lacks("root, which mounting needs");
-    }
-    play_unstarted(test);
-}
 
 /// A temporary folder with two stores, and a daemon while one runs.
 ///
 /// Dropping it kills the daemon, unmounts what was mounted and removes the folder.
 #[derive(Debug)]
-pub struct Scene {
-    daemon: Option<Child>,
+pub struct Host {
+    daemon: Option<Daemon>,
     /// Dropped after the daemon, which holds files in them, and before the folder.
     file_systems: Vec<FileSystem>,
     second_mounts: Vec<SecondMount>,
     /// Whether the data folder is a disk of its own.
     has_data_disk: bool,
-    folder: tempfile::TempDir,
+    folder: Folder,
     program: PathBuf,
 }
 
-impl Scene {
-    /// A folder without a daemon.
+impl Host {
+    /// A folder without a daemon, which is to be `program`.
     ///
     /// # Errors
-    /// If there is no program to test, or no room.
-    pub fn new() -> anyhow::Result<Self> {
-        let program = program::sterna()?;
-        let folder = tempfile::Builder::new().prefix("sterna-e2e-").tempdir().context("make a folder")?;
-        let scene = Self {
-            daemon: None,
-            file_systems: Vec::new(),
-            second_mounts: Vec::new(),
-            has_data_disk: false,
-            folder,
-            program,
-        };
-        for store in STORES {
-            std::fs::create_dir(scene.path(store)).context("make a store")?;
-        }
-        let store = |name: &str| format!("[stores.{name}]\npath = '{}'\n", scene.path(name).display());
-        let config = format!(
-            // Machines of tests have kernels and consoles in folders of their own.
-            "data_dir = '{}'\napi = '{}'\n[machines]\nfolders = ['/']\nallow = ['-gdb tcp']\n{}",
-            scene.path("data").display(),
-            scene.address()?,
-            STORES.map(store).concat()
-        );
-        std::fs::write(scene.path("sterna.toml"), config).context("write the configuration")?;
-        Ok(scene)
+    /// If there is no room.
+    pub fn new(program: PathBuf) -> anyhow::Result<Self> {
+        let folder = Folder::create(&std::env::temp_dir(), STORES)?;
+        let (file_systems, second_mounts) = (Vec::new(), Vec::new());
+        Ok(Self { daemon: None, file_systems, second_mounts, has_data_disk: false, folder, program })
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// Appends to the configuration, which a daemon reads when it starts.
@@ -107,13 +57,12 @@ impl Scene {
     /// # Errors
     /// If the file cannot be written.
     pub fn configure(&self, more: &str) -> anyhow::Result<()> {
-        let mut file = File::options().append(true).open(self.path("sterna.toml"))?;
-        file.write_all(more.as_bytes()).context("write the configuration")
+        self.folder.configure(more)
     }
 
     /// A path in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.folder.path(name)
     }
 
     /// Where the daemon's API is.
@@ -121,7 +70,7 @@ impl Scene {
     /// # Errors
     /// If the folder's path is too long for a socket.
     pub fn address(&self) -> anyhow::Result<Address> {
-        Ok(Address::unix(self.path("run/api.sock"))?)
+        self.folder.address()
     }
 
     /// Keeps a folder mounted until the daemon has ended for good.
@@ -141,7 +90,7 @@ impl Scene {
 }
 
 // The disk with the data folder.
-impl Scene {
+impl Host {
     /// Mounts a small disk of its own over the data folder, which a daemon has not used yet. Without root there is none.
     ///
     /// # Errors
@@ -186,7 +135,7 @@ impl Scene {
 }
 
 // The daemon.
-impl Scene {
+impl Host {
     /// Starts the daemon and waits until it answers.
     ///
     /// # Errors
@@ -195,24 +144,24 @@ impl Scene {
         self.start_with(&[])
     }
 
-    /// As [`Scene::start`], with these variables in its environment.
+    /// As [`Host::start`], with these variables in its environment.
     ///
     /// # Errors
     /// If it ends instead.
     pub fn start_with(&mut self, environment: &[(&str, &str)]) -> anyhow::Result<()> {
         ensure!(self.daemon.is_none(), "the daemon runs already");
-        let log = File::options().create(true).append(true).open(self.path("daemon.log"));
-        let log = log.context("make the daemon's log")?;
         let mut command = Command::new(&self.program);
-        command.arg("serve").arg("--config").arg(self.path("sterna.toml"));
-        command.env_remove("STERNA_HOST").env("STERNA_LOG", "info");
-        command.envs(environment.iter().copied());
-        let daemon = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
-        self.daemon = Some(daemon.with_context(|| format!("start {}", self.program.display()))?);
-        until("the daemon answers", || {
-            self.ensure_alive()?;
-            Ok((self.sterna(["store", "list"])?.code == 0).then_some(()))
-        })
+        command.env("STERNA_LOG", "info").envs(environment.iter().copied());
+        let daemon = Daemon::spawn(command, &self.folder)?;
+        self.daemon.insert(daemon).wait_for_answer()
+    }
+
+    /// The daemon.
+    ///
+    /// # Errors
+    /// If none was started, or its end was seen.
+    pub fn daemon(&self) -> anyhow::Result<&Daemon> {
+        self.daemon.as_ref().context("no daemon runs")
     }
 
     /// Sends the daemon a signal.
@@ -220,7 +169,7 @@ impl Scene {
     /// # Errors
     /// If there is none.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        signal_child(self.daemon.as_ref().context("no daemon runs")?, signal)
+        self.daemon()?.signal(signal)
     }
 
     /// Waits for the daemon's end; returns its exit code.
@@ -228,12 +177,9 @@ impl Scene {
     /// # Errors
     /// If it does not end in time.
     pub fn wait_for_end(&mut self) -> anyhow::Result<i32> {
-        let mut daemon = self.daemon.take().context("no daemon runs")?;
-        let status = until("the daemon ends", || Ok(daemon.try_wait()?));
-        if status.is_err() {
-            self.daemon = Some(daemon);
-        }
-        Ok(code(status?))
+        let code = self.running()?.wait_for_end()?;
+        self.daemon = None;
+        Ok(code)
     }
 
     /// Whether a daemon was started whose end nobody has seen.
@@ -246,12 +192,11 @@ impl Scene {
     /// # Errors
     /// If none was started, or the system does not say.
     pub fn take_end(&mut self) -> anyhow::Result<Option<i32>> {
-        let daemon = self.daemon.as_mut().context("no daemon runs")?;
-        let status = daemon.try_wait()?;
-        if status.is_some() {
+        let code = self.running()?.exit_code()?;
+        if code.is_some() {
             self.daemon = None;
         }
-        Ok(status.map(code))
+        Ok(code)
     }
 
     /// Ends the daemon in order.
@@ -272,7 +217,7 @@ impl Scene {
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::KILL)?;
         let code = self.wait_for_end()?;
-        ensure!(code == 137, "the daemon ended with {code} before it could be killed");
+        ensure!(code == KILLED, "the daemon ended with {code} before it could be killed");
         Ok(())
     }
 
@@ -281,7 +226,15 @@ impl Scene {
     /// # Errors
     /// If the log cannot be read.
     pub fn log(&self) -> anyhow::Result<String> {
-        std::fs::read_to_string(self.path("daemon.log")).context("read the daemon's log")
+        std::fs::read_to_string(self.folder.log()).context("read the daemon's log")
+    }
+
+    /// Waits until the daemon has logged a line with these words; false if it ended first.
+    ///
+    /// # Errors
+    /// If it does neither in time.
+    pub fn wait_for_log(&mut self, words: &str) -> anyhow::Result<bool> {
+        self.running()?.wait_for_log(words)
     }
 
     /// Checks that the daemon has not ended.
@@ -289,11 +242,7 @@ impl Scene {
     /// # Errors
     /// If it has.
     pub fn ensure_alive(&mut self) -> anyhow::Result<()> {
-        let daemon = self.daemon.as_mut().context("no daemon runs")?;
-        match daemon.try_wait()? {
-            None => Ok(()),
-            Some(status) => bail!("the daemon has ended: {status}"),
-        }
+        self.running()?.ensure_alive()
     }
 
     /// Memory that the daemon has, in bytes.
@@ -301,27 +250,21 @@ impl Scene {
     /// # Errors
     /// If it does not run.
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
-        let daemon = self.daemon.as_ref().context("no daemon runs")?;
-        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kibibytes: u64 = line.trim().trim_end_matches(" kB").trim().parse()?;
-        Ok(kibibytes << 10)
+        self.daemon()?.resident_bytes()
     }
 
-    pub(crate) fn with_log(&self, error: &anyhow::Error) -> anyhow::Error {
-        anyhow::anyhow!("{error:#}\n\n{}", self.end_of_log())
+    /// Adds the end of the daemon's log to an error.
+    pub fn with_log(&self, error: anyhow::Error) -> anyhow::Error {
+        with_tail(error, "the daemon's log", &self.log().unwrap_or_default())
     }
 
-    fn end_of_log(&self) -> String {
-        let log = self.log().unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let end = &lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..];
-        format!("the daemon's log ends with:\n  {}", end.join("\n  "))
+    fn running(&mut self) -> anyhow::Result<&mut Daemon> {
+        self.daemon.as_mut().context("no daemon runs")
     }
 }
 
 // The commands.
-impl Scene {
+impl Host {
     /// A command to the daemon.
     ///
     /// # Errors
@@ -521,15 +464,10 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for Host {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.end_of_log());
-        }
-        if let Some(mut daemon) = self.daemon.take() {
-            // It may have ended by itself.
-            let _ = daemon.kill();
-            let _ = daemon.wait();
+            eprintln!("{:#}", self.with_log(anyhow::anyhow!("a test has panicked")));
         }
     }
 }

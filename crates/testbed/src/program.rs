@@ -37,7 +37,10 @@ pub fn sterna() -> anyhow::Result<PathBuf> {
 }
 
 /// Cargo's target folder: this program is `TARGET/PROFILE/deps/NAME-HASH`, or `TARGET/PROFILE/NAME`.
-pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// If this program is not there.
+pub fn target_folder() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe().context("this program cannot find itself")?;
     let profile = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
     let target = profile.and_then(Path::parent).context("this program is in no target folder of cargo")?;

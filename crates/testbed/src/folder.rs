@@ -1,0 +1,124 @@
+//! The folder of a host: its configuration, two stores, the daemon's data, its sockets and its log.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use api::Address;
+use tempfile::TempDir;
+
+/// A temporary folder with two stores. It disappears with its owner.
+#[derive(Debug)]
+pub struct Folder {
+    folder: TempDir,
+    stores: [&'static str; 2],
+}
+
+impl Folder {
+    /// Makes the folder in `parent`, with a configuration that names the two stores.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn create(parent: &Path, stores: [&'static str; 2]) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("sterna-")
+            .tempdir_in(parent)
+            .with_context(|| format!("make a temporary folder in {}", parent.display()))?;
+        let folder = Self { folder, stores };
+        for store in stores {
+            let path = folder.path(store);
+            std::fs::create_dir(&path).with_context(|| format!("make the folder {}", path.display()))?;
+        }
+        folder.set_configuration("")?;
+        Ok(folder)
+    }
+
+    /// Writes the configuration anew: the folder's own places, and these lines.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn set_configuration(&self, more: &str) -> anyhow::Result<()> {
+        // TOML and JSON write a string with the same escapes.
+        let text = |path: &Path| serde_json::Value::from(path.to_string_lossy());
+        let store = |name: &str| format!("[stores.{name}]\npath = {}\n", text(&self.path(name)));
+        let (data, api) = (text(&self.data()), serde_json::Value::from(self.address()?.to_string()));
+        let stores = self.stores.map(store).concat();
+        let configuration = format!("data_dir = {data}\napi = {api}\n{stores}{more}");
+        std::fs::write(self.configuration(), configuration).context("write the daemon's configuration")
+    }
+
+    /// Appends to the configuration, which a daemon reads when it starts.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn configure(&self, more: &str) -> anyhow::Result<()> {
+        let mut file = File::options().append(true).open(self.configuration())?;
+        file.write_all(more.as_bytes()).context("write the daemon's configuration")
+    }
+
+    /// A path in the folder. A store's path is its name.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The folder itself.
+    pub fn root(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The daemon's configuration.
+    pub fn configuration(&self) -> PathBuf {
+        self.path("sterna.toml")
+    }
+
+    /// The daemon's data folder. The daemon makes it.
+    pub fn data(&self) -> PathBuf {
+        self.path("data")
+    }
+
+    /// What the daemon logs.
+    pub fn log(&self) -> PathBuf {
+        self.path("daemon.log")
+    }
+
+    /// Where the daemon's API is.
+    ///
+    /// # Errors
+    /// If the folder's path is too long for a socket.
+    pub fn address(&self) -> anyhow::Result<Address> {
+        Ok(Address::unix(self.path("run/api.sock"))?)
+    }
+
+    /// The names of the stores.
+    pub fn stores(&self) -> [&'static str; 2] {
+        self.stores
+    }
+
+    /// Removes the folder.
+    ///
+    /// # Errors
+    /// If something in it cannot be removed. Dropping the folder removes it too, without telling.
+    pub fn remove(self) -> anyhow::Result<()> {
+        let path = self.folder.path().to_owned();
+        self.folder.close().with_context(|| format!("remove {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_holds_what_the_daemon_needs_and_disappears() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::create(parent.path(), ["first", "second"]).unwrap();
+        assert!(folder.path("first").is_dir() && folder.path("second").is_dir());
+        folder.configure("[limits]\n").unwrap();
+        let configuration = std::fs::read_to_string(folder.configuration()).unwrap();
+        let expected = format!("[stores.second]\npath = {:?}\n[limits]\n", folder.path("second"));
+        assert!(configuration.ends_with(&expected), "{configuration}");
+        folder.remove().unwrap();
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,39 @@
+//! How a test is played on one host.
+
+use testbed::Host;
+
+use crate::host;
+
+/// Plays a test on a host with the stores `a` and `b` and a daemon that is ready.
+///
+/// # Panics
+/// If the test fails: with its error, and the daemon's log.
+pub fn play(test: impl FnOnce(&mut Host) -> anyhow::Result<()>) {
+    play_unstarted(|host| {
+        host.start()?;
+        test(host)
+    });
+}
+
+/// As [`play`], without a daemon yet.
+///
+/// # Panics
+/// If the test fails: with its error, and the daemon's log.
+pub fn play_unstarted(test: impl FnOnce(&mut Host) -> anyhow::Result<()>) {
+    let result = host().and_then(|mut host| test(&mut host).map_err(|error| host.with_log(error)));
+    #[expect(clippy::panic, reason = "this is how a test fails")]
+    if let Err(error) = result {
+        panic!("{error:#}");
+    }
+}
+
+/// As [`play_unstarted`], for a test that mounts; without root it is left out.
+///
+/// # Panics
+/// If the test fails: with its error, and the daemon's log.
+pub fn play_with_mounts(test: impl FnOnce(&mut Host) -> anyhow::Result<()>) {
+    if !rustix::process::geteuid().is_root() {
+        return omission::machine_lacks("root, which mounting needs");
+    }
+    play_unstarted(test);
+}
