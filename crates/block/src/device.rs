@@ -6,6 +6,7 @@ use std::pin::Pin;
 pub use chronicle::ByteRange;
 
 use crate::buffer::Buffer;
+use crate::change::Change;
 use crate::error::IoError;
 use crate::growth::Growth;
 
@@ -22,7 +23,7 @@ pub const ALIGNMENT: u32 = 4096;
 /// # What callers may rely on
 /// - A request touches exactly its range. Requests in flight at the same time may be applied in any order, also
 ///   where they overlap: who needs an order waits for the first before submitting the second.
-/// - After a `write`, `write_zeroes` or `discard` has succeeded, every later read sees it. It survives a power cut
+/// - After a change (`write`, `write_zeroes`, `discard`) has succeeded, every later read sees it. It survives a power cut
 ///   only once a `flush` that was *submitted after it completed* has succeeded, or if it was [`Durability::Durable`].
 /// - A write that failed may have been applied in whole, in part (by sectors) or not at all.
 /// - After a successful `discard` or `write_zeroes` the range reads as zeroes.
@@ -43,17 +44,26 @@ pub trait BlockDevice {
     /// `buffer` must be the only handle to its memory ([`Buffer::is_unique`]).
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer>;
 
-    /// Writes the whole of `data` at `offset`.
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()>;
+    /// Makes a change.
+    fn change(&self, change: Change) -> IoFuture<'_, ()>;
 
     /// Makes everything durable that had completed when this was called.
     fn flush(&self) -> IoFuture<'_, ()>;
 
-    /// Makes the range read as zeroes and gives its space back where the store can.
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()>;
+    /// Writes the whole of `data` at `offset`: a [`Change::Write`], which is to be implemented by [`BlockDevice::change`].
+    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        self.change(Change::Write(offset, data, durability))
+    }
 
-    /// Makes the range read as zeroes.
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()>;
+    /// Makes the range read as zeroes and gives its space back where the store can: a [`Change::Discard`].
+    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
+        self.change(Change::Discard(range))
+    }
+
+    /// Makes the range read as zeroes: a [`Change::Zero`].
+    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        self.change(Change::Zero(range, mode, durability))
+    }
 
     /// Tells whether `write_zeroes` in this mode costs less than writing as many zero bytes, up to the blocks at its
     /// two ends.

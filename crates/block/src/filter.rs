@@ -12,6 +12,8 @@ pub use delay::{Delay, DelaySwitch};
 pub use fault::{Fault, FaultSwitch};
 pub use flush_debt::FlushDebt;
 
+use crate::change::Change;
+
 /// One of the operations of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -27,6 +29,17 @@ pub enum Operation {
     WriteZeroes,
     /// `allocation`.
     Allocation,
+}
+
+impl Operation {
+    /// The one that makes such a change.
+    pub const fn of(change: &Change) -> Self {
+        match change {
+            Change::Write(..) => Self::Write,
+            Change::Discard(_) => Self::Discard,
+            Change::Zero(..) => Self::WriteZeroes,
+        }
+    }
 }
 
 /// A set of operations.
@@ -73,9 +86,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::device::{
-        BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
-    };
+    use crate::device::{BlockDevice, ByteRange, Extent, ExtentKind, Geometry, IoFuture, ZeroMode};
     use crate::engine::{self, EngineChoice, EngineDriver};
     use crate::{Buffer, Executor, MemoryStore};
 
@@ -91,20 +102,12 @@ mod tests {
             self.0.read(offset, buffer)
         }
 
-        fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-            self.0.write(offset, data, durability)
+        fn change(&self, change: Change) -> IoFuture<'_, ()> {
+            self.0.change(change)
         }
 
         fn flush(&self) -> IoFuture<'_, ()> {
             self.0.flush()
-        }
-
-        fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-            self.0.discard(range)
-        }
-
-        fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-            self.0.write_zeroes(range, mode, durability)
         }
 
         fn zeroes_fast(&self, _: ZeroMode) -> bool {

@@ -18,6 +18,7 @@
 //! `lane` crate. The simulator brings devices and a driver of its own and runs everything above them unchanged.
 
 pub mod buffer;
+pub mod change;
 pub mod conformance;
 pub mod device;
 pub mod engine;
@@ -31,6 +32,7 @@ pub mod signal;
 pub mod store;
 
 pub use buffer::{Buffer, BufferPool};
+pub use change::Change;
 pub use device::{BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode};
 pub use error::IoError;
 pub use executor::{Driver, Executor, Handle};

@@ -13,13 +13,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::signal::Signal;
-use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoError, IoFuture, ZeroMode};
 use futures_util::FutureExt;
 use migration::planted::{Bug, broken};
 
-use crate::change::{Change, Changed};
 use crate::clients::Client;
-use crate::fence::{Always, Fence, Presence};
+use crate::fence::{Always, Changed, Fence, Presence};
 use crate::filter::{Access, Again, GateMode};
 use crate::peer::PeerVolume;
 use crate::volume::Volume;
@@ -43,8 +42,8 @@ impl Origin<'_> {
     /// Has the volume's owner, on another host, make the change.
     async fn send_on(self, owner: &PeerVolume, change: Change) -> Result<Changed, IoError> {
         match self {
-            Self::Client(visitor) => owner.change(Rc::clone(&visitor.presence), change).await?,
-            Self::OldHost => owner.change(Rc::new(Always), change).await?,
+            Self::Client(visitor) => owner.ask_for_client(Rc::clone(&visitor.presence), change).await?,
+            Self::OldHost => owner.ask_for_client(Rc::new(Always), change).await?,
             Self::Host(fence) => return owner.relay(fence, change).await,
         }
         Ok(Changed::Done)
@@ -108,7 +107,7 @@ impl Volume {
             Origin::Client(_) => None,
             Origin::Host(_) | Origin::OldHost => Some(self.fences().enter_forwarded()),
         };
-        change.apply(pass.device()).await?;
+        pass.device().change(change).await?;
         Ok(Changed::Done)
     }
 
@@ -253,19 +252,19 @@ impl Entrance {
     }
 
     pub(crate) async fn changing(&self, change: Change) -> Result<(), IoError> {
-        if change.steps(CHANGE_STEP_BYTES) > 1 {
+        if change.steps(CHANGE_STEP_BYTES).nth(1).is_some() {
             // Boxed: few are as long, and every request would have to have room for it.
             return Box::pin(self.changing_in_steps(change)).await;
         }
         self.begin_change().await?;
-        change.apply(&*self.below).await
+        self.below.change(change).await
     }
 
     /// Changes a long range part after part: whoever comes meanwhile, or closes the gate, waits for one of them.
     async fn changing_in_steps(&self, change: Change) -> Result<(), IoError> {
-        for step in 0..change.steps(CHANGE_STEP_BYTES) {
+        for step in change.steps(CHANGE_STEP_BYTES) {
             self.begin_change().await?;
-            change.step(CHANGE_STEP_BYTES, step).apply(&*self.below).await?;
+            self.below.change(step).await?;
         }
         Ok(())
     }
@@ -286,20 +285,12 @@ impl BlockDevice for Entrance {
         Box::pin(self.reading(offset, buffer))
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.changing(Change::Write(offset, data, durability)))
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(self.changing(change))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(self.flushing())
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.changing(Change::Discard(range)))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.changing(Change::Zero(range, mode, durability)))
     }
 
     /// Passthrough.
@@ -336,12 +327,6 @@ impl Passage {
         let visitor = Visitor { presence, arrivals_seen: Cell::new(volume.fences().arrivals()) };
         Self { volume, visitor }
     }
-
-    fn change(&self, change: Change) -> IoFuture<'_, ()> {
-        let made = self.volume.change(Origin::Client(&self.visitor), change);
-        // A client's change bears no fence, so it is made or fails.
-        Box::pin(made.map(|changed| changed.map(drop)))
-    }
 }
 
 impl BlockDevice for Passage {
@@ -354,20 +339,14 @@ impl BlockDevice for Passage {
         Box::pin(self.volume.read(&self.visitor, offset, buffer))
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        self.change(Change::Write(offset, data, durability))
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        let made = self.volume.change(Origin::Client(&self.visitor), change);
+        // A client's change bears no fence, so it is made or fails.
+        Box::pin(made.map(|changed| changed.map(drop)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(self.volume.flush(&self.visitor))
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.change(Change::Discard(range))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        self.change(Change::Zero(range, mode, durability))
     }
 
     /// Passthrough.

@@ -43,6 +43,15 @@ impl Fence {
     }
 }
 
+/// What became of a change that bears a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// It is made.
+    Done,
+    /// It is not, and will not be: it bears another fence than this one, which is the present one.
+    Refused(Fence),
+}
+
 /// Whether the client that a request is from is still there.
 pub trait Presence {
     /// Tells whether its connection is open at this moment, and not only as far as its requests have been read. Where

@@ -13,7 +13,6 @@
 //! the devices, and [`Control`], which keeps the journal. The simulator runs the same conductor, copyings, filters and
 //! volumes as the product.
 
-mod change;
 pub mod chronicler;
 pub mod clients;
 pub mod conductor;

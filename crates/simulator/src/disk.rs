@@ -20,7 +20,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use block::device::{check_range, check_write};
-use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use block::{
+    BlockDevice, Buffer, ByteRange, Change, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode,
+};
 use lane::Volume;
 use lane::filter::GateMode;
 use migration::Phase;
@@ -456,12 +458,21 @@ impl BlockDevice for SimDisk {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            check_write(&self.geometry(), ByteRange::new(offset, data.len() as u64))?;
-            let first_sector = (offset / SECTOR_BYTES) as usize;
-            let tokens = medium::tokens(data.as_slice());
-            self.carry_out(What::Write { first_sector, tokens, durability }).await.map(drop)
+            check_write(&self.geometry(), change.range())?;
+            let what = match change {
+                Change::Write(offset, data, durability) => What::Write {
+                    first_sector: (offset / SECTOR_BYTES) as usize,
+                    tokens: medium::tokens(data.as_slice()),
+                    durability,
+                },
+                Change::Discard(range) => {
+                    What::Zero { range, unmap: ZeroMode::MayUnmap, durability: Durability::Volatile }
+                }
+                Change::Zero(range, mode, durability) => What::Zero { range, unmap: mode, durability },
+            };
+            self.carry_out(what).await.map(drop)
         })
     }
 
@@ -469,17 +480,6 @@ impl BlockDevice for SimDisk {
         Box::pin(async move {
             let entries = self.medium.borrow().entries();
             self.carry_out(What::Flush { entries }).await.map(drop)
-        })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.write_zeroes(range, ZeroMode::MayUnmap, Durability::Volatile)
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            check_write(&self.geometry(), range)?;
-            self.carry_out(What::Zero { range, unmap: mode, durability }).await.map(drop)
         })
     }
 

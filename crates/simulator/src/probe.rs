@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use block::device::ALIGNMENT;
 
-use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoError, IoFuture, ZeroMode};
 use lane::TimeLimits;
 
 use crate::checker::patience::too_long;
@@ -80,21 +80,12 @@ impl BlockDevice for Probe {
         Box::pin(self.measured(self.below.read(offset, buffer)))
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let range = ByteRange::new(offset, data.len() as u64);
-        Box::pin(self.measured_change(range, self.below.write(offset, data, durability)))
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(self.measured_change(change.range(), self.below.change(change)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(self.measured(self.below.flush()))
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.measured_change(range, self.below.discard(range)))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.measured_change(range, self.below.write_zeroes(range, mode, durability)))
     }
 
     /// Passthrough.

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use rustix::io::Errno;
 
 use crate::buffer::Buffer;
-use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use crate::change::Change;
+use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture};
 use crate::error::IoError;
 use crate::store::MemoryStore;
 
@@ -80,9 +81,9 @@ impl BlockDevice for Forgetful {
         self.seen.read(offset, buffer)
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let range = ByteRange::new(offset, data.len() as u64);
-        Box::pin(self.changed(range, durability, self.seen.write(offset, data, durability)))
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        let (range, durability) = (change.range(), change.durability());
+        Box::pin(self.changed(range, durability, self.seen.change(change)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -96,14 +97,6 @@ impl BlockDevice for Forgetful {
             }
             Self::copy(&self.seen, &self.durable, changed).await
         })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.changed(range, Durability::Volatile, self.seen.discard(range)))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.changed(range, durability, self.seen.write_zeroes(range, mode, durability)))
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

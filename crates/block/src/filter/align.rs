@@ -14,6 +14,7 @@ use futures_channel::oneshot;
 use futures_util::future::try_join;
 
 use crate::buffer::{Buffer, BufferPool};
+use crate::change::Change;
 use crate::device::{
     BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode, check_range, check_write,
 };
@@ -108,60 +109,33 @@ impl BlockDevice for Align {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let range = ByteRange::new(offset, data.len() as u64);
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        let range = change.range();
         if self.shared.is_aligned(range) {
             return Box::pin(async move {
                 let _claimed = self.shared.writes.claim(range, Claim::Shared).await;
-                self.shared.inner.write(offset, data, durability).await
+                self.shared.inner.change(change).await
             });
         }
         let shared = Rc::clone(&self.shared);
         self.run_to_the_end(async move {
             check_write(&shared.geometry(), range)?;
             let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
-            shared.merge(range, data.as_slice(), durability).await
+            match &change {
+                Change::Write(_, data, durability) => shared.merge(range, data.as_slice(), *durability).await,
+                // Whole blocks, and the rest as zeroes that are written.
+                Change::Discard(_) | Change::Zero(..) => {
+                    let within = shared.blocks_within(range);
+                    shared.zero_edges(range, within, change.durability()).await?;
+                    shared.inner.change(change.part(within)).await
+                }
+            }
         })
     }
 
     /// Passthrough.
     fn flush(&self) -> IoFuture<'_, ()> {
         self.shared.inner.flush()
-    }
-
-    /// Discards whole blocks, and zeroes the rest.
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        if self.shared.is_aligned(range) {
-            return Box::pin(async move {
-                let _claimed = self.shared.writes.claim(range, Claim::Shared).await;
-                self.shared.inner.discard(range).await
-            });
-        }
-        let shared = Rc::clone(&self.shared);
-        self.run_to_the_end(async move {
-            check_write(&shared.geometry(), range)?;
-            let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
-            let within = shared.blocks_within(range);
-            shared.zero_edges(range, within, Durability::Volatile).await?;
-            shared.inner.discard(within).await
-        })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        if self.shared.is_aligned(range) {
-            return Box::pin(async move {
-                let _claimed = self.shared.writes.claim(range, Claim::Shared).await;
-                self.shared.inner.write_zeroes(range, mode, durability).await
-            });
-        }
-        let shared = Rc::clone(&self.shared);
-        self.run_to_the_end(async move {
-            check_write(&shared.geometry(), range)?;
-            let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
-            let within = shared.blocks_within(range);
-            shared.zero_edges(range, within, durability).await?;
-            shared.inner.write_zeroes(within, mode, durability).await
-        })
     }
 
     /// As below: of a range that ends within blocks only those are written.

@@ -7,10 +7,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::buffer::Buffer;
-use crate::device::{
-    BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode, check_range, check_write,
-};
+use crate::change::Change;
+use crate::device::{BlockDevice, ByteRange, Extent, Geometry, IoFuture, ZeroMode, check_range, check_write};
 use crate::error::IoError;
+use crate::filter::Operation;
 use crate::growth::Growth;
 
 /// Checks every request and every answer that passes.
@@ -75,7 +75,7 @@ impl BlockDevice for Check {
         assert!(buffer.is_unique(), "a buffer to be read into has another handle");
         Box::pin(async move {
             let answer = self.inner.read(offset, buffer).await;
-            assert_refused(expected, answer.as_ref().err(), "read", range);
+            assert_refused(expected, answer.as_ref().err(), Operation::Read, range);
             if let Ok(buffer) = &answer {
                 assert_eq!(buffer.len() as u64, range.length, "read gave back another length");
                 assert!(buffer.is_unique(), "read gave back a shared buffer");
@@ -84,12 +84,12 @@ impl BlockDevice for Check {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let range = ByteRange::new(offset, data.len() as u64);
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        let (operation, range) = (Operation::of(&change), change.range());
         let expected = self.expected(check_write(&self.current(), range));
         Box::pin(async move {
-            let answer = self.inner.write(offset, data, durability).await;
-            assert_refused(expected, answer.as_ref().err(), "write", range);
+            let answer = self.inner.change(change).await;
+            assert_refused(expected, answer.as_ref().err(), operation, range);
             answer
         })
     }
@@ -97,24 +97,6 @@ impl BlockDevice for Check {
     /// Passthrough.
     fn flush(&self) -> IoFuture<'_, ()> {
         self.inner.flush()
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        let expected = self.expected(check_write(&self.current(), range));
-        Box::pin(async move {
-            let answer = self.inner.discard(range).await;
-            assert_refused(expected, answer.as_ref().err(), "discard", range);
-            answer
-        })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        let expected = self.expected(check_write(&self.current(), range));
-        Box::pin(async move {
-            let answer = self.inner.write_zeroes(range, mode, durability).await;
-            assert_refused(expected, answer.as_ref().err(), "write zeroes", range);
-            answer
-        })
     }
 
     /// Passthrough.
@@ -131,7 +113,7 @@ impl BlockDevice for Check {
         let expected = self.expected(check_range(&self.current(), range));
         Box::pin(async move {
             let answer = self.inner.allocation(range).await;
-            assert_refused(expected, answer.as_ref().err(), "allocation", range);
+            assert_refused(expected, answer.as_ref().err(), Operation::Allocation, range);
             if let Ok(extents) = &answer {
                 assert_covers(extents, range);
             }
@@ -143,7 +125,7 @@ impl BlockDevice for Check {
         let expected = self.expected(check_range(&self.current(), range));
         Box::pin(async move {
             let answer = self.inner.own_allocation(range).await;
-            assert_refused(expected, answer.as_ref().err(), "own allocation", range);
+            assert_refused(expected, answer.as_ref().err(), Operation::Allocation, range);
             if let Ok(extents) = &answer {
                 assert_covers(extents, range);
             }
@@ -166,9 +148,14 @@ pub(crate) fn assert_covers(extents: &[Extent], range: ByteRange) {
     assert_eq!(position, range.end(), "{extents:?} do not cover {range:?}");
 }
 
-fn assert_refused(expected: Option<IoError>, answer: Option<&IoError>, operation: &str, range: ByteRange) {
+fn assert_refused(
+    expected: Option<IoError>,
+    answer: Option<&IoError>,
+    operation: Operation,
+    range: ByteRange,
+) {
     if let Some(expected) = expected {
-        assert_eq!(answer, Some(&expected), "{operation} of {range:?}");
+        assert_eq!(answer, Some(&expected), "{operation:?} of {range:?}");
     }
 }
 

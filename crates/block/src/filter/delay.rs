@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use super::{Operation, Operations};
 use crate::buffer::Buffer;
-use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use crate::change::Change;
+use crate::device::{BlockDevice, ByteRange, Extent, Geometry, IoFuture, ZeroMode};
 use crate::executor::Handle;
 use crate::growth::Growth;
 
@@ -164,10 +165,11 @@ impl BlockDevice for Delay {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            self.hold(Operation::Write, data.len() as u64).await;
-            self.inner.write(offset, data, durability).await
+            let bytes = if let Change::Write(_, data, _) = &change { data.len() as u64 } else { 0 };
+            self.hold(Operation::of(&change), bytes).await;
+            self.inner.change(change).await
         })
     }
 
@@ -175,20 +177,6 @@ impl BlockDevice for Delay {
         Box::pin(async move {
             self.hold(Operation::Flush, 0).await;
             self.inner.flush().await
-        })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            self.hold(Operation::Discard, 0).await;
-            self.inner.discard(range).await
-        })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            self.hold(Operation::WriteZeroes, 0).await;
-            self.inner.write_zeroes(range, mode, durability).await
         })
     }
 
@@ -236,6 +224,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+    use crate::device::Durability;
     use crate::engine::{self, EngineChoice, EngineDriver};
     use crate::executor::Executor;
     use crate::store::MemoryStore;

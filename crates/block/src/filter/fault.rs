@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Operation, Operations};
 use crate::buffer::Buffer;
-use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use crate::change::Change;
+use crate::device::{BlockDevice, ByteRange, Extent, Geometry, IoFuture, ZeroMode};
 use crate::error::IoError;
 use crate::growth::Growth;
 use crate::random::Random;
@@ -121,17 +122,15 @@ impl BlockDevice for Fault {
         }
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let range = ByteRange::new(offset, data.len() as u64);
-        match self.verdict(Operation::Write, Some(range)) {
-            None => self.inner.write(offset, data, durability),
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        let range = change.range();
+        match self.verdict(Operation::of(&change), Some(range)) {
+            None => self.inner.change(change),
             Some((error, Effect::None)) => failed(error),
-            Some((error, effect)) => {
-                let applied = if effect == Effect::Half { self.half(range) } else { range };
-                // As long as the data, which fit into memory.
-                let data = data.slice(0, applied.length as usize);
-                Box::pin(fail_after(self.inner.write(offset, data, durability), error))
+            Some((error, Effect::Half)) => {
+                Box::pin(fail_after(self.inner.change(change.part(self.half(range))), error))
             }
+            Some((error, Effect::Whole)) => Box::pin(fail_after(self.inner.change(change), error)),
         }
     }
 
@@ -139,25 +138,6 @@ impl BlockDevice for Fault {
         match self.verdict(Operation::Flush, None) {
             Some((error, _)) => failed(error),
             None => self.inner.flush(),
-        }
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        match self.verdict(Operation::Discard, Some(range)) {
-            None => self.inner.discard(range),
-            Some((error, Effect::None)) => failed(error),
-            Some((error, Effect::Half)) => Box::pin(fail_after(self.inner.discard(self.half(range)), error)),
-            Some((error, Effect::Whole)) => Box::pin(fail_after(self.inner.discard(range), error)),
-        }
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        let zero = |range| self.inner.write_zeroes(range, mode, durability);
-        match self.verdict(Operation::WriteZeroes, Some(range)) {
-            None => zero(range),
-            Some((error, Effect::None)) => failed(error),
-            Some((error, Effect::Half)) => Box::pin(fail_after(zero(self.half(range)), error)),
-            Some((error, Effect::Whole)) => Box::pin(fail_after(zero(range), error)),
         }
     }
 
@@ -223,6 +203,7 @@ mod tests {
     use rustix::io::Errno;
 
     use super::*;
+    use crate::device::Durability;
     use crate::store::MemoryStore;
 
     const BROKEN: IoError = IoError::Os { operation: "write", errno: Errno::IO };

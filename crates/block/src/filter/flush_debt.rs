@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::buffer::Buffer;
+use crate::change::Change;
 use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 use crate::error::IoError;
 use crate::growth::Growth;
@@ -46,7 +47,7 @@ struct Debt {
 }
 
 /// A change under way; dropped, it has ended.
-struct Change<'a>(&'a Debt);
+struct Changing<'a>(&'a Debt);
 
 /// A flush under way; dropped, it is left to the next one.
 struct UnderWay<'a> {
@@ -108,9 +109,9 @@ impl FlushDebt {
 }
 
 impl Debt {
-    fn begin_change(&self) -> Change<'_> {
+    fn begin_change(&self) -> Changing<'_> {
         self.changing.set(self.changing.get() + 1);
-        Change(self)
+        Changing(self)
     }
 
     /// Whether there is anything that a store may have lost.
@@ -133,7 +134,7 @@ impl Debt {
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for Changing<'_> {
     fn drop(&mut self) {
         self.0.changing.set(self.0.changing.get() - 1);
         self.0.changed.set(self.0.changed.get() + 1);
@@ -168,8 +169,9 @@ impl BlockDevice for FlushDebt {
         self.inner.read(offset, buffer)
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        self.counted(self.inner.write(offset, data, durability), durability)
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        let durability = change.durability();
+        self.counted(self.inner.change(change), durability)
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -179,14 +181,6 @@ impl BlockDevice for FlushDebt {
             self.debt.told.set(self.debt.failures.get());
             owed.map_or(result, |error| result.and(Err(error)))
         })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.counted(self.inner.discard(range), Durability::Volatile)
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        self.counted(self.inner.write_zeroes(range, mode, durability), durability)
     }
 
     /// Passthrough.
@@ -222,8 +216,8 @@ impl BlockDevice for Ours {
     }
 
     /// Passthrough.
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        self.0.write(offset, data, durability)
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        self.0.change(change)
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -233,16 +227,6 @@ impl BlockDevice for Ours {
             }
             self.0.flush_here().await
         })
-    }
-
-    /// Passthrough.
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.0.discard(range)
-    }
-
-    /// Passthrough.
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        self.0.write_zeroes(range, mode, durability)
     }
 
     /// Passthrough.

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use super::image::{Access, Image, Kind};
 use crate::buffer::Buffer;
+use crate::change::Change;
 use crate::device::{
     ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
     push_extent,
@@ -214,27 +215,25 @@ impl BlockDevice for FileStore {
         Box::pin(self.read_in_parts(offset, buffer))
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        if let Err(error) = self.geometry.check_write(ByteRange::new(offset, data.len() as u64)) {
-            return Box::pin(std::future::ready(Err(error)));
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        match change {
+            Change::Write(offset, data, durability) => {
+                if let Err(error) = self.geometry.check_write(ByteRange::new(offset, data.len() as u64)) {
+                    return Box::pin(std::future::ready(Err(error)));
+                }
+                if self.is_one_part(offset, &data) {
+                    return self.engine.write_at(self.image.file(), offset, data, durability);
+                }
+                Box::pin(async move { self.write_in_parts(offset, &data, durability).await })
+            }
+            Change::Discard(range) => Box::pin(self.zero(range, ZeroMode::MayUnmap, Durability::Volatile)),
+            Change::Zero(range, mode, durability) => Box::pin(self.zero(range, mode, durability)),
         }
-        if self.is_one_part(offset, &data) {
-            return self.engine.write_at(self.image.file(), offset, data, durability);
-        }
-        Box::pin(async move { self.write_in_parts(offset, &data, durability).await })
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         // One file has one cache: this syncs what was written through the tail's description as well.
         self.engine.sync(self.image.file())
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.zero(range, ZeroMode::MayUnmap, Durability::Volatile))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.zero(range, mode, durability))
     }
 
     /// Only what the system has been seen to do: it tells by doing it. A hole costs no data on either kind of image; a

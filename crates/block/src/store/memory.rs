@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use crate::buffer::{Buffer, PAGE};
+use crate::change::Change;
 use crate::device::{
-    ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
-    push_extent,
+    ALIGNMENT, BlockDevice, ByteRange, Extent, ExtentKind, Geometry, IoFuture, ZeroMode, push_extent,
 };
 use crate::error::IoError;
 use crate::growth::{GrowingGeometry, Growth};
@@ -108,20 +108,18 @@ impl BlockDevice for MemoryStore {
         Box::pin(async move { self.fill(offset, &mut buffer).map(|()| buffer) })
     }
 
-    fn write(&self, offset: u64, data: Buffer, _: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.store(offset, data.as_slice()) })
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            match change {
+                Change::Write(offset, data, _) => self.store(offset, data.as_slice()),
+                Change::Discard(range) => self.zero(range, ZeroMode::MayUnmap),
+                Change::Zero(range, mode, _) => self.zero(range, mode),
+            }
+        })
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async { Ok(()) })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.zero(range, ZeroMode::MayUnmap) })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, _: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.zero(range, mode) })
     }
 
     /// Zeroing moves no data.

@@ -4,9 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::device::{check_range, check_write};
-use block::{
-    BlockDevice, Buffer, ByteRange, Durability, Extent, ExtentKind, Geometry, IoError, IoFuture, ZeroMode,
-};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, ExtentKind, Geometry, IoError, IoFuture};
 
 use crate::nbd::export::{Access, Export};
 
@@ -49,8 +47,9 @@ impl BlockDevice for TestDevice {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, _: Durability) -> IoFuture<'_, ()> {
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
+            let Change::Write(offset, data, _) = change else { return self.fill(change.range(), 0) };
             check_write(&self.geometry.get(), ByteRange::new(offset, data.len() as u64))?;
             let start = offset as usize;
             self.bytes.borrow_mut()[start..start + data.len()].copy_from_slice(data.as_slice());
@@ -61,14 +60,6 @@ impl BlockDevice for TestDevice {
     fn flush(&self) -> IoFuture<'_, ()> {
         self.flushes.set(self.flushes.get() + 1);
         Box::pin(async { Ok(()) })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.fill(range, 0) })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, _: ZeroMode, _: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.fill(range, 0) })
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

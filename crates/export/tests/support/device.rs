@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 use block::store::memory::MemoryStore;
-use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use block::{
+    BlockDevice, Buffer, ByteRange, Change, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode,
+};
 use rustix::io::Errno;
 
 /// A memory store behind a gate.
@@ -144,11 +146,13 @@ impl BlockDevice for TestDevice {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            self.probe.pass().await?;
-            self.probe.record(ByteRange::new(offset, data.len() as u64), durability);
-            self.store.write(offset, data, durability).await
+            if matches!(change, Change::Write(..)) {
+                self.probe.pass().await?;
+            }
+            self.probe.record(change.range(), change.durability());
+            self.store.change(change).await
         })
     }
 
@@ -158,16 +162,6 @@ impl BlockDevice for TestDevice {
         state.bytes_volatile = 0;
         drop(state);
         self.store.flush()
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.probe.record(range, Durability::Volatile);
-        self.store.discard(range)
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        self.probe.record(range, durability);
-        self.store.write_zeroes(range, mode, durability)
     }
 
     /// As the test wants it.

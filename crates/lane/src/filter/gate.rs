@@ -17,7 +17,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoFuture, ZeroMode};
 use futures_util::future::{Either, select};
 
 use crate::peer::PeerVolume;
@@ -235,29 +235,15 @@ impl BlockDevice for Gate {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
             let pass = self.enter(Access::Change).await;
-            pass.below.device.write(offset, data, durability).await
+            pass.below.device.change(change).await
         })
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(self.look(async |device| device.flush().await, async |owner| owner.flush().await))
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let pass = self.enter(Access::Change).await;
-            pass.below.device.discard(range).await
-        })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let pass = self.enter(Access::Change).await;
-            pass.below.device.write_zeroes(range, mode, durability).await
-        })
     }
 
     /// As the store that is below at this moment.

@@ -9,11 +9,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use block::{
-    BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode,
-};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode};
 
-use crate::change::Change;
 use crate::entrance::Entrance;
 use crate::fault_log::FaultLog;
 use crate::pulse::Pulse;
@@ -100,26 +97,17 @@ impl BlockDevice for Meter {
         Box::pin(self.counted(&self.counters.reads, bytes, (request, range)))
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let range = ByteRange::new(offset, data.len() as u64);
-        let bytes = Some((&self.counters.bytes_written, range.length));
-        let request = self.below.changing(Change::Write(offset, data, durability));
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        let range = change.range();
+        let bytes =
+            matches!(change, Change::Write(..)).then_some((&self.counters.bytes_written, range.length));
+        let request = self.below.changing(change);
         Box::pin(self.counted(&self.counters.writes, bytes, (request, range)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         let whole = ByteRange::new(0, self.below.geometry().size);
         Box::pin(self.counted(&self.counters.flushes, None, (self.below.flushing(), whole)))
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        let request = self.below.changing(Change::Discard(range));
-        Box::pin(self.counted(&self.counters.writes, None, (request, range)))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        let request = self.below.changing(Change::Zero(range, mode, durability));
-        Box::pin(self.counted(&self.counters.writes, None, (request, range)))
     }
 
     /// Passthrough.

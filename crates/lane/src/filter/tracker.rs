@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoFuture, ZeroMode};
 
 use crate::chronicler::Chronicler;
 
@@ -17,24 +17,6 @@ impl Tracker {
     pub fn new(below: Rc<dyn BlockDevice>, chronicler: Rc<Chronicler>) -> Self {
         Self { below, chronicler }
     }
-
-    /// Carries a write out between two looks at the chronicle.
-    ///
-    /// **N.B.** What is below hears of it at the very instant of the first, with nothing in between: a copy that is
-    /// referred to from then on knows it as a write under way.
-    async fn tracked<'a, T>(
-        &'a self,
-        range: ByteRange,
-        write: impl FnOnce() -> IoFuture<'a, T>,
-    ) -> Result<T, block::IoError> {
-        let recorded = self.chronicler.record(range).await;
-        let result = write().await;
-        // It may have reached the disk in either epoch, also if it failed: it is in both.
-        if self.chronicler.open_epoch() != recorded {
-            self.chronicler.record(range).await;
-        }
-        result
-    }
 }
 
 impl BlockDevice for Tracker {
@@ -48,9 +30,21 @@ impl BlockDevice for Tracker {
         self.below.read(offset, buffer)
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let range = ByteRange::new(offset, data.len() as u64);
-        Box::pin(async move { self.tracked(range, || self.below.write(offset, data, durability)).await })
+    /// Makes the change between two looks at the chronicle.
+    ///
+    /// **N.B.** What is below hears of it at the very instant of the first, with nothing in between: a copy that is
+    /// referred to from then on knows it as a write under way.
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let range = change.range();
+            let recorded = self.chronicler.record(range).await;
+            let result = self.below.change(change).await;
+            // It may have reached the disk in either epoch, also if it failed: it is in both.
+            if self.chronicler.open_epoch() != recorded {
+                self.chronicler.record(range).await;
+            }
+            result
+        })
     }
 
     /// One that fails is told when copies are told no more by what it may have lost.
@@ -62,16 +56,6 @@ impl BlockDevice for Tracker {
             }
             result
         })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.tracked(range, || self.below.discard(range)).await })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(
-            async move { self.tracked(range, || self.below.write_zeroes(range, mode, durability)).await },
-        )
     }
 
     /// Passthrough.

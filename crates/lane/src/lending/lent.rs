@@ -18,11 +18,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::IoFuture;
 use block::device::check_range;
 use block::engine::{Engine, run_blocking};
 use block::store::{Access, FileStore, Image, ImageError, Opened};
-use block::{BlockDevice, Buffer, ByteRange, Durability, Extent, ExtentKind, Geometry, Handle, IoError};
-use block::{IoFuture, ZeroMode};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, ExtentKind, Geometry, Handle, IoError};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -261,8 +261,8 @@ impl BlockDevice for LentImage {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.take().await?.write(offset, data, durability).await })
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(async move { self.take().await?.change(change).await })
     }
 
     /// What is lent, its source flushes.
@@ -273,14 +273,6 @@ impl BlockDevice for LentImage {
                 None => Ok(()),
             }
         })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.take().await?.discard(range).await })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.take().await?.write_zeroes(range, mode, durability).await })
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

@@ -17,9 +17,7 @@ use std::time::Duration;
 use block::engine::{Engine, run_blocking};
 use block::store::image::{Caching, Patience};
 use block::store::{Access, FileStore, Holder, Image};
-use block::{
-    BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode,
-};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture};
 use bytes::Bytes;
 use rustix::io::Errno;
 
@@ -317,11 +315,11 @@ impl BlockDevice for ReplicaStore {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
             match self.borrowing.device().await? {
-                Some(image) => self.borrowing.judge(&image, image.write(offset, data, durability).await),
-                None => self.link.write(offset, data, durability).await,
+                Some(image) => self.borrowing.judge(&image, image.change(change).await),
+                None => self.link.change(change).await,
             }
         })
     }
@@ -335,26 +333,6 @@ impl BlockDevice for ReplicaStore {
             match self.borrowing.device().await? {
                 Some(image) => self.borrowing.judge(&image, image.flush().await),
                 None => self.link.flush().await,
-            }
-        })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            match self.borrowing.device().await? {
-                Some(image) => self.borrowing.judge(&image, image.discard(range).await),
-                None => self.link.discard(range).await,
-            }
-        })
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            match self.borrowing.device().await? {
-                Some(image) => {
-                    self.borrowing.judge(&image, image.write_zeroes(range, mode, durability).await)
-                }
-                None => self.link.write_zeroes(range, mode, durability).await,
             }
         })
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 
-use block::{BlockDevice, BufferPool, ByteRange, Durability, Handle, IoError, ZeroMode};
+use block::{BlockDevice, BufferPool, ByteRange, Change, Durability, Handle, IoError, ZeroMode};
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use migration::HostId;
@@ -16,10 +16,9 @@ use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
 use super::window::WINDOW_BYTES;
 use super::{Conversation, PAYLOAD_BYTES_MAX, Question, Speech, Urgency};
-use crate::change::{Change, Changed};
 use crate::clients::{ByHost, Way};
 use crate::entrance::{Origin, Route};
-use crate::fence::Fence;
+use crate::fence::{Changed, Fence};
 use crate::lending::{LentImage, Secret};
 use crate::signal::Signal;
 use crate::volume::Volume;
@@ -304,7 +303,7 @@ impl Service {
                 let known = known.map(|extent| (extent.range.length, extent.kind.into())).collect();
                 return Ok((Answered::Extents(known), Bytes::new()));
             }
-            _ => self.change_asked_for(operation, &payload)?.apply(&**device).await?,
+            _ => device.change(self.change_asked_for(operation, &payload)?).await?,
         }
         Ok((Answered::Done, Bytes::new()))
     }

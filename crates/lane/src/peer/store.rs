@@ -10,14 +10,14 @@ use std::rc::Rc;
 
 use block::device::{check_range, check_write, push_extent};
 use block::{
-    BlockDevice, Buffer, ByteRange, Durability, Extent, ExtentKind, Geometry, IoError, IoFuture, ZeroMode,
+    BlockDevice, Buffer, ByteRange, Change, Durability, Extent, ExtentKind, Geometry, IoError, IoFuture,
+    ZeroMode,
 };
 use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
 
 use super::head::{Address, Answered, Kind, Operation};
 use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Question, Urgency};
-use crate::change::Change;
 
 /// A device of another host.
 pub struct PeerStore {
@@ -124,20 +124,12 @@ impl BlockDevice for PeerStore {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.make(Change::Write(offset, data, durability)))
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(self.make(change))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(self.done(Operation::Flush))
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.make(Change::Discard(range)))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.make(Change::Zero(range, mode, durability)))
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

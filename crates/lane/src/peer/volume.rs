@@ -17,8 +17,8 @@ use std::time::Duration;
 use block::device::{ALIGNMENT, check_range, check_write, push_extent};
 use block::filter::Aligner;
 use block::{
-    BlockDevice, Buffer, BufferPool, ByteRange, Durability, Extent, Geometry, Handle, IoError, IoFuture,
-    ZeroMode,
+    BlockDevice, Buffer, BufferPool, ByteRange, Change, Durability, Extent, Geometry, Handle, IoError,
+    IoFuture, ZeroMode,
 };
 use bytes::Bytes;
 use futures_util::future::{Either, join_all, select};
@@ -29,9 +29,8 @@ use super::head::{Address, Answered, Operation};
 use super::store::{nonsense, pieces};
 use super::window::Window;
 use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Question, Speech, Urgency, is_lost};
-use crate::change::{Change, Changed};
 use crate::clients::Clients;
-use crate::fence::{Always, Fence, Presence};
+use crate::fence::{Always, Changed, Fence, Presence};
 
 /// Pieces of one request that are under way at a time: others have room beside the largest.
 const PIECES_MAX: usize = 4;
@@ -139,7 +138,11 @@ impl PeerVolume {
     }
 
     /// Has the owner change the volume for a client of this host, if that is there each time that the owner is asked.
-    pub(crate) async fn change(&self, presence: Rc<dyn Presence>, change: Change) -> Result<(), IoError> {
+    pub(crate) async fn ask_for_client(
+        &self,
+        presence: Rc<dyn Presence>,
+        change: Change,
+    ) -> Result<(), IoError> {
         let client = Asker::Client(Rc::clone(&presence));
         self.while_there(&*presence, self.make(client, change)).await.map(drop)
     }
@@ -243,7 +246,7 @@ impl PeerVolume {
         let Some(volume) = self.me.upgrade() else { return Err(IoError::Closed) };
         let blocks = Rc::new(Blocks { volume, asker, refused: Cell::default() });
         let aligned = self.aligner.over(Rc::clone(&blocks) as Rc<dyn BlockDevice>);
-        let result = change.apply(&aligned).await;
+        let result = aligned.change(change).await;
         match blocks.refused.get() {
             Some(now) => Ok(Changed::Refused(now)),
             None => result.map(|()| Changed::Done),
@@ -354,20 +357,12 @@ impl BlockDevice for PeerVolume {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.change(Rc::new(Always), Change::Write(offset, data, durability)))
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(self.ask_for_client(Rc::new(Always), change))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move { self.ask(Operation::Flush, 0).await.map(drop) })
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.change(Rc::new(Always), Change::Discard(range)))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.change(Rc::new(Always), Change::Zero(range, mode, durability)))
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
@@ -399,8 +394,16 @@ struct Blocks {
     refused: Cell<Option<Fence>>,
 }
 
-impl Blocks {
-    fn make(&self, change: Change) -> IoFuture<'_, ()> {
+impl BlockDevice for Blocks {
+    fn geometry(&self) -> Geometry {
+        Geometry { alignment: ALIGNMENT, ..self.volume.geometry }
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(self.volume.read_pieces(offset, buffer))
+    }
+
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
             match self.volume.ask_in_pieces(&self.asker, change).await? {
                 Changed::Done => Ok(()),
@@ -411,32 +414,10 @@ impl Blocks {
             }
         })
     }
-}
-
-impl BlockDevice for Blocks {
-    fn geometry(&self) -> Geometry {
-        Geometry { alignment: ALIGNMENT, ..self.volume.geometry }
-    }
-
-    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(self.volume.read_pieces(offset, buffer))
-    }
-
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        self.make(Change::Write(offset, data, durability))
-    }
 
     /// Passthrough.
     fn flush(&self) -> IoFuture<'_, ()> {
         self.volume.flush()
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.make(Change::Discard(range))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        self.make(Change::Zero(range, mode, durability))
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

@@ -3,9 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use block::{
-    BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, Growth, IoError, IoFuture, ZeroMode,
-};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Growth, IoError, IoFuture};
 
 /// What becomes of attempts to grow.
 #[derive(Default)]
@@ -40,20 +38,12 @@ impl BlockDevice for Elastic {
         self.below.read(offset, buffer)
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        self.below.write(offset, data, durability)
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        self.below.change(change)
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         self.below.flush()
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.below.discard(range)
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        self.below.write_zeroes(range, mode, durability)
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

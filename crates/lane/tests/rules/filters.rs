@@ -8,7 +8,8 @@ use crate::support::{SIZE, Scene, play};
 use block::filter::fault::FaultRule;
 use block::filter::{Delay, Operation, Operations};
 use block::{
-    BlockDevice, Buffer, ByteRange, Durability, Extent, Geometry, IoError, IoFuture, MemoryStore, ZeroMode,
+    BlockDevice, Buffer, ByteRange, Change, Durability, Extent, Geometry, IoError, IoFuture, MemoryStore,
+    ZeroMode,
 };
 use chronicle::{BlockSize, Chronicle, Epoch};
 use lane::Chronicler;
@@ -33,22 +34,16 @@ impl BlockDevice for Durable {
         self.memory.read(offset, buffer)
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        self.writes.borrow_mut().push(durability);
-        self.memory.write(offset, data, durability)
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        if matches!(change, Change::Write(..)) {
+            self.writes.borrow_mut().push(change.durability());
+        }
+        self.memory.change(change)
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         self.flushes.set(self.flushes.get() + 1);
         self.memory.flush()
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.memory.discard(range)
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        self.memory.write_zeroes(range, mode, durability)
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

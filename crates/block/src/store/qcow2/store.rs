@@ -28,6 +28,7 @@ use super::finish::{Finish, as_task, finish};
 use super::image::Qcow2Image;
 use super::mapping::{Piece, Place, Tables};
 use crate::buffer::Buffer;
+use crate::change::Change;
 use crate::device::{ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 use crate::engine::Engine;
 use crate::error::IoError;
@@ -107,6 +108,47 @@ impl Qcow2Store {
         Ok(Self { shared: Rc::new(shared), handle: handle.clone() })
     }
 
+    fn write_data(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
+        let range = ByteRange::new(offset, data.len() as u64);
+        let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
+        Box::pin(self.finish(async move {
+            shared.geometry.check_write(range)?;
+            if range.length == 0 {
+                return Ok(());
+            }
+            let claimed = shared.claims.claim(range, Claim::Shared).await;
+            if let Some(pieces) = shared.tables.pieces(range).now_or_never()
+                && let pieces = pieces?
+                && pieces.iter().all(|piece| matches!(piece.place, Place::Own { .. }))
+            {
+                return shared.write_in_place(&pieces, offset, &data, durability).await;
+            }
+            drop(claimed);
+            let writer = Rc::clone(&shared);
+            as_task(&handle, async move { writer.write_allocating(range, &data).await }).await?;
+            shared.settle(durability).await
+        }))
+    }
+
+    fn zero(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
+        let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
+        Box::pin(self.finish(async move {
+            shared.geometry.check_write(range)?;
+            if range.length == 0 {
+                return Ok(());
+            }
+            let writer = Rc::clone(&shared);
+            as_task(&handle, async move {
+                match mode {
+                    ZeroMode::MayUnmap => writer.unmap(range).await,
+                    ZeroMode::KeepAllocated => writer.zero_allocated(range).await,
+                }
+            })
+            .await?;
+            shared.settle(durability).await
+        }))
+    }
+
     fn finish<T: 'static>(&self, request: impl Future<Output = T> + 'static) -> Finish<T> {
         finish(&self.handle, request)
     }
@@ -139,54 +181,17 @@ impl BlockDevice for Qcow2Store {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        let range = ByteRange::new(offset, data.len() as u64);
-        let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
-        Box::pin(self.finish(async move {
-            shared.geometry.check_write(range)?;
-            if range.length == 0 {
-                return Ok(());
-            }
-            let claimed = shared.claims.claim(range, Claim::Shared).await;
-            if let Some(pieces) = shared.tables.pieces(range).now_or_never()
-                && let pieces = pieces?
-                && pieces.iter().all(|piece| matches!(piece.place, Place::Own { .. }))
-            {
-                return shared.write_in_place(&pieces, offset, &data, durability).await;
-            }
-            drop(claimed);
-            let writer = Rc::clone(&shared);
-            as_task(&handle, async move { writer.write_allocating(range, &data).await }).await?;
-            shared.settle(durability).await
-        }))
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        match change {
+            Change::Write(offset, data, durability) => self.write_data(offset, data, durability),
+            Change::Discard(range) => self.zero(range, ZeroMode::MayUnmap, Durability::Volatile),
+            Change::Zero(range, mode, durability) => self.zero(range, mode, durability),
+        }
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         let shared = Rc::clone(&self.shared);
         Box::pin(self.finish(async move { shared.flush().await }))
-    }
-
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        self.write_zeroes(range, ZeroMode::MayUnmap, Durability::Volatile)
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        let (shared, handle) = (Rc::clone(&self.shared), self.handle.clone());
-        Box::pin(self.finish(async move {
-            shared.geometry.check_write(range)?;
-            if range.length == 0 {
-                return Ok(());
-            }
-            let writer = Rc::clone(&shared);
-            as_task(&handle, async move {
-                match mode {
-                    ZeroMode::MayUnmap => writer.unmap(range).await,
-                    ZeroMode::KeepAllocated => writer.zero_allocated(range).await,
-                }
-            })
-            .await?;
-            shared.settle(durability).await
-        }))
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

@@ -16,9 +16,10 @@ use super::handshake;
 use super::in_flight::{Answer, Failure, InFlight};
 use super::receiver::Receiver;
 use super::reply::HEAD_LENGTH_MAX;
-use super::request::{Change, Request};
+use super::request::Request;
 use super::terms::Terms;
 use crate::buffer::Buffer;
+use crate::change::Change;
 use crate::device::{ALIGNMENT, ByteRange, Durability, ZeroMode};
 use crate::store::image::Access;
 
@@ -59,15 +60,15 @@ pub struct Listener {
 impl Listener {
     /// Puts the requests on their way. Whether replies come in chunks, the caller has agreed on.
     pub fn new(style: ReplyStyle) -> Self {
-        let write = Change::Write { offset: 0, data: Buffer::zeroed(ALIGNMENT as usize) };
-        let zeroes = Change::Zeroes(ByteRange::new(0, LONG_READ), ZeroMode::MayUnmap);
+        let write = Change::Write(0, Buffer::zeroed(ALIGNMENT as usize), Durability::Durable);
+        let zeroes = Change::Zero(ByteRange::new(0, LONG_READ), ZeroMode::MayUnmap, Durability::Volatile);
         let requests = [
             Request::Read(ByteRange::new(u64::from(ALIGNMENT), 512)),
             Request::Read(ByteRange::new(1 << 33, LONG_READ)),
             Request::Describe(ByteRange::new(0, 1 << 30)),
             Request::Flush,
-            Request::Change(write, Durability::Durable),
-            Request::Change(zeroes, Durability::Volatile),
+            Request::Change(write),
+            Request::Change(zeroes),
         ];
         let receiver = Receiver::new(style == ReplyStyle::Chunks);
         let mut listener = Self { receiver, in_flight: InFlight::default(), waiting: Vec::new(), answers: 0 };

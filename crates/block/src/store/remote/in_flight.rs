@@ -4,8 +4,9 @@ use futures_channel::oneshot;
 use slab::Slab;
 
 use super::reply::Violation;
-use super::request::{Change, Request};
+use super::request::Request;
 use crate::buffer::Buffer;
+use crate::change::Change;
 
 /// Extents of one answer that are kept; for what they do not cover the store asks again.
 const EXTENTS_MAX: usize = 4096;
@@ -110,7 +111,7 @@ impl InFlight {
                 (Wanted::Extents { context, bytes: Vec::new(), begun: false }, None)
             }
             Request::Flush => (Wanted::Nothing, None),
-            Request::Change(change, _) => (Wanted::Nothing, Some(change.clone())),
+            Request::Change(change) => (Wanted::Nothing, Some(change.clone())),
         };
         let entry = self.pending.vacant_entry();
         // Never more than a few hundred entries.

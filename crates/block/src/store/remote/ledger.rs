@@ -10,7 +10,8 @@
 
 use std::collections::VecDeque;
 
-use super::request::Change;
+use super::request::weight;
+use crate::change::Change;
 
 /// Memory from which on no further change is begun, in bytes: so much may a guest write between two flushes of its
 /// own without being held up, and so much is lost to other uses per volume at most.
@@ -37,7 +38,7 @@ pub(super) struct Ledger {
 impl Ledger {
     /// Notes a change that was answered just now.
     pub(super) fn record(&mut self, change: Change) {
-        self.bytes += change.weight();
+        self.bytes += weight(&change);
         self.entries.push_back(change);
     }
 
@@ -50,7 +51,7 @@ impl Ledger {
     pub(super) fn forget(&mut self, mark: Mark) {
         while self.first < mark.0 {
             let Some(change) = self.entries.pop_front() else { return };
-            self.bytes -= change.weight();
+            self.bytes -= weight(&change);
             self.first += 1;
         }
     }
@@ -75,10 +76,10 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::buffer::Buffer;
-    use crate::device::{ByteRange, ZeroMode};
+    use crate::device::{ByteRange, Durability, ZeroMode};
 
     fn write(offset: u64) -> Change {
-        Change::Write { offset, data: Buffer::zeroed(1 << 20) }
+        Change::Write(offset, Buffer::zeroed(1 << 20), Durability::Volatile)
     }
 
     fn offsets(ledger: &Ledger) -> Vec<u64> {
@@ -119,7 +120,7 @@ mod tests {
         ledger.forget(ledger.mark());
         assert!(ledger.has_room() && !ledger.is_pressed() && ledger.bytes == 0);
         while !ledger.is_pressed() {
-            ledger.record(Change::Zeroes(ByteRange::new(0, 4096), ZeroMode::MayUnmap));
+            ledger.record(Change::Zero(ByteRange::new(0, 4096), ZeroMode::MayUnmap, Durability::Volatile));
         }
         assert_eq!((ledger.entries.len(), ledger.bytes), (ENTRIES_COMFORTABLE, 0));
     }

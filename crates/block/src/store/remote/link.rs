@@ -22,10 +22,11 @@ use super::connection::Connection;
 use super::dial::{Dialer, Lines};
 use super::in_flight::{Answer, Failure};
 use super::ledger::Ledger;
-use super::request::{Change, Request, ZERO_PAYLOAD_MAX};
+use super::request::{Request, ZERO_PAYLOAD_MAX};
 use super::terms::Terms;
 use crate::buffer::Buffer;
-use crate::device::{ByteRange, Durability};
+use crate::change::Change;
+use crate::device::ByteRange;
 use crate::engine::{Engine, run_blocking};
 use crate::error::IoError;
 use crate::executor::Handle;
@@ -286,7 +287,7 @@ impl Link {
             }
             // In the order of the entries: claims are granted in the order in which they are made.
             let claim = order.claim(change.range(), Claim::Exclusive);
-            let request = Request::Change(change, Durability::Volatile);
+            let request = Request::Change(change.volatile());
             running.push(async move {
                 let _claimed = claim.await;
                 match connection.submit(&request, None, &self.zeroes).await {

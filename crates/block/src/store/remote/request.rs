@@ -5,6 +5,7 @@ use rustix::io::Errno;
 
 use super::terms::Terms;
 use crate::buffer::Buffer;
+use crate::change::Change;
 use crate::device::{ByteRange, Durability, ZeroMode};
 use crate::error::IoError;
 
@@ -25,22 +26,8 @@ pub(super) enum Request {
     Describe(ByteRange),
     /// Makes durable what was answered.
     Flush,
-    /// Changes the content.
-    Change(Change, Durability),
-}
-
-/// A change of the content, which can be made again. It is short enough for one command.
-#[derive(Clone, Debug)]
-pub(super) enum Change {
-    /// Bytes.
-    Write {
-        /// Where they go.
-        offset: u64,
-        /// What they are; at most [`Terms::payload_max`].
-        data: Buffer,
-    },
-    /// Zeroes; at most [`zero_length_max`] of them.
-    Zeroes(ByteRange, ZeroMode),
+    /// Changes the content: bytes of at most [`Terms::payload_max`], or at most [`zero_length_max`] zeroes. It can be made again.
+    Change(Change),
 }
 
 /// Longest range that can be zeroed with one command.
@@ -49,21 +36,11 @@ pub(super) fn zero_length_max(terms: &Terms) -> u64 {
     u64::from(if terms.has(transmission_flag::SEND_WRITE_ZEROES) { ZERO_LENGTH_MAX } else { by_payload })
 }
 
-impl Change {
-    /// What it touches.
-    pub(super) fn range(&self) -> ByteRange {
-        match self {
-            Self::Write { offset, data } => ByteRange::new(*offset, data.len() as u64),
-            Self::Zeroes(range, _) => *range,
-        }
-    }
-
-    /// Bytes of memory that it keeps.
-    pub(super) fn weight(&self) -> usize {
-        match self {
-            Self::Write { data, .. } => data.memory_length(),
-            Self::Zeroes(..) => 0,
-        }
+/// Bytes of memory that a change keeps.
+pub(super) fn weight(change: &Change) -> usize {
+    match change {
+        Change::Write(_, data, _) => data.memory_length(),
+        Change::Discard(_) | Change::Zero(..) => 0,
     }
 }
 
@@ -74,35 +51,37 @@ impl Request {
             Self::Read(_) => "read",
             Self::Describe(_) => "describe",
             Self::Flush => "flush",
-            Self::Change(Change::Write { .. }, _) => "write",
-            Self::Change(Change::Zeroes(..), _) => "zero",
+            Self::Change(Change::Write(..)) => "write",
+            Self::Change(Change::Discard(_) | Change::Zero(..)) => "zero",
         }
     }
 
     /// The command and what follows it; `zeroes` are at least [`ZERO_PAYLOAD_MAX`] zero bytes.
     pub(super) fn encode(&self, terms: &Terms, zeroes: &Buffer) -> (Header, Option<Buffer>) {
         let has_fua = terms.has(transmission_flag::SEND_FUA);
+        let has_zeroes = terms.has(transmission_flag::SEND_WRITE_ZEROES);
         let (command, mut flags, range, payload) = match self {
             Self::Read(range) => (command::READ, 0, *range, None),
             Self::Describe(range) => (command::BLOCK_STATUS, 0, *range, None),
             Self::Flush => (command::FLUSH, 0, ByteRange::new(0, 0), None),
-            Self::Change(change @ Change::Write { data, .. }, _) => {
-                (command::WRITE, 0, change.range(), Some(data.clone()))
-            }
-            Self::Change(Change::Zeroes(range, mode), _)
-                if terms.has(transmission_flag::SEND_WRITE_ZEROES) =>
-            {
-                let flags = match mode {
-                    ZeroMode::MayUnmap => 0,
-                    ZeroMode::KeepAllocated => command_flag::NO_HOLE,
-                };
-                (command::WRITE_ZEROES, flags, *range, None)
-            }
-            Self::Change(Change::Zeroes(range, _), _) => {
-                (command::WRITE, 0, *range, Some(zeroes.slice(0, range.length as usize)))
+            Self::Change(change) => {
+                let range = change.range();
+                match change {
+                    Change::Write(_, data, _) => (command::WRITE, 0, range, Some(data.clone())),
+                    Change::Zero(_, ZeroMode::KeepAllocated, _) if has_zeroes => {
+                        (command::WRITE_ZEROES, command_flag::NO_HOLE, range, None)
+                    }
+                    Change::Discard(_) | Change::Zero(..) if has_zeroes => {
+                        (command::WRITE_ZEROES, 0, range, None)
+                    }
+                    Change::Discard(_) | Change::Zero(..) => {
+                        (command::WRITE, 0, range, Some(zeroes.slice(0, range.length as usize)))
+                    }
+                }
             }
         };
-        if matches!(self, Self::Change(_, Durability::Durable)) && has_fua {
+        let is_durable = matches!(self, Self::Change(change) if change.durability() == Durability::Durable);
+        if is_durable && has_fua {
             flags |= command_flag::FUA;
         }
         // Every request was cut to less than 4 GiB.

@@ -26,8 +26,9 @@ use rustix::io::Errno;
 use super::image::RemoteImage;
 use super::in_flight::{Answer, Extent as Told};
 use super::link::{Fate, Link, pieces};
-use super::request::{Change, DESCRIBE_LENGTH_MAX, Request, ZERO_PAYLOAD_MAX, zero_length_max};
+use super::request::{DESCRIBE_LENGTH_MAX, Request, ZERO_PAYLOAD_MAX, zero_length_max};
 use crate::buffer::Buffer;
+use crate::change::Change;
 use crate::device::{
     ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
     push_extent,
@@ -143,7 +144,7 @@ impl RemoteStore {
         let range = ByteRange::new(offset, data.len() as u64);
         let writes = pieces(range, u64::from(self.link.terms().payload_max)).map(|piece| {
             let data = data.slice((piece.offset - offset) as usize, piece.length as usize);
-            self.change("write", Change::Write { offset: piece.offset, data }, durability)
+            self.make("write", Change::Write(piece.offset, data, durability))
         });
         iter(writes).buffer_unordered(PIECES_IN_FLIGHT_MAX).try_collect().await
     }
@@ -165,7 +166,7 @@ impl RemoteStore {
         }
         if self.zeroes.get() {
             let zeroes = pieces(range, zero_length_max(self.link.terms()))
-                .map(|piece| self.change("zero", Change::Zeroes(piece, mode), durability));
+                .map(|piece| self.make("zero", Change::Zero(piece, mode, durability)));
             let zeroed = iter(zeroes).buffer_unordered(PIECES_IN_FLIGHT_MAX).try_collect::<()>().await;
             match zeroed {
                 Err(IoError::Os { errno: Errno::OPNOTSUPP, .. }) => {
@@ -178,25 +179,21 @@ impl RemoteStore {
         let zeroes = Buffer::zeroed(ZERO_PAYLOAD_MAX.min(self.link.terms().payload_max) as usize);
         let writes = pieces(range, zeroes.len() as u64).map(|piece| {
             let data = zeroes.slice(0, piece.length as usize);
-            self.change("write", Change::Write { offset: piece.offset, data }, durability)
+            self.make("write", Change::Write(piece.offset, data, durability))
         });
         iter(writes).buffer_unordered(PIECES_IN_FLIGHT_MAX).try_collect().await
     }
 
     /// Makes one change, by a task of its own.
-    async fn change(
-        &self,
-        operation: &'static str,
-        change: Change,
-        durability: Durability,
-    ) -> Result<(), IoError> {
+    async fn make(&self, operation: &'static str, change: Change) -> Result<(), IoError> {
         let (link, changes) = (Rc::clone(&self.link), self.changes.clone());
         let fate = Fate::default();
         let seen = fate.clone();
         let work = async move {
             let _claimed = changes.claim(change.range(), Claim::Exclusive).await;
             link.room().await?;
-            link.perform(&Request::Change(change, durability), None, &seen).await?;
+            let durability = change.durability();
+            link.perform(&Request::Change(change), None, &seen).await?;
             let is_durable = link.terms().has(transmission_flag::SEND_FUA);
             if durability == Durability::Durable && !is_durable {
                 link.flush(&seen).await?;
@@ -276,12 +273,17 @@ impl BlockDevice for RemoteStore {
         })
     }
 
-    fn write(&self, offset: u64, data: Buffer, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            self.geometry.check_write(ByteRange::new(offset, data.len() as u64))?;
-            let data = self.kept(data);
-            self.write_in_pieces(offset, &data, durability).await
-        })
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        match change {
+            Change::Write(offset, data, durability) => Box::pin(async move {
+                self.geometry.check_write(ByteRange::new(offset, data.len() as u64))?;
+                let data = self.kept(data);
+                self.write_in_pieces(offset, &data, durability).await
+            }),
+            // Zeroes: a trim gives space back, but need not zero.
+            Change::Discard(range) => Box::pin(self.zero(range, ZeroMode::MayUnmap, Durability::Volatile)),
+            Change::Zero(range, mode, durability) => Box::pin(self.zero(range, mode, durability)),
+        }
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -291,15 +293,6 @@ impl BlockDevice for RemoteStore {
             }
             self.flush_in_time().await
         })
-    }
-
-    /// Zeroes: a trim gives space back, but need not zero.
-    fn discard(&self, range: ByteRange) -> IoFuture<'_, ()> {
-        Box::pin(self.zero(range, ZeroMode::MayUnmap, Durability::Volatile))
-    }
-
-    fn write_zeroes(&self, range: ByteRange, mode: ZeroMode, durability: Durability) -> IoFuture<'_, ()> {
-        Box::pin(self.zero(range, mode, durability))
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {

@@ -5,9 +5,10 @@ use nbd_protocol::{SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, error};
 use proptest::prelude::*;
 
 use super::*;
+use crate::change::Change;
 use crate::device::{ByteRange, Durability, ZeroMode};
 use crate::store::remote::in_flight::{Answer, Extent, Failure};
-use crate::store::remote::request::{Change, Request};
+use crate::store::remote::request::Request;
 
 const CONTEXT: u32 = 7;
 
@@ -144,9 +145,10 @@ fn an_error_among_chunks_fails_the_read_and_its_words_are_passed_over() {
 #[test]
 fn what_was_changed_comes_with_the_answer_and_only_if_it_was() {
     let mut scene = Scene::new(true);
-    let zeroes = |offset| Change::Zeroes(ByteRange::new(offset, 4096), ZeroMode::MayUnmap);
-    let good = scene.insert(&Request::Change(zeroes(0), Durability::Volatile));
-    let bad = scene.insert(&Request::Change(zeroes(4096), Durability::Durable));
+    let zeroes =
+        |offset, durability| Change::Zero(ByteRange::new(offset, 4096), ZeroMode::MayUnmap, durability);
+    let good = scene.insert(&Request::Change(zeroes(0, Durability::Volatile)));
+    let bad = scene.insert(&Request::Change(zeroes(4096, Durability::Durable)));
     scene.take(&[simple(good, 0, &[]), simple(bad, error::EIO, &[])].concat(), 100).unwrap();
     let changes: Vec<_> = scene.completed.iter().map(|completed| completed.change.is_some()).collect();
     assert_eq!(changes, [true, false]);
