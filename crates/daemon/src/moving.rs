@@ -17,11 +17,11 @@ pub(crate) mod words;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_channel::oneshot;
-use hypervisor::qemu::Machine;
+use hypervisor::Hypervisor;
 use migration::journal::Outcome;
 use migration::{MigrationId, Phase};
 use tokio::task::{AbortHandle, JoinHandle};
@@ -209,11 +209,6 @@ impl Moving {
     }
 }
 
-/// Where a hypervisor sends or takes the memory of a machine: beside its monitor.
-fn memory_socket(monitor: &Path) -> PathBuf {
-    monitor.with_extension("memory")
-}
-
 /// What the source of a machine that runs here says of the rest of its memory, where nobody waits for it.
 pub(crate) enum RestSaid {
     /// It wants to send it over this stream.
@@ -251,8 +246,8 @@ async fn carried<T>(streams: impl Future<Output = io::Result<T>>) -> String {
 }
 
 /// Has the machine tell the network where it is. A network that is not told learns it from the guest's next packet.
-async fn announce(machine: &Machine) {
-    if let Err(error) = machine.announce().await {
+async fn announce(vm: &dyn Hypervisor) {
+    if let Err(error) = vm.announce().await {
         tracing::warn!(%error, "the VM does not announce itself to the network");
     }
 }

@@ -49,7 +49,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hypervisor::qemu::{Lifeline, Machine};
+use hypervisor::qemu::{Lifeline, Qemu};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 
@@ -61,7 +61,7 @@ pub(crate) use self::definition::{Definition, DefinitionError};
 pub(crate) use self::derived::{Derived, Running, derive};
 pub(crate) use self::error::VmError;
 pub(crate) use self::foreign::Foreign;
-pub(crate) use self::holds::{Holds, Hypervisor, NotedReason, Ran};
+pub(crate) use self::holds::{Holds, NotedReason, Ran, Reached};
 pub(crate) use self::parcel::PARCEL_BYTES_MAX;
 use self::parcel::Parcel;
 use self::process::Process;
@@ -130,7 +130,7 @@ pub(crate) enum Life {
 /// A QEMU that is there.
 #[derive(Clone)]
 pub(crate) struct Alive {
-    pub(crate) machine: Arc<Machine>,
+    pub(crate) qemu: Arc<Qemu>,
     process: Arc<Process>,
 }
 

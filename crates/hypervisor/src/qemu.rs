@@ -1,7 +1,7 @@
 //! QEMU, over its machine protocol (QMP): versions from 7.2 on.
 //!
 //! ```text
-//!   Machine    what is done with a running QEMU: state, memory out, memory in, block nodes
+//!   VM    what is done with a running QEMU: state, memory out, memory in, block nodes
 //!      │           Lifeline    the little that it does while its main thread hangs
 //!     Qmp             │
 //!      └── Exchange ──┘   commands with deadlines, answers by identity, events as they come
@@ -11,40 +11,30 @@
 //!   unix socket    two pipes
 //! ```
 //!
-//! The move of a machine's memory, as the two processes see it. Nothing here decides when a step is taken.
-//!
-//! ```text
-//!   source                                               target, started with `-incoming defer -S`
-//!   offer_memory ─► setup ─► active (rounds)   ═══════►  expect_memory: inmigrate
-//!                              │ the rest is small enough
-//!                       pre-switchover: paused
-//!   switch_over   ─► device ─► completed       ═══════►  await_loaded: paused, its disks not activated
-//!                       │          └ postmigrate            │
-//!                       │      resume: goes on here,     resume: runs there
-//!                       │      if it does not there
-//!                       └ failed: runs on by itself
-//! ```
+//! The move of a VM's memory is drawn at [`crate::Hypervisor`]: the statuses are QEMU's. A target is started with
+//! `-incoming defer -S`; a source that has sent everything is in state *postmigrate*.
 
 mod block;
 mod disk;
 mod error;
 #[cfg(test)]
-mod fake;
+mod fake_monitor;
+mod hypervisor;
 mod lifeline;
-mod machine;
 mod memory;
+mod process;
 mod qmp;
 mod shape;
-mod state;
+mod version;
 
 pub use block::{BlockDevice, BlockNode};
 pub use disk::{
     DiskOptions, ExportAddress, ImageFile, LocalDisk, RECONNECT_SECONDS, StayReason, StayingDisk,
 };
-pub use error::{ErrorClass, MachineError, QmpError};
+pub use error::{ErrorClass, QmpError};
+pub use hypervisor::memory_socket;
 pub use lifeline::Lifeline;
-pub use machine::Machine;
-pub use memory::{MemoryMode, MemoryOptions, MemoryProgress, MemoryTransfer, PostCopyStart};
+pub use process::Qemu;
 pub use qmp::{Event, Events, Heard, Qmp};
 pub use shape::{MachineType, ProcessorModel};
-pub use state::{MigrationStatus, RunState, Version};
+pub use version::Version;

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{AdoptVm, Vm};
-use hypervisor::qemu::{LocalDisk, Machine, MachineError, QmpError, RunState};
+use hypervisor::qemu::{LocalDisk, Qemu};
+use hypervisor::{HypervisorError, RunState};
 use migration::guest::exchange::Goal;
 use migration::guest::hold::Reason;
 use tokio::time::Instant;
@@ -24,7 +25,7 @@ use super::{Host, adopted, blocking};
 use crate::error::RequestError;
 use crate::journal::now_unix_ms;
 use crate::names;
-use crate::vms::{Adopted, AdoptedDisk, Foreign, GivenBack, Hypervisor, Life, NotedReason, Ran, VmError};
+use crate::vms::{Adopted, AdoptedDisk, Foreign, GivenBack, Life, NotedReason, Ran, Reached, VmError};
 
 /// How long an operation may take until its answer says that it goes on in the background.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
@@ -45,8 +46,8 @@ impl Host {
         }
         let monitor = PathBuf::from(&order.monitor);
         let no_monitor = |source| VmError::NoMonitor { vm: name.clone(), source };
-        let machine = Machine::connect(&monitor).await.map_err(no_monitor)?;
-        let disks = choose(&name, &machine, &order.disks).await?;
+        let qemu = Qemu::connect(&monitor).await.map_err(no_monitor)?;
+        let disks = choose(&name, &qemu, &order.disks).await?;
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         let volume = |index: usize| if disks.len() == 1 { name.clone() } else { format!("{name}-{index}") };
         let adopted = Adopted {
@@ -62,10 +63,10 @@ impl Host {
         if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
             return Err(RequestError::VolumeExists(disk.volume.clone()));
         }
-        self.prove_adoptable(&name, &machine, &disks, &adopted).await?;
-        let was_running = runs(&name, &machine).await?;
+        self.prove_adoptable(&name, &qemu, &disks, &adopted).await?;
+        let was_running = runs(&name, &qemu).await?;
         // The monitor serves one client at a time.
-        drop(machine);
+        drop(qemu);
         // N.B. Before anything is changed in QEMU: a daemon that is killed from here on knows what to give back.
         self.remember_adopted(adopted.clone()).await?;
         if let Err(error) = self.vms.holds.hold(&name, Reason::Adopt, was_running).await {
@@ -97,8 +98,8 @@ impl Host {
             Some(adopted) => self.where_it_is_now(adopted)?,
             None => self.describe_own(&name).await?,
         };
-        let machine = match self.monitor_of(&adopted).await {
-            Ok(machine) => machine,
+        let qemu = match self.monitor_of(&adopted).await {
+            Ok(qemu) => qemu,
             Err(error) if self.has_ended_qemu(&adopted, &error) => {
                 self.stop_serving(&adopted).await?;
                 shown.message = self.end_release(&adopted).await?;
@@ -106,9 +107,9 @@ impl Host {
             }
             Err(error) => return Err(VmError::of(&name)(error).into()),
         };
-        self.prove_releasable(&machine, &adopted).await?;
-        let was_running = runs(&name, &machine).await?;
-        drop(machine);
+        self.prove_releasable(&qemu, &adopted).await?;
+        let was_running = runs(&name, &qemu).await?;
+        drop(qemu);
         // N.B. Where the images are is known from here on, whatever becomes of their volumes.
         self.remember_adopted(adopted.clone()).await?;
         if let Err(error) = self.vms.holds.hold(&name, Reason::Release, was_running).await {
@@ -140,12 +141,12 @@ impl Host {
         }
         let find = self.hypervisor_of(&name, adopted.as_ref());
         match find().await {
-            Hypervisor::There(_) => {}
-            Hypervisor::Silent(reason) => return Err(VmError::Paused { vm: name, why: reason }.into()),
-            Hypervisor::Ended if adopted.is_some() || self.vms.get(&name).is_ok() => {
+            Reached::There(_) => {}
+            Reached::Silent(reason) => return Err(VmError::Paused { vm: name, why: reason }.into()),
+            Reached::Ended if adopted.is_some() || self.vms.get(&name).is_ok() => {
                 return Err(VmError::NotRunning(name).into());
             }
-            Hypervisor::Ended => return Err(VmError::NotFound(name).into()),
+            Reached::Ended => return Err(VmError::NotFound(name).into()),
         }
         self.vms.holds.hold(&name, Reason::Resume, true).await?;
         let (host, resumed) = (Arc::clone(&self), name.clone());
@@ -283,9 +284,9 @@ impl Host {
     /// Leads disks that are over nothing over their volumes again.
     async fn regain_disks(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
         let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
-        let machine = self.monitor_of(adopted).await.map_err(failed)?;
-        let has_lost_one = self.has_lost_a_disk(adopted, &machine).await.map_err(failed)?;
-        drop(machine);
+        let qemu = self.monitor_of(adopted).await.map_err(failed)?;
+        let has_lost_one = self.has_lost_a_disk(adopted, &qemu).await.map_err(failed)?;
+        drop(qemu);
         if has_lost_one {
             let adopted = self.where_it_is_now(adopted.clone())?;
             // Its end is seen by whoever lets it run.
@@ -313,23 +314,23 @@ impl Host {
         self: &Arc<Self>,
         name: &str,
         adopted: Option<&Adopted>,
-    ) -> impl Fn() -> futures_util::future::BoxFuture<'static, Hypervisor> + use<> {
+    ) -> impl Fn() -> futures_util::future::BoxFuture<'static, Reached> + use<> {
         let (host, name, adopted) = (Arc::clone(self), name.to_owned(), adopted.cloned());
         move || {
             let (host, name, adopted) = (Arc::clone(&host), name.clone(), adopted.clone());
             Box::pin(async move {
                 match (host.vms.get(&name), adopted) {
                     (Ok(known), _) => match known.life {
-                        Life::Alive(alive) => Hypervisor::There(alive.machine),
-                        Life::Starting => Hypervisor::Silent("its QEMU does not answer".to_owned()),
-                        Life::Stopped | Life::Crashed(_) => Hypervisor::Ended,
+                        Life::Alive(alive) => Reached::There(alive.qemu),
+                        Life::Starting => Reached::Silent("its QEMU does not answer".to_owned()),
+                        Life::Stopped | Life::Crashed(_) => Reached::Ended,
                     },
-                    (Err(_), Some(adopted)) => match Machine::connect(&adopted.monitor).await {
-                        Ok(machine) => Hypervisor::There(Arc::new(machine)),
-                        Err(error) if nobody_listens(&error) => Hypervisor::Ended,
-                        Err(error) => Hypervisor::Silent(error.to_string()),
+                    (Err(_), Some(adopted)) => match Qemu::connect(&adopted.monitor).await {
+                        Ok(qemu) => Reached::There(Arc::new(qemu)),
+                        Err(error) if error.nobody_listens() => Reached::Ended,
+                        Err(error) => Reached::Silent(error.to_string()),
                     },
-                    (Err(_), None) => Hypervisor::Ended,
+                    (Err(_), None) => Reached::Ended,
                 }
             })
         }
@@ -374,11 +375,11 @@ impl Host {
     /// Describes a machine that Sterna has started as one whose disks were adopted.
     async fn describe_own(self: &Arc<Self>, name: &str) -> Result<Adopted, RequestError> {
         let known = self.vms.get(name)?;
-        let machine = self.vms.machine(name)?;
+        let qemu = self.vms.qemu(name)?;
         let mut disks = Vec::new();
         for (index, volume) in known.volumes.iter().enumerate() {
             let address = self.export_named(volume);
-            let disk = machine.disk_over(&address).await.map_err(VmError::of(name))?;
+            let disk = qemu.disk_over(&address).await.map_err(VmError::of(name))?;
             let Some(disk) = disk else {
                 let why = format!("QEMU has no disk that is over the volume {volume}");
                 return Err(VmError::Disk { vm: name.to_owned(), why }.into());
@@ -392,28 +393,26 @@ impl Host {
     }
 
     /// The monitor of a machine whose disks are served; of one among ours there is a connection already.
-    pub(super) async fn monitor_of(&self, adopted: &Adopted) -> Result<Arc<Machine>, MachineError> {
+    pub(super) async fn monitor_of(&self, adopted: &Adopted) -> Result<Arc<Qemu>, HypervisorError> {
         self.vms.until_found(&adopted.name).await;
-        match self.vms.machine(&adopted.name) {
-            Ok(machine) => Ok(machine),
-            Err(_) => Machine::connect(&adopted.monitor).await.map(Arc::new),
+        match self.vms.qemu(&adopted.name) {
+            Ok(qemu) => Ok(qemu),
+            Err(_) => Qemu::connect(&adopted.monitor).await.map(Arc::new),
         }
     }
 
     /// Whether a machine's QEMU has ended, by how its monitor answers.
-    pub(super) fn has_ended_qemu(&self, adopted: &Adopted, error: &MachineError) -> bool {
-        nobody_listens(error) && self.vms.machine(&adopted.name).is_err()
+    pub(super) fn has_ended_qemu(&self, adopted: &Adopted, error: &HypervisorError) -> bool {
+        error.nobody_listens() && self.vms.qemu(&adopted.name).is_err()
     }
 
     /// Describes the adopted machines.
     pub(super) async fn describe_adopted(&self) -> Vec<Vm> {
         let mut adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
         // One that leaves is among ours.
-        adopted.retain(|machine| self.vms.get(&machine.name).is_err());
-        futures_util::future::join_all(
-            adopted.iter().map(|machine| self.describe_held(machine, adopted::ANSWER_MAX)),
-        )
-        .await
+        adopted.retain(|vm| self.vms.get(&vm.name).is_err());
+        futures_util::future::join_all(adopted.iter().map(|vm| self.describe_held(vm, adopted::ANSWER_MAX)))
+            .await
     }
 
     /// Describes an adopted machine; `None`: there is none of that name.
@@ -442,21 +441,15 @@ impl Host {
 }
 
 /// Whether a machine runs at present.
-async fn runs(name: &str, machine: &Machine) -> Result<bool, RequestError> {
-    Ok(machine.status().await.map_err(VmError::of(name))? == RunState::Running)
-}
-
-/// Whether nobody listens at a monitor: its QEMU has ended. One that may not be connected to has not.
-fn nobody_listens(error: &MachineError) -> bool {
-    let MachineError::Qmp(QmpError::Connect { source, .. }) = error else { return false };
-    matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
+async fn runs(name: &str, qemu: &Qemu) -> Result<bool, RequestError> {
+    Ok(qemu.status().await.map_err(VmError::of(name))? == RunState::Running)
 }
 
 /// The disks that are asked for, or all that can be written; each must be one that can be adopted.
-async fn choose(name: &str, machine: &Machine, wanted: &[String]) -> Result<Vec<LocalDisk>, RequestError> {
+async fn choose(name: &str, qemu: &Qemu, wanted: &[String]) -> Result<Vec<LocalDisk>, RequestError> {
     let refuse = |why: String| RequestError::from(VmError::Disk { vm: name.to_owned(), why });
-    let found = machine.local_disks().await.map_err(VmError::of(name))?;
-    let seen = Foreign::of(name, machine).await?;
+    let found = qemu.local_disks().await.map_err(VmError::of(name))?;
+    let seen = Foreign::of(name, qemu).await?;
     let mut chosen = Vec::new();
     for disk in found {
         let (device, node) = match &disk {

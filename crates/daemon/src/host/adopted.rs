@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{MigrateVolume, Migration, Vm, VmState, WholeMove};
-use hypervisor::qemu::{Machine, RunState};
+use hypervisor::RunState;
+use hypervisor::qemu::Qemu;
 
 use super::Host;
 use crate::error::RequestError;
@@ -33,12 +34,12 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         let name = adopted.name.clone();
-        let machine = Machine::connect(&adopted.monitor).await.map_err(VmError::of(&name))?;
-        let derived = derived(&adopted, &machine).await?;
+        let qemu = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(&name))?;
+        let derived = derived(&adopted, &qemu).await?;
         for what in &derived.left_behind {
             tracing::info!(vm = %name, %what, "something of the VM stays behind");
         }
-        self.vms.take_in(&adopted, machine, derived.text).await?;
+        self.vms.take_in(&adopted, qemu, derived.text).await?;
         let begun = self.migrate_machine(name.clone(), order).await;
         if begun.is_err() {
             self.vms.let_go_unless_leaving(&name).await?;
@@ -50,18 +51,13 @@ impl Host {
 /// Asks a machine that is somebody else's what it does, for so long at most, and leaves its monitor to others.
 pub(super) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
     let asked = async {
-        let machine = Machine::connect(&adopted.monitor).await?;
-        let state = machine.status().await?;
-        let derived = match derived(adopted, &machine).await {
-            Ok(derived) => unblocked(&adopted.name, &machine).await.map(|()| derived),
+        let qemu = Qemu::connect(&adopted.monitor).await?;
+        let state = qemu.status().await?;
+        let derived = match derived(adopted, &qemu).await {
+            Ok(derived) => unblocked(&adopted.name, &qemu).await.map(|()| derived),
             Err(error) => Err(error),
         };
-        Ok::<_, hypervisor::qemu::MachineError>((
-            machine.process(),
-            machine.version().to_string(),
-            state,
-            derived,
-        ))
+        Ok::<_, hypervisor::HypervisorError>((qemu.process(), qemu.version().to_string(), state, derived))
     };
     let answer = tokio::time::timeout(answer_max, asked).await;
     let (state, message) = match &answer {
@@ -100,8 +96,8 @@ pub(super) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
 }
 
 /// Looks whether QEMU could migrate the machine as it is: not every device can.
-async fn unblocked(name: &str, machine: &Machine) -> Result<(), RequestError> {
-    let reasons = machine.migration_blockers().await.map_err(VmError::of(name))?;
+async fn unblocked(name: &str, qemu: &Qemu) -> Result<(), RequestError> {
+    let reasons = qemu.migration_blockers().await.map_err(VmError::of(name))?;
     if reasons.is_empty() {
         return Ok(());
     }
@@ -109,10 +105,10 @@ async fn unblocked(name: &str, machine: &Machine) -> Result<(), RequestError> {
 }
 
 /// What another host would have to run of an adopted machine, as it is now.
-pub(super) async fn derived(adopted: &Adopted, machine: &Machine) -> Result<Derived, RequestError> {
+pub(super) async fn derived(adopted: &Adopted, qemu: &Qemu) -> Result<Derived, RequestError> {
     let name = &adopted.name;
-    let process = Foreign::of(name, machine).await?;
-    let running = Running::of(name, machine).await?;
+    let process = Foreign::of(name, qemu).await?;
+    let running = Running::of(name, qemu).await?;
     let unmovable = |error: crate::vms::DefinitionError| RequestError::MachineUnmovable {
         vm: name.clone(),
         reason: error.to_string(),

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{NewVolume, RemoveVolume, VolumeSource};
-use hypervisor::qemu::{BlockNode, ExportAddress, Machine, MachineError, RECONNECT_SECONDS, RunState};
+use hypervisor::qemu::{BlockNode, ExportAddress, Qemu, RECONNECT_SECONDS};
+use hypervisor::{HypervisorError, RunState};
 use migration::guest::exchange::{Exchange, Goal, Over, SeenDisk, Step};
 use migration::journal::ImageFormat;
 
@@ -49,16 +50,16 @@ impl Host {
         let name = &adopted.name;
         let mut exchange = (is_new == IsNew::Yes).then(|| Exchange::towards(goal));
         let mut failure = None;
-        let mut machine = None;
+        let mut qemu = None;
         loop {
-            let connected = match machine.take() {
-                Some(machine) => Ok(machine),
+            let connected = match qemu.take() {
+                Some(qemu) => Ok(qemu),
                 None => self.monitor_of(adopted).await,
             };
             let taken = match connected {
                 Ok(connected) => {
                     let taken = self.take_step(adopted, &connected, goal, &mut exchange).await;
-                    machine = Some(connected);
+                    qemu = Some(connected);
                     taken
                 }
                 Err(error) if self.has_ended_qemu(adopted, &error) => return Err(QemuEnded),
@@ -73,7 +74,7 @@ impl Host {
                     self.vms.holds.tell(name, Some(format!("paused while its disks change hands: {reason}")));
                     failure.get_or_insert(error);
                     // A silent QEMU may have ended, and its monitor with it.
-                    machine = None;
+                    qemu = None;
                     let pause = exchange.as_mut().map(Exchange::failed).unwrap_or_default();
                     tokio::time::sleep(pause).await;
                 }
@@ -84,12 +85,12 @@ impl Host {
     async fn take_step(
         self: &Arc<Self>,
         adopted: &Adopted,
-        machine: &Machine,
+        qemu: &Qemu,
         goal: Goal,
         exchange: &mut Option<Exchange>,
     ) -> Result<Option<Goal>, RequestError> {
         let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
-        let Look { is_running, disks, nodes } = self.look_at_disks(adopted, machine).await.map_err(failed)?;
+        let Look { is_running, disks, nodes } = self.look_at_disks(adopted, qemu).await.map_err(failed)?;
         let exchange = exchange.get_or_insert_with(|| Exchange::after_restart(goal, &disks));
         let step = exchange.next_step(is_running, &disks);
         let of = |index: usize| {
@@ -99,26 +100,26 @@ impl Host {
         fail_point::before(FailPoint::Exchange);
         match step {
             Step::Complete(goal) => return Ok(Some(goal)),
-            Step::Pause => machine.stop().await.map_err(failed)?,
+            Step::Pause => qemu.stop().await.map_err(failed)?,
             Step::LeadToNothing(index) => {
                 if let Some((kept, node)) = of(index) {
-                    machine.lead_to_nothing(&kept.disk(node), kept.number).await.map_err(failed)?;
+                    qemu.lead_to_nothing(&kept.disk(node), kept.number).await.map_err(failed)?;
                 }
             }
             Step::LeadToExport(index) => {
                 if let Some((kept, node)) = of(index) {
                     let export = self.export_named(&kept.volume);
-                    machine.lead_over_export(&kept.disk(node), &export, kept.number).await.map_err(failed)?;
+                    qemu.lead_over_export(&kept.disk(node), &export, kept.number).await.map_err(failed)?;
                 }
             }
             Step::LeadToFile(index) => {
                 if let Some((kept, node)) = of(index) {
                     if kept.node != node.name {
                         // A daemon that was killed while it adopted the disk may have left it, with QEMU's locks.
-                        machine.drop_node(&kept.node).await;
+                        qemu.drop_node(&kept.node).await;
                     }
                     let image = kept.image(kept.file.clone(), kept.format.clone());
-                    machine.lead_to_file(&kept.disk(node), &image, kept.number).await.map_err(failed)?;
+                    qemu.lead_to_file(&kept.disk(node), &image, kept.number).await.map_err(failed)?;
                 }
             }
             Step::Serve(index) => {
@@ -138,9 +139,9 @@ impl Host {
     }
 
     /// What the disks of a machine are over, as QEMU and the journal say.
-    async fn look_at_disks(&self, adopted: &Adopted, machine: &Machine) -> Result<Look, MachineError> {
-        let is_running = machine.status().await? == RunState::Running;
-        let devices = machine.query_block().await?;
+    async fn look_at_disks(&self, adopted: &Adopted, qemu: &Qemu) -> Result<Look, HypervisorError> {
+        let is_running = qemu.status().await? == RunState::Running;
+        let devices = qemu.query_block().await?;
         let node_of = |kept: &AdoptedDisk| {
             let mut found = devices.iter().filter(|device| device.device.as_deref() == Some(&kept.device));
             found.next().and_then(|device| device.node.clone())
@@ -163,9 +164,9 @@ impl Host {
     pub(super) async fn has_lost_a_disk(
         &self,
         adopted: &Adopted,
-        machine: &Machine,
-    ) -> Result<bool, MachineError> {
-        let look = self.look_at_disks(adopted, machine).await?;
+        qemu: &Qemu,
+    ) -> Result<bool, HypervisorError> {
+        let look = self.look_at_disks(adopted, qemu).await?;
         Ok(look.disks.iter().any(|disk| disk.over == Over::Nothing))
     }
 

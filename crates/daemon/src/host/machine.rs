@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
 use futures_util::FutureExt;
-use hypervisor::qemu::{Machine, RunState};
+use hypervisor::qemu::memory_socket;
+use hypervisor::{Hypervisor, HypervisorError, RecoverMemory, RunState};
 use migration::journal::Outcome;
 use migration::message::ToTarget;
 use migration::{HostId, MigrationId};
@@ -52,7 +53,7 @@ pub(super) enum Expected {
     /// Nothing: it is to be started.
     Anew,
     /// That an earlier daemon expected it; it may be here, and loaded.
-    Again(Option<Arc<Machine>>),
+    Again(Option<Arc<dyn Hypervisor>>),
 }
 
 impl Host {
@@ -69,12 +70,12 @@ impl Host {
         let Some(elsewhere) = self.elsewhere(&order.to)? else {
             return Err(not_to_a_store(&known.volumes, &order));
         };
-        let machine = self.vms.machine(&name)?;
+        let qemu = self.vms.qemu(&name)?;
         check_order(&order)?;
-        check_movable(&name, &machine).await?;
+        check_movable(&name, &*qemu).await?;
         self.check_tpm(&name)?;
         if order.memory == Memory::PostCopy {
-            check_post_copy(&name, &machine).await?;
+            check_post_copy(&name, &*qemu).await?;
         }
         let company = Company {
             parcel: self.parcel_of(&name, &known.volumes).await?,
@@ -106,13 +107,13 @@ impl Host {
         session: &Session,
         host: &str,
     ) -> Result<(), RequestError> {
-        let machine = self.vms.leaving(&company.name).await?;
+        let qemu = self.vms.leaving(&company.name).await?;
         let way = self.peers.machine_way(session, self.peers.own(), migration);
         let errand = self.errand(migration, &company.name, HookSide::Source, host, Begun::No);
-        let terms = terms(&machine, company.memory, session).await;
+        let terms = terms(&*qemu, company.memory, session).await;
         let wishes = Wishes { downtime_max: company.downtime_max, terms };
         let holds = Arc::clone(&self.vms.holds);
-        let leaving = Arc::new(Leaving::new((company.name.clone(), machine, holds), way, wishes, errand));
+        let leaving = Arc::new(Leaving::new((company.name.clone(), qemu, holds), way, wishes, errand));
         if let Err(reason) = leaving.check(company.parcel).await {
             self.settle(&company.name, Standing::Leaving, true).await;
             // Its volumes wait there for nothing.
@@ -137,7 +138,7 @@ impl Host {
             host.settle(&name, Standing::Leaving, is_here).await;
             tracing::info!(vm = %name, %migration, ?outcome, "the VM's migration has ended");
             if let (true, Some(reason)) = (is_here, leaving.memory_lost()) {
-                host.vms.lose(&name, Some(leaving.machine()), memory_lost(&name, &reason)).await;
+                host.vms.lose(&name, Some(leaving.vm()), memory_lost(&name, &reason)).await;
             }
             // What is run afterwards may take long, and keeps nobody waiting.
             drop(settling);
@@ -204,9 +205,9 @@ impl Host {
         let peer = crate::peers::host_id(session.peer());
         let line = Line::new(self.peers.machine_way(session, peer, remote));
         let errand = |begun| self.errand(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
-        if let Expected::Again(Some(machine)) = expected {
+        if let Expected::Again(Some(qemu)) = expected {
             let errand = errand(Begun::Perhaps);
-            let coming = Coming::found(line, machine, errand);
+            let coming = Coming::found(line, qemu, errand);
             let may_run_ahead = self.vms.lifeline(name).is_some();
             let coming = if may_run_ahead { coming.may_run_ahead() } else { coming };
             self.moving.came(migration, Arc::new(coming));
@@ -243,8 +244,8 @@ impl Host {
         let Some(known) = known else { return line.say(&Word::lost("it is not known at the target")) };
         let (vms, name) = (Arc::clone(&self.vms), known.name.clone());
         let stray = Stray {
-            monitor: known.monitor,
-            lifeline: self.vms.lifeline(&known.name),
+            memory_socket: memory_socket(&known.monitor),
+            lifeline: self.vms.lifeline(&known.name).map(|lifeline| lifeline as Arc<dyn RecoverMemory>),
             // N.B. it may take the rest of the memory to answer.
             found: async move { vms.found(&name).await }.boxed().shared(),
         };
@@ -283,8 +284,8 @@ impl Host {
         session: &Session,
     ) -> Result<String, RequestError> {
         self.vms.until_found(&name).await;
-        let machine = match self.vms.machine(&name) {
-            Ok(machine) => machine,
+        let qemu = match self.vms.qemu(&name) {
+            Ok(qemu) => qemu,
             Err(VmError::NotRunning(_)) => {
                 self.see_volumes_off(migration, name.clone());
                 return Ok(format!(
@@ -299,7 +300,7 @@ impl Host {
         let errand = self.errand(migration, &name, HookSide::Source, &host, Begun::Perhaps);
         let wishes = Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() };
         let holds = Arc::clone(&self.vms.holds);
-        let leaving = Arc::new(Leaving::new((name.clone(), machine, holds), way, wishes, errand));
+        let leaving = Arc::new(Leaving::new((name.clone(), qemu, holds), way, wishes, errand));
         leaving.follow_again();
         self.see_machine_off(migration, name.clone(), leaving);
         Ok(format!(
@@ -366,8 +367,9 @@ impl Keeper for Reception {
         let (host, name) = (Arc::clone(&self.host), self.name.clone());
         Box::pin(async move {
             tracing::error!(vm = %name, reason, "the memory of a VM that runs here is lost");
-            let machine = host.vms.machine(&name).ok();
-            host.vms.lose(&name, machine.as_deref(), memory_lost(&name, &reason)).await;
+            let vm = host.vms.qemu(&name).ok();
+            let vm = vm.as_deref().map(|vm| vm as &dyn Hypervisor);
+            host.vms.lose(&name, vm, memory_lost(&name, &reason)).await;
         })
     }
 
@@ -380,13 +382,13 @@ impl Keeper for Reception {
         &self,
         parcel: Vec<u8>,
         terms: Terms,
-    ) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, String>> + Send>> {
         let host = Arc::clone(&self.host);
         Box::pin(async move {
             let arrival = host.vms.prepare_arrival(&parcel, terms, &host.sockets).await;
             let arrival = arrival.map_err(|error| error.to_string())?;
             tracing::info!(vm = %arrival.name, "a VM waits for its memory");
-            Ok(arrival.machine)
+            Ok(arrival.vm)
         })
     }
 }
@@ -407,14 +409,10 @@ pub(super) fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
 }
 
 /// Looks whether a machine can run elsewhere before all of its memory is there, as far as can be seen here.
-pub(super) async fn check_post_copy(name: &str, machine: &Machine) -> Result<(), RequestError> {
+pub(super) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
-    let silent = |error: hypervisor::qemu::MachineError| unmovable(error.to_string());
-    let obstacle = match machine.post_copy_obstacle().await.map_err(silent)? {
-        None => machine.post_copy_hazard().await.map_err(silent)?,
-        obstacle => obstacle,
-    };
-    match obstacle {
+    let silent = |error: HypervisorError| unmovable(error.to_string());
+    match vm.post_copy_blocker().await.map_err(silent)? {
         None => Ok(()),
         Some(reason) => Err(unmovable(format!("--memory post-copy: {reason}"))),
     }
@@ -429,14 +427,14 @@ fn memory_lost(name: &str, reason: &str) -> String {
 }
 
 /// Which way a machine's memory is wished to go over this session.
-async fn terms(machine: &Machine, ordered: (Memory, Option<u8>), session: &Session) -> Terms {
+async fn terms(vm: &dyn Hypervisor, ordered: (Memory, Option<u8>), session: &Session) -> Terms {
     let (memory, streams) = ordered;
     if memory == Memory::PostCopy {
         return Terms { side_streams: 0, post_copy: true };
     }
-    let memory_bytes = machine.memory_bytes().await.unwrap_or_default();
+    let memory_bytes = vm.memory_bytes().await.unwrap_or_default();
     let side_streams = side_streams(streams, memory_bytes, session.status().connections.len());
-    let can = side_streams > 0 && machine.knows_side_streams().await.unwrap_or(false);
+    let can = side_streams > 0 && vm.knows_side_streams().await.unwrap_or(false);
     Terms { side_streams: if can { side_streams } else { 0 }, post_copy: false }
 }
 
@@ -466,18 +464,17 @@ pub(super) fn downtime_max(order: &MigrateVolume) -> Duration {
 ///
 /// # Errors
 /// [`RequestError::MachineUnmovable`], with all that keeps it.
-pub(super) async fn check_movable(name: &str, machine: &Machine) -> Result<(), RequestError> {
+pub(super) async fn check_movable(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
-    let silent = |error: hypervisor::qemu::MachineError| unmovable(error.to_string());
-    match machine.status().await.map_err(silent)? {
+    let silent = |error: HypervisorError| unmovable(error.to_string());
+    match vm.run_state().await.map_err(silent)? {
         RunState::Running => {}
         other => return Err(unmovable(format!("it does not run (QEMU says: {other})"))),
     }
-    if machine.memory_progress().await.map_err(silent)?.status.is_post_copy() {
+    if vm.memory_progress().await.map_err(silent)?.status.is_post_copy() {
         let text = "the rest of its memory is still coming from where it was; wait until that is here";
         return Err(unmovable(text.to_owned()));
     }
-    let mut reasons = machine.migration_blockers().await.map_err(silent)?;
-    reasons.extend(machine.memory_hazard().await.map_err(silent)?);
+    let reasons = vm.migration_blockers().await.map_err(silent)?;
     if reasons.is_empty() { Ok(()) } else { Err(unmovable(reasons.join("; "))) }
 }

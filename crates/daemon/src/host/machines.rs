@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{NewVm, RemovedVm, StopVm, Vm, VmState};
-use hypervisor::qemu::{RECONNECT_SECONDS, RunState};
+use hypervisor::RunState;
+use hypervisor::qemu::RECONNECT_SECONDS;
 
 use super::{Host, blocking};
 use crate::error::RequestError;
@@ -145,7 +146,7 @@ async fn describe(known: Known) -> Vm {
         message,
         volumes: known.volumes,
         process: alive.and_then(|alive| u32::try_from(alive.process_id()).ok()),
-        hypervisor: alive.map(|alive| format!("QEMU {}", alive.machine.version())),
+        hypervisor: alive.map(|alive| format!("QEMU {}", alive.qemu.version())),
         monitor: known.monitor.display().to_string(),
         log: known.log.map(|log| log.display().to_string()),
         definition: Some(known.definition),
@@ -160,7 +161,7 @@ async fn state(known: &Known) -> (VmState, Option<String>) {
         Life::Stopped => (VmState::Stopped, None),
         Life::Starting => (VmState::Starting, Some("its QEMU does not answer yet".to_owned())),
         Life::Crashed(message) => (VmState::Crashed, Some(message.clone())),
-        Life::Alive(alive) => match tokio::time::timeout(ANSWER_MAX, alive.machine.status()).await {
+        Life::Alive(alive) => match tokio::time::timeout(ANSWER_MAX, alive.qemu.status()).await {
             Ok(Ok(RunState::Running)) => (VmState::Running, None),
             Ok(Ok(RunState::Paused)) => (VmState::Paused, None),
             Ok(Ok(RunState::IoError)) => {

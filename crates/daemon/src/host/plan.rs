@@ -14,7 +14,7 @@ use api::{
     ErrorDetail, Memory, MigrateVolume, MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin,
 };
 use block::store::qcow2::TopLayer;
-use hypervisor::qemu::Machine;
+use hypervisor::qemu::Qemu;
 use migration::journal::{ImageFormat, VolumeRecord};
 use migration::wire::Surveyed;
 use transport::Session;
@@ -36,9 +36,9 @@ use crate::vms::{Adopted, VmError};
 /// What the machine of a dry run is.
 enum Company {
     /// One that Sterna runs.
-    Ours(Arc<Machine>),
+    Ours(Arc<Qemu>),
     /// One whose disks were adopted, and what would stay behind of it.
-    Adopted(Arc<Machine>, String),
+    Adopted(Arc<Qemu>, String),
 }
 
 impl Host {
@@ -168,8 +168,8 @@ impl Host {
     async fn plan_machine(self: &Arc<Self>, name: &str, plan: &mut MigrationPlan) -> Option<Company> {
         let looked = async {
             drop(self.vms.operate(name)?);
-            let machine = self.vms.machine(name)?;
-            check_movable(name, &machine).await?;
+            let machine = self.vms.qemu(name)?;
+            check_movable(name, &*machine).await?;
             self.check_tpm(name)?;
             Ok::<_, RequestError>(machine)
         };
@@ -179,7 +179,7 @@ impl Host {
     async fn plan_adopted(self: &Arc<Self>, adopted: &Adopted, plan: &mut MigrationPlan) -> Option<Company> {
         let name = &adopted.name;
         let looked = async {
-            let machine = Machine::connect(&adopted.monitor).await.map_err(VmError::of(name))?;
+            let machine = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(name))?;
             let derived = derived(adopted, &machine).await?;
             check_movable(name, &machine).await?;
             Ok::<_, RequestError>((machine, derived))
@@ -286,7 +286,7 @@ impl Host {
         check_order(order).unwrap_or_else(|error| plan.refuse(&error));
         if order.memory == Memory::PostCopy {
             // Whether QEMU there can is asked there, with what the machine needs.
-            check_post_copy(&name, &machine).await.unwrap_or_else(|error| plan.refuse(&error));
+            check_post_copy(&name, &*machine).await.unwrap_or_else(|error| plan.refuse(&error));
             plan.warnings.push(Memory::POST_COPY_PRICE.to_owned());
         }
         let downtime_max = downtime_max(order);

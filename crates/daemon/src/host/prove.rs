@@ -10,7 +10,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hypervisor::qemu::{LocalDisk, Machine, MachineError};
+use hypervisor::HypervisorError;
+use hypervisor::qemu::{LocalDisk, Qemu};
 
 use super::{Host, blocking};
 use crate::error::{RequestError, with_causes};
@@ -24,12 +25,12 @@ impl Host {
     pub(super) async fn prove_adoptable(
         self: &Arc<Self>,
         name: &str,
-        machine: &Machine,
+        qemu: &Qemu,
         disks: &[LocalDisk],
         adopted: &Adopted,
     ) -> Result<(), RequestError> {
         for (disk, kept) in disks.iter().zip(&adopted.disks) {
-            let process = Foreign::of(name, machine).await?;
+            let process = Foreign::of(name, qemu).await?;
             let backing =
                 disk.backing.iter().map(|file| process.resolve(file).unwrap_or_else(|| file.clone()));
             for file in std::iter::once(kept.file.clone()).chain(backing) {
@@ -37,8 +38,8 @@ impl Host {
                     return Err(refuse(name, another_file(disk, &file)));
                 }
             }
-            self.prove_way_back(name, machine, (disk, kept), &process).await?;
-            self.prove_socket(name, machine, (disk, kept), &process).await?;
+            self.prove_way_back(name, qemu, (disk, kept), &process).await?;
+            self.prove_socket(name, qemu, (disk, kept), &process).await?;
         }
         Ok(())
     }
@@ -50,35 +51,35 @@ impl Host {
     /// [`VmError::Disk`], with what to do; nothing else was changed.
     pub(super) async fn prove_releasable(
         self: &Arc<Self>,
-        machine: &Machine,
+        qemu: &Qemu,
         adopted: &Adopted,
     ) -> Result<(), RequestError> {
         let name = &adopted.name;
-        let devices = machine.query_block().await.map_err(VmError::of(name))?;
+        let devices = qemu.query_block().await.map_err(VmError::of(name))?;
         for kept in &adopted.disks {
             let device = devices.iter().find(|device| device.device.as_deref() == Some(&kept.device));
             // It may be gone from the machine.
             let Some(node) = device.and_then(|device| device.node.as_ref()) else { continue };
             let disk = kept.disk(node);
-            let process = Foreign::of(name, machine).await?;
+            let process = Foreign::of(name, qemu).await?;
             let before = process.descriptors_of(&kept.file);
             if before > 0 {
                 // It has it back already.
                 continue;
             }
-            let mut opened = machine.prove_file(&disk, &kept.file, kept.number).await;
+            let mut opened = qemu.prove_file(&disk, &kept.file, kept.number).await;
             if opened.is_err() {
                 let (file, owner) = (kept.file.clone(), process.owner);
                 if blocking(move || Ok(give_to(&file, owner).is_ok())).await? {
                     tracing::info!(vm = %name, file = %kept.file.display(), user = owner.0, "the image is given to the user that QEMU runs as");
-                    opened = machine.prove_file(&disk, &kept.file, kept.number).await;
+                    opened = qemu.prove_file(&disk, &kept.file, kept.number).await;
                 }
             }
             let proved = match opened {
-                Ok(()) => same_file(name, machine, &kept.file, before).await,
+                Ok(()) => same_file(name, qemu, &kept.file, before).await,
                 Err(error) => Err(refuse(name, cannot_open(kept, &process, &error))),
             };
-            machine.end_proof(kept.number).await;
+            qemu.end_proof(kept.number).await;
             proved?;
         }
         Ok(())
@@ -87,24 +88,24 @@ impl Host {
     async fn prove_way_back(
         &self,
         name: &str,
-        machine: &Machine,
+        qemu: &Qemu,
         (disk, kept): (&LocalDisk, &AdoptedDisk),
         process: &Foreign,
     ) -> Result<(), RequestError> {
         let before = process.descriptors_of(&kept.file);
-        let opened = machine.prove_file(disk, &kept.file, kept.number).await;
+        let opened = qemu.prove_file(disk, &kept.file, kept.number).await;
         let proved = match opened {
-            Ok(()) => same_file(name, machine, &kept.file, before).await,
+            Ok(()) => same_file(name, qemu, &kept.file, before).await,
             Err(error) => Err(refuse(name, cannot_open(kept, process, &error))),
         };
-        machine.end_proof(kept.number).await;
+        qemu.end_proof(kept.number).await;
         proved
     }
 
     async fn prove_socket(
         &self,
         name: &str,
-        machine: &Machine,
+        qemu: &Qemu,
         (disk, kept): (&LocalDisk, &AdoptedDisk),
         process: &Foreign,
     ) -> Result<(), RequestError> {
@@ -116,7 +117,7 @@ impl Host {
         let listener = bound.map_err(|error| unavailable(&error))?;
         let export = self.export_named(&kept.volume);
         let proved = tokio::select! {
-            proved = machine.prove_export(disk, &export, kept.number) => proved,
+            proved = qemu.prove_export(disk, &export, kept.number) => proved,
             error = proof::serve(listener, disk.size_bytes) => return Err(unavailable(&error)),
         };
         if let Err(error) = crate::sockets::remove(&export.socket) {
@@ -136,8 +137,8 @@ impl Host {
 }
 
 /// Looks whether what QEMU has opened by a path is what we find there.
-async fn same_file(name: &str, machine: &Machine, file: &Path, before: usize) -> Result<(), RequestError> {
-    if Foreign::of(name, machine).await?.descriptors_of(file) > before {
+async fn same_file(name: &str, qemu: &Qemu, file: &Path, before: usize) -> Result<(), RequestError> {
+    if Foreign::of(name, qemu).await?.descriptors_of(file) > before {
         return Ok(());
     }
     let file = file.display();
@@ -159,7 +160,7 @@ fn another_file(disk: &LocalDisk, file: &Path) -> String {
     )
 }
 
-fn cannot_open(kept: &AdoptedDisk, process: &Foreign, error: &MachineError) -> String {
+fn cannot_open(kept: &AdoptedDisk, process: &Foreign, error: &HypervisorError) -> String {
     let (file, user) = (kept.file.display(), process.owner.0);
     format!(
         "its QEMU, which runs as the user {user}, could not open {file} when it has its disk back: {error}; let it open that file \

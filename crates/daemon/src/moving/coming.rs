@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
-use hypervisor::qemu::{Machine, MachineError, QmpError, RunState};
+use hypervisor::{Hypervisor, HypervisorError, RunState};
 use tokio::sync::{OnceCell, watch};
 
 use super::line::{Heard, Line};
 use super::stream::Turn;
 use super::words::{Terms, Word};
-use super::{SocketFile, announce, carried, memory_socket};
+use super::{SocketFile, announce, carried};
 use crate::hooks::Errand;
 use crate::qemu_sockets;
 
@@ -52,14 +52,14 @@ pub(crate) trait Keeper: Send + Sync {
         &self,
         parcel: Vec<u8>,
         terms: Terms,
-    ) -> Pin<Box<dyn Future<Output = Result<Arc<Machine>, String>> + Send>>;
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, String>> + Send>>;
 }
 
 /// A machine that comes.
 pub(crate) struct Coming {
     line: Line,
     /// Its hypervisor, once that waits for its memory.
-    started: OnceCell<Arc<Machine>>,
+    started: OnceCell<Arc<dyn Hypervisor>>,
     /// Whether it has all that it needs to run; then why not.
     loaded: watch::Sender<Option<Result<(), String>>>,
     /// Whether it runs, or is to, before all of its memory is here.
@@ -84,8 +84,8 @@ impl Coming {
     }
 
     /// A machine that was started here before this daemon was; whether it is loaded is seen when it is to run.
-    pub(crate) fn found(line: Line, machine: Arc<Machine>, errand: Arc<Errand>) -> Self {
-        let started = OnceCell::new_with(Some(machine));
+    pub(crate) fn found(line: Line, vm: Arc<dyn Hypervisor>, errand: Arc<Errand>) -> Self {
+        let started = OnceCell::new_with(Some(vm));
         Self { started, loaded: watch::Sender::new(Some(Ok(()))), ..Self::new(line, errand) }
     }
 
@@ -124,7 +124,7 @@ impl Coming {
     /// # Errors
     /// Why it does not.
     pub(crate) async fn run(&self) -> Result<(), String> {
-        let machine = self.started.get().ok_or(NOT_LOADED)?;
+        let vm = self.started.get().ok_or(NOT_LOADED)?;
         let mut loaded = self.loaded.subscribe();
         if loaded.borrow().is_none() && self.line.terms().post_copy {
             // N.B. from here on it may not be able to go on at the source any more.
@@ -136,7 +136,7 @@ impl Coming {
         loaded.borrow().clone().unwrap_or_else(|| Err(NOT_LOADED.to_owned()))?;
         loop {
             let resumed = tokio::select! {
-                resumed = resume(machine) => resumed,
+                resumed = resume(&**vm) => resumed,
                 lost = self.line.lost() => return Err(lost),
             };
             match resumed {
@@ -147,8 +147,8 @@ impl Coming {
             }
         }
         // QEMU has said it when the machine was loaded, which may be long ago. Nobody waits for it.
-        let machine = Arc::clone(machine);
-        tokio::spawn(async move { announce(&machine).await });
+        let vm = Arc::clone(vm);
+        tokio::spawn(async move { announce(&*vm).await });
         Ok(())
     }
 
@@ -165,19 +165,19 @@ impl Coming {
         let prepared = async { self.errand.before().await.map_err(|fault| fault.to_string()) };
         self.unless_over(prepared).await?;
         // N.B. to its end in any case: what is started half nobody would end.
-        let machine = keeper.start(parcel, terms).await?;
+        let vm = keeper.start(parcel, terms).await?;
         // It is started once.
-        let _ = self.started.set(Arc::clone(&machine));
-        self.receive(&machine, terms, keeper).await
+        let _ = self.started.set(Arc::clone(&vm));
+        self.receive(&*vm, terms, keeper).await
     }
 
     /// Takes the memory of a machine that waits for it.
-    async fn receive(&self, machine: &Machine, terms: Terms, keeper: &dyn Keeper) -> Result<(), String> {
-        let socket = &memory_socket(machine.socket());
+    async fn receive(&self, vm: &dyn Hypervisor, terms: Terms, keeper: &dyn Keeper) -> Result<(), String> {
+        let socket = &vm.memory_socket();
         let file = SocketFile(socket.clone());
         // What an earlier attempt may have left.
         let _ = std::fs::remove_file(socket);
-        let expected = machine.expect_memory(&qemu_sockets::place(socket), terms.transfer()).await;
+        let expected = vm.expect_memory(&qemu_sockets::place(socket), terms.transfer()).await;
         expected.map_err(|error| error.to_string())?;
         qemu_sockets::take_out(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
         let sides = self.line.side_streams(terms.side_streams);
@@ -191,7 +191,7 @@ impl Coming {
         self.line.say(&Word::Waiting);
         let loads = async {
             tokio::select! {
-                loaded = machine.await_loaded(LOADED_MAX) => loaded.map_err(|error| error.to_string()),
+                loaded = vm.await_loaded(LOADED_MAX) => loaded.map_err(|error| error.to_string()),
                 reason = carried(&mut carries) => Err(reason),
                 reason = self.line.failed() => Err(reason),
             }
@@ -204,7 +204,7 @@ impl Coming {
         // N.B. the next move of this machine uses the same name.
         drop(file);
         if terms.post_copy {
-            trail::until_whole(machine, &self.line, carries, keeper).await;
+            trail::until_whole(vm, &self.line, carries, keeper).await;
         }
         Ok(())
     }
@@ -228,14 +228,14 @@ enum NotResumed {
 }
 
 /// Lets a machine run that is loaded.
-async fn resume(machine: &Machine) -> Result<(), NotResumed> {
-    let explain = |error: MachineError| match error {
-        MachineError::Qmp(QmpError::Silent { .. }) => NotResumed::Silent(error.to_string()),
+async fn resume(vm: &dyn Hypervisor) -> Result<(), NotResumed> {
+    let explain = |error: HypervisorError| match error {
+        HypervisorError::Silent(_) => NotResumed::Silent(error.to_string()),
         error => NotResumed::Refused(error.to_string()),
     };
     // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
-    match machine.status().await.map_err(explain)? {
-        RunState::Paused | RunState::Running => machine.resume().await.map_err(explain),
+    match vm.run_state().await.map_err(explain)? {
+        RunState::Paused | RunState::Running => vm.resume().await.map_err(explain),
         other => Err(NotResumed::Refused(format!("the VM is not loaded: it is {other}"))),
     }
 }

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use hypervisor::qemu::{MemoryMode, MemoryProgress};
+use hypervisor::{MemoryMode, MemoryProgress};
 
 /// What a round must leave of the one before at most, to count as progress.
 const SHRINKS_TO: f64 = 0.8;
@@ -127,7 +127,7 @@ impl Convergence {
 
 #[cfg(test)]
 mod tests {
-    use hypervisor::qemu::MigrationStatus;
+    use hypervisor::MigrationStatus;
 
     use super::*;
 

@@ -21,9 +21,9 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
-use hypervisor::qemu::{
-    Events, Heard as HeardEvent, Machine, MachineError, MemoryOptions, MemoryProgress, MigrationStatus,
-    PostCopyStart,
+use hypervisor::{
+    Hypervisor, HypervisorError, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunChange,
+    RunChanges,
 };
 use migration::guest::hold::Reason;
 use tokio::net::{UnixListener, UnixStream};
@@ -35,11 +35,11 @@ use self::follow::{Following, Rest};
 use super::convergence::{AIMS, Convergence, Verdict};
 use super::line::{Heard, Line, Way};
 use super::words::{Terms, Word};
-use super::{SocketFile, announce, carried, memory_socket};
+use super::{SocketFile, announce, carried};
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::Errand;
 use crate::qemu_sockets;
-use crate::vms::{Holds, Hypervisor, Ran};
+use crate::vms::{Holds, Ran, Reached};
 
 /// How long the other host may take to say whether it could run a machine.
 const CHECK_MAX: Duration = Duration::from_secs(30);
@@ -98,7 +98,7 @@ pub(crate) struct Wishes {
 /// A machine that leaves.
 pub(crate) struct Leaving {
     name: String,
-    machine: Arc<Machine>,
+    vm: Arc<dyn Hypervisor>,
     /// What lets it run again here.
     holds: Arc<Holds>,
     way: Arc<dyn Way>,
@@ -113,14 +113,14 @@ pub(crate) struct Leaving {
 impl Leaving {
     /// A machine that is to leave by `way`; nothing is done yet.
     pub(crate) fn new(
-        (name, machine, holds): (String, Arc<Machine>, Arc<Holds>),
+        (name, vm, holds): (String, Arc<dyn Hypervisor>, Arc<Holds>),
         way: Arc<dyn Way>,
         wishes: Wishes,
         errand: Arc<Errand>,
     ) -> Self {
         let line = Arc::new(Line::new(Arc::clone(&way)));
         let account = watch::Sender::default();
-        Self { name, machine, holds, way, line, following: Following::default(), wishes, account, errand }
+        Self { name, vm, holds, way, line, following: Following::default(), wishes, account, errand }
     }
 
     /// What is run here before and after.
@@ -129,8 +129,8 @@ impl Leaving {
     }
 
     /// Its hypervisor here.
-    pub(crate) fn machine(&self) -> &Machine {
-        &self.machine
+    pub(crate) fn vm(&self) -> &dyn Hypervisor {
+        &*self.vm
     }
 
     /// Asks the other host whether it could run the machine, before anything is copied.
@@ -182,7 +182,7 @@ impl Leaving {
         // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
         let held = self.holds.hold(&self.name, Reason::Move, true).await;
         held.map_err(|error| error.to_string())?;
-        let socket = Listening::of(&self.machine)?;
+        let socket = Listening::of(&*self.vm)?;
         let main = self.offer_memory(&socket, terms).await?;
         let line = Arc::clone(&self.line);
         // A task of its own, because it may outlast this.
@@ -202,7 +202,7 @@ impl Leaving {
         }));
         let sent = tokio::select! {
             sent = self.send(paused, terms) => sent,
-            never = self.note_stop(self.machine.events()) => match never {},
+            never = self.note_stop(self.vm.run_changes()) => match never {},
             reason = &mut carrying.0 => Err(reason.unwrap_or_else(|error| error.to_string())),
             reason = self.line.failed() => Err(reason),
         };
@@ -214,7 +214,7 @@ impl Leaving {
 
     /// Why the machine did not leave: whatever broke first, if its QEMU has ended, that is why.
     async fn first_cause(&self, reason: String) -> String {
-        match timeout(FAREWELL_MAX, self.machine.closed()).await {
+        match timeout(FAREWELL_MAX, self.vm.closed()).await {
             Ok(_) => ended(&self.name),
             Err(_) => reason,
         }
@@ -230,14 +230,14 @@ impl Leaving {
             self.holds.forget(&self.name).await;
             return Err(reason);
         }
-        let machine = Arc::clone(&self.machine);
+        let vm = Arc::clone(&self.vm);
         let find = move || {
-            let machine = Arc::clone(&machine);
+            let vm = Arc::clone(&vm);
             // It may have fallen silent, but this is the one.
             async move {
-                match timeout(Duration::ZERO, machine.closed()).await {
-                    Ok(_) => Hypervisor::Ended,
-                    Err(_) => Hypervisor::There(machine),
+                match timeout(Duration::ZERO, vm.closed()).await {
+                    Ok(_) => Reached::Ended,
+                    Err(_) => Reached::There(vm),
                 }
             }
             .boxed()
@@ -245,7 +245,7 @@ impl Leaving {
         match self.holds.let_run(&self.name, find).await {
             Ran::Runs => {
                 // The other QEMU may have told the network already that the machine is there.
-                announce(&self.machine).await;
+                announce(&*self.vm).await;
                 Ok(())
             }
             Ran::Ended => Err(ended(&self.name)),
@@ -270,7 +270,7 @@ impl Leaving {
     async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, String> {
         let mut options = MemoryOptions::for_downtime(self.aim(AIMS[0]));
         options.transfer = terms.transfer();
-        let offered = self.machine.offer_memory(&socket.file.0, options).await;
+        let offered = self.vm.offer_memory(&socket.file.0, options).await;
         let accepted = match offered {
             Ok(()) => timeout(CONNECT_MAX, socket.listener.accept()).await,
             Err(error) => return Err(error.to_string()),
@@ -284,13 +284,12 @@ impl Leaving {
 
     /// Takes note of when the machine's processors stop and run again, by what its hypervisor tells: what it does between that and
     /// being ready to be switched over takes as long as its disks take.
-    async fn note_stop(&self, mut events: Events) -> Infallible {
+    async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Infallible {
         loop {
-            let stopped = match events.next().await {
-                HeardEvent::Event(event) if event.name == "STOP" => Some(Instant::now()),
-                HeardEvent::Event(event) if event.name == "RESUME" => None,
-                HeardEvent::Event(_) | HeardEvent::Missed(_) => continue,
-                HeardEvent::Gone => return std::future::pending().await,
+            let stopped = match changes.next().await {
+                Some(RunChange::Stopped) => Some(Instant::now()),
+                Some(RunChange::Runs) => None,
+                None => return std::future::pending().await,
             };
             self.account.send_modify(|account| account.stopped = stopped);
         }
@@ -299,7 +298,7 @@ impl Leaving {
     async fn send(&self, told: oneshot::Sender<()>, terms: Terms) -> Result<Sent, String> {
         let paused = [MigrationStatus::PreSwitchover];
         let converged = tokio::select! {
-            reached = self.machine.await_status(&paused, MEMORY_MAX) => {
+            reached = self.vm.await_status(&paused, MEMORY_MAX) => {
                 reached.map_err(explain)?;
                 Converged::Yes
             }
@@ -310,11 +309,11 @@ impl Leaving {
             Converged::Never(reason) => return Err(reason),
             Converged::NotSoon => {
                 let stopped = Instant::now();
-                if self.machine.begin_post_copy().await.map_err(explain)? == PostCopyStart::Begun {
+                if self.vm.begin_post_copy().await.map_err(explain)? == PostCopyStart::Begun {
                     tracing::info!("the VM writes memory faster than it is sent; the rest is to follow");
                     self.stands_since(stopped);
-                    self.machine.await_status(&paused, PAUSE_MAX).await.map_err(explain)?;
-                    let memory = self.machine.memory_progress().await.ok();
+                    self.vm.await_status(&paused, PAUSE_MAX).await.map_err(explain)?;
+                    let memory = self.vm.memory_progress().await.ok();
                     self.account.send_modify(|account| {
                         account.memory = memory.or(account.memory.take());
                         account.loaded = Some(Instant::now());
@@ -322,7 +321,7 @@ impl Leaving {
                     });
                     return Ok(Sent::WithoutTheRest);
                 }
-                self.machine.await_status(&paused, MEMORY_MAX).await.map_err(explain)?;
+                self.vm.await_status(&paused, MEMORY_MAX).await.map_err(explain)?;
             }
         }
         self.stands_since(Instant::now());
@@ -330,17 +329,16 @@ impl Leaving {
         let _ = told.send(());
         let limit = DEVICE_MAX + self.wishes.downtime_max;
         let switched = timeout(limit, async {
-            self.machine.switch_over().await.map_err(explain)?;
+            self.vm.switch_over().await.map_err(explain)?;
             let completed = [MigrationStatus::Completed];
-            let sent =
-                async { self.machine.await_status(&completed, limit).await.map(drop).map_err(explain) };
+            let sent = async { self.vm.await_status(&completed, limit).await.map(drop).map_err(explain) };
             tokio::try_join!(sent, self.line.hear(&Heard::Loaded)).map(drop)
         });
         match switched.await {
             Ok(switched) => switched?,
             Err(_) => return Err(self.not_loaded(limit).await),
         }
-        let memory = self.machine.memory_progress().await.ok();
+        let memory = self.vm.memory_progress().await.ok();
         self.account.send_modify(|account| {
             account.loaded = Some(Instant::now());
             account.memory = memory.or(account.memory.take());
@@ -354,7 +352,7 @@ impl Leaving {
             Heard::Loaded => "has said",
             _ => "has not said",
         };
-        let here = match timeout(FAREWELL_MAX, self.machine.memory_progress()).await {
+        let here = match timeout(FAREWELL_MAX, self.vm.memory_progress()).await {
             Ok(Ok(progress)) => format!("is in status {}", progress.status),
             Ok(Err(error)) => format!("does not tell its status ({error})"),
             Err(_) => "does not answer".to_owned(),
@@ -376,17 +374,17 @@ impl Leaving {
         let began = Instant::now();
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
-            let Ok(progress) = self.machine.memory_progress().await else { continue };
+            let Ok(progress) = self.vm.memory_progress().await else { continue };
             match convergence.judge(began.elapsed(), &progress) {
                 Verdict::GoOn => {}
                 Verdict::Aim { divisor } => {
-                    if let Err(error) = self.machine.aim_at_downtime(self.aim(divisor)).await {
+                    if let Err(error) = self.vm.set_downtime_target(self.aim(divisor)).await {
                         tracing::warn!(%error, "the hypervisor does not aim at another downtime");
                     }
                 }
                 Verdict::Throttle { percent } => {
                     tracing::info!(percent, "the VM writes memory faster than it is sent; it is slowed down");
-                    if let Err(error) = self.machine.raise_throttle(percent).await {
+                    if let Err(error) = self.vm.raise_throttle(percent).await {
                         tracing::warn!(%error, "the VM cannot be slowed down");
                     }
                 }
@@ -437,13 +435,13 @@ struct Listening {
 
 impl Listening {
     /// Listens beside a machine's monitor, for its QEMU.
-    fn of(machine: &Machine) -> Result<Self, String> {
-        let path = memory_socket(machine.socket());
+    fn of(vm: &dyn Hypervisor) -> Result<Self, String> {
+        let path = vm.memory_socket();
         let failed = |error| format!("cannot listen on {}: {error}", path.display());
         // What an earlier attempt may have left.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(failed)?;
-        if let Some(user) = machine.process().and_then(qemu_sockets::user_of_process) {
+        if let Some(user) = vm.process().and_then(qemu_sockets::user_of_process) {
             qemu_sockets::give(&path, user).map_err(failed)?;
         }
         Ok(Self { file: SocketFile(path), listener })
@@ -462,6 +460,6 @@ fn overdue(what: &str, limit: Duration) -> String {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
-fn explain(error: MachineError) -> String {
+fn explain(error: HypervisorError) -> String {
     error.to_string()
 }

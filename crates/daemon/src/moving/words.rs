@@ -27,7 +27,7 @@
 
 use std::num::NonZeroU8;
 
-use hypervisor::qemu::{MemoryMode, MemoryTransfer};
+use hypervisor::{MemoryMode, MemoryTransfer};
 use serde::{Deserialize, Serialize};
 
 /// Version of the encoding.

@@ -13,7 +13,8 @@
 use std::sync::Arc;
 
 use api::Memory;
-use hypervisor::qemu::Machine;
+use hypervisor::Hypervisor;
+use hypervisor::qemu::Qemu;
 
 use super::allowed;
 use super::catalogue::{Fate, Record, Standing};
@@ -41,7 +42,7 @@ pub(crate) struct Arrival {
     /// Its name.
     pub(crate) name: String,
     /// Its QEMU.
-    pub(crate) machine: Arc<Machine>,
+    pub(crate) vm: Arc<dyn Hypervisor>,
 }
 
 impl Vms {
@@ -58,7 +59,7 @@ impl Vms {
         let needs = match self.alive(name) {
             Ok(alive) => {
                 let definition = Definition::parse(&self.get(name)?.definition)?;
-                Some(needs(&definition, &alive.machine, volumes).await)
+                Some(needs(&definition, &alive.qemu, volumes).await)
             }
             // It does not run: what it would need nobody knows.
             Err(_) => None,
@@ -85,7 +86,7 @@ impl Vms {
         self: &Arc<Self>,
         name: &str,
         text: Option<String>,
-        machine: &Machine,
+        qemu: &Qemu,
         memory: Memory,
         volumes: Vec<(String, u64)>,
     ) -> Result<Vec<u8>, VmError> {
@@ -94,7 +95,7 @@ impl Vms {
             None => (self.get(name)?.definition, true),
         };
         let definition = Definition::parse(&text)?;
-        let needs = needs(&definition, machine, volumes).await;
+        let needs = needs(&definition, qemu, volumes).await;
         let needs = Some(Needs { post_copy: memory == Memory::PostCopy, ..needs });
         let (folder, name) = (self.machine_folder(name), name.to_owned());
         blocking(move || {
@@ -186,12 +187,12 @@ impl Vms {
     ///
     /// # Errors
     /// [`VmError`]; it is at home as before then.
-    pub(crate) async fn leaving(self: &Arc<Self>, name: &str) -> Result<Arc<Machine>, VmError> {
+    pub(crate) async fn leaving(self: &Arc<Self>, name: &str) -> Result<Arc<Qemu>, VmError> {
         let operation = self.operate(name)?;
         let alive = self.alive(name)?;
         self.stand(name, Standing::Leaving).await?;
         drop(operation);
-        Ok(alive.machine)
+        Ok(alive.qemu)
     }
 
     /// Says that a machine stays here after all. It is not resumed by this.
@@ -249,7 +250,7 @@ impl Vms {
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, None)).await?;
         match self.launch_waiting(&name, terms, sockets).await {
-            Ok(machine) => Ok(Arrival { name, machine }),
+            Ok(vm) => Ok(Arrival { name, vm }),
             Err(error) => {
                 self.give_up(&name, Standing::Arriving).await?;
                 Err(error)
@@ -262,16 +263,16 @@ impl Vms {
         name: &str,
         terms: Terms,
         sockets: &SocketFolder,
-    ) -> Result<Arc<Machine>, VmError> {
+    ) -> Result<Arc<Qemu>, VmError> {
         let lifeline = if terms.post_copy { Some(self.make_lifeline(name)?) } else { None };
         let lifeline = lifeline.iter().flatten().map(String::as_str);
         let more: Vec<&str> = WAITING.into_iter().chain(lifeline).collect();
-        let Alive { machine, .. } = self.launch(name, sockets, &more).await?;
+        let Alive { qemu, .. } = self.launch(name, sockets, &more).await?;
         if terms.post_copy {
             // N.B. when it is needed its main thread may not answer any more.
             self.agree_on_lifeline(name).await?;
         }
-        Ok(machine)
+        Ok(qemu)
     }
 
     /// Says that a machine that came is this host's from now on. It is not resumed by this.
@@ -316,8 +317,8 @@ impl Vms {
     ///
     /// # Errors
     /// [`VmError::NotFound`], [`VmError::NotRunning`].
-    pub(crate) fn machine(&self, name: &str) -> Result<Arc<Machine>, VmError> {
-        Ok(self.alive(name)?.machine)
+    pub(crate) fn qemu(&self, name: &str) -> Result<Arc<Qemu>, VmError> {
+        Ok(self.alive(name)?.qemu)
     }
 
     async fn stand(self: &Arc<Self>, name: &str, standing: Standing) -> Result<(), VmError> {
@@ -351,9 +352,9 @@ impl Vms {
 }
 
 /// What a machine of this definition needs, that runs here.
-async fn needs(definition: &Definition, machine: &Machine, volumes: Vec<(String, u64)>) -> Needs {
+async fn needs(definition: &Definition, qemu: &Qemu, volumes: Vec<(String, u64)>) -> Needs {
     let command = definition.command_anywhere();
-    let needs = Needs::of(machine, &command, volumes).await;
+    let needs = Needs::of(qemu, &command, volumes).await;
     let tpm = if definition.has_tpm() { tpm::version().await.ok() } else { None };
     // What cannot be said is not looked at.
     let files = blocking(move || Ok(same_files::fingerprints(&command))).await.unwrap_or_default();

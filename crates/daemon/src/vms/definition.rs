@@ -190,7 +190,7 @@ impl Definition {
     /// The command's words, with the sockets of its monitor and of its TPM.
     pub(super) fn command(
         &self,
-        machine: &str,
+        vm: &str,
         (monitor, tpm): (&Path, &Path),
         socket: impl Fn(&str) -> PathBuf,
         file: impl Fn(&str) -> PathBuf,
@@ -201,7 +201,7 @@ impl Definition {
         let value = |place: &Place| match place.kind.as_str() {
             "qmp" => text(monitor),
             "tpm" => text(tpm),
-            "name" => machine.to_owned(),
+            "name" => vm.to_owned(),
             "disk" => text(&socket(&volume(&place.name))),
             "export" => volume(&place.name),
             "path" => text(&own_path(&place.name)),

@@ -19,7 +19,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use hypervisor::qemu::Machine;
+use hypervisor::qemu::Qemu;
 use serde::Serialize;
 
 use super::definition::DefinitionError;
@@ -60,14 +60,14 @@ impl Running {
     ///
     /// # Errors
     /// [`VmError`].
-    pub(crate) async fn of(vm: &str, machine: &Machine) -> Result<Self, VmError> {
+    pub(crate) async fn of(vm: &str, qemu: &Qemu) -> Result<Self, VmError> {
         let failed = VmError::of(vm);
-        let nodes = machine.named_nodes().await.map_err(&failed)?;
+        let nodes = qemu.named_nodes().await.map_err(&failed)?;
         Ok(Self {
-            machine_type: machine.machine_type().await.map_err(&failed)?,
+            machine_type: qemu.machine_type().await.map_err(&failed)?,
             images: nodes.into_iter().map(|node| node.file).collect(),
-            named_devices: machine.named_devices().await.map_err(&failed)?,
-            unnamed_devices: machine.unnamed_devices().await.map_err(&failed)?.len(),
+            named_devices: qemu.named_devices().await.map_err(&failed)?,
+            unnamed_devices: qemu.unnamed_devices().await.map_err(&failed)?.len(),
         })
     }
 }
@@ -157,7 +157,7 @@ impl<'a> Maker<'a> {
             "-S" | "-daemonize" | "-incoming" | "-loadvm" | "-pidfile" | "-preconfig" | "-qtest" | "-id" => {}
             "-qmp" | "-qmp-pretty" | "-mon" => {}
             "-monitor" => self.had_monitor = true,
-            "-machine" | "-M" => self.machine(value),
+            "-machine" | "-M" => self.machine_options(value),
             "-accel" | "-enable-kvm" => {
                 self.has_accelerator = true;
                 self.keep(argument);
@@ -208,7 +208,7 @@ impl<'a> Maker<'a> {
     }
 
     /// The options of a machine without its type, which may be an alias that another QEMU takes for another type.
-    fn machine(&mut self, value: &str) {
+    fn machine_options(&mut self, value: &str) {
         let mut values = Values::read(value);
         // A word alone is the type; only the first may be one.
         values.retain(|key, _| !key.is_empty() && key != "type");

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use api::ErrorCode;
-use hypervisor::qemu::{MachineError, QmpError};
+use hypervisor::HypervisorError;
 
 use super::allowed::NotAllowed;
 use super::definition::DefinitionError;
@@ -77,11 +77,11 @@ pub(crate) enum VmError {
     },
     /// QEMU did not do something.
     #[error("the VM \"{vm}\": {source}")]
-    Machine {
+    Qemu {
         /// Which.
         vm: String,
         /// What QEMU said.
-        source: MachineError,
+        source: HypervisorError,
     },
     /// What was given as the monitor of a machine to be adopted is none that we can use.
     #[error("the VM \"{vm}\" cannot be adopted: {source}")]
@@ -89,7 +89,7 @@ pub(crate) enum VmError {
         /// Which machine.
         vm: String,
         /// Why.
-        source: MachineError,
+        source: HypervisorError,
     },
     /// The kernel does not tell what its process is.
     #[error(
@@ -151,8 +151,8 @@ impl VmError {
     }
 
     /// What QEMU said, with the machine it is about.
-    pub(crate) fn of(vm: &str) -> impl Fn(MachineError) -> Self {
-        move |source| Self::Machine { vm: vm.to_owned(), source }
+    pub(crate) fn of(vm: &str) -> impl Fn(HypervisorError) -> Self {
+        move |source| Self::Qemu { vm: vm.to_owned(), source }
     }
 
     /// The cause, as the API calls it.
@@ -174,7 +174,7 @@ impl VmError {
             Self::Paused { .. }
             | Self::Ended { .. }
             | Self::Program { .. }
-            | Self::Machine { .. }
+            | Self::Qemu { .. }
             | Self::Hidden { .. } => ErrorCode::VmFailed,
             Self::Io { .. } | Self::Listing(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
         }
@@ -182,9 +182,9 @@ impl VmError {
 }
 
 /// The cause of what is wrong with a monitor that somebody has named, as the API calls it. Nothing was done.
-fn code_of_monitor(error: &MachineError) -> ErrorCode {
+fn code_of_monitor(error: &HypervisorError) -> ErrorCode {
     match error {
-        MachineError::Qmp(QmpError::Connect { source, .. }) => match source.kind() {
+        HypervisorError::Unreachable { source, .. } => match source.kind() {
             io::ErrorKind::NotFound => ErrorCode::VmNotFound,
             io::ErrorKind::PermissionDenied => ErrorCode::NotPermitted,
             _ => ErrorCode::VmUnsuitable,

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use hypervisor::qemu::Machine;
+use hypervisor::qemu::Qemu;
 
 use super::VmError;
 
@@ -33,8 +33,8 @@ impl Foreign {
     ///
     /// # Errors
     /// [`VmError`]: the kernel does not tell, or not to this user.
-    pub(crate) async fn of(vm: &str, machine: &Machine) -> Result<Self, VmError> {
-        let id = machine.process();
+    pub(crate) async fn of(vm: &str, qemu: &Qemu) -> Result<Self, VmError> {
+        let id = qemu.process();
         let id = id.ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
         let looked =
             tokio::task::spawn_blocking(move || Self::look(&Path::new(PROCESSES).join(id.to_string())));

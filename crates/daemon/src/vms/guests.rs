@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hypervisor::qemu::Machine;
+use hypervisor::qemu::Qemu;
 
 use super::arrival::blocking;
 use super::catalogue::{Fate, Record, Standing};
@@ -33,11 +33,11 @@ impl Vms {
     pub(crate) async fn take_in(
         self: &Arc<Self>,
         adopted: &Adopted,
-        machine: Machine,
+        qemu: Qemu,
         text: String,
     ) -> Result<(), VmError> {
         let name = adopted.name.clone();
-        let alive = self.take(&name, machine)?;
+        let alive = self.take(&name, qemu)?;
         let record = Record {
             name: name.clone(),
             definition: text.clone(),
@@ -56,7 +56,7 @@ impl Vms {
         })
         .await?;
         self.set(&name, None, Life::Alive(alive.clone()));
-        self.watch(name, alive.clone(), alive.machine.events());
+        self.watch(name, alive.clone(), alive.qemu.events());
         Ok(())
     }
 

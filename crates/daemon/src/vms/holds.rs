@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use hypervisor::qemu::{BlockNode, Machine, MachineError, MigrationStatus, RunState};
+use hypervisor::{Hypervisor, HypervisorError, MigrationStatus, RunState};
 use migration::guest::hold::{Action, Event, Hold, Memory, Reason, Running, Seen};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -61,10 +61,10 @@ pub(crate) enum NotedReason {
     Resume,
 }
 
-/// The hypervisor of a guest.
-pub(crate) enum Hypervisor {
+/// The hypervisor of a guest, as far as it can be reached.
+pub(crate) enum Reached {
     /// It answers.
-    There(Arc<Machine>),
+    There(Arc<dyn Hypervisor>),
     /// It does not, for this reason.
     Silent(String),
     /// It has ended.
@@ -158,7 +158,7 @@ impl Holds {
     pub(crate) async fn let_run(
         self: &Arc<Self>,
         name: &str,
-        find: impl Fn() -> BoxFuture<'static, Hypervisor>,
+        find: impl Fn() -> BoxFuture<'static, Reached>,
     ) -> Ran {
         let held = self.of(name);
         let mut guard = held.hold.lock().await;
@@ -169,7 +169,7 @@ impl Holds {
         let mut hold = guard.take().unwrap_or_else(Hold::found);
         let began = Instant::now();
         let mut ran = Ran::Runs;
-        let mut hypervisor = None;
+        let mut reached = None;
         hold.handle_event(Duration::ZERO, if note.was_running { Event::LetRun } else { Event::Gone });
         while !hold.is_free() {
             let Some(action) = hold.poll_action() else {
@@ -182,19 +182,19 @@ impl Holds {
             };
             let event = match action {
                 Action::Look | Action::Abandon | Action::Continue => {
-                    let machine = match hypervisor.take() {
-                        Some(machine) => Hypervisor::There(machine),
+                    let found = match reached.take() {
+                        Some(vm) => Reached::There(vm),
                         None => find().await,
                     };
-                    match machine {
-                        Hypervisor::There(machine) => {
-                            let done = carry_out(&machine, &action).await;
+                    match found {
+                        Reached::There(vm) => {
+                            let done = carry_out(&*vm, &action).await;
                             // One whose connection has ended is looked for again.
-                            hypervisor = done.is_ok().then_some(machine);
+                            reached = done.is_ok().then_some(vm);
                             done.unwrap_or_else(|error| Event::Refused(error.to_string()))
                         }
-                        Hypervisor::Silent(reason) => Event::Refused(reason),
-                        Hypervisor::Ended => {
+                        Reached::Silent(reason) => Event::Refused(reason),
+                        Reached::Ended => {
                             ran = Ran::Ended;
                             Event::Gone
                         }
@@ -255,30 +255,28 @@ impl Holds {
     }
 }
 
-async fn carry_out(machine: &Machine, action: &Action) -> Result<Event, MachineError> {
+async fn carry_out(vm: &dyn Hypervisor, action: &Action) -> Result<Event, HypervisorError> {
     match action {
-        Action::Abandon => machine.abandon().await.map(|()| Event::Done),
-        Action::Continue => machine.resume().await.map(|()| Event::Done),
-        _ => look(machine).await.map(Event::Seen),
+        Action::Abandon => vm.abandon().await.map(|()| Event::Done),
+        Action::Continue => vm.resume().await.map(|()| Event::Done),
+        _ => look(vm).await.map(Event::Seen),
     }
 }
 
-async fn look(machine: &Machine) -> Result<Seen, MachineError> {
-    let memory = match machine.memory_progress().await?.status {
+async fn look(vm: &dyn Hypervisor) -> Result<Seen, HypervisorError> {
+    let memory = match vm.memory_progress().await?.status {
         MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => Memory::Moving,
         MigrationStatus::Device | MigrationStatus::Cancelling => Memory::Ending,
         status if status.is_post_copy() => Memory::Ahead,
         _ => Memory::Still,
     };
-    let running = match machine.status().await? {
+    let running = match vm.run_state().await? {
         RunState::Running => Running::Yes,
         // N.B. one that waits for its memory would run as soon as it is told to, with whatever it has.
         RunState::Shutdown | RunState::InMigrate | RunState::Other(_) => Running::Ended,
         _ => Running::No,
     };
-    let devices = machine.query_block().await?;
-    let mut nodes = devices.iter().filter_map(|device| device.node.as_ref());
-    Ok(Seen { running, memory, is_over_nothing: nodes.any(BlockNode::is_over_nothing) })
+    Ok(Seen { running, memory, is_over_nothing: vm.has_disk_over_nothing().await? })
 }
 
 impl NotedReason {

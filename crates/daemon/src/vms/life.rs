@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hypervisor::qemu::{Events, Heard, Machine, MachineError};
+use hypervisor::qemu::{Events, Heard, Qemu};
+use hypervisor::{Hypervisor, HypervisorError};
 use tokio::time::{sleep, timeout};
 
 use super::catalogue::Fate;
@@ -112,12 +113,12 @@ impl Vms {
                 connected = self.connect(name, &monitor) => connected,
                 _ = child.wait() => return Err(self.last_words(name, user)),
             };
-            let taken = connected.and_then(|machine| {
+            let taken = connected.and_then(|qemu| {
                 // N.B. another machine's QEMU, of the same user, may have listened there before it.
-                if machine.process() != process {
+                if qemu.process() != process {
                     return Err(VmError::Unusable("another process has the monitor's socket".to_owned()));
                 }
-                self.take(name, machine)
+                self.take(name, qemu)
             });
             match taken {
                 Ok(alive) => {
@@ -138,7 +139,7 @@ impl Vms {
             Ok(alive) => {
                 tracing::info!(vm = %name, process = alive.process_id(), "VM started");
                 self.set(name, None, Life::Alive(alive.clone()));
-                self.watch(name.to_owned(), alive.clone(), alive.machine.events());
+                self.watch(name.to_owned(), alive.clone(), alive.qemu.events());
                 Ok(alive)
             }
             Err(error) => {
@@ -151,10 +152,10 @@ impl Vms {
     }
 
     /// Connects to a QEMU that is being started.
-    async fn connect(&self, name: &str, monitor: &Path) -> Result<Machine, VmError> {
+    async fn connect(&self, name: &str, monitor: &Path) -> Result<Qemu, VmError> {
         let made = qemu_sockets::take_out_within(monitor, START_DEADLINE).await;
         made.map_err(|error| VmError::io("use QEMU's socket", monitor, error))?;
-        Machine::connect_within(monitor, START_DEADLINE).await.map_err(VmError::of(name))
+        Qemu::connect_within(monitor, START_DEADLINE).await.map_err(VmError::of(name))
     }
 
     /// Whom the QEMU of this definition is to run as; `None`: the daemon's user.
@@ -197,7 +198,7 @@ impl Vms {
     /// Ends a machine that is there.
     pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<Ended, VmError> {
         if let Ending::PowerButton(deadline) = ending {
-            alive.machine.power_down().await.map_err(VmError::of(name))?;
+            alive.qemu.power_down().await.map_err(VmError::of(name))?;
             if timeout(deadline, alive.process.ended()).await.is_ok() {
                 self.until_noticed(name, alive).await;
                 return Ok(Ended::ShutDown);
@@ -211,9 +212,9 @@ impl Vms {
     /// Ends QEMU, one way or the other.
     pub(super) async fn cut_off(&self, name: &str, alive: &Alive) {
         let quit = async {
-            alive.machine.quit().await?;
+            alive.qemu.quit().await?;
             alive.process.ended().await;
-            Ok::<(), MachineError>(())
+            Ok::<(), HypervisorError>(())
         };
         if !matches!(timeout(END_DEADLINE, quit).await, Ok(Ok(()))) {
             tracing::warn!(vm = %name, "QEMU does not end when it is told to; it is killed");
@@ -257,13 +258,12 @@ impl Vms {
     }
 
     /// Takes hold of the process behind a monitor.
-    pub(super) fn take(&self, name: &str, machine: Machine) -> Result<Alive, VmError> {
+    pub(super) fn take(&self, name: &str, qemu: Qemu) -> Result<Alive, VmError> {
         let monitor = self.monitor(name);
-        let id =
-            machine.process().ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
+        let id = qemu.process().ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
         let process =
             Process::open(id).map_err(|error| VmError::io("find the process of", &monitor, error))?;
-        Ok(Alive { machine: Arc::new(machine), process: Arc::new(process) })
+        Ok(Alive { qemu: Arc::new(qemu), process: Arc::new(process) })
     }
 
     /// Finds a machine by its monitor; `None`: nobody listens there, and its process has ended.
@@ -281,12 +281,12 @@ impl Vms {
             if let Err(error) = qemu_sockets::take_out(&monitor) {
                 tracing::warn!(vm = %name, %error, "the VM's monitor cannot be used");
             }
-            match Machine::connect(&monitor).await {
-                Ok(machine) => {
-                    let events = machine.events();
+            match Qemu::connect(&monitor).await {
+                Ok(qemu) => {
+                    let events = qemu.events();
                     // That it answers after its process was taken hold of proves that it is the one.
-                    if let Ok(alive) = self.take(name, machine)
-                        && alive.machine.status().await.is_ok()
+                    if let Ok(alive) = self.take(name, qemu)
+                        && alive.qemu.status().await.is_ok()
                     {
                         self.set(name, None, Life::Alive(alive.clone()));
                         return Some((alive, events));
@@ -361,13 +361,13 @@ impl Vms {
 
     /// Ends a machine whose memory is lost, if it still is `of`, and remembers why. `None`: it has not answered since this
     /// daemon began, or has ended.
-    pub(crate) async fn lose(self: &Arc<Self>, name: &str, of: Option<&Machine>, message: String) {
+    pub(crate) async fn lose(self: &Arc<Self>, name: &str, of: Option<&dyn Hypervisor>, message: String) {
         match self.life(name) {
             Ok(Life::Starting) if of.is_none() => {
                 // That it has ended meanwhile is as good.
                 let _ = self.kill_silent(name).await;
             }
-            Ok(Life::Alive(alive)) if of.is_some_and(|of| std::ptr::eq(&*alive.machine, of)) => {
+            Ok(Life::Alive(alive)) if of.is_some_and(|of| std::ptr::addr_eq(&*alive.qemu, of)) => {
                 // It may hang in a page that never comes, and would not hear that it is to end.
                 alive.process.kill();
                 alive.process.ended().await;
@@ -425,9 +425,9 @@ impl Vms {
     }
 
     /// The machine of that name that was started by an earlier daemon, once it is known whether it is there.
-    pub(crate) async fn found(&self, name: &str) -> Option<Arc<Machine>> {
+    pub(crate) async fn found(&self, name: &str) -> Option<Arc<dyn Hypervisor>> {
         self.until_found(name).await;
-        self.machine(name).ok()
+        Some(self.qemu(name).ok()?)
     }
 
     /// Returns when the TPM of a machine whose QEMU has ended is not there any more.

@@ -6,7 +6,7 @@
 //! It is looked at before a byte is copied. What an older version does not say is not looked at.
 
 use api::MEMORY_STREAMS_MAX;
-use hypervisor::qemu::{Machine, MachineType, ProcessorModel, Version};
+use hypervisor::qemu::{MachineType, ProcessorModel, Qemu, Version};
 use serde::{Deserialize, Serialize};
 
 use super::probe;
@@ -94,13 +94,13 @@ impl Found {
 impl Needs {
     /// What the machine of a running QEMU needs, that was started by this command, and what its volumes hold. What QEMU does
     /// not tell is left out, and so is its TPM, of which QEMU knows nothing.
-    pub(super) async fn of(machine: &Machine, command: &[String], volumes: Vec<(String, u64)>) -> Self {
-        let kvm = machine.uses_kvm().await.unwrap_or(false);
+    pub(super) async fn of(qemu: &Qemu, command: &[String], volumes: Vec<(String, u64)>) -> Self {
+        let kvm = qemu.uses_kvm().await.unwrap_or(false);
         let model = probe::processor_model(command);
         let is_of_host = model.as_deref().is_some_and(|model| OF_HOST.contains(&model));
         let processor = match model {
             Some(model) if !is_of_host => {
-                let known = machine.processor_models().await.unwrap_or_default();
+                let known = qemu.processor_models().await.unwrap_or_default();
                 let known = known.into_iter().find(|known| known.name == model);
                 Some(Processor {
                     unavailable: known.map(|known| known.unavailable).unwrap_or_default(),
@@ -110,9 +110,9 @@ impl Needs {
             _ => None,
         };
         Self {
-            version: Some((machine.version().major, machine.version().minor)),
-            machine_type: machine.machine_type().await.ok(),
-            memory_bytes: machine.memory_bytes().await.ok(),
+            version: Some((qemu.version().major, qemu.version().minor)),
+            machine_type: qemu.machine_type().await.ok(),
+            memory_bytes: qemu.memory_bytes().await.ok(),
             processor,
             host_features: if is_of_host && kvm { probe::host_features() } else { Vec::new() },
             kvm,

@@ -250,12 +250,12 @@ mod tests {
         std::fs::write(&path, b"variables").unwrap();
         let files = BTreeMap::from([("vars".to_owned(), path.clone())]);
         let read = read_files(&files).unwrap();
-        let machine = folder.path().join("vms/web1");
-        write_files(&machine, &read).unwrap();
-        std::fs::write(machine.join("log"), b"old").unwrap();
-        write_files(&machine, &read).unwrap();
-        assert_eq!(std::fs::read(file(&machine, "vars")).unwrap(), b"variables");
-        assert!(!machine.join("log").exists());
+        let vm = folder.path().join("vms/web1");
+        write_files(&vm, &read).unwrap();
+        std::fs::write(vm.join("log"), b"old").unwrap();
+        write_files(&vm, &read).unwrap();
+        assert_eq!(std::fs::read(file(&vm, "vars")).unwrap(), b"variables");
+        assert!(!vm.join("log").exists());
         std::fs::File::create(&path).unwrap().set_len(FILES_BYTES_MAX as u64 + 1).unwrap();
         assert!(matches!(read_files(&files), Err(ParcelError::TooLarge)));
         std::fs::remove_file(&path).unwrap();

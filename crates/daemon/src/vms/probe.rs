@@ -10,7 +10,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hypervisor::qemu::{Machine, MachineError, QmpError};
+use hypervisor::HypervisorError;
+use hypervisor::qemu::{Qemu, QmpError};
 use tokio::process::Command;
 
 use super::needs::Found;
@@ -172,21 +173,21 @@ fn command(user: Option<&QemuUser>, words: &[&str]) -> Command {
     command
 }
 
-async fn ask(socket: &Path, has_kvm: bool) -> Result<Found, MachineError> {
+async fn ask(socket: &Path, has_kvm: bool) -> Result<Found, HypervisorError> {
     if let Err(error) = qemu_sockets::take_out_within(socket, PROBE_MAX).await {
         return Err(QmpError::Connect { socket: socket.to_owned(), source: error }.into());
     }
-    let machine = Machine::connect_within(socket, PROBE_MAX).await?;
+    let qemu = Qemu::connect_within(socket, PROBE_MAX).await?;
     Ok(Found {
-        version: machine.version().clone(),
-        machine_types: machine.machine_types().await?,
+        version: qemu.version().clone(),
+        machine_types: qemu.machine_types().await?,
         // Not every architecture has models.
-        processors: machine.processor_models().await.unwrap_or_default(),
+        processors: qemu.processor_models().await.unwrap_or_default(),
         host_features: host_features(),
         memory_bytes: free_memory(),
         has_kvm,
-        has_side_streams: machine.knows_side_streams().await?,
-        post_copy_obstacle: machine.post_copy_obstacle().await?,
+        has_side_streams: qemu.knows_side_streams().await?,
+        post_copy_obstacle: qemu.post_copy_obstacle().await?,
     })
 }
 

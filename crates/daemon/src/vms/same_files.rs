@@ -145,7 +145,7 @@ fn firmware_nodes(arguments: &[words::Argument]) -> BTreeSet<String> {
     };
     let units = all("-machine").into_iter().chain(all("-M"));
     let mut nodes: BTreeSet<String> =
-        units.flat_map(|machine| [machine.get("pflash0"), machine.get("pflash1")]).flatten().collect();
+        units.flat_map(|options| [options.get("pflash0"), options.get("pflash1")]).flatten().collect();
     for node in all("-blockdev") {
         if node.get("node-name").is_some_and(|name| nodes.contains(&name)) {
             nodes.extend(node.get("file"));

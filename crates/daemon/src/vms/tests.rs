@@ -1,6 +1,6 @@
 //! Machines without disks, in real QEMU processes: started, found again, ended, and moved between two hosts' lists.
 
-use hypervisor::qemu::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
+use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 
 use super::*;
@@ -58,7 +58,7 @@ impl Host {
     }
 
     async fn state(&self, name: &str) -> RunState {
-        self.vms.machine(name).unwrap().status().await.unwrap()
+        self.vms.qemu(name).unwrap().status().await.unwrap()
     }
 
     /// Waits until a machine is not there any more, and returns its last words if it has crashed.
@@ -214,13 +214,13 @@ async fn move_memory(source: &Host, target: &Host, name: &str) {
     let arrival = target.vms.prepare_arrival(&parcel, Terms::default(), &target.sockets).await.unwrap();
     assert_eq!(arrival.name, name);
     let stream = target.folder.path().join("memory");
-    arrival.machine.expect_memory(&stream, MemoryTransfer::default()).await.unwrap();
+    arrival.vm.expect_memory(&stream, MemoryTransfer::default()).await.unwrap();
     let options = MemoryOptions::for_downtime(Duration::from_millis(300));
     leaving.offer_memory(&stream, options).await.unwrap();
     leaving.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
     leaving.switch_over().await.unwrap();
     leaving.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
-    arrival.machine.await_loaded(DEADLINE).await.unwrap();
+    arrival.vm.await_loaded(DEADLINE).await.unwrap();
 }
 
 #[tokio::test]
@@ -233,7 +233,7 @@ async fn a_machine_goes_to_another_host_and_comes_home() {
         assert!(matches!(source.vms.stop("m", Ending::AtOnce).await, Err(VmError::Busy { .. })));
         assert!(matches!(target.vms.remove("m"), Err(VmError::Busy { .. })));
         target.vms.arrived("m").await.unwrap();
-        target.vms.machine("m").unwrap().resume().await.unwrap();
+        target.vms.qemu("m").unwrap().resume().await.unwrap();
         source.vms.left("m").await.unwrap();
         assert!(source.vms.list().is_empty());
         assert_eq!(target.state("m").await, RunState::Running);
@@ -255,7 +255,7 @@ async fn a_machine_that_does_not_arrive_goes_on_at_home_and_leaves_nothing_there
     there.vms.abandon_arrival("m").await.unwrap();
     there.vms.abandon_arrival("m").await.unwrap();
     assert!(there.vms.list().is_empty() && !there.folder.path().join("vms/m").exists());
-    here.vms.machine("m").unwrap().resume().await.unwrap();
+    here.vms.qemu("m").unwrap().resume().await.unwrap();
     here.vms.stayed("m").await.unwrap();
     assert_eq!(here.state("m").await, RunState::Running);
     assert!(here.vms.unsettled().is_empty());

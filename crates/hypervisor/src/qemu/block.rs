@@ -1,9 +1,9 @@
-//! What QEMU tells of a machine's disks: what the guest sees, and the nodes below.
+//! What QEMU tells of a VM's disks: what the guest sees, and the nodes below.
 
 use serde_json::Value;
 
-use super::error::MachineError;
-use super::machine::{Machine, unexpected};
+use super::process::{Qemu, unexpected};
+use crate::HypervisorError;
 
 /// What the guest sees as a disk or a drive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct BlockDevice {
     pub device: Option<String>,
     /// The node that it reads and writes; `None` for a drive without a medium.
     pub node: Option<BlockNode>,
-    /// What a disk's error made of the machine: `ok`, `failed` or `nospace`; `None` if QEMU tells nothing.
+    /// What a disk's error made of the VM: `ok`, `failed` or `nospace`; `None` if QEMU tells nothing.
     pub io_status: Option<String>,
 }
 
@@ -47,12 +47,12 @@ impl BlockNode {
     }
 }
 
-impl Machine {
+impl Qemu {
     /// The devices, in QEMU's order.
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn query_block(&self) -> Result<Vec<BlockDevice>, MachineError> {
+    pub async fn query_block(&self) -> Result<Vec<BlockDevice>, HypervisorError> {
         const COMMAND: &str = "query-block";
         let answer = self.ask(COMMAND).await?;
         let devices = answer.as_array().map(|devices| devices.iter().map(read_device).collect());
@@ -64,7 +64,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn named_nodes(&self) -> Result<Vec<BlockNode>, MachineError> {
+    pub async fn named_nodes(&self) -> Result<Vec<BlockNode>, HypervisorError> {
         const COMMAND: &str = "query-named-block-nodes";
         let answer = self.ask(COMMAND).await?;
         let nodes = answer.as_array().map(|nodes| nodes.iter().map(read_node).collect());

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 /// up when this time is over: a daemon that is away for up to 45 s costs no I/O error. With 30 it would be 15 s.
 pub const RECONNECT_SECONDS: u32 = 60;
 
-/// A disk of a machine whose bytes are in a local file.
+/// A disk of a VM whose bytes are in a local file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalDisk {
     /// The device that the guest sees: its identity, or its path among QEMU's objects.
@@ -66,7 +66,7 @@ pub struct ImageFile {
 }
 
 impl LocalDisk {
-    /// Whether it is the machine's firmware or its variables, which the guest does not see as a disk.
+    /// Whether it is the VM's firmware or its variables, which the guest does not see as a disk.
     pub fn is_firmware(&self) -> bool {
         is_firmware(&self.device)
     }

@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::state::{MigrationStatus, RunState};
+use crate::HypervisorError;
+
+/// The hypervisor's name in messages.
+pub(super) const PRODUCT: &str = "QEMU";
 
 /// Why a command was not carried out, as far as the protocol goes.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
     /// Nobody listens.
-    #[error("no QEMU can be reached at {}: {source}; is the VM running?", socket.display())]
+    #[error("nobody listens at {}", socket.display())]
     Connect {
         /// Where.
         socket: PathBuf,
@@ -89,66 +92,16 @@ pub enum ErrorClass {
     Other(String),
 }
 
-/// Why something was not done with a machine.
-#[derive(Debug, thiserror::Error)]
-pub enum MachineError {
-    /// The protocol's reason.
-    #[error(transparent)]
-    Qmp(#[from] QmpError),
-    /// It took too long.
-    #[error("waited {} ms for {what}, and it is still {still}", waited.as_millis())]
-    Deadline {
-        /// What was waited for.
-        what: String,
-        /// What was seen last.
-        still: String,
-        /// For how long.
-        waited: Duration,
-    },
-    /// QEMU gave up the move of the memory, or was told to.
-    #[error("QEMU's migration is {status}{}", because(.detail))]
-    MigrationEnded {
-        /// How it ended.
-        status: MigrationStatus,
-        /// In QEMU's words, if it has any.
-        detail: Option<String>,
-    },
-    /// The machine is in a state in which this cannot be.
-    #[error("the VM is {found}, and should be {expected}")]
-    State {
-        /// What it should be.
-        expected: RunState,
-        /// What it is.
-        found: RunState,
-    },
-    /// QEMU cannot migrate this machine.
-    #[error("QEMU cannot migrate this VM: {}", reasons.join("; "))]
-    Blocked {
-        /// In QEMU's words.
-        reasons: Vec<String>,
-    },
-    /// QEMU would read something else from the path than is meant.
-    #[error("{} cannot be given to QEMU: {reason}", path.display())]
-    Path {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-}
-
-impl MachineError {
-    /// Whether the machine's monitor is gone, and QEMU most likely with it.
-    pub fn is_gone(&self) -> bool {
-        matches!(self, Self::Qmp(QmpError::Gone { .. } | QmpError::Connect { .. }))
+impl From<QmpError> for HypervisorError {
+    fn from(error: QmpError) -> Self {
+        match error {
+            QmpError::Connect { socket, source } => Self::Unreachable { product: PRODUCT, socket, source },
+            QmpError::Gone { .. } => Self::Gone(error.into()),
+            QmpError::Silent { .. } => Self::Silent(error.into()),
+            QmpError::Refused { .. } => Self::Refused(error.into()),
+            QmpError::NoGreeting { .. } | QmpError::NotAMonitor { .. } | QmpError::Unexpected { .. } => {
+                Self::Other(error.into())
+            }
+        }
     }
-
-    /// Whether QEMU has answered that it does not do it.
-    pub fn is_refusal(&self) -> bool {
-        matches!(self, Self::Qmp(QmpError::Refused { .. }))
-    }
-}
-
-fn because(detail: &Option<String>) -> String {
-    detail.as_ref().map_or_else(String::new, |detail| format!(": {detail}"))
 }

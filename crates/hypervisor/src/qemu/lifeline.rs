@@ -1,4 +1,4 @@
-//! A second way to a QEMU that takes memory while its machine runs, for when its main thread waits for that memory itself.
+//! A second way to a QEMU that takes memory while its VM runs, for when its main thread waits for that memory itself.
 //!
 //! ```text
 //!   this daemon, or the next ──► NAME.in  ──► the monitor's own thread ──► migrate-recover, at once
@@ -19,15 +19,16 @@ use rustix::fs::{CWD, FileType, Mode};
 use serde_json::json;
 use tokio::net::unix::pipe;
 
-use super::error::{MachineError, QmpError};
-use super::machine::ANSWER_DEADLINE;
+use super::error::QmpError;
 use super::memory;
+use super::process::ANSWER_DEADLINE;
 use super::qmp::exchange::{Band, Exchange, Garbled};
 use super::qmp::reader::Lines;
+use crate::HypervisorError;
 
 /// What its character device is called in QEMU.
 const NAME: &str = "sterna-lifeline";
-/// Only who steers machines may use it.
+/// Only who steers VMs may use it.
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// The way to one QEMU.
@@ -99,17 +100,17 @@ impl Lifeline {
     ///
     /// # Errors
     /// If QEMU refuses or does not answer.
-    pub async fn agree(&self) -> Result<(), MachineError> {
+    pub async fn agree(&self) -> Result<(), HypervisorError> {
         let wanted = json!({ "enable": ["oob"] });
         self.exchange.execute(Band::InOrder, "qmp_capabilities", wanted, ANSWER_DEADLINE).await?;
         Ok(())
     }
 
-    /// As [`Machine::recover_memory`](super::Machine::recover_memory), whatever QEMU's main thread does.
+    /// As [`Qemu::recover_memory`](super::Qemu::recover_memory), whatever QEMU's main thread does.
     ///
     /// # Errors
     /// As there.
-    pub async fn recover_memory(&self, socket: &Path) -> Result<(), MachineError> {
+    pub async fn recover_memory(&self, socket: &Path) -> Result<(), HypervisorError> {
         let arguments = json!({ "uri": memory::address(socket)? });
         self.exchange.execute(Band::OutOfBand, "migrate-recover", arguments, ANSWER_DEADLINE).await?;
         Ok(())

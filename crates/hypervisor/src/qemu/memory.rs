@@ -1,4 +1,4 @@
-//! The move of a machine's memory and processors from one QEMU to another, over a stream that the caller carries.
+//! The move of a VM's memory and processors from one QEMU to another, over a stream that the caller carries.
 
 mod post_copy;
 mod progress;
@@ -7,17 +7,14 @@ mod target;
 mod transfer;
 
 use std::num::NonZeroU64;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::error::{MachineError, QmpError};
-use super::machine::{ANSWER_DEADLINE, Machine};
-
-pub use post_copy::PostCopyStart;
-pub use progress::MemoryProgress;
-pub use transfer::{MemoryMode, MemoryTransfer};
+use super::error::QmpError;
+use super::process::{ANSWER_DEADLINE, Qemu};
+use crate::{HypervisorError, MemoryOptions, MemoryProgress, MemoryTransfer};
 
 /// What both sides must agree on, whichever way the memory goes.
 ///
@@ -41,54 +38,22 @@ const THROTTLE_MOST_PERCENT: u8 = 99;
 /// The longest path of a unix socket, without the zero byte at its end.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// How the memory is to be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryOptions {
-    /// QEMU pauses the machine once what is left would take no longer than this, by the bandwidth that it measures.
-    pub downtime_limit: Duration,
-    /// The most that is sent in a second; `None` for as much as the stream takes.
-    pub bandwidth_max_bytes_per_s: Option<NonZeroU64>,
-    /// Which way it goes; the target must expect it the same way.
-    pub transfer: MemoryTransfer,
-}
-
-impl MemoryOptions {
-    /// As fast as one stream takes it, until the rest takes no longer than `downtime_limit`.
-    pub fn for_downtime(downtime_limit: Duration) -> Self {
-        Self { downtime_limit, bandwidth_max_bytes_per_s: None, transfer: MemoryTransfer::default() }
-    }
-
-    /// The parameters with which a move begins.
-    fn parameters(self) -> Value {
-        let downtime = self.downtime_limit.min(DOWNTIME_LIMIT_MAX).as_millis();
-        json!({
-            "max-bandwidth": self.bandwidth_max_bytes_per_s.map_or(UNLIMITED_BYTES_PER_S, NonZeroU64::get),
-            // It is at most two million.
-            "downtime-limit": u64::try_from(downtime).unwrap_or(u64::MAX),
-            "cpu-throttle-initial": THROTTLE_LEAST_PERCENT,
-            "cpu-throttle-increment": THROTTLE_LEAST_PERCENT,
-            "max-cpu-throttle": THROTTLE_LEAST_PERCENT,
-            "multifd-channels": self.transfer.channels(),
-        })
-    }
-}
-
-impl Machine {
+impl Qemu {
     /// How far the move is; nothing if QEMU does not answer in time.
-    async fn migration_within(&self, deadline: Duration) -> Result<Option<MemoryProgress>, MachineError> {
+    async fn migration_within(&self, deadline: Duration) -> Result<Option<MemoryProgress>, HypervisorError> {
         let deadline = deadline.min(ANSWER_DEADLINE);
         match self.qmp().execute("query-migrate", json!({}), deadline).await {
-            Ok(answer) => Ok(Some(MemoryProgress::read(&answer))),
+            Ok(answer) => Ok(Some(progress::read(&answer))),
             Err(QmpError::Silent { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Sets the capabilities of a move that has not begun; those of an earlier try are taken back.
-    async fn agree(&self, transfer: MemoryTransfer) -> Result<(), MachineError> {
+    async fn agree(&self, transfer: MemoryTransfer) -> Result<(), HypervisorError> {
         let always = CAPABILITIES.iter().map(|name| (*name, true));
         let capabilities: Vec<Value> = always
-            .chain(transfer.capabilities())
+            .chain(transfer::capabilities(transfer))
             .map(|(name, state)| json!({ "capability": name, "state": state }))
             .collect();
         let capabilities = json!({ "capabilities": capabilities });
@@ -96,9 +61,17 @@ impl Machine {
     }
 }
 
+/// QEMU would read something else from the path than is meant.
+#[derive(Debug, thiserror::Error)]
+#[error("{} cannot be given to QEMU: {reason}", path.display())]
+struct PathError {
+    path: PathBuf,
+    reason: &'static str,
+}
+
 /// QEMU's name of a stream through a unix socket.
-pub(super) fn address(socket: &Path) -> Result<String, MachineError> {
-    let refuse = |reason| MachineError::Path { path: socket.to_owned(), reason };
+pub(super) fn address(socket: &Path) -> Result<String, HypervisorError> {
+    let refuse = |reason| HypervisorError::Other(PathError { path: socket.to_owned(), reason }.into());
     let path = socket.to_str().ok_or_else(|| refuse("it is not UTF-8"))?;
     if path.len() > SOCKET_PATH_BYTES_MAX {
         return Err(refuse("the path of a unix socket has at most 107 bytes"));
@@ -108,6 +81,20 @@ pub(super) fn address(socket: &Path) -> Result<String, MachineError> {
         return Err(refuse("it contains a comma"));
     }
     Ok(format!("unix:{path}"))
+}
+
+/// The parameters with which a move begins.
+fn parameters(options: MemoryOptions) -> Value {
+    let downtime = options.downtime_target.min(DOWNTIME_LIMIT_MAX).as_millis();
+    json!({
+        "max-bandwidth": options.bandwidth_max_bytes_per_s.map_or(UNLIMITED_BYTES_PER_S, NonZeroU64::get),
+        // It is at most two million.
+        "downtime-limit": u64::try_from(downtime).unwrap_or(u64::MAX),
+        "cpu-throttle-initial": THROTTLE_LEAST_PERCENT,
+        "cpu-throttle-increment": THROTTLE_LEAST_PERCENT,
+        "max-cpu-throttle": THROTTLE_LEAST_PERCENT,
+        "multifd-channels": transfer::channels(options.transfer),
+    })
 }
 
 #[cfg(test)]

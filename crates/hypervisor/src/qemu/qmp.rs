@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use self::exchange::{Band, Exchange, Garbled};
 use self::reader::Lines;
 use super::error::QmpError;
-use super::state::Version;
+use super::version::Version;
 
 pub use wire::Event;
 

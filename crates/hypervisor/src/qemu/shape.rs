@@ -1,9 +1,9 @@
-//! What a machine is made of, and what a QEMU could make: types of machines, models of processors.
+//! What a VM is made of, and what a QEMU could make: types of machines, models of processors.
 
 use serde_json::{Value, json};
 
-use super::error::MachineError;
-use super::machine::{ANSWER_DEADLINE, Machine, unexpected};
+use super::process::{ANSWER_DEADLINE, Qemu, unexpected};
+use crate::HypervisorError;
 
 /// What QEMU adds to the name of a machine's type where it tells the type of the object.
 const TYPE_SUFFIX: &str = "-machine";
@@ -26,12 +26,12 @@ pub struct ProcessorModel {
     pub unavailable: Vec<String>,
 }
 
-impl Machine {
+impl Qemu {
     /// The full name of the machine's type, whatever it was called at its start.
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn machine_type(&self) -> Result<String, MachineError> {
+    pub async fn machine_type(&self) -> Result<String, HypervisorError> {
         let arguments = json!({ "path": "/machine", "property": "type" });
         let answer = self.qmp().execute("qom-get", arguments, ANSWER_DEADLINE).await?;
         let name = answer.as_str().map(|name| name.strip_suffix(TYPE_SUFFIX).unwrap_or(name).to_owned());
@@ -42,7 +42,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn memory_bytes(&self) -> Result<u64, MachineError> {
+    pub async fn memory_bytes(&self) -> Result<u64, HypervisorError> {
         const COMMAND: &str = "query-memory-size-summary";
         let answer = self.ask(COMMAND).await?;
         let base = answer["base-memory"].as_u64().ok_or_else(|| unexpected(COMMAND, "a size"))?;
@@ -53,7 +53,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn named_devices(&self) -> Result<Vec<String>, MachineError> {
+    pub async fn named_devices(&self) -> Result<Vec<String>, HypervisorError> {
         self.children("/machine/peripheral").await
     }
 
@@ -61,7 +61,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn unnamed_devices(&self) -> Result<Vec<String>, MachineError> {
+    pub async fn unnamed_devices(&self) -> Result<Vec<String>, HypervisorError> {
         self.children("/machine/peripheral-anon").await
     }
 
@@ -69,7 +69,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn uses_kvm(&self) -> Result<bool, MachineError> {
+    pub async fn uses_kvm(&self) -> Result<bool, HypervisorError> {
         Ok(self.ask("query-kvm").await?["enabled"] == true)
     }
 
@@ -77,7 +77,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn machine_types(&self) -> Result<Vec<MachineType>, MachineError> {
+    pub async fn machine_types(&self) -> Result<Vec<MachineType>, HypervisorError> {
         const COMMAND: &str = "query-machines";
         let answer = self.ask(COMMAND).await?;
         let types = answer.as_array().ok_or_else(|| unexpected(COMMAND, "a list of types"))?;
@@ -91,14 +91,14 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell: not every architecture does.
-    pub async fn processor_models(&self) -> Result<Vec<ProcessorModel>, MachineError> {
+    pub async fn processor_models(&self) -> Result<Vec<ProcessorModel>, HypervisorError> {
         const COMMAND: &str = "query-cpu-definitions";
         let answer = self.ask(COMMAND).await?;
         let models = answer.as_array().ok_or_else(|| unexpected(COMMAND, "a list of models"))?;
         Ok(models.iter().filter_map(read_model).collect())
     }
 
-    async fn children(&self, path: &str) -> Result<Vec<String>, MachineError> {
+    async fn children(&self, path: &str) -> Result<Vec<String>, HypervisorError> {
         let answer = self.qmp().execute("qom-list", json!({ "path": path }), ANSWER_DEADLINE).await?;
         let properties = answer.as_array().ok_or_else(|| unexpected("qom-list", "a list of properties"))?;
         let children = properties

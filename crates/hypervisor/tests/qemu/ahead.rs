@@ -1,12 +1,12 @@
-//! Machines that run at the target before all of their memory is there, with real QEMU.
+//! VMs that run at the target before all of their memory is there, with real QEMU.
 
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::time::Duration;
 
-use hypervisor::qemu::{
-    Lifeline, MachineError, MemoryMode, MemoryOptions, MemoryTransfer, MigrationStatus, PostCopyStart,
-    QmpError, RunState,
+use hypervisor::qemu::{Lifeline, QmpError};
+use hypervisor::{
+    HypervisorError, MemoryMode, MemoryOptions, MemoryTransfer, MigrationStatus, PostCopyStart, RunState,
 };
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -14,9 +14,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::scene::{DEADLINE, Qemu, Scene};
+use crate::scene::{DEADLINE, Scene, Started};
 
-/// So slow that memory is missing when a machine is to run without it.
+/// So slow that memory is missing when a VM is to run without it.
 const BYTES_PER_S: u64 = 1 << 20;
 /// Bytes that a relay carries at a time, and how often: slower still.
 const PIECE_BYTES: usize = 4 << 10;
@@ -26,28 +26,28 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a main thread must be silent to be taken for one that hangs.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A source that stands still, with memory that its target lacks; `None`: this kernel does not let a machine run without it.
-async fn pair(scene: &Scene) -> Option<(Qemu, Qemu)> {
+/// A source that stands still, with memory that its target lacks; `None`: this kernel does not let a VM run without it.
+async fn pair(scene: &Scene) -> Option<(Started, Started)> {
     let (source, target) = (scene.start("source", &[]).await, scene.start_target("target").await);
     offer(source, target, None).await
 }
 
 /// The same of these two; over a relay, if there is one.
-async fn offer(source: Qemu, target: Qemu, relay: Option<&Path>) -> Option<(Qemu, Qemu)> {
-    if target.machine.post_copy_obstacle().await.unwrap().is_some() {
+async fn offer(source: Started, target: Started, relay: Option<&Path>) -> Option<(Started, Started)> {
+    if target.qemu.post_copy_obstacle().await.unwrap().is_some() {
         omission::machine_lacks("userfaultfd");
         return None;
     }
-    assert_eq!(source.machine.post_copy_hazard().await.unwrap(), None);
+    assert_eq!(source.qemu.post_copy_hazard().await.unwrap(), None);
     let transfer = MemoryTransfer { mode: MemoryMode::PostCopy, ..MemoryTransfer::default() };
-    target.machine.expect_memory(&target.memory, transfer).await.unwrap();
+    target.qemu.expect_memory(&target.memory, transfer).await.unwrap();
     let bandwidth_max_bytes_per_s = NonZeroU64::new(BYTES_PER_S);
-    let downtime_limit = Duration::from_millis(1);
-    let options = MemoryOptions { downtime_limit, bandwidth_max_bytes_per_s, transfer };
-    source.machine.offer_memory(relay.unwrap_or(&target.memory), options).await.unwrap();
-    source.machine.await_status(&[MigrationStatus::Active], DEADLINE).await.unwrap();
-    assert_eq!(source.machine.begin_post_copy().await.unwrap(), PostCopyStart::Begun);
-    source.machine.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
+    let downtime_target = Duration::from_millis(1);
+    let options = MemoryOptions { downtime_target, bandwidth_max_bytes_per_s, transfer };
+    source.qemu.offer_memory(relay.unwrap_or(&target.memory), options).await.unwrap();
+    source.qemu.await_status(&[MigrationStatus::Active], DEADLINE).await.unwrap();
+    assert_eq!(source.qemu.begin_post_copy().await.unwrap(), PostCopyStart::Begun);
+    source.qemu.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
     Some((source, target))
 }
 
@@ -111,29 +111,29 @@ async fn a_target_that_hangs_in_what_it_misses_takes_the_rest_over_its_lifeline_
     drop(lifeline);
     let carries = relay(&wire, &target.memory);
     let Some((source, target)) = offer(source, target, Some(&wire)).await else { return };
-    source.machine.switch_over().await.unwrap();
-    target.machine.await_loaded(DEADLINE).await.unwrap();
+    source.qemu.switch_over().await.unwrap();
+    target.qemu.await_loaded(DEADLINE).await.unwrap();
     let paused = [MigrationStatus::PostcopyPaused];
     let broken = async {
         carries.abort();
-        source.machine.await_status(&paused, DEADLINE).await.unwrap();
+        source.qemu.await_status(&paused, DEADLINE).await.unwrap();
     };
-    let (noticed, ()) = tokio::join!(target.machine.await_status(&paused, DEADLINE), broken);
+    let (noticed, ()) = tokio::join!(target.qemu.await_status(&paused, DEADLINE), broken);
     noticed.unwrap();
     // Its main thread reads all of the memory, and hangs in the first page that is missing.
     let reads = json!({ "val": 0, "size": 32 << 20, "filename": scene.path("dump") });
-    let silent = target.machine.qmp().execute("pmemsave", reads, SILENCE).await.unwrap_err();
+    let silent = target.qemu.qmp().execute("pmemsave", reads, SILENCE).await.unwrap_err();
     assert!(matches!(silent, QmpError::Silent { .. }), "{silent:?}");
     let lifeline = Lifeline::open(&pipes).unwrap();
     let again = scene.path("again");
     lifeline.recover_memory(&again).await.unwrap();
-    source.machine.resend_memory(&again).await.unwrap();
-    source.machine.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
-    target.machine.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
-    target.machine.resume().await.unwrap();
-    assert_eq!(target.machine.status().await.unwrap(), RunState::Running);
+    source.qemu.resend_memory(&again).await.unwrap();
+    source.qemu.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
+    target.qemu.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
+    target.qemu.resume().await.unwrap();
+    assert_eq!(target.qemu.status().await.unwrap(), RunState::Running);
     let refused = lifeline.recover_memory(&again).await.unwrap_err();
-    assert!(matches!(refused, MachineError::Qmp(QmpError::Refused { .. })), "{refused:?}");
+    assert!(matches!(refused, HypervisorError::Refused(_)), "{refused:?}");
 }
 
 #[tokio::test]
@@ -143,49 +143,49 @@ async fn a_source_that_has_sent_everything_sends_nothing_twice_when_not_all_of_i
     let (source, target) = (scene.start("source", &[]).await, scene.start_target("target").await);
     let carries = deep_relay(&wire, &target.memory);
     let Some((source, target)) = offer(source, target, Some(&wire)).await else { return };
-    source.machine.switch_over().await.unwrap();
-    target.machine.await_loaded(DEADLINE).await.unwrap();
-    let mut events = source.machine.events();
-    while source.machine.memory_progress().await.unwrap().remaining_bytes > 0 {
+    source.qemu.switch_over().await.unwrap();
+    target.qemu.await_loaded(DEADLINE).await.unwrap();
+    let mut events = source.qemu.events();
+    while source.qemu.memory_progress().await.unwrap().remaining_bytes > 0 {
         let _ = tokio::time::timeout(LOOK_INTERVAL, events.next()).await;
     }
     carries.abort();
     let paused = [MigrationStatus::PostcopyPaused];
-    target.machine.await_status(&paused, DEADLINE).await.unwrap();
+    target.qemu.await_status(&paused, DEADLINE).await.unwrap();
     // Whoever steers it must find out in another way what has come: 7.2 does not notice, 10.0 fails.
-    let ended = source.machine.await_status(&paused, SILENCE).await.unwrap_err();
+    let ended = source.qemu.await_status(&paused, SILENCE).await.unwrap_err();
     let is_deaf = ended.to_string().ends_with("still postcopy-active");
-    let has_failed = matches!(ended, MachineError::MigrationEnded { status: MigrationStatus::Failed, .. });
+    let has_failed = matches!(ended, HypervisorError::MigrationEnded { status: MigrationStatus::Failed, .. });
     assert!(is_deaf || has_failed, "{ended}");
     let again = scene.path("again");
-    target.machine.recover_memory(&again).await.unwrap();
-    source.machine.resend_memory(&again).await.unwrap_err();
-    assert_ne!(source.machine.status().await.unwrap(), RunState::Running);
+    target.qemu.recover_memory(&again).await.unwrap();
+    source.qemu.resend_memory(&again).await.unwrap_err();
+    assert_ne!(source.qemu.status().await.unwrap(), RunState::Running);
 }
 
 #[tokio::test]
-async fn a_machine_runs_ahead_of_its_memory_and_at_the_source_never_again() {
+async fn a_vm_runs_ahead_of_its_memory_and_at_the_source_never_again() {
     let Some(scene) = Scene::new() else { return };
     let Some((source, target)) = pair(&scene).await else { return };
-    source.machine.switch_over().await.unwrap();
-    target.machine.await_loaded(DEADLINE).await.unwrap();
-    target.machine.resume().await.unwrap();
-    assert_eq!(target.machine.status().await.unwrap(), RunState::Running);
-    source.machine.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
-    target.machine.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
-    assert_ne!(source.machine.status().await.unwrap(), RunState::Running);
+    source.qemu.switch_over().await.unwrap();
+    target.qemu.await_loaded(DEADLINE).await.unwrap();
+    target.qemu.resume().await.unwrap();
+    assert_eq!(target.qemu.status().await.unwrap(), RunState::Running);
+    source.qemu.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
+    target.qemu.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
+    assert_ne!(source.qemu.status().await.unwrap(), RunState::Running);
 }
 
 #[tokio::test]
-async fn a_machine_whose_memory_was_to_follow_goes_on_if_nothing_was_switched_over() {
+async fn a_vm_whose_memory_was_to_follow_goes_on_if_nothing_was_switched_over() {
     let Some(scene) = Scene::new() else { return };
     let Some((source, mut target)) = pair(&scene).await else { return };
     // N.B. by itself it does not run, whatever QEMU makes of the broken stream.
     target.process.kill().await.unwrap();
-    source.machine.abandon().await.unwrap();
+    source.qemu.abandon().await.unwrap();
     let ends = [MigrationStatus::Cancelled, MigrationStatus::Failed];
-    source.machine.await_status(&ends, DEADLINE).await.unwrap();
-    assert_ne!(source.machine.status().await.unwrap(), RunState::Running);
-    source.machine.resume().await.unwrap();
-    assert_eq!(source.machine.status().await.unwrap(), RunState::Running);
+    source.qemu.await_status(&ends, DEADLINE).await.unwrap();
+    assert_ne!(source.qemu.status().await.unwrap(), RunState::Running);
+    source.qemu.resume().await.unwrap();
+    assert_eq!(source.qemu.status().await.unwrap(), RunState::Running);
 }

@@ -1,4 +1,4 @@
-//! Disks of running machines, led over an NBD export and back: nothing that was written on the way is lost.
+//! Disks of running VMs, led over an NBD export and back: nothing that was written on the way is lost.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -7,7 +7,7 @@ use hypervisor::qemu::{ExportAddress, ImageFile, LocalDisk, RECONNECT_SECONDS, S
 use serde_json::json;
 use tokio::process::{Child, Command};
 
-use crate::scene::{DEADLINE, Qemu, Scene};
+use crate::scene::{DEADLINE, Scene, Started};
 
 /// Bytes that each step writes at a place of its own.
 const STEP_BYTES: usize = 64 << 10;
@@ -59,22 +59,22 @@ impl Server {
     }
 }
 
-impl Qemu {
+impl Started {
     /// Has QEMU write to the disk as the guest would.
     async fn write(&self, step: u8) {
         let device = &self.disk().await.device;
         let start = usize::from(step) * STEP_BYTES;
         let command = format!("qemu-io -d {device} \"write -P {step} {start} {STEP_BYTES}\"");
         let arguments = json!({ "command-line": command });
-        let said = self.machine.qmp().execute("human-monitor-command", arguments, DEADLINE).await.unwrap();
+        let said = self.qemu.qmp().execute("human-monitor-command", arguments, DEADLINE).await.unwrap();
         assert!(said.as_str().unwrap().is_empty(), "{said}");
     }
 
     async fn disk(&self) -> LocalDisk {
         // It is no local disk while it is led, but its device stays.
-        let devices = self.machine.query_block().await.unwrap();
+        let devices = self.qemu.query_block().await.unwrap();
         let device = devices.into_iter().find_map(|device| device.device).unwrap();
-        let disks = self.machine.local_disks().await.unwrap();
+        let disks = self.qemu.local_disks().await.unwrap();
         disks.into_iter().find_map(Result::ok).unwrap_or_else(|| LocalDisk {
             device,
             node: String::new(),
@@ -95,7 +95,7 @@ impl Qemu {
     }
 
     fn has_open(&self, file: &Path) -> bool {
-        let folder = format!("/proc/{}/fd", self.machine.process().unwrap());
+        let folder = format!("/proc/{}/fd", self.qemu.process().unwrap());
         let links = std::fs::read_dir(folder)
             .unwrap()
             .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
@@ -103,39 +103,39 @@ impl Qemu {
     }
 }
 
-/// Leads the disk of a machine that was started with `words` there and back, twice, and looks at every byte.
+/// Leads the disk of a VM that was started with `words` there and back, twice, and looks at every byte.
 async fn check(scene: &Scene, words: &[&str]) {
     let Some(server) = Server::start(scene).await else { return };
-    let qemu = scene.start_with("machine", words).await;
-    let before = qemu.disk().await;
+    let started = scene.start_with("machine", words).await;
+    let before = started.disk().await;
     let mut disk = before.clone();
     let mut step = 1;
-    qemu.write(step).await;
+    started.write(step).await;
     for round in 0..2 {
         if round == 1 {
-            qemu.machine.stop().await.unwrap();
-            disk = qemu.machine.lead_to_nothing(&disk, 0).await.unwrap();
-            assert!(!qemu.has_open(&before.file), "QEMU still has the file open");
+            started.qemu.stop().await.unwrap();
+            disk = started.qemu.lead_to_nothing(&disk, 0).await.unwrap();
+            assert!(!started.has_open(&before.file), "QEMU still has the file open");
         }
-        disk = qemu.machine.lead_over_export(&disk, &server.address, 0).await.unwrap();
-        assert!(!qemu.has_open(&before.file), "QEMU still has the file open");
-        qemu.machine.resume().await.unwrap();
+        disk = started.qemu.lead_over_export(&disk, &server.address, 0).await.unwrap();
+        assert!(!started.has_open(&before.file), "QEMU still has the file open");
+        started.qemu.resume().await.unwrap();
         step += 1;
-        qemu.write(step).await;
+        started.write(step).await;
         // As one that does not know what the disk is over.
         disk.file_node = None;
-        disk = qemu.machine.lead_to_file(&disk, &image(&before), 0).await.unwrap();
-        assert!(qemu.has_open(&before.file));
+        disk = started.qemu.lead_to_file(&disk, &image(&before), 0).await.unwrap();
+        assert!(started.has_open(&before.file));
         step += 1;
-        qemu.write(step).await;
+        started.write(step).await;
     }
     // Its options are what they were, and nothing is left over.
-    let after = qemu.disk().await;
+    let after = started.disk().await;
     assert_eq!((&after.options, &after.file), (&before.options, &before.file));
-    let nodes = qemu.machine.named_nodes().await.unwrap();
+    let nodes = started.qemu.named_nodes().await.unwrap();
     assert_eq!(nodes.len(), 2, "{nodes:?}");
-    qemu.machine.quit().await.unwrap();
-    qemu.machine.closed().await;
+    started.qemu.quit().await.unwrap();
+    started.qemu.closed().await;
     let image = std::fs::read(&before.file).unwrap();
     for step in 1..=step {
         let start = usize::from(step) * STEP_BYTES;
@@ -184,7 +184,7 @@ async fn a_qcow2_image_of_drive_is_led_over_an_export_of_its_content_and_back() 
     check_qcow2(&["-drive", "file=IMAGE,format=qcow2,if=virtio,cache=none"], None).await;
 }
 
-/// Leads the disk of a machine with a qcow2 image there and back, twice, and looks at what was written.
+/// Leads the disk of a VM with a qcow2 image there and back, twice, and looks at what was written.
 async fn check_qcow2(words: &[&str], name: Option<&str>) {
     let Some(scene) = Scene::new() else { return };
     let path = scene.path("disk");
@@ -193,37 +193,37 @@ async fn check_qcow2(words: &[&str], name: Option<&str>) {
     let Some(()) = qemu_img(["create", "-q", "-f", "qcow2", path, "64M"]) else { return };
     let words: Vec<String> = words.iter().map(|word| word.replace("IMAGE", path)).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let qemu = scene.start_with("machine", &words).await;
-    let before = qemu.disk().await;
+    let started = scene.start_with("machine", &words).await;
+    let before = started.disk().await;
     let mut disk = before.clone();
     for round in 0..2 {
-        qemu.write(3 * round + 1).await;
-        qemu.machine.stop().await.unwrap();
-        disk = qemu.machine.lead_to_nothing(&disk, 0).await.unwrap();
-        assert!(!qemu.has_open(&before.file), "QEMU still has the file open");
+        started.write(3 * round + 1).await;
+        started.qemu.stop().await.unwrap();
+        disk = started.qemu.lead_to_nothing(&disk, 0).await.unwrap();
+        assert!(!started.has_open(&before.file), "QEMU still has the file open");
         let server = Server::of_qcow2(&scene).await;
-        disk = qemu.machine.lead_over_export(&disk, &server.address, 0).await.unwrap();
+        disk = started.qemu.lead_over_export(&disk, &server.address, 0).await.unwrap();
         assert_eq!(disk.format, "raw");
-        qemu.machine.resume().await.unwrap();
-        qemu.write(3 * round + 2).await;
-        qemu.machine.stop().await.unwrap();
-        disk = qemu.machine.lead_to_nothing(&disk, 0).await.unwrap();
+        started.qemu.resume().await.unwrap();
+        started.write(3 * round + 2).await;
+        started.qemu.stop().await.unwrap();
+        disk = started.qemu.lead_to_nothing(&disk, 0).await.unwrap();
         server.end().await;
-        disk = qemu.machine.lead_to_file(&disk, &image(&before), 0).await.unwrap();
-        assert!(qemu.has_open(&before.file));
-        qemu.machine.resume().await.unwrap();
-        qemu.write(3 * round + 3).await;
+        disk = started.qemu.lead_to_file(&disk, &image(&before), 0).await.unwrap();
+        assert!(started.has_open(&before.file));
+        started.qemu.resume().await.unwrap();
+        started.write(3 * round + 3).await;
     }
-    let after = qemu.disk().await;
+    let after = started.disk().await;
     assert_eq!(
         (&after.options, &after.format, after.size_bytes),
         (&before.options, &before.format, 64 << 20)
     );
     assert!(name.is_none_or(|name| after.node == name), "{after:?}");
-    let nodes = qemu.machine.named_nodes().await.unwrap();
+    let nodes = started.qemu.named_nodes().await.unwrap();
     assert_eq!(nodes.len(), 2, "{nodes:?}");
-    qemu.machine.quit().await.unwrap();
-    qemu.machine.closed().await;
+    started.qemu.quit().await.unwrap();
+    started.qemu.closed().await;
     qemu_img(["check", "-q", path]).unwrap();
     let raw = scene.path("raw");
     qemu_img(["convert", "-O", "raw", path, raw.to_str().unwrap()]).unwrap();
@@ -247,22 +247,22 @@ fn qemu_img<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<()> {
 #[tokio::test]
 async fn a_disk_that_cannot_be_led_stays_where_it_was() {
     let Some(scene) = Scene::new() else { return };
-    let qemu = scene.start("machine", &[]).await;
-    let disk = qemu.disk().await;
+    let started = scene.start("machine", &[]).await;
+    let disk = started.disk().await;
     let nowhere =
         ExportAddress { socket: scene.path("nobody"), export: String::new(), reconnect_s: RECONNECT_SECONDS };
-    qemu.machine.lead_over_export(&disk, &nowhere, 0).await.unwrap_err();
-    qemu.write(1).await;
-    assert_eq!(qemu.disk().await, disk);
-    // What can be opened is known beforehand, and the machine has its disk as before.
-    qemu.machine.prove_export(&disk, &nowhere, 0).await.unwrap_err();
-    qemu.machine.prove_file(&disk, &scene.path("none"), 0).await.unwrap_err();
-    qemu.machine.prove_file(&disk, &disk.file, 0).await.unwrap();
-    qemu.machine.end_proof(0).await;
-    assert_eq!((qemu.disk().await, qemu.machine.named_nodes().await.unwrap().len()), (disk.clone(), 2));
-    qemu.write(2).await;
+    started.qemu.lead_over_export(&disk, &nowhere, 0).await.unwrap_err();
+    started.write(1).await;
+    assert_eq!(started.disk().await, disk);
+    // What can be opened is known beforehand, and the VM has its disk as before.
+    started.qemu.prove_export(&disk, &nowhere, 0).await.unwrap_err();
+    started.qemu.prove_file(&disk, &scene.path("none"), 0).await.unwrap_err();
+    started.qemu.prove_file(&disk, &disk.file, 0).await.unwrap();
+    started.qemu.end_proof(0).await;
+    assert_eq!((started.disk().await, started.qemu.named_nodes().await.unwrap().len()), (disk.clone(), 2));
+    started.write(2).await;
     let bitmap = json!({ "node": "disk", "name": "nightly" });
-    qemu.machine.qmp().execute("block-dirty-bitmap-add", bitmap, DEADLINE).await.unwrap();
-    let staying = qemu.machine.local_disks().await.unwrap().remove(0).unwrap_err();
+    started.qemu.qmp().execute("block-dirty-bitmap-add", bitmap, DEADLINE).await.unwrap();
+    let staying = started.qemu.local_disks().await.unwrap().remove(0).unwrap_err();
     assert_eq!(staying.reason, StayReason::Bitmaps(vec!["nightly".to_owned()]));
 }

@@ -1,10 +1,11 @@
-//! Two QEMU processes, without guests of their own: firmware that finds nothing to boot is a machine that runs.
+//! Two QEMU processes, without guests of their own: firmware that finds nothing to boot is a VM that runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use hypervisor::qemu::{Heard, Machine, MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
+use hypervisor::qemu::{Heard, Qemu};
+use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
@@ -14,15 +15,15 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(120);
 pub(super) const DISK_BYTES: u64 = 1 << 20;
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A folder with a disk that all machines of it share.
+/// A folder with a disk that all VMs of it share.
 pub(super) struct Scene {
     folder: TempDir,
 }
 
-/// A machine and its process, which is killed when this is dropped.
-pub(super) struct Qemu {
+/// A VM and its process, which is killed when this is dropped.
+pub(super) struct Started {
     pub(super) process: Child,
-    pub(super) machine: Machine,
+    pub(super) qemu: Qemu,
     pub(super) memory: PathBuf,
 }
 
@@ -44,16 +45,16 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// Starts a machine on the disk, and waits until its monitor answers.
-    pub(super) async fn start(&self, name: &str, more: &[&str]) -> Qemu {
+    /// Starts a VM on the disk, and waits until its monitor answers.
+    pub(super) async fn start(&self, name: &str, more: &[&str]) -> Started {
         let file = format!("file,node-name=file,filename={}", text(&self.path("disk")));
         let disk = ["-blockdev", &file, "-blockdev", "raw,node-name=disk,file=file"];
         let device = ["-device", "virtio-blk-pci,drive=disk"];
         self.start_with(name, &[&disk[..], &device[..], more].concat()).await
     }
 
-    /// Starts a machine without a disk, and waits until its monitor answers.
-    pub(super) async fn start_with(&self, name: &str, more: &[&str]) -> Qemu {
+    /// Starts a VM without a disk, and waits until its monitor answers.
+    pub(super) async fn start_with(&self, name: &str, more: &[&str]) -> Started {
         let path = |ending: &str| self.folder.path().join(format!("{name}.{ending}"));
         let socket = path("qmp");
         let process = Command::new(QEMU)
@@ -64,17 +65,17 @@ impl Scene {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        let machine = Machine::connect_within(&socket, DEADLINE).await.unwrap();
-        Qemu { process, machine, memory: path("memory") }
+        let qemu = Qemu::connect_within(&socket, DEADLINE).await.unwrap();
+        Started { process, qemu, memory: path("memory") }
     }
 
-    /// Starts a machine that waits for memory.
-    pub(super) async fn start_target(&self, name: &str) -> Qemu {
+    /// Starts a VM that waits for memory.
+    pub(super) async fn start_target(&self, name: &str) -> Started {
         self.start(name, &["-incoming", "defer", "-S"]).await
     }
 
     /// A source whose memory is there but for the last, and its target.
-    pub(super) async fn pair(&self) -> (Qemu, Qemu) {
+    pub(super) async fn pair(&self) -> (Started, Started) {
         let source = self.start("source", &[]).await;
         let target = self.start_target("target").await;
         self.offer(&source, &target).await;
@@ -82,17 +83,17 @@ impl Scene {
     }
 
     /// Brings a move to where the source waits to be told to switch over.
-    pub(super) async fn offer(&self, source: &Qemu, target: &Qemu) {
-        target.machine.expect_memory(&target.memory, MemoryTransfer::default()).await.unwrap();
+    pub(super) async fn offer(&self, source: &Started, target: &Started) {
+        target.qemu.expect_memory(&target.memory, MemoryTransfer::default()).await.unwrap();
         let options = MemoryOptions::for_downtime(Duration::from_millis(300));
-        source.machine.offer_memory(&target.memory, options).await.unwrap();
-        source.machine.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
+        source.qemu.offer_memory(&target.memory, options).await.unwrap();
+        source.qemu.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
     }
 
-    /// Waits until a machine runs again by itself.
-    pub(super) async fn until_running(&self, qemu: &Qemu) {
-        let mut events = qemu.machine.events();
-        while qemu.machine.status().await.unwrap() != RunState::Running {
+    /// Waits until a VM runs again by itself.
+    pub(super) async fn until_running(&self, qemu: &Started) {
+        let mut events = qemu.qemu.events();
+        while qemu.qemu.status().await.unwrap() != RunState::Running {
             assert_ne!(events.next().await, Heard::Gone);
         }
     }

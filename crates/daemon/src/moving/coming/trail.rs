@@ -18,15 +18,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, FusedFuture, Shared};
-use hypervisor::qemu::{Lifeline, Machine, MigrationStatus};
+use hypervisor::{Hypervisor, MigrationStatus, RecoverMemory};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::Keeper;
+use crate::moving::SocketFile;
 use crate::moving::line::{FIRST_RECOVERY_STREAM, Heard, Line};
 use crate::moving::stream::Turn;
 use crate::moving::words::Word;
-use crate::moving::{SocketFile, memory_socket};
 use crate::qemu_sockets;
 
 /// How often it is looked how far the rest is, beside the hypervisor's events.
@@ -45,7 +45,7 @@ const BROKEN: &str = "the stream of the VM's memory has broken at the target";
 
 /// Sees to it that the rest of a machine's memory comes, over streams that `carries` carries.
 pub(super) async fn until_whole(
-    machine: &Machine,
+    vm: &dyn Hypervisor,
     line: &Line,
     mut carries: impl FusedFuture<Output = io::Result<()>> + Unpin,
     keeper: &dyn Keeper,
@@ -66,7 +66,7 @@ pub(super) async fn until_whole(
         }
         let known = line.heard();
         let progress = tokio::select! {
-            progress = machine.memory_progress() => progress,
+            progress = vm.memory_progress() => progress,
             // While its main thread waits for a page it does not answer.
             _ = line.next(&known) => continue,
             ended = &mut carries, if !carries.is_terminated() => {
@@ -104,7 +104,7 @@ pub(super) async fn until_whole(
             false => [MigrationStatus::PostcopyActive, MigrationStatus::PostcopyRecover],
         };
         tokio::select! {
-            _ = machine.await_status(&changes, LOOK_INTERVAL) => {}
+            _ = vm.await_status(&changes, LOOK_INTERVAL) => {}
             _ = line.next(&known) => {}
             ended = &mut carries, if !carries.is_terminated() => is_broken |= is_break(ended),
         }
@@ -113,12 +113,12 @@ pub(super) async fn until_whole(
 
 /// A machine that runs here and whose stream has broken, as far as it can be reached.
 pub(crate) struct Stray {
-    /// Its monitor's socket.
-    pub(crate) monitor: PathBuf,
+    /// Where its hypervisor listens for its memory.
+    pub(crate) memory_socket: PathBuf,
     /// What hears also while the machine's main thread waits for memory; `None`: it was started without.
-    pub(crate) lifeline: Option<Arc<Lifeline>>,
+    pub(crate) lifeline: Option<Arc<dyn RecoverMemory>>,
     /// Its hypervisor, as soon as that answers; `None`: it has ended.
-    pub(crate) found: Shared<BoxFuture<'static, Option<Arc<Machine>>>>,
+    pub(crate) found: Shared<BoxFuture<'static, Option<Arc<dyn Hypervisor>>>>,
 }
 
 impl Stray {
@@ -127,7 +127,7 @@ impl Stray {
         if stream < FIRST_RECOVERY_STREAM {
             return line.say(&Word::failed("no such stream"));
         }
-        let path = memory_socket(&self.monitor);
+        let path = self.memory_socket.clone();
         let _file = SocketFile(path.clone());
         // What an earlier attempt may have left.
         let _ = std::fs::remove_file(&path);
@@ -142,8 +142,8 @@ impl Stray {
         let carries = side.stream.connect_and_carry(&path, Turn::Main(is_connected)).fuse();
         tokio::pin!(carries);
         line.say(&Word::Recovering { stream });
-        if let Some(machine) = self.answers(&line, &mut carries, &*keeper).await {
-            until_whole(&machine, &line, carries, &*keeper).await;
+        if let Some(vm) = self.answers(&line, &mut carries, &*keeper).await {
+            until_whole(&*vm, &line, carries, &*keeper).await;
         }
     }
 
@@ -152,7 +152,7 @@ impl Stray {
         // One that takes another stream still waits for the rest; whether it says so itself is another question.
         let waits = match &self.lifeline {
             Some(lifeline) => {
-                lifeline.recover_memory(&qemu_sockets::place(&memory_socket(&self.monitor))).await.is_ok()
+                lifeline.recover_memory(&qemu_sockets::place(&self.memory_socket)).await.is_ok()
             }
             None => false,
         };
@@ -160,8 +160,8 @@ impl Stray {
             return keeper.lose(reason).await;
         }
         // It may have been started again since, or have all that it needs.
-        let Some(machine) = self.found.await else { return keeper.lose(reason).await };
-        if machine.memory_progress().await.is_ok_and(|progress| progress.status.is_post_copy()) {
+        let Some(vm) = self.found.await else { return keeper.lose(reason).await };
+        if vm.memory_progress().await.is_ok_and(|progress| progress.status.is_post_copy()) {
             keeper.lose(reason).await;
         }
     }
@@ -172,8 +172,8 @@ impl Stray {
         let asked = match &self.lifeline {
             Some(lifeline) => lifeline.recover_memory(&place).await,
             None => {
-                let machine = self.found.clone().await.ok_or(Refused::HasEnded)?;
-                machine.recover_memory(&place).await
+                let vm = self.found.clone().await.ok_or(Refused::HasEnded)?;
+                vm.recover_memory(&place).await
             }
         };
         let Err(error) = asked else {
@@ -181,8 +181,8 @@ impl Stray {
             return taken_out.map_err(|error| Refused::Says(Word::failed(&error.to_string())));
         };
         let status = timeout(STATUS_MAX, async {
-            let machine = self.found.clone().await.ok_or(Refused::HasEnded)?;
-            Ok(machine.memory_progress().await.map(|progress| progress.status).ok())
+            let vm = self.found.clone().await.ok_or(Refused::HasEnded)?;
+            Ok(vm.memory_progress().await.map(|progress| progress.status).ok())
         });
         Err(Refused::Says(match status.await {
             Ok(Err(refused)) => return Err(refused),
@@ -201,7 +201,7 @@ impl Stray {
         line: &Line,
         carries: &mut (impl FusedFuture<Output = io::Result<()>> + Unpin),
         keeper: &dyn Keeper,
-    ) -> Option<Arc<Machine>> {
+    ) -> Option<Arc<dyn Hypervisor>> {
         let mut found = self.found.clone();
         loop {
             let known = line.heard();
@@ -215,11 +215,11 @@ impl Stray {
                 _ => {}
             }
             tokio::select! {
-                machine = &mut found => {
-                    if machine.is_none() {
+                vm = &mut found => {
+                    if vm.is_none() {
                         has_ended(line, keeper).await;
                     }
-                    return machine;
+                    return vm;
                 }
                 _ = line.next(&known) => {}
                 ended = &mut *carries, if !carries.is_terminated() => {

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
-use hypervisor::qemu::MigrationStatus;
+use hypervisor::MigrationStatus;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -144,7 +144,7 @@ impl Leaving {
     pub(crate) fn follow_again(self: &Arc<Self>) {
         let leaving = Arc::clone(self);
         tokio::spawn(async move {
-            let progress = leaving.machine.memory_progress().await;
+            let progress = leaving.vm.memory_progress().await;
             if progress.is_ok_and(|progress| progress.status.is_post_copy()) {
                 drop(leaving.memory_has_gone(&Handle::current()));
             }
@@ -157,9 +157,9 @@ impl Leaving {
         if !self.following.is_released.load(Ordering::Acquire) {
             return Err("the volumes are not the target's yet".to_owned());
         }
-        self.machine.switch_over().await.map_err(explain)?;
+        self.vm.switch_over().await.map_err(explain)?;
         let begun = [MigrationStatus::PostcopyActive, MigrationStatus::Completed];
-        self.machine.await_status(&begun, DEVICE_MAX).await.map(drop).map_err(explain)
+        self.vm.await_status(&begun, DEVICE_MAX).await.map(drop).map_err(explain)
     }
 
     /// Resolves when all of the memory is at the target, or never will be. It is seen to from the first call on, whether the
@@ -188,7 +188,7 @@ impl Leaving {
                 Heard::Failed(_) => self.following.lock().carrying = None,
                 _ => {}
             }
-            let progress = match self.machine.memory_progress().await {
+            let progress = match self.vm.memory_progress().await {
                 Ok(progress) => progress,
                 Err(error) if error.is_gone() => {
                     let reason = "its QEMU at the source has ended".to_owned();
@@ -271,7 +271,7 @@ impl Leaving {
                  it there (sterna vm start)"
             ));
         }
-        let memory = self.machine.memory_progress().await.ok();
+        let memory = self.vm.memory_progress().await.ok();
         self.account.send_modify(|account| {
             account.memory = memory.or(account.memory.take());
             account.follows = follows.then_some(rest);
@@ -284,7 +284,7 @@ impl Leaving {
         let known = line.heard();
         tokio::select! {
             // Whatever becomes of it is looked at anew.
-            _ = self.machine.await_status(&changes, LOOK_INTERVAL) => {}
+            _ = self.vm.await_status(&changes, LOOK_INTERVAL) => {}
             _ = line.next(&known) => {}
         }
     }
@@ -315,12 +315,12 @@ impl Leaving {
             Ok(Heard::Failed(reason)) => Asked::Refused { reason },
             // It waits for what it misses.
             Ok(_) => {
-                if self.machine.memory_progress().await.is_ok_and(|progress| progress.status != *status) {
+                if self.vm.memory_progress().await.is_ok_and(|progress| progress.status != *status) {
                     return Asked::TakesAnother;
                 }
-                let version = self.machine.version();
+                let product = self.vm.product();
                 let reason = format!(
-                    "a daemon was ended when QEMU {version} at the source had sent all of it and not all had come, and that \
+                    "a daemon was ended when {product} at the source had sent all of it and not all had come, and that \
                      QEMU sends nothing twice"
                 );
                 line.say(&Word::lost(&reason));
@@ -336,8 +336,8 @@ impl Leaving {
         line.say(&Word::Recover { stream });
         let expected = timeout(EXPECTED_MAX, line.hear(&Heard::Recover(stream))).await;
         expected.map_err(|_| overdue("the other host to expect the rest of the memory", EXPECTED_MAX))??;
-        let socket = Listening::of(&self.machine)?;
-        self.machine.resend_memory(&socket.file.0).await.map_err(explain)?;
+        let socket = Listening::of(&*self.vm)?;
+        self.vm.resend_memory(&socket.file.0).await.map_err(explain)?;
         let accepted = timeout(CONNECT_MAX, socket.listener.accept()).await;
         let accepted = accepted.map_err(|_| overdue("the hypervisor to send the memory", CONNECT_MAX))?;
         let (accepted, _) =
@@ -353,7 +353,7 @@ impl Leaving {
         // stream, and QEMU 7.2 may never get over that. If it is not soon, that is looked at anew.
         let begun =
             [MigrationStatus::PostcopyRecover, MigrationStatus::PostcopyActive, MigrationStatus::Completed];
-        let _ = self.machine.await_status(&begun, RECOVERED_MAX).await;
+        let _ = self.vm.await_status(&begun, RECOVERED_MAX).await;
         Ok(carrying)
     }
 }

@@ -9,8 +9,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{DiskOptions, ExportAddress, ImageFile, LocalDisk};
-use crate::qemu::error::{MachineError, QmpError};
-use crate::qemu::machine::{ANSWER_DEADLINE, DRAIN_DEADLINE, Machine, unexpected};
+use crate::HypervisorError;
+use crate::qemu::error::QmpError;
+use crate::qemu::process::{ANSWER_DEADLINE, DRAIN_DEADLINE, Qemu, unexpected};
 
 /// Beginnings of the names of the nodes that are made here; names of nodes have at most 31 bytes.
 pub(super) const EXPORT_NODE: &str = "sterna-nbd-";
@@ -22,10 +23,10 @@ const NOTHING_NODE: &str = "sterna-null-";
 /// What a disk over an export, or over nothing, is driven by.
 const RAW: &str = "raw";
 
-impl Machine {
+impl Qemu {
     /// Leads a disk over an export of the same bytes, and returns the disk as it is then.
     ///
-    /// `number` tells the nodes of this disk from those of others of the machine. The guest works on; requests wait for
+    /// `number` tells the nodes of this disk from those of others of the VM. The guest works on; requests wait for
     /// about a millisecond. When this returns QEMU has closed the file, and holds no lock on it.
     ///
     /// # Errors
@@ -35,7 +36,7 @@ impl Machine {
         disk: &LocalDisk,
         export: &ExportAddress,
         number: u32,
-    ) -> Result<LocalDisk, MachineError> {
+    ) -> Result<LocalDisk, HypervisorError> {
         let node = format!("{EXPORT_NODE}{number}");
         let options = export_options(&node, export, &disk.options);
         self.exchange(disk, &Below { node, options, format: RAW, name: None }, number).await
@@ -43,11 +44,11 @@ impl Machine {
 
     /// Takes a disk off its file, with nothing below it instead: QEMU closes the file, and holds no lock on it.
     ///
-    /// **N.B.** The machine must be paused, and lead elsewhere before it runs again: what it would write is lost.
+    /// **N.B.** The VM must be paused, and lead elsewhere before it runs again: what it would write is lost.
     ///
     /// # Errors
     /// If QEMU refuses or does not answer. The disk is where it was then, unless QEMU fell silent.
-    pub async fn lead_to_nothing(&self, disk: &LocalDisk, number: u32) -> Result<LocalDisk, MachineError> {
+    pub async fn lead_to_nothing(&self, disk: &LocalDisk, number: u32) -> Result<LocalDisk, HypervisorError> {
         let node = format!("{NOTHING_NODE}{number}");
         let mut options = with_options(&node, "null-co", &disk.options);
         options["size"] = disk.size_bytes.into();
@@ -67,7 +68,7 @@ impl Machine {
         disk: &LocalDisk,
         image: &ImageFile,
         number: u32,
-    ) -> Result<LocalDisk, MachineError> {
+    ) -> Result<LocalDisk, HypervisorError> {
         let node = format!("{FILE_NODE}{number}");
         let options = file_options(&node, &image.path, &disk.options);
         let below = Below { node, options, format: &image.format, name: image.node.as_deref() };
@@ -86,7 +87,7 @@ impl Machine {
         disk: &LocalDisk,
         below: &Below<'_>,
         number: u32,
-    ) -> Result<LocalDisk, MachineError> {
+    ) -> Result<LocalDisk, HypervisorError> {
         let node = below.node.as_str();
         // One that a killed daemon left is used by nothing: the disk is not over it, or nobody would lead it there.
         self.drop_node(node).await;
@@ -119,7 +120,7 @@ impl Machine {
     }
 
     /// Exchanges the child of a format node that has a name.
-    async fn reopen(&self, disk: &LocalDisk, node: &str) -> Result<LocalDisk, MachineError> {
+    async fn reopen(&self, disk: &LocalDisk, node: &str) -> Result<LocalDisk, HypervisorError> {
         let before = format_options(disk, disk.file_node.as_deref().unwrap_or_default());
         let after = format_options(disk, node);
         self.tell("blockdev-reopen", json!({ "options": [after] }), DRAIN_DEADLINE).await?;
@@ -137,7 +138,7 @@ impl Machine {
         disk: &LocalDisk,
         below: &Below<'_>,
         number: u32,
-    ) -> Result<LocalDisk, MachineError> {
+    ) -> Result<LocalDisk, HypervisorError> {
         let ours = [FORMAT_NODE, OTHER_FORMAT_NODE].map(|begin| format!("{begin}{number}"));
         let names = below.name.into_iter().chain(ours.iter().map(String::as_str));
         // Two of ours are two names: one of them is free.
@@ -169,7 +170,7 @@ impl Machine {
     }
 
     /// Reads back what QEMU has made of a disk's options.
-    async fn check(&self, disk: &LocalDisk) -> Result<(), MachineError> {
+    async fn check(&self, disk: &LocalDisk) -> Result<(), HypervisorError> {
         const COMMAND: &str = "query-named-block-nodes";
         let nodes = self.ask(COMMAND).await?;
         let nodes = nodes.as_array().ok_or_else(|| unexpected(COMMAND, "a list of nodes"))?;

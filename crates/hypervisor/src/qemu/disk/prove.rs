@@ -1,4 +1,4 @@
-//! What a disk could be led over, tried by QEMU itself while the machine works: nothing of the machine is touched.
+//! What a disk could be led over, tried by QEMU itself while the VM works: nothing of the VM is touched.
 //!
 //! QEMU may run as another user, in other namespaces, or confined: what it can open is known only when it has opened it.
 
@@ -6,13 +6,13 @@ use std::path::Path;
 
 use super::lead::{export_options, file_options};
 use super::{ExportAddress, LocalDisk};
-use crate::qemu::error::MachineError;
-use crate::qemu::machine::{DRAIN_DEADLINE, Machine};
+use crate::HypervisorError;
+use crate::qemu::process::{DRAIN_DEADLINE, Qemu};
 
 /// Beginning of the name of a node that is only tried; names of nodes have at most 31 bytes.
 const TRIED_NODE: &str = "sterna-try-";
 
-impl Machine {
+impl Qemu {
     /// Has QEMU connect to an export as a disk would, and disconnect.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ impl Machine {
         disk: &LocalDisk,
         export: &ExportAddress,
         number: u32,
-    ) -> Result<(), MachineError> {
+    ) -> Result<(), HypervisorError> {
         let node = format!("{TRIED_NODE}{number}");
         // One that the server leaves at once must not be connected to again.
         let once = ExportAddress { reconnect_s: 0, ..export.clone() };
@@ -35,7 +35,12 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU cannot, in its words.
-    pub async fn prove_file(&self, disk: &LocalDisk, path: &Path, number: u32) -> Result<(), MachineError> {
+    pub async fn prove_file(
+        &self,
+        disk: &LocalDisk,
+        path: &Path,
+        number: u32,
+    ) -> Result<(), HypervisorError> {
         let node = format!("{TRIED_NODE}{number}");
         // N.B. nothing uses the node, so it asks for no lock, whoever has them.
         self.open(&node, file_options(&node, path, &disk.options)).await
@@ -46,7 +51,7 @@ impl Machine {
         self.drop_node(&format!("{TRIED_NODE}{number}")).await;
     }
 
-    async fn open(&self, node: &str, options: serde_json::Value) -> Result<(), MachineError> {
+    async fn open(&self, node: &str, options: serde_json::Value) -> Result<(), HypervisorError> {
         // What a killed daemon left.
         self.drop_node(node).await;
         self.tell("blockdev-add", options, DRAIN_DEADLINE).await

@@ -1,12 +1,12 @@
-//! Which disks a machine has, and which of them can be led elsewhere.
+//! Which disks a VM has, and which of them can be led elsewhere.
 
 use std::path::PathBuf;
 
 use serde_json::Value;
 
 use super::{DiskOptions, ExportAddress, LocalDisk, StayReason, StayingDisk};
-use crate::qemu::error::MachineError;
-use crate::qemu::machine::{Machine, unexpected};
+use crate::HypervisorError;
+use crate::qemu::process::{Qemu, unexpected};
 
 /// QEMU's names for nodes that nobody named begin so.
 const MADE_UP: char = '#';
@@ -15,12 +15,12 @@ const FORMATS: [&str; 2] = ["raw", "qcow2"];
 /// Drivers of plain files and devices.
 const FILES: [&str; 2] = ["file", "host_device"];
 
-impl Machine {
-    /// The disks of the machine; for those that cannot be led elsewhere, why. Drives without a medium are left out.
+impl Qemu {
+    /// The disks of the VM; for those that cannot be led elsewhere, why. Drives without a medium are left out.
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn local_disks(&self) -> Result<Vec<Result<LocalDisk, StayingDisk>>, MachineError> {
+    pub async fn local_disks(&self) -> Result<Vec<Result<LocalDisk, StayingDisk>>, HypervisorError> {
         let devices = self.ask("query-block").await?;
         let nodes = self.ask("query-named-block-nodes").await?;
         let jobs = self.ask("query-block-jobs").await?;
@@ -35,7 +35,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn disk_over(&self, export: &ExportAddress) -> Result<Option<LocalDisk>, MachineError> {
+    pub async fn disk_over(&self, export: &ExportAddress) -> Result<Option<LocalDisk>, HypervisorError> {
         let devices = self.ask("query-block").await?;
         let nodes = self.ask("query-named-block-nodes").await?;
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A machine that runs at the target before all of its memory is there.
+//! A VM that runs at the target before all of its memory is there.
 //!
 //! ```text
 //!   source                                                     target
@@ -12,37 +12,26 @@
 //!                completed: the source is not needed any more
 //! ```
 //! **N.B.** from `switch_over` on the source never runs again, and the target has nothing but what has come: whichever of
-//! them is lost, the machine's memory is. Until then it is a move like any other, and can be given up.
+//! them is lost, the VM's memory is. Until then it is a move like any other, and can be given up.
 
 use std::path::Path;
 
 use serde_json::json;
 
 use super::address;
-use crate::qemu::error::MachineError;
-use crate::qemu::machine::{ANSWER_DEADLINE, Machine};
-use crate::qemu::state::RunState;
+use crate::qemu::process::{ANSWER_DEADLINE, Qemu};
+use crate::{HypervisorError, PostCopyStart, RunState};
 
 /// What in QEMU reads and writes a disk's metadata by itself, so that a target may not look at the disk before it is its own.
 const FORMATS: [&str; 9] = ["qcow2", "qcow", "qed", "vdi", "vhdx", "vmdk", "vpc", "parallels", "luks"];
 
-/// What has become of the wish that the rest of the memory follows later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PostCopyStart {
-    /// The machine stands still, and reaches [`PreSwitchover`](crate::qemu::MigrationStatus::PreSwitchover) soon; then
-    /// [`Machine::switch_over`] lets it run at the target.
-    Begun,
-    /// It was about to switch over already, with all of its memory: that goes on as if nothing had been wished.
-    TooLate,
-}
-
-impl Machine {
-    /// Why this machine cannot run at a target before all of its memory is there, as far as its source can tell; `None`: it
+impl Qemu {
+    /// Why this VM cannot run at a target before all of its memory is there, as far as its source can tell; `None`: it
     /// can.
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn post_copy_hazard(&self) -> Result<Option<String>, MachineError> {
+    pub async fn post_copy_hazard(&self) -> Result<Option<String>, HypervisorError> {
         let nodes = self.named_nodes().await?;
         // A target activates its disks before anybody has told it to run, and such a node would read what is not its own.
         let format = nodes.iter().find(|node| !node.is_read_only && FORMATS.contains(&node.driver.as_str()));
@@ -55,14 +44,14 @@ impl Machine {
         }))
     }
 
-    /// Brings the machine of a move that is under way to a stand, so that the rest of its memory follows later.
+    /// Brings the VM of a move that is under way to a stand, so that the rest of its memory follows later.
     ///
-    /// The machine is paused first, and not by the migration: one that was paused before it was sent is not let run by QEMU
+    /// The VM is paused first, and not by the migration: one that was paused before it was sent is not let run by QEMU
     /// when sending fails, and whoever has its disks by then decides.
     ///
     /// # Errors
-    /// If QEMU refuses or does not answer. The machine may stand still.
-    pub async fn begin_post_copy(&self) -> Result<PostCopyStart, MachineError> {
+    /// If QEMU refuses or does not answer. The VM may stand still.
+    pub async fn begin_post_copy(&self) -> Result<PostCopyStart, HypervisorError> {
         self.stop().await?;
         if self.status().await? != RunState::Paused {
             return Ok(PostCopyStart::TooLate);
@@ -76,7 +65,7 @@ impl Machine {
     ///
     /// # Errors
     /// If it does not wait for that (it takes a moment to notice that a stream has broken), or QEMU cannot listen there.
-    pub async fn recover_memory(&self, socket: &Path) -> Result<(), MachineError> {
+    pub async fn recover_memory(&self, socket: &Path) -> Result<(), HypervisorError> {
         let address = address(socket)?;
         self.tell("migrate-recover", json!({ "uri": address }), ANSWER_DEADLINE).await
     }
@@ -85,7 +74,7 @@ impl Machine {
     ///
     /// # Errors
     /// If it does not wait for that, or QEMU refuses.
-    pub async fn resend_memory(&self, stream: &Path) -> Result<(), MachineError> {
+    pub async fn resend_memory(&self, stream: &Path) -> Result<(), HypervisorError> {
         let address = address(stream)?;
         self.tell("migrate", json!({ "uri": address, "resume": true }), ANSWER_DEADLINE).await
     }

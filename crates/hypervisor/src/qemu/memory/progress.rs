@@ -1,65 +1,36 @@
-//! How far a move of memory is, in figures.
+//! How far a move of memory is, in figures, as QEMU tells it.
 
 use serde_json::Value;
 
-use crate::qemu::error::MachineError;
-use crate::qemu::state::MigrationStatus;
+use crate::qemu::error::PRODUCT;
+use crate::{HypervisorError, MemoryProgress, MigrationStatus};
 
-/// How far a move of memory is. What QEMU does not tell yet is zero.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MemoryProgress {
-    /// The status.
-    pub status: MigrationStatus,
-    /// All of the machine's memory, in bytes.
-    pub total_bytes: u64,
-    /// What must still be sent, as far as it is known to be dirty, in bytes.
-    pub remaining_bytes: u64,
-    /// What was sent so far, in bytes: dirty memory is sent again, and pages of zeroes are hardly sent at all.
-    pub transferred_bytes: u64,
-    /// How fast the guest makes memory dirty, as measured in the last round.
-    pub dirty_bytes_per_s: u64,
-    /// How often all dirty memory was looked for.
-    pub rounds: u64,
-    /// How much of their time is taken from the guest's processors, in percent.
-    pub throttle_percent: u8,
-    /// How fast it is sent.
-    pub bandwidth_bytes_per_s: u64,
-    /// How long the machine would be paused if it were paused now, in QEMU's judgement.
-    pub expected_downtime_ms: u64,
-    /// How long the machine was paused at the source; `None` before the move is completed.
-    pub downtime_ms: Option<u64>,
-    /// Why it has failed, in QEMU's words, if it has and QEMU knows.
-    pub error: Option<String>,
+/// Reads the answer to `query-migrate`. Whatever is missing or new in it is no error.
+pub(super) fn read(answer: &Value) -> MemoryProgress {
+    let memory = &answer["ram"];
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let page_bytes = memory["page-size"].as_u64().unwrap_or(4096);
+    let megabits_per_s = memory["mbps"].as_f64().unwrap_or(0.0).max(0.0);
+    let throttle = number(&answer["cpu-throttle-percentage"]).min(100);
+    MemoryProgress {
+        status: MigrationStatus::of(answer["status"].as_str().unwrap_or("none")),
+        total_bytes: number(&memory["total"]),
+        remaining_bytes: number(&memory["remaining"]),
+        transferred_bytes: number(&memory["transferred"]),
+        dirty_bytes_per_s: number(&memory["dirty-pages-rate"]).saturating_mul(page_bytes),
+        rounds: number(&memory["dirty-sync-count"]),
+        throttle_percent: u8::try_from(throttle).unwrap_or(100),
+        // The cast saturates.
+        bandwidth_bytes_per_s: (megabits_per_s * 1e6 / 8.0) as u64,
+        expected_downtime_ms: number(&answer["expected-downtime"]),
+        downtime_ms: answer["downtime"].as_u64(),
+        error: answer["error-desc"].as_str().map(str::to_owned),
+    }
 }
 
-impl MemoryProgress {
-    /// Reads the answer to `query-migrate`. Whatever is missing or new in it is no error.
-    pub(super) fn read(answer: &Value) -> Self {
-        let memory = &answer["ram"];
-        let number = |value: &Value| value.as_u64().unwrap_or(0);
-        let page_bytes = memory["page-size"].as_u64().unwrap_or(4096);
-        let megabits_per_s = memory["mbps"].as_f64().unwrap_or(0.0).max(0.0);
-        let throttle = number(&answer["cpu-throttle-percentage"]).min(100);
-        Self {
-            status: MigrationStatus::of(answer["status"].as_str().unwrap_or("none")),
-            total_bytes: number(&memory["total"]),
-            remaining_bytes: number(&memory["remaining"]),
-            transferred_bytes: number(&memory["transferred"]),
-            dirty_bytes_per_s: number(&memory["dirty-pages-rate"]).saturating_mul(page_bytes),
-            rounds: number(&memory["dirty-sync-count"]),
-            throttle_percent: u8::try_from(throttle).unwrap_or(100),
-            // The cast saturates.
-            bandwidth_bytes_per_s: (megabits_per_s * 1e6 / 8.0) as u64,
-            expected_downtime_ms: number(&answer["expected-downtime"]),
-            downtime_ms: answer["downtime"].as_u64(),
-            error: answer["error-desc"].as_str().map(str::to_owned),
-        }
-    }
-
-    /// That it has ended as it has.
-    pub(super) fn into_error(self) -> MachineError {
-        MachineError::MigrationEnded { status: self.status, detail: self.error }
-    }
+/// That it has ended as it has.
+pub(super) fn into_error(progress: MemoryProgress) -> HypervisorError {
+    HypervisorError::MigrationEnded { product: PRODUCT, status: progress.status, detail: progress.error }
 }
 
 #[cfg(test)]
@@ -70,7 +41,7 @@ mod tests {
 
     #[test]
     fn figures_are_read_in_our_units() {
-        let progress = MemoryProgress::read(&json!({
+        let progress = read(&json!({
             "status": "active", "expected-downtime": 300, "cpu-throttle-percentage": 20,
             "ram": {
                 "total": 4096, "remaining": 2048, "transferred": 1024, "page-size": 4096, "dirty-pages-rate": 10,
@@ -85,8 +56,8 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_absurd_is_no_error() {
-        assert_eq!(MemoryProgress::read(&json!({})).status, MigrationStatus::None);
-        let absurd = MemoryProgress::read(&json!({
+        assert_eq!(read(&json!({})).status, MigrationStatus::None);
+        let absurd = read(&json!({
             "status": 7, "cpu-throttle-percentage": 100_000,
             "ram": {"mbps": -1e300, "page-size": u64::MAX, "dirty-pages-rate": u64::MAX, "total": "much"},
         }));

@@ -1,4 +1,4 @@
-//! The side that a machine leaves.
+//! The side that a VM leaves.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    DOWNTIME_LIMIT_MAX, MemoryOptions, MemoryProgress, THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT, address,
+    DOWNTIME_LIMIT_MAX, THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT, address, parameters, progress,
 };
-use crate::qemu::error::MachineError;
-use crate::qemu::machine::{ANSWER_DEADLINE, Machine};
+use crate::qemu::error::PRODUCT;
+use crate::qemu::process::{ANSWER_DEADLINE, Qemu};
 use crate::qemu::qmp::{Event, Events, Heard};
-use crate::qemu::state::MigrationStatus;
+use crate::{HypervisorError, MemoryOptions, MemoryProgress, MigrationStatus};
 
 /// How often the status is asked for beside the events, which may be lost to a listener that is too slow.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -23,18 +23,18 @@ const PAGES_AT_ONCE_BYTES: u64 = 64 * 4096;
 /// The event that tells a status.
 const EVENT: &str = "MIGRATION";
 
-impl Machine {
-    /// Why QEMU cannot migrate this machine at all, in its words; empty if it can.
+impl Qemu {
+    /// Why QEMU cannot migrate this VM at all, in its words; empty if it can.
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn migration_blockers(&self) -> Result<Vec<String>, MachineError> {
+    pub async fn migration_blockers(&self) -> Result<Vec<String>, HypervisorError> {
         let answer = self.ask("query-migrate").await?;
         let reasons = answer["blocked-reasons"].as_array().map(Vec::as_slice).unwrap_or_default();
         Ok(reasons.iter().filter_map(|reason| reason.as_str().map(str::to_owned)).collect())
     }
 
-    /// Why this machine's memory would arrive damaged, although QEMU does not know of it; `None`: it would not.
+    /// Why this VM's memory would arrive damaged, although QEMU does not know of it; `None`: it would not.
     ///
     /// Before 9.0 QEMU cleans its record of written pages a word of 64 at a time without telling the emulator that it has: what
     /// an emulated processor writes next to such a page is not sent again. Memory that is no multiple of 64 pages takes another
@@ -42,7 +42,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn memory_hazard(&self) -> Result<Option<String>, MachineError> {
+    pub async fn memory_hazard(&self) -> Result<Option<String>, HypervisorError> {
         let version = self.version();
         if version.major >= EMULATION_TRACKED_FROM {
             return Ok(None);
@@ -61,19 +61,19 @@ impl Machine {
 
     /// Begins to send the memory to `stream`, a unix socket on which somebody listens.
     ///
-    /// The machine works on. It pauses by itself at [`MigrationStatus::PreSwitchover`], and waits there for
+    /// The VM works on. It pauses by itself at [`MigrationStatus::PreSwitchover`], and waits there for
     /// [`Self::switch_over`] or [`Self::abandon`].
     ///
     /// # Errors
-    /// If the machine cannot be migrated, or QEMU refuses. Nothing is under way then.
-    pub async fn offer_memory(&self, stream: &Path, options: MemoryOptions) -> Result<(), MachineError> {
+    /// If the VM cannot be migrated, or QEMU refuses. Nothing is under way then.
+    pub async fn offer_memory(&self, stream: &Path, options: MemoryOptions) -> Result<(), HypervisorError> {
         let address = address(stream)?;
         let reasons = self.migration_blockers().await?;
         if !reasons.is_empty() {
-            return Err(MachineError::Blocked { reasons });
+            return Err(HypervisorError::Blocked { product: PRODUCT, reasons });
         }
         self.agree(options.transfer).await?;
-        self.tell("migrate-set-parameters", options.parameters(), ANSWER_DEADLINE).await?;
+        self.tell("migrate-set-parameters", parameters(options), ANSWER_DEADLINE).await?;
         self.tell("migrate", json!({ "uri": address }), ANSWER_DEADLINE).await
     }
 
@@ -81,8 +81,8 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not answer, as in state *device* while the stream is stalled.
-    pub async fn memory_progress(&self) -> Result<MemoryProgress, MachineError> {
-        Ok(MemoryProgress::read(&self.ask("query-migrate").await?))
+    pub async fn memory_progress(&self) -> Result<MemoryProgress, HypervisorError> {
+        Ok(progress::read(&self.ask("query-migrate").await?))
     }
 
     /// Waits until the move has, or has had, one of the statuses, and returns it.
@@ -97,7 +97,7 @@ impl Machine {
         &self,
         wanted: &[MigrationStatus],
         deadline: Duration,
-    ) -> Result<MigrationStatus, MachineError> {
+    ) -> Result<MigrationStatus, HypervisorError> {
         // Before the first question: what happens after it is heard.
         let mut events = self.events();
         let begun = Instant::now();
@@ -127,16 +127,16 @@ impl Machine {
             }
         }
         let wanted: Vec<&str> = wanted.iter().map(MigrationStatus::as_str).collect();
-        Err(MachineError::Deadline {
+        Err(HypervisorError::Deadline {
             what: format!("QEMU's migration to be {}", wanted.join(" or ")),
             still: seen.map_or_else(|| "silent".to_owned(), |status| status.to_string()),
             waited: deadline,
         })
     }
 
-    /// Lets a machine that waits at [`MigrationStatus::PreSwitchover`] send the last of its memory and its devices' states.
+    /// Lets a VM that waits at [`MigrationStatus::PreSwitchover`] send the last of its memory and its devices' states.
     ///
-    /// Wait for [`MigrationStatus::Completed`] then. Until that, a failure lets the machine run on here by itself; after it,
+    /// Wait for [`MigrationStatus::Completed`] then. Until that, a failure lets the VM run on here by itself; after it,
     /// only [`Self::resume`] does.
     ///
     /// **N.B.** *Completed* means that the target has everything, not that it is ready: hand nothing over before
@@ -144,7 +144,7 @@ impl Machine {
     ///
     /// # Errors
     /// If it does not wait there, or QEMU does not answer.
-    pub async fn switch_over(&self) -> Result<(), MachineError> {
+    pub async fn switch_over(&self) -> Result<(), HypervisorError> {
         self.tell("migrate-continue", json!({ "state": "pre-switchover" }), ANSWER_DEADLINE).await
     }
 
@@ -155,41 +155,45 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU refuses or does not answer.
-    pub async fn raise_throttle(&self, percent: u8) -> Result<(), MachineError> {
+    pub async fn raise_throttle(&self, percent: u8) -> Result<(), HypervisorError> {
         let percent = percent.clamp(THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT);
         let parameters = json!({ "max-cpu-throttle": percent, "cpu-throttle-increment": percent });
         self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
     }
 
-    /// Changes for how long the machine may stand still, in a move that is under way or to come.
+    /// Changes for how long the VM may stand still, in a move that is under way or to come.
     ///
     /// # Errors
     /// If QEMU refuses or does not answer.
-    pub async fn aim_at_downtime(&self, downtime_limit: Duration) -> Result<(), MachineError> {
-        let milliseconds = downtime_limit.min(DOWNTIME_LIMIT_MAX).as_millis();
+    pub async fn set_downtime_target(&self, downtime_target: Duration) -> Result<(), HypervisorError> {
+        let milliseconds = downtime_target.min(DOWNTIME_LIMIT_MAX).as_millis();
         // It is at most two million.
         let parameters = json!({ "downtime-limit": u64::try_from(milliseconds).unwrap_or(u64::MAX) });
         self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
     }
 
-    /// Gives the move up: the machine runs on here, and the stream is closed.
+    /// Gives the move up: the VM runs on here, and the stream is closed.
     ///
     /// Returns when QEMU has taken note; wait for [`MigrationStatus::Cancelled`] or [`MigrationStatus::Failed`] to know that
     /// it is over. A move that is over is left as it is.
     ///
     /// **N.B.** In status *device* QEMU does not answer while the stream is stalled. The caller must break the stream
-    /// instead: the status becomes *failed*, and the machine runs on by itself.
+    /// instead: the status becomes *failed*, and the VM runs on by itself.
     ///
     /// # Errors
     /// If QEMU does not answer.
-    pub async fn abandon(&self) -> Result<(), MachineError> {
+    pub async fn abandon(&self) -> Result<(), HypervisorError> {
         self.tell("migrate_cancel", json!({}), ANSWER_DEADLINE).await
     }
 
     /// That the move has ended so, with QEMU's reason if it still answers.
-    async fn ended(&self, status: MigrationStatus) -> MachineError {
+    async fn ended(&self, status: MigrationStatus) -> HypervisorError {
         let progress = self.migration_within(ANSWER_DEADLINE).await.ok().flatten();
-        MachineError::MigrationEnded { status, detail: progress.and_then(|progress| progress.error) }
+        HypervisorError::MigrationEnded {
+            product: PRODUCT,
+            status,
+            detail: progress.and_then(|progress| progress.error),
+        }
     }
 }
 

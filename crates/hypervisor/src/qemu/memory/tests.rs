@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::qemu::fake::{FakeMonitor, Reply};
-use crate::qemu::state::MigrationStatus;
+use crate::qemu::fake_monitor::{FakeMonitor, Reply};
+use crate::{MemoryMode, MigrationStatus, PostCopyStart};
 
 /// Longer than any fake monitor takes on a busy host.
 const LONG: Duration = Duration::from_secs(60);
@@ -20,8 +20,8 @@ fn status(name: &'static str) -> Reply {
     Reply::Event("MIGRATION", json!({ "status": name }))
 }
 
-async fn connect(monitor: &FakeMonitor) -> Machine {
-    Machine::connect(&monitor.socket()).await.unwrap()
+async fn connect(monitor: &FakeMonitor) -> Qemu {
+    Qemu::connect(&monitor.socket()).await.unwrap()
 }
 
 #[test]
@@ -29,14 +29,14 @@ fn a_path_that_qemu_would_read_otherwise_is_refused() {
     assert_eq!(address(Path::new("/run/m")).unwrap(), "unix:/run/m");
     let long = format!("/{}", "m".repeat(SOCKET_PATH_BYTES_MAX));
     for path in ["/run/m,server=on", &long] {
-        assert!(matches!(address(Path::new(path)), Err(MachineError::Path { .. })), "{path}");
+        assert!(matches!(address(Path::new(path)), Err(HypervisorError::Other(_))), "{path}");
     }
 }
 
 #[test]
 fn a_move_begins_without_slowing_the_guest_down() {
     let options = MemoryOptions::for_downtime(Duration::from_secs(1_000_000));
-    let parameters = options.parameters();
+    let parameters = parameters(options);
     assert_eq!(parameters["max-cpu-throttle"], 1);
     assert_eq!(parameters["downtime-limit"], 2_000_000);
     assert_eq!(parameters["max-bandwidth"], 1_u64 << 40);
@@ -45,10 +45,10 @@ fn a_move_begins_without_slowing_the_guest_down() {
 #[tokio::test]
 async fn memory_is_offered_in_the_order_that_qemu_needs() {
     let mut monitor = FakeMonitor::start(|_, _| returned(json!({})));
-    let machine = connect(&monitor).await;
+    let qemu = connect(&monitor).await;
     let options = MemoryOptions::for_downtime(Duration::from_millis(300));
-    machine.offer_memory(Path::new("/run/memory"), options).await.unwrap();
-    machine.raise_throttle(200).await.unwrap();
+    qemu.offer_memory(Path::new("/run/memory"), options).await.unwrap();
+    qemu.raise_throttle(200).await.unwrap();
     let mut heard = Vec::new();
     for _ in 0..6 {
         heard.push(monitor.heard().await);
@@ -69,7 +69,7 @@ async fn memory_is_offered_in_the_order_that_qemu_needs() {
 }
 
 #[tokio::test]
-async fn a_machine_that_cannot_be_migrated_is_refused_before_anything_is_set() {
+async fn a_vm_that_cannot_be_migrated_is_refused_before_anything_is_set() {
     let monitor = FakeMonitor::start(|command, _| {
         assert_eq!(command, "query-migrate");
         returned(json!({ "blocked-reasons": ["VFIO device doesn't support migration"] }))
@@ -79,7 +79,7 @@ async fn a_machine_that_cannot_be_migrated_is_refused_before_anything_is_set() {
     assert!(refused.to_string().contains("VFIO"), "{refused}");
 }
 
-/// What is said of a machine of so many bytes, emulated or not, under QEMU 7.2.
+/// What is said of a VM of so many bytes, emulated or not, under QEMU 7.2.
 async fn hazard(size: u64, emulated: bool) -> Option<String> {
     let monitor = FakeMonitor::start(move |command, _| match command {
         "query-kvm" => returned(json!({ "enabled": !emulated, "present": true })),
@@ -101,14 +101,14 @@ async fn memory_that_an_old_hypervisor_would_damage_is_named_with_the_way_round(
 async fn a_status_that_is_told_while_qemu_does_not_answer_is_heard() {
     // As in status "device" with a stalled stream: the question is never answered.
     let mut monitor = FakeMonitor::start(|_, _| vec![]);
-    let machine = connect(&monitor).await;
+    let qemu = connect(&monitor).await;
     let wanted = [MigrationStatus::Completed];
     let telling = async {
         while monitor.heard().await.0 != "query-migrate" {}
         monitor.act(status("device"));
         monitor.act(status("completed"));
     };
-    let (waited, ()) = tokio::join!(machine.await_status(&wanted, LONG), telling);
+    let (waited, ()) = tokio::join!(qemu.await_status(&wanted, LONG), telling);
     assert_eq!(waited.unwrap(), MigrationStatus::Completed);
 }
 
@@ -119,8 +119,8 @@ async fn a_status_is_found_by_asking_if_its_event_is_lost() {
         let is_first = asked.fetch_add(1, Ordering::Relaxed) == 0;
         returned(json!({ "status": if is_first { "active" } else { "pre-switchover" } }))
     });
-    let machine = connect(&monitor).await;
-    let status = machine.await_status(&[MigrationStatus::PreSwitchover], LONG).await;
+    let qemu = connect(&monitor).await;
+    let status = qemu.await_status(&[MigrationStatus::PreSwitchover], LONG).await;
     assert_eq!(status.unwrap(), MigrationStatus::PreSwitchover);
 }
 
@@ -131,19 +131,19 @@ async fn a_move_that_fails_ends_the_wait_with_qemus_reason() {
         0 => vec![Reply::Return(json!({ "status": "active" })), status("failed")],
         _ => returned(json!({ "status": "failed", "error-desc": "Unable to write to socket" })),
     });
-    let machine = connect(&monitor).await;
-    let failed = machine.await_status(&[MigrationStatus::Completed], LONG).await.unwrap_err();
-    assert!(matches!(failed, MachineError::MigrationEnded { .. }), "{failed:?}");
+    let qemu = connect(&monitor).await;
+    let failed = qemu.await_status(&[MigrationStatus::Completed], LONG).await.unwrap_err();
+    assert!(matches!(failed, HypervisorError::MigrationEnded { .. }), "{failed:?}");
     assert!(failed.to_string().contains("Unable to write"), "{failed}");
 }
 
 #[tokio::test]
 async fn a_wait_that_is_over_says_what_was_seen_last() {
     let monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "active" })));
-    let machine = connect(&monitor).await;
+    let qemu = connect(&monitor).await;
     // Time enough for an answer, also on a busy host.
     let deadline = Duration::from_secs(2);
-    let late = machine.await_status(&[MigrationStatus::PreSwitchover], deadline).await.unwrap_err();
+    let late = qemu.await_status(&[MigrationStatus::PreSwitchover], deadline).await.unwrap_err();
     let expected = "waited 2000 ms for QEMU's migration to be pre-switchover, and it is still active";
     assert_eq!(late.to_string(), expected);
     let silent = FakeMonitor::start(|_, _| vec![]);
@@ -154,8 +154,8 @@ async fn a_wait_that_is_over_says_what_was_seen_last() {
 #[tokio::test]
 async fn a_target_is_stopped_before_it_listens_and_refused_if_it_does_not_wait() {
     let mut monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "inmigrate" })));
-    let machine = connect(&monitor).await;
-    machine.expect_memory(Path::new("/run/memory"), MemoryTransfer::default()).await.unwrap();
+    let qemu = connect(&monitor).await;
+    qemu.expect_memory(Path::new("/run/memory"), MemoryTransfer::default()).await.unwrap();
     let mut names = Vec::new();
     for _ in 0..6 {
         names.push(monitor.heard().await.0);
@@ -192,11 +192,11 @@ fn target(first: &'static str, then: &'static str, migration: &'static str) -> F
 async fn a_loaded_target_is_paused_and_nothing_else() {
     connect(&target("inmigrate", "paused", "active")).await.await_loaded(LONG).await.unwrap();
     let running = connect(&target("inmigrate", "running", "active")).await.await_loaded(LONG).await;
-    assert!(matches!(running, Err(MachineError::State { .. })), "{running:?}");
+    assert!(matches!(running, Err(HypervisorError::State { .. })), "{running:?}");
     let failed = connect(&target("inmigrate", "inmigrate", "failed")).await.await_loaded(LONG).await;
     assert!(failed.unwrap_err().to_string().contains("load of migration failed"));
     let late = connect(&target("inmigrate", "inmigrate", "active")).await.await_loaded(SHORT).await;
-    assert!(matches!(late, Err(MachineError::Deadline { .. })), "{late:?}");
+    assert!(matches!(late, Err(HypervisorError::Deadline { .. })), "{late:?}");
 }
 
 #[tokio::test]
@@ -241,7 +241,7 @@ async fn both_sides_are_told_which_way_the_memory_goes_and_what_an_earlier_try_w
 }
 
 #[tokio::test]
-async fn a_machine_that_is_about_to_switch_over_with_all_of_its_memory_is_let() {
+async fn a_vm_that_is_about_to_switch_over_with_all_of_its_memory_is_let() {
     for (status, expected) in [("paused", PostCopyStart::Begun), ("finish-migrate", PostCopyStart::TooLate)] {
         let mut monitor = FakeMonitor::start(move |_, _| returned(json!({ "status": status })));
         assert_eq!(connect(&monitor).await.begin_post_copy().await.unwrap(), expected);

@@ -4,7 +4,7 @@ use std::io;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 
-/// The longest line that is read. The longest useful answers describe every block node of a machine, a few KiB each; the
+/// The longest line that is read. The longest useful answers describe every block node of a VM, a few KiB each; the
 /// description of the whole protocol has some 300 KiB.
 pub(super) const LINE_BYTES_MAX: usize = 8 << 20;
 

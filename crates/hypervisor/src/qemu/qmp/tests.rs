@@ -3,7 +3,7 @@
 use super::exchange::EVENTS_KEPT;
 use super::*;
 use crate::qemu::error::ErrorClass;
-use crate::qemu::fake::{FakeMonitor, GREETING, Reply};
+use crate::qemu::fake_monitor::{FakeMonitor, GREETING, Reply};
 
 /// Longer than any answer of a fake monitor takes on a busy host.
 const LONG: Duration = Duration::from_secs(60);

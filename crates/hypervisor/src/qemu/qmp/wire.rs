@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::qemu::error::ErrorClass;
-use crate::qemu::state::Version;
+use crate::qemu::version::Version;
 
 /// What a monitor sends after its greeting.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,10 +1,10 @@
-//! The states of a machine and of its migration, and versions, in QEMU's words and ours.
+//! The states of a VM and of its migration.
+//!
+//! They are named as QEMU names them, whose states these are; a hypervisor with fewer uses some of them.
 
 use std::fmt;
 
-use serde_json::Value;
-
-/// What a machine does, as `query-status` tells it.
+/// What a VM does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunState {
     /// Its processors run.
@@ -19,11 +19,11 @@ pub enum RunState {
     PostMigrate,
     /// It is stopped while the last of its memory goes.
     FinishMigrate,
-    /// A disk answered with an error, and the machine was stopped until somebody resumes it.
+    /// A disk answered with an error, and the VM was stopped until somebody resumes it.
     IoError,
     /// Its guest has shut down.
     Shutdown,
-    /// Another one, by QEMU's name.
+    /// Another one, by the hypervisor's name.
     Other(String),
 }
 
@@ -43,7 +43,7 @@ impl RunState {
         }
     }
 
-    /// QEMU's name of it.
+    /// Its name.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Running => "running",
@@ -74,11 +74,11 @@ pub enum MigrationStatus {
     Setup,
     /// Memory is on its way.
     Active,
-    /// Everything but the last is there, and the machine is paused: it goes on when it is told to.
+    /// Everything but the last is there, and the VM is paused: it goes on when it is told to.
     PreSwitchover,
     /// The last of the memory and the devices' states are on their way.
     Device,
-    /// The machine runs at the target while memory is missing there.
+    /// The VM runs at the target while memory is missing there.
     PostcopyActive,
     /// The same, and the stream has broken.
     PostcopyPaused,
@@ -94,7 +94,7 @@ pub enum MigrationStatus {
     Failed,
     /// All of it is there.
     Completed,
-    /// Another one, by QEMU's name.
+    /// Another one, by the hypervisor's name.
     Other(String),
 }
 
@@ -119,7 +119,7 @@ impl MigrationStatus {
         }
     }
 
-    /// QEMU's name of it.
+    /// Its name.
     pub fn as_str(&self) -> &str {
         match self {
             Self::None => "none",
@@ -139,7 +139,7 @@ impl MigrationStatus {
         }
     }
 
-    /// Whether the machine runs, or has run, at the target while memory is missing there.
+    /// Whether the VM runs, or has run, at the target while memory is missing there.
     pub fn is_post_copy(&self) -> bool {
         matches!(
             self,
@@ -159,42 +159,8 @@ impl fmt::Display for MigrationStatus {
     }
 }
 
-/// A version of QEMU. Versions are ordered as they came out.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// The first number.
-    pub major: u64,
-    /// The second.
-    pub minor: u64,
-    /// The third.
-    pub micro: u64,
-    /// What a distribution says of its package; may be empty.
-    pub package: String,
-}
-
-impl Version {
-    /// Reads `{"qemu": {"major": …, "minor": …, "micro": …}, "package": …}`.
-    pub(super) fn read(value: &Value) -> Option<Self> {
-        let number = |name| value["qemu"][name].as_u64();
-        Some(Self {
-            major: number("major")?,
-            minor: number("minor")?,
-            micro: number("micro")?,
-            package: value["package"].as_str().unwrap_or_default().to_owned(),
-        })
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}.{}.{}", self.major, self.minor, self.micro)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -215,16 +181,5 @@ mod tests {
             assert_eq!(MigrationStatus::of(name).to_string(), name);
         }
         assert!(matches!(RunState::of("guest-panicked"), RunState::Other(_)));
-    }
-
-    #[test]
-    fn versions_are_read_and_ordered() {
-        let version = |major: u64, minor: u64| {
-            let numbers = json!({"qemu": {"major": major, "minor": minor, "micro": 1}, "package": "Debian"});
-            Version::read(&numbers).unwrap()
-        };
-        assert!(version(7, 2) < version(10, 0));
-        assert_eq!(version(7, 2).to_string(), "7.2.1");
-        assert_eq!(Version::read(&json!({"qemu": {"major": -1}})), None);
     }
 }

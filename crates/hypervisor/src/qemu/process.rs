@@ -1,15 +1,16 @@
 //! One running QEMU: what it does, and its being told to run, to stop and to end.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::error::{MachineError, QmpError};
+use super::error::QmpError;
 use super::qmp::{Events, Qmp};
-use super::state::{RunState, Version};
+use super::version::Version;
+use crate::HypervisorError;
+use crate::RunState;
 
 /// How long QEMU may take for a command that changes or asks little. It answers within a millisecond, unless its main
 /// loop waits for a disk: a read that was held for 8 s has been seen to keep it silent for as long.
@@ -22,20 +23,20 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One running QEMU, by its monitor.
 ///
-/// Dropping it leaves the machine as it is; the monitor then serves the next client. All methods may be called at the
+/// Dropping it leaves the VM as it is; the monitor then serves the next client. All methods may be called at the
 /// same time from several tasks.
 #[derive(Debug)]
-pub struct Machine {
+pub struct Qemu {
     qmp: Qmp,
     socket: PathBuf,
 }
 
-impl Machine {
+impl Qemu {
     /// Connects to a monitor's socket.
     ///
     /// # Errors
     /// If nobody listens there, it is no monitor, or it serves somebody else.
-    pub async fn connect(socket: &Path) -> Result<Self, MachineError> {
+    pub async fn connect(socket: &Path) -> Result<Self, HypervisorError> {
         Ok(Self { qmp: Qmp::connect(socket).await?, socket: socket.to_owned() })
     }
 
@@ -43,12 +44,11 @@ impl Machine {
     ///
     /// # Errors
     /// As [`Self::connect`]; that nobody listened until `deadline` was over.
-    pub async fn connect_within(socket: &Path, deadline: Duration) -> Result<Self, MachineError> {
+    pub async fn connect_within(socket: &Path, deadline: Duration) -> Result<Self, HypervisorError> {
         let begun = Instant::now();
         loop {
             match Self::connect(socket).await {
-                Err(MachineError::Qmp(QmpError::Connect { source, .. }))
-                    if is_not_there_yet(&source) && begun.elapsed() < deadline => {}
+                Err(error) if error.nobody_listens() && begun.elapsed() < deadline => {}
                 connected => return connected,
             }
             sleep(CONNECT_INTERVAL).await;
@@ -80,35 +80,35 @@ impl Machine {
         self.qmp.events()
     }
 
-    /// What the machine does.
+    /// What the VM does.
     ///
     /// # Errors
     /// If QEMU does not tell.
-    pub async fn status(&self) -> Result<RunState, MachineError> {
+    pub async fn status(&self) -> Result<RunState, HypervisorError> {
         let status = self.ask("query-status").await?;
         let name = status["status"].as_str();
         let name = name.ok_or_else(|| unexpected("query-status", "a state"))?;
         Ok(RunState::of(name))
     }
 
-    /// Lets the processors run (`cont`): a machine that was paused, has loaded its memory, or has sent it elsewhere.
+    /// Lets the processors run (`cont`): a VM that was paused, has loaded its memory, or has sent it elsewhere.
     ///
     /// QEMU takes its disks' images back before, if they were given to another process.
     ///
-    /// **N.B.** A machine whose memory has gone elsewhere (*postmigrate*) must be resumed only if it never runs there.
+    /// **N.B.** A VM whose memory has gone elsewhere (*postmigrate*) must be resumed only if it never runs there.
     ///
     /// # Errors
-    /// If QEMU refuses: the machine is still loading, an image cannot be locked. It does not run then.
-    pub async fn resume(&self) -> Result<(), MachineError> {
+    /// If QEMU refuses: the VM is still loading, an image cannot be locked. It does not run then.
+    pub async fn resume(&self) -> Result<(), HypervisorError> {
         self.tell("cont", json!({}), DRAIN_DEADLINE).await
     }
 
-    /// Has the machine's network cards tell the network where they are, a few times within a second: switches learn it from
+    /// Has the VM's network cards tell the network where they are, a few times within a second: switches learn it from
     /// that.
     ///
     /// # Errors
     /// If QEMU does not answer, or knows of no such thing.
-    pub async fn announce(&self) -> Result<(), MachineError> {
+    pub async fn announce(&self) -> Result<(), HypervisorError> {
         // Milliseconds; those that QEMU itself uses after a migration.
         let rounds = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
         self.tell("announce-self", rounds, ANSWER_DEADLINE).await
@@ -116,11 +116,11 @@ impl Machine {
 
     /// Pauses the processors, and waits until the disks' requests have ended.
     ///
-    /// A machine that waits for memory is told not to run once it has it.
+    /// A VM that waits for memory is told not to run once it has it.
     ///
     /// # Errors
     /// If QEMU does not answer. Requests that are held by a disk's server hold this up too.
-    pub async fn stop(&self) -> Result<(), MachineError> {
+    pub async fn stop(&self) -> Result<(), HypervisorError> {
         self.tell("stop", json!({}), DRAIN_DEADLINE).await
     }
 
@@ -128,7 +128,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not answer.
-    pub async fn power_down(&self) -> Result<(), MachineError> {
+    pub async fn power_down(&self) -> Result<(), HypervisorError> {
         self.tell("system_powerdown", json!({}), ANSWER_DEADLINE).await
     }
 
@@ -136,7 +136,7 @@ impl Machine {
     ///
     /// # Errors
     /// If QEMU does not answer; that it has gone is no error.
-    pub async fn quit(&self) -> Result<(), MachineError> {
+    pub async fn quit(&self) -> Result<(), HypervisorError> {
         match self.tell("quit", json!({}), DRAIN_DEADLINE).await {
             Err(error) if error.is_gone() => Ok(()),
             told => told,
@@ -159,7 +159,7 @@ impl Machine {
         command: &str,
         arguments: Value,
         deadline: Duration,
-    ) -> Result<(), MachineError> {
+    ) -> Result<(), HypervisorError> {
         self.qmp.execute(command, arguments, deadline).await?;
         Ok(())
     }
@@ -168,8 +168,4 @@ impl Machine {
 /// An answer that does not fit its command.
 pub(super) fn unexpected(command: &str, expected: &'static str) -> QmpError {
     QmpError::Unexpected { command: command.to_owned(), expected }
-}
-
-fn is_not_there_yet(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }

@@ -1,0 +1,386 @@
+//! A VM without a hypervisor, for tests: it moves a few bytes over the sockets that it is told, through the same states.
+//!
+//! ```text
+//!   source                                     target
+//!   offer_memory: connects, "memory" ────────► expect_memory: listens
+//!   pre-switchover, paused
+//!   switch_over: "devices" ──────────────────► paused, loaded
+//!   completed ◄──────────────────── "loaded" ─
+//! ```
+//! It has no post-copy: a move that would need it is [`HypervisorError::Refused`]. What a test needs besides the trait is said by
+//! [`FakeVm`]'s own methods.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{oneshot, watch};
+
+use crate::{
+    Hypervisor, HypervisorError, HypervisorFuture, MemoryOptions, MemoryProgress, MemoryTransfer,
+    MigrationStatus, PostCopyStart, RecoverMemory, RunChange, RunChanges, RunState,
+};
+
+/// The name in messages.
+const PRODUCT: &str = "the fake hypervisor";
+/// What is sent before the VM is paused.
+const MEMORY: &[u8; 6] = b"memory";
+/// What is sent while it is.
+const DEVICES: &[u8; 7] = b"devices";
+/// What the target answers.
+const LOADED: u8 = b'L';
+
+/// A VM that exists in this process alone.
+#[derive(Debug)]
+pub struct FakeVm {
+    socket: PathBuf,
+    state: Arc<watch::Sender<State>>,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    run: RunState,
+    migration: MigrationStatus,
+    blockers: Vec<String>,
+    /// What tells the task that sends to go on.
+    switches: Arc<std::sync::Mutex<Option<oneshot::Sender<()>>>>,
+    has_ended: bool,
+}
+
+impl FakeVm {
+    /// A VM that runs; `socket` is where sockets for its memory are made.
+    pub fn running(socket: PathBuf) -> Self {
+        Self::new(socket, RunState::Running)
+    }
+
+    /// A VM that was started so that it waits for memory.
+    pub fn waiting(socket: PathBuf) -> Self {
+        Self::new(socket, RunState::InMigrate)
+    }
+
+    fn new(socket: PathBuf, run: RunState) -> Self {
+        let state = State {
+            run,
+            migration: MigrationStatus::None,
+            blockers: Vec::new(),
+            switches: Arc::default(),
+            has_ended: false,
+        };
+        Self { socket, state: Arc::new(watch::Sender::new(state)) }
+    }
+
+    /// The VM cannot be migrated from now on, for this reason.
+    pub fn block(&self, reason: &str) {
+        self.state.send_modify(|state| state.blockers.push(reason.to_owned()));
+    }
+
+    /// The VM's process ends.
+    pub fn end(&self) {
+        self.state.send_modify(|state| state.has_ended = true);
+    }
+
+    /// What `look` finds in the state, unless the VM has ended.
+    fn look<T: Send + 'static>(&self, look: impl FnOnce(&State) -> T) -> HypervisorFuture<'_, T> {
+        let state = self.state.borrow();
+        let found = if state.has_ended { Err(gone()) } else { Ok(look(&state)) };
+        Box::pin(std::future::ready(found))
+    }
+
+    /// Changes the state, unless the VM has ended.
+    fn change(
+        &self,
+        change: impl FnOnce(&mut State) -> Result<(), HypervisorError>,
+    ) -> HypervisorFuture<'_, ()> {
+        let mut changed = Err(gone());
+        self.state.send_modify(|state| {
+            if !state.has_ended {
+                changed = change(state);
+            }
+        });
+        Box::pin(std::future::ready(changed))
+    }
+
+    /// Waits until `found` finds something in the state.
+    async fn until<T>(
+        &self,
+        what: &str,
+        deadline: Duration,
+        mut found: impl FnMut(&State) -> Option<Result<T, HypervisorError>>,
+    ) -> Result<T, HypervisorError> {
+        let mut states = self.state.subscribe();
+        let waits = async {
+            loop {
+                {
+                    let state = states.borrow_and_update();
+                    if let Some(found) = found(&state) {
+                        return found;
+                    }
+                    if state.has_ended {
+                        return Err(gone());
+                    }
+                }
+                // The sender lives as long as this.
+                let _ = states.changed().await;
+            }
+        };
+        let waited = tokio::time::timeout(deadline, waits).await;
+        waited.unwrap_or_else(|_| {
+            let still = self.state.borrow().migration.to_string();
+            Err(HypervisorError::Deadline { what: what.to_owned(), still, waited: deadline })
+        })
+    }
+}
+
+/// Sends a VM's memory, pauses it, and sends the rest when it is told to.
+async fn send(
+    state: &watch::Sender<State>,
+    stream: &Path,
+    switched: oneshot::Receiver<()>,
+) -> std::io::Result<()> {
+    let mut stream = UnixStream::connect(stream).await?;
+    stream.write_all(MEMORY).await?;
+    set(state, RunState::FinishMigrate, MigrationStatus::PreSwitchover);
+    switched.await.map_err(|_| std::io::ErrorKind::Interrupted)?;
+    set(state, RunState::FinishMigrate, MigrationStatus::Device);
+    stream.write_all(DEVICES).await?;
+    stream.read_u8().await?;
+    set(state, RunState::PostMigrate, MigrationStatus::Completed);
+    Ok(())
+}
+
+/// Takes a VM's memory from the stream that is connected next.
+async fn receive(state: &watch::Sender<State>, listener: UnixListener) -> std::io::Result<()> {
+    let (mut stream, _) = listener.accept().await?;
+    let mut all = [0; MEMORY.len() + DEVICES.len()];
+    stream.read_exact(&mut all).await?;
+    stream.write_u8(LOADED).await?;
+    set(state, RunState::Paused, MigrationStatus::Completed);
+    Ok(())
+}
+
+fn set(state: &watch::Sender<State>, run: RunState, migration: MigrationStatus) {
+    state.send_modify(|state| (state.run, state.migration) = (run, migration));
+}
+
+impl Hypervisor for FakeVm {
+    fn product(&self) -> String {
+        PRODUCT.to_owned()
+    }
+
+    fn process(&self) -> Option<i32> {
+        None
+    }
+
+    fn memory_socket(&self) -> PathBuf {
+        self.socket.clone()
+    }
+
+    fn closed(&self) -> Pin<Box<dyn Future<Output = String> + Send + '_>> {
+        Box::pin(async {
+            let mut states = self.state.subscribe();
+            // The sender lives as long as this.
+            let _ = states.wait_for(|state| state.has_ended).await;
+            "it has ended".to_owned()
+        })
+    }
+
+    fn run_state(&self) -> HypervisorFuture<'_, RunState> {
+        self.look(|state| state.run.clone())
+    }
+
+    fn run_changes(&self) -> Box<dyn RunChanges> {
+        let mut states = self.state.subscribe();
+        let runs = states.borrow_and_update().run == RunState::Running;
+        Box::new(FakeRunChanges { states, runs })
+    }
+
+    fn resume(&self) -> HypervisorFuture<'_, ()> {
+        self.change(|state| {
+            if state.run == RunState::InMigrate {
+                return Err(refused("it waits for its memory"));
+            }
+            state.run = RunState::Running;
+            Ok(())
+        })
+    }
+
+    fn announce(&self) -> HypervisorFuture<'_, ()> {
+        self.look(|_| ())
+    }
+
+    fn has_disk_over_nothing(&self) -> HypervisorFuture<'_, bool> {
+        self.look(|_| false)
+    }
+
+    fn memory_bytes(&self) -> HypervisorFuture<'_, u64> {
+        self.look(|_| MEMORY.len() as u64)
+    }
+
+    fn migration_blockers(&self) -> HypervisorFuture<'_, Vec<String>> {
+        self.look(|state| state.blockers.clone())
+    }
+
+    fn post_copy_blocker(&self) -> HypervisorFuture<'_, Option<String>> {
+        self.look(|_| Some("it has no post-copy".to_owned()))
+    }
+
+    fn knows_side_streams(&self) -> HypervisorFuture<'_, bool> {
+        self.look(|_| false)
+    }
+
+    fn offer_memory<'a>(&'a self, stream: &'a Path, _options: MemoryOptions) -> HypervisorFuture<'a, ()> {
+        self.change(|state| {
+            if !state.blockers.is_empty() {
+                return Err(HypervisorError::Blocked { product: PRODUCT, reasons: state.blockers.clone() });
+            }
+            state.migration = MigrationStatus::Active;
+            let (switches, switched) = oneshot::channel();
+            state.switches = Arc::new(std::sync::Mutex::new(Some(switches)));
+            let (shared, stream) = (Arc::clone(&self.state), stream.to_owned());
+            tokio::spawn(async move {
+                if send(&shared, &stream, switched).await.is_err() {
+                    let was_abandoned = shared.borrow().migration == MigrationStatus::Cancelled;
+                    if !was_abandoned {
+                        set(&shared, RunState::Running, MigrationStatus::Failed);
+                    }
+                }
+            });
+            Ok(())
+        })
+    }
+
+    fn memory_progress(&self) -> HypervisorFuture<'_, MemoryProgress> {
+        self.look(|state| MemoryProgress {
+            total_bytes: MEMORY.len() as u64,
+            ..MemoryProgress::with_status(state.migration.clone())
+        })
+    }
+
+    fn await_status<'a>(
+        &'a self,
+        wanted: &'a [MigrationStatus],
+        deadline: Duration,
+    ) -> HypervisorFuture<'a, MigrationStatus> {
+        Box::pin(self.until("the migration to go on", deadline, move |state| match &state.migration {
+            status if wanted.contains(status) => Some(Ok(status.clone())),
+            status if status.is_end() => Some(Err(ended(status))),
+            _ => None,
+        }))
+    }
+
+    fn set_downtime_target(&self, _downtime: Duration) -> HypervisorFuture<'_, ()> {
+        self.look(|_| ())
+    }
+
+    fn raise_throttle(&self, _percent: u8) -> HypervisorFuture<'_, ()> {
+        self.look(|_| ())
+    }
+
+    fn begin_post_copy(&self) -> HypervisorFuture<'_, PostCopyStart> {
+        Box::pin(std::future::ready(Err(refused("it has no post-copy"))))
+    }
+
+    fn switch_over(&self) -> HypervisorFuture<'_, ()> {
+        self.change(|state| {
+            let switches = state.switches.lock().ok().and_then(|mut switches| switches.take());
+            match (switches, &state.migration) {
+                (Some(switches), MigrationStatus::PreSwitchover) => {
+                    // A stream that has broken meanwhile is a status of its own.
+                    let _ = switches.send(());
+                    Ok(())
+                }
+                _ => Err(refused("it does not wait to be switched over")),
+            }
+        })
+    }
+
+    fn resend_memory<'a>(&'a self, _stream: &'a Path) -> HypervisorFuture<'a, ()> {
+        Box::pin(std::future::ready(Err(refused("it has no post-copy"))))
+    }
+
+    fn abandon(&self) -> HypervisorFuture<'_, ()> {
+        self.change(|state| {
+            if !state.migration.is_end() && state.migration != MigrationStatus::None {
+                (state.run, state.migration) = (RunState::Running, MigrationStatus::Cancelled);
+                // Whoever waits for it breaks the stream then.
+                state.switches = Arc::default();
+            }
+            Ok(())
+        })
+    }
+
+    fn expect_memory<'a>(&'a self, socket: &'a Path, _transfer: MemoryTransfer) -> HypervisorFuture<'a, ()> {
+        self.change(|state| {
+            if state.run != RunState::InMigrate {
+                return Err(HypervisorError::State {
+                    expected: RunState::InMigrate,
+                    found: state.run.clone(),
+                });
+            }
+            let listener =
+                UnixListener::bind(socket).map_err(|error| HypervisorError::Refused(error.into()))?;
+            let shared = Arc::clone(&self.state);
+            tokio::spawn(async move {
+                if receive(&shared, listener).await.is_err() {
+                    set(&shared, RunState::InMigrate, MigrationStatus::Failed);
+                }
+            });
+            Ok(())
+        })
+    }
+
+    fn await_loaded(&self, deadline: Duration) -> HypervisorFuture<'_, ()> {
+        Box::pin(self.until("the VM's memory to arrive", deadline, |state| {
+            match (&state.run, &state.migration) {
+                (RunState::Paused, _) => Some(Ok(())),
+                (_, status @ MigrationStatus::Failed) => Some(Err(ended(status))),
+                (RunState::InMigrate, _) => None,
+                (found, _) => {
+                    Some(Err(HypervisorError::State { expected: RunState::Paused, found: found.clone() }))
+                }
+            }
+        }))
+    }
+}
+
+impl RecoverMemory for FakeVm {
+    fn recover_memory<'a>(&'a self, _socket: &'a Path) -> HypervisorFuture<'a, ()> {
+        Box::pin(std::future::ready(Err(refused("it has no post-copy"))))
+    }
+}
+
+/// When a [`FakeVm`] stops and runs.
+struct FakeRunChanges {
+    states: watch::Receiver<State>,
+    runs: bool,
+}
+
+impl RunChanges for FakeRunChanges {
+    fn next(&mut self) -> Pin<Box<dyn Future<Output = Option<RunChange>> + Send + '_>> {
+        Box::pin(async {
+            let before = self.runs;
+            let changed = |state: &State| state.has_ended || (state.run == RunState::Running) != before;
+            let state = self.states.wait_for(changed).await.ok()?;
+            if state.has_ended {
+                return None;
+            }
+            self.runs = !before;
+            Some(if before { RunChange::Stopped } else { RunChange::Runs })
+        })
+    }
+}
+
+fn gone() -> HypervisorError {
+    HypervisorError::Gone("it has ended".into())
+}
+
+fn refused(reason: &str) -> HypervisorError {
+    HypervisorError::Refused(reason.into())
+}
+
+fn ended(status: &MigrationStatus) -> HypervisorError {
+    HypervisorError::MigrationEnded { product: PRODUCT, status: status.clone(), detail: None }
+}
