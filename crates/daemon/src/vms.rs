@@ -16,33 +16,25 @@
 //! decided here: that is the migration's affair, which says so by [`Vms::leaving`] and the others.
 
 mod adoptions;
-mod allowed;
 mod arrival;
 mod catalogue;
 mod definition;
 mod derived;
 mod error;
-mod foreign;
 mod guests;
 mod holds;
 mod life;
 mod lifelines;
-mod listening;
-mod movable;
 mod needs;
 mod parcel;
-mod places;
 mod probe;
 mod process;
 pub(crate) mod proof;
 mod same_files;
-mod sandbox;
-mod script;
 #[cfg(test)]
 mod tests;
 mod tpm;
 mod unprivileged;
-mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -58,15 +50,13 @@ pub(crate) use self::arrival::Scope;
 pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};
 pub(crate) use self::definition::{Definition, DefinitionError};
-pub(crate) use self::derived::{Derived, Running, derive};
+pub(crate) use self::derived::{Derived, derive, launched};
 pub(crate) use self::error::VmError;
-pub(crate) use self::foreign::Foreign;
 pub(crate) use self::holds::{Holds, NotedReason, Ran, Reached};
 pub(crate) use self::parcel::PARCEL_BYTES_MAX;
 use self::parcel::Parcel;
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
-pub(crate) use self::script::GivenBack;
 use crate::config::MachinesConfig;
 use crate::journal::now_unix_ms;
 use crate::qemu_sockets;

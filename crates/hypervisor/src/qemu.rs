@@ -15,11 +15,13 @@
 //! `-incoming defer -S`; a source that has sent everything is in state *postmigrate*.
 
 mod block;
+pub mod command_line;
 mod disk;
 mod error;
 #[cfg(test)]
 mod fake_monitor;
 mod hypervisor;
+mod launched;
 mod lifeline;
 mod memory;
 mod process;
@@ -33,6 +35,7 @@ pub use disk::{
 };
 pub use error::{ErrorClass, QmpError};
 pub use hypervisor::memory_socket;
+pub use launched::Launched;
 pub use lifeline::Lifeline;
 pub use process::Qemu;
 pub use qmp::{Event, Events, Heard, Qmp};

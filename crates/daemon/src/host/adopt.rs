@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{AdoptVm, Vm};
+use hypervisor::qemu::command_line::script::GivenBack;
 use hypervisor::qemu::{LocalDisk, Qemu};
 use hypervisor::{HypervisorError, RunState};
 use migration::guest::exchange::Goal;
@@ -25,7 +26,7 @@ use super::{Host, adopted, blocking};
 use crate::error::RequestError;
 use crate::journal::now_unix_ms;
 use crate::names;
-use crate::vms::{Adopted, AdoptedDisk, Foreign, GivenBack, Life, NotedReason, Ran, Reached, VmError};
+use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Ran, Reached, VmError, launched};
 
 /// How long an operation may take until its answer says that it goes on in the background.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
@@ -449,7 +450,7 @@ async fn runs(name: &str, qemu: &Qemu) -> Result<bool, RequestError> {
 async fn choose(name: &str, qemu: &Qemu, wanted: &[String]) -> Result<Vec<LocalDisk>, RequestError> {
     let refuse = |why: String| RequestError::from(VmError::Disk { vm: name.to_owned(), why });
     let found = qemu.local_disks().await.map_err(VmError::of(name))?;
-    let seen = Foreign::of(name, qemu).await?;
+    let seen = launched(name, qemu).await?;
     let mut chosen = Vec::new();
     for disk in found {
         let (device, node) = match &disk {

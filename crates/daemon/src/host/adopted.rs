@@ -13,10 +13,11 @@ use std::time::Duration;
 use api::{MigrateVolume, Migration, Vm, VmState, WholeMove};
 use hypervisor::RunState;
 use hypervisor::qemu::Qemu;
+use hypervisor::qemu::command_line::derived::Running;
 
 use super::Host;
 use crate::error::RequestError;
-use crate::vms::{Adopted, Derived, Foreign, Running, VmError, derive};
+use crate::vms::{Adopted, Derived, VmError, derive, launched};
 
 /// How long a machine may take to say what it does, before it is left out.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
@@ -107,8 +108,8 @@ async fn unblocked(name: &str, qemu: &Qemu) -> Result<(), RequestError> {
 /// What another host would have to run of an adopted machine, as it is now.
 pub(super) async fn derived(adopted: &Adopted, qemu: &Qemu) -> Result<Derived, RequestError> {
     let name = &adopted.name;
-    let process = Foreign::of(name, qemu).await?;
-    let running = Running::of(name, qemu).await?;
+    let process = launched(name, qemu).await?;
+    let running = Running::of(qemu).await.map_err(VmError::of(name))?;
     let unmovable = |error: crate::vms::DefinitionError| RequestError::MachineUnmovable {
         vm: name.clone(),
         reason: error.to_string(),

@@ -11,11 +11,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hypervisor::HypervisorError;
-use hypervisor::qemu::{LocalDisk, Qemu};
+use hypervisor::qemu::{Launched, LocalDisk, Qemu};
 
 use super::{Host, blocking};
 use crate::error::{RequestError, with_causes};
-use crate::vms::{Adopted, AdoptedDisk, Foreign, VmError, proof};
+use crate::vms::{Adopted, AdoptedDisk, VmError, launched, proof};
 
 impl Host {
     /// Looks whether the disks of a machine could be adopted, and given back.
@@ -30,7 +30,7 @@ impl Host {
         adopted: &Adopted,
     ) -> Result<(), RequestError> {
         for (disk, kept) in disks.iter().zip(&adopted.disks) {
-            let process = Foreign::of(name, qemu).await?;
+            let process = launched(name, qemu).await?;
             let backing =
                 disk.backing.iter().map(|file| process.resolve(file).unwrap_or_else(|| file.clone()));
             for file in std::iter::once(kept.file.clone()).chain(backing) {
@@ -61,7 +61,7 @@ impl Host {
             // It may be gone from the machine.
             let Some(node) = device.and_then(|device| device.node.as_ref()) else { continue };
             let disk = kept.disk(node);
-            let process = Foreign::of(name, qemu).await?;
+            let process = launched(name, qemu).await?;
             let before = process.descriptors_of(&kept.file);
             if before > 0 {
                 // It has it back already.
@@ -90,7 +90,7 @@ impl Host {
         name: &str,
         qemu: &Qemu,
         (disk, kept): (&LocalDisk, &AdoptedDisk),
-        process: &Foreign,
+        process: &Launched,
     ) -> Result<(), RequestError> {
         let before = process.descriptors_of(&kept.file);
         let opened = qemu.prove_file(disk, &kept.file, kept.number).await;
@@ -107,7 +107,7 @@ impl Host {
         name: &str,
         qemu: &Qemu,
         (disk, kept): (&LocalDisk, &AdoptedDisk),
-        process: &Foreign,
+        process: &Launched,
     ) -> Result<(), RequestError> {
         let unavailable = |error: &dyn std::error::Error| RequestError::VolumeUnavailable {
             volume: kept.volume.clone(),
@@ -138,7 +138,7 @@ impl Host {
 
 /// Looks whether what QEMU has opened by a path is what we find there.
 async fn same_file(name: &str, qemu: &Qemu, file: &Path, before: usize) -> Result<(), RequestError> {
-    if Foreign::of(name, qemu).await?.descriptors_of(file) > before {
+    if launched(name, qemu).await?.descriptors_of(file) > before {
         return Ok(());
     }
     let file = file.display();
@@ -160,7 +160,7 @@ fn another_file(disk: &LocalDisk, file: &Path) -> String {
     )
 }
 
-fn cannot_open(kept: &AdoptedDisk, process: &Foreign, error: &HypervisorError) -> String {
+fn cannot_open(kept: &AdoptedDisk, process: &Launched, error: &HypervisorError) -> String {
     let (file, user) = (kept.file.display(), process.owner.0);
     format!(
         "its QEMU, which runs as the user {user}, could not open {file} when it has its disk back: {error}; let it open that file \

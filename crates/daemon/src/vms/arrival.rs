@@ -15,12 +15,13 @@ use std::sync::Arc;
 use api::Memory;
 use hypervisor::Hypervisor;
 use hypervisor::qemu::Qemu;
+use hypervisor::qemu::command_line::allowed::{self, Allowed, NotAllowed};
+use hypervisor::qemu::command_line::{files, listening};
 
-use super::allowed;
 use super::catalogue::{Fate, Record, Standing};
 use super::needs::Needs;
 use super::parcel::{self, Parcel};
-use super::{Alive, Definition, Differences, Life, VmError, Vms, listening, probe, same_files, tpm};
+use super::{Alive, Definition, Differences, Life, VmError, Vms, probe, same_files, tpm};
 use crate::journal::now_unix_ms;
 use crate::moving::Terms;
 use crate::sockets::SocketFolder;
@@ -157,7 +158,7 @@ impl Vms {
         let parcel = Parcel::decode(bytes).map_err(|error| told(error.into()))?;
         let definition = Definition::parse(&parcel.definition).map_err(|error| told(error.into()))?;
         definition.check_program().map_err(|error| told(error.into()))?;
-        allowed::check(&definition, &self.allowed).map_err(|refused| refused.to_string())?;
+        self.check_allowed(&definition).map_err(|refused| refused.to_string())?;
         let command = definition.command_anywhere();
         let needs = parcel.needs.unwrap_or_default();
         self.make_monitors_folder().map_err(told)?;
@@ -168,7 +169,7 @@ impl Vms {
             faults.extend(tpm::fault(needs.tpm).await);
         }
         faults.extend(
-            probe::missing_files(&command).into_iter().map(|file| {
+            files::missing(&command).into_iter().map(|file| {
                 format!("{file}: that file is not there; put it there, or leave it out of the VM")
             }),
         );
@@ -238,7 +239,7 @@ impl Vms {
         let definition = Definition::parse(&text)?;
         // N.B. also here: what was looked at before may have been another one.
         definition.check_program()?;
-        allowed::check(&definition, &self.allowed)?;
+        self.check_allowed(&definition)?;
         let record = Record {
             name: name.clone(),
             definition: text,
@@ -319,6 +320,12 @@ impl Vms {
     /// [`VmError::NotFound`], [`VmError::NotRunning`].
     pub(crate) fn qemu(&self, name: &str) -> Result<Arc<Qemu>, VmError> {
         Ok(self.alive(name)?.qemu)
+    }
+
+    /// Looks whether a definition of another host names only what it may name here.
+    fn check_allowed(&self, definition: &Definition) -> Result<(), NotAllowed> {
+        let allowed = Allowed { options: &self.allowed.allow, folders: &self.allowed.folders };
+        allowed::check(&definition.command_with_places(), allowed)
     }
 
     async fn stand(self: &Arc<Self>, name: &str, standing: Standing) -> Result<(), VmError> {

@@ -18,11 +18,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hypervisor::qemu::RECONNECT_SECONDS;
+use hypervisor::qemu::command_line::movable::{self, Unmovable};
+use hypervisor::qemu::command_line::{Template, Values, Variable};
 use serde::Deserialize;
 
-use super::movable::{self, Unmovable};
-use super::places::{Place, Template};
-use super::words::Values;
 use crate::names;
 
 /// Longest definition in bytes: a request that holds one must fit into the API's limit.
@@ -179,7 +178,7 @@ impl Definition {
 
     /// Whether it has a software TPM.
     pub(super) fn has_tpm(&self) -> bool {
-        self.command.iter().flat_map(Template::places).any(|place| place.kind == "tpm")
+        self.command.iter().flat_map(Template::variables).any(|place| place.kind == "tpm")
     }
 
     /// The folder of the state that its TPM begins with, as it is where the machine was added; `None`: it is a new one.
@@ -198,7 +197,7 @@ impl Definition {
     ) -> Vec<String> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let volume = |name: &str| self.disks.get(name).cloned().unwrap_or_default();
-        let value = |place: &Place| match place.kind.as_str() {
+        let value = |place: &Variable| match place.kind.as_str() {
             "qmp" => text(monitor),
             "tpm" => text(tpm),
             "name" => vm.to_owned(),
@@ -238,7 +237,7 @@ impl Definition {
     pub(crate) fn short_waits(&self) -> Vec<(String, u32)> {
         let mut found = Vec::new();
         for word in &self.command {
-            let Some(disk) = word.places().find(|place| place.kind == "disk") else { continue };
+            let Some(disk) = word.variables().find(|place| place.kind == "disk") else { continue };
             let text = word.fill(|_| String::new());
             let said =
                 Values::read(&text).pairs().into_iter().find(|(key, _)| key.ends_with("reconnect-delay"));
@@ -253,7 +252,7 @@ impl Definition {
     }
 
     fn check_places(&self) -> Result<(), DefinitionError> {
-        let places = || self.command.iter().flat_map(Template::places);
+        let places = || self.command.iter().flat_map(Template::variables);
         for place in places() {
             let is_known = match (place.kind.as_str(), place.name.as_str()) {
                 ("qmp" | "name" | "tpm", "") => true,
@@ -280,7 +279,7 @@ impl Definition {
         }
         for word in &self.command {
             let reconnects = word.fill(|_| String::new()).contains("reconnect-delay");
-            if let Some(place) = word.places().find(|place| place.kind == "disk" && !reconnects) {
+            if let Some(place) = word.variables().find(|place| place.kind == "disk" && !reconnects) {
                 return Err(DefinitionError::NoReconnect { name: place.name.clone() });
             }
         }

@@ -1,52 +1,22 @@
-//! A definition for a machine that somebody else has started, made of the command of its running QEMU.
+//! A definition for a VM that somebody else has started, made of the command of its running QEMU.
 //!
-//! ```text
-//!   its command ──┬─ what the guest sees: as it is, its machine type by its full name
-//!                 ├─ adopted disks: over the volumes' exports                            disks
-//!                 ├─ small images and firmware's variables: files that go along          disks, files
-//!                 ├─ sockets and logs: in the machine's own folder                       backends
-//!                 ├─ windows, monitors, logs of QEMU: stay behind, by name               backends
-//!                 └─ what would be lost to the guest: refused, by name
-//! ```
-//! What is attached since the start is not in the command: it is asked of the running QEMU, and refused. What ties any
-//! machine to its host is judged where every definition is ([`super::movable`]).
+//! What becomes of the command is decided in [`hypervisor::qemu::command_line::derived`]; here it is asked of the running VM,
+//! and written down as a definition.
 
-mod backends;
-mod disks;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use hypervisor::qemu::Qemu;
+use hypervisor::qemu::command_line::derived::{self, Limits, Running, VolumeDisk};
+use hypervisor::qemu::{DiskOptions, Launched, Qemu};
 use serde::Serialize;
 
 use super::definition::DefinitionError;
-use super::foreign::Foreign;
-use super::movable::Unmovable;
-use super::words::{self, Argument, Values};
-use super::{Adopted, Definition, VmError};
+use super::{Adopted, AdoptedDisk, Definition, VmError};
 
-/// What programs that can be found on another host begin with.
-const PROGRAM: &str = "qemu-system-";
-/// What the kernel adds to the name of a program that was replaced by another version.
-const DELETED: &str = " (deleted)";
-
-/// What a running QEMU says of its machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Running {
-    /// The full name of its type.
-    pub(super) machine_type: String,
-    /// The files that its nodes are over, as it calls them.
-    pub(super) images: Vec<String>,
-    /// Its devices that have names.
-    pub(super) named_devices: Vec<String>,
-    /// How many devices were asked for that have none.
-    pub(super) unnamed_devices: usize,
-}
-
-/// A machine's definition that was derived.
+/// A VM's definition that was derived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Derived {
     /// The definition.
@@ -55,40 +25,35 @@ pub(crate) struct Derived {
     pub(crate) left_behind: Vec<String>,
 }
 
-impl Running {
-    /// Asks a QEMU.
-    ///
-    /// # Errors
-    /// [`VmError`].
-    pub(crate) async fn of(vm: &str, qemu: &Qemu) -> Result<Self, VmError> {
-        let failed = VmError::of(vm);
-        let nodes = qemu.named_nodes().await.map_err(&failed)?;
-        Ok(Self {
-            machine_type: qemu.machine_type().await.map_err(&failed)?,
-            images: nodes.into_iter().map(|node| node.file).collect(),
-            named_devices: qemu.named_devices().await.map_err(&failed)?,
-            unnamed_devices: qemu.unnamed_devices().await.map_err(&failed)?.len(),
-        })
-    }
-}
-
-/// Derives the definition of a machine whose disks were adopted.
+/// Derives the definition of a VM whose disks were adopted.
 ///
 /// # Errors
 /// [`DefinitionError`]: what keeps it from moving as a whole.
 pub(crate) fn derive(
     adopted: &Adopted,
-    process: &Foreign,
+    process: &Launched,
     running: &Running,
 ) -> Result<Derived, DefinitionError> {
-    let arguments = words::read(process.command.get(1..).unwrap_or_default());
-    let mut maker = Maker::new(adopted, process, running, &arguments)?;
-    for argument in &arguments {
-        maker.take(argument)?;
-    }
-    let derived = maker.finish()?;
-    Definition::parse(&derived.text)?;
-    Ok(derived)
+    let disks: Vec<VolumeDisk> = adopted.disks.iter().map(volume_disk).collect();
+    let limits = Limits { file_bytes_max: super::parcel::FILES_BYTES_MAX as u64, is_path_name };
+    let derived = derived::derive(&disks, process, running, limits)?;
+    let written = Written { command: derived.command, disks: derived.disks, files: derived.files };
+    let text = toml::to_string(&written)
+        .map_err(|error| DefinitionError::Bounds(format!("its command cannot be written down: {error}")))?;
+    Definition::parse(&text)?;
+    Ok(Derived { text, left_behind: derived.left_behind })
+}
+
+/// Asks the kernel about the process of a VM. It may sleep.
+///
+/// # Errors
+/// [`VmError`]: the kernel does not tell, or not to this user.
+pub(crate) async fn launched(vm: &str, qemu: &Qemu) -> Result<Launched, VmError> {
+    let id = qemu.process();
+    let id = id.ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
+    let looked = tokio::task::spawn_blocking(move || Launched::of(id)).await;
+    let looked = looked.map_err(|error| VmError::Unusable(error.to_string()))?;
+    looked.map_err(|source| VmError::Hidden { vm: vm.to_owned(), id, source })
 }
 
 /// As it is written.
@@ -99,210 +64,23 @@ struct Written {
     files: BTreeMap<String, PathBuf>,
 }
 
-/// Puts a definition together, word by word.
-struct Maker<'a> {
-    adopted: &'a Adopted,
-    process: &'a Foreign,
-    running: &'a Running,
-    written: Written,
-    left_behind: Vec<String>,
-    /// The numbers of the adopted disks whose words have been found.
-    found: BTreeSet<u32>,
-    nodes: disks::Nodes,
-    /// Character devices that only monitors use.
-    of_monitors: BTreeSet<String>,
-    /// How many places of the machine's own folder have been given.
-    own_places: usize,
-    has_display: bool,
-    has_accelerator: bool,
-    had_monitor: bool,
-    /// The devices that the command asks for.
-    device_names: BTreeSet<String>,
-    devices_without_name: usize,
-}
-
-impl<'a> Maker<'a> {
-    fn new(
-        adopted: &'a Adopted,
-        process: &'a Foreign,
-        running: &'a Running,
-        arguments: &[Argument],
-    ) -> Result<Self, DefinitionError> {
-        let program = program(&process.program)?;
-        // The type is said once, by the name that means the same everywhere.
-        let command = vec![program, "-machine".to_owned(), running.machine_type.clone()];
-        Ok(Self {
-            adopted,
-            process,
-            running,
-            written: Written { command, disks: BTreeMap::new(), files: BTreeMap::new() },
-            left_behind: Vec::new(),
-            found: BTreeSet::new(),
-            nodes: disks::Nodes::of(arguments),
-            of_monitors: backends::of_monitors(arguments),
-            own_places: 0,
-            has_display: false,
-            has_accelerator: false,
-            had_monitor: false,
-            device_names: BTreeSet::new(),
-            devices_without_name: 0,
-        })
-    }
-
-    fn take(&mut self, argument: &Argument) -> Result<(), DefinitionError> {
-        let option = argument.option.as_str();
-        let value = argument.value.as_deref().unwrap_or_default();
-        match option {
-            // Sterna's to give, or over since long.
-            "-S" | "-daemonize" | "-incoming" | "-loadvm" | "-pidfile" | "-preconfig" | "-qtest" | "-id" => {}
-            "-qmp" | "-qmp-pretty" | "-mon" => {}
-            "-monitor" => self.had_monitor = true,
-            "-machine" | "-M" => self.machine_options(value),
-            "-accel" | "-enable-kvm" => {
-                self.has_accelerator = true;
-                self.keep(argument);
-            }
-            "-device" => {
-                match Values::read(value).get("id") {
-                    Some(id) => drop(self.device_names.insert(id)),
-                    None => self.devices_without_name += 1,
-                }
-                self.keep(argument);
-            }
-            "" | "-hda" | "-hdb" | "-hdc" | "-hdd" | "-cdrom" | "-fda" | "-fdb" | "-pflash" | "-sd"
-            | "-mtdblock" | "-drive" => {
-                // Some of them make a device.
-                self.devices_without_name += 1;
-                self.drive(option, value)?;
-            }
-            "-blockdev" => self.blockdev(value)?,
-            _ => self.backend(argument)?,
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<Derived, DefinitionError> {
-        self.check_devices()?;
-        if let Some(disk) = self.adopted.disks.iter().find(|disk| !self.found.contains(&disk.number)) {
-            return Err(refuse(
-                format!("the disk {}", disk.device),
-                "is not found in the command that the VM was started with; it was attached later",
-            ));
-        }
-        if !self.has_accelerator && self.process.command.first().is_some_and(|name| name.ends_with("kvm")) {
-            // What QEMU does for this name.
-            self.say("-accel", "kvm");
-            self.say("-accel", "tcg");
-        }
-        if !self.has_display {
-            self.say("-display", "none");
-        }
-        if self.had_monitor {
-            self.say("-monitor", "none");
-        }
-        self.say("-qmp", "unix:{qmp},server=on,wait=off");
-        let text = toml::to_string(&self.written).map_err(|error| {
-            DefinitionError::Bounds(format!("its command cannot be written down: {error}"))
-        })?;
-        Ok(Derived { text, left_behind: self.left_behind })
-    }
-
-    /// The options of a machine without its type, which may be an alias that another QEMU takes for another type.
-    fn machine_options(&mut self, value: &str) {
-        let mut values = Values::read(value);
-        // A word alone is the type; only the first may be one.
-        values.retain(|key, _| !key.is_empty() && key != "type");
-        self.has_accelerator |= values.get("accel").is_some();
-        if values != Values::of(&[]) {
-            self.say("-machine", &values.write());
-        }
-    }
-
-    /// Looks whether the machine has the devices that it was started with.
-    fn check_devices(&self) -> Result<(), DefinitionError> {
-        let has: BTreeSet<&String> = self.running.named_devices.iter().collect();
-        let asked: BTreeSet<&String> = self.device_names.iter().collect();
-        if let Some(added) = has.difference(&asked).next() {
-            return Err(refuse(
-                format!("the device {added}"),
-                "was added while the VM ran: remove it (device_del), or restart the VM with it",
-            ));
-        }
-        if let Some(removed) = asked.difference(&has).next() {
-            return Err(refuse(
-                format!("the device {removed}"),
-                "was removed while the VM ran: add it again, or restart the VM without it",
-            ));
-        }
-        if self.running.unnamed_devices > self.devices_without_name {
-            return Err(refuse(
-                "a device without a name".to_owned(),
-                "was added while the VM ran: restart the VM with it",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Takes an option as it is.
-    fn keep(&mut self, argument: &Argument) {
-        self.written.command.push(argument.option.clone());
-        self.written.command.extend(argument.value.clone());
-    }
-
-    fn say(&mut self, option: &str, value: &str) {
-        self.written.command.extend([option.to_owned(), value.to_owned()]);
-    }
-
-    /// Says that something does not go along.
-    fn leave(&mut self, what: impl Into<String>) {
-        self.left_behind.push(what.into());
-    }
-
-    /// A place in the machine's own folder, of a socket or a log.
-    fn own_place(&mut self, wanted: &str) -> String {
-        let number = self.own_places;
-        self.own_places += 1;
-        let is_name = crate::names::check(wanted).is_ok() && !wanted.contains('.');
-        if is_name { format!("{{path:{wanted}}}") } else { format!("{{path:own{number}}}") }
-    }
-
-    /// A file that goes along, by its place.
-    fn file(&mut self, what: &str, path: &str) -> Result<String, DefinitionError> {
-        let found = self.process.resolve(Path::new(path));
-        let found = found.ok_or_else(|| {
-            refuse(format!("{what} {path}"), "is a relative path, and where it begins cannot be told")
-        })?;
-        let length = std::fs::metadata(&found).map_or(0, |metadata| metadata.len());
-        if length > super::parcel::FILES_BYTES_MAX as u64 {
-            return Err(refuse(
-                format!("{what} {path}"),
-                "is too large a file to go along: eject it if it is a CD-ROM (QMP: eject), or make a volume of it with \
-                 sterna vm adopt --disk",
-            ));
-        }
-        let known =
-            self.written.files.iter().find(|(_, known)| **known == found).map(|(name, _)| name.clone());
-        let name = known.unwrap_or_else(|| format!("file{}", self.written.files.len()));
-        let place = format!("{{file:{name}}}");
-        self.written.files.insert(name, found);
-        Ok(place)
+fn volume_disk(disk: &AdoptedDisk) -> VolumeDisk {
+    VolumeDisk {
+        volume: disk.volume.clone(),
+        number: disk.number,
+        device: disk.device.clone(),
+        drive: disk.drive.clone(),
+        node: disk.node.clone(),
+        file: disk.file.clone(),
+        options: DiskOptions {
+            is_read_only: disk.is_read_only,
+            cache_direct: disk.cache_direct,
+            cache_no_flush: disk.cache_no_flush,
+            detect_zeroes: disk.detect_zeroes.clone(),
+        },
     }
 }
 
-/// What keeps a machine from moving.
-fn refuse(what: String, reason: &'static str) -> DefinitionError {
-    DefinitionError::Unmovable(Unmovable { what, reason })
-}
-
-/// The program by the name that another host finds it under.
-fn program(file: &Path) -> Result<String, DefinitionError> {
-    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let name = name.strip_suffix(DELETED).unwrap_or(name);
-    if name.starts_with(PROGRAM) {
-        return Ok(name.to_owned());
-    }
-    Err(refuse(
-        format!("the program {}", file.display()),
-        "is not called qemu-system-…, and other hosts run nothing else: start the VM by that name",
-    ))
+fn is_path_name(name: &str) -> bool {
+    crate::names::check(name).is_ok() && !name.contains('.')
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use api::ErrorCode;
 use hypervisor::HypervisorError;
+use hypervisor::qemu::command_line::allowed::NotAllowed;
 
-use super::allowed::NotAllowed;
 use super::definition::DefinitionError;
 use super::parcel::ParcelError;
 use crate::listing::ListingError;

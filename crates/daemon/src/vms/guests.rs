@@ -13,11 +13,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hypervisor::qemu::Qemu;
+use hypervisor::qemu::command_line::script::{self, GivenBack};
 
 use super::arrival::blocking;
 use super::catalogue::{Fate, Record, Standing};
 use super::parcel::{self, Parcel};
-use super::{Adopted, Definition, GivenBack, Life, VmError, Vms, remove_folder, script, tpm};
+use super::{Adopted, Definition, Life, VmError, Vms, remove_folder, tpm};
 use crate::journal::now_unix_ms;
 
 /// In the folder of a machine: what starts it once it has been given back.
@@ -75,14 +76,15 @@ impl Vms {
             let known = vms.get(&name)?;
             let folder = vms.machine_folder(&name);
             let definition = Definition::parse(&known.definition)?;
-            let command = |definition: &Definition, socket: &dyn Fn(&str) -> PathBuf| {
-                let (file, own) =
-                    (|file: &str| parcel::file(&folder, file), |own: &str| parcel::own_path(&folder, own));
-                let sockets = (known.monitor.as_path(), &*tpm::socket(&known.monitor));
-                definition.command(&name, sockets, socket, file, own)
-            };
+            let command = definition.command(
+                &name,
+                (&known.monitor, &tpm::socket(&known.monitor)),
+                |volume| format!("{}{volume}", script::VOLUME).into(),
+                |file| parcel::file(&folder, file),
+                |own| parcel::own_path(&folder, own),
+            );
             let tpm = vms.tpm(&name).map(|(folder, socket)| tpm::command_alone(&folder, &socket));
-            let Some(text) = script::script(&definition, &images, &tpm.unwrap_or_default(), command) else {
+            let Some(text) = script::script(&command, &images, &tpm.unwrap_or_default()) else {
                 return Ok(None);
             };
             let path = folder.join(SCRIPT);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hypervisor::qemu::command_line::sandbox;
 use hypervisor::qemu::{Events, Heard, Qemu};
 use hypervisor::{Hypervisor, HypervisorError};
 use tokio::time::{sleep, timeout};
@@ -13,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::catalogue::Fate;
 use super::process::{self, Process};
 use super::{
-    Alive, Definition, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, parcel, sandbox, tpm,
+    Alive, Definition, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, parcel, tpm,
     unprivileged,
 };
 use crate::config::{QemuUser, RunsAs};

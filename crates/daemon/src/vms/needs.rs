@@ -6,6 +6,7 @@
 //! It is looked at before a byte is copied. What an older version does not say is not looked at.
 
 use api::MEMORY_STREAMS_MAX;
+use hypervisor::qemu::command_line::files;
 use hypervisor::qemu::{MachineType, ProcessorModel, Qemu, Version};
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +97,7 @@ impl Needs {
     /// not tell is left out, and so is its TPM, of which QEMU knows nothing.
     pub(super) async fn of(qemu: &Qemu, command: &[String], volumes: Vec<(String, u64)>) -> Self {
         let kvm = qemu.uses_kvm().await.unwrap_or(false);
-        let model = probe::processor_model(command);
+        let model = files::processor_model(command);
         let is_of_host = model.as_deref().is_some_and(|model| OF_HOST.contains(&model));
         let processor = match model {
             Some(model) if !is_of_host => {

@@ -15,7 +15,6 @@ use hypervisor::qemu::{Qemu, QmpError};
 use tokio::process::Command;
 
 use super::needs::Found;
-use super::words::{self, Values};
 use crate::config::{QemuUser, RunsAs};
 use crate::qemu_sockets;
 
@@ -108,51 +107,12 @@ pub(super) async fn probe(
     }
 }
 
-/// The model of processor that a command asks for; `None`: that of the machine's type.
-pub(super) fn processor_model(command: &[String]) -> Option<String> {
-    let mut arguments = words::read(command.get(1..).unwrap_or_default()).into_iter().rev();
-    let value = arguments.find(|argument| argument.option == "-cpu")?.value?;
-    Some(Values::read(&value).driver())
-}
-
 /// What this host's processors have, by the kernel's names.
 pub(super) fn host_features() -> Vec<String> {
     let told = std::fs::read_to_string(PROCESSORS).unwrap_or_default();
     let line = told.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
     let features = line.and_then(|line| line.split_once(':')).map(|(_, features)| features);
     features.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
-}
-
-/// The files of this host that a command needs and does not bring along, and that are not there.
-pub(super) fn missing_files(command: &[String]) -> Vec<String> {
-    let mut missing = Vec::new();
-    for argument in words::read(command.get(1..).unwrap_or_default()) {
-        let value = argument.value.unwrap_or_default();
-        let paths = match argument.option.as_str() {
-            "-kernel" | "-initrd" | "-dtb" | "-bios" | "-mem-path" | "-L" | "-cdrom" | "-pflash" => {
-                vec![value]
-            }
-            "-drive" | "-blockdev" => said(&value, &["file", "filename", "file.filename"]),
-            "-netdev" | "-nic" | "-net" => said(&value, &["script", "downscript", "helper"]),
-            "-object" => said(&value, &["mem-path", "filename", "file", "dir"]),
-            "-device" => said(&value, &["romfile"]),
-            "-fw_cfg" | "-smbios" | "-acpitable" => said(&value, &["file"]),
-            // A socket that it connects to; one that it serves it makes.
-            "-chardev" => match Values::read(&value) {
-                values if values.driver() == "socket" && !values.is_on("server") => said(&value, &["path"]),
-                _ => Vec::new(),
-            },
-            _ => Vec::new(),
-        };
-        let absent = paths.into_iter().filter(|path| path.starts_with('/') && !Path::new(path).exists());
-        missing.extend(absent.map(|path| format!("{} {path}", argument.option)));
-    }
-    missing
-}
-
-fn said(value: &str, keys: &[&str]) -> Vec<String> {
-    let values = Values::read(value);
-    keys.iter().filter_map(|key| values.get(key)).collect()
 }
 
 /// Whether QEMU may use KVM, as whom it runs as.
@@ -202,33 +162,6 @@ fn free_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn words(text: &str) -> Vec<String> {
-        text.split(' ').map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn the_model_of_a_command_is_the_one_that_is_said_last() {
-        assert_eq!(
-            processor_model(&words("qemu -cpu qemu64 -m 32 -cpu host,+x2apic")),
-            Some("host".to_owned())
-        );
-        assert_eq!(processor_model(&words("qemu -m 32")), None);
-    }
-
-    #[test]
-    fn files_that_are_not_there_are_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let there = folder.path().join("kernel");
-        std::fs::write(&there, "").unwrap();
-        let command = format!(
-            "qemu -kernel {} -initrd /no/initrd -netdev tap,id=n,script=/no/up,downscript=no -chardev \
-             socket,id=a,path=/no/socket -chardev socket,id=b,path=/no/served,server=on -drive if=pflash,file=/no/code",
-            there.display()
-        );
-        let expected = ["-initrd /no/initrd", "-netdev /no/up", "-chardev /no/socket", "-drive /no/code"];
-        assert_eq!(missing_files(&words(&command)), expected);
-    }
 
     #[tokio::test]
     async fn a_host_tells_what_it_could_run() {

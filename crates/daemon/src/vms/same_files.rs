@@ -3,19 +3,17 @@
 //! ```text
 //!   source: command ──► Fingerprint of each ──► parcel ──► target: its own file at that path ──► fault │ warning │ the same
 //! ```
-//! What is not there at all is somebody else's affair ([`super::probe::missing_files`]), and so are files that go along: the
+//! What is not there at all is somebody else's affair ([`files::missing`]), and so are files that go along: the
 //! target gets those from the source.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use hypervisor::qemu::command_line::files::{self, NamedFile, Use};
 use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
-
-use super::words::{self, Values};
 
 /// Files that are compared: a command does not name nearly as many, and each is read on both sides.
 const FILES_MAX: usize = 32;
@@ -63,11 +61,10 @@ pub(crate) struct Differences {
 /// The files of this host that a command names. What cannot be read is left out: QEMU has said so when it was started. It may
 /// sleep.
 pub(super) fn fingerprints(command: &[String]) -> Vec<Fingerprint> {
-    let mut named = named(command);
-    named.truncate(FILES_MAX);
-    let taken = named.into_iter().filter_map(|(option, path, used)| {
+    let named = files::named(command).into_iter().take(FILES_MAX);
+    let taken = named.filter_map(|NamedFile { option, path, used }| {
         let (bytes, hash) = read(Path::new(&path)).ok()??;
-        Some(Fingerprint { option, path, used, bytes, hash })
+        Some(Fingerprint { option, path, used: used.into(), bytes, hash })
     });
     taken.collect()
 }
@@ -110,48 +107,14 @@ pub(super) fn differences(theirs: &[Fingerprint]) -> Differences {
     differences
 }
 
-/// The files that a command names, with the options that do.
-fn named(command: &[String]) -> Vec<(String, String, Used)> {
-    let arguments = words::read(command.get(1..).unwrap_or_default());
-    let firmware = firmware_nodes(&arguments);
-    let mut named = Vec::new();
-    for argument in &arguments {
-        let value = argument.value.clone().unwrap_or_default();
-        let values = Values::read(&value);
-        let said = |keys: &[&str]| keys.iter().filter_map(|key| values.get(key)).collect::<Vec<_>>();
-        let is_firmware = values.get("if").as_deref() == Some("pflash")
-            || values.get("node-name").is_some_and(|node| firmware.contains(&node));
-        let disk = if is_firmware { Used::InMemory } else { Used::WhileItRuns };
-        let (paths, used) = match argument.option.as_str() {
-            "-kernel" | "-initrd" | "-dtb" => (vec![value], Used::AtStart),
-            "-fw_cfg" | "-smbios" | "-acpitable" => (said(&["file"]), Used::AtStart),
-            "-bios" | "-pflash" => (vec![value], Used::InMemory),
-            "-device" => (said(&["romfile"]), Used::InMemory),
-            "-cdrom" => (vec![value], Used::WhileItRuns),
-            "-drive" | "-blockdev" => (said(&["file", "filename", "file.filename"]), disk),
-            _ => continue,
-        };
-        let paths = paths.into_iter().filter(|path| path.starts_with('/'));
-        named.extend(paths.map(|path| (argument.option.clone(), path, used)));
-    }
-    named
-}
-
-/// The nodes that are firmware (`-machine pflash0=NODE`), and those below them.
-fn firmware_nodes(arguments: &[words::Argument]) -> BTreeSet<String> {
-    let all = |option: &str| {
-        let found = arguments.iter().filter(move |argument| argument.option == option);
-        found.map(|argument| Values::read(argument.value.as_deref().unwrap_or_default())).collect::<Vec<_>>()
-    };
-    let units = all("-machine").into_iter().chain(all("-M"));
-    let mut nodes: BTreeSet<String> =
-        units.flat_map(|options| [options.get("pflash0"), options.get("pflash1")]).flatten().collect();
-    for node in all("-blockdev") {
-        if node.get("node-name").is_some_and(|name| nodes.contains(&name)) {
-            nodes.extend(node.get("file"));
+impl From<Use> for Used {
+    fn from(used: Use) -> Self {
+        match used {
+            Use::WhileItRuns => Self::WhileItRuns,
+            Use::InMemory => Self::InMemory,
+            Use::AtStart => Self::AtStart,
         }
     }
-    nodes
 }
 
 /// Size and hash of a file; `None`: it is no ordinary one.
@@ -193,27 +156,6 @@ mod tests {
 
     fn words(text: &str) -> Vec<String> {
         text.split(' ').map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn files_are_named_with_what_the_machine_does_with_them() {
-        let command = "qemu -kernel /k -initrd relative -drive if=pflash,file=/code -cdrom /cd -drive file=/d,readonly=on \
-             -machine q35,pflash0=top -blockdev raw,node-name=top,file=low -blockdev file,node-name=low,filename=/fw \
-             -blockdev file,node-name=other,filename=/iso -device e1000,romfile=/rom -netdev tap,script=/up,id=n";
-        let named: Vec<String> = named(&words(command))
-            .into_iter()
-            .map(|(option, path, used)| format!("{option} {path} {used:?}"))
-            .collect();
-        let expected = [
-            "-kernel /k AtStart",
-            "-drive /code InMemory",
-            "-cdrom /cd WhileItRuns",
-            "-drive /d WhileItRuns",
-            "-blockdev /fw InMemory",
-            "-blockdev /iso WhileItRuns",
-            "-device /rom InMemory",
-        ];
-        assert_eq!(named, expected);
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Scene {
         let command = self.at(words).split(' ').map(str::to_owned).collect();
         let program = "/usr/bin/qemu-system-x86_64".into();
         let process =
-            Foreign { program, command, folder: self.folder.path().to_owned(), ..Foreign::default() };
+            Launched { program, command, folder: self.folder.path().to_owned(), ..Launched::default() };
         let adopted = Adopted {
             name: "web1".to_owned(),
             monitor: "/run/web1.qmp".into(),

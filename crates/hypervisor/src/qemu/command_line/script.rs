@@ -1,36 +1,29 @@
-//! How a machine is started again that has been given back: a shell script with its command, over its plain images.
+//! How a VM is started again that has been given back: a shell script with its command, over its plain images.
 
 use std::path::PathBuf;
 
-use super::Definition;
-use super::words::{self, Values};
+use super::parser::{Values, parse};
 
-/// A plain image that a machine has been given back.
+/// A plain image that a VM has been given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GivenBack {
+pub struct GivenBack {
     /// The volume that it was.
-    pub(crate) volume: String,
+    pub volume: String,
     /// Where it is.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// Its format, by QEMU's name.
-    pub(crate) format: String,
+    pub format: String,
 }
 
-/// What begins the socket's path of a volume in a command for [`Definition::command`], here.
-const VOLUME: &str = "volume:";
+/// What begins the path of a volume's socket in the command of [`script`], where the volume's name follows.
+pub const VOLUME: &str = "volume:";
 
-/// Writes a script; `tpm` is the command that starts the machine's TPM, empty if it has none, and `command` makes a
-/// definition's command, given what goes into the places of disks. `None`: it has a disk in a way that this does not know.
-pub(super) fn script(
-    definition: &Definition,
-    images: &[GivenBack],
-    tpm: &[String],
-    command: impl Fn(&Definition, &dyn Fn(&str) -> PathBuf) -> Vec<String>,
-) -> Option<String> {
-    let words = command(definition, &|volume| format!("{VOLUME}{volume}").into());
-    let (program, rest) = words.split_first()?;
+/// Writes a script; `tpm` is the command that starts the VM's TPM, empty if it has none, and `command` starts QEMU, with
+/// [`VOLUME`]s for the sockets of its disks. `None`: it has a disk in a way that this does not know.
+pub fn script(command: &[String], images: &[GivenBack], tpm: &[String]) -> Option<String> {
+    let (program, rest) = command.split_first()?;
     let mut line = format!("exec {}", quoted(program));
-    for argument in words::read(rest) {
+    for argument in parse(rest) {
         let value = match argument.value {
             Some(value) if value.contains(VOLUME) => Some(over_image(&argument.option, &value, images)?),
             value => value,
@@ -84,39 +77,35 @@ fn quoted(word: &str) -> String {
 mod tests {
     use super::*;
 
-    const DEFINITION: &str = r#"
-        command = ["qemu-system-x86_64", "-name", "it's", "-qmp", "unix:{qmp},server=on,wait=off",
-            "-blockdev", "driver=nbd,node-name=n,server.type=unix,server.path={disk:a},export={export:a},reconnect-delay=60,cache.direct=on",
-            "-blockdev", "driver=raw,node-name=d,file=n",
-            "-blockdev", '{"driver":"nbd","node-name":"j","server":{"type":"unix","path":"{disk:a}"},"reconnect-delay":60}',
-            "-drive", "if=virtio,format=raw,file.driver=nbd,file.server.path={disk:b},file.export={export:b},file.reconnect-delay=60"]
-        [disks]
-        a = "web1-0"
-        b = "web1-1"
-    "#;
+    const COMMAND: [&str; 12] = [
+        "qemu-system-x86_64",
+        "-name",
+        "it's",
+        "-qmp",
+        "unix:/run/m,server=on,wait=off",
+        "-blockdev",
+        "driver=nbd,node-name=n,server.type=unix,server.path=volume:web1-0,export=web1-0,reconnect-delay=60,cache.direct=on",
+        "-blockdev",
+        "driver=raw,node-name=d,file=n",
+        "-blockdev",
+        r#"{"driver":"nbd","node-name":"j","server":{"type":"unix","path":"volume:web1-0"},"reconnect-delay":60}"#,
+        "-drive",
+    ];
+    const DRIVE: &str = "if=virtio,format=raw,file.driver=nbd,file.server.path=volume:web1-1,file.export=web1-1,file.reconnect-delay=60";
 
     #[test]
-    fn a_machine_is_started_again_over_its_plain_images() {
-        let definition = Definition::parse(DEFINITION).unwrap();
+    fn a_vm_is_started_again_over_its_plain_images() {
+        let command: Vec<String> = COMMAND.into_iter().chain([DRIVE]).map(str::to_owned).collect();
         let image = |volume: &str, path: &str, format: &str| GivenBack {
             volume: volume.to_owned(),
             path: path.into(),
             format: format.to_owned(),
         };
         let images = [image("web1-0", "/srv/a.qcow2", "qcow2"), image("web1-1", "/srv/b,1.raw", "raw")];
-        let command = |definition: &Definition, socket: &dyn Fn(&str) -> PathBuf| {
-            definition.command(
-                "web1",
-                ("/run/m".as_ref(), "/run/t".as_ref()),
-                socket,
-                |file| file.into(),
-                |path| path.into(),
-            )
-        };
         let tpm = ["swtpm", "--tpmstate", "dir=/a b"].map(str::to_owned);
-        let with_tpm = script(&definition, &images, &tpm, command).unwrap();
+        let with_tpm = script(&command, &images, &tpm).unwrap();
         assert_eq!(with_tpm.lines().nth(2), Some("swtpm --tpmstate 'dir=/a b' || exit"));
-        let script = script(&definition, &images, &[], command).unwrap();
+        let script = script(&command, &images, &[]).unwrap();
         let lines: Vec<&str> = script.lines().skip(2).map(|line| line.trim_end_matches(" \\")).collect();
         let expected = [
             "exec qemu-system-x86_64",
@@ -134,6 +123,6 @@ mod tests {
             "  if=virtio,format=raw,file=/srv/b,,1.raw",
         ];
         assert_eq!(lines, expected);
-        assert_eq!(super::script(&definition, &[], &[], command), None);
+        assert_eq!(super::script(&command, &[], &[]), None);
     }
 }

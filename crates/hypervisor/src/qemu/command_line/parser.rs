@@ -50,15 +50,15 @@ const FLAGS: [&str; 34] = [
 
 /// One option with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Argument {
+pub struct Argument {
     /// With one hyphen; empty for a word that is no option.
-    pub(super) option: String,
+    pub option: String,
     /// `None` for an option that has none.
-    pub(super) value: Option<String>,
+    pub value: Option<String>,
 }
 
 /// Cuts a command, without its program, into options.
-pub(super) fn read(words: &[String]) -> Vec<Argument> {
+pub fn parse(words: &[String]) -> Vec<Argument> {
     let mut arguments = Vec::new();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
@@ -76,7 +76,7 @@ pub(super) fn read(words: &[String]) -> Vec<Argument> {
 
 /// What is in the value of an option.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Values {
+pub enum Values {
     /// Keys and values in order; a part without a key has an empty one.
     Pairs(Vec<(String, String)>),
     /// A JSON object.
@@ -85,7 +85,7 @@ pub(super) enum Values {
 
 impl Values {
     /// Reads a value.
-    pub(super) fn read(value: &str) -> Self {
+    pub fn read(value: &str) -> Self {
         if let Ok(json @ Value::Object(_)) = serde_json::from_str(value) {
             return Self::Json(json);
         }
@@ -107,12 +107,12 @@ impl Values {
     }
 
     /// Values that are said one by one.
-    pub(super) fn of(pairs: &[(&str, &str)]) -> Self {
+    pub fn of(pairs: &[(&str, &str)]) -> Self {
         Self::Pairs(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
     }
 
     /// Keys, those below others with dots, and values.
-    pub(super) fn pairs(&self) -> Vec<(String, String)> {
+    pub fn pairs(&self) -> Vec<(String, String)> {
         match self {
             Self::Pairs(pairs) => pairs.clone(),
             Self::Json(json) => {
@@ -124,13 +124,13 @@ impl Values {
     }
 
     /// The value of a key, the last one that is said.
-    pub(super) fn get(&self, wanted: &str) -> Option<String> {
+    pub fn get(&self, wanted: &str) -> Option<String> {
         let said = self.pairs().into_iter().rev();
         said.into_iter().find_map(|(key, value)| (key == wanted).then_some(value))
     }
 
     /// Whether something is switched on, in any of the ways that QEMU takes.
-    pub(super) fn is_on(&self, wanted: &str) -> bool {
+    pub fn is_on(&self, wanted: &str) -> bool {
         self.pairs().iter().any(|(key, value)| {
             key == wanted && matches!(value.as_str(), "on" | "yes" | "true" | "y")
                 || key.is_empty() && value == wanted
@@ -138,14 +138,14 @@ impl Values {
     }
 
     /// What most options begin with: `driver=` or a word alone.
-    pub(super) fn driver(&self) -> String {
+    pub fn driver(&self) -> String {
         let first =
             || self.pairs().into_iter().next().filter(|(key, _)| key.is_empty()).map(|(_, value)| value);
         self.get("driver").or_else(first).unwrap_or_default()
     }
 
     /// Says something, in the place of what was said before under that key.
-    pub(super) fn set(&mut self, key: &str, value: &str) {
+    pub fn set(&mut self, key: &str, value: &str) {
         match self {
             Self::Pairs(pairs) => match pairs.iter_mut().rev().find(|(known, _)| known == key) {
                 Some((_, known)) => value.clone_into(known),
@@ -165,7 +165,7 @@ impl Values {
     }
 
     /// Keeps what is said under some keys; of JSON, of the uppermost ones.
-    pub(super) fn retain(&mut self, keeps: impl Fn(&str, &str) -> bool) {
+    pub fn retain(&mut self, keeps: impl Fn(&str, &str) -> bool) {
         match self {
             Self::Pairs(pairs) => pairs.retain(|(key, value)| keeps(key, value)),
             Self::Json(Value::Object(fields)) => {
@@ -176,7 +176,7 @@ impl Values {
     }
 
     /// As QEMU takes it.
-    pub(super) fn write(&self) -> String {
+    pub fn write(&self) -> String {
         match self {
             Self::Json(json) => json.to_string(),
             Self::Pairs(pairs) => {
@@ -212,7 +212,7 @@ mod tests {
     fn a_command_is_cut_as_qemu_cuts_it() {
         let words =
             ["-m", "32", "--nographic", "disk.raw", "-S", "-cdrom", "-odd", "-usb"].map(str::to_owned);
-        let read: Vec<_> = read(&words)
+        let read: Vec<_> = parse(&words)
             .into_iter()
             .map(|argument| (argument.option, argument.value.unwrap_or_default()))
             .collect();

@@ -1,18 +1,18 @@
-//! Whether a machine could move at all: what of its command ties it to one host.
+//! Whether a VM could move at all: what of its command ties it to one host.
 //!
-//! QEMU would refuse some of this when the machine is to move, and would leave the rest behind without a word. Either is
-//! too late, so it is looked for when a machine is added. What the command's text does not show, QEMU is asked at run time.
+//! QEMU would refuse some of this when the VM is to move, and would leave the rest behind without a word. Either is
+//! too late, so it is looked for when a VM is added. What the command's text does not show, QEMU is asked at run time.
 
-use super::words::{self, Values};
+use super::parser::{Values, parse};
 
-/// Something that keeps a machine from moving, and what to do about it.
+/// Something that keeps a VM from moving, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {reason}")]
-pub(crate) struct Unmovable {
+pub struct Unmovable {
     /// The words that say so.
-    pub(crate) what: String,
+    pub what: String,
     /// Why, and what to do.
-    pub(crate) reason: &'static str,
+    pub reason: &'static str,
 }
 
 /// Options that Sterna gives itself, or that would take QEMU out of its hands.
@@ -56,7 +56,7 @@ const TPM_OF_OTHERS: &str = "keeps its state in a process (swtpm) that Sterna di
 const TPM_OF_HOST: &str = "is a chip of this host: use a software TPM, with path={tpm} in its -chardev";
 
 /// Looks through a command.
-pub(crate) fn check(command: &[String]) -> Result<(), Unmovable> {
+pub fn check(command: &[String]) -> Result<(), Unmovable> {
     check_tpm(command)?;
     let mut words = command.iter().skip(1);
     while let Some(word) = words.next() {
@@ -97,7 +97,7 @@ pub(crate) fn check(command: &[String]) -> Result<(), Unmovable> {
 
 /// Looks whether a TPM is one that Sterna starts.
 fn check_tpm(command: &[String]) -> Result<(), Unmovable> {
-    let arguments = words::read(command.get(1..).unwrap_or_default());
+    let arguments = parse(command.get(1..).unwrap_or_default());
     let of = |option: &str| {
         let found = arguments.iter().filter(move |argument| argument.option == option);
         found.map(|argument| Values::read(argument.value.as_deref().unwrap_or_default())).collect::<Vec<_>>()

@@ -1,9 +1,9 @@
-//! What is behind a machine's devices on its host: consoles, sockets, windows, networks, firmware.
+//! What is behind a VM's devices on its host: consoles, sockets, windows, networks, firmware.
 
 use std::collections::BTreeSet;
 
-use super::{Argument, DefinitionError, Maker, Values, refuse};
-use crate::vms::movable::SYSTEM_FOLDER;
+use super::{Argument, Maker, Unmovable, Values, refuse};
+use crate::qemu::command_line::movable::SYSTEM_FOLDER;
 
 /// Options that a guest sees nothing of, and what they are to people.
 const LEFT: [(&str, &str); 12] = [
@@ -52,7 +52,7 @@ pub(super) fn of_monitors(arguments: &[Argument]) -> BTreeSet<String> {
 
 impl Maker<'_> {
     /// An option that is no disk.
-    pub(super) fn backend(&mut self, argument: &Argument) -> Result<(), DefinitionError> {
+    pub(super) fn backend(&mut self, argument: &Argument) -> Result<(), Unmovable> {
         let option = argument.option.as_str();
         let value = argument.value.as_deref().unwrap_or_default();
         if let Some((_, reason)) = REFUSED.iter().find(|(name, _)| *name == option) {
@@ -100,7 +100,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    fn character_device(&mut self, value: &str) -> Result<(), DefinitionError> {
+    fn character_device(&mut self, value: &str) -> Result<(), Unmovable> {
         let mut values = Values::read(value);
         let id = values.get("id").unwrap_or_default();
         if self.of_monitors.contains(&id) {
@@ -138,8 +138,8 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// A port of the machine, which is connected to something.
-    fn port(&mut self, option: &str, value: &str) -> Result<(), DefinitionError> {
+    /// A port of the VM, which is connected to something.
+    fn port(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let told = value.strip_prefix("mon:").unwrap_or(value);
         let (kind, rest) = told.split_once(':').unwrap_or((told, ""));
         let place = option.trim_start_matches('-');
@@ -163,7 +163,7 @@ impl Maker<'_> {
     }
 
     /// Something that may have its content in a file.
-    fn with_file(&mut self, option: &str, value: &str) -> Result<(), DefinitionError> {
+    fn with_file(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let mut values = Values::read(value);
         check_inherited(option, &values)?;
         let is_content = option != "-object"
@@ -180,8 +180,8 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// What the machine boots from; kernels are too large to go along, and must be there already.
-    fn boot_file(&mut self, option: &str, value: &str) -> Result<(), DefinitionError> {
+    /// What the VM boots from; kernels are too large to go along, and must be there already.
+    fn boot_file(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let found = self.process.resolve(value.as_ref()).filter(|path| path.exists());
         // Firmware is also looked for among QEMU's own files.
         let path = found.as_ref().and_then(|path| path.to_str()).unwrap_or(value);
@@ -195,7 +195,7 @@ impl Maker<'_> {
     }
 }
 
-fn check_network(option: &str, value: &str) -> Result<(), DefinitionError> {
+fn check_network(option: &str, value: &str) -> Result<(), Unmovable> {
     let values = Values::read(value);
     check_inherited(option, &values)?;
     let kind = values.get("type").unwrap_or_else(|| values.driver());
@@ -209,7 +209,7 @@ fn check_network(option: &str, value: &str) -> Result<(), DefinitionError> {
 }
 
 /// Refuses what somebody has opened for QEMU before it was started.
-fn check_inherited(option: &str, values: &Values) -> Result<(), DefinitionError> {
+fn check_inherited(option: &str, values: &Values) -> Result<(), Unmovable> {
     let is_inherited = |(key, value): &(String, String)| {
         matches!(key.as_str(), "fd" | "fds" | "vhostfd" | "vhostfds") || value.starts_with("/dev/fdset/")
     };

@@ -1,17 +1,17 @@
-//! Where a machine's QEMU would listen on this host, and whether it could: ports and sockets of its command.
+//! Where a VM's QEMU would listen on this host, and whether it could: ports and sockets of its command.
 //!
 //! ```text
 //!   command ──► -vnc, -spice, -gdb, -s, -serial, -chardev, -netdev … ──► addresses ──► each bound for a moment ──► faults
 //! ```
 //! QEMU ends at its start when one of them is taken, which is when the disks have been copied. So it is looked at before.
-//! What a machine has in its own folder (`{path:NAME}`) nobody else uses.
+//! What a VM has in its own folder (`{path:NAME}`) nobody else uses.
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs as _, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use super::words::{self, Values};
+use super::parser::{Values, parse};
 
 /// The first port of VNC: that of display 0.
 const VNC_PORT: u16 = 5900;
@@ -46,14 +46,14 @@ struct Listening {
 }
 
 /// What of a command could not listen here, each with what to do. It may sleep.
-pub(super) fn taken(command: &[String]) -> Vec<String> {
+pub fn taken(command: &[String]) -> Vec<String> {
     let listening = find(command.get(1..).unwrap_or_default());
     listening.iter().filter_map(|listening| listening.address.fault(&listening.what)).collect()
 }
 
 fn find(words: &[String]) -> Vec<Listening> {
     let mut found = Vec::new();
-    for argument in words::read(words) {
+    for argument in parse(words) {
         let value = argument.value.unwrap_or_default();
         let addresses = match argument.option.as_str() {
             "-vnc" => vnc(&value),
@@ -71,7 +71,7 @@ fn find(words: &[String]) -> Vec<Listening> {
         let what = format!("{} {value}", argument.option).trim_end().to_owned();
         found.extend(addresses.into_iter().map(|address| Listening { what: what.clone(), address }));
     }
-    // A path that is not absolute is one of the machine's own.
+    // A path that is not absolute is one of the VM's own.
     found.retain(|listening| !matches!(&listening.address, Address::Unix(path) if path.is_relative()));
     found
 }

@@ -1,4 +1,4 @@
-//! What a machine's definition may name that another host has sent: QEMU carries out what its command says, as whoever runs it.
+//! What a VM's definition may name that another host has sent: QEMU carries out what its command says, as whoever runs it.
 //!
 //! ```text
 //!   option ──► known to reach nothing of this host, or allowed by [machines] ──► each path: a place, below /usr, or below a
@@ -6,16 +6,14 @@
 //! ```
 //! Whatever is not known is refused. Definitions of this host's own administrator are not looked at.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
-use super::definition::Definition;
 use super::movable::SYSTEM_FOLDER;
-use super::words::{self, Argument, Values};
-use crate::config::MachinesConfig;
+use super::parser::{Argument, Values, parse};
 
 /// Why a definition of another host's is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotAllowed {
+pub enum NotAllowed {
     /// An option that is not known to be harmless.
     #[error(
         "{what} is nothing that a VM from another host may name here; if it may: allow = [\"{entry}\"] below [machines] in \
@@ -150,26 +148,34 @@ const KEYS: [&str; 24] = [
 /// Where the kernel's source of randomness is.
 const RANDOM: [&str; 2] = ["/dev/random", "/dev/urandom"];
 
-/// Looks whether a definition names only what it may.
+/// What a host's administrator allows besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allowed<'a> {
+    /// Options, alone or with the beginning of their value: `-vnc`, `-netdev bridge`.
+    pub options: &'a [String],
+    /// Folders whose files may be named.
+    pub folders: &'a [PathBuf],
+}
+
+/// Looks whether a command, with its variables as they are written, names only what it may.
 ///
 /// # Errors
 /// [`NotAllowed`].
-pub(crate) fn check(definition: &Definition, config: &MachinesConfig) -> Result<(), NotAllowed> {
-    let command = definition.command_with_places();
-    for argument in words::read(command.get(1..).unwrap_or_default()) {
-        check_argument(&argument, config)?;
+pub fn check(command: &[String], allowed: Allowed<'_>) -> Result<(), NotAllowed> {
+    for argument in parse(command.get(1..).unwrap_or_default()) {
+        check_argument(&argument, allowed)?;
     }
     Ok(())
 }
 
-fn check_argument(argument: &Argument, config: &MachinesConfig) -> Result<(), NotAllowed> {
+fn check_argument(argument: &Argument, allowed: Allowed<'_>) -> Result<(), NotAllowed> {
     let text = argument.value.as_deref().unwrap_or_default();
     let option = if argument.option.is_empty() { "-hda" } else { argument.option.as_str() };
     let values = Values::read(text);
     let begins = values.driver();
     let driver = begins.split([':', '=']).next().unwrap_or_default();
     let entry = format!("{option} {driver}");
-    let is_allowed = config.allow.iter().any(|allowed| *allowed == option || *allowed == entry);
+    let is_allowed = allowed.options.iter().any(|known| *known == option || *known == entry);
     let refuse = |what: String| Err(NotAllowed::Option { what, entry: entry.trim_end().to_owned() });
     if !is_allowed {
         let is_known = HARMLESS.contains(&option)
@@ -189,7 +195,7 @@ fn check_argument(argument: &Argument, config: &MachinesConfig) -> Result<(), No
             return refuse(format!("{option} {key}={value}"));
         }
         let value = value.strip_prefix("unix:").unwrap_or(&value);
-        if names_path(option, &key, value) && !may_name(value, config) {
+        if names_path(option, &key, value) && !may_name(value, allowed) {
             let folder = Path::new(value).parent().unwrap_or(Path::new(value)).display().to_string();
             return Err(NotAllowed::Path { option: option.to_owned(), path: value.to_owned(), folder });
         }
@@ -213,7 +219,7 @@ fn reaches_out(option: &str, key: &str, value: &str) -> bool {
     let drivers =
         WITH.iter().find(|(known, _)| *known == "-blockdev").map_or(&[][..], |(_, drivers)| drivers);
     match option {
-        // What a device calls so is within the machine.
+        // What a device calls so is within the VM.
         "-device" | "-global" | "-append" | "-name" => false,
         _ if is_driver => !drivers.contains(&value),
         "-drive" if key == "file" => value.contains("://") && !value.contains("socket={disk:"),
@@ -246,8 +252,8 @@ fn names_path(option: &str, key: &str, value: &str) -> bool {
         && (value.starts_with('/') || value.contains("..") || is_file(key) || is_alone.contains(&option))
 }
 
-fn may_name(path: &str, config: &MachinesConfig) -> bool {
-    // What is behind a place is the machine's own; nothing may lead out of it again.
+fn may_name(path: &str, allowed: Allowed<'_>) -> bool {
+    // What is behind a place is the VM's own; nothing may lead out of it again.
     let is_plain = !Path::new(path).components().any(|component| component == Component::ParentDir);
     let is_place = path.starts_with('{') && path.ends_with('}');
     let is_below = |folder: &Path| Path::new(path).starts_with(folder);
@@ -255,24 +261,24 @@ fn may_name(path: &str, config: &MachinesConfig) -> bool {
         && (is_place
             || RANDOM.contains(&path)
             || is_below(Path::new(SYSTEM_FOLDER))
-            || config.folders.iter().any(|folder| is_below(folder)))
+            || allowed.folders.iter().any(|folder| is_below(folder)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn refusal(words: &str, config: &MachinesConfig) -> Option<String> {
+    fn refusal(words: &str, allowed: Allowed<'_>) -> Option<String> {
         let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
-        let mut arguments = words::read(&words).into_iter();
+        let mut arguments = parse(&words).into_iter();
         arguments
-            .find_map(|argument| check_argument(&argument, config).err())
+            .find_map(|argument| check_argument(&argument, allowed).err())
             .map(|refused| refused.to_string())
     }
 
     #[test]
     fn what_reaches_the_host_is_refused_by_name_with_the_key_that_would_allow_it() {
-        let strict = MachinesConfig::default();
+        let strict = Allowed::default();
         for (words, expected) in [
             ("-netdev tap,id=n,script=/tmp/x", "allow = [\"-netdev tap\"]"),
             ("-netdev tap,id=n", "without script=no"),
@@ -321,14 +327,14 @@ mod tests {
             ),
             ("/etc/shadow", "/etc/shadow"),
         ] {
-            let refused = refusal(words, &strict).unwrap_or_else(|| panic!("{words} passes"));
+            let refused = refusal(words, strict).unwrap_or_else(|| panic!("{words} passes"));
             assert!(refused.contains(expected) && refused.contains("[machines]"), "{words}: {refused}");
         }
     }
 
     #[test]
     fn an_ordinary_machine_passes_and_what_is_allowed_does() {
-        let strict = MachinesConfig::default();
+        let strict = Allowed::default();
         for words in [
             "-accel kvm -m 2048 -smp 2 -name {name} -machine q35,usb=off -cpu host -nodefaults -display none -vga std",
             "-qmp unix:{qmp},server=on,wait=off -serial unix:{path:serial},server=on,wait=off -serial chardev:c",
@@ -341,16 +347,13 @@ mod tests {
             "-object rng-random,id=r,filename=/dev/urandom -object iothread,id=i -append root=/dev/vda",
             "-kernel /usr/lib/boot/vmlinuz -smbios type=1,manufacturer=/x",
         ] {
-            assert_eq!(refusal(words, &strict), None, "{words}");
+            assert_eq!(refusal(words, strict), None, "{words}");
         }
-        let loose = MachinesConfig {
-            allow: vec!["-vnc".to_owned(), "-netdev bridge".to_owned()],
-            folders: vec!["/srv/boot".into()],
-            runs_as: crate::config::RunsAs::Daemon,
-        };
+        let options = ["-vnc".to_owned(), "-netdev bridge".to_owned()];
+        let loose = Allowed { options: &options, folders: &["/srv/boot".into()] };
         let words = "-vnc 127.0.0.1:1 -netdev bridge,id=n,br=br0 -kernel /srv/boot/vmlinuz";
-        assert_eq!(refusal(words, &loose), None);
-        assert!(refusal("-kernel /srv/boot/../x", &loose).is_some());
-        assert!(refusal("-netdev tap,id=n", &loose).is_some());
+        assert_eq!(refusal(words, loose), None);
+        assert!(refusal("-kernel /srv/boot/../x", loose).is_some());
+        assert!(refusal("-netdev tap,id=n", loose).is_some());
     }
 }

@@ -1,49 +1,40 @@
-//! What the kernel tells of a QEMU that somebody else has started: its command, and the files that it has open.
+//! What the kernel tells of a QEMU process: its command, and the files that it has open.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use hypervisor::qemu::Qemu;
-
-use super::VmError;
-
 /// Where the kernel tells of processes.
 const PROCESSES: &str = "/proc";
 
-/// What is known of a process.
+/// What is known of a QEMU process, whoever has launched it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Foreign {
+pub struct Launched {
     /// The program's file.
-    pub(super) program: PathBuf,
+    pub program: PathBuf,
     /// Its words, with the name that the program was called by.
-    pub(super) command: Vec<String>,
+    pub command: Vec<String>,
     /// Where relative paths begin, unless it has gone elsewhere since (`-daemonize`).
-    pub(super) folder: PathBuf,
+    pub folder: PathBuf,
     /// The files that it has open.
-    pub(super) files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
     /// What it has open by the kernel's numbers, of the file system and within it: once for each descriptor.
-    pub(super) descriptors: Vec<(u64, u64)>,
+    pub descriptors: Vec<(u64, u64)>,
     /// The user and the group that it runs as.
-    pub(crate) owner: (u32, u32),
+    pub owner: (u32, u32),
 }
 
-impl Foreign {
-    /// Looks at the process behind a monitor. It may sleep.
+impl Launched {
+    /// Looks at the process with this number. It may sleep.
     ///
     /// # Errors
-    /// [`VmError`]: the kernel does not tell, or not to this user.
-    pub(crate) async fn of(vm: &str, qemu: &Qemu) -> Result<Self, VmError> {
-        let id = qemu.process();
-        let id = id.ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
-        let looked =
-            tokio::task::spawn_blocking(move || Self::look(&Path::new(PROCESSES).join(id.to_string())));
-        let looked = looked.await.map_err(|error| VmError::Unusable(error.to_string()))?;
-        looked.map_err(|source| VmError::Hidden { vm: vm.to_owned(), id, source })
+    /// The system's: the kernel does not tell, or not to this user.
+    pub fn of(process: i32) -> io::Result<Self> {
+        Self::look(&Path::new(PROCESSES).join(process.to_string()))
     }
 
     /// Where a path is that QEMU was given; `None`: nobody knows.
-    pub(crate) fn resolve(&self, path: &Path) -> Option<PathBuf> {
+    pub fn resolve(&self, path: &Path) -> Option<PathBuf> {
         if path.is_absolute() {
             return Some(path.to_owned());
         }
@@ -56,7 +47,7 @@ impl Foreign {
     }
 
     /// How many descriptors it has of the file that is at `path` for us, whatever it calls it. It may sleep for a moment.
-    pub(crate) fn descriptors_of(&self, path: &Path) -> usize {
+    pub fn descriptors_of(&self, path: &Path) -> usize {
         let Ok(found) = std::fs::metadata(path) else { return 0 };
         let identity = (found.dev(), found.ino());
         self.descriptors.iter().filter(|descriptor| **descriptor == identity).count()
@@ -99,10 +90,10 @@ mod tests {
         let open = folder.path().join("images/foreign-image.raw");
         std::fs::create_dir(folder.path().join("images")).unwrap();
         let file = std::fs::File::create(&open).unwrap();
-        let itself = Foreign::look(Path::new("/proc/self")).unwrap();
+        let itself = Launched::look(Path::new("/proc/self")).unwrap();
         assert_eq!(itself.command, std::env::args().collect::<Vec<_>>());
         assert_eq!(itself.program, std::env::current_exe().unwrap());
-        let elsewhere = Foreign { folder: folder.path().to_owned(), ..itself };
+        let elsewhere = Launched { folder: folder.path().to_owned(), ..itself };
         for path in [
             open.to_str().unwrap(),
             "images/foreign-image.raw",
@@ -112,7 +103,7 @@ mod tests {
             assert_eq!(elsewhere.resolve(Path::new(path)), Some(open.clone()), "{path}");
         }
         drop(file);
-        let closed = Foreign { files: Vec::new(), ..elsewhere };
+        let closed = Launched { files: Vec::new(), ..elsewhere };
         assert_eq!(closed.resolve(Path::new("images/foreign-image.raw")), Some(open.canonicalize().unwrap()));
         assert_eq!(closed.resolve(Path::new("foreign-image.raw")), None);
     }

@@ -1,30 +1,30 @@
-//! Words of a command with places in them: `path={disk:root},x=1`.
+//! Words of a command with variables in them: `path={disk:root},x=1`.
 //!
-//! A place is a word of small letters in braces, with or without a name behind a colon. Other braces are the command's
-//! own: QEMU takes JSON. What goes into a place is escaped as the word around it needs it.
+//! A variable is a word of small letters in braces, with or without a name behind a colon. Other braces are the command's
+//! own: QEMU takes JSON. What takes its place is escaped as the word around it needs it.
 
-/// One word of a command, cut at its places.
+/// One word of a command, cut at its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Template {
+pub struct Template {
     pieces: Vec<Piece>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
     Text(String),
-    Place(Place),
+    Variable(Variable),
 }
 
-/// A place.
+/// A variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// What kind of thing goes there, such as `disk`.
-    pub(super) kind: String,
+pub struct Variable {
+    /// What kind of thing it stands for, such as `disk`.
+    pub kind: String,
     /// Which of them; empty if there is one only.
-    pub(super) name: String,
+    pub name: String,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Variable {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.name.as_str() {
             "" => write!(formatter, "{{{}}}", self.kind),
@@ -35,16 +35,16 @@ impl std::fmt::Display for Place {
 
 impl Template {
     /// Cuts a word.
-    pub(super) fn parse(word: &str) -> Self {
+    pub fn parse(word: &str) -> Self {
         let (mut pieces, mut text, mut rest) = (Vec::new(), String::new(), word);
         while let Some(start) = rest.find('{') {
             let (before, from) = rest.split_at(start);
             text.push_str(before);
-            let inner = from[1..].split_once('}').and_then(|(inner, after)| Some((place(inner)?, after)));
+            let inner = from[1..].split_once('}').and_then(|(inner, after)| Some((variable(inner)?, after)));
             match inner {
-                Some((place, after)) => {
+                Some((variable, after)) => {
                     pieces.push(Piece::Text(std::mem::take(&mut text)));
-                    pieces.push(Piece::Place(place));
+                    pieces.push(Piece::Variable(variable));
                     rest = after;
                 }
                 None => {
@@ -59,32 +59,32 @@ impl Template {
         Self { pieces }
     }
 
-    /// The places, in order.
-    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
+    /// The variables, in order.
+    pub fn variables(&self) -> impl Iterator<Item = &Variable> {
         self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Place(place) => Some(place),
+            Piece::Variable(variable) => Some(variable),
             Piece::Text(_) => None,
         })
     }
 
-    /// The word with what `value` says in its places.
-    pub(super) fn fill(&self, value: impl Fn(&Place) -> String) -> String {
+    /// The word with the values of its variables.
+    pub fn fill(&self, value: impl Fn(&Variable) -> String) -> String {
         let is_json = matches!(self.pieces.first(), Some(Piece::Text(text)) if text.starts_with('{'));
         let escape = |value: String| if is_json { in_json(&value) } else { in_option(&value) };
         let pieces = self.pieces.iter().map(|piece| match piece {
             Piece::Text(text) => text.clone(),
-            Piece::Place(place) => escape(value(place)),
+            Piece::Variable(variable) => escape(value(variable)),
         });
         pieces.collect()
     }
 }
 
-fn place(inner: &str) -> Option<Place> {
+fn variable(inner: &str) -> Option<Variable> {
     let (kind, name) = inner.split_once(':').unwrap_or((inner, ""));
     let is_kind = !kind.is_empty() && kind.bytes().all(|byte| byte.is_ascii_lowercase());
     let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    let is_place = is_kind && is_name && (!name.is_empty() || !inner.contains(':'));
-    is_place.then(|| Place { kind: kind.to_owned(), name: name.to_owned() })
+    let is_variable = is_kind && is_name && (!name.is_empty() || !inner.contains(':'));
+    is_variable.then(|| Variable { kind: kind.to_owned(), name: name.to_owned() })
 }
 
 /// A value within one of QEMU's lists of options, where commas separate.
@@ -103,11 +103,11 @@ mod tests {
     use super::Template;
 
     fn filled(word: &str) -> String {
-        Template::parse(word).fill(|place| format!("<{},\"{}\">", place.kind, place.name))
+        Template::parse(word).fill(|variable| format!("<{},\"{}\">", variable.kind, variable.name))
     }
 
     #[test]
-    fn places_are_filled_and_other_braces_stay() {
+    fn variables_are_filled_and_other_braces_stay() {
         assert_eq!(filled("path={disk:root},x=1"), "path=<disk,,\"root\">,x=1");
         assert_eq!(filled("unix:{qmp},{qmp}"), "unix:<qmp,,\"\">,<qmp,,\"\">");
         for word in ["", "plain", "{", "}", "{}", "{disk:}", "{Disk}", "{a b}", "{\"driver\": {\"x\": 1}}"] {

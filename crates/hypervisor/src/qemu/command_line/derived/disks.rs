@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use hypervisor::qemu::RECONNECT_SECONDS;
+use crate::qemu::disk::RECONNECT_SECONDS;
 
-use super::{Argument, DefinitionError, Maker, Values, refuse};
-use crate::vms::AdoptedDisk;
-use crate::vms::movable::{SYSTEM_FOLDER, is_portable};
+use super::VolumeDisk;
+use super::{Argument, Maker, Unmovable, Values, refuse};
+use crate::qemu::command_line::movable::{SYSTEM_FOLDER, is_portable};
 
 /// What `-drive` says of the device and of how it is used, whatever the image is in.
 const OF_DRIVES: [&str; 18] = [
@@ -82,7 +82,7 @@ impl Nodes {
 
 impl Maker<'_> {
     /// A drive, or what is short for one.
-    pub(super) fn drive(&mut self, option: &str, value: &str) -> Result<(), DefinitionError> {
+    pub(super) fn drive(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let mut values = match option {
             "-drive" => Values::read(value),
             "-pflash" => Values::of(&[("if", "pflash"), ("format", "raw"), ("file", value)]),
@@ -105,12 +105,12 @@ impl Maker<'_> {
             }
         };
         let id = values.get("id");
-        let adopted = self.adopted;
-        let is_of = |disk: &&AdoptedDisk| match &id {
+        let disks = self.disks;
+        let is_of = |disk: &&VolumeDisk| match &id {
             Some(id) if !disk.drive.is_empty() => disk.drive == *id,
             _ => self.is_at(&path, &disk.file),
         };
-        if let Some(disk) = adopted.disks.iter().find(is_of) {
+        if let Some(disk) = disks.iter().find(is_of) {
             self.found.insert(disk.number);
             values.retain(|key, _| {
                 OF_DRIVES.contains(&key) || OF_DRIVES_BELOW.iter().any(|begin| key.starts_with(begin))
@@ -147,16 +147,16 @@ impl Maker<'_> {
     }
 
     /// A node of the block layer.
-    pub(super) fn blockdev(&mut self, value: &str) -> Result<(), DefinitionError> {
+    pub(super) fn blockdev(&mut self, value: &str) -> Result<(), Unmovable> {
         let mut values = Values::read(value);
         let name = values.get("node-name").unwrap_or_default();
-        let adopted = self.adopted;
-        if let Some(disk) = adopted.disks.iter().find(|disk| disk.node == name) {
+        let disks = self.disks;
+        if let Some(disk) = disks.iter().find(|disk| disk.node == name) {
             self.found.insert(disk.number);
             self.nodes_of(disk);
             return Ok(());
         }
-        if adopted.disks.iter().any(|disk| self.nodes.below(&disk.node).contains(&name)) {
+        if disks.iter().any(|disk| self.nodes.below(&disk.node).contains(&name)) {
             return Ok(());
         }
         let (key, path) = match path_of(&values) {
@@ -181,7 +181,7 @@ impl Maker<'_> {
     }
 
     /// The nodes of an adopted disk: as QEMU has them while Sterna serves it.
-    fn nodes_of(&mut self, disk: &AdoptedDisk) {
+    fn nodes_of(&mut self, disk: &VolumeDisk) {
         let export = format!("sterna-nbd-{}", disk.number);
         let mut nodes =
             [Values::of(&[("driver", "nbd"), ("node-name", &export)]), Values::of(&[("driver", "raw")])];
@@ -190,19 +190,19 @@ impl Maker<'_> {
         }
         nodes[1].set("node-name", &disk.node);
         nodes[1].set("file", &export);
-        nodes[1].set("detect-zeroes", &disk.detect_zeroes);
+        nodes[1].set("detect-zeroes", &disk.options.detect_zeroes);
         for values in &mut nodes {
             let on = |flag| if flag { "on" } else { "off" };
-            values.set("read-only", on(disk.is_read_only));
-            values.set("cache.direct", on(disk.cache_direct));
-            values.set("cache.no-flush", on(disk.cache_no_flush));
+            values.set("read-only", on(disk.options.is_read_only));
+            values.set("cache.direct", on(disk.options.cache_direct));
+            values.set("cache.no-flush", on(disk.options.cache_no_flush));
             values.set("discard", "unmap");
             self.say("-blockdev", &values.write());
         }
     }
 
     /// What leads a node to the export of an adopted disk's volume, whose place is entered.
-    fn export_of(&mut self, disk: &AdoptedDisk) -> [(&'static str, String); 4] {
+    fn export_of(&mut self, disk: &VolumeDisk) -> [(&'static str, String); 4] {
         let name = format!("disk{}", disk.number);
         let export = [
             ("server.type", "unix".to_owned()),
@@ -210,7 +210,7 @@ impl Maker<'_> {
             ("export", format!("{{export:{name}}}")),
             ("reconnect-delay", RECONNECT_SECONDS.to_string()),
         ];
-        self.written.disks.insert(name, disk.volume.clone());
+        self.derived.disks.insert(name, disk.volume.clone());
         export
     }
 
@@ -248,7 +248,7 @@ fn is_child(key: &str) -> bool {
     ["file", "backing", "data-file"].iter().any(|child| key == *child || key.ends_with(&format!(".{child}")))
 }
 
-fn not_adopted(option: &str, path: &str) -> DefinitionError {
+fn not_adopted(option: &str, path: &str) -> Unmovable {
     refuse(
         format!("{option} {path}"),
         "is a disk that was not adopted: release the VM, and adopt it with all its disks",

@@ -1,6 +1,6 @@
-//! What QEMU takes from itself when it has been started: a guest that has broken out of its machine has no more.
+//! What QEMU takes from itself when it has been started: a guest that has broken out of its VM has no more.
 
-use super::words::{self, Values};
+use super::parser::{Values, parse};
 
 const OPTION: &str = "-sandbox";
 /// Options by which QEMU becomes somebody else, or goes elsewhere, which only root may.
@@ -10,8 +10,8 @@ const BECOMES_OTHERS: [&str; 3] = ["-runas", "-run-with", "-chroot"];
 ///
 /// QEMU runs no other program and becomes nobody else, unless its command names something that it must do so for, and leaves
 /// priorities as they are.
-pub(super) fn words(command: &[String]) -> Vec<String> {
-    let arguments = words::read(command.get(1..).unwrap_or_default());
+pub fn words(command: &[String]) -> Vec<String> {
+    let arguments = parse(command.get(1..).unwrap_or_default());
     let becomes_others = becomes_others(command);
     let (mut runs_programs, mut binds_threads) = (false, false);
     for argument in &arguments {
@@ -44,8 +44,8 @@ pub(super) fn words(command: &[String]) -> Vec<String> {
 }
 
 /// Whether a command says itself whom QEMU is to become.
-pub(super) fn becomes_others(command: &[String]) -> bool {
-    let arguments = words::read(command.get(1..).unwrap_or_default());
+pub fn becomes_others(command: &[String]) -> bool {
+    let arguments = parse(command.get(1..).unwrap_or_default());
     arguments.iter().any(|argument| BECOMES_OTHERS.contains(&argument.option.as_str()))
 }
 

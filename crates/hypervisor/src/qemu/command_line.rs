@@ -1,0 +1,26 @@
+//! QEMU's command line: what a VM's command says, and what becomes of it on another host.
+//!
+//! ```text
+//!   parser ──► movable      what ties the VM to one host
+//!          ──► allowed      what a command of another host may name here
+//!          ──► listening    ports and sockets that it listens on
+//!          ──► files        files that it names
+//!          ──► sandbox      what QEMU is denied when it runs it
+//!          ──► derived      the command of a running QEMU, for another host
+//!          ──► script       the command as a shell script, over plain images
+//!   template                a word with variables for what differs from host to host
+//! ```
+//! It knows no configuration and no volumes: what it needs of them is passed.
+
+pub mod allowed;
+pub mod derived;
+pub mod files;
+pub mod listening;
+pub mod movable;
+mod parser;
+pub mod sandbox;
+pub mod script;
+mod template;
+
+pub use parser::{Argument, Values, parse};
+pub use template::{Template, Variable};

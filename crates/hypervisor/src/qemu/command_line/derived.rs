@@ -1,0 +1,321 @@
+//! A command for another host, derived from that of a running QEMU that somebody else has started.
+//!
+//! ```text
+//!   its command ──┬─ what the guest sees: as it is, its machine type by its full name
+//!                 ├─ adopted disks: over the volumes' exports                            disks
+//!                 ├─ small images and firmware's variables: files that go along          disks, files
+//!                 ├─ sockets and logs: in the VM's own folder                       backends
+//!                 ├─ windows, monitors, logs of QEMU: stay behind, by name               backends
+//!                 └─ what would be lost to the guest: refused, by name
+//! ```
+//! What is attached since the start is not in the command: it is asked of the running QEMU, and refused. What ties any
+//! VM to its host is judged where every command is ([`super::movable`]).
+
+mod backends;
+mod disks;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::movable::Unmovable;
+use super::parser::{Argument, Values, parse};
+use crate::HypervisorError;
+use crate::qemu::disk::DiskOptions;
+use crate::qemu::launched::Launched;
+use crate::qemu::process::Qemu;
+
+/// What programs that can be found on another host begin with.
+const PROGRAM: &str = "qemu-system-";
+/// What the kernel adds to the name of a program that was replaced by another version.
+const DELETED: &str = " (deleted)";
+
+/// What a running QEMU says of its VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Running {
+    /// The full name of its type.
+    pub machine_type: String,
+    /// The files that its nodes are over, as it calls them.
+    pub images: Vec<String>,
+    /// Its devices that have names.
+    pub named_devices: Vec<String>,
+    /// How many devices were asked for that have none.
+    pub unnamed_devices: usize,
+}
+
+/// A disk of the VM that a volume is to be in the place of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeDisk {
+    /// The volume.
+    pub volume: String,
+    /// Tells its nodes from those of the VM's other disks.
+    pub number: u32,
+    /// What the guest sees, by QEMU's name.
+    pub device: String,
+    /// The name that `-drive` gave it; empty with `-blockdev`.
+    pub drive: String,
+    /// The node that the device reads and writes.
+    pub node: String,
+    /// Its image.
+    pub file: PathBuf,
+    /// How it is used.
+    pub options: DiskOptions,
+}
+
+/// What a command may take along.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of the files that go along.
+    pub file_bytes_max: u64,
+    /// Whether a text may be the name of a path in the VM's own folder.
+    pub is_path_name: fn(&str) -> bool,
+}
+
+/// What another host is to run, with variables for what differs from host to host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Derived {
+    /// The command.
+    pub command: Vec<String>,
+    /// Volumes by the names of their variables.
+    pub disks: BTreeMap<String, String>,
+    /// Files that go along, by the names of their variables.
+    pub files: BTreeMap<String, PathBuf>,
+    /// What does not go along, for people; the guest sees nothing of it.
+    pub left_behind: Vec<String>,
+}
+
+impl Running {
+    /// Asks a QEMU.
+    ///
+    /// # Errors
+    /// If QEMU does not tell.
+    pub async fn of(qemu: &Qemu) -> Result<Self, HypervisorError> {
+        let nodes = qemu.named_nodes().await?;
+        Ok(Self {
+            machine_type: qemu.machine_type().await?,
+            images: nodes.into_iter().map(|node| node.file).collect(),
+            named_devices: qemu.named_devices().await?,
+            unnamed_devices: qemu.unnamed_devices().await?.len(),
+        })
+    }
+}
+
+/// Derives a command for another host from that of a running QEMU, whose `disks` are volumes.
+///
+/// # Errors
+/// [`Unmovable`]: what keeps the VM from moving as a whole.
+pub fn derive(
+    disks: &[VolumeDisk],
+    process: &Launched,
+    running: &Running,
+    limits: Limits,
+) -> Result<Derived, Unmovable> {
+    let arguments = parse(process.command.get(1..).unwrap_or_default());
+    let mut maker = Maker::new((disks, process, running, limits), &arguments)?;
+    for argument in &arguments {
+        maker.take(argument)?;
+    }
+    maker.finish()
+}
+
+/// Puts a command together, word by word.
+struct Maker<'a> {
+    disks: &'a [VolumeDisk],
+    process: &'a Launched,
+    running: &'a Running,
+    limits: Limits,
+    derived: Derived,
+    /// The numbers of the adopted disks whose words have been found.
+    found: BTreeSet<u32>,
+    nodes: disks::Nodes,
+    /// Character devices that only monitors use.
+    of_monitors: BTreeSet<String>,
+    /// How many places of the VM's own folder have been given.
+    own_places: usize,
+    has_display: bool,
+    has_accelerator: bool,
+    had_monitor: bool,
+    /// The devices that the command asks for.
+    device_names: BTreeSet<String>,
+    devices_without_name: usize,
+}
+
+impl<'a> Maker<'a> {
+    fn new(
+        (disks, process, running, limits): (&'a [VolumeDisk], &'a Launched, &'a Running, Limits),
+        arguments: &[Argument],
+    ) -> Result<Self, Unmovable> {
+        let program = program(&process.program)?;
+        // The type is said once, by the name that means the same everywhere.
+        let command = vec![program, "-machine".to_owned(), running.machine_type.clone()];
+        Ok(Self {
+            disks,
+            process,
+            running,
+            limits,
+            derived: Derived { command, ..Derived::default() },
+            found: BTreeSet::new(),
+            nodes: disks::Nodes::of(arguments),
+            of_monitors: backends::of_monitors(arguments),
+            own_places: 0,
+            has_display: false,
+            has_accelerator: false,
+            had_monitor: false,
+            device_names: BTreeSet::new(),
+            devices_without_name: 0,
+        })
+    }
+
+    fn take(&mut self, argument: &Argument) -> Result<(), Unmovable> {
+        let option = argument.option.as_str();
+        let value = argument.value.as_deref().unwrap_or_default();
+        match option {
+            // Sterna's to give, or over since long.
+            "-S" | "-daemonize" | "-incoming" | "-loadvm" | "-pidfile" | "-preconfig" | "-qtest" | "-id" => {}
+            "-qmp" | "-qmp-pretty" | "-mon" => {}
+            "-monitor" => self.had_monitor = true,
+            "-machine" | "-M" => self.machine_options(value),
+            "-accel" | "-enable-kvm" => {
+                self.has_accelerator = true;
+                self.keep(argument);
+            }
+            "-device" => {
+                match Values::read(value).get("id") {
+                    Some(id) => drop(self.device_names.insert(id)),
+                    None => self.devices_without_name += 1,
+                }
+                self.keep(argument);
+            }
+            "" | "-hda" | "-hdb" | "-hdc" | "-hdd" | "-cdrom" | "-fda" | "-fdb" | "-pflash" | "-sd"
+            | "-mtdblock" | "-drive" => {
+                // Some of them make a device.
+                self.devices_without_name += 1;
+                self.drive(option, value)?;
+            }
+            "-blockdev" => self.blockdev(value)?,
+            _ => self.backend(argument)?,
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Derived, Unmovable> {
+        self.check_devices()?;
+        if let Some(disk) = self.disks.iter().find(|disk| !self.found.contains(&disk.number)) {
+            return Err(refuse(
+                format!("the disk {}", disk.device),
+                "is not found in the command that the VM was started with; it was attached later",
+            ));
+        }
+        if !self.has_accelerator && self.process.command.first().is_some_and(|name| name.ends_with("kvm")) {
+            // What QEMU does for this name.
+            self.say("-accel", "kvm");
+            self.say("-accel", "tcg");
+        }
+        if !self.has_display {
+            self.say("-display", "none");
+        }
+        if self.had_monitor {
+            self.say("-monitor", "none");
+        }
+        self.say("-qmp", "unix:{qmp},server=on,wait=off");
+        Ok(self.derived)
+    }
+
+    /// The options of a VM without its type, which may be an alias that another QEMU takes for another type.
+    fn machine_options(&mut self, value: &str) {
+        let mut values = Values::read(value);
+        // A word alone is the type; only the first may be one.
+        values.retain(|key, _| !key.is_empty() && key != "type");
+        self.has_accelerator |= values.get("accel").is_some();
+        if values != Values::of(&[]) {
+            self.say("-machine", &values.write());
+        }
+    }
+
+    /// Looks whether the VM has the devices that it was started with.
+    fn check_devices(&self) -> Result<(), Unmovable> {
+        let has: BTreeSet<&String> = self.running.named_devices.iter().collect();
+        let asked: BTreeSet<&String> = self.device_names.iter().collect();
+        if let Some(added) = has.difference(&asked).next() {
+            return Err(refuse(
+                format!("the device {added}"),
+                "was added while the VM ran: remove it (device_del), or restart the VM with it",
+            ));
+        }
+        if let Some(removed) = asked.difference(&has).next() {
+            return Err(refuse(
+                format!("the device {removed}"),
+                "was removed while the VM ran: add it again, or restart the VM without it",
+            ));
+        }
+        if self.running.unnamed_devices > self.devices_without_name {
+            return Err(refuse(
+                "a device without a name".to_owned(),
+                "was added while the VM ran: restart the VM with it",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Takes an option as it is.
+    fn keep(&mut self, argument: &Argument) {
+        self.derived.command.push(argument.option.clone());
+        self.derived.command.extend(argument.value.clone());
+    }
+
+    fn say(&mut self, option: &str, value: &str) {
+        self.derived.command.extend([option.to_owned(), value.to_owned()]);
+    }
+
+    /// Says that something does not go along.
+    fn leave(&mut self, what: impl Into<String>) {
+        self.derived.left_behind.push(what.into());
+    }
+
+    /// A place in the VM's own folder, of a socket or a log.
+    fn own_place(&mut self, wanted: &str) -> String {
+        let number = self.own_places;
+        self.own_places += 1;
+        let is_name = (self.limits.is_path_name)(wanted);
+        if is_name { format!("{{path:{wanted}}}") } else { format!("{{path:own{number}}}") }
+    }
+
+    /// A file that goes along, by its place.
+    fn file(&mut self, what: &str, path: &str) -> Result<String, Unmovable> {
+        let found = self.process.resolve(Path::new(path));
+        let found = found.ok_or_else(|| {
+            refuse(format!("{what} {path}"), "is a relative path, and where it begins cannot be told")
+        })?;
+        let length = std::fs::metadata(&found).map_or(0, |metadata| metadata.len());
+        if length > self.limits.file_bytes_max {
+            return Err(refuse(
+                format!("{what} {path}"),
+                "is too large a file to go along: eject it if it is a CD-ROM (QMP: eject), or make a volume of it with \
+                 sterna vm adopt --disk",
+            ));
+        }
+        let known =
+            self.derived.files.iter().find(|(_, known)| **known == found).map(|(name, _)| name.clone());
+        let name = known.unwrap_or_else(|| format!("file{}", self.derived.files.len()));
+        let place = format!("{{file:{name}}}");
+        self.derived.files.insert(name, found);
+        Ok(place)
+    }
+}
+
+/// What keeps a VM from moving.
+fn refuse(what: String, reason: &'static str) -> Unmovable {
+    Unmovable { what, reason }
+}
+
+/// The program by the name that another host finds it under.
+fn program(file: &Path) -> Result<String, Unmovable> {
+    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = name.strip_suffix(DELETED).unwrap_or(name);
+    if name.starts_with(PROGRAM) {
+        return Ok(name.to_owned());
+    }
+    Err(refuse(
+        format!("the program {}", file.display()),
+        "is not called qemu-system-…, and other hosts run nothing else: start the VM by that name",
+    ))
+}
