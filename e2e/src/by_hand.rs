@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::Context as _;
 use testbed::{Host, Program};
 
-use crate::vm::{Console, MEMORY_KIB, Work, guest_words};
+use crate::vm::{Vm, Work};
 
 const QEMU: &str = "qemu-system-x86_64";
 
@@ -14,7 +14,7 @@ const QEMU: &str = "qemu-system-x86_64";
 #[derive(Debug)]
 pub struct ByHand {
     /// What its guest says.
-    pub console: Console,
+    pub console: Vm,
     /// Where its image is at first, or the first of them.
     pub image: PathBuf,
     /// Its monitor's socket at first.
@@ -64,13 +64,13 @@ impl ByHand {
             images.iter().fold(word.to_owned(), |word, (place, _, path)| word.replace(*place, path))
         };
         let socket = scene.path("console");
-        let console = Console::listen(&socket)?;
+        let console = Vm::expect(&socket, Work::on_disk(fill_bytes).options(places.len())?)?;
         let monitor = scene.path("by-hand.qmp");
         let mut command = Command::new(QEMU);
         command
             .args(["-accel", "tcg", "-nodefaults", "-display", "none", "-name", "by-hand"])
-            .args(["-m", &format!("{MEMORY_KIB}K")])
-            .args(guest_words(&socket, places.len(), Work { fill_bytes, memory_bytes: 0, swept_bytes: 0 })?)
+            .args(["-m", &format!("{}K", console.options().hardware.memory_kib)])
+            .args(console.guest_words()?)
             .arg("-pidfile")
             .arg(scene.path("by-hand.pid"))
             .arg("-qmp")

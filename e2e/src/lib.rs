@@ -13,7 +13,6 @@
 pub mod by_hand;
 pub mod fio;
 pub mod guest;
-pub mod machine;
 mod pair;
 mod play;
 pub mod qemu_nbd;

@@ -76,7 +76,7 @@ pub fn play_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Resu
 pub fn play_machine_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Result<()> {
     play("machine-rounds", settings, told, |pair| {
         pair.alpha.create_volume(settings.disk_bytes)?;
-        let guest = vm::Console::start(&pair.alpha, settings.disk_bytes / 2)?;
+        let guest = vm::start(&pair.alpha, settings.disk_bytes / 2)?;
         Ok((Subject::Machine, guest, Foreign::Rewrites))
     })
 }
@@ -193,13 +193,14 @@ impl RoundsGuest for DiskGuest {
     }
 }
 
-impl RoundsGuest for vm::Console {
+impl RoundsGuest for vm::Vm {
     fn check(&mut self, _journey: &mut Journey<'_>) -> anyhow::Result<()> {
         self.work_on(REQUESTS)
     }
 
     fn end(self, pair: &Pair) -> anyhow::Result<()> {
-        self.verify_image(&pair.alpha.path("a/v.img"))
+        let verdict = self.verdict()?;
+        vm::verify_image(self.options(), verdict, &pair.alpha.path("a/v.img"))
     }
 }
 

@@ -201,7 +201,8 @@ fn release(machine: &ByHand, scene: &Host, store: &str, format: &str) -> anyhow:
     machine.console.verify()?;
     machine.console.end();
     until_ended(process)?;
-    machine.console.verify_image(&compare(&image, format)?)
+    let image = compare(&image, format)?;
+    vm::verify_image(machine.console.options(), machine.console.verdict()?, &image)
 }
 
 /// The guest shuts down, and QEMU writes what it has not written yet.

@@ -182,7 +182,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
         // Both hosts are this one, so what the machine has at the source is in use at the target.
         let debugger = format!("tcp:{}", own_address()?);
         let words = ["-gdb", debugger.as_str()];
-        let console = vm::Console::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &words)?;
+        let console = vm::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &words)?;
         let to = ["web1", "--to", "beta:a"];
         refused(&pair.alpha, &to, ErrorCode::HostRefused, &format!("-gdb {debugger}: port"))?;
         // And so does the migration itself.
@@ -215,7 +215,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
     });
 }
 
-fn check_stayed(pair: &Pair, console: &vm::Console) -> anyhow::Result<()> {
+fn check_stayed(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
     until("nothing is at the other host", || Ok(pair.beta.images("a")?.is_empty().then_some(())))?;
     ensure!(vm::vms(&pair.beta)?.is_empty(), "a machine is at beta");
     console.work_on(50)?;

@@ -22,10 +22,10 @@ exit 0
 "#;
 
 /// Two hosts with hooks, and a machine at alpha.
-fn play(test: impl FnOnce(&mut Pair, &vm::Console) -> anyhow::Result<()>) {
+fn play(test: impl FnOnce(&mut Pair, &vm::Vm) -> anyhow::Result<()>) {
     play_with_hooks(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
-        let console = vm::Console::start(&pair.alpha, FILL_BYTES)?;
+        let console = vm::start(&pair.alpha, FILL_BYTES)?;
         test(pair, &console)
     });
 }
@@ -72,7 +72,7 @@ fn travel(pair: &Pair) -> anyhow::Result<Migration> {
     pair.alpha.wait_for_migration(&begun.id)
 }
 
-fn stays(pair: &Pair, console: &vm::Console) -> anyhow::Result<()> {
+fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
     until("the machine runs where it was, and nothing is at the target", || {
         let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
         Ok((stays && vm::vms(&pair.beta)?.is_empty()).then_some(()))

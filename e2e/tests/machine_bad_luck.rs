@@ -19,12 +19,12 @@ fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     e2e::play_pair(test);
 }
 
-fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
+fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     for volume in VOLUMES {
         pair.alpha.sterna(["volume", "create", volume, "--size", "16MiB", "--store", "a"])?.success()?;
     }
     // What its TPM holds is at one host with it, too: the guest would tell.
-    vm::Console::start_with_words(&pair.alpha, &VOLUMES, FILL_BYTES, vm::tpm_words())
+    vm::start_with_words(&pair.alpha, &VOLUMES, FILL_BYTES, vm::tpm_words())
 }
 
 /// Who has the machine and both volumes, and whether that is alpha. What was begun has ended.

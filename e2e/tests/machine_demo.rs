@@ -5,9 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use e2e::{machine, program};
-use lab::demo::{LinkKind, MovedMachineOptions, Progress, run_machine};
-use lab::vm::MachineOptions;
+use e2e::program;
+use lab::demo::{LinkKind, MovedVmOptions, Progress, run_machine};
+use lab::vm::{GuestImage, VmOptions};
 use serde_json::Value;
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -42,12 +42,12 @@ fn play(kind: LinkKind) -> anyhow::Result<Value> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir()?;
-    let usual = MovedMachineOptions::with_image(program::sterna()?, machine::guest_image()?, DISK_BYTES);
-    let options = MovedMachineOptions {
+    let usual = MovedVmOptions::with_image(program::sterna()?, GuestImage::find(None)?, DISK_BYTES);
+    let options = MovedVmOptions {
         parent: Some(folder.path().to_owned()),
         kind: Some(kind),
         margin: Duration::from_millis(500),
-        machine: MachineOptions { memory_bytes: 16 << 20, ..usual.machine },
+        machine: VmOptions { memory_bytes: 16 << 20, ..usual.machine },
         ..usual
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -36,9 +36,9 @@ fn alone(test: impl FnOnce()) {
     test();
 }
 
-fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
+fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     pair.alpha.create_volume(DISK_BYTES)?;
-    vm::Console::start(&pair.alpha, FILL_BYTES)
+    vm::start(&pair.alpha, FILL_BYTES)
 }
 
 /// Begins to move the machine; when it is in `phase`, and something of its disk is at the target, that is told.
@@ -59,7 +59,7 @@ fn begin_with(pair: &Pair, to: &str, phase: Phase, more: &[&str]) -> anyhow::Res
 }
 
 /// The migration comes to nothing, says why, and the machine works at alpha; nothing of it is at beta.
-fn stayed(pair: &Pair, console: &vm::Console, begun: &Migration) -> anyhow::Result<Migration> {
+fn stayed(pair: &Pair, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Migration> {
     let ended = pair.alpha.wait_for_migration(&begun.id)?;
     ensure!(ended.state != MigrationState::Moved && ended.guest == GuestLocation::Source, "{ended:?}");
     ensure!(ended.state == MigrationState::Cancelled || ended.message.is_some(), "{ended:?}");
@@ -287,7 +287,7 @@ fn a_machine_whose_host_went_down_while_its_memory_was_copied_is_started_again_t
         play_pair(|pair| {
             pair.alpha.create_volume(DISK_BYTES)?;
             // All of it: the guest that is started again fills it anew.
-            let console = vm::Console::start(&pair.alpha, DISK_BYTES)?;
+            let console = vm::start(&pair.alpha, DISK_BYTES)?;
             let begun = begin(pair, "beta:a", Phase::Memory)?;
             let qemu = process(&pair.alpha)?;
             pair.alpha.kill()?;

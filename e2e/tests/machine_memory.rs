@@ -25,9 +25,9 @@ fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     e2e::play_pair(test);
 }
 
-fn start(pair: &Pair, fill_bytes: u64, memory_bytes: u64, swept_bytes: u64) -> anyhow::Result<vm::Console> {
+fn start(pair: &Pair, fill_bytes: u64, memory_bytes: u64, swept_bytes: u64) -> anyhow::Result<vm::Vm> {
     pair.alpha.create_volume(DISK_BYTES)?;
-    vm::Console::start_busy(&pair.alpha, &["v"], Work { fill_bytes, memory_bytes, swept_bytes })
+    vm::start_busy(&pair.alpha, &["v"], Work { fill_bytes, memory_bytes, swept_bytes })
 }
 
 fn memory(scene: &Host, id: &str) -> anyhow::Result<Option<MemoryMove>> {
@@ -97,7 +97,7 @@ enum Fate {
 
 /// Waits until a migration has ended whose volumes are the target's. If the machine's memory was lost, both hosts say so, and it is
 /// started again; then it works.
-fn ends(source: &Host, target: &Host, console: &vm::Console, begun: &Migration) -> anyhow::Result<Fate> {
+fn ends(source: &Host, target: &Host, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Fate> {
     let ended = source.wait_for_migration(&begun.id)?;
     ensure!(ended.state == MigrationState::Moved, "{ended:?}");
     until("nothing of it is left at the source", || Ok(vm::vms(source)?.is_empty().then_some(())))?;

@@ -19,7 +19,7 @@ fn a_machine_with_two_disks_goes_to_another_host_and_comes_home() {
                 let create = ["volume", "create", volume, "--size", "32MiB", "--store", "a"];
                 pair.alpha.sterna(create)?.success()?;
             }
-            let console = vm::Console::start_with(&pair.alpha, &volumes, FILL_BYTES)?;
+            let console = vm::start_with(&pair.alpha, &volumes, FILL_BYTES)?;
             for (from, to, name) in
                 [(&pair.alpha, &pair.beta, "beta:a"), (&pair.beta, &pair.alpha, "alpha:a")]
             {

@@ -42,7 +42,7 @@ fn a_machines_tpm_goes_with_it_comes_home_and_outlasts_it() {
     }
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
-        let console = vm::Console::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &vm::TPM)?;
+        let console = vm::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &vm::TPM)?;
         // A daemon that is started again leaves it alone.
         pair.alpha.kill()?;
         pair.alpha.start()?;
@@ -57,14 +57,15 @@ fn a_machines_tpm_goes_with_it_comes_home_and_outlasts_it() {
         }
         console.work_on(REQUESTS)?;
         console.verify()?;
-        let counted = until("the guest tells", || Ok(console.tpm_counter().filter(|counter| *counter > 20)))?;
+        let counted =
+            until("the guest tells", || Ok(console.console().tpm_counter().filter(|counter| *counter > 20)))?;
         // Its power is cut, and it is started again: with what it has kept.
         pair.alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         ensure!(keepers(&state(&pair.alpha)) == 0, "a TPM without a machine");
         console.forget();
         pair.alpha.sterna(["vm", "start", vm::NAME])?.success()?;
         console.work_on(1)?;
-        let again = console.tpm_counter().context("the guest tells")?;
+        let again = console.console().tpm_counter().context("the guest tells")?;
         ensure!(again > counted, "its counter was {counted}, and is {again}");
         // One whose TPM has died stays where it is, before anything is copied.
         kill_keeper(&state(&pair.alpha))?;

@@ -118,7 +118,7 @@ fn a_machine_runs_as_a_user_of_its_own_wherever_it_goes() {
         ];
         let words: Vec<&str> = words.into_iter().chain(vm::tpm_words().iter().copied()).collect();
         let files = format!("[files]\nvars = '{}'\n", vars.display());
-        let console = vm::Console::start_for_anybody(alpha, FILL_BYTES, &words, &files)?;
+        let console = vm::start_for_anybody(alpha, FILL_BYTES, &words, &files)?;
         check_unprivileged(alpha, user)?;
         console.work_on(REQUESTS)?;
         migrate(alpha, "beta:a")?;

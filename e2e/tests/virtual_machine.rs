@@ -1,28 +1,29 @@
 //! Machines in QEMU, with disks of every kind, that move, also into images of QEMU's own, and whose daemon dies.
 
 use anyhow::Context as _;
-use e2e::machine::Machine;
 use e2e::qemu_nbd::QemuNbd;
+use e2e::vm::{self, Vm};
 use e2e::{Host, play, play_unstarted};
-use lab::vm::{Bus, DiskModel};
+use testbed::vm::{Bus, DiskModel};
 
 const DISK_BYTES: u64 = 64 << 20;
 /// Requests that show that the machine goes on: a fraction of a second.
 const SOME_REQUESTS: u64 = 1000;
 
 /// Lets the machine compare its disk, then compares the image that the volume is in.
-fn verify(scene: &mut Host, machine: Machine) -> anyhow::Result<()> {
-    let verified = machine.stop_and_verify().context("what the machine sees")?;
+fn verify(scene: &mut Host, machine: Vm) -> anyhow::Result<()> {
+    let options = machine.options().clone();
+    let verdict = machine.verify_and_end().context("what the machine sees")?;
     let image = scene.volume()?.image;
     scene.stop()?;
-    verified.verify_image(image.as_ref()).context("what the image holds")
+    vm::verify_image(&options, verdict, image.as_ref()).context("what the image holds")
 }
 
 #[test]
 fn a_machine_finds_every_block_on_a_virtio_disk_that_moves_ten_times() {
     play(|scene| {
         scene.create_volume(DISK_BYTES)?;
-        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2, DiskModel::USUAL)?;
+        let machine = vm::launch(&scene.export()?, DISK_BYTES / 2, DiskModel::USUAL)?;
         for round in 1..=10 {
             let store = if round % 2 == 0 { "a" } else { "b" };
             scene.migrate(store).with_context(|| format!("migration {round}"))?;
@@ -37,7 +38,7 @@ fn a_machine_with_a_scsi_disk_of_4_kib_sectors_survives_a_daemon_that_is_killed_
     play(|scene| {
         scene.create_volume(DISK_BYTES)?;
         let disk = DiskModel { bus: Bus::VirtioScsi, sector_bytes: 4096 };
-        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2, disk)?;
+        let machine = vm::launch(&scene.export()?, DISK_BYTES / 2, disk)?;
         for round in 1..=3 {
             machine.work_on(SOME_REQUESTS).with_context(|| format!("before kill {round}"))?;
             if round > 1 {
@@ -75,14 +76,15 @@ fn to_qemu_nbd_and_back(format: &'static str, disk: DiskModel) {
         scene.configure(&format!("[stores.qemu]\nnbd = '{}'\n", server.uri()))?;
         scene.start()?;
         scene.create_volume(DISK_BYTES)?;
-        let mut machine = Machine::start(&scene.export()?, DISK_BYTES / 2, disk)?;
+        let machine = vm::launch(&scene.export()?, DISK_BYTES / 2, disk)?;
         for store in ["qemu", "b", "qemu"] {
             scene.migrate(store).with_context(|| format!("to {store}"))?;
             machine.work_on(SOME_REQUESTS).with_context(|| format!("in {store}"))?;
         }
-        let verified = machine.stop_and_verify().context("what the machine sees")?;
+        let options = machine.options().clone();
+        let verdict = machine.verify_and_end().context("what the machine sees")?;
         scene.stop()?;
         let image = server.stop_and_check()?;
-        verified.verify_image(&image).context("what the image holds")
+        vm::verify_image(&options, verdict, &image).context("what the image holds")
     });
 }

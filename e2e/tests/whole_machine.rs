@@ -25,9 +25,9 @@ fn refusal(outcome: &Outcome) -> anyhow::Result<&str> {
     Ok(&outcome.stderr)
 }
 
-fn start(pair: &Pair) -> anyhow::Result<vm::Console> {
+fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     pair.alpha.create_volume(DISK_BYTES)?;
-    vm::Console::start(&pair.alpha, FILL_BYTES)
+    vm::start(&pair.alpha, FILL_BYTES)
 }
 
 fn begin(scene: &Host, to: &str) -> anyhow::Result<Migration> {
@@ -84,7 +84,7 @@ fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them(
         for volume in volumes {
             pair.alpha.sterna(["volume", "create", volume, "--size", "32MiB", "--store", "a"])?.success()?;
         }
-        let console = vm::Console::start_with(&pair.alpha, &volumes, FILL_BYTES)?;
+        let console = vm::start_with(&pair.alpha, &volumes, FILL_BYTES)?;
         // Nothing goes: one of its names is taken there.
         pair.beta.sterna(["volume", "create", "log", "--size", "1MiB", "--store", "a"])?.success()?;
         let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
@@ -210,7 +210,7 @@ fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
 }
 
 /// The machine works at alpha, and beta has nothing of it.
-fn stays(pair: &Pair, console: &vm::Console) -> anyhow::Result<()> {
+fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
     until("nothing is left at the target", || {
         let nothing = vm::vms(&pair.beta)?.is_empty();
         let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);

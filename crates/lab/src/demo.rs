@@ -29,7 +29,7 @@ use testbed::{Daemon, Folder};
 use tokio::time::sleep;
 
 use self::report::{grouped, milliseconds};
-use crate::vm::{GuestImage, Machine, MachineOptions};
+use crate::vm::{GuestImage, VmOptions, start_vm};
 use crate::workload::{Baseline, GuestOptions};
 
 pub(crate) use self::daemon::start_daemon;
@@ -38,7 +38,7 @@ pub(crate) use self::guest::with_progress;
 pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, StoppedThreadGuest, ThreadGuest};
 pub use self::hosts::{
     Connection, Copied, Cut, CutPlan, DowntimeParts, HostsFigures, HostsOptions, HostsReport, LinkKind,
-    MachineFigures, MachineReport, MachineWay, MovedMachineOptions, WayFigures, run_hosts, run_machine,
+    MachineFigures, MachineReport, MachineWay, MovedVmOptions, WayFigures, run_hosts, run_machine,
 };
 pub(crate) use self::hosts::{Link as HostsLink, Pair as HostsPair};
 pub use self::progress::Progress;
@@ -76,7 +76,7 @@ pub enum GuestKind {
         options: GuestOptions,
     },
     /// A machine in QEMU.
-    Machine(MachineOptions),
+    Machine(VmOptions),
 }
 
 impl DemoOptions {
@@ -93,7 +93,7 @@ impl DemoOptions {
     /// If there is no image for the machine, in `image` or where it usually is.
     pub fn with_machine(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
         let fill_bytes = disk_bytes / 2;
-        let machine = MachineOptions { fill_bytes, ..MachineOptions::new(GuestImage::find(image)?) };
+        let machine = VmOptions { fill_bytes, ..VmOptions::new(GuestImage::find(image)?) };
         let guest = GuestKind::Machine(machine);
         Ok(Self { program, parent: None, disk_bytes, margin: MARGIN, guest })
     }
@@ -127,7 +127,7 @@ pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Resul
         }
         GuestKind::Machine(machine) => {
             let start = async |volume: &Volume, progress: &mut Progress| {
-                Machine::start(&volume.uri.parse()?, machine, progress).await
+                start_vm(&volume.uri.parse()?, machine, progress).await
             };
             stage.run(start, progress).await
         }

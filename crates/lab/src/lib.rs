@@ -4,7 +4,7 @@
 //!   demo ──► a daemon as child process, two stores in a temporary folder, a guest, a report
 //!     │
 //!     ├─ workload ──► a guest that is a thread: fills, works, checks every read, compares the whole disk
-//!     └─ vm ──► a guest that is a machine in QEMU, with a checker inside (`src/bin/guest_disk_check.rs`)
+//!     └─ vm ──► a guest that is a VM in QEMU (`testbed::vm`), with a checker inside (`src/bin/guest_disk_check.rs`)
 //! ```
 //!
 //! The benchmarks ([`mod@bench`]) start the daemon as the demo does, and let fio be the guest. Hosts and the links between

@@ -9,7 +9,7 @@
 mod support;
 
 use lab::demo::{DemoGuest, Progress, StoppedDemoGuest};
-use lab::vm::{GuestImage, Machine, MachineOptions, StoppedMachine};
+use lab::vm::{GuestImage, StoppedVm, VmOptions, start_vm};
 use testbed::nbd_client::Address;
 
 use self::support::{Fault, Server, Style};
@@ -17,14 +17,14 @@ use self::support::{Fault, Server, Style};
 const DISK_BYTES: usize = 64 << 20;
 
 /// Boots a machine, lets it do some thousand requests, and stops it.
-async fn run(fault: Fault) -> (Server, StoppedMachine) {
+async fn run(fault: Fault) -> (Server, StoppedVm) {
     let server = Server::start(DISK_BYTES, Style::Simple, fault);
     let image = GuestImage::find(None).unwrap();
-    let options = MachineOptions { fill_bytes: DISK_BYTES as u64 / 2, ..MachineOptions::new(image) };
+    let options = VmOptions { fill_bytes: DISK_BYTES as u64 / 2, ..VmOptions::new(image) };
     let mut progress = Progress::silent();
-    let mut machine = Machine::start(&server.address(), options, &mut progress).await.unwrap();
+    let machine = start_vm(&server.address(), options, &mut progress).await.unwrap();
     let first = machine.mark();
-    machine.wait_for_requests(5000).await.unwrap();
+    machine.has_done(5000).await.unwrap();
     let last = machine.mark();
     let felt = machine.between(&first, &last);
     assert!(felt.iops > 0.0 && !felt.longest_stall.is_zero(), "{felt:?}");
@@ -62,8 +62,8 @@ async fn a_machine_survives_connections_that_break() {
 #[tokio::test]
 #[ignore = "needs QEMU and the guest image"]
 async fn a_machine_without_a_disk_shows_what_qemu_says() {
-    let options = MachineOptions::new(GuestImage::find(None).unwrap());
+    let options = VmOptions::new(GuestImage::find(None).unwrap());
     let nowhere = Address::new("/nonexistent/nbd.sock", "disk");
-    let error = Machine::start(&nowhere, options, &mut Progress::silent()).await.unwrap_err().to_string();
+    let error = start_vm(&nowhere, options, &mut Progress::silent()).await.unwrap_err().to_string();
     assert!(error.contains("ended before it could begin to work") && error.contains("nbd.sock"), "{error}");
 }

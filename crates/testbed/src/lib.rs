@@ -4,6 +4,7 @@
 //!   Host ──► Folder: configuration, stores, sockets, log
 //!     └────► Daemon: `sterna serve` as a child that is signalled, killed and started again
 //!   Link ──► a TCP proxy between two hosts that is cut, silent, slow or late
+//!   Vm ──► a guest in QEMU, with a checker inside (`lab/src/bin/guest_disk_check.rs`)
 //!   nbd_client ──► a client of a volume
 //! ```
 //!
@@ -20,6 +21,7 @@ mod link;
 pub mod nbd_client;
 mod own_address;
 pub mod program;
+pub mod vm;
 mod wait;
 
 pub use self::daemon::{Daemon, KILLED, with_tail};

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Parser;
+use e2e::program;
 use e2e::rounds::{Settings, play_machine_rounds};
-use e2e::{machine, program};
-use lab::demo::{MovedMachineOptions, Progress, run_machine};
+use e2e::vm::GuestImage;
+use lab::demo::{MovedVmOptions, Progress, run_machine};
 
 /// Makes round trips of a whole VM between two hosts, with cut links, daemons that are killed or stopped, full disks.
 #[derive(Debug, Parser)]
@@ -50,8 +51,8 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn play_quietly(round_trips: NonZeroU32, disk_bytes: u64, margin: Duration) -> anyhow::Result<()> {
-    let usual = MovedMachineOptions::with_image(program::sterna()?, machine::guest_image()?, disk_bytes);
-    let options = MovedMachineOptions { round_trips, margin, ..usual };
+    let usual = MovedVmOptions::with_image(program::sterna()?, GuestImage::find(None)?, disk_bytes);
+    let options = MovedVmOptions { round_trips, margin, ..usual };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(run_machine(options, &mut Progress::on_stderr()))?;
     print!("{report}");

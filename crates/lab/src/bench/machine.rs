@@ -25,7 +25,7 @@ use super::folder::BenchFolder;
 use super::{BenchOptions, Environment, Summary, Versions, in_folder};
 use crate::bench::tools::SYSTEM_EMULATOR;
 use crate::demo::{DemoGuest as _, HostsLink, HostsPair, Progress, STORES, StoppedDemoGuest as _};
-use crate::vm::{GuestImage, MachineOptions, MovingMachine, StoppedMachine};
+use crate::vm::{GuestImage, StoppedVm, Vm, VmOptions};
 
 /// How `bench machine` is run.
 #[derive(Clone, Debug)]
@@ -66,6 +66,8 @@ impl Load {
 
 /// The machine that Sterna moves, and its volume.
 const MOVED: &str = "moved";
+/// Memory of either machine, but for 8 KiB.
+const RAM_BYTES: u64 = 256 << 20;
 /// The volume of the machine that QEMU moves.
 const SHARED: &str = "shared";
 /// How long both machines run in peace before each move.
@@ -90,8 +92,7 @@ pub async fn run(options: &MachineBenchOptions, progress: &mut Progress) -> anyh
             loads.push(measure(options, load, folder, progress).await?);
         }
         let (size_bytes, rounds) = (bench.size_bytes, bench.rounds);
-        let memory_bytes = MachineOptions::RAM_BYTES;
-        Ok(MachineReport { environment, size_bytes, memory_bytes, rounds, loads })
+        Ok(MachineReport { environment, size_bytes, memory_bytes: RAM_BYTES, rounds, loads })
     })
     .await
 }
@@ -122,7 +123,7 @@ async fn measure(
 struct Stage<'a> {
     load: Load,
     pair: &'a HostsPair,
-    moved: MovingMachine,
+    moved: Vm,
     peer: Peer,
 }
 
@@ -135,20 +136,20 @@ impl<'a> Stage<'a> {
     ) -> anyhow::Result<Self> {
         let MachineBenchOptions { bench, image } = options;
         let store = STORES[0];
-        let machine = MachineOptions {
+        let machine = VmOptions {
             workers: load.workers(),
             fill_bytes: bench.size_bytes / 2,
-            ..MachineOptions::new(image.clone())
+            ..VmOptions::new(image.clone())
         };
         let path = |name: &str| folders[0].path(name);
         pair.near.create_volume(MOVED, bench.size_bytes, store).await?;
-        let moved = MovingMachine::expect(&path("moved.console"), machine.clone(), None)?;
-        let definition = moved.definition(MOVED)?;
+        let moved = Vm::expect(&path("moved.console"), machine.clone())?;
+        let definition = moved.definition(&[MOVED], &[])?;
         pair.near.start_vm(MOVED, definition).await?;
         let shared = pair.near.create_volume(SHARED, bench.size_bytes, store).await?;
         let peer = Peer::start(&folders[0], &shared.uri.parse()?, machine).await?;
-        moved.await_work().await?;
-        peer.machine.await_work().await?;
+        moved.begins_to_work().await?;
+        peer.machine.begins_to_work().await?;
         Ok(Self { load, pair, moved, peer })
     }
 
@@ -194,7 +195,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn check(stopped: &StoppedMachine) -> anyhow::Result<()> {
+fn check(stopped: &StoppedVm) -> anyhow::Result<()> {
     let wrong = stopped.wrong();
     ensure!(wrong.count == 0, "a machine has found {} wrong: {:?}", wrong.count, wrong.first);
     Ok(())

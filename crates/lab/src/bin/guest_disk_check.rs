@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The guest image contains it as a static program, so it stands alone: no crate but the standard library, and of the
-//! lab the two files that say what blocks contain. Its words on the console are read by `lab::vm`.
+//! lab the two files that say what blocks contain. Its words on the console are read by `testbed::vm`.
 //!
 //! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT [SWEPT_BYTES]]]`. Several devices are
 //! one disk, striped; 0 stands for none, of workers too: then the machine is idle but for its ticks.

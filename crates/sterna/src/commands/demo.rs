@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use api::MigrationHistory;
-use lab::demo::{self, DemoOptions, HostsOptions, Interrupted, MovedMachineOptions, Progress};
+use lab::demo::{self, DemoOptions, HostsOptions, Interrupted, MovedVmOptions, Progress};
 
 use crate::args::{DemoArguments, Scene};
 use crate::commands::CommandError;
@@ -95,7 +95,7 @@ async fn whole_machine(
     progress: &mut Progress,
 ) -> anyhow::Result<Ended> {
     let image = arguments.image.as_deref();
-    let mut options = MovedMachineOptions::new(program, image, arguments.disk_bytes())?;
+    let mut options = MovedVmOptions::new(program, image, arguments.disk_bytes())?;
     options.parent.clone_from(&arguments.folder);
     let report = demo::run_machine(options, progress).await?;
     let exit = if report.is_good() { Exit::Success } else { Exit::Unexpected };

@@ -12,7 +12,7 @@ use tokio::time::{Duration, sleep, timeout};
 
 use crate::bench::qmp::Qmp;
 use crate::bench::tools::SYSTEM_EMULATOR;
-use crate::vm::{MachineOptions, MovingMachine};
+use crate::vm::{Vm, VmOptions};
 
 /// How long a process may take to have its monitor.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ const UNLIMITED_BYTES_PER_SECOND: u64 = 1 << 40;
 
 /// A machine that QEMU moves by itself.
 pub(super) struct Peer {
-    pub(super) machine: MovingMachine,
+    pub(super) machine: Vm,
     folder: PathBuf,
     disk: Address,
     /// The process that the machine is in.
@@ -47,12 +47,8 @@ impl Peer {
     ///
     /// # Errors
     /// If QEMU does not start.
-    pub(super) async fn start(
-        folder: &Folder,
-        disk: &Address,
-        options: MachineOptions,
-    ) -> anyhow::Result<Self> {
-        let machine = MovingMachine::expect(&folder.path("peer.console"), options, None)?;
+    pub(super) async fn start(folder: &Folder, disk: &Address, options: VmOptions) -> anyhow::Result<Self> {
+        let machine = Vm::expect(&folder.path("peer.console"), options)?;
         let current = launch(&machine, disk, &folder.path("peer-0.qmp"), &[]).await?;
         Ok(Self { machine, folder: folder.root().to_owned(), disk: disk.clone(), current, count: 1 })
     }
@@ -92,12 +88,7 @@ impl Peer {
     }
 }
 
-async fn launch(
-    machine: &MovingMachine,
-    disk: &Address,
-    monitor: &Path,
-    more: &[&str],
-) -> anyhow::Result<Process> {
+async fn launch(machine: &Vm, disk: &Address, monitor: &Path, more: &[&str]) -> anyhow::Result<Process> {
     let words = machine.command(disk, monitor)?;
     let (program, arguments) = words.split_first().context("a command has a program")?;
     let child = Command::new(program)

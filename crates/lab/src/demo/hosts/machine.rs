@@ -22,6 +22,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use api::{MigrationHistory, Volume};
 use testbed::Daemon;
+use testbed::vm::NetworkCard;
 use tokio::task::spawn_blocking;
 
 use self::client::{Outcome, OutsideClient};
@@ -33,7 +34,7 @@ use crate::demo::{
     DemoGuest as _, Felt, Interrupted, MARGIN, Progress, Signals, StoppedDemoGuest as _, Timeline, VOLUME,
 };
 use crate::network::{BitRate, Lan};
-use crate::vm::{GuestImage, MachineOptions, MovingMachine, NetworkCard, StoppedMachine};
+use crate::vm::{GuestImage, StoppedVm, Vm, VmOptions};
 use crate::workload::{Baseline, Window};
 
 pub use self::report::{Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay};
@@ -46,7 +47,7 @@ const PORT: u16 = 80;
 const MEMORY_CHECKED_BYTES: u64 = 64 << 20;
 /// How the demo with a whole machine is run.
 #[derive(Clone, Debug)]
-pub struct MovedMachineOptions {
+pub struct MovedVmOptions {
     /// The program whose `serve` is the daemons: normally the one that runs now.
     pub program: PathBuf,
     /// Where the temporary folders are made; `None`: the usual place for temporary files, if it is on a disk.
@@ -54,7 +55,7 @@ pub struct MovedMachineOptions {
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
     /// What the machine does.
-    pub machine: MachineOptions,
+    pub machine: VmOptions,
     /// How long it works before, between and after the migrations.
     pub margin: Duration,
     /// How often it goes there and home.
@@ -65,7 +66,7 @@ pub struct MovedMachineOptions {
     pub rate: BitRate,
 }
 
-impl MovedMachineOptions {
+impl MovedVmOptions {
     /// The demo as everybody sees it, with a disk of so many bytes, half of which the machine fills at first.
     ///
     /// # Errors
@@ -76,12 +77,12 @@ impl MovedMachineOptions {
 
     /// The same with a machine that boots from `image`.
     pub fn with_image(program: PathBuf, image: GuestImage, disk_bytes: u64) -> Self {
-        let machine = MachineOptions {
+        let machine = VmOptions {
             fill_bytes: disk_bytes / 2,
             memory_bytes: MEMORY_CHECKED_BYTES,
             // Its processor is emulated, and must leave some time for the client.
             workers: 4,
-            ..MachineOptions::new(image)
+            ..VmOptions::new(image)
         };
         let rate = BitRate::megabits(1000);
         Self {
@@ -102,10 +103,7 @@ impl MovedMachineOptions {
 /// # Errors
 /// What went wrong, with the logs of the daemons; [`Interrupted`] after a signal. Wrong content and a lost connection are
 /// no errors: the figures tell.
-pub async fn run_machine(
-    options: MovedMachineOptions,
-    progress: &mut Progress,
-) -> anyhow::Result<MachineReport> {
+pub async fn run_machine(options: MovedVmOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
     let disks = (options.parent.as_deref(), options.disk_bytes);
     in_folders(disks, progress, async |folders, signals, progress| {
         play(&options, folders, signals, progress).await
@@ -115,7 +113,7 @@ pub async fn run_machine(
 
 /// What is known when the machine is home again, and has compared its memory and its disk.
 struct Travelled {
-    stopped: StoppedMachine,
+    stopped: StoppedVm,
     machine: String,
     /// The volume where it is in the end.
     volume: Volume,
@@ -150,7 +148,7 @@ struct Seen {
 
 /// Runs the demo in its folders; the daemons have ended when this returns.
 async fn play(
-    options: &MovedMachineOptions,
+    options: &MovedVmOptions,
     folders: &Folders,
     signals: &mut Signals,
     progress: &mut Progress,
@@ -158,7 +156,8 @@ async fn play(
     progress.begin("starting the hosts");
     let (mut link, lan) = networks(options).await?;
     let console = folders[0].path("console");
-    let machine = MovingMachine::expect(&console, options.machine.clone(), lan.as_ref().map(card))?;
+    let machine =
+        Vm::expect(&console, VmOptions { card: lan.as_ref().map(card), ..options.machine.clone() })?;
     let pair = signals.unless(Pair::start(&options.program, folders, &link)).await?;
     let journey = there_and_home(options, &pair, machine, (&mut link, lan.as_ref()), progress);
     let travelled = signals.unless(journey).await.map_err(|error| match error.is::<Interrupted>() {
@@ -174,7 +173,7 @@ async fn play(
 }
 
 /// The hosts' link, and the machine's network where there can be one.
-async fn networks(options: &MovedMachineOptions) -> anyhow::Result<(Link, Option<Lan>)> {
+async fn networks(options: &MovedVmOptions) -> anyhow::Result<(Link, Option<Lan>)> {
     let link = Link::create(options.kind, options.rate)?;
     match link.lan() {
         Ok(lan) => Ok((link, lan)),
@@ -192,18 +191,18 @@ fn card(lan: &Lan) -> NetworkCard {
 
 /// Starts the machine at the first host, moves it to the second and home, and lets it compare what it has.
 async fn there_and_home(
-    options: &MovedMachineOptions,
+    options: &MovedVmOptions,
     pair: &Pair,
-    machine: MovingMachine,
+    machine: Vm,
     (link, lan): (&mut Link, Option<&Lan>),
     progress: &mut Progress,
 ) -> anyhow::Result<Travelled> {
     let Pair { near, far } = pair;
     near.create_volume(VOLUME, options.disk_bytes, STORE).await?;
     progress.begin("booting a machine");
-    let definition = machine.definition(VOLUME)?;
+    let definition = machine.definition(&[VOLUME], &[])?;
     near.start_vm(MACHINE, definition).await?;
-    machine.await_work().await?;
+    machine.begins_to_work().await?;
     let client = match lan {
         Some(lan) => Some(connect(lan).await?),
         None => None,
@@ -270,7 +269,7 @@ async fn there_and_home(
 async fn go(
     (from, to): (&Daemon, &Daemon),
     name: &str,
-    (machine, client): (&MovingMachine, Option<&OutsideClient>),
+    (machine, client): (&Vm, Option<&OutsideClient>),
     link: &mut Link,
     margin: Duration,
     progress: &mut Progress,

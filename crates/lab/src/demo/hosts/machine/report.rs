@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use api::{MemoryMove, MigrationHistory};
 use serde::Serialize;
 
-use super::{Leg, MovedMachineOptions, NAMES, Travelled};
+use super::{Leg, MovedVmOptions, NAMES, Travelled};
 use crate::demo::hosts::report::{milliseconds_of, rate_of};
 use crate::demo::report::{
     Bytes, Figures, Wrong, change, disruption_row, grouped, milliseconds, row, seconds,
@@ -121,7 +121,7 @@ impl MachineReport {
 /// If a daemon does not tell how long the machine stood still.
 pub(super) fn report(
     travelled: Travelled,
-    options: &MovedMachineOptions,
+    options: &MovedVmOptions,
     link: String,
 ) -> anyhow::Result<MachineReport> {
     let wrong = travelled.stopped.wrong();

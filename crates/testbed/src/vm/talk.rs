@@ -1,15 +1,18 @@
-//! What is heard of a machine, whoever runs it: its console, from which marks, windows and failures are read.
+//! What is heard of a VM, whoever runs it: its console, from which its work, its verdict and its failures are read.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io::Read;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
-use testbed::with_tail;
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::console::Console;
+use super::locked;
+use crate::daemon::with_tail;
 
 /// A machine that is silent for so long is lost; ticks come ten times a second while it works.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -37,16 +40,16 @@ impl Talk {
 
     /// What was said so far.
     pub(super) fn console(&self) -> MutexGuard<'_, Console> {
-        lock(&self.console)
+        locked(&self.console)
     }
 
-    /// Listens to the machine over one more connection, to its end.
-    pub(super) fn listen(&self, output: impl AsyncRead + Send + Unpin + 'static, unfinished: Unfinished) {
+    /// Listens to the machine over one more connection, to its end, in a thread.
+    pub(super) fn listen(&self, output: impl Read + Send + 'static, unfinished: Unfinished) {
         self.console().open();
         let (console, changed) = (Arc::clone(&self.console), Arc::clone(&self.changed));
-        tokio::spawn(async move {
-            hear(output, &console, &changed, &unfinished).await;
-            lock(&console).close();
+        thread::spawn(move || {
+            hear(output, &console, &changed, &unfinished);
+            locked(&console).close();
             changed.send_replace(());
         });
     }
@@ -115,18 +118,18 @@ impl Talk {
 }
 
 /// Reads a connection to its end, line by line.
-async fn hear(
-    mut output: impl AsyncRead + Unpin,
+fn hear(
+    mut output: impl Read,
     console: &Mutex<Console>,
     changed: &watch::Sender<()>,
     unfinished: &Mutex<Vec<u8>>,
 ) {
     let mut chunk = vec![0; CHUNK_BYTES];
-    while let Ok(length @ 1..) = output.read(&mut chunk).await {
-        let mut line = lock(unfinished);
+    while let Ok(length @ 1..) = output.read(&mut chunk) {
+        let mut line = locked(unfinished);
         for &byte in &chunk[..length] {
             if byte == b'\n' {
-                lock(console).take(String::from_utf8_lossy(&line).trim_end(), Instant::now());
+                locked(console).take(String::from_utf8_lossy(&line).trim_end(), Instant::now());
                 line.clear();
             } else if line.len() < LINE_BYTES_MAX {
                 line.push(byte);
@@ -135,11 +138,6 @@ async fn hear(
         drop(line);
         changed.send_replace(());
     }
-}
-
-/// A panic elsewhere makes neither console nor line wrong.
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! How the machine's disk is attached: the bus it hangs on, and the sectors it has.
 
-use std::ffi::OsString;
-
 use anyhow::ensure;
 
 use super::console::SeenDisk;
@@ -28,15 +26,14 @@ impl DiskModel {
     /// The disk of most machines.
     pub const USUAL: Self = Self { bus: Bus::VirtioBlk, sector_bytes: 512 };
 
-    /// QEMU's words that attach its block device `disk`.
-    pub(super) fn arguments(self) -> Vec<OsString> {
+    /// QEMU's devices that attach its block device `node`.
+    pub(super) fn devices(self, node: &str) -> Vec<String> {
         let bytes = self.sector_bytes;
-        let disk = format!("drive=disk,logical_block_size={bytes},physical_block_size={bytes}");
-        let devices = match self.bus {
+        let disk = format!("drive={node},logical_block_size={bytes},physical_block_size={bytes}");
+        match self.bus {
             Bus::VirtioBlk => vec![format!("virtio-blk-pci,{disk}")],
             Bus::VirtioScsi => vec!["virtio-scsi-pci".to_owned(), format!("scsi-hd,{disk}")],
-        };
-        devices.into_iter().flat_map(|device| ["-device".into(), device.into()]).collect()
+        }
     }
 
     /// Checks that the machine has found such a disk.

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 
+use crate::program::target_folder;
+
 /// Names the folder of the guest image when it is in none of the usual places.
 const VARIABLE: &str = "STERNA_GUEST_IMAGE";
 /// Where a package puts the guest image.
@@ -28,7 +30,10 @@ impl GuestImage {
         let folders = match (folder, std::env::var_os(VARIABLE)) {
             (Some(folder), _) => vec![folder.to_owned()],
             (None, Some(folder)) => vec![folder.into()],
-            (None, None) => beside_this_program().into_iter().chain([SYSTEM_FOLDER.into()]).collect(),
+            (None, None) => {
+                let target = target_folder().map(|target| target.join("guest-image")).ok();
+                target.into_iter().chain([SYSTEM_FOLDER.into()]).collect()
+            }
         };
         if let Some(image) = folders.iter().map(|folder| Self::of(folder)).find(Self::is_there) {
             return Ok(image);
@@ -47,12 +52,6 @@ impl GuestImage {
     fn is_there(&self) -> bool {
         self.kernel.is_file() && self.initramfs.is_file()
     }
-}
-
-/// `target/guest-image`, for a program in `target/release`.
-fn beside_this_program() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?;
-    Some(program.parent()?.parent()?.join("guest-image"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the checker inside the machine says on its console, and the record made of it.
+//! What the checker inside the VM says on its console, and the record made of it.
 //!
 //! ```text
 //!   sterna: disk device=/dev/vda sector_bytes=512 blocks=32768 bytes=268435456
@@ -6,16 +6,16 @@
 //!   sterna: tick at_ms=100 requests=1926 stall_us=12841 p99_us=9120 errors=0
 //!   sterna: wrong block 17: expected version 3, found from byte 0 on zeroes
 //!   sterna: verified blocks=32768 seed=7 digest=26cc72efe3d2049f memory_pages=0 errors=0
+//!   sterna: tpm counter=3
 //!   sterna: failed flush: Input/output error
 //! ```
 //!
 //! Everything else on the console is the kernel's, and only kept for error messages.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::demo::Felt;
-use crate::workload::{Window, per_second};
+use anyhow::{bail, ensure};
 
 /// How many lines of the console are kept for error messages.
 const LINES_KEPT_MAX: usize = 200;
@@ -28,6 +28,7 @@ enum Line {
     Disk(SeenDisk),
     Filled,
     Tick(Tick),
+    TpmCounter(u64),
     Wrong(String),
     Verified(Verdict),
     Failed(String),
@@ -44,52 +45,48 @@ pub(super) struct SeenDisk {
 
 /// What the checker did in about a tenth of a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tick {
-    /// By the machine's own clock, since it began to work.
-    at_ms: u64,
+pub struct Tick {
+    /// By the VM's own clock, which stands still while the VM does, since it began to work.
+    pub at_ms: u64,
     /// Requests completed since it began to work.
-    requests: u64,
+    pub requests: u64,
     /// The longest time without a completion that ended, or lasted, in this tick.
-    stall_us: u64,
+    pub stall_us: u64,
     /// What 99 % of the requests of this tick took at most; 0 of none.
-    p99_us: u64,
-    errors: u64,
+    pub p99_us: u64,
+    /// Wrong blocks and failed requests since it began to work.
+    pub errors: u64,
 }
 
 /// The outcome of the checker's comparison of its whole disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub struct Verdict {
     /// Blocks on the disk.
-    pub(super) blocks: u64,
+    pub blocks: u64,
     /// The seed of every stamp.
-    pub(super) seed: u64,
+    pub seed: u64,
     /// Over the version of every block.
-    pub(super) digest: u64,
+    pub digest: u64,
     /// Pages of its memory that it has compared.
-    pub(super) memory_pages: u64,
+    pub memory_pages: u64,
     /// Wrong blocks and pages, and failed requests, from the start on.
-    pub(super) errors: u64,
+    pub errors: u64,
 }
 
 /// All that the console has said.
 #[derive(Debug, Default)]
-pub(super) struct Console {
+pub struct Console {
     lines: VecDeque<String>,
-    /// How many are connected to the machine, and whether anybody was.
+    /// How many are connected to the VM, and whether anybody was.
     connections: usize,
     was_connected: bool,
     disk: Option<SeenDisk>,
     ticks: Vec<Tick>,
+    tpm_counter: Option<u64>,
     last_word: Option<Instant>,
     wrong: Vec<String>,
     verdict: Option<Verdict>,
     failure: Option<String>,
-}
-
-/// A moment in the record: how many ticks had come until then.
-#[derive(Clone, Copy, Debug)]
-pub struct MachineMark {
-    ticks: usize,
 }
 
 impl Console {
@@ -98,6 +95,7 @@ impl Console {
         match parse(line) {
             Some(Line::Disk(disk)) => self.disk = Some(disk),
             Some(Line::Tick(tick)) => self.ticks.push(tick),
+            Some(Line::TpmCounter(counter)) => self.tpm_counter = Some(counter),
             Some(Line::Wrong(what)) if self.wrong.len() < WRONG_KEPT_MAX => self.wrong.push(what),
             Some(Line::Verified(verdict)) => self.verdict = Some(verdict),
             Some(Line::Failed(why)) => self.failure = Some(why),
@@ -110,7 +108,7 @@ impl Console {
         self.lines.push_back(line.to_owned());
     }
 
-    /// The machine can be heard, over one more connection.
+    /// The VM can be heard, over one more connection.
     pub(super) fn open(&mut self) {
         self.connections += 1;
         self.was_connected = true;
@@ -121,7 +119,7 @@ impl Console {
         self.connections = self.connections.saturating_sub(1);
     }
 
-    /// Whether the machine could be heard once, and cannot any more.
+    /// Whether the VM could be heard once, and cannot any more.
     pub(super) fn is_closed(&self) -> bool {
         self.was_connected && self.connections == 0
     }
@@ -156,7 +154,7 @@ impl Console {
     }
 
     /// The first wrong blocks and failed requests.
-    pub(super) fn wrong(&self) -> &[String] {
+    pub fn wrong(&self) -> &[String] {
         &self.wrong
     }
 
@@ -165,35 +163,33 @@ impl Console {
         self.lines.iter().map(|line| format!("{line}\n")).collect()
     }
 
-    pub(super) fn mark(&self) -> MachineMark {
-        MachineMark { ticks: self.ticks.len() }
+    /// What it has told of its work, ten times a second.
+    pub fn ticks(&self) -> &[Tick] {
+        &self.ticks
     }
 
-    /// The ticks between two marks, by the machine's own clock: it stands still while the machine does.
-    pub(super) fn windows(&self, first: MachineMark, last: MachineMark) -> Vec<Window> {
-        let end = last.ticks.min(self.ticks.len());
-        let ticks = &self.ticks[first.ticks.saturating_sub(1).min(end)..end];
-        let window = |(before, after): (&Tick, &Tick)| Window {
-            length: Duration::from_millis(after.at_ms.saturating_sub(before.at_ms)),
-            requests: after.requests.saturating_sub(before.requests),
-            latency_p99: (after.p99_us > 0).then(|| Duration::from_micros(after.p99_us)),
-        };
-        ticks.iter().zip(ticks.iter().skip(1)).map(window).collect()
+    /// What it has said of its TPM's counter last.
+    pub fn tpm_counter(&self) -> Option<u64> {
+        self.tpm_counter
     }
 
-    /// What the machine felt between two marks, to the next tick: a tenth of a second.
-    pub(super) fn between(&self, first: MachineMark, last: MachineMark) -> Felt {
-        // The tick after a mark tells of the time before it too, and the window must not be empty.
-        let end = last.ticks.max(first.ticks + 1).min(self.ticks.len().saturating_sub(1));
-        let start = first.ticks.saturating_sub(1).min(end);
-        let (Some(begin), Some(finish)) = (self.ticks.get(start), self.ticks.get(end)) else {
-            return Felt { requests: 0, iops: 0.0, longest_stall: Duration::ZERO };
-        };
-        let requests = finish.requests.saturating_sub(begin.requests);
-        let duration = Duration::from_millis(finish.at_ms.saturating_sub(begin.at_ms));
-        let stall_us = self.ticks[start..=end].iter().skip(1).map(|tick| tick.stall_us).max().unwrap_or(0);
-        let longest_stall = Duration::from_micros(stall_us);
-        Felt { requests, iops: per_second(requests, duration), longest_stall }
+    /// Checks that the guest has found nothing wrong so far.
+    ///
+    /// # Errors
+    /// If it has, or has given up.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        if let Some(why) = &self.failure {
+            bail!("the guest says: failed {why}");
+        }
+        let errors = self.ticks.last().map_or(0, |tick| tick.errors);
+        ensure!(errors == 0, "the guest says: {errors} errors: {:#?}", self.wrong);
+        Ok(())
+    }
+
+    /// Forgets what was said; who is connected stays so.
+    pub(super) fn forget(&mut self) {
+        let Self { connections, was_connected, .. } = *self;
+        *self = Self { connections, was_connected, ..Self::default() };
     }
 }
 
@@ -218,6 +214,7 @@ fn parse(line: &str) -> Option<Line> {
             p99_us: number("p99_us")?,
             errors: number("errors")?,
         }),
+        "tpm" => Line::TpmCounter(number("counter")?),
         "wrong" => Line::Wrong(rest.to_owned()),
         "verified" => Line::Verified(Verdict {
             blocks: number("blocks")?,
@@ -250,6 +247,7 @@ mod tests {
             "sterna: disk device=/dev/vda sector_bytes=512 blocks=4 bytes=32768",
             "[    2.0] clocksource: sterna: tick at_ms=100 requests=10 stall_us=900 p99_us=700 errors=0",
             "sterna: wrong block 17: expected version 3, found from byte 0 on zeroes",
+            "sterna: tpm counter=3",
             "sterna: verified blocks=4 seed=7 digest=26cc72efe3d2049f memory_pages=8 errors=1",
         ]);
         assert!(console.works());
@@ -260,39 +258,8 @@ mod tests {
             Verdict { blocks: 4, seed: 7, digest: 0x26cc_72ef_e3d2_049f, memory_pages: 8, errors: 1 };
         assert_eq!(console.verdict(), Some(verdict));
         assert_eq!(console.failure(), None);
-        assert_eq!(console.text().lines().count(), 5);
-    }
-
-    #[test]
-    fn rates_and_stalls_are_those_between_the_marks() {
-        let mut console = console(&[
-            "sterna: tick at_ms=100 requests=100 stall_us=50000 p99_us=700 errors=0",
-            "sterna: tick at_ms=200 requests=200 stall_us=1000 p99_us=700 errors=0",
-        ]);
-        let first = console.mark();
-        console.take("sterna: tick at_ms=300 requests=250 stall_us=2000 p99_us=700 errors=0", Instant::now());
-        console.take("sterna: tick at_ms=400 requests=300 stall_us=1000 p99_us=700 errors=0", Instant::now());
-        let last = console.mark();
-        let window = Window {
-            length: Duration::from_millis(100),
-            requests: 50,
-            latency_p99: Some(Duration::from_micros(700)),
-        };
-        assert_eq!(console.windows(first, last), [window, window]);
-        // This tick began before the second mark.
-        console
-            .take("sterna: tick at_ms=500 requests=380 stall_us=70000 p99_us=700 errors=0", Instant::now());
-        let felt = console.between(first, last);
-        assert_eq!((felt.requests, felt.iops, felt.longest_stall), (180, 600.0, Duration::from_millis(70)));
-    }
-
-    #[test]
-    fn a_window_shorter_than_a_tick_is_that_tick() {
-        let mut console = console(&["sterna: tick at_ms=100 requests=100 stall_us=1 p99_us=700 errors=0"]);
-        let mark = console.mark();
-        console.take("sterna: tick at_ms=200 requests=150 stall_us=2 p99_us=700 errors=0", Instant::now());
-        assert_eq!(console.between(mark, mark).iops, 500.0);
-        assert_eq!(Console::default().between(mark, mark).requests, 0);
+        assert_eq!(console.tpm_counter(), Some(3));
+        assert_eq!(console.text().lines().count(), 6);
     }
 
     #[test]
