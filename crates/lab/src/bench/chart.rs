@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use report::escape;
 
-use super::mirror::Moment;
+use super::guest::Moment;
 use super::statistics::Summary;
 
 /// Width of every chart; the page scales it.

@@ -2,8 +2,11 @@
 
 use report::escape;
 
+use super::chart::{Bar, CourseScale, bars, course};
 use super::environment::Environment;
+use super::guest::Moment;
 use super::show::Table;
+use super::statistics::Summary;
 
 const STYLE: &str = include_str!("page.css");
 
@@ -44,8 +47,30 @@ pub(super) fn section(heading: &str, table: &Table, charts: &str) -> String {
     )
 }
 
-/// A chart with what it shows above it.
-pub(super) fn figure(caption: &str, svg: &str) -> String {
+/// A chart with what it shows above it: a bar for each contender that has a summary.
+pub(super) fn bar_chart<'a>(
+    caption: &str,
+    measured: impl Iterator<Item = (&'a str, Option<&'a Summary>)>,
+    show: impl Fn(f64) -> String,
+) -> String {
+    let measured = measured.filter_map(|(name, summary)| Some(Bar { name, summary: summary? }));
+    figure(caption, &bars(caption, &measured.collect::<Vec<_>>(), show))
+}
+
+/// One round of a contender: its name, the guest's life, and when the migration ended, in seconds.
+pub(super) type Round<'a> = (&'a str, &'a [Moment], f64);
+
+/// A chart for each round, all of one scale: what the guest did over time; `what` says which of it.
+pub(super) fn course_charts(rounds: &[Round<'_>], what: &str) -> String {
+    let scale = CourseScale::of(rounds.iter().map(|(_, moments, _)| *moments));
+    let drawn = rounds.iter().map(|(name, moments, ended)| {
+        let caption = format!("{name}: {what}; shaded: the migration");
+        figure(&caption, &course(&caption, name, moments, *ended, scale))
+    });
+    drawn.collect()
+}
+
+fn figure(caption: &str, svg: &str) -> String {
     format!("<figure><figcaption>{}</figcaption>\n{svg}</figure>\n", escape(caption))
 }
 

@@ -1,8 +1,7 @@
 //! The page of `bench link`: tables, bars, and the guest's life over time.
 
 use super::{CopyReport, GuestFigures, GuestReport, LinkReport};
-use crate::bench::chart::{Bar, CourseScale, bars, course};
-use crate::bench::page::{figure, page, section};
+use crate::bench::page::{bar_chart, course_charts, page, section};
 use crate::bench::show::{mebibytes, milliseconds};
 use crate::bench::statistics::Summary;
 use crate::demo::Bytes;
@@ -29,23 +28,20 @@ impl LinkReport {
 }
 
 fn copy_section(report: &CopyReport) -> String {
-    let speeds: Vec<Bar<'_>> = report
-        .contenders
-        .iter()
-        .map(|contender| Bar { name: contender.name, summary: &contender.bytes_per_second })
-        .collect();
-    let caption = "MiB of the image a second";
+    let speeds =
+        report.contenders.iter().map(|contender| (contender.name, Some(&contender.bytes_per_second)));
     let title = format!("Nobody uses the image: {}", report.heading());
-    section(&title, &report.table(), &figure(caption, &bars(caption, &speeds, mebibytes)))
+    section(&title, &report.table(), &bar_chart("MiB of the image a second", speeds, mebibytes))
 }
 
 fn guest_section(report: &GuestReport) -> String {
     let chart = |caption: &str, summary: fn(&GuestFigures) -> &Summary, show: fn(f64) -> String| {
-        let measured = report.contenders.iter();
-        let measured: Vec<Bar<'_>> =
-            measured.map(|contender| Bar { name: contender.name, summary: summary(contender) }).collect();
-        figure(caption, &bars(caption, &measured, show))
+        let measured = report.contenders.iter().map(|contender| (contender.name, Some(summary(contender))));
+        bar_chart(caption, measured, show)
     };
+    let first = report.contenders.iter().filter_map(|contender| {
+        Some((contender.name, contender.moments.first()?.as_slice(), *contender.seconds.samples.first()?))
+    });
     let charts = chart(
         "MiB a second that the guest wrote meanwhile",
         |figures| &figures.written_bytes_per_second,
@@ -54,22 +50,9 @@ fn guest_section(report: &GuestReport) -> String {
         "Worst latency of a write, in milliseconds",
         |figures| &figures.worst_latency_ms,
         milliseconds,
-    ) + &courses(report);
+    ) + &course_charts(
+        &first.collect::<Vec<_>>(),
+        "the guest's writes per second over time, in the first round",
+    );
     section(&format!("Under {}", report.title), &report.table(), &charts)
-}
-
-/// The first round of each contender.
-fn courses(report: &GuestReport) -> String {
-    let first = report.contenders.iter().filter_map(|contender| {
-        Some((contender.name, contender.moments.first()?.as_slice(), *contender.seconds.samples.first()?))
-    });
-    let first: Vec<_> = first.collect();
-    let scale = CourseScale::of(first.iter().map(|(_, moments, _)| *moments));
-    let drawn = first.iter().map(|(name, moments, ended)| {
-        let caption = format!(
-            "{name}: the guest's writes per second over time, in the first round; shaded: the migration"
-        );
-        figure(&caption, &course(&caption, name, moments, *ended, scale))
-    });
-    drawn.collect()
 }

@@ -1,8 +1,7 @@
 //! The page of `bench mirror`: tables, bars, and the guest's life over time.
 
 use super::{IdleReport, LoadFigures, LoadReport, MirrorReport};
-use crate::bench::chart::{Bar, CourseScale, bars, course};
-use crate::bench::page::{figure, page, section};
+use crate::bench::page::{bar_chart, course_charts, page, section};
 use crate::bench::show::{milliseconds, seconds};
 use crate::bench::statistics::Summary;
 use crate::demo::Bytes;
@@ -25,22 +24,21 @@ impl MirrorReport {
 fn idle_section(report: &IdleReport) -> String {
     let heading =
         format!("Nobody uses the image; {} of it are data, the rest holes", Bytes(report.data_bytes));
-    let times: Vec<Bar<'_>> = report
-        .contenders
-        .iter()
-        .map(|contender| Bar { name: contender.name, summary: &contender.seconds })
-        .collect();
+    let times = report.contenders.iter().map(|contender| (contender.name, Some(&contender.seconds)));
     let caption = "Seconds until the copy is on the disk";
-    section(&heading, &report.table(), &figure(caption, &bars(caption, &times, seconds)))
+    section(&heading, &report.table(), &bar_chart(caption, times, seconds))
 }
 
 fn load_section(report: &LoadReport) -> String {
     let chart = |caption: &str, summary: fn(&LoadFigures) -> &Summary, show: fn(f64) -> String| {
-        let measured = report.contenders.iter();
-        let measured: Vec<Bar<'_>> =
-            measured.map(|contender| Bar { name: contender.name, summary: summary(contender) }).collect();
-        figure(caption, &bars(caption, &measured, show))
+        let measured = report.contenders.iter().map(|contender| (contender.name, Some(summary(contender))));
+        bar_chart(caption, measured, show)
     };
+    let typical = report.contenders.iter().filter_map(|contender| {
+        let round = median_round(&contender.seconds);
+        let moments = contender.moments.get(round)?.as_slice();
+        Some((contender.name, moments, *contender.seconds.samples.get(round)?))
+    });
     let charts = chart("Seconds that the migration took", |figures| &figures.seconds, seconds)
         + &chart(
             "Time × loss: seconds for which the guest might as well have stood still",
@@ -52,27 +50,8 @@ fn load_section(report: &LoadReport) -> String {
             |figures| &figures.worst_latency_ms,
             milliseconds,
         )
-        + &courses(report);
+        + &course_charts(&typical.collect::<Vec<_>>(), "the guest's requests per second over time");
     section(&format!("Under a guest: {}", report.guest()), &report.table(), &charts)
-}
-
-/// The round whose migration took the median of the times, of each contender.
-fn courses(report: &LoadReport) -> String {
-    let typical = report.contenders.iter().filter_map(|contender| {
-        let round = median_round(&contender.seconds);
-        Some((
-            contender.name,
-            contender.moments.get(round)?.as_slice(),
-            *contender.seconds.samples.get(round)?,
-        ))
-    });
-    let typical: Vec<_> = typical.collect();
-    let scale = CourseScale::of(typical.iter().map(|(_, moments, _)| *moments));
-    let drawn = typical.iter().map(|(name, moments, ended)| {
-        let caption = format!("{name}: the guest's requests per second over time; shaded: the migration");
-        figure(&caption, &course(&caption, name, moments, *ended, scale))
-    });
-    drawn.collect()
 }
 
 /// The round whose sample is closest to the median.

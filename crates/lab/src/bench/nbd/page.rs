@@ -1,8 +1,7 @@
 //! The page of `bench nbd`: for each workload its table, and bars.
 
 use super::{ContenderFigures, NbdReport, WorkloadFigures};
-use crate::bench::chart::{Bar, bars};
-use crate::bench::page::{figure, page, section};
+use crate::bench::page::{bar_chart, page, section};
 use crate::bench::show::{mebibytes, microseconds, thousands};
 use crate::bench::statistics::Summary;
 use crate::demo::Bytes;
@@ -53,9 +52,6 @@ fn chart(
     summary: fn(&ContenderFigures) -> Option<&Summary>,
     show: impl Fn(f64) -> String,
 ) -> String {
-    let measured = workload
-        .contenders
-        .iter()
-        .filter_map(|contender| Some(Bar { name: contender.name, summary: summary(contender)? }));
-    figure(caption, &bars(caption, &measured.collect::<Vec<_>>(), show))
+    let measured = workload.contenders.iter().map(|contender| (contender.name, summary(contender)));
+    bar_chart(caption, measured, show)
 }
