@@ -73,8 +73,8 @@ pub fn play_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Resu
 ///
 /// # Errors
 /// As [`play_rounds`].
-pub fn play_machine_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Result<()> {
-    play("machine-rounds", settings, told, |pair| {
+pub fn play_vm_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Result<()> {
+    play("vm-rounds", settings, told, |pair| {
         pair.alpha.create_volume(settings.disk_bytes)?;
         let guest = vm::start(&pair.alpha, settings.disk_bytes / 2)?;
         Ok((Subject::Machine, guest, Foreign::Rewrites))

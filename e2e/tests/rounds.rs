@@ -2,7 +2,7 @@
 
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 
-use e2e::rounds::{Settings, play_machine_rounds, play_rounds};
+use e2e::rounds::{Settings, play_rounds, play_vm_rounds};
 
 fn play(rounds: u32, seed: u64) {
     let settings = Settings { rounds, seed, disk_bytes: 32 << 20, logs: None };
@@ -24,7 +24,7 @@ fn round_trip_with_bad_luck_loses_nothing_for_a_guest_that_is_always_served_by_o
 #[test]
 fn round_trip_of_a_vm_with_bad_luck_loses_nothing() {
     let settings = Settings { rounds: 1, seed: 1, disk_bytes: 32 << 20, logs: None };
-    if let Err(error) = play_machine_rounds(&settings, |trip| println!("{trip}")) {
+    if let Err(error) = play_vm_rounds(&settings, |trip| println!("{trip}")) {
         panic!("{error:#}");
     }
 }

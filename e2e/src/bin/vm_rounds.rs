@@ -1,5 +1,5 @@
 //! Moves a VM between two hosts again and again, while it works on its disk and its memory, with faults from a seed:
-//! `cargo run -p e2e --bin machine-rounds -- --rounds 20 --seed 1`.
+//! `cargo run -p e2e --bin vm-rounds -- --rounds 20 --seed 1`.
 //!
 //! It needs `target/release/sterna`, or what `STERNA_BIN` names, and the guest image. With `--quiet` there are no faults, and
 //! a client outside keeps one connection to the VM all the while: as root the hosts are network namespaces then; otherwise
@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::Parser;
 use e2e::program;
-use e2e::rounds::{Settings, play_machine_rounds};
+use e2e::rounds::{Settings, play_vm_rounds};
 use e2e::vm::GuestImage;
 use lab::demo::{MovedVmOptions, Progress, run_machine};
 
@@ -45,7 +45,7 @@ fn main() -> anyhow::Result<()> {
         return play_quietly(rounds, disk_mib << 20, Duration::from_millis(rest_ms));
     }
     let settings = Settings { rounds: rounds.get(), seed, disk_bytes: disk_mib << 20, logs };
-    play_machine_rounds(&settings, |trip| println!("{trip}"))?;
+    play_vm_rounds(&settings, |trip| println!("{trip}"))?;
     println!("seed {seed}: {rounds} round trips of a VM, nothing lost");
     Ok(())
 }
