@@ -63,7 +63,7 @@ fn a_plan_says_whether_blocks_go_straight_to_a_store_that_both_hosts_have_and_le
             };
             ensure!(is_shared(&[])?, "both hosts have the folder");
             ensure!(!is_shared(&["--shared-target", "never"])?, "it is not to be used");
-            ensure!(!is_shared(&["--format", "qcow2"])?, "only raw images are lent");
+            ensure!(!is_shared(&["--format", "qcow2"])?, "only raw images are leased");
             // Another folder in its place; then none.
             std::fs::remove_file(pair.alpha.path(FAR))?;
             std::fs::create_dir(pair.alpha.path(FAR))?;

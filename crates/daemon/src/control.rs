@@ -126,7 +126,7 @@ impl Control for LaneControl {
         let gone = self.moving.memory_has_gone(migration);
         self.run_after(gone, &location, "retire", move || {
             images::retire(&image, retirement, migration)?;
-            if let (Retirement::Fence, Some((facts, stay)), Some(path)) =
+            if let (Retirement::Keep, Some((facts, stay)), Some(path)) =
                 (retirement, facts, image.place.file())
             {
                 let kept = images::fenced_path(std::path::Path::new(path), migration);
@@ -190,7 +190,7 @@ impl Control for LaneControl {
                 self.histories.migration_ended(migration, &self.runtime);
                 self.migrations.report(report);
             }
-            Report::Way { migration, volume, way } => {
+            Report::DataPath { migration, volume, way } => {
                 self.migrations.note_way(&self.journal, &self.runtime, migration, volume, way);
             }
             Report::Progress { .. } => self.migrations.report(report),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use api::{Bytes, ErrorCode};
 use block::store::{ImageError, Qcow2Error, RemoteError};
 use chronicle::Generation;
-use migration::journal::{Fence, FencedContent, Place};
+use migration::journal::{Place, Reservation, ReservedContent};
 use migration::promotion::NotPromotable;
 use migration::ticket::TicketError;
 use migration::wire::Refusal;
@@ -261,7 +261,7 @@ pub(crate) enum RequestError {
         /// Where.
         place: Place,
         /// What is there.
-        fence: Fence,
+        fence: Reservation,
     },
     /// A new volume could not be filled.
     #[error(transparent)]
@@ -572,14 +572,14 @@ fn if_others(known: &str) -> String {
 }
 
 /// What a fenced place holds.
-pub(crate) fn fenced(fence: &Fence) -> String {
-    let Fence { volume, migration, content } = fence;
+pub(crate) fn fenced(fence: &Reservation) -> String {
+    let Reservation { volume, migration, content } = fence;
     match content {
-        FencedContent::Left => {
+        ReservedContent::Left => {
             format!("the old copy of the volume \"{volume}\", which {migration} moved away")
         }
-        FencedContent::Kept => format!("what {migration} kept of the volume \"{volume}\""),
-        FencedContent::HalfMade => {
+        ReservedContent::Kept => format!("what {migration} kept of the volume \"{volume}\""),
+        ReservedContent::HalfMade => {
             format!("a part of the volume \"{volume}\", which {migration} did not move")
         }
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_channel::mpsc::UnboundedReceiver;
 use futures_util::StreamExt as _;
-use lane::peer::Arrival;
+use lane::peer::ChannelEvent;
 use migration::{MigrationId, Phase};
 use tokio::task::{AbortHandle, JoinSet};
 use transport::Priority;
@@ -38,7 +38,7 @@ pub(crate) struct Escorts {
 }
 
 /// The way to the other host: its sending end, and what comes.
-pub(crate) type HooksLine = (Arc<dyn Send>, UnboundedReceiver<Arrival>);
+pub(crate) type HooksLine = (Arc<dyn Send>, UnboundedReceiver<ChannelEvent>);
 
 struct Known {
     errand: Arc<Errand>,
@@ -98,7 +98,7 @@ impl Escorts {
 }
 
 /// Has the other host do its part.
-async fn ask(sender: &dyn Send, mut arrivals: UnboundedReceiver<Arrival>) -> Result<(), String> {
+async fn ask(sender: &dyn Send, mut arrivals: UnboundedReceiver<ChannelEvent>) -> Result<(), String> {
     let answered = async {
         loop {
             say(sender, &Word::Start);
@@ -161,8 +161,8 @@ fn say(sender: &dyn Send, word: &Word) {
     sender.send(Priority::Control, word.encode().into(), Bytes::new());
 }
 
-fn word(arrival: &Arrival) -> Option<Word> {
-    let Arrival::Sent { head, .. } = arrival else { return None };
+fn word(arrival: &ChannelEvent) -> Option<Word> {
+    let ChannelEvent::Message { head, .. } = arrival else { return None };
     match Word::decode(head) {
         Ok(word) => Some(word),
         Err(error) => {

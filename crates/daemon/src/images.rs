@@ -54,7 +54,7 @@ pub(crate) fn discard(image: &ImageLocation) -> Result<(), ControlFault> {
     fail_point::before(Step::Discard);
     if let Some(path) = image.place.file().map(Path::new) {
         // N.B. first: an image whose token is there is the one that was offered.
-        lane::lending::remove(path).map_err(|error| fault("delete what is beside", path, &error))?;
+        lane::shared_storage::remove(path).map_err(|error| fault("delete what is beside", path, &error))?;
         delete(path)?;
     }
     fail_point::after(Step::Discard);
@@ -71,7 +71,7 @@ pub(crate) fn retire(
     fail_point::before(Step::Retire);
     match (image.place.file().map(Path::new), retirement) {
         (Some(path), Retirement::Delete) => delete(path)?,
-        (Some(path), Retirement::Fence) => fence(path, migration)?,
+        (Some(path), Retirement::Keep) => fence(path, migration)?,
         (None, _) => {}
     }
     fail_point::after(Step::Retire);
@@ -260,18 +260,18 @@ mod tests {
         let image = location(&path);
         for _ in 0..2 {
             discard(&image).unwrap();
-            retire(&image, Retirement::Fence, MigrationId(7)).unwrap();
+            retire(&image, Retirement::Keep, MigrationId(7)).unwrap();
         }
         std::fs::write(&path, b"old").unwrap();
         for _ in 0..2 {
-            retire(&image, Retirement::Fence, MigrationId(7)).unwrap();
+            retire(&image, Retirement::Keep, MigrationId(7)).unwrap();
         }
         let fenced = fenced_path(&path, MigrationId(7));
         assert!(fenced.ends_with("a.img.moved-m7"));
         assert_eq!((path.exists(), std::fs::read(&fenced).unwrap()), (false, b"old".to_vec()));
         // A kept image is never overwritten by another one.
         std::fs::write(&path, b"new").unwrap();
-        retire(&image, Retirement::Fence, MigrationId(7)).unwrap_err();
+        retire(&image, Retirement::Keep, MigrationId(7)).unwrap_err();
         assert_eq!(std::fs::read(&fenced).unwrap(), b"old");
         retire(&image, Retirement::Delete, MigrationId(7)).unwrap();
         assert!(!path.exists());
@@ -282,7 +282,7 @@ mod tests {
         let image = location(Path::new("/nonexistent/store/a.img"));
         let fault = discard(&image).unwrap_err();
         assert!(fault.to_string().starts_with("cannot delete /nonexistent/store/a.img"), "{fault}");
-        retire(&image, Retirement::Fence, MigrationId(1)).unwrap_err();
+        retire(&image, Retirement::Keep, MigrationId(1)).unwrap_err();
     }
 
     #[test]

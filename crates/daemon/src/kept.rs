@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use migration::MigrationId;
 use migration::journal::{
-    FencedContent, ImageFormat, ImageLocation, MigrationState, Outcome, Place, Stage, State,
+    ImageFormat, ImageLocation, MigrationState, Outcome, Place, ReservedContent, Stage, State,
 };
 
 use crate::images;
@@ -83,7 +83,7 @@ pub(crate) fn elsewhere(stores: &Stores, state: &State) -> Vec<Kept> {
             found.extend(look(&kept, name, *id, image, state).ok().flatten());
         }
     }
-    let fenced = state.fences.iter().filter(|(_, fence)| fence.content == FencedContent::Kept);
+    let fenced = state.reservations.iter().filter(|(_, fence)| fence.content == ReservedContent::Kept);
     found.extend(fenced.map(|(place, fence)| {
         let store = stores.of_place(place).unwrap_or_default().to_owned();
         let image = ImageLocation { store, place: place.clone(), format: ImageFormat::Raw };

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use api::Migration;
-use lane::{Report, Way};
+use lane::{DataPath, Report};
 use migration::journal::{Outcome, Summary};
 use migration::ticket::Ticket;
 use migration::{HostId, MigrationId, Progress, VolumeId, VolumeIndex};
@@ -127,7 +127,7 @@ impl Migrations {
             match report {
                 Report::Progress { progress, .. } => live.progress = Some(progress),
                 Report::Ended { outcome, summary, .. } => live.ended = Some((outcome, summary)),
-                Report::Way { .. } | Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
+                Report::DataPath { .. } | Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
             }
         });
     }
@@ -139,7 +139,7 @@ impl Migrations {
         runtime: &tokio::runtime::Handle,
         migration: MigrationId,
         volume: VolumeIndex,
-        way: Way,
+        way: DataPath,
     ) {
         let known = journal.read(|state| {
             let known = state.migrations.get(&migration)?;
@@ -153,10 +153,10 @@ impl Migrations {
         runtime.spawn(async move {
             let note = |docket: &mut Docket| {
                 let shared = docket.shared.iter_mut().filter(|shared| shared.volume == volume);
-                shared.for_each(|shared| shared.is_used = Some(way == Way::Shared));
+                shared.for_each(|shared| shared.is_used = Some(way == DataPath::Shared));
             };
             dockets.note(migration, begun, note).await;
-            migrations.take(migration, Report::Way { migration, volume: VolumeIndex(0), way });
+            migrations.take(migration, Report::DataPath { migration, volume: VolumeIndex(0), way });
         });
     }
 

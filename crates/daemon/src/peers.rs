@@ -4,7 +4,7 @@
 //!   transport ──delivered──► Peers ──┬─ openings ──► Host: takes a migration, or says why not
 //!                                    ├─ a route ───► the lane that has the volume
 //!                                    └─ no route ──► the journal answers: ended, forgotten, never begun
-//!   lane ──Line──► Session ──► transport
+//!   lane ──Channel──► Session ──► transport
 //! ```
 //! Called on transport threads, and never waits there.
 
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Fault, Head};
-use lane::peer::{Arrival, Arrivals, Asked, PeerLine};
+use lane::peer::{Asked, ChannelEvent, ChannelEvents, PeerChannel};
 use migration::authority::{Denied, Request};
 use migration::message::ToTarget;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
@@ -31,7 +31,7 @@ use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 
 use self::access::Access;
 use self::channel::{Kind, OPENINGS, Subject};
-use self::routes::{Former, Routes, SessionLine};
+use self::routes::{Former, Routes, SessionChannel};
 use self::surveys::Questions;
 use self::turns::Turns;
 use crate::host::Host;
@@ -99,7 +99,7 @@ impl Peers {
 
     /// A line to the other host about `subject`; what comes from there goes to whoever has it, until its sending end
     /// is dropped.
-    pub(crate) fn line(&self, session: &Session, subject: Subject) -> PeerLine {
+    pub(crate) fn line(&self, session: &Session, subject: Subject) -> PeerChannel {
         let peer = host_id(session.peer());
         let target = if subject.source == peer { self.own() } else { peer };
         self.open_route(session, subject.channel(target))
@@ -110,7 +110,7 @@ impl Peers {
         &self,
         session: &Session,
         mut subjects: impl Iterator<Item = Subject> + Clone,
-    ) -> PeerLine {
+    ) -> PeerChannel {
         let (peer, first) = (host_id(session.peer()), subjects.clone().next());
         let target = |subject: &Subject| if subject.source == peer { self.own() } else { peer };
         let is_free = |subject: &Subject| self.routes.get(peer, subject.channel(target(subject))).is_none();
@@ -140,7 +140,7 @@ impl Peers {
         session: &Session,
         source: HostId,
         migration: MigrationId,
-    ) -> (Arc<dyn moving::line::Send>, mpsc::UnboundedReceiver<Arrival>) {
+    ) -> (Arc<dyn moving::line::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
         let peer = host_id(session.peer());
         let target = if source == peer { self.own() } else { peer };
         let volume = VolumeIndex(0);
@@ -176,7 +176,7 @@ impl Peers {
         let subject = Subject { kind, source, migration, volume };
         if let Ok(bytes) = wire::encode(&Message::ToTarget { migration, message }) {
             let channel = subject.channel(host_id(session.peer()));
-            send(session, channel, Priority::Control, Head::Said.encode(), bytes.into());
+            send(session, channel, Priority::Control, Head::Message.encode(), bytes.into());
         }
     }
 
@@ -195,7 +195,7 @@ impl Peers {
         self.routes.forget_clients(peer, self.own());
     }
 
-    fn open_route(&self, session: &Session, channel: ChannelId) -> PeerLine {
+    fn open_route(&self, session: &Session, channel: ChannelId) -> PeerChannel {
         let (line, arrivals) = self.route(session, channel);
         let (me, session) = (Weak::clone(&self.me), session.clone());
         // What a lane has not taken when it ends finds whoever has its volume then.
@@ -206,11 +206,11 @@ impl Peers {
             if me.host().is_none_or(|host| host.is_stopping()) {
                 return;
             }
-            if let Arrival::Sent { head, payload, credit } = arrival {
+            if let ChannelEvent::Message { head, payload, credit } = arrival {
                 me.unrouted(&session, channel, head, payload, credit);
             }
         };
-        PeerLine { line: Box::new(line), arrivals: Arrivals::or_else(arrivals, unheard) }
+        PeerChannel { channel: Box::new(line), events: ChannelEvents::or_else(arrivals, unheard) }
     }
 
     /// The sending end of a channel, and what comes over it from now on.
@@ -218,7 +218,7 @@ impl Peers {
         &self,
         session: &Session,
         channel: ChannelId,
-    ) -> (SessionLine, mpsc::UnboundedReceiver<Arrival>) {
+    ) -> (SessionChannel, mpsc::UnboundedReceiver<ChannelEvent>) {
         self.routes.open(session, channel)
     }
 
@@ -238,7 +238,7 @@ impl transport::Receiver for Peers {
         if self.routes.lead_over(session) == Former::Closed {
             self.forget_questions(host_id(session.peer()));
         }
-        self.routes.tell(host_id(session.peer()), || Arrival::Back);
+        self.routes.tell(host_id(session.peer()), || ChannelEvent::Restored);
     }
 
     fn delivered(&self, session: &Session, delivery: Delivery) {
@@ -251,13 +251,13 @@ impl transport::Receiver for Peers {
     }
 
     fn disconnected(&self, peer: transport::HostId, reason: &str) {
-        self.routes.tell(host_id(peer), || Arrival::Lost(reason.to_owned()));
+        self.routes.tell(host_id(peer), || ChannelEvent::Lost(reason.to_owned()));
     }
 
     fn restarted(&self, session: &Session, _: Incarnation, _: Incarnation) {
         let peer = host_id(session.peer());
         self.forget_questions(peer);
-        self.routes.tell(peer, || Arrival::Restarted);
+        self.routes.tell(peer, || ChannelEvent::PeerRestarted);
     }
 }
 
@@ -275,12 +275,12 @@ impl Peers {
             return;
         }
         let route = self.routes.get(peer, channel);
-        let arrival = Arrival::Sent { head, payload, credit: Box::new(credit) };
+        let arrival = ChannelEvent::Message { head, payload, credit: Box::new(credit) };
         let unheard = match route {
             None => Some(arrival),
             Some(route) => route.unbounded_send(arrival).err().map(mpsc::TrySendError::into_inner),
         };
-        if let Some(Arrival::Sent { head, payload, credit }) = unheard {
+        if let Some(ChannelEvent::Message { head, payload, credit }) = unheard {
             self.unrouted(session, channel, head, payload, credit);
         }
     }
@@ -399,7 +399,7 @@ impl Peers {
                 let line = self.open_route(session, channel);
                 // The first of many: the others find the route.
                 if let Some(route) = self.routes.get(peer, channel) {
-                    let _ = route.unbounded_send(Arrival::Sent { head, payload, credit });
+                    let _ = route.unbounded_send(ChannelEvent::Message { head, payload, credit });
                 }
                 self.attach(session, channel, VolumeId(volume), line);
             }
@@ -409,7 +409,7 @@ impl Peers {
                     self.tell_of_end(session, subject);
                 }
             }
-            (Some(Subject { kind: Kind::Migration, .. }), Ok(Head::Said)) => {
+            (Some(Subject { kind: Kind::Migration, .. }), Ok(Head::Message)) => {
                 self.answer_from_journal(session, channel, &payload);
             }
             // An answer that nobody waits for any more.
@@ -460,7 +460,7 @@ impl Peers {
     }
 
     /// Lets the lane of a volume that is here take what another host's clients ask for.
-    fn attach(&self, session: &Session, channel: ChannelId, volume: VolumeId, mut line: PeerLine) {
+    fn attach(&self, session: &Session, channel: ChannelId, volume: VolumeId, mut line: PeerChannel) {
         let (Some(host), session, Some(me)) = (self.host(), session.clone(), self.me.upgrade()) else {
             return;
         };
@@ -470,8 +470,8 @@ impl Peers {
                 Some(lane) => lane.attach(line, peer, own),
                 None => {
                     me.routes.close(peer, channel);
-                    while let Some(arrival) = line.arrivals.try_next() {
-                        let Arrival::Sent { head, .. } = arrival else { continue };
+                    while let Some(arrival) = line.events.try_next() {
+                        let ChannelEvent::Message { head, .. } = arrival else { continue };
                         // N.B. who stops says nothing: its next process is asked again.
                         if let (false, Ok(Head::Call { call, .. } | Head::FencedCall { call, .. })) =
                             (host.is_stopping(), Head::decode(&head))
@@ -497,7 +497,7 @@ struct MachineWay {
 }
 
 impl moving::line::Way for MachineWay {
-    fn open(&self, stream: u8) -> (Arc<dyn moving::line::Send>, mpsc::UnboundedReceiver<Arrival>) {
+    fn open(&self, stream: u8) -> (Arc<dyn moving::line::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
         let (source, migration, volume) = (self.source, self.migration, VolumeIndex(u32::from(stream)));
         let channel = Subject { kind: Kind::Machine, source, migration, volume }.channel(self.target);
         let (line, arrivals) = self.routes.open(&self.session, channel);
@@ -515,7 +515,7 @@ fn send_opening(session: &Session, message: &Message) {
 fn say_all(session: &Session, channel: ChannelId, messages: impl IntoIterator<Item = Message>) {
     // What a journal has made keeps to the limits.
     for bytes in messages.into_iter().filter_map(|message| wire::encode(&message).ok()) {
-        send(session, channel, Priority::Control, Head::Said.encode(), bytes.into());
+        send(session, channel, Priority::Control, Head::Message.encode(), bytes.into());
     }
 }
 

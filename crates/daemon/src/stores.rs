@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use migration::journal::{FencedContent, ImageFormat, ImageLocation, Place, State};
+use migration::journal::{ImageFormat, ImageLocation, Place, ReservedContent, State};
 
 use crate::config::StoreConfig;
 use crate::error::{RequestError, with_causes};
@@ -294,7 +294,7 @@ impl Store {
         if let Some((migration, _)) = filling {
             return Some(Occupant::Migration(migration));
         }
-        let fence = state.fences.get(place).filter(|fence| fence.content == FencedContent::Kept)?;
+        let fence = state.reservations.get(place).filter(|fence| fence.content == ReservedContent::Kept)?;
         Some(Occupant::Kept { volume: fence.volume.clone(), migration: fence.migration })
     }
 

@@ -10,13 +10,11 @@ mod victim;
 
 use chronicle::Generation;
 use evil::Evil;
-use lane::Fence;
+use lane::FencingToken;
 use lane::peer::head::{Address, Answered, Fault, Operation};
 use migration::journal::{Forwarding, Origin};
 use migration::message::{ToSource, ToTarget};
-use migration::wire::{
-    Allocation, LeftBehind, Message, Offer, OfferedMachine, OfferedVolume, Sharing, Survey,
-};
+use migration::wire::{Allocation, LeftBehind, Message, Offer, OfferedVm, OfferedVolume, Sharing, Survey};
 use migration::{Attempt, MigrationId, VolumeId};
 use transport::{HostId, Session};
 use victim::{SIZE, Victim, run};
@@ -46,8 +44,8 @@ fn operations() -> [Operation; 9] {
         Operation::Discard { offset, length },
         Operation::WriteZeroes { offset, length, keep_allocated: false, durable: false },
         Operation::Allocation { offset: 0, length: SIZE },
-        Operation::Lend { answer: [7; 32] },
-        Operation::LentIsLocked,
+        Operation::Lease { answer: [7; 32] },
+        Operation::LeaseIsHeld,
     ]
 }
 
@@ -68,7 +66,7 @@ fn try_everything(evil: &Evil, session: &Session, volumes: &[VolumeId]) {
                         .flat_map(|address| operations().map(|operation| (*address, operation)))
                     {
                         calls.push(evil.call(session, channel, (address, operation), None));
-                        let fence = Some(Fence::new(number, position));
+                        let fence = Some(FencingToken::new(number, position));
                         calls.push(evil.call(session, channel, (address, operation), fence));
                     }
                 }
@@ -111,7 +109,7 @@ fn handover(number: u64, volumes: &[VolumeId]) -> Vec<Message> {
     to_target.into_iter().chain(to_source).collect()
 }
 
-fn offer(volume: VolumeId, name: &str, machine: Option<OfferedMachine>) -> Offer {
+fn offer(volume: VolumeId, name: &str, machine: Option<OfferedVm>) -> Offer {
     let volume = OfferedVolume {
         volume,
         name: name.to_owned(),
@@ -265,7 +263,7 @@ fn a_host_that_may_bring_no_machines_learns_nothing_of_files() {
     assert_eq!(there.len(), 1, "{there:?}");
     assert!(there[0].contains("--allow-machines"), "{there:?}");
     assert_eq!((&gone, &wrong), (&there, &there));
-    let machine = Some(OfferedMachine { name: "m".to_owned() });
+    let machine = Some(OfferedVm { name: "m".to_owned() });
     let refused = offered(&evil, &session, 1, offer(VolumeId([3; 16]), "v", machine));
     assert_eq!(refused, Err(there[0].clone()));
     // Whoever is trusted is looked at.

@@ -15,8 +15,8 @@ use migration::strategy::Tally;
 use migration::{CommitFault, MigrationId, Phase, Progress, VolumeIndex};
 
 use crate::chronicler::Keeper;
-use crate::lending::Way;
 use crate::pulse::Window;
+use crate::shared_storage::DataPath;
 
 /// A future that stays on the lane's thread.
 pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -131,13 +131,13 @@ pub enum Report {
         migration: MigrationId,
     },
     /// The way that a volume's blocks take to another host: when that is known, and when it changes.
-    Way {
+    DataPath {
         /// Of which migration.
         migration: MigrationId,
         /// Which of its volumes.
         volume: VolumeIndex,
         /// Which way.
-        way: Way,
+        way: DataPath,
     },
     /// It has ended. Nothing but recordings is reported of it any more.
     Ended {

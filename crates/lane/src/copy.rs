@@ -3,7 +3,7 @@
 //! ```text
 //!   mirror filter ──arrive──►┐                      ┌──► admits and completes writes
 //!   mover ──chunk copied────►│ strategy (the core) ─┼──► spawns the mover for a chunk, flushes the target
-//!   timer ──due─────────────►┘                      └──► notices for the conductor
+//!   timer ──due─────────────►┘                      └──► notices for the driver
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -20,7 +20,7 @@ use futures_util::future::{Either, select};
 use migration::VolumeIndex;
 use migration::strategy::{Mirror, Route, SourceFault, TargetFault, VolumeAction, VolumeEvent, WriteId};
 
-use crate::conductor::{Event, Replica, TargetContent};
+use crate::driver::{Event, Replica, TargetContent};
 use crate::mover;
 use crate::signal::Signal;
 
@@ -61,7 +61,7 @@ struct Timer {
     stopped: Cell<bool>,
 }
 
-/// How often it was said that the replica is behind, and how often the conductor has heard it.
+/// How often it was said that the replica is behind, and how often the driver has heard it.
 #[derive(Default)]
 struct Behind {
     said: Cell<u64>,
@@ -214,18 +214,18 @@ impl VolumeCopy {
 
     /// Keeps the volume from being handed over until [`VolumeCopy::growth_ended`].
     ///
-    /// When it resolves the conductor has heard of it: a try at the handover that is not past the point of return then
+    /// When it resolves the driver has heard of it: a try at the handover that is not past the point of return then
     /// is given up, and none is begun.
     pub(crate) async fn hold_back(&self) {
         self.event(VolumeEvent::GrowthBegins);
-        // Also if it was behind already: the conductor may not have heard of that yet.
+        // Also if it was behind already: the driver may not have heard of that yet.
         self.carry_out(VolumeAction::Behind);
         let said = self.behind.said.get();
         let heard = || (self.behind.heard.get() >= said || self.timer.stopped.get()).then_some(());
         self.behind.changed.wait_for(heard).await;
     }
 
-    /// Takes note that the conductor has heard once more that the replica is behind.
+    /// Takes note that the driver has heard once more that the replica is behind.
     pub(crate) fn behind_was_heard(&self) {
         self.behind.heard.set(self.behind.heard.get() + 1);
         self.behind.changed.notify();
@@ -278,7 +278,7 @@ impl VolumeCopy {
                 if action == VolumeAction::Behind {
                     self.behind.said.set(self.behind.said.get() + 1);
                 }
-                // The conductor is gone only when the migration has ended.
+                // The driver is gone only when the migration has ended.
                 let _ = self.notices.unbounded_send(Event::Noticed(self.volume, action));
             }
         }

@@ -16,13 +16,13 @@ use migration::journal::Record;
 use migration::{CommitFault, Phase};
 use tracing::{info, warn};
 
-use crate::conductor::Baton;
 use crate::control::Control;
 use crate::copy::VolumeCopy;
+use crate::driver::SourceHandle;
 use crate::handle::{Refused, StoreRole};
 use crate::volume::Volume;
 
-/// Makes `volume` `size` bytes large; `baton` is that of its migration, if it is being migrated.
+/// Makes `volume` `size` bytes large; `driver` is that of its migration, if it is being migrated.
 ///
 /// It is to be run to its end, and no migration may begin meanwhile. Guests go on. The present size is a success.
 ///
@@ -31,7 +31,7 @@ use crate::volume::Volume;
 /// handover could wait; to be called again when the migration has ended.
 pub async fn grow(
     volume: &Volume,
-    baton: Option<&Baton>,
+    driver: Option<&SourceHandle>,
     control: &dyn Control,
     size: u64,
 ) -> Result<(), Refused> {
@@ -39,7 +39,7 @@ pub async fn grow(
     if size <= former {
         return if size == former { Ok(()) } else { Err(Refused::Shrinks { size_bytes: former }) };
     }
-    let copy = hold_back(volume, baton).await?;
+    let copy = hold_back(volume, driver).await?;
     let growing = Growing { volume, copy, control, former, size };
     let result = growing.carry_out().await;
     if let Some(copy) = &growing.copy {
@@ -49,10 +49,15 @@ pub async fn grow(
 }
 
 /// Keeps the volume where it is; returns its copying, if there is one.
-async fn hold_back(volume: &Volume, baton: Option<&Baton>) -> Result<Option<Rc<VolumeCopy>>, Refused> {
-    let check = || match baton {
-        Some(baton) if matches!(baton.phase(), Phase::Releasing | Phase::Committing | Phase::TakingBack) => {
-            Err(Refused::HandingOver(baton.migration()))
+async fn hold_back(
+    volume: &Volume,
+    driver: Option<&SourceHandle>,
+) -> Result<Option<Rc<VolumeCopy>>, Refused> {
+    let check = || match driver {
+        Some(driver)
+            if matches!(driver.phase(), Phase::Releasing | Phase::Committing | Phase::TakingBack) =>
+        {
+            Err(Refused::HandingOver(driver.migration()))
         }
         _ => Ok(()),
     };

@@ -14,9 +14,9 @@ use migration::source::Moves;
 use migration::{Attempt, CommitFault, HostId, MigrationId, VolumeId};
 
 use crate::clients::ByHost;
-use crate::conductor::{ComingTogether, LeavingTogether, SourceMembership, TargetContent, TargetMembership};
-use crate::lending::{ArrivingStore, SharedImage};
-use crate::peer::PeerLine;
+use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
+use crate::peer::PeerChannel;
+use crate::shared_storage::{ArrivingStore, SharedImage};
 
 pub use export::nbd::{
     Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption,
@@ -43,7 +43,7 @@ pub struct LaneSettings {
     pub access: Access,
     /// Connections at a time; `None`: as many as suit a volume.
     pub connections_max: Option<usize>,
-    /// This lane's alone, among those of all hosts and at all times: its fences are known by it ([`crate::fence`]).
+    /// This lane's alone, among those of all hosts and at all times: its fences are known by it ([`crate::fencing`]).
     pub life: u64,
     /// What clients get at first.
     pub opening: Opening,
@@ -88,7 +88,7 @@ pub enum LaneStore {
     /// The volume, of this size in bytes, at the host that owns it.
     Elsewhere {
         /// The way there.
-        line: PeerLine,
+        channel: PeerChannel,
         /// Its size.
         size_bytes: u64,
     },
@@ -121,7 +121,7 @@ pub struct MigrationOrder {
 
 /// A migration of one volume to another host.
 #[derive(Clone, Debug)]
-pub struct LeavingOrder {
+pub struct OutgoingOrder {
     /// Its identity; already in the journal as started.
     pub migration: MigrationId,
     /// Where the volume is.
@@ -152,7 +152,7 @@ pub struct LeavingOrder {
 
 /// A migration of one volume from another host to this one.
 #[derive(Clone, Debug)]
-pub struct ComingOrder {
+pub struct IncomingOrder {
     /// Its number here; already in the journal as started.
     pub migration: MigrationId,
     /// Its number at its source.
@@ -170,27 +170,27 @@ pub struct ComingOrder {
 }
 
 /// The ways to the other host for a volume that leaves.
-pub struct LeavingLines {
+pub struct OutgoingChannels {
     /// To the target's half, and to the store there.
-    pub replica: PeerLine,
+    pub replica: PeerChannel,
     /// To the volume at its new owner, for the clients that stay here.
-    pub owner: PeerLine,
+    pub owner: PeerChannel,
 }
 
 /// What a volume's lane is to a migration to another host.
-pub enum LeavingRole {
-    /// It conducts the migration, of these volumes besides its own.
-    Conducts(LeavingTogether),
+pub enum OutgoingRole {
+    /// It drives the migration, of these volumes besides its own.
+    Drives(OutgoingGroup),
     /// It follows the lane of the migration's first volume.
-    Follows(SourceMembership),
+    Joins(SourceParticipation),
 }
 
 /// What a volume's lane is to a migration from another host.
-pub enum ComingRole {
-    /// It conducts the migration, of these volumes besides its own.
-    Conducts(ComingTogether),
+pub enum IncomingRole {
+    /// It drives the migration, of these volumes besides its own.
+    Drives(IncomingGroup),
     /// It follows the lane of the migration's first volume.
-    Follows(TargetMembership),
+    Joins(TargetParticipation),
 }
 
 /// The store that a volume goes to.
@@ -330,20 +330,20 @@ pub(crate) enum Command {
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Leave {
-        order: Box<LeavingOrder>,
-        lines: LeavingLines,
-        role: LeavingRole,
+        order: Box<OutgoingOrder>,
+        channels: OutgoingChannels,
+        role: OutgoingRole,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Come {
-        order: Box<ComingOrder>,
+        order: Box<IncomingOrder>,
         store: Option<ArrivingStore>,
-        line: PeerLine,
-        role: ComingRole,
+        channel: PeerChannel,
+        role: IncomingRole,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Attach {
-        line: PeerLine,
+        channel: PeerChannel,
         peer: HostId,
         own: HostId,
     },
@@ -404,18 +404,18 @@ impl LaneHandle {
         self.ask(|answer| Command::Migrate { order: Box::new(order), target, answer }).await?
     }
 
-    /// Begins a migration to another host, or goes on with one, or takes part in one that another volume's lane conducts.
+    /// Begins a migration to another host, or goes on with one, or takes part in one that another volume's lane drives.
     /// How it goes is told by [`crate::Report`]s.
     ///
     /// # Errors
-    /// [`Refused`]; the lines are ended, and whoever conducts the migration is told.
+    /// [`Refused`]; the channels are ended, and whoever drives the migration is told.
     pub async fn leave(
         &self,
-        order: LeavingOrder,
-        lines: LeavingLines,
-        role: LeavingRole,
+        order: OutgoingOrder,
+        channels: OutgoingChannels,
+        role: OutgoingRole,
     ) -> Result<(), Refused> {
-        self.ask(|answer| Command::Leave { order: Box::new(order), lines, role, answer }).await?
+        self.ask(|answer| Command::Leave { order: Box::new(order), channels, role, answer }).await?
     }
 
     /// Takes part in a migration from another host, or goes on with one: `line` leads to the source's half.
@@ -424,21 +424,21 @@ impl LaneHandle {
     /// to the lane's own store, and the lane [waits](Opening::Waiting).
     ///
     /// # Errors
-    /// [`Refused`]; the line is ended.
+    /// [`Refused`]; the channel is ended.
     pub async fn come(
         &self,
-        order: ComingOrder,
+        order: IncomingOrder,
         store: Option<ArrivingStore>,
-        line: PeerLine,
-        role: ComingRole,
+        channel: PeerChannel,
+        role: IncomingRole,
     ) -> Result<(), Refused> {
-        self.ask(|answer| Command::Come { order: Box::new(order), store, line, role, answer }).await?
+        self.ask(|answer| Command::Come { order: Box::new(order), store, channel, role, answer }).await?
     }
 
     /// Lets another host, `peer` of this one, which is `own`, use the volume for clients that it leads here, over `line`.
-    pub fn attach(&self, line: PeerLine, peer: HostId, own: HostId) {
-        // A lane that has ended serves nobody: what has come over the line is given back.
-        let _ = self.commands.unbounded_send(Command::Attach { line, peer, own });
+    pub fn attach(&self, channel: PeerChannel, peer: HostId, own: HostId) {
+        // A lane that has ended serves nobody: what has come over the channel is given back.
+        let _ = self.commands.unbounded_send(Command::Attach { channel, peer, own });
     }
 
     /// Ends a migration before its commit point. That it has ended is told by a [`crate::Report`].

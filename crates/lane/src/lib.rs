@@ -1,59 +1,61 @@
 //! One thread per volume: export, filters, store and the volume's side of a migration.
 //!
 //! ```text
-//!   other threads ── messages ──► thread ──► conductor (one a migration): Source and Target of the core
+//!   other threads ── messages ──► thread ──► driver (one a migration): Source and Target of the core
 //!                                   │            │ mirrors, gates
 //!                                   ▼            ▼
-//! NBD ──► meter ──► entrance ──► volume: gate ──► align ──► tracker ──► [mirror] ──► store
+//! NBD ──► meter ──► client session ──► volume: gate ──► align ──► tracker ──► [mirror] ──► store
 //!                                                             │  └─────► target store
 //!                                                           copy: the strategy of the core, and the mover
 //! ```
 //!
 //! Everything but the thread itself is generic over its surroundings: the executor's driver (whose clock it goes by),
-//! the devices, and [`Control`], which keeps the journal. The simulator runs the same conductor, copyings, filters and
+//! the devices, and [`Control`], which keeps the journal. The simulator runs the same driver, copyings, filters and
 //! volumes as the product.
 
 pub mod chronicler;
+mod client_session;
 pub mod clients;
-pub mod conductor;
 pub mod control;
 pub mod copy;
-mod entrance;
+pub mod driver;
 mod fault_log;
-pub mod fence;
+pub mod fencing;
 pub mod filter;
 pub mod growth;
 mod handle;
 mod latency;
-pub mod lending;
 mod mover;
 pub mod peer;
 mod pulse;
 mod recorder;
 pub mod resuming;
+pub mod shared_storage;
 mod thread;
 pub mod volume;
 
 use block::signal;
 
 pub use chronicler::{Chronicler, Keeper, Keeping, NotDurable};
+pub use client_session::{ClientRequests, ClientSession};
 pub use clients::{ByHost, Clients};
-pub use conductor::{
-    Baton, ComingTogether, ComingVolume, Conductor, CopySettings, LeavingTogether, LeavingVolume, Plan,
-    PlannedVolume, Post, Replica, SourceConductor, SourceFollower, SourceMembership, SourcePlan, TargetBaton,
-    TargetConductor, TargetContent, TargetMembership, TargetPlan, TimeLimits,
-};
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
-pub use entrance::{Entrance, Passage};
-pub use fence::{Fence, Presence};
+pub use driver::{
+    CopySettings, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup, OutgoingVolume, Plan,
+    PlannedVolume, Replica, SendMessage, SourceDriver, SourceHandle, SourceParticipantRef,
+    SourceParticipation, SourcePlan, TargetContent, TargetDriver, TargetHandle, TargetParticipation,
+    TargetPlan, TimeLimits,
+};
+pub use fencing::{FencingToken, Presence};
 pub use handle::{
-    Access, ClientCertificates, ComingOrder, ComingRole, CredentialFiles, Credentials, CredentialsError,
-    Encryption, LaneHandle, LaneSettings, LaneStatus, LaneStore, LeavingLines, LeavingOrder, LeavingRole,
-    Listeners, MigrationOrder, MigrationTarget, Opening, Promoted, Refused, Rest, StoreRole,
+    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption, IncomingOrder,
+    IncomingRole, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder,
+    MigrationTarget, Opening, OutgoingChannels, OutgoingOrder, OutgoingRole, Promoted, Refused, Rest,
+    StoreRole,
 };
 pub use latency::Latencies;
-pub use lending::{ArrivingStore, Lendable, Promise, SharedImage, Way};
 pub use pulse::Window;
+pub use shared_storage::{ArrivingStore, DataPath, Leasable, Promise, SharedImage};
 pub use thread::{LaneError, start};
 pub use volume::{Home, Volume};
 

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   this host                                                the other host
-//!   PeerStore  ─┬ read, write, flush … ─► Conversation ══line══► Conversation ──► Service ──► store or volume
+//!   PeerStore  ─┬ read, write, flush … ─► RpcChannel ═channel═► RpcChannel ──► Service ──► store or volume
 //!   PeerVolume ─┘ ◄────── answers ───────    │                     │
 //!   Source or Target ◄──── messages ─────────┴─────────────────────┘
 //! ```
-//! A line carries heads and payloads, once each while both processes live, in any order. What is said about a call is
+//! A channel carries heads and payloads, once each while both processes live, in any order. What is said about a call is
 //! in its head ([`head`]), the bytes of a write or of what was read are the payload. Nothing is decided here: whoever
 //! calls decides how much is under way, and what an unanswered call means.
 
@@ -31,7 +31,7 @@ use rustix::io::Errno;
 
 use self::head::{Address, Answered, Head, Operation};
 use self::window::Permit;
-use crate::fence::Fence;
+use crate::fencing::FencingToken;
 use crate::signal::Signal;
 
 pub use asked::Asked;
@@ -42,9 +42,9 @@ pub use volume::PeerVolume;
 /// Bytes of payload in one call at most: larger requests are cut by [`PeerStore`].
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
-/// What goes first when a line is busy.
+/// What goes first when a channel is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Urgency {
+pub enum RequestPriority {
     /// Messages of a handover, answers without a payload, flushes.
     Control,
     /// A guest waits for it: forwarded requests and their answers.
@@ -56,52 +56,52 @@ pub enum Urgency {
 }
 
 /// A way to another host: what is sent on it, and what it brings.
-pub struct PeerLine {
-    /// The sending end. That it is dropped ends the line on this host.
-    pub line: Box<dyn Line + Send>,
-    /// What the peer sends, and what becomes of the line.
-    pub arrivals: Arrivals,
+pub struct PeerChannel {
+    /// The sending end. That it is dropped ends the channel on this host.
+    pub channel: Box<dyn Channel + Send>,
+    /// What the peer sends, and what becomes of the channel.
+    pub events: ChannelEvents,
 }
 
-/// What a line brings. What nobody has taken when it ends goes to whoever may find another one to hear it.
-pub struct Arrivals {
-    receiver: mpsc::UnboundedReceiver<Arrival>,
-    unheard: Option<Box<dyn FnMut(Arrival) + Send>>,
+/// What a channel brings. What nobody has taken when it ends goes to whoever may find another one to hear it.
+pub struct ChannelEvents {
+    receiver: mpsc::UnboundedReceiver<ChannelEvent>,
+    unheard: Option<Box<dyn FnMut(ChannelEvent) + Send>>,
 }
 
-impl Arrivals {
+impl ChannelEvents {
     /// Has `unheard` take what comes, and is not taken from here.
     #[must_use]
     pub fn or_else(
-        receiver: mpsc::UnboundedReceiver<Arrival>,
-        unheard: impl FnMut(Arrival) + Send + 'static,
+        receiver: mpsc::UnboundedReceiver<ChannelEvent>,
+        unheard: impl FnMut(ChannelEvent) + Send + 'static,
     ) -> Self {
         Self { receiver, unheard: Some(Box::new(unheard)) }
     }
 
     /// What has come already.
-    pub fn try_next(&mut self) -> Option<Arrival> {
+    pub fn try_next(&mut self) -> Option<ChannelEvent> {
         self.receiver.try_recv().ok()
     }
 
-    async fn next(&mut self) -> Option<Arrival> {
+    async fn next(&mut self) -> Option<ChannelEvent> {
         self.receiver.next().await
     }
 
-    fn give_back(&mut self, arrival: Arrival) {
+    fn give_back(&mut self, arrival: ChannelEvent) {
         if let Some(unheard) = &mut self.unheard {
             unheard(arrival);
         }
     }
 }
 
-impl From<mpsc::UnboundedReceiver<Arrival>> for Arrivals {
-    fn from(receiver: mpsc::UnboundedReceiver<Arrival>) -> Self {
+impl From<mpsc::UnboundedReceiver<ChannelEvent>> for ChannelEvents {
+    fn from(receiver: mpsc::UnboundedReceiver<ChannelEvent>) -> Self {
         Self { receiver, unheard: None }
     }
 }
 
-impl Drop for Arrivals {
+impl Drop for ChannelEvents {
     fn drop(&mut self) {
         // N.B. first: what is sent from now on is known not to be heard.
         self.receiver.close();
@@ -112,44 +112,44 @@ impl Drop for Arrivals {
 }
 
 /// The sending end of a way to another host.
-pub trait Line {
+pub trait Channel {
     /// Queues something for the peer; never blocks. How much is under way is the caller's to bound.
-    fn send(&self, urgency: Urgency, head: Bytes, payload: Bytes);
+    fn send(&self, priority: RequestPriority, head: Bytes, payload: Bytes);
 
     /// What the peer's present process understands.
-    fn speech(&self) -> Speech;
+    fn capabilities(&self) -> Capabilities;
 
-    /// Changes how much of a hurry everything is in that is on the line, and will be. A line that nothing else goes
+    /// Changes how much of a hurry everything is in that is on the channel, and will be. A channel that nothing else goes
     /// beside need not do anything.
-    fn set_haste(&self, _: Haste) {}
+    fn set_boost(&self, _: PriorityBoost) {}
 }
 
-/// How much of a hurry a line is in.
+/// How much of a hurry a channel is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Haste {
+pub enum PriorityBoost {
     /// What is copied and mirrored goes when nothing more urgent is to be sent.
-    Usual,
+    Off,
     /// It is all that a machine's handover still waits for, so it goes before the machine's memory.
-    BeforeMemory,
+    AboveMemory,
 }
 
 /// What a peer understands, each with all that comes before it. It is known from the first connection to its process on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Speech {
+pub enum Capabilities {
     /// It has not been heard of yet.
     Unknown,
     /// Calls; of fences it knows nothing.
     Calls,
     /// Calls that bear fences, too.
-    Fences,
+    FencingTokens,
     /// Calls about any range of bytes of a volume, too: the owner claims the blocks that they touch.
     Parts,
 }
 
-/// What comes over a line.
-pub enum Arrival {
+/// What comes over a channel.
+pub enum ChannelEvent {
     /// Something that the peer sent.
-    Sent {
+    Message {
         /// Its head: see [`head`].
         head: Bytes,
         /// Its payload.
@@ -157,31 +157,31 @@ pub enum Arrival {
         /// The right to send as much again: goes back to the peer when this is dropped.
         credit: Box<dyn Any + Send>,
     },
-    /// The line is broken, for this reason; what was sent waits.
+    /// The channel is broken, for this reason; what was sent waits.
     Lost(String),
-    /// The line works again, and nothing was lost.
-    Back,
+    /// The channel works again, and nothing was lost.
+    Restored,
     /// The peer's process is another one now: what was not answered is lost.
-    Restarted,
+    PeerRestarted,
 }
 
-/// Whoever is told what a line brings besides calls and answers.
+/// Whoever is told what a channel brings besides calls and answers.
 pub trait Listener {
     /// A message of a handover, encoded as its machine's messages are.
-    fn said(&self, message: &[u8]);
+    fn message(&self, message: &[u8]);
 
-    /// The line is broken: why.
-    fn lost(&self, reason: &str);
+    /// The channel is broken: why.
+    fn link_lost(&self, reason: &str);
 
-    /// The line works again.
-    fn back(&self);
+    /// The channel works again.
+    fn link_restored(&self);
 
     /// The peer has restarted. Calls that were not answered have failed already.
-    fn restarted(&self);
+    fn peer_restarted(&self);
 }
 
 /// A call that has not been answered.
-struct Unanswered {
+struct PendingRequest {
     answer: oneshot::Sender<Result<Answer, IoError>>,
     /// What it takes of its volume's window until it is answered, whether somebody still waits for it or not.
     _permit: Option<Permit>,
@@ -195,10 +195,10 @@ pub(crate) struct Answer {
     _credit: Box<dyn Any + Send>,
 }
 
-/// One end of a line: calls and their answers find each other.
-pub struct Conversation {
-    line: Box<dyn Line>,
-    waiting: RefCell<BTreeMap<u64, Unanswered>>,
+/// One end of a channel: calls and their answers find each other.
+pub struct RpcChannel {
+    channel: Box<dyn Channel>,
+    waiting: RefCell<BTreeMap<u64, PendingRequest>>,
     next_call: Cell<u64>,
     news: Rc<News>,
 }
@@ -208,7 +208,7 @@ pub struct Conversation {
 struct News {
     /// Told when the peer has been heard of.
     heard: Signal,
-    /// How often it has been heard of anew: over a line that was broken, or as another process.
+    /// How often it has been heard of anew: over a channel that was broken, or as another process.
     times: Cell<u64>,
 }
 
@@ -225,49 +225,49 @@ pub(crate) struct Question {
     pub(crate) address: Address,
     pub(crate) operation: Operation,
     /// `None`: it bears none.
-    pub(crate) fence: Option<Fence>,
+    pub(crate) fence: Option<FencingToken>,
 }
 
-impl Conversation {
-    /// Makes an end that listens once it is [run](Conversation::run).
-    pub fn new(line: Box<dyn Line>) -> Rc<Self> {
-        Rc::new(Self { line, waiting: RefCell::default(), next_call: Cell::new(0), news: Rc::default() })
+impl RpcChannel {
+    /// Makes an end that listens once it is [run](RpcChannel::run).
+    pub fn new(channel: Box<dyn Channel>) -> Rc<Self> {
+        Rc::new(Self { channel, waiting: RefCell::default(), next_call: Cell::new(0), news: Rc::default() })
     }
 
-    /// Takes what the line brings: answers end calls, calls go to `service`, the rest to `listener`. It goes on until
-    /// nobody holds the conversation any more, or the line brings nothing any more.
-    pub fn run<A: Into<Arrivals>>(
+    /// Takes what the channel brings: answers end calls, calls go to `service`, the rest to `listener`. It goes on until
+    /// nobody holds the channel any more, or the channel brings nothing any more.
+    pub fn run<A: Into<ChannelEvents>>(
         self: &Rc<Self>,
         arrivals: A,
         service: Rc<Service>,
         listener: Rc<dyn Listener>,
     ) -> impl Future<Output = ()> + use<A> {
-        let (conversation, mut arrivals) = (Rc::downgrade(self), arrivals.into());
+        let (channel, mut arrivals) = (Rc::downgrade(self), arrivals.into());
         async move {
             while let Some(arrival) = service.unless_ended(arrivals.next()).await {
-                let Some(conversation) = conversation.upgrade() else {
+                let Some(channel) = channel.upgrade() else {
                     arrivals.give_back(arrival);
                     return;
                 };
                 match arrival {
-                    Arrival::Sent { head, payload, credit } => {
-                        conversation.sent(&head, payload, credit, &service, &*listener).await;
+                    ChannelEvent::Message { head, payload, credit } => {
+                        channel.sent(&head, payload, credit, &service, &*listener).await;
                     }
-                    Arrival::Lost(reason) => listener.lost(&reason),
-                    Arrival::Back => {
-                        conversation.news.come();
-                        listener.back();
+                    ChannelEvent::Lost(reason) => listener.link_lost(&reason),
+                    ChannelEvent::Restored => {
+                        channel.news.come();
+                        listener.link_restored();
                     }
-                    Arrival::Restarted => {
-                        conversation.fail_calls();
-                        conversation.news.come();
+                    ChannelEvent::PeerRestarted => {
+                        channel.fail_calls();
+                        channel.news.come();
                         service.restarted();
-                        listener.restarted();
+                        listener.peer_restarted();
                     }
                 }
             }
-            if let Some(conversation) = conversation.upgrade() {
-                conversation.fail_calls();
+            if let Some(channel) = channel.upgrade() {
+                channel.fail_calls();
             }
         }
     }
@@ -290,13 +290,13 @@ impl Conversation {
                 service.carry_out(Rc::clone(self), call, question, payload, credit).await;
             }
             Ok(Head::Answer { call, result }) => {
-                // Nobody waits for it any more: its call has failed with the line, or its caller has gone.
+                // Nobody waits for it any more: its call has failed with the channel, or its caller has gone.
                 let Some(waiting) = self.waiting.borrow_mut().remove(&call) else { return };
                 let answer = result.map_err(IoError::from);
                 let _ =
                     waiting.answer.send(answer.map(|answered| Answer { answered, payload, _credit: credit }));
             }
-            Ok(Head::Said) => listener.said(&payload),
+            Ok(Head::Message) => listener.message(&payload),
             Err(error) => {
                 tracing::warn!(%error, "what a peer sent is not understood, and left out");
             }
@@ -304,13 +304,13 @@ impl Conversation {
     }
 
     /// Sends a message of a handover.
-    pub fn say(&self, message: Vec<u8>) {
-        self.line.send(Urgency::Control, Head::Said.encode(), message.into());
+    pub fn send_message(&self, message: Vec<u8>) {
+        self.channel.send(RequestPriority::Control, Head::Message.encode(), message.into());
     }
 
     /// Changes how much of a hurry this end's line is in.
-    pub(crate) fn set_haste(&self, haste: Haste) {
-        self.line.set_haste(haste);
+    pub(crate) fn set_boost(&self, boost: PriorityBoost) {
+        self.channel.set_boost(boost);
     }
 
     /// Asks the peer to do something; resolves when it has answered.
@@ -318,7 +318,7 @@ impl Conversation {
     /// It is asked for when this is called, not when the future is polled.
     pub(crate) fn call(
         &self,
-        urgency: Urgency,
+        priority: RequestPriority,
         question: Question,
         payload: Bytes,
         permit: Option<Permit>,
@@ -326,37 +326,38 @@ impl Conversation {
         let call = self.next_call.get();
         self.next_call.set(call + 1);
         let (answer, answered) = oneshot::channel();
-        self.waiting.borrow_mut().insert(call, Unanswered { answer, _permit: permit });
+        self.waiting.borrow_mut().insert(call, PendingRequest { answer, _permit: permit });
         let Question { address, operation, fence } = question;
-        let head = match fence.filter(|_| self.speech() >= Speech::Fences) {
+        let head = match fence.filter(|_| self.capabilities() >= Capabilities::FencingTokens) {
             Some(fence) => Head::FencedCall { call, address, operation, fence },
             // An owner that knows fences refuses a change without one, and says what its fence is.
             None => Head::Call { call, address, operation },
         };
-        self.line.send(urgency, head.encode(), payload);
+        self.channel.send(priority, head.encode(), payload);
         async move { answered.await.unwrap_or(Err(IoError::Closed)) }
     }
 
     /// What the peer's present process understands.
-    pub(crate) fn speech(&self) -> Speech {
-        self.line.speech()
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.channel.capabilities()
     }
 
     /// Resolves when it is known what the peer's present process understands.
-    pub(crate) async fn known_speech(&self) -> Speech {
-        let speech = || Some(self.speech()).filter(|speech| *speech != Speech::Unknown);
-        self.news.heard.wait_for(speech).await
+    pub(crate) async fn known_capabilities(&self) -> Capabilities {
+        let capabilities =
+            || Some(self.capabilities()).filter(|capabilities| *capabilities != Capabilities::Unknown);
+        self.news.heard.wait_for(capabilities).await
     }
 
     pub(crate) fn answer(
         &self,
-        urgency: Urgency,
+        priority: RequestPriority,
         call: u64,
         result: Result<Answered, IoError>,
         payload: Bytes,
     ) {
         let result = result.map_err(head::Fault::from);
-        self.line.send(urgency, Head::Answer { call, result }.encode(), payload);
+        self.channel.send(priority, Head::Answer { call, result }.encode(), payload);
     }
 
     /// Ends all calls: their peer knows nothing of them any more.

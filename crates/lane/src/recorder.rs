@@ -1,11 +1,11 @@
 //! Records a migration for its report: what guests felt before, while and after it ran, and what it did meanwhile.
 //!
 //! ```text
-//!   conductor ──► Recorder (a Control) ──► Control of the daemon
+//!   driver ──► Recorder (a Control) ──► Control of the daemon
 //!                    │ at each report of progress: one sample         ▲
 //!                    └───────────────── Report::Recorded ─────────────┘
 //! ```
-//! It stands between the conductor and the control plane, so that neither the conductor nor the simulator knows of it,
+//! It stands between the driver and the control plane, so that neither the driver nor the simulator knows of it,
 //! and adds what the volume's meter saw. While the gates are closed it only notes the time.
 
 use std::cell::{Cell, RefCell};
@@ -192,7 +192,7 @@ impl Control for Recorder {
             }
             // Before the end is told: who hears of it may ask for the history at once.
             Report::Ended { .. } => self.sample(),
-            Report::Way { .. } | Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
+            Report::DataPath { .. } | Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
         }
         self.below.report(report);
     }

@@ -4,9 +4,9 @@
 //!   started ──► serving ──stop──► draining: no new requests, those in flight end ──► store flushed ──► ended
 //! ```
 
-mod coming;
 mod growing;
-mod leaving;
+mod incoming;
+mod outgoing;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -30,20 +30,22 @@ use migration::{MigrationId, PacingSettings, VolumeId};
 use tracing::{info, warn};
 
 use crate::chronicler::{Chronicler, Keeping};
-use crate::conductor::{Baton, Conductor, Plan, PlannedVolume, TargetBaton, TargetContent, TimeLimits};
+use crate::client_session::{ClientRequests, ClientSession};
 use crate::control::Control;
-use crate::entrance::{Entrance, Passage};
+use crate::driver::{
+    LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent, TargetHandle, TimeLimits,
+};
 use crate::fault_log::FaultLog;
-use crate::fence::Presence;
+use crate::fencing::Presence;
 use crate::filter::{Counters, GateMode, Meter};
 use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
     Opening, Refused, Rest,
 };
-use crate::lending::LentImage;
-use crate::peer::{Conversation, Service};
+use crate::peer::{RpcChannel, Service};
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
+use crate::shared_storage::LeasedImage;
 use crate::signal::Signal;
 use crate::volume::{Home, Volume};
 
@@ -103,7 +105,7 @@ pub fn start(
             let (handle, control) = (executor.handle(), control());
             let told = Rc::clone(&control);
             let closed = executor.run(async move {
-                let (home, lent) = match open_store(store, settings.volume, &handle, &engine).await {
+                let (home, leased) = match open_store(store, settings.volume, &handle, &engine).await {
                     Ok(opened) => opened,
                     Err(error) => {
                         let _ = started.send(Err(LaneError::Store(error)));
@@ -111,7 +113,7 @@ pub fn start(
                     }
                 };
                 let lane = Rc::new(Lane::new(handle, engine, settings, home, control));
-                lane.lent.replace(lent);
+                lane.leased.replace(leased);
                 lane.server.serve(Arc::new(listeners.unix));
                 if let Some((listener, encryption)) = listeners.tcp {
                     lane.server.serve_encrypted(Arc::new(listener), encryption);
@@ -134,17 +136,17 @@ async fn open_store(
     volume: VolumeId,
     handle: &Handle,
     engine: &Rc<dyn Engine>,
-) -> Result<(Home, Option<Rc<LentImage>>), IoError> {
+) -> Result<(Home, Option<Rc<LeasedImage>>), IoError> {
     match store {
         LaneStore::Here(opened) => Ok((Home::Here(opened.into_device(handle, engine).await?), None)),
         LaneStore::Arriving(store) => {
-            let (store, lent) = store.into_device(handle, engine).await?;
-            Ok((Home::Here(store), lent))
+            let (store, leased) = store.into_device(handle, engine).await?;
+            Ok((Home::Here(store), leased))
         }
-        LaneStore::Elsewhere { line, size_bytes } => {
+        LaneStore::Elsewhere { channel, size_bytes } => {
             let geometry =
                 Geometry { size: size_bytes, alignment: ALIGNMENT, read_only: false, discards: true };
-            let owner = leaving::owner_elsewhere(handle, engine.buffers(), volume, line, geometry);
+            let owner = outgoing::owner_elsewhere(handle, engine.buffers(), volume, channel, geometry);
             Ok((Home::Elsewhere(owner), None))
         }
     }
@@ -161,10 +163,10 @@ struct Lane {
     pulse: Rc<Pulse>,
     server: nbd::Server,
     /// Other hosts that use the volume, for clients that they have left.
-    attached: RefCell<Vec<(Rc<Conversation>, Rc<Service>)>>,
+    attached: RefCell<Vec<(Rc<RpcChannel>, Rc<Service>)>>,
     migration: Rc<CurrentMigration>,
-    /// The store that it began with, if that may be lent to the host that the volume comes from.
-    lent: RefCell<Option<Rc<LentImage>>>,
+    /// The store that it began with, if that may be leased to the host that the volume comes from.
+    leased: RefCell<Option<Rc<LeasedImage>>>,
     /// Whether the volume is becoming larger.
     is_growing: Cell<bool>,
 }
@@ -172,12 +174,12 @@ struct Lane {
 /// The migration under way, if there is one.
 #[derive(Default)]
 struct CurrentMigration {
-    baton: RefCell<Option<Baton>>,
+    driver: RefCell<Option<SourceHandle>>,
     /// The one that comes from another host.
-    coming: RefCell<Option<(MigrationId, TargetBaton)>>,
-    /// The one that the lane of another volume conducts, this one's included.
+    coming: RefCell<Option<(MigrationId, TargetHandle)>>,
+    /// The one that the lane of another volume drives, this one's included.
     followed: Cell<Option<MigrationId>>,
-    /// The migration whose target is being opened; it has no baton yet.
+    /// The migration whose target is being opened; it has no driver yet.
     opening: Cell<Option<MigrationId>>,
     /// Records it, or goes on to record the last one for a while.
     recorder: RefCell<Option<Rc<Recorder>>>,
@@ -211,7 +213,7 @@ impl Lane {
         };
         let aligner = Aligner::new(engine.buffers().clone(), handle.clone());
         let volume = Volume::with_chronicler(id, chronicler, settings.generation, home, aligner);
-        volume.fences().begin(settings.life);
+        volume.fencing().begin(settings.life);
         let counters = Rc::<Counters>::default();
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
         let connect: nbd::Connect = {
@@ -220,10 +222,10 @@ impl Lane {
             let faults = Rc::new(FaultLog::new(settings.name.clone()));
             Box::new(move |caller| {
                 let presence: Rc<dyn Presence> = Rc::new(caller);
-                let passage = Passage::new(Rc::clone(&volume), Rc::clone(&presence));
-                let entrance = Entrance::new(Rc::clone(&volume), presence, Rc::new(passage));
+                let requests = ClientRequests::new(Rc::clone(&volume), Rc::clone(&presence));
+                let session = ClientSession::new(Rc::clone(&volume), presence, Rc::new(requests));
                 let (counters, pulse, faults) = (Rc::clone(&counters), Rc::clone(&pulse), Rc::clone(&faults));
-                Rc::new(Meter::new(entrance, counters, pulse, faults, handle.clone()))
+                Rc::new(Meter::new(session, counters, pulse, faults, handle.clone()))
             })
         };
         let export = nbd::Export {
@@ -253,7 +255,7 @@ impl Lane {
             server,
             attached: RefCell::default(),
             migration: Rc::default(),
-            lent: RefCell::default(),
+            leased: RefCell::default(),
             is_growing: Cell::new(false),
         }
     }
@@ -271,29 +273,29 @@ impl Lane {
                         let _ = answer.send(lane.migrate(&order, target).await);
                     });
                 }
-                Command::Leave { order, lines, role, answer } => {
-                    let _ = answer.send(self.leave(&order, lines, role));
+                Command::Leave { order, channels, role, answer } => {
+                    let _ = answer.send(self.leave(&order, channels, role));
                 }
-                Command::Come { order, store, line, role, answer } => {
+                Command::Come { order, store, channel, role, answer } => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
-                        let _ = answer.send(lane.come(&order, store, line, role).await);
+                        let _ = answer.send(lane.come(&order, store, channel, role).await);
                     });
                 }
-                Command::Attach { line, peer, own } => self.attach(line, peer, own),
+                Command::Attach { channel, peer, own } => self.attach(channel, peer, own),
                 Command::Cancel { migration, answer } => {
                     let _ = answer.send(self.cancel(migration));
                 }
                 Command::Fail { migration, code, detail, answer } => {
-                    let _ = answer.send(self.with_migration(migration, |baton| {
-                        if baton.fail(code, detail) { Ok(()) } else { Err(Refused::TooLate(migration)) }
+                    let _ = answer.send(self.with_migration(migration, |driver| {
+                        if driver.fail(code, detail) { Ok(()) } else { Err(Refused::TooLate(migration)) }
                     }));
                 }
                 Command::Rest { migration, rest, answer } => {
-                    let _ = answer.send(self.with_migration(migration, |baton| {
+                    let _ = answer.send(self.with_migration(migration, |driver| {
                         match rest {
-                            Rest::Pause => baton.pause(),
-                            Rest::Resume => baton.resume(),
+                            Rest::Pause => driver.pause(),
+                            Rest::Resume => driver.resume(),
                         }
                         Ok(())
                     }));
@@ -302,8 +304,8 @@ impl Lane {
                     let _ = answer.send(self.promote(migration, *promoted));
                 }
                 Command::SetBandwidth { migration, bytes_per_second, answer } => {
-                    let _ = answer.send(self.with_migration(migration, |baton| {
-                        baton.set_bandwidth(bytes_per_second);
+                    let _ = answer.send(self.with_migration(migration, |driver| {
+                        driver.set_bandwidth(bytes_per_second);
                         Ok(())
                     }));
                 }
@@ -368,8 +370,8 @@ impl Lane {
         };
         let control = self.begin_recording(order.migration);
         let buffers = self.engine.buffers();
-        let (conductor, baton) = Conductor::new(self.handle.clone(), control, buffers, plan);
-        self.conduct(baton, conductor.run());
+        let (driver, source) = LocalDriver::new(self.handle.clone(), control, buffers, plan);
+        self.drive(source, driver.run());
     }
 
     /// The control plane of a migration that begins, with a recorder before it.
@@ -384,13 +386,13 @@ impl Lane {
     }
 
     /// Runs a migration to its end, and its recorder a little longer.
-    fn conduct(&self, baton: Baton, run: impl Future<Output = Outcome> + 'static) {
-        self.migration.baton.replace(Some(baton));
+    fn drive(&self, driver: SourceHandle, run: impl Future<Output = Outcome> + 'static) {
+        self.migration.driver.replace(Some(driver));
         let current = Rc::clone(&self.migration);
         let recorder = current.recorder.borrow().clone();
         self.handle.spawn(async move {
             run.await;
-            current.baton.replace(None);
+            current.driver.replace(None);
             current.ended.notify();
             if let Some(recorder) = recorder {
                 recorder.record_after().await;
@@ -409,22 +411,22 @@ impl Lane {
 
     fn migration_under_way(&self) -> Option<MigrationId> {
         let current = &self.migration;
-        let leaving = current.baton.borrow().as_ref().map(Baton::migration);
+        let leaving = current.driver.borrow().as_ref().map(SourceHandle::migration);
         let coming = current.coming.borrow().as_ref().map(|(migration, _)| *migration);
         leaving.or(coming).or(current.followed.get()).or(current.opening.get())
     }
 
     fn cancel(&self, migration: MigrationId) -> Result<(), Refused> {
         match &*self.migration.coming.borrow() {
-            Some((coming, baton)) if *coming == migration => {
-                if baton.cancel() {
+            Some((coming, driver)) if *coming == migration => {
+                if driver.cancel() {
                     Ok(())
                 } else {
                     Err(Refused::TooLate(migration))
                 }
             }
-            _ => self.with_migration(migration, |baton| {
-                if baton.cancel() { Ok(()) } else { Err(Refused::TooLate(migration)) }
+            _ => self.with_migration(migration, |driver| {
+                if driver.cancel() { Ok(()) } else { Err(Refused::TooLate(migration)) }
             }),
         }
     }
@@ -432,10 +434,10 @@ impl Lane {
     fn with_migration(
         &self,
         migration: MigrationId,
-        ask: impl FnOnce(&Baton) -> Result<(), Refused>,
+        ask: impl FnOnce(&SourceHandle) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
-        match &*self.migration.baton.borrow() {
-            Some(baton) if baton.migration() == migration => ask(baton),
+        match &*self.migration.driver.borrow() {
+            Some(driver) if driver.migration() == migration => ask(driver),
             _ => Err(Refused::NotMigrating(migration)),
         }
     }
@@ -465,13 +467,13 @@ impl Lane {
     /// all that was written in it has reached its store.
     async fn stop(&self, deadline: Duration) -> Option<StayId> {
         let undecided =
-            self.migration.baton.borrow().as_ref().is_some_and(|baton| !baton.phase().can_be_cancelled());
-        // Of a migration that another lane conducts, this is what shows that it is being handed over.
+            self.migration.driver.borrow().as_ref().is_some_and(|driver| !driver.phase().can_be_cancelled());
+        // Of a migration that another lane drives, this is what shows that it is being handed over.
         let undecided = undecided
             || (self.migration.followed.get().is_some() && self.volume.gate().mode() == GateMode::Hold);
         if undecided {
             let current = &self.migration;
-            let is_over = || current.baton.borrow().is_none() && current.followed.get().is_none();
+            let is_over = || current.driver.borrow().is_none() && current.followed.get().is_none();
             let ended = current.ended.wait_for(|| is_over().then_some(()));
             select(Box::pin(ended), self.handle.sleep(deadline)).await;
         }

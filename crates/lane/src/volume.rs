@@ -22,7 +22,7 @@ use tracing::warn;
 use crate::chronicler::{Chronicler, NotDurable};
 use crate::clients::Clients;
 use crate::copy::VolumeCopy;
-use crate::fence::Fences;
+use crate::fencing::FencingTokens;
 use crate::filter::{Gate, GateMode, MirrorFilter, Tracker};
 use crate::peer::PeerVolume;
 
@@ -38,7 +38,7 @@ pub struct Volume {
     /// Claims on its blocks, in whichever of its stacks a request is.
     aligner: Aligner,
     gate: Rc<Gate>,
-    fences: Fences,
+    fencing: FencingTokens,
     clients: Rc<Clients>,
     home: RefCell<Home>,
     /// The store that owns it, for flushes that no guest has asked for; `None`: it is at another host.
@@ -97,7 +97,7 @@ impl Volume {
             chronicler,
             aligner,
             gate: Rc::new(Gate::new(Rc::new(tracker))),
-            fences: Fences::default(),
+            fencing: FencingTokens::default(),
             clients: Rc::default(),
             home: RefCell::new(home),
             ours: RefCell::new(ours),
@@ -163,8 +163,8 @@ impl Volume {
     }
 
     /// What tells requests apart that came before and after a client.
-    pub fn fences(&self) -> &Fences {
-        &self.fences
+    pub fn fencing(&self) -> &FencingTokens {
+        &self.fencing
     }
 
     /// Its clients, wherever they are.
@@ -248,7 +248,7 @@ impl Volume {
     /// **N.B.** Only when the journal says that `home` owns the volume, and with the gate closed and drained, unless what
     /// is below leads to another host: requests that are there come back by the host that has given the volume away.
     pub fn change_hands(&self, home: Home, generation: Generation) {
-        self.fences.changes_hands();
+        self.fencing.changes_hands();
         self.generation.set(generation);
         self.copy.replace(None);
         if matches!(home, Home::Elsewhere(_)) {

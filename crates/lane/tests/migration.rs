@@ -12,7 +12,7 @@ use block::filter::Aligner;
 use block::{Access, Buffer, Durability, Executor, FileStore, Handle, Image, ZeroMode};
 use chronicle::{BlockSize, Generation};
 use lane::{
-    Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TargetContent, TimeLimits,
+    Control, ControlFault, LaneFuture, LocalDriver, Plan, PlannedVolume, Report, TargetContent, TimeLimits,
     Volume,
 };
 use migration::journal::{ImageLocation, Outcome, Record};
@@ -69,7 +69,7 @@ impl Bench {
         self.folder.path().join(format!("{name}.img"))
     }
 
-    fn migrate(&self) -> (Conductor, lane::Baton) {
+    fn migrate(&self) -> (LocalDriver, lane::SourceHandle) {
         let target = Image::create(&self.path("target"), SIZE).unwrap();
         let plan = Plan {
             migration: MigrationId(1),
@@ -88,7 +88,7 @@ impl Bench {
             moves: migration::source::Moves::Volumes,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;
-        Conductor::new(self.handle.clone(), control, self.engine.buffers(), plan)
+        LocalDriver::new(self.handle.clone(), control, self.engine.buffers(), plan)
     }
 }
 
@@ -126,12 +126,12 @@ fn a_volume_in_use_moves_and_keeps_every_acknowledged_write() {
         for block in 0..2000u64 {
             device.write(block * 3 * 8192, pattern(block), Durability::Volatile).await.unwrap_or(());
         }
-        let (conductor, baton) = bench.migrate();
+        let (driver, source) = bench.migrate();
         // Slow until the guest has written enough, however slow the guest is.
-        baton.set_bandwidth(Some(1 << 20));
+        source.set_bandwidth(Some(1 << 20));
         let ended = Rc::new(RefCell::new(None));
         let outcome = Rc::clone(&ended);
-        bench.handle.spawn(async move { *outcome.borrow_mut() = Some(conductor.run().await) });
+        bench.handle.spawn(async move { *outcome.borrow_mut() = Some(driver.run().await) });
         let mut stamp = 10_000;
         let mut expected = std::collections::BTreeMap::new();
         while ended.borrow().is_none() {
@@ -140,7 +140,7 @@ fn a_volume_in_use_moves_and_keeps_every_acknowledged_write() {
             expected.insert(block, stamp);
             stamp += 1;
             if expected.len() == 200 {
-                baton.set_bandwidth(None);
+                source.set_bandwidth(None);
             }
         }
         assert_eq!(*ended.borrow(), Some(Outcome::Moved { left_over: String::new() }));
@@ -173,14 +173,14 @@ fn a_cancelled_migration_leaves_the_volume_at_the_source() {
         for block in 0..1000u64 {
             device.write(block * 8192, pattern(block), Durability::Volatile).await.unwrap();
         }
-        let (conductor, baton) = bench.migrate();
-        baton.set_bandwidth(Some(1 << 20));
+        let (driver, source) = bench.migrate();
+        source.set_bandwidth(Some(1 << 20));
         let canceller = bench.handle.clone();
         bench.handle.spawn(async move {
             canceller.sleep(std::time::Duration::from_millis(50)).await;
-            assert!(baton.cancel());
+            assert!(source.cancel());
         });
-        assert_eq!(conductor.run().await, Outcome::Cancelled);
+        assert_eq!(driver.run().await, Outcome::Cancelled);
         assert_eq!(bench.volume.generation(), Generation(3));
         assert_eq!(*bench.control.discarded.borrow(), [bench.location("target")]);
         device.write(0, pattern(77), Durability::Durable).await.unwrap();

@@ -21,7 +21,7 @@ mod state;
 mod version_3;
 
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
-pub use image::{Fence, FencedContent, ImageFormat, ImageLocation, Place};
+pub use image::{ImageFormat, ImageLocation, Place, Reservation, ReservedContent};
 pub use origin::{ImageFate, ImageWish, Origin};
 pub use record::{
     Entry, ExportAccess, ExportSettings, FailureCode, MigratingVolume, Outcome, Record, Summary, VolumeRecord,

@@ -50,13 +50,13 @@ pub enum Retirement {
     /// It is deleted.
     Delete,
     /// It is kept under another name, so that nothing boots from it by mistake (design §5.17).
-    Fence,
+    Keep,
 }
 
 impl Retirement {
     /// What is to become of `image`: one that was somebody's before Sterna served it is never deleted.
     pub fn of(image: &ImageLocation, keep_source: bool) -> Self {
-        if keep_source || image.is_adopted() { Self::Fence } else { Self::Delete }
+        if keep_source || image.is_adopted() { Self::Keep } else { Self::Delete }
     }
 }
 

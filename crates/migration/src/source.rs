@@ -179,7 +179,7 @@ impl Source {
     pub fn handle_event(&mut self, now: Duration, event: SourceEvent) {
         match event {
             SourceEvent::Synchronised(volume) => self.stands(now, volume, Standing::Synchronised),
-            SourceEvent::NearEnough(volume) => self.stands(now, volume, Standing::NearEnough),
+            SourceEvent::Converged(volume) => self.stands(now, volume, Standing::Converged),
             SourceEvent::Behind(volume) => self.stands(now, volume, Standing::Behind),
             SourceEvent::VolumeFailed { code, detail } => {
                 self.end_before_release(Outcome::Failed { code, detail });
@@ -264,7 +264,7 @@ impl Source {
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Copying { not_before } => self
-                .all_at_least(Standing::NearEnough)
+                .all_at_least(Standing::Converged)
                 .then_some((*not_before, "a pause before the next try at the handover")),
             State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => None,
             State::Closing { began, open } => {

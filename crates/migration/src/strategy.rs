@@ -143,7 +143,7 @@ pub enum VolumeAction {
     Synchronised,
     /// What the replica lacks will have arrived soon enough for the gate to be closed. Only if the source alone
     /// acknowledges.
-    NearEnough,
+    Converged,
     /// The replica is neither equal to the volume nor near enough.
     Behind,
     /// Mirroring is suspended; guest writes only become bits.

@@ -18,7 +18,7 @@ mod survey;
 mod survey_forms;
 
 pub use opening::{
-    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
+    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVm,
     OfferedVolume, Refusal, RefusalCode, Sharing,
 };
 pub use survey::{ProbeSeen, Survey, Surveyed, SurveyedPlace};

@@ -180,7 +180,7 @@ fn a_replica_that_is_behind_when_the_machine_pauses_is_waited_for_with_open_gate
     scene.tell(SourceEvent::Behind(DISK));
     scene.tell(SourceEvent::MachinePaused);
     assert_eq!(scene.actions(), vec![]);
-    scene.tell(SourceEvent::NearEnough(DISK));
+    scene.tell(SourceEvent::Converged(DISK));
     let attempt = scene.source.attempt();
     assert_eq!(scene.actions(), vec![SourceAction::CloseGate { volume: DISK, attempt }]);
 }

@@ -4,8 +4,8 @@
 
 use chronicle::Generation;
 use migration::journal::{
-    Entry, ExportSettings, FencedContent, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place,
-    Record, Side, State, Summary, VolumeRecord,
+    Entry, ExportSettings, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place, Record,
+    ReservedContent, Side, State, Summary, VolumeRecord,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 
@@ -15,20 +15,20 @@ const ATTEMPT: Attempt = Attempt(1);
 
 #[test]
 fn device_that_was_left_is_fenced_and_the_one_that_was_reached_is_not() {
-    use FencedContent::{HalfMade, Kept, Left};
+    use ReservedContent::{HalfMade, Kept, Left};
     let (mut state, device, export) = started(false);
-    assert_eq!(fences(&state), [(export.place.clone(), HalfMade)]);
+    assert_eq!(reservations(&state), [(export.place.clone(), HalfMade)]);
     own(&mut state);
-    assert_eq!(fences(&state), [(device.place.clone(), Left)]);
+    assert_eq!(reservations(&state), [(device.place.clone(), Left)]);
     let generations = vec![(VOLUME, Generation(2))];
     apply(&mut state, Record::HandedBack { migration: MIGRATION, generations });
-    assert_eq!(fences(&state), [(export.place, HalfMade)]);
+    assert_eq!(reservations(&state), [(export.place, HalfMade)]);
 
     let (mut state, ..) = started(true);
     own(&mut state);
-    assert_eq!(fences(&state), [(device.place.clone(), Kept)]);
-    apply(&mut state, Record::FenceLifted { place: device.place });
-    assert_eq!(fences(&state), []);
+    assert_eq!(reservations(&state), [(device.place.clone(), Kept)]);
+    apply(&mut state, Record::ReservationLifted { place: device.place });
+    assert_eq!(reservations(&state), []);
 }
 
 #[test]
@@ -40,10 +40,10 @@ fn migration_that_fails_leaves_its_target_fenced_until_somebody_takes_it() {
         summary: Summary::default(),
     };
     apply(&mut state, ended);
-    assert_eq!(fences(&state), [(export.place.clone(), FencedContent::HalfMade)]);
-    assert_eq!(state.fences[&export.place].volume, "v");
+    assert_eq!(reservations(&state), [(export.place.clone(), ReservedContent::HalfMade)]);
+    assert_eq!(state.reservations[&export.place].volume, "v");
     apply(&mut state, Record::VolumeAdded(volume(2, export)));
-    assert_eq!(fences(&state), []);
+    assert_eq!(reservations(&state), []);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn files_are_not_fenced_for_they_are_renamed_or_deleted() {
     apply(&mut state, Record::VolumeAdded(volume(1, source.clone())));
     start(&mut state, source, target, false);
     own(&mut state);
-    assert_eq!(fences(&state), []);
+    assert_eq!(reservations(&state), []);
 }
 
 /// A migration from a device to an export has begun.
@@ -87,8 +87,8 @@ fn apply(state: &mut State, record: Record) {
     state.apply(&Entry { at_unix_ms: 0, records: vec![record] }).unwrap();
 }
 
-fn fences(state: &State) -> Vec<(Place, FencedContent)> {
-    state.fences.iter().map(|(place, fence)| (place.clone(), fence.content)).collect()
+fn reservations(state: &State) -> Vec<(Place, ReservedContent)> {
+    state.reservations.iter().map(|(place, fence)| (place.clone(), fence.content)).collect()
 }
 
 fn volume(number: u8, image: ImageLocation) -> VolumeRecord {

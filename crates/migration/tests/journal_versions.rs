@@ -55,7 +55,7 @@ fn journal_of_another_version_is_not_gone_on_with() {
     // An entry of this version means something else, or nothing, in a journal of the one before.
     let mut bytes = bytes(VERSION_3);
     let whole = Frames::new(&bytes).unwrap().count() as u64;
-    let record = migration::journal::Record::FenceLifted { place: Place::Device("/dev/x".to_owned()) };
+    let record = migration::journal::Record::ReservationLifted { place: Place::Device("/dev/x".to_owned()) };
     let entry = migration::journal::Entry { at_unix_ms: 8, records: vec![record] };
     encode(whole, &entry, &mut bytes).unwrap();
     let mut frames = Frames::new(&bytes).unwrap();

@@ -201,7 +201,7 @@ fn a_migration_that_is_paused_copies_nothing_says_so_and_goes_on() {
         mirror.handle_event(now, VolumeEvent::TargetWritten { write, result: Ok(()) });
     }
     mirror.handle_event(now, VolumeEvent::Resume);
-    assert!(copy_all(&mut mirror, now).contains(&VolumeAction::NearEnough));
+    assert!(copy_all(&mut mirror, now).contains(&VolumeAction::Converged));
     mirror.handle_event(now, VolumeEvent::Pause);
     assert_eq!(actions(&mut mirror), [VolumeAction::Behind], "a paused migration is not handed over");
 }
@@ -230,7 +230,7 @@ fn a_link_that_is_away_for_an_hour_fails_nothing_and_holds_nobody() {
         mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk: ChunkId(chunk), result });
     }
     let said = copy_all(&mut mirror, now);
-    assert!(said.contains(&VolumeAction::Resumed) && said.contains(&VolumeAction::NearEnough));
+    assert!(said.contains(&VolumeAction::Resumed) && said.contains(&VolumeAction::Converged));
 }
 
 #[test]

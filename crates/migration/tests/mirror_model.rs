@@ -156,7 +156,7 @@ impl Model {
                     assert!(self.mode == Mode::Both || self.gate == Gate::Closed, "the gate is open");
                     (self.said_synchronised, self.said_near_enough) = (true, true);
                 }
-                VolumeAction::NearEnough => {
+                VolumeAction::Converged => {
                     assert!(self.mode == Mode::Source);
                     (self.said_synchronised, self.said_near_enough) = (false, true);
                 }

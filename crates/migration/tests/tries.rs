@@ -74,7 +74,7 @@ impl Leaving {
     /// ended is `meanwhile`.
     fn settle(&mut self, meanwhile: Option<SourceEvent>) {
         self.now += Duration::from_secs(2);
-        self.tell(SourceEvent::NearEnough(DISK));
+        self.tell(SourceEvent::Converged(DISK));
         self.now += Duration::from_millis(20);
         self.source.handle_timeout(self.now);
         self.settling += 1;
@@ -197,7 +197,7 @@ fn a_source_that_cannot_be_flushed_says_so_in_the_end() {
             break;
         }
         leaving.now += Duration::from_secs(2);
-        leaving.tell(SourceEvent::NearEnough(DISK));
+        leaving.tell(SourceEvent::Converged(DISK));
         leaving.now += Duration::from_millis(20);
         leaving.source.handle_timeout(leaving.now);
         leaving.settling += 1;

@@ -7,7 +7,7 @@ use migration::journal::{Forwarding, ImageFormat, Origin};
 use migration::message::ToSource;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
-    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedMachine, OfferedVolume, PROBES_MAX, ProbeSeen,
+    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedVm, OfferedVolume, PROBES_MAX, ProbeSeen,
     REMARKS_MAX, Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION, VOLUMES_MAX,
     WireError, decode, encode,
 };
@@ -153,7 +153,7 @@ fn offer_of(name: &str, origin: Origin) -> Message {
         format: Some(ImageFormat::Qcow2),
         allocation: Allocation::Thick,
         forwarding: Forwarding::Always,
-        machine: Some(OfferedMachine { name: name.to_owned() }),
+        machine: Some(OfferedVm { name: name.to_owned() }),
         sharing: Sharing::Wanted,
     };
     Message::Open { migration: MIGRATION, offer }

@@ -160,7 +160,7 @@ impl Control for SimControl {
             Retirement::Delete => {
                 host.delete_image(path);
             }
-            Retirement::Fence => host.fence_image(path),
+            Retirement::Keep => host.fence_image(path),
         })
     }
 

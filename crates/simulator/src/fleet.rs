@@ -1,9 +1,9 @@
-//! Several hosts: the halves of the product's conductor on either side of links that lose, delay and reorder, a journal,
+//! Several hosts: the halves of the product's driver on either side of links that lose, delay and reorder, a journal,
 //! clocks and a daemon that crashes for each host, and volumes that tour them.
 //!
 //! ```text
 //!   guests ──► volume (gate, align, tracker, mirror) ──► disks             disks ◄── volume (gate closed)
-//!                │ a host: SourceConductor                    another: TargetConductor │
+//!                │ a host: SourceDriver                    another: TargetDriver │
 //!                └───── PeerStore, messages ═══ link: late, out of order, broken ═══ Service
 //!
 //!   A ──► B ──► A ──► C ──► B …      people: begin migrations, promote, bring guests to where their volumes are

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use block::{BufferPool, Handle};
 use chronicle::Generation;
-use lane::{Baton, Volume};
+use lane::{SourceHandle, Volume};
 use migration::journal::{ExportSettings, ImageLocation, Record, State, VolumeRecord};
 use migration::{Phase, VolumeId};
 
@@ -78,7 +78,7 @@ struct Serving {
 
 /// A migration under way.
 struct Running {
-    baton: Baton,
+    driver: SourceHandle,
     targets: Vec<Rc<SimDisk>>,
     phases: PhaseWatch,
     progress: ProgressWatch,

@@ -400,7 +400,7 @@ fn name(record: &Record) -> &'static str {
         Record::MigrationEnded { .. } => "ended",
         Record::ResizeBegun { .. } => "resize begun",
         Record::Resized { .. } => "resized",
-        Record::FenceLifted { .. } => "fence lifted",
+        Record::ReservationLifted { .. } => "fence lifted",
         Record::Promoted { .. } => "promoted",
         Record::MovedForgotten { .. } => "moved forgotten",
         Record::OriginKnown { .. } => "origin known",

@@ -55,7 +55,8 @@ pub use identity::{Identity, IdentityError, NAME_LENGTH_MAX, check_name};
 pub use incoming::Violation;
 pub use invitation::{GarbledToken, InvitationId, JoinError, Token};
 pub use message::{
-    ChannelId, Delivery, HEAD_BYTES_MAX, Haste, Message, MessageTooLong, Order, PAYLOAD_BYTES_MAX, Priority,
+    ChannelId, Delivery, HEAD_BYTES_MAX, Message, MessageTooLong, Order, PAYLOAD_BYTES_MAX, Priority,
+    PriorityBoost,
 };
 pub use pairing::Incarnation;
 pub use peer::{Link, Peer, Peers};

@@ -47,12 +47,12 @@ impl Priority {
 
 /// How much of a hurry a channel is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Haste {
+pub enum PriorityBoost {
     /// Its messages are as urgent as their priorities say.
     #[default]
-    Usual,
+    Off,
     /// Those that are less urgent than memory go before it: a machine stands still until they have arrived.
-    BeforeMemory,
+    AboveMemory,
 }
 
 /// Whether messages of a channel may overtake each other.

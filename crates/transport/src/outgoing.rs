@@ -10,14 +10,14 @@
 //! a lost connection carried goes before what has never been sent. A message gets its number when it is first taken, and
 //! keeps it: the peer delivers each number once, so sending one twice is always safe. It does no I/O.
 //!
-//! A channel can be [hastened](Haste): what is less urgent than memory, and is queued on it or will be, goes before that. Its
+//! A channel can be [boosted](PriorityBoost): what is less urgent than memory, and is queued on it or will be, goes before that. Its
 //! priority, and with it the credit that it uses, stays: what the peer keeps for long must not use up what a guest waits for.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use crate::credit::{CLASSES, class, cost_of};
 use crate::frame::Acknowledgement;
-use crate::message::{ChannelId, Haste, Message, Order, Priority};
+use crate::message::{ChannelId, Message, Order, Priority, PriorityBoost};
 use crate::sequence_set::SPAN_MAX;
 
 /// Names a connection of a session: a number that its dialler chose at random.
@@ -50,8 +50,8 @@ pub(crate) struct Taken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
     Of(Priority),
-    /// The less urgent messages of channels that are hastened.
-    Hastened,
+    /// The less urgent messages of channels that are boosted.
+    Boosted,
 }
 
 impl Rank {
@@ -60,7 +60,7 @@ impl Rank {
         Self::Of(Priority::Control),
         Self::Of(Priority::Pulled),
         Self::Of(Priority::Synchronous),
-        Self::Hastened,
+        Self::Boosted,
         Self::Of(Priority::Memory),
         Self::Of(Priority::Asynchronous),
         Self::Of(Priority::Bulk),
@@ -71,9 +71,9 @@ pub(crate) struct Outgoing {
     /// What has not been sent yet.
     queues: [VecDeque<Message>; Priority::ALL.len()],
     /// What has not been sent yet and goes before memory, whatever its priority.
-    hastened: VecDeque<Message>,
+    boosted_queue: VecDeque<Message>,
     /// The channels whose messages of little urgency belong there.
-    in_haste: HashSet<ChannelId>,
+    boosted: HashSet<ChannelId>,
     /// Bytes that have not been sent yet, by the messages' own priorities.
     queued_bytes: [u64; Priority::ALL.len()],
     /// Numbers that a lost connection carried; some may have been acknowledged since.
@@ -107,8 +107,8 @@ impl Outgoing {
     pub(crate) fn new(low_water_bytes: u64) -> Self {
         Self {
             queues: Default::default(),
-            hastened: VecDeque::new(),
-            in_haste: HashSet::new(),
+            boosted_queue: VecDeque::new(),
+            boosted: HashSet::new(),
             queued_bytes: [0; Priority::ALL.len()],
             resend: Default::default(),
             unacknowledged: BTreeMap::new(),
@@ -125,31 +125,31 @@ impl Outgoing {
         self.queued_bytes[message.priority().index()] += message.len() as u64;
         let queue = match self.rank(message.channel(), message.priority()) {
             Rank::Of(priority) => &mut self.queues[priority.index()],
-            Rank::Hastened => &mut self.hastened,
+            Rank::Boosted => &mut self.boosted_queue,
         };
         queue.push_back(message);
     }
 
     /// Changes how much of a hurry a channel is in.
-    pub(crate) fn set_haste(&mut self, channel: ChannelId, haste: Haste) {
-        match haste {
-            // What is among the hastened stays there: it must not be overtaken by what comes after it.
-            Haste::Usual => drop(self.in_haste.remove(&channel)),
-            Haste::BeforeMemory => {
-                self.in_haste.insert(channel);
+    pub(crate) fn set_boost(&mut self, channel: ChannelId, boost: PriorityBoost) {
+        match boost {
+            // What is in the boosted queue stays there: it must not be overtaken by what comes after it.
+            PriorityBoost::Off => drop(self.boosted.remove(&channel)),
+            PriorityBoost::AboveMemory => {
+                self.boosted.insert(channel);
                 for priority in Priority::ALL.into_iter().filter(|priority| *priority > Priority::Memory) {
                     let queue = &mut self.queues[priority.index()];
-                    let (hastened, usual) = queue.drain(..).partition(|message| message.channel() == channel);
+                    let (boosted, usual) = queue.drain(..).partition(|message| message.channel() == channel);
                     *queue = usual;
-                    self.hastened.extend::<VecDeque<_>>(hastened);
+                    self.boosted_queue.extend::<VecDeque<_>>(boosted);
                 }
             }
         }
     }
 
     fn rank(&self, channel: ChannelId, priority: Priority) -> Rank {
-        let is_hastened = priority > Priority::Memory && self.in_haste.contains(&channel);
-        if is_hastened { Rank::Hastened } else { Rank::Of(priority) }
+        let is_boosted = priority > Priority::Memory && self.boosted.contains(&channel);
+        if is_boosted { Rank::Boosted } else { Rank::Of(priority) }
     }
 
     pub(crate) fn queued_bytes(&self, priority: Priority) -> u64 {
@@ -174,8 +174,8 @@ impl Outgoing {
                     let again = self.take_again(connection, priority);
                     again.or_else(|| self.take_new(connection, rank)).map(Next::Begin)
                 }
-                Rank::Hastened => {
-                    let first = self.hastened.front()?.priority();
+                Rank::Boosted => {
+                    let first = self.boosted_queue.front()?.priority();
                     // Another channel's message is in its way.
                     let is_free = begun[first.index()].is_none();
                     if is_free {
@@ -204,7 +204,7 @@ impl Outgoing {
     fn take_new(&mut self, connection: ConnectionId, rank: Rank) -> Option<Taken> {
         let queue = match rank {
             Rank::Of(priority) => &mut self.queues[priority.index()],
-            Rank::Hastened => &mut self.hastened,
+            Rank::Boosted => &mut self.boosted_queue,
         };
         let first = queue.front()?;
         let (priority, cost) = (first.priority(), cost_of(first));

@@ -29,7 +29,7 @@ use crate::credit::{Credit, class, cost_of};
 use crate::frame::{Acknowledgement, Begun, Start};
 use crate::host_id::HostId;
 use crate::incoming::{Arrival, Due, Incoming, Violation};
-use crate::message::{ChannelId, Delivery, Haste, Message, Priority};
+use crate::message::{ChannelId, Delivery, Message, Priority, PriorityBoost};
 use crate::outgoing::{ConnectionId, NeverSent, Next, Outgoing, Taken, UnderWay};
 use crate::pairing::{Incarnation, Pairing};
 use crate::peer::Peer;
@@ -67,8 +67,8 @@ impl Session {
     /// Changes how much of a hurry a channel is in: of what is queued on it already, and of what will be.
     ///
     /// It is forgotten when the peer's process is another one, as what is queued is.
-    pub fn set_haste(&self, channel: ChannelId, haste: Haste) {
-        self.shared.lock().outgoing.set_haste(channel, haste);
+    pub fn set_boost(&self, channel: ChannelId, boost: PriorityBoost) {
+        self.shared.lock().outgoing.set_boost(channel, boost);
     }
 
     /// Bytes of a priority that no connection has begun to send yet.

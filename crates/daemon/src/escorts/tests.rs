@@ -12,7 +12,7 @@ use crate::hooks::{Begun, HookSide, Occasion};
 
 /// One direction of the way.
 struct Wire {
-    to: UnboundedSender<Arrival>,
+    to: UnboundedSender<ChannelEvent>,
     loses_next: AtomicBool,
 }
 
@@ -20,7 +20,7 @@ impl Send for Wire {
     fn send(&self, _: Priority, head: Bytes, payload: Bytes) {
         if !self.loses_next.swap(false, Ordering::SeqCst) {
             // The other end may be gone.
-            let _ = self.to.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+            let _ = self.to.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) });
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use api::MigrateVolume;
 use migration::VolumeId;
 use migration::journal::VolumeRecord;
-use migration::wire::{OfferedMachine, Refusal, RefusalCode, Survey, Surveyed};
+use migration::wire::{OfferedVm, Refusal, RefusalCode, Survey, Surveyed};
 use transport::Session;
 
 use super::leave::{Elsewhere, offer};
@@ -94,7 +94,7 @@ impl Host {
         if let Some(machine) = machine {
             self.look_at_stand(session, machine, &mut ahead).await;
         }
-        let offered = machine.map(|machine| OfferedMachine { name: machine.name.clone() });
+        let offered = machine.map(|machine| OfferedVm { name: machine.name.clone() });
         let mut offer = offer(records, &elsewhere.store, order, offered);
         // An older host would not know its own volumes again.
         if session.version().is_none_or(|version| version >= VEILS_SINCE) {

@@ -295,7 +295,7 @@ impl Host {
         let (mut answer, mut arriving) = (Vec::new(), Vec::new());
         for Expected { record, left_behind, reserved, claim, home, .. } in expected {
             let (store, content, replica) = self.make_image(&record, &reserved).await?;
-            let (store, beside) = self.offer_to_lend(&record, store, sharing).await;
+            let (store, beside) = self.offer_lease(&record, store, sharing).await;
             answer.push(accepted(record.volume, content, replica, beside));
             arriving.push(Arriving { record, left_behind, store, claim, home });
         }

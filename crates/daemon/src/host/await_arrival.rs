@@ -1,7 +1,7 @@
 //! Volumes that arrive have lanes that wait for them; what comes of that, and how it goes on after a restart.
 //!
 //! ```text
-//!   lanes wait, their gates closed ──► orders: the first conducts, the others follow ──► accepted
+//!   lanes wait, their gates closed ──► orders: the first drives, the others take part ──► accepted
 //!        … the source's and the target's half do the rest … ──► moved here: served │ otherwise: nothing is left
 //! ```
 
@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use chronicle::{ReplicaOf, StayId};
 use lane::{
-    ArrivingStore, ComingOrder, ComingRole, ComingTogether, LaneHandle, LaneStore, Listeners, Opening,
+    ArrivingStore, IncomingGroup, IncomingOrder, IncomingRole, LaneHandle, LaneStore, Listeners, Opening,
 };
 use migration::journal::{
     FailureCode, ImageLocation, MigrationState, Outcome, Record, Side, Stage, Summary, VolumeRecord,
@@ -116,25 +116,25 @@ impl Host {
         Ok(())
     }
 
-    /// Gives lanes their orders: that of the first volume conducts the migration, the others follow it.
+    /// Gives lanes their orders: that of the first volume drives the migration, the others take part.
     async fn let_come(
         &self,
         session: &Session,
         arrival: &Arrival,
         awaited: &mut [Awaited],
     ) -> Result<(), RequestError> {
-        let mut together = ComingTogether::default();
+        let mut together = IncomingGroup::default();
         let mut roles = Vec::new();
         for volume in awaited.iter().skip(1) {
-            let membership = together.add(volume.record.image.clone());
-            roles.push((membership.index(), ComingRole::Follows(membership)));
+            let participation = together.add(volume.record.image.clone());
+            roles.push((participation.index(), IncomingRole::Joins(participation)));
         }
-        roles.push((VolumeIndex(0), ComingRole::Conducts(together)));
+        roles.push((VolumeIndex(0), IncomingRole::Drives(together)));
         for (index, role) in roles {
             let Some(volume) = awaited.get_mut(index.as_usize()) else { continue };
             let peer = crate::peers::host_id(session.peer());
             let record = &volume.record;
-            let order = ComingOrder {
+            let order = IncomingOrder {
                 migration: arrival.migration,
                 remote: arrival.remote,
                 generation: record.generation,

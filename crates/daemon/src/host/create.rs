@@ -182,7 +182,7 @@ impl Host {
                 let volume = volume.record.name.clone();
                 return Err(RequestError::PlaceTaken { place: place.clone(), volume });
             }
-            match state.fences.get(place) {
+            match state.reservations.get(place) {
                 Some(fence) if fences == Fences::Hold => {
                     Err(RequestError::Fenced { place: place.clone(), fence: fence.clone() })
                 }

@@ -11,7 +11,7 @@ use block::ZeroMode;
 use block::store::image::Patience;
 use block::store::{Holder, Opened};
 use chronicle::ReplicaOf;
-use lane::{LaneHandle, LaneStore, LeavingOrder, Listeners, Opening, Rest, TargetContent};
+use lane::{LaneHandle, LaneStore, Listeners, Opening, OutgoingOrder, Rest, TargetContent};
 use migration::journal::{FailureCode, Forwarding, MigrationState, Moved, Record, Side, Stage, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
@@ -308,7 +308,7 @@ impl Host {
                 let moved = || Some(state.moved.get(&volume)?.volume.record.generation);
                 (here, here.or_else(moved).unwrap_or_default())
             });
-            let order = LeavingOrder {
+            let order = OutgoingOrder {
                 migration,
                 source: moving.source.clone(),
                 keep_source: recorded.keep_source,
@@ -407,7 +407,7 @@ impl Host {
             Some(volume) => self.peers.line(&session, subject(volume)),
             None => self.peers.free_line(&session, channel::positions_of_forgotten(id).map(subject)),
         };
-        Ok(LaneStore::Elsewhere { line, size_bytes: moved.volume.record.size_bytes })
+        Ok(LaneStore::Elsewhere { channel: line, size_bytes: moved.volume.record.size_bytes })
     }
 
     /// Forgets where a volume went; clients that are forwarded are cut off.

@@ -52,7 +52,7 @@ impl Host {
         let data_dir = self.config.data_dir.clone();
         let (shown, kept) = blocking(move || Ok((describe(&data_dir, &kept), kept))).await?;
         let Some(path) = kept::file_of(&kept) else {
-            self.journal.commit(vec![Record::FenceLifted { place: kept.image.place.clone() }]).await?;
+            self.journal.commit(vec![Record::ReservationLifted { place: kept.image.place.clone() }]).await?;
             tracing::info!(%volume, place = %kept.image.place, "what a migration kept there is given up");
             return Ok(shown);
         };

@@ -12,7 +12,8 @@ use api::{MigrateVolume, Migration, SharedTarget};
 use block::ZeroMode;
 use chronicle::{Generation, ReplicaOf};
 use lane::{
-    LaneHandle, LeavingLines, LeavingOrder, LeavingRole, LeavingTogether, Rest, SharedImage, TargetContent,
+    LaneHandle, OutgoingChannels, OutgoingGroup, OutgoingOrder, OutgoingRole, Rest, SharedImage,
+    TargetContent,
 };
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, Origin, Outcome, Place, Record, Side, Summary,
@@ -20,8 +21,8 @@ use migration::journal::{
 };
 use migration::source::Moves;
 use migration::wire::{
-    AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedMachine, OfferedVolume,
-    Refusal, RefusalCode, Sharing,
+    AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVm, OfferedVolume, Refusal,
+    RefusalCode, Sharing,
 };
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::{Peer, Session};
@@ -73,7 +74,7 @@ pub(super) struct Departure {
     /// Who serves it.
     pub lane: LaneHandle,
     /// What its lane is told.
-    pub order: LeavingOrder,
+    pub order: OutgoingOrder,
 }
 
 /// Where volumes are to go.
@@ -252,7 +253,7 @@ impl Host {
     ) -> Result<(), RequestError> {
         let session = &self.hosts.session(&elsewhere.peer)?;
         let host = elsewhere.peer.name.clone();
-        let machine = company.as_ref().map(|company| OfferedMachine { name: company.name.clone() });
+        let machine = company.as_ref().map(|company| OfferedVm { name: company.name.clone() });
         let moves = match (&company, hooks) {
             (Some(_), _) => Moves::Machine,
             (None, Hooks::Some) => Moves::VolumesAfterHooks,
@@ -293,7 +294,7 @@ impl Host {
         self.note_shared(migration, &found).await;
         let departures = departing.into_iter().map(|Departing { record, lane }| {
             let accepted = acceptance.volumes.iter().find(|accepted| accepted.volume == record.volume);
-            let order = LeavingOrder {
+            let order = OutgoingOrder {
                 migration,
                 source: record.image,
                 keep_source: order.keep_source,
@@ -325,7 +326,7 @@ impl Host {
         });
     }
 
-    /// Gives lanes their orders, and the lines to the other host. That of the first volume conducts the migration, the
+    /// Gives lanes their orders, and the lines to the other host. That of the first volume drives the migration, the
     /// others follow it.
     ///
     /// # Errors
@@ -336,18 +337,18 @@ impl Host {
         migration: MigrationId,
         departures: Vec<Departure>,
     ) -> Result<(), RequestError> {
-        let mut together = LeavingTogether::default();
+        let mut together = OutgoingGroup::default();
         let mut departures = departures.into_iter();
         let Some(first) = departures.next() else { return Ok(()) };
         let mut leaving = vec![(first.name.clone(), first.volume, first.lane.clone())];
         for departure in departures {
             let Departure { volume, generation, .. } = departure;
-            let membership = together.add(volume, generation, departure.order.source.clone());
+            let participation = together.add(volume, generation, departure.order.source.clone());
             leaving.push((departure.name.clone(), volume, departure.lane.clone()));
-            let index = membership.index();
-            self.let_leave(session, index, departure, LeavingRole::Follows(membership)).await?;
+            let index = participation.index();
+            self.let_leave(session, index, departure, OutgoingRole::Joins(participation)).await?;
         }
-        self.let_leave(session, VolumeIndex(0), first, LeavingRole::Conducts(together)).await?;
+        self.let_leave(session, VolumeIndex(0), first, OutgoingRole::Drives(together)).await?;
         let host = Arc::clone(self);
         tokio::spawn(async move {
             if let Some(Outcome::Moved { .. }) = host.migrations.outcome(migration).await {
@@ -364,14 +365,14 @@ impl Host {
         session: &Session,
         volume: VolumeIndex,
         departure: Departure,
-        role: LeavingRole,
+        role: OutgoingRole,
     ) -> Result<(), RequestError> {
         let migration = departure.order.migration;
         let line = |kind| {
             let subject = Subject { kind, source: self.peers.own(), migration, volume };
             self.peers.line(session, subject)
         };
-        let lines = LeavingLines { replica: line(Kind::Migration), owner: line(Kind::Forwarding) };
+        let lines = OutgoingChannels { replica: line(Kind::Migration), owner: line(Kind::Forwarding) };
         let left = departure.lane.leave(departure.order, lines, role).await;
         left.map_err(|refused| RequestError::VolumeUnavailable {
             volume: departure.name,
@@ -417,7 +418,7 @@ pub(super) fn offer(
     records: &[VolumeRecord],
     store: &str,
     order: &MigrateVolume,
-    machine: Option<OfferedMachine>,
+    machine: Option<OfferedVm>,
 ) -> Offer {
     let volume = |record: &VolumeRecord| OfferedVolume {
         volume: record.volume,

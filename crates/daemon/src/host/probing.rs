@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use api::{MigrateVolume, MigrationPlan, SharedTarget};
 use block::device::ALIGNMENT;
-use lane::lending::{Probe, Secret, Seen};
+use lane::shared_storage::{Probe, Secret, Seen};
 use migration::journal::{ImageFormat, VolumeRecord};
 use migration::wire::{PROBES_MAX, ProbeSeen, Surveyed};
 use transport::Session;
@@ -55,11 +55,11 @@ impl Host {
         if order.shared_target == SharedTarget::Never {
             return;
         }
-        let lendable = |record: &&VolumeRecord| record.size_bytes.is_multiple_of(u64::from(ALIGNMENT));
+        let leasable = |record: &&VolumeRecord| record.size_bytes.is_multiple_of(u64::from(ALIGNMENT));
         let fit = surveyed.places.iter().filter(|place| {
             let is_file = place.place.starts_with('/') && !place.place.starts_with("/dev/");
             let record = records.iter().find(|record| record.volume == place.volume);
-            is_file && place.format == ImageFormat::Raw && record.as_ref().is_some_and(lendable)
+            is_file && place.format == ImageFormat::Raw && record.as_ref().is_some_and(leasable)
         });
         // One offer has one store.
         let fit: Vec<_> = fit.collect();

@@ -21,8 +21,8 @@ impl Host {
             );
             return Err(RequestError::Invalid(detail));
         };
-        if self.journal.read(|state| state.fences.contains_key(place)) {
-            self.journal.commit(vec![Record::FenceLifted { place: place.clone() }]).await?;
+        if self.journal.read(|state| state.reservations.contains_key(place)) {
+            self.journal.commit(vec![Record::ReservationLifted { place: place.clone() }]).await?;
             tracing::info!(store = %name, %place, "what a migration left there is given up");
         }
         Ok(self.describe_store(name).await)

@@ -1,10 +1,10 @@
-//! Images of migrations between hosts that both hosts can open: which may be lent here, and which are found here.
+//! Images of migrations between hosts that both hosts can open: which may be leased here, and which are found here.
 //!
 //! ```text
 //!   target: image made ──► token put beside it ──► said in the acceptance
 //!   source: looks in its folders for it ──► noted in the docket ──► the lane tries, and says which way blocks take
 //! ```
-//! What is found is proved by the lanes ([`lane::lending`]); whatever is not, goes over the link.
+//! What is found is proved by the lanes ([`lane::shared_storage`]); whatever is not, goes over the link.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use std::sync::Arc;
 use block::device::ALIGNMENT;
 use block::store::image::Caching;
 use block::store::{Image, Opened};
-use lane::lending::Secret;
-use lane::{ArrivingStore, Lendable, Promise, SharedImage};
+use lane::shared_storage::Secret;
+use lane::{ArrivingStore, Leasable, Promise, SharedImage};
 use migration::journal::{ImageLocation, MigrationState, Stage, VolumeRecord};
 use migration::wire::{Beside, Sharing};
 use migration::{MigrationId, VolumeId};
@@ -32,9 +32,9 @@ pub(super) struct Found {
 }
 
 impl Host {
-    /// Makes a target that may be lent to its source's host, if that wants it and the image is fit for it; also says what
+    /// Makes a target that may be leased to its source's host, if that wants it and the image is fit for it; also says what
     /// that host is to look for.
-    pub(super) async fn offer_to_lend(
+    pub(super) async fn offer_lease(
         &self,
         record: &VolumeRecord,
         store: Opened,
@@ -53,20 +53,20 @@ impl Host {
         match (offered.await, file) {
             (Ok(shared), Some(file)) => {
                 let beside = Beside { file, token: shared.token.0 };
-                let lendable =
-                    Lendable { size_bytes: image.size(), image: Some(image), shared, promise: Promise::None };
-                (ArrivingStore::Lendable(Box::new(lendable)), Some(beside))
+                let leasable =
+                    Leasable { size_bytes: image.size(), image: Some(image), shared, promise: Promise::None };
+                (ArrivingStore::Leasable(Box::new(leasable)), Some(beside))
             }
             (offered, _) => {
                 if let Err(error) = offered {
-                    tracing::warn!(volume = %record.name, reason = %error.message(), "its image is not lent");
+                    tracing::warn!(volume = %record.name, reason = %error.message(), "its image is not leased");
                 }
                 (ArrivingStore::Own(image.into()), None)
             }
         }
     }
 
-    /// The target of a migration that a restart interrupted: it may be lent at this moment.
+    /// The target of a migration that a restart interrupted: it may be leased out at this moment.
     ///
     /// # Errors
     /// [`RequestError`]: it cannot be opened.
@@ -93,7 +93,7 @@ impl Host {
                 other => return Ok(ArrivingStore::Own(other)),
             },
         };
-        Ok(ArrivingStore::Lendable(Box::new(Lendable { image, shared, size_bytes, promise })))
+        Ok(ArrivingStore::Leasable(Box::new(Leasable { image, shared, size_bytes, promise })))
     }
 
     /// Looks whether this host has the folder where the other one has made an image for the volume `name`.
@@ -152,7 +152,7 @@ impl Host {
     }
 }
 
-/// What is not cut into whole blocks of direct I/O could not be read while it is lent.
+/// What is not cut into whole blocks of direct I/O could not be read while it is leased.
 fn is_lendable(location: &ImageLocation, image: &Image) -> bool {
     location.place.file().is_some()
         && image.caching() == Caching::Direct

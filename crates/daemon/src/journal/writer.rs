@@ -220,7 +220,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
     let mut migrations = BTreeSet::<MigrationId>::new();
     for record in records {
         match record {
-            Record::Snapshot(_) | Record::FenceLifted { .. } => {}
+            Record::Snapshot(_) | Record::ReservationLifted { .. } => {}
             Record::VolumeAdded(record) => volumes.extend([record.volume]),
             Record::VolumeRemoved { volume }
             | Record::ResizeBegun { volume, .. }
@@ -253,7 +253,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         next_migration: state.next_migration,
         moved: volumes.iter().filter_map(|id| Some((*id, state.moved.get(id)?.clone()))).collect(),
         // No record contradicts a fence, a branch, or an origin.
-        fences: BTreeMap::new(),
+        reservations: BTreeMap::new(),
         branches: BTreeMap::new(),
         origins: BTreeMap::new(),
     }
@@ -275,7 +275,7 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::ResizeBegun { .. } => Step::ResizeBegun,
         Record::Resized { .. } => Step::Resized,
         Record::Snapshot(_)
-        | Record::FenceLifted { .. }
+        | Record::ReservationLifted { .. }
         | Record::MovedForgotten { .. }
         | Record::OriginKnown { .. } => return None,
     })

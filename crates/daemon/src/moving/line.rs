@@ -17,7 +17,7 @@ use api::MEMORY_STREAMS_MAX;
 use bytes::Bytes;
 use futures_channel::mpsc as arriving;
 use futures_util::StreamExt;
-use lane::peer::Arrival;
+use lane::peer::ChannelEvent;
 use tokio::sync::{mpsc, watch};
 use transport::Priority;
 
@@ -34,7 +34,7 @@ pub(super) const FIRST_RECOVERY_STREAM: u8 = MEMORY_STREAMS_MAX + 1;
 pub(crate) trait Way: std::marker::Send + Sync {
     /// Opens the channel of one of its streams, 0 for the main one. What comes over it from now on is heard, until the
     /// sending end is dropped; an earlier opening of the same hears nothing any more.
-    fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<Arrival>);
+    fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<ChannelEvent>);
 }
 
 /// The sending end of a channel to another host.
@@ -286,10 +286,10 @@ enum Carries {
 }
 
 impl Ear {
-    async fn listen(self, mut arrivals: arriving::UnboundedReceiver<Arrival>) {
+    async fn listen(self, mut arrivals: arriving::UnboundedReceiver<ChannelEvent>) {
         while let Some(arrival) = arrivals.next().await {
             match arrival {
-                Arrival::Sent { head, payload, credit } => match Word::decode(&head) {
+                ChannelEvent::Message { head, payload, credit } => match Word::decode(&head) {
                     // It asks again, and is heard by whoever sees to machines whose stream has broken.
                     Ok(Word::Recover { .. }) if self.carries == Carries::MainStream => {
                         return self.tell(Heard::Failed("it goes on over another stream".to_owned()));
@@ -299,9 +299,9 @@ impl Ear {
                         .tell(Heard::Failed(format!("what the other host says is not understood: {error}"))),
                 },
                 // The session sends again what was lost. How long that may take, whoever waits decides.
-                Arrival::Lost(reason) => tracing::warn!(reason, "the way of a VM that moves is broken"),
-                Arrival::Back => {}
-                Arrival::Restarted => {
+                ChannelEvent::Lost(reason) => tracing::warn!(reason, "the way of a VM that moves is broken"),
+                ChannelEvent::Restored => {}
+                ChannelEvent::PeerRestarted => {
                     self.tell(Heard::Failed("the daemon of the other host was started again".to_owned()));
                 }
             }

@@ -2,7 +2,7 @@
 //! it speaks there.
 //!
 //! ```text
-//!   lane ──Line──► SessionLine ──┐ the session of now           Peers ──tell──► route ──► lane
+//!   lane ──Channel──► SessionChannel ──┐ the session of now           Peers ──tell──► route ──► lane
 //!                                └──► session ══► other host
 //!   paired again ──► another session ──► lead_over: every line of that host speaks over it, and is told "restarted"
 //! ```
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures_channel::mpsc;
-use lane::peer::{Arrival, Haste, Line, Speech, Urgency};
+use lane::peer::{Capabilities, Channel, ChannelEvent, PriorityBoost, RequestPriority};
 use migration::HostId;
 use transport::{ChannelId, Priority, Session};
 
@@ -37,7 +37,7 @@ type RouteKey = (HostId, ChannelId);
 
 /// One lane's end of a channel.
 struct Route {
-    arrivals: mpsc::UnboundedSender<Arrival>,
+    arrivals: mpsc::UnboundedSender<ChannelEvent>,
     /// What its line speaks over.
     session: Arc<Mutex<Session>>,
 }
@@ -57,17 +57,21 @@ impl Routes {
         self: &Arc<Self>,
         session: &Session,
         channel: ChannelId,
-    ) -> (SessionLine, mpsc::UnboundedReceiver<Arrival>) {
+    ) -> (SessionChannel, mpsc::UnboundedReceiver<ChannelEvent>) {
         let (sender, arrivals) = mpsc::unbounded();
         let key = (host_id(session.peer()), channel);
         let session = Arc::new(Mutex::new(session.clone()));
         let route = Route { arrivals: sender.clone(), session: Arc::clone(&session) };
         lock(&self.by_key).insert(key, route);
-        (SessionLine { session, key, routes: Arc::clone(self), arrivals: sender }, arrivals)
+        (SessionChannel { session, key, routes: Arc::clone(self), arrivals: sender }, arrivals)
     }
 
     /// The lane that hears what comes on a channel.
-    pub(super) fn get(&self, peer: HostId, channel: ChannelId) -> Option<mpsc::UnboundedSender<Arrival>> {
+    pub(super) fn get(
+        &self,
+        peer: HostId,
+        channel: ChannelId,
+    ) -> Option<mpsc::UnboundedSender<ChannelEvent>> {
         lock(&self.by_key).get(&(peer, channel)).map(|route| route.arrivals.clone())
     }
 
@@ -77,7 +81,7 @@ impl Routes {
     }
 
     /// Tells all lanes that have to do with a host.
-    pub(super) fn tell(&self, peer: HostId, news: impl Fn() -> Arrival) {
+    pub(super) fn tell(&self, peer: HostId, news: impl Fn() -> ChannelEvent) {
         for (_, route) in lock(&self.by_key).iter().filter(|((host, _), _)| *host == peer) {
             // A lane that has just ended hears nothing.
             let _ = route.arrivals.unbounded_send(news());
@@ -89,7 +93,7 @@ impl Routes {
         for ((_, channel), route) in lock(&self.by_key).iter().filter(|((host, _), _)| *host == peer) {
             let subject = Subject::of(*channel, own, peer);
             if subject.is_some_and(|subject| subject.kind == Kind::Forwarding) {
-                let _ = route.arrivals.unbounded_send(Arrival::Restarted);
+                let _ = route.arrivals.unbounded_send(ChannelEvent::PeerRestarted);
             }
         }
     }
@@ -106,22 +110,22 @@ impl Routes {
             // N.B. first: what is asked again goes over the new one.
             *spoken_over = session.clone();
             former = Former::Closed;
-            let _ = route.arrivals.unbounded_send(Arrival::Restarted);
+            let _ = route.arrivals.unbounded_send(ChannelEvent::PeerRestarted);
         }
         former
     }
 }
 
 /// The sending end of a line: one channel of the session with a host.
-pub(super) struct SessionLine {
+pub(super) struct SessionChannel {
     session: Arc<Mutex<Session>>,
     key: RouteKey,
     routes: Arc<Routes>,
     /// The way back, to know it by.
-    arrivals: mpsc::UnboundedSender<Arrival>,
+    arrivals: mpsc::UnboundedSender<ChannelEvent>,
 }
 
-impl SessionLine {
+impl SessionChannel {
     fn session(&self) -> Session {
         lock(&self.session).clone()
     }
@@ -131,38 +135,38 @@ impl SessionLine {
     }
 }
 
-impl Line for SessionLine {
-    fn send(&self, urgency: Urgency, head: Bytes, payload: Bytes) {
-        let priority = match urgency {
-            Urgency::Control => Priority::Control,
-            Urgency::Awaited => Priority::Pulled,
-            Urgency::Mirrored => Priority::Asynchronous,
-            Urgency::Bulk => Priority::Bulk,
+impl Channel for SessionChannel {
+    fn send(&self, priority: RequestPriority, head: Bytes, payload: Bytes) {
+        let priority = match priority {
+            RequestPriority::Control => Priority::Control,
+            RequestPriority::Awaited => Priority::Pulled,
+            RequestPriority::Mirrored => Priority::Asynchronous,
+            RequestPriority::Bulk => Priority::Bulk,
         };
         send(&self.session(), self.channel(), priority, head, payload);
     }
 
-    fn set_haste(&self, haste: Haste) {
-        self.session().set_haste(
+    fn set_boost(&self, boost: PriorityBoost) {
+        self.session().set_boost(
             self.channel(),
-            match haste {
-                Haste::Usual => transport::Haste::Usual,
-                Haste::BeforeMemory => transport::Haste::BeforeMemory,
+            match boost {
+                PriorityBoost::Off => transport::PriorityBoost::Off,
+                PriorityBoost::AboveMemory => transport::PriorityBoost::AboveMemory,
             },
         );
     }
 
-    fn speech(&self) -> Speech {
+    fn capabilities(&self) -> Capabilities {
         match self.session().version() {
-            None => Speech::Unknown,
-            Some(version) if version < FENCES_SINCE => Speech::Calls,
-            Some(version) if version < PARTS_SINCE => Speech::Fences,
-            Some(_) => Speech::Parts,
+            None => Capabilities::Unknown,
+            Some(version) if version < FENCES_SINCE => Capabilities::Calls,
+            Some(version) if version < PARTS_SINCE => Capabilities::FencingTokens,
+            Some(_) => Capabilities::Parts,
         }
     }
 }
 
-impl moving::line::Send for SessionLine {
+impl moving::line::Send for SessionChannel {
     fn send(&self, priority: Priority, head: Bytes, payload: Bytes) {
         match transport::Message::new(self.channel(), priority, head, payload) {
             // A stream is one thing after the other.
@@ -172,7 +176,7 @@ impl moving::line::Send for SessionLine {
     }
 }
 
-impl Drop for SessionLine {
+impl Drop for SessionChannel {
     fn drop(&mut self) {
         let mut routes = lock(&self.routes.by_key);
         // A later line about the same has taken its place.

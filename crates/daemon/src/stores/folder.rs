@@ -5,7 +5,7 @@
 //!   IMAGE.sterna-new           an image that is being made: IMAGE once the journal knows the volume
 //!   IMAGE.sterna-removed       an image that is being deleted: IMAGE again if the journal still knows the volume
 //!   IMAGE.moved-mN             the source's image that migration mN left, kept
-//!   IMAGE.sterna-token-…       what shows the target of a migration to a source that has the same folder (lane::lending)
+//!   IMAGE.sterna-token-…       what shows the target of a migration to a source that has the same folder (lane::shared_storage)
 //!   IMAGE.sterna-answer-…      what that source answers
 //! ```
 
@@ -148,7 +148,7 @@ pub(crate) fn removed_path(image: &Path) -> PathBuf {
 /// Deletes what was put beside the image of a migration that has ended.
 fn settle_secret(path: &Path, awaited: &BTreeSet<&Path>) -> std::io::Result<()> {
     let name = path.file_name().and_then(|name| name.to_str());
-    let Some(image) = name.and_then(lane::lending::image_of) else { return Ok(()) };
+    let Some(image) = name.and_then(lane::shared_storage::image_of) else { return Ok(()) };
     if awaited.contains(path.with_file_name(image).as_path()) {
         return Ok(());
     }

@@ -163,5 +163,5 @@ fn store_of_one_volume_is_taken_by_a_volume_a_migration_or_what_was_kept() {
     apply(&mut state, Record::Released { migration, attempt, generations: generations.clone() });
     let kept = Some(Occupant::Kept { volume: "v".into(), migration });
     assert_eq!(apply(&mut state, Record::Owned { migration, attempt, generations }), kept);
-    assert_eq!(apply(&mut state, Record::FenceLifted { place: device.place }), None);
+    assert_eq!(apply(&mut state, Record::ReservationLifted { place: device.place }), None);
 }

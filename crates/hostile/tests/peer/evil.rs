@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use lane::Fence;
+use lane::FencingToken;
 use lane::peer::head::{Address, Answered, Fault, Head, Operation};
 use migration::wire::{self, Message};
 use transport::{
@@ -93,7 +93,7 @@ impl Evil {
         session: &Session,
         channel: u64,
         (address, operation): (Address, Operation),
-        fence: Option<Fence>,
+        fence: Option<FencingToken>,
     ) -> u64 {
         let call = {
             let mut next = self.next_call.lock().unwrap();
@@ -133,7 +133,7 @@ impl Evil {
 
     /// Says something of a migration's handover.
     pub(crate) fn say(&self, session: &Session, channel: u64, message: &Message) {
-        self.send(session, channel, Head::Said.encode().to_vec(), wire::encode(message).unwrap());
+        self.send(session, channel, Head::Message.encode().to_vec(), wire::encode(message).unwrap());
     }
 
     /// Says something about what is not begun yet.

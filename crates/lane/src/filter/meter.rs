@@ -1,7 +1,7 @@
 //! Counts what guests ask for, and how long it takes, at the very top of a connection's way into a volume; what fails by a
 //! store's fault goes into the log as well.
 //!
-//! What is right below it, the entrance, is one future with it: a request takes memory for both at once.
+//! What is right below it, the client session, is one future with it: a request takes memory for both at once.
 //!
 //! Times are those at which the executor's turns began: the clock is not read for a request, and what a turn itself
 //! takes is left out.
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode};
 
-use crate::entrance::Entrance;
+use crate::client_session::ClientSession;
 use crate::fault_log::FaultLog;
 use crate::pulse::Pulse;
 
@@ -38,7 +38,7 @@ pub struct Counters {
 
 /// The meter of one connection; the counters are its volume's.
 pub(crate) struct Meter {
-    below: Entrance,
+    below: ClientSession,
     counters: Rc<Counters>,
     pulse: Rc<Pulse>,
     faults: Rc<FaultLog>,
@@ -48,7 +48,7 @@ pub(crate) struct Meter {
 impl Meter {
     /// Makes a meter above `below`.
     pub(crate) fn new(
-        below: Entrance,
+        below: ClientSession,
         counters: Rc<Counters>,
         pulse: Rc<Pulse>,
         faults: Rc<FaultLog>,

@@ -7,7 +7,7 @@ use migration::wire::{self, Message};
 
 use super::head::{Address, Head};
 
-/// What a peer asks for by something that it sends on the line of a migration, or of clients.
+/// What a peer asks for by something that it sends on the channel of a migration, or of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Nothing: it answers.
@@ -28,7 +28,7 @@ impl Asked {
                 Self::Call(call, request(address))
             }
             Ok(Head::Answer { .. }) => Self::Nothing,
-            Ok(Head::Said) => match wire::decode(payload) {
+            Ok(Head::Message) => match wire::decode(payload) {
                 Ok(Message::ToTarget { migration, .. }) => Self::Message(Request::ToTarget(migration)),
                 Ok(Message::ToSource { migration, .. }) => Self::Message(Request::ToSource(migration)),
                 _ => Self::Garbled,

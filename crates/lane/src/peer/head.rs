@@ -1,4 +1,4 @@
-//! What is said about a call, or about its answer: the head of what a line carries, and its encoding.
+//! What is said about a call, or about its answer: the head of what a channel carries, and its encoding.
 //!
 //! The encoding is postcard's of [`Head`]: variants are only ever appended. What hosts can say to each other at all is
 //! agreed on by the transport's version.
@@ -7,7 +7,7 @@ use block::IoError;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::fence::Fence;
+use crate::fencing::FencingToken;
 
 /// Extents in one answer at most: whoever needs more asks for the rest.
 pub const EXTENTS_MAX: usize = 4096;
@@ -32,7 +32,7 @@ pub enum Head {
         result: Result<Answered, Fault>,
     },
     /// The payload is a message of a handover.
-    Said,
+    Message,
     /// The peer is asked to change a volume that it may own, and does so only if this is the owner's fence.
     FencedCall {
         /// Its number, as of other calls.
@@ -42,7 +42,7 @@ pub enum Head {
         /// What is to be done.
         operation: Operation,
         /// What this host was told last.
-        fence: Fence,
+        fence: FencingToken,
     },
 }
 
@@ -99,17 +99,17 @@ pub enum Operation {
         /// So many.
         length: u64,
     },
-    /// Lend the store's image to this host, which has put this beside it ([`crate::lending`]).
-    Lend {
+    /// Lend the store's image to this host, which has put this beside it ([`crate::shared_storage`]).
+    Lease {
         /// What it has put there.
         answer: [u8; 32],
     },
-    /// See that the image is locked by the host that it was lent to.
-    LentIsLocked,
+    /// See that the image is locked by the host that it is leased to.
+    LeaseIsHeld,
     /// A client begins to use the volume: raise its fence, and say what that is.
     Attach,
     /// The payload says how many clients are led to the volume, by host ([`crate::clients`]); without one nobody is any
-    /// more, nor will be by this line.
+    /// more, nor will be by this channel_ends.
     Clients {
         /// Grows with each of these.
         number: u64,
@@ -133,7 +133,7 @@ pub enum Answered {
     /// Lengths in bytes and kinds of the first extents, at most [`EXTENTS_MAX`].
     Extents(Vec<(u64, Kind)>),
     /// The fence of the volume. To a change: it was not made and will not be, for it bears another one.
-    Fenced(Fence),
+    Fenced(FencingToken),
 }
 
 /// Kinds of extents.
@@ -235,14 +235,14 @@ mod tests {
             },
             Head::Answer { call: u64::MAX, result: Ok(Answered::Extents(vec![(4096, Kind::Hole)])) },
             Head::Answer { call: 0, result: Err(Fault::Os(28)) },
-            Head::Said,
+            Head::Message,
             Head::FencedCall {
                 call: 8,
                 address: Address::Owner([3; 16]),
                 operation: Operation::Attach,
-                fence: Fence::new(u64::MAX, 2),
+                fence: FencingToken::new(u64::MAX, 2),
             },
-            Head::Answer { call: 8, result: Ok(Answered::Fenced(Fence::new(1, 3))) },
+            Head::Answer { call: 8, result: Ok(Answered::Fenced(FencingToken::new(1, 3))) },
         ];
         for head in heads {
             assert_eq!(Head::decode(&head.encode()), Ok(head));
@@ -255,7 +255,7 @@ mod tests {
         let call = Head::Call { call: 7, address: Address::Replica(1), operation };
         assert_eq!(&call.encode()[..], [0, 7, 0, 1, 1, 128, 32, 1]);
         assert_eq!(&Head::Answer { call: 7, result: Ok(Answered::Done) }.encode()[..], [1, 7, 0, 0]);
-        assert_eq!(&Head::Said.encode()[..], [2]);
+        assert_eq!(&Head::Message.encode()[..], [2]);
     }
 
     #[test]

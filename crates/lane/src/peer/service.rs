@@ -15,20 +15,20 @@ use migration::planted::{Bug, broken};
 use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
 use super::window::WINDOW_BYTES;
-use super::{Conversation, PAYLOAD_BYTES_MAX, Question, Speech, Urgency};
+use super::{Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
+use crate::client_session::{Origin, Route};
 use crate::clients::{ByHost, Way};
-use crate::entrance::{Origin, Route};
-use crate::fence::{Changed, Fence};
-use crate::lending::{LentImage, Secret};
+use crate::fencing::{Changed, FencingToken};
+use crate::shared_storage::{LeasedImage, Secret};
 use crate::signal::Signal;
 use crate::volume::Volume;
 
 /// Calls of one peer that are carried out at a time; more wait. Enough for a disk to be busy, and few enough that what
-/// they hold of memory stays within what the line lets through.
+/// they hold of memory stays within what the channel lets through.
 const CALLS_MAX: usize = 1024;
 
-/// Bytes of changes to a volume that are held for a peer beside what the line lets through: whatever a volume waits for, it
-/// keeps nothing of the line that others need. As much as a peer sends ([`super::window`]); of one that sends more the rest
+/// Bytes of changes to a volume that are held for a peer beside what the channel lets through: whatever a volume waits for, it
+/// keeps nothing of the channel that others need. As much as a peer sends ([`super::window`]); of one that sends more the rest
 /// keeps its credit.
 const SET_ASIDE_BYTES: u64 = WINDOW_BYTES;
 
@@ -50,8 +50,8 @@ pub struct Service {
     devices: RefCell<BTreeMap<Address, Offered>>,
     /// What the peer has said of the clients that it leads to volumes here.
     ways: RefCell<BTreeMap<Address, Way>>,
-    /// Those of them that may be lent.
-    lent: RefCell<BTreeMap<Address, Rc<LentImage>>>,
+    /// Those of them that may be leased.
+    leased: RefCell<BTreeMap<Address, Rc<LeasedImage>>>,
     /// Replicas that are not to be changed, and whom to tell that somebody wants it.
     held: RefCell<BTreeMap<Address, Rc<dyn Fn()>>>,
     /// Calls of the peer's present process that are under way.
@@ -74,7 +74,7 @@ impl Service {
             buffers,
             devices: RefCell::default(),
             ways: RefCell::default(),
-            lent: RefCell::default(),
+            leased: RefCell::default(),
             held: RefCell::default(),
             under_way: RefCell::default(),
             set_aside: Rc::default(),
@@ -98,18 +98,18 @@ impl Service {
     }
 
     /// Lends the image of an address to a peer that asks for it.
-    pub(crate) fn offer_to_lend(&self, address: Address, image: Rc<LentImage>) {
-        self.lent.borrow_mut().insert(address, image);
+    pub(crate) fn offer_lease(&self, address: Address, image: Rc<LeasedImage>) {
+        self.leased.borrow_mut().insert(address, image);
     }
 
     /// Offers it no longer: calls that come from now on fail. Those under way go on.
     pub fn withdraw(&self, address: Address) {
         self.devices.borrow_mut().remove(&address);
-        self.lent.borrow_mut().remove(&address);
+        self.leased.borrow_mut().remove(&address);
         self.let_change(address);
     }
 
-    /// Lets nobody change a replica, nor borrow it: such calls wait, and `wanted` is called for each that comes.
+    /// Lets nobody change a replica, nor lease it: such calls wait, and `wanted` is called for each that comes.
     ///
     /// **N.B.** While it is promised, or may be: what a promise is kept by is what was there when it was given.
     pub(crate) fn hold_changes(&self, address: Address, wanted: Rc<dyn Fn()>) {
@@ -173,7 +173,7 @@ impl Service {
     /// Begins to carry out a call as soon as there are few enough, and answers it when it has ended.
     pub(super) async fn carry_out(
         self: &Rc<Self>,
-        conversation: Rc<Conversation>,
+        channel: Rc<RpcChannel>,
         call: u64,
         question: Question,
         payload: Bytes,
@@ -182,18 +182,18 @@ impl Service {
         let Question { address, operation, .. } = question;
         if let Operation::Clients { number } = operation {
             let result = self.clients_are(address, number, &payload);
-            conversation.answer(Urgency::Control, call, result, Bytes::new());
+            channel.answer(RequestPriority::Control, call, result, Bytes::new());
             return;
         }
         let is_held =
-            keeps_promises() && (matches!(operation, Operation::Lend { .. }) || operation.is_change());
+            keeps_promises() && (matches!(operation, Operation::Lease { .. }) || operation.is_change());
         let wanted = self.held.borrow().get(&address).filter(|_| is_held).cloned();
         if let Some(wanted) = wanted {
             wanted();
         }
         self.ended.wait_for(|| (self.under_way.borrow().get() < CALLS_MAX).then_some(())).await;
         let Some(Offered { volume, .. }) = self.offered(address) else {
-            conversation.answer(Urgency::Control, call, Err(IoError::Closed), Bytes::new());
+            channel.answer(RequestPriority::Control, call, Err(IoError::Closed), Bytes::new());
             return;
         };
         let under_way = Rc::clone(&*self.under_way.borrow());
@@ -205,7 +205,7 @@ impl Service {
             self.handle.spawn(async move {
                 let result = attach(&volume).await;
                 if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
-                    conversation.answer(Urgency::Control, call, result, Bytes::new());
+                    channel.answer(RequestPriority::Control, call, result, Bytes::new());
                 }
             });
             return;
@@ -228,11 +228,13 @@ impl Service {
             // Looked for only now: it may be a volume's own by the time that it may be changed.
             let result = match (operation, service.offered(address)) {
                 (_, None) => Err(IoError::Closed),
-                (Operation::Lend { .. } | Operation::LentIsLocked, _) => {
-                    service.lend(address, operation).await
+                (Operation::Lease { .. } | Operation::LeaseIsHeld, _) => {
+                    service.grant_lease(address, operation).await
                 }
                 (_, Some(Offered { volume: Some((volume, _)), .. })) if operation.is_change() => {
-                    service.change(&volume, origin(question, conversation.speech()), operation, payload).await
+                    service
+                        .change(&volume, origin(question, channel.capabilities()), operation, payload)
+                        .await
                 }
                 (_, Some(Offered { device, .. })) => service.apply(&device, operation, payload).await,
             };
@@ -242,14 +244,14 @@ impl Service {
                 Ok((answered, payload)) => (Ok(answered), payload),
                 Err(error) => (Err(error), Bytes::new()),
             };
-            let urgency = match (payload.is_empty(), address) {
-                (true, _) => Urgency::Control,
-                (false, Address::Owner(_)) => Urgency::Awaited,
-                (false, Address::Replica(_)) => Urgency::Bulk,
+            let priority = match (payload.is_empty(), address) {
+                (true, _) => RequestPriority::Control,
+                (false, Address::Owner(_)) => RequestPriority::Awaited,
+                (false, Address::Replica(_)) => RequestPriority::Bulk,
             };
             // N.B. a former process is not answered: its successor may have given a call of its own that number.
             if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
-                conversation.answer(urgency, call, result, payload);
+                channel.answer(priority, call, result, payload);
             }
             under_way.set(under_way.get() - 1);
             service.ended.notify();
@@ -270,12 +272,16 @@ impl Service {
         Held::Room { held: Rc::clone(held), bytes }
     }
 
-    async fn lend(&self, address: Address, operation: Operation) -> Result<(Answered, Bytes), IoError> {
-        let lent = self.lent.borrow().get(&address).cloned();
-        let lent = lent.ok_or(IoError::Unsupported)?;
+    async fn grant_lease(
+        &self,
+        address: Address,
+        operation: Operation,
+    ) -> Result<(Answered, Bytes), IoError> {
+        let leased = self.leased.borrow().get(&address).cloned();
+        let image = leased.ok_or(IoError::Unsupported)?;
         match operation {
-            Operation::Lend { answer } => lent.lend(Secret(answer)).await?,
-            _ => lent.is_locked().await?,
+            Operation::Lease { answer } => image.grant_lease(Secret(answer)).await?,
+            _ => image.is_locked().await?,
         }
         Ok((Answered::Done, Bytes::new()))
     }
@@ -350,7 +356,7 @@ fn keeps_promises() -> bool {
 
 /// What a call that is carried out holds.
 enum Held {
-    /// Credit of the line.
+    /// Credit of the channel.
     Credit { _credit: Box<dyn Any + Send> },
     /// Room that is set aside.
     Room { held: Rc<Cell<u64>>, bytes: u64 },
@@ -372,11 +378,11 @@ async fn attach(volume: &Volume) -> Result<Answered, IoError> {
 
 /// What stands behind a change that a peer asks for. One that knows fences and was not told of any bears one that nobody
 /// has: it is told.
-fn origin(question: Question, speech: Speech) -> Origin<'static> {
-    match (question.fence, speech) {
+fn origin(question: Question, capabilities: Capabilities) -> Origin<'static> {
+    match (question.fence, capabilities) {
         (Some(fence), _) => Origin::Host(fence),
-        (None, Speech::Fences | Speech::Parts) => Origin::Host(Fence::default()),
-        (None, Speech::Calls | Speech::Unknown) => Origin::OldHost,
+        (None, Capabilities::FencingTokens | Capabilities::Parts) => Origin::Host(FencingToken::default()),
+        (None, Capabilities::Calls | Capabilities::Unknown) => Origin::OldHost,
     }
 }
 

@@ -1,6 +1,6 @@
 //! A store of another host as a device: a volume is copied there.
 //!
-//! It waits for as long as the line is broken. Whoever cannot wait says so: the core lets no guest wait for a replica
+//! It waits for as long as the channel is broken. Whoever cannot wait says so: the core lets no guest wait for a replica
 //! longer than `mirror_wait_max` (design §5.7). When the peer has restarted its calls fail, for the core must know what
 //! was lost. How much is under way is the core's to bound.
 
@@ -17,25 +17,25 @@ use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
 
 use super::head::{Address, Answered, Kind, Operation};
-use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Question, Urgency};
+use super::{Answer, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
 
 /// A device of another host.
 pub struct PeerStore {
-    conversation: Rc<Conversation>,
+    channel: Rc<RpcChannel>,
     address: Address,
     geometry: Geometry,
-    urgency: Urgency,
+    priority: RequestPriority,
 }
 
 impl PeerStore {
-    /// Makes a device of what has this address at the other end of the conversation, and is like this.
+    /// Makes a device of what has this address at the other end of the channel, and is like this.
     pub fn new(
-        conversation: Rc<Conversation>,
+        channel: Rc<RpcChannel>,
         address: Address,
         geometry: Geometry,
-        urgency: Urgency,
+        priority: RequestPriority,
     ) -> Self {
-        Self { conversation, address, geometry, urgency }
+        Self { channel, address, geometry, priority }
     }
 
     /// What a change changes, and what a peer is asked for it.
@@ -64,25 +64,25 @@ impl PeerStore {
     }
 
     /// What has no payload goes ahead of whatever is queued.
-    fn urgency_of(&self, payload: &Bytes) -> Urgency {
-        if payload.is_empty() { self.urgency.min(Urgency::Mirrored) } else { self.urgency }
+    fn priority_of(&self, payload: &Bytes) -> RequestPriority {
+        if payload.is_empty() { self.priority.min(RequestPriority::Mirrored) } else { self.priority }
     }
 
     fn call(
         &self,
-        urgency: Urgency,
+        priority: RequestPriority,
         operation: Operation,
         payload: Bytes,
     ) -> impl Future<Output = Result<Answer, IoError>> + use<> {
         let question = Question { address: self.address, operation, fence: None };
-        self.conversation.call(urgency, question, payload, None)
+        self.channel.call(priority, question, payload, None)
     }
 
     async fn make(&self, change: Change) -> Result<(), IoError> {
         let (range, questions) = self.questions(change);
         check_write(&self.geometry, range)?;
         let call = |(operation, payload): (Operation, Bytes)| {
-            self.call(self.urgency_of(&payload), operation, payload)
+            self.call(self.priority_of(&payload), operation, payload)
         };
         // All of them to their end: what is still under way must not be taken for over.
         let made = join_all(questions.into_iter().map(call)).await;
@@ -90,13 +90,13 @@ impl PeerStore {
     }
 
     async fn done(&self, operation: Operation) -> Result<(), IoError> {
-        let urgency = self.urgency_of(&Bytes::new());
-        self.call(urgency, operation, Bytes::new()).await.map(drop)
+        let priority = self.priority_of(&Bytes::new());
+        self.call(priority, operation, Bytes::new()).await.map(drop)
     }
 
     async fn read_piece(&self, offset: u64, length: usize) -> Result<Answer, IoError> {
         let asked = Operation::Read { offset, length: u32::try_from(length).unwrap_or(u32::MAX) };
-        let answer = self.call(self.urgency, asked, Bytes::new()).await?;
+        let answer = self.call(self.priority, asked, Bytes::new()).await?;
         if answer.payload.len() == length { Ok(answer) } else { Err(nonsense()) }
     }
 }
@@ -139,7 +139,7 @@ impl BlockDevice for PeerStore {
             let mut offset = range.offset;
             while offset < range.end() {
                 let asked = Operation::Allocation { offset, length: range.end() - offset };
-                let answer = self.call(self.urgency, asked, Bytes::new()).await?;
+                let answer = self.call(self.priority, asked, Bytes::new()).await?;
                 let Answered::Extents(known) = answer.answered else { return Err(nonsense()) };
                 let began = offset;
                 for (length, kind) in known {

@@ -1,12 +1,12 @@
 //! A volume at the host that owns it, for the clients that are led there.
 //!
 //! ```text
-//!   a client's request ──► pieces ──► window ──► Conversation ══► owner (claims blocks, checks the fence)
+//!   a client's request ──► pieces ──► window ──► RpcChannel ══► owner (claims blocks, checks the fence)
 //!                            └ an owner that takes whole blocks only: put together here, under claims of this host
 //! ```
-//! It waits for as long as the line is broken, and asks again when the owner has restarted: clients wait for one answer,
+//! It waits for as long as the channel is broken, and asks again when the owner has restarted: clients wait for one answer,
 //! whoever gives it. A request whose client has gone is given up: what of it is under way is not made once that client
-//! has come back anywhere ([`crate::fence`]).
+//! has come back anywhere ([`crate::fencing`]).
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -28,9 +28,9 @@ use migration::planted::{Bug, broken};
 use super::head::{Address, Answered, Operation};
 use super::store::{nonsense, pieces};
 use super::window::Window;
-use super::{Answer, Conversation, PAYLOAD_BYTES_MAX, Question, Speech, Urgency, is_lost};
+use super::{Answer, Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel, is_lost};
 use crate::clients::Clients;
-use crate::fence::{Always, Changed, Fence, Presence};
+use crate::fencing::{Always, Changed, FencingToken, Presence};
 
 /// Pieces of one request that are under way at a time: others have room beside the largest.
 const PIECES_MAX: usize = 4;
@@ -40,13 +40,13 @@ const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 /// A volume of another host.
 pub struct PeerVolume {
     me: Weak<Self>,
-    conversation: Rc<Conversation>,
+    channel: Rc<RpcChannel>,
     address: Address,
     geometry: Geometry,
     handle: Handle,
     window: Window,
     /// What the owner said last of its fence; `None`: nothing.
-    fence: Cell<Option<Fence>>,
+    fence: Cell<Option<FencingToken>>,
     /// Claims of this host's clients, for an owner that takes whole blocks only.
     aligner: Aligner,
     /// Those who are led to the owner, once that is told of them.
@@ -61,13 +61,13 @@ enum Asker {
     /// A client of this host.
     Client(Rc<dyn Presence>),
     /// Another host, which was told of this fence.
-    Host(Fence),
+    Host(FencingToken),
 }
 
 impl PeerVolume {
-    /// Makes a device of a volume that is at the other end of the conversation; it takes any range of bytes.
+    /// Makes a device of a volume that is at the other end of the channel; it takes any range of bytes.
     pub fn new(
-        conversation: Rc<Conversation>,
+        channel: Rc<RpcChannel>,
         volume: VolumeId,
         geometry: Geometry,
         handle: Handle,
@@ -75,7 +75,7 @@ impl PeerVolume {
     ) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
             me: Weak::clone(me),
-            conversation,
+            channel,
             address: Address::Owner(volume.0),
             geometry: Geometry { alignment: 1, ..geometry },
             aligner: Aligner::new(buffers, handle.clone()),
@@ -94,7 +94,7 @@ impl PeerVolume {
             return;
         }
         let (me, clients) = (Weak::clone(&self.me), Rc::clone(clients));
-        let news = Rc::clone(&self.conversation.news);
+        let news = Rc::clone(&self.channel.news);
         self.handle.spawn(async move {
             loop {
                 let heard = news.times.get();
@@ -124,7 +124,7 @@ impl PeerVolume {
 
     fn tell(&self, clients: Vec<u8>) {
         // Who is not heard of yet is told then.
-        if self.conversation.speech() < Speech::Parts {
+        if self.channel.capabilities() < Capabilities::Parts {
             return;
         }
         // The lane after this one goes on from here: it has the same clock.
@@ -134,7 +134,7 @@ impl PeerVolume {
         let question =
             Question { address: self.address, operation: Operation::Clients { number }, fence: None };
         // What becomes of it is of no interest: it arrives, or another process is told anew.
-        drop(self.conversation.call(Urgency::Control, question, clients.into(), None));
+        drop(self.channel.call(RequestPriority::Control, question, clients.into(), None));
     }
 
     /// Has the owner change the volume for a client of this host, if that is there each time that the owner is asked.
@@ -148,14 +148,14 @@ impl PeerVolume {
     }
 
     /// Has the owner change the volume for another host, which was told of this fence.
-    pub(crate) async fn relay(&self, fence: Fence, change: Change) -> Result<Changed, IoError> {
+    pub(crate) async fn relay(&self, fence: FencingToken, change: Change) -> Result<Changed, IoError> {
         self.make(Asker::Host(fence), change).await
     }
 
     /// Tells whether what was asked for may be asked for elsewhere, although it was not answered: an owner that knows no fences
     /// would make it whenever it comes. One that has not been heard of was asked for nothing.
     pub(crate) fn may_be_left(&self) -> bool {
-        self.conversation.speech() != Speech::Calls
+        self.channel.capabilities() != Capabilities::Calls
     }
 
     /// Asks for something as long as a client is there to be answered.
@@ -177,13 +177,13 @@ impl PeerVolume {
     }
 
     /// Tells the owner that a client has come; resolves as [`crate::Volume`]'s own does, and says what its fence is.
-    pub(crate) async fn attach(&self) -> Result<Option<Fence>, IoError> {
+    pub(crate) async fn attach(&self) -> Result<Option<FencingToken>, IoError> {
         loop {
-            if self.conversation.known_speech().await < Speech::Fences {
+            if self.channel.known_capabilities().await < Capabilities::FencingTokens {
                 return Ok(None);
             }
             let question = Question { address: self.address, operation: Operation::Attach, fence: None };
-            match self.conversation.call(Urgency::Control, question, Bytes::new(), None).await {
+            match self.channel.call(RequestPriority::Control, question, Bytes::new(), None).await {
                 Ok(Answer { answered: Answered::Fenced(fence), .. }) => {
                     self.fence.set(Some(fence));
                     return Ok(Some(fence));
@@ -209,7 +209,7 @@ impl PeerVolume {
     /// Tells whether the owner claims parts of blocks for clients of other hosts, too.
     async fn takes_any_range(&self) -> bool {
         // The planted bug has each host claim blocks for its own clients, as owners of before wanted it.
-        self.conversation.known_speech().await >= Speech::Parts && !broken(Bug::ClaimsAtEachHost)
+        self.channel.known_capabilities().await >= Capabilities::Parts && !broken(Bug::ClaimsAtEachHost)
     }
 
     /// Asks for a change as it is.
@@ -264,7 +264,7 @@ impl PeerVolume {
                 Asker::Host(fence) => Some(*fence),
             };
             let question = Question { address: self.address, operation, fence };
-            let called = self.conversation.call(Urgency::Awaited, question, payload.clone(), Some(permit));
+            let called = self.channel.call(RequestPriority::Awaited, question, payload.clone(), Some(permit));
             match called.await {
                 Ok(Answer { answered: Answered::Fenced(now), .. }) => match asker {
                     Asker::Host(_) => return Ok(Changed::Refused(now)),
@@ -283,7 +283,7 @@ impl PeerVolume {
         loop {
             let permit = self.window.enter(bytes).await;
             let question = Question { address: self.address, operation, fence: None };
-            let called = self.conversation.call(Urgency::Awaited, question, Bytes::new(), Some(permit));
+            let called = self.channel.call(RequestPriority::Awaited, question, Bytes::new(), Some(permit));
             match called.await {
                 Err(error) if is_lost(&error) => {}
                 answer => return answer,
@@ -391,7 +391,7 @@ struct Blocks {
     volume: Rc<PeerVolume>,
     asker: Asker,
     /// The owner's fence, if it refused a change that bears another one.
-    refused: Cell<Option<Fence>>,
+    refused: Cell<Option<FencingToken>>,
 }
 
 impl BlockDevice for Blocks {

@@ -132,7 +132,7 @@ impl Control for Remembering {
         match report {
             Report::Recorded { recorded, .. } => self.pieces.borrow_mut().push(recorded),
             Report::RecordingEnded { .. } => self.ends.set(self.ends.get() + 1),
-            Report::Progress { .. } | Report::Way { .. } | Report::Ended { .. } => {}
+            Report::Progress { .. } | Report::DataPath { .. } | Report::Ended { .. } => {}
         }
     }
 }

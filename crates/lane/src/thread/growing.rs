@@ -31,12 +31,12 @@ impl Lane {
     async fn grow_when_possible(&self, size: u64) -> Result<(), Refused> {
         let give_up_at = self.handle.now() + HANDOVER_WAIT_MAX;
         loop {
-            let baton = self.migration.baton.borrow().clone();
-            let grown = growth::grow(&self.volume, baton.as_ref(), &*self.control, size).await;
+            let driver = self.migration.driver.borrow().clone();
+            let grown = growth::grow(&self.volume, driver.as_ref(), &*self.control, size).await;
             if !matches!(grown, Err(Refused::HandingOver(_))) {
                 return grown;
             }
-            let is_over = || self.migration.baton.borrow().is_none().then_some(());
+            let is_over = || self.migration.driver.borrow().is_none().then_some(());
             let ended = Box::pin(self.migration.ended.wait_for(is_over));
             if let Either::Right(_) = select(ended, self.handle.sleep_until(give_up_at)).await {
                 return grown;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use block::filter::check::{Check, Requests};
 use block::filter::{Aligner, Delay, Operation as DiskOperation, Operations};
 use block::{BlockDevice, Buffer, BufferPool, ByteRange, Durability, MemoryStore, ZeroMode};
-use lane::peer::Speech;
+use lane::peer::Capabilities;
 use lane::peer::head::Address;
-use lane::{Entrance, Home, Passage, Presence, Volume};
+use lane::{ClientRequests, ClientSession, Home, Presence, Volume};
 use migration::HostId;
 
 use super::peers::Ends;
@@ -42,8 +42,8 @@ impl Client {
     fn connect(scene: &Scene, volume: &Rc<Volume>) -> Self {
         let presence = Rc::<Connection>::default();
         let known = Rc::clone(&presence) as Rc<dyn Presence>;
-        let passage = Passage::new(Rc::clone(volume), Rc::clone(&known));
-        let device = Rc::new(Entrance::new(Rc::clone(volume), known, Rc::new(passage)));
+        let requests = ClientRequests::new(Rc::clone(volume), Rc::clone(&known));
+        let device = Rc::new(ClientSession::new(Rc::clone(volume), known, Rc::new(requests)));
         let client = Self { presence, device };
         // It looks at its disk first, as everybody does.
         let reading = Rc::clone(&client.device);
@@ -81,7 +81,7 @@ struct Hosts {
 impl Hosts {
     fn new(scene: &Scene) -> Self {
         let owner = Rc::clone(&scene.volume);
-        owner.fences().begin(1);
+        owner.fencing().begin(1);
         let ends = Ends::new(&scene.handle, owner.size());
         ends.service.offer_volume(Rc::clone(&owner), ELSEWHERE);
         let forwarder = Volume::new(
@@ -174,9 +174,9 @@ fn hosts_that_know_no_fences_are_served_and_asked_as_before() {
     for (line_is_old, line_back_is_old) in [(true, false), (false, true)] {
         play(move |scene| async move {
             let hosts = Hosts::new(&scene);
-            let speech = |is_old| if is_old { Speech::Calls } else { Speech::Parts };
-            hosts.ends.line.speech.set(speech(line_is_old));
-            hosts.ends.line_back.speech.set(speech(line_is_old || line_back_is_old));
+            let capabilities = |is_old| if is_old { Capabilities::Calls } else { Capabilities::Parts };
+            hosts.ends.line.capabilities.set(capabilities(line_is_old));
+            hosts.ends.line_back.capabilities.set(capabilities(line_is_old || line_back_is_old));
             let written = hosts.at_forwarder(&scene).write(&scene, 5);
             scene.handle.sleep(MOMENT).await;
             assert_eq!((written.get(), scene.source.content().await[0]), (Some(true), 5));
@@ -209,7 +209,7 @@ fn clients_at_two_hosts_write_parts_of_one_block_and_neither_undoes_the_other() 
 fn an_owner_that_takes_whole_blocks_only_is_asked_for_whole_blocks() {
     play(|scene| async move {
         let hosts = Hosts::new(&scene);
-        hosts.ends.line.speech.set(Speech::Calls);
+        hosts.ends.line.capabilities.set(Capabilities::Calls);
         // As owners of before do, it passes on what comes, and its store refuses parts of blocks.
         let blocks = Rc::new(Check::new(Rc::clone(&scene.source.device), Requests::Valid));
         hosts.ends.service.offer(Address::Owner(hosts.owner.id().0), blocks);
@@ -303,10 +303,10 @@ struct SilentWay {
 }
 
 impl SilentWay {
-    async fn home(scene: &Scene, speech: Speech) -> Self {
+    async fn home(scene: &Scene, capabilities: Capabilities) -> Self {
         let hosts = Hosts::new(scene);
-        hosts.ends.line.speech.set(speech);
-        hosts.ends.line_back.speech.set(speech);
+        hosts.ends.line.capabilities.set(capabilities);
+        hosts.ends.line_back.capabilities.set(capabilities);
         let stays = hosts.at_forwarder(scene);
         scene.handle.sleep(MOMENT).await;
         hosts.ends.line.is_cut.set(true);
@@ -327,7 +327,7 @@ impl SilentWay {
 #[test]
 fn what_a_silent_former_owner_was_asked_for_is_asked_for_again_once_the_volume_is_home() {
     play(|scene| async move {
-        let SilentWay { hosts, stays, late, read } = SilentWay::home(&scene, Speech::Parts).await;
+        let SilentWay { hosts, stays, late, read } = SilentWay::home(&scene, Capabilities::Parts).await;
         scene.handle.sleep(MOMENT).await;
         assert_eq!((late.get(), read.get()), (Some(true), true));
         let newer = stays.write(&scene, 2);
@@ -341,7 +341,7 @@ fn what_a_silent_former_owner_was_asked_for_is_asked_for_again_once_the_volume_i
 #[test]
 fn a_former_owner_that_knows_no_fences_is_asked_to_the_end() {
     play(|scene| async move {
-        let SilentWay { hosts, late, .. } = SilentWay::home(&scene, Speech::Calls).await;
+        let SilentWay { hosts, late, .. } = SilentWay::home(&scene, Capabilities::Calls).await;
         scene.handle.sleep(MOMENT).await;
         assert_eq!(late.get(), None, "what it is given up for there may be made whenever it comes");
         hosts.ends.mend();
@@ -353,7 +353,7 @@ fn a_former_owner_that_knows_no_fences_is_asked_to_the_end() {
 #[test]
 fn who_comes_once_the_volume_is_home_does_not_wait_for_what_others_have_under_way_at_its_former_owner() {
     play(|scene| async move {
-        let way = SilentWay::home(&scene, Speech::Calls).await;
+        let way = SilentWay::home(&scene, Capabilities::Calls).await;
         let comes = way.hosts.at_forwarder(&scene).write(&scene, 2);
         scene.handle.sleep(MOMENT).await;
         assert_eq!((comes.get(), way.late.get()), (Some(true), None));

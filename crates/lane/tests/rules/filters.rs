@@ -220,11 +220,11 @@ fn the_source_is_flushed_behind_the_closed_gate_before_it_is_released() {
 fn what_a_restarted_target_had_not_made_durable_is_copied_again() {
     play(|scene| async move {
         scene.fill(1024).await;
-        let (baton, outcome) = scene.migrate_slowly(4 << 20);
+        let (driver, outcome) = scene.migrate_slowly(4 << 20);
         scene.handle.sleep(Duration::from_millis(500)).await;
         // Its cache is gone: what had been copied, and not flushed, reads as zeroes.
         assert_eq!(scene.target.memory.discard(ByteRange::new(0, SIZE)).await, Ok(()));
-        baton.target_restarted(VolumeIndex(0));
+        driver.target_restarted(VolumeIndex(0));
         assert_eq!(scene.outcome(&outcome).await, Outcome::Moved { left_over: String::new() });
         assert!(scene.target.content().await == scene.source.content().await);
     });

@@ -8,7 +8,7 @@ use block::filter::fault::FaultRule;
 use block::filter::{Operation, Operations};
 use block::{Buffer, Durability, IoError};
 use lane::growth::grow;
-use lane::{Baton, Refused, StoreRole};
+use lane::{Refused, SourceHandle, StoreRole};
 use migration::journal::{Outcome, Record};
 use migration::{MigrationId, Phase, VolumeId};
 use rustix::io::Errno;
@@ -19,8 +19,8 @@ const MIB: u64 = 1 << 20;
 const LARGER: u64 = SIZE + 4 * MIB;
 
 impl Scene {
-    async fn grow(&self, baton: Option<&Baton>, size: u64) -> Result<(), Refused> {
-        grow(&self.volume, baton, &*self.control, size).await
+    async fn grow(&self, driver: Option<&SourceHandle>, size: u64) -> Result<(), Refused> {
+        grow(&self.volume, driver, &*self.control, size).await
     }
 
     /// The records about sizes.
@@ -62,9 +62,9 @@ fn what_is_written_behind_the_former_end_moves_whenever_the_volume_grew() {
     for after_ms in [0, 1, 200, 1500, 3900] {
         play(move |scene| async move {
             scene.fill(2048).await;
-            let (baton, outcome) = scene.migrate_slowly(2 << 20);
+            let (driver, outcome) = scene.migrate_slowly(2 << 20);
             scene.handle.sleep(Duration::from_millis(after_ms)).await;
-            assert_eq!(scene.grow(Some(&baton), LARGER).await, Ok(()), "{after_ms}");
+            assert_eq!(scene.grow(Some(&driver), LARGER).await, Ok(()), "{after_ms}");
             for block in [SIZE / 4096 - 1, SIZE / 4096, LARGER / 4096 - 1] {
                 scene.write(block, 200).await;
             }
@@ -84,7 +84,7 @@ fn what_is_written_behind_the_former_end_moves_whenever_the_volume_grew() {
 fn a_guest_that_writes_all_the_time_finds_every_write_at_the_target() {
     play(|scene| async move {
         scene.fill(2048).await;
-        let (baton, outcome) = scene.migrate_slowly(4 << 20);
+        let (driver, outcome) = scene.migrate_slowly(4 << 20);
         let scene = Rc::new(scene);
         let is_over = Rc::new(Cell::new(false));
         let (guest, over) = (Rc::clone(&scene), Rc::clone(&is_over));
@@ -102,7 +102,7 @@ fn a_guest_that_writes_all_the_time_finds_every_write_at_the_target() {
         });
         for step in 1..=4 {
             scene.handle.sleep(Duration::from_millis(300)).await;
-            assert_eq!(scene.grow(Some(&baton), SIZE + step * MIB).await, Ok(()));
+            assert_eq!(scene.grow(Some(&driver), SIZE + step * MIB).await, Ok(()));
         }
         assert_eq!(scene.outcome(&outcome).await, moved());
         is_over.set(true);
@@ -123,11 +123,11 @@ fn while_a_volume_grows_it_is_not_handed_over() {
         scene.fill(16).await;
         // The growth takes as long as the journal takes.
         scene.control.commits_take.set(Duration::from_secs(3));
-        let (baton, outcome) = scene.migrate();
-        let grown = scene.grow(Some(&baton), LARGER).await;
+        let (driver, outcome) = scene.migrate();
+        let grown = scene.grow(Some(&driver), LARGER).await;
         assert_eq!(grown, Ok(()));
         assert!(scene.handle.now() >= Duration::from_secs(6), "two commits");
-        assert_eq!(baton.phase(), Phase::Copying);
+        assert_eq!(driver.phase(), Phase::Copying);
         scene.control.commits_take.set(Duration::ZERO);
         scene.write(LARGER / 4096 - 1, 5).await;
         assert_eq!(scene.outcome(&outcome).await, moved());
@@ -140,11 +140,11 @@ fn past_the_point_of_no_return_a_volume_grows_when_it_has_moved() {
     play(|scene| async move {
         scene.fill(16).await;
         scene.control.commits_take.set(Duration::from_millis(100));
-        let (baton, outcome) = scene.migrate();
-        scene.reach(&baton, Phase::Releasing).await;
-        assert_eq!(scene.grow(Some(&baton), LARGER).await, Err(Refused::HandingOver(MigrationId(1))));
+        let (driver, outcome) = scene.migrate();
+        scene.reach(&driver, Phase::Releasing).await;
+        assert_eq!(scene.grow(Some(&driver), LARGER).await, Err(Refused::HandingOver(MigrationId(1))));
         assert_eq!(scene.outcome(&outcome).await, moved());
-        assert_eq!(scene.grow(Some(&baton), LARGER).await, Ok(()));
+        assert_eq!(scene.grow(Some(&driver), LARGER).await, Ok(()));
         assert_eq!(scene.target.memory_size(), LARGER);
         assert_eq!(scene.source.memory_size(), SIZE, "it has nothing to do with the volume any more");
     });
@@ -157,9 +157,9 @@ fn a_try_at_the_handover_that_is_not_past_the_release_gives_way() {
             scene.fill(16).await;
             scene.target.delay.set_latency(Operations::of(&[Operation::Flush]), Duration::from_millis(50));
             scene.source.delay.set_latency(Operations::of(&[Operation::Flush]), Duration::from_millis(50));
-            let (baton, outcome) = scene.migrate();
-            scene.reach(&baton, phase).await;
-            assert_eq!(scene.grow(Some(&baton), LARGER).await, Ok(()), "{phase}");
+            let (driver, outcome) = scene.migrate();
+            scene.reach(&driver, phase).await;
+            assert_eq!(scene.grow(Some(&driver), LARGER).await, Ok(()), "{phase}");
             assert_eq!((scene.source.memory_size(), scene.target.memory_size()), (LARGER, LARGER));
             scene.write(LARGER / 4096 - 1, 6).await;
             assert_eq!(scene.outcome(&outcome).await, moved());
@@ -178,13 +178,13 @@ fn a_store_that_cannot_grow_refuses_before_anything_is_recorded() {
                 StoreRole::Target => (&scene.target, &scene.source),
             };
             store.growth.borrow_mut().capacity = Some(LARGER - 4096);
-            let (baton, outcome) = scene.migrate_slowly(4 << 20);
+            let (driver, outcome) = scene.migrate_slowly(4 << 20);
             scene.handle.sleep(Duration::from_millis(100)).await;
             let refused = Refused::NoRoom { store: role, capacity_bytes: LARGER - 4096 };
-            assert_eq!(scene.grow(Some(&baton), LARGER).await, Err(refused));
+            assert_eq!(scene.grow(Some(&driver), LARGER).await, Err(refused));
             assert!(scene.sizes().is_empty());
             assert_eq!((store.memory_size(), other.memory_size()), (SIZE, SIZE));
-            assert_eq!(scene.grow(Some(&baton), LARGER - 4096).await, Ok(()), "so much fits");
+            assert_eq!(scene.grow(Some(&driver), LARGER - 4096).await, Ok(()), "so much fits");
             assert_eq!(scene.outcome(&outcome).await, moved());
         });
     }
@@ -198,10 +198,10 @@ fn a_store_that_fails_to_grow_leaves_both_as_they_were_and_the_migration_goes_on
             let error = IoError::os("grow", Errno::NOSPC);
             let store = if role == StoreRole::Owner { &scene.source } else { &scene.target };
             store.growth.borrow_mut().fails = Some(error);
-            let (baton, outcome) = scene.migrate_slowly(4 << 20);
+            let (driver, outcome) = scene.migrate_slowly(4 << 20);
             scene.handle.sleep(Duration::from_millis(100)).await;
             let refused = Refused::NotGrown { store: role, error };
-            assert_eq!(scene.grow(Some(&baton), LARGER).await, Err(refused));
+            assert_eq!(scene.grow(Some(&driver), LARGER).await, Err(refused));
             assert_eq!(scene.sizes(), [begun(LARGER), resized(SIZE)]);
             let undone = [&scene.source, &scene.target].map(|store| store.growth.borrow().undone);
             assert_eq!(undone, [1, 1]);
@@ -216,12 +216,12 @@ fn a_migration_that_is_cancelled_while_its_volume_grows_does_not_stop_that() {
     play(|scene| async move {
         scene.fill(2048).await;
         scene.control.commits_take.set(Duration::from_secs(1));
-        let (baton, outcome) = scene.migrate_slowly(1 << 20);
+        let (driver, outcome) = scene.migrate_slowly(1 << 20);
         let cancelled = async {
             scene.handle.sleep(Duration::from_millis(500)).await;
-            assert!(baton.cancel());
+            assert!(driver.cancel());
         };
-        let (grown, ()) = futures_util::future::join(scene.grow(Some(&baton), LARGER), cancelled).await;
+        let (grown, ()) = futures_util::future::join(scene.grow(Some(&driver), LARGER), cancelled).await;
         assert_eq!(grown, Ok(()));
         assert_eq!(scene.outcome(&outcome).await, Outcome::Cancelled);
         assert_eq!((scene.source.memory_size(), scene.target.memory_size()), (LARGER, SIZE));

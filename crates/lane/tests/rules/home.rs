@@ -15,9 +15,9 @@ use bytes::Bytes;
 use chronicle::BranchId;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Head, Operation};
-use lane::peer::{Arrival, Conversation, Line, Listener, Service, Speech, Urgency};
+use lane::peer::{Capabilities, Channel, ChannelEvent, Listener, RequestPriority, RpcChannel, Service};
 use lane::{
-    ComingTogether, ComingVolume, Control, Promoted, TargetBaton, TargetConductor, TargetPlan, Volume,
+    Control, IncomingGroup, IncomingVolume, Promoted, TargetDriver, TargetHandle, TargetPlan, Volume,
 };
 use migration::journal::{
     Entry, ExportSettings, MigratingVolume, MigrationState, Promotion, Record, Side, State, VolumeRecord,
@@ -35,7 +35,7 @@ const MOMENT: Duration = Duration::from_millis(50);
 
 /// A volume on its way home, and what its source has been told.
 struct ComingHome {
-    baton: TargetBaton,
+    driver: TargetHandle,
     told: Rc<RefCell<Vec<ToSource>>>,
     volume: Rc<Volume>,
     /// What its source may use here.
@@ -43,24 +43,24 @@ struct ComingHome {
 }
 
 /// Hears and says nothing.
-struct Deaf;
+struct IgnoreMessages;
 
-impl Line for Deaf {
-    fn send(&self, _: Urgency, _: Bytes, _: Bytes) {}
+impl Channel for IgnoreMessages {
+    fn send(&self, _: RequestPriority, _: Bytes, _: Bytes) {}
 
-    fn speech(&self) -> Speech {
-        Speech::Unknown
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::Unknown
     }
 }
 
-impl Listener for Deaf {
-    fn said(&self, _: &[u8]) {}
+impl Listener for IgnoreMessages {
+    fn message(&self, _: &[u8]) {}
 
-    fn lost(&self, _: &str) {}
+    fn link_lost(&self, _: &str) {}
 
-    fn back(&self) {}
+    fn link_restored(&self) {}
 
-    fn restarted(&self) {}
+    fn peer_restarted(&self) {}
 }
 
 impl ComingHome {
@@ -77,13 +77,13 @@ impl ComingHome {
         service.offer(Address::Replica(0), Rc::clone(&store) as Rc<dyn BlockDevice>);
         let plan = TargetPlan {
             migration: MigrationId(1),
-            volumes: vec![ComingVolume {
+            volumes: vec![IncomingVolume {
                 volume: Rc::clone(&volume),
                 store,
-                lent: None,
+                leased: None,
                 image: location("target"),
             }],
-            together: ComingTogether::default(),
+            group: IncomingGroup::default(),
             trial_max: LIMITS.mirror_wait_max,
             service: Some(Rc::clone(&service)),
             moves: Moves::Volumes,
@@ -93,19 +93,17 @@ impl ComingHome {
         let post = Box::new(move |message| tells.borrow_mut().push(message));
         let control = Rc::clone(&scene.control) as Rc<dyn Control>;
         let handle = scene.handle.clone();
-        let (conductor, baton) = match recorded {
-            None => TargetConductor::new(handle, control, &buffers, plan, post),
-            Some(recorded) => {
-                TargetConductor::resume(handle, control, &buffers, plan, post, recorded).unwrap()
-            }
+        let (driver, target) = match recorded {
+            None => TargetDriver::new(handle, control, &buffers, plan, post),
+            Some(recorded) => TargetDriver::resume(handle, control, &buffers, plan, post, recorded).unwrap(),
         };
-        scene.handle.spawn(async move { drop(conductor.run().await) });
-        Self { baton, told, volume, service }
+        scene.handle.spawn(async move { drop(driver.run().await) });
+        Self { driver: target, told, volume, service }
     }
 
     /// Has it promise.
     async fn prepare(&self, scene: &Scene) {
-        self.baton.deliver(ToTarget::Prepare(ATTEMPT));
+        self.driver.deliver(ToTarget::Prepare(ATTEMPT));
         scene.handle.sleep(MOMENT).await;
         assert!(self.told.borrow().contains(&ToSource::Prepared(ATTEMPT)));
     }
@@ -114,7 +112,7 @@ impl ComingHome {
     async fn commit(&self, scene: &Scene) {
         self.prepare(scene).await;
         let generations = vec![(self.volume.id(), GENERATION.next())];
-        self.baton.deliver(ToTarget::Commit { attempt: ATTEMPT, generations });
+        self.driver.deliver(ToTarget::Commit { attempt: ATTEMPT, generations });
     }
 
     /// A client writes a block; what is returned says when that has been answered.
@@ -159,7 +157,7 @@ fn clients_of_a_volume_that_is_handed_back_are_led_to_its_owner_again() {
         scene.handle.sleep(MOMENT).await;
         let is_handed_back = |message: &ToSource| matches!(message, ToSource::HandedBack { .. });
         assert!(home.told.borrow().iter().any(is_handed_back));
-        home.baton.deliver(ToTarget::Discard);
+        home.driver.deliver(ToTarget::Discard);
         scene.handle.sleep(MOMENT).await;
         assert!(*answered.borrow());
         assert_eq!((scene.source.content().await[0], scene.target.content().await[0]), (7, 0));
@@ -175,11 +173,11 @@ async fn source_changes(scene: &Scene, home: &ComingHome) {
 /// Something that the source's half asks for over its line.
 async fn source_asks(scene: &Scene, home: &ComingHome, operation: Operation) {
     let (to_service, arrivals) = mpsc::unbounded();
-    let conversation = Conversation::new(Box::new(Deaf));
-    scene.handle.spawn(conversation.run(arrivals, Rc::clone(&home.service), Rc::new(Deaf)));
+    let channel = RpcChannel::new(Box::new(IgnoreMessages));
+    scene.handle.spawn(channel.run(arrivals, Rc::clone(&home.service), Rc::new(IgnoreMessages)));
     let head = Head::Call { call: 1, address: Address::Replica(0), operation }.encode();
     let payload = Bytes::from_static(&[9; 4096]);
-    to_service.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) }).unwrap();
+    to_service.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) }).unwrap();
     scene.handle.sleep(MOMENT).await;
 }
 
@@ -187,7 +185,7 @@ async fn source_asks(scene: &Scene, home: &ComingHome, operation: Operation) {
 async fn forced(scene: &Scene, home: &ComingHome) -> bool {
     let promotion = Promotion::Force { branches: vec![(home.volume.id(), BranchId([1; 16]))] };
     let generations = vec![(home.volume.id(), GENERATION.next())];
-    home.baton.promote(Promoted { attempt: ATTEMPT, generations, promotion });
+    home.driver.promote(Promoted { attempt: ATTEMPT, generations, promotion });
     scene.handle.sleep(MOMENT).await;
     scene.control.records.borrow().iter().any(|record| matches!(record, Record::Promoted { .. }))
 }
@@ -262,13 +260,13 @@ fn a_target_whose_flush_has_failed_promises_nothing_before_its_source_knows() {
         scene.target.fault.add(FaultRule { count: Some(1), ..failing });
         for attempt in 1..=3 {
             // The store itself says it once.
-            home.baton.deliver(ToTarget::Prepare(Attempt(attempt)));
+            home.driver.deliver(ToTarget::Prepare(Attempt(attempt)));
             scene.handle.sleep(MOMENT).await;
             assert_eq!(*home.told.borrow(), [ToSource::Query(Attempt::NONE)], "try {attempt}");
         }
         // The source hears it, and has what was lost copied again.
         source_asks(&scene, &home, Operation::Flush).await;
-        home.baton.deliver(ToTarget::Prepare(Attempt(4)));
+        home.driver.deliver(ToTarget::Prepare(Attempt(4)));
         scene.handle.sleep(MOMENT).await;
         assert!(home.told.borrow().contains(&ToSource::Prepared(Attempt(4))), "{:?}", home.told.borrow());
     });

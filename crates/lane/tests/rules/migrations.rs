@@ -219,7 +219,7 @@ fn a_switch_over_that_takes_too_long_is_given_up_and_tried_again() {
 fn discarded_and_zeroed_ranges_read_as_zeroes_at_the_target() {
     play(|scene| async move {
         scene.fill(1024).await;
-        let (baton, outcome) = scene.migrate_slowly(1 << 20);
+        let (driver, outcome) = scene.migrate_slowly(1 << 20);
         let mut block = 0;
         while outcome.borrow().is_none() {
             let device = scene.device();
@@ -232,7 +232,7 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_at_the_target() {
             }
             block += 7;
             if block > 3000 {
-                baton.set_bandwidth(None);
+                driver.set_bandwidth(None);
             }
             scene.handle.sleep(Duration::from_millis(5)).await;
         }
@@ -250,12 +250,12 @@ fn writes_into_holes_ahead_of_the_cursor_arrive() {
         for block in (0..SIZE / 4096).step_by(16) {
             scene.write(block, 5).await;
         }
-        let (baton, outcome) = scene.migrate_slowly(2 << 20);
+        let (driver, outcome) = scene.migrate_slowly(2 << 20);
         for block in (1..SIZE / 4096).step_by(7) {
             scene.write(block, 6).await;
             scene.handle.sleep(Duration::from_millis(1)).await;
         }
-        baton.set_bandwidth(None);
+        driver.set_bandwidth(None);
         assert_eq!(scene.outcome(&outcome).await, moved());
         assert!(scene.target.content().await == scene.source.content().await);
     });
@@ -285,9 +285,9 @@ fn progress_never_falls_and_is_whole_only_past_the_commit_point() {
 fn a_migration_that_fails_never_shows_the_whole() {
     play(|scene| async move {
         scene.fill(1024).await;
-        let (baton, outcome) = scene.migrate_slowly(4 << 20);
+        let (driver, outcome) = scene.migrate_slowly(4 << 20);
         scene.handle.sleep(Duration::from_millis(300)).await;
-        assert!(baton.cancel());
+        assert!(driver.cancel());
         assert_eq!(scene.outcome(&outcome).await, Outcome::Cancelled);
         let progress = scene.control.progress.borrow();
         assert!(progress.iter().any(|progress| progress.phase == migration::Phase::Discarding));
@@ -299,7 +299,7 @@ fn a_migration_that_fails_never_shows_the_whole() {
 fn a_write_that_an_earlier_migration_let_through_is_not_missed_by_the_next() {
     play(|scene| async move {
         scene.fill(1024).await;
-        let (baton, outcome) = scene.migrate_slowly(1 << 20);
+        let (driver, outcome) = scene.migrate_slowly(1 << 20);
         scene.handle.sleep(Duration::from_millis(10)).await;
         scene.source.delay.hang(Operations::CHANGES);
         let device = scene.device();
@@ -308,7 +308,7 @@ fn a_write_that_an_earlier_migration_let_through_is_not_missed_by_the_next() {
             assert_eq!(written, Ok(()));
         });
         scene.handle.sleep(Duration::from_millis(10)).await;
-        assert!(baton.cancel());
+        assert!(driver.cancel());
         assert_eq!(scene.outcome(&outcome).await, Outcome::Cancelled);
         // The write is in a stack that is two changes old when this one begins.
         let (_, outcome) = scene.migrate();
@@ -323,10 +323,10 @@ fn a_write_that_an_earlier_migration_let_through_is_not_missed_by_the_next() {
 fn a_target_that_restarts_past_the_commit_point_is_not_copied_to() {
     play(|scene| async move {
         scene.fill(1024).await;
-        let (baton, outcome) = scene.migrate();
-        scene.reach(&baton, migration::Phase::Committing).await;
+        let (driver, outcome) = scene.migrate();
+        scene.reach(&driver, migration::Phase::Committing).await;
         scene.source.fault.add(FaultRule::always(Operations::ALL, eio("anything")));
-        baton.target_restarted(VolumeIndex(0));
+        driver.target_restarted(VolumeIndex(0));
         assert_eq!(scene.outcome(&outcome).await, moved());
         assert_eq!(scene.source.fault.failed(), 0);
     });
@@ -337,8 +337,8 @@ fn a_guest_does_not_notice_a_target_that_fails_its_trial() {
     play(|scene| async move {
         scene.fill(64).await;
         scene.target.delay.hang(Operations::of(&[Operation::Read]));
-        let (baton, outcome) = scene.migrate();
-        scene.reach(&baton, migration::Phase::Committing).await;
+        let (driver, outcome) = scene.migrate();
+        scene.reach(&driver, migration::Phase::Committing).await;
         // It comes while the target is on trial, and is answered by the source, which has the volume back.
         let read = scene.device().read(0, Buffer::zeroed(4096)).await;
         assert_eq!(read.map(|buffer| buffer.as_slice()[0]), Ok(1));

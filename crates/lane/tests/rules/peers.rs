@@ -15,7 +15,10 @@ use futures_util::future::join_all;
 use lane::Volume;
 use lane::filter::{Gate, GateMode};
 use lane::peer::head::Address;
-use lane::peer::{Arrival, Conversation, Line, Listener, PeerStore, PeerVolume, Service, Speech, Urgency};
+use lane::peer::{
+    Capabilities, Channel, ChannelEvent, Listener, PeerStore, PeerVolume, RequestPriority, RpcChannel,
+    Service,
+};
 use migration::{HostId, VolumeId};
 
 use super::support::{SIZE, play};
@@ -27,7 +30,7 @@ const JOURNEY_MAX_MS: u64 = 7;
 /// One direction of a line between two ends on one executor.
 struct Wire {
     handle: Handle,
-    arrivals: mpsc::UnboundedSender<Arrival>,
+    arrivals: mpsc::UnboundedSender<ChannelEvent>,
     state: Rc<WireState>,
 }
 
@@ -35,7 +38,7 @@ pub(crate) struct WireState {
     sent: Cell<u64>,
     pub(crate) is_cut: Cell<bool>,
     /// What whoever is at the other end understands.
-    pub(crate) speech: Cell<Speech>,
+    pub(crate) capabilities: Cell<Capabilities>,
     /// Bytes of payload that have arrived and are held, and how many that may be.
     held: Cell<usize>,
     window: Cell<usize>,
@@ -50,7 +53,7 @@ impl Default for WireState {
         Self {
             sent: Cell::default(),
             is_cut: Cell::default(),
-            speech: Cell::new(Speech::Parts),
+            capabilities: Cell::new(Capabilities::Parts),
             held: Cell::default(),
             window: Cell::new(usize::MAX),
             queued: RefCell::default(),
@@ -59,8 +62,8 @@ impl Default for WireState {
     }
 }
 
-impl Line for Wire {
-    fn send(&self, _: Urgency, head: Bytes, payload: Bytes) {
+impl Channel for Wire {
+    fn send(&self, _: RequestPriority, head: Bytes, payload: Bytes) {
         if self.state.is_cut.get() {
             self.state.kept.borrow_mut().push_back((head, payload));
             return;
@@ -69,8 +72,8 @@ impl Line for Wire {
         self.carry();
     }
 
-    fn speech(&self) -> Speech {
-        self.state.speech.get()
+    fn capabilities(&self) -> Capabilities {
+        self.state.capabilities.get()
     }
 }
 
@@ -96,7 +99,7 @@ impl Wire {
             self.handle.spawn(async move {
                 wire.handle.sleep(Duration::from_millis(number * 7919 % JOURNEY_MAX_MS)).await;
                 let credit = Box::new(returned);
-                let _ = wire.arrivals.unbounded_send(Arrival::Sent { head, payload, credit });
+                let _ = wire.arrivals.unbounded_send(ChannelEvent::Message { head, payload, credit });
                 // It is dropped, never sent.
                 let _ = released.await;
                 wire.state.held.set(wire.state.held.get() - bytes);
@@ -111,32 +114,32 @@ impl Wire {
 struct Heard(RefCell<Vec<String>>);
 
 impl Listener for Heard {
-    fn said(&self, message: &[u8]) {
+    fn message(&self, message: &[u8]) {
         self.0.borrow_mut().push(String::from_utf8_lossy(message).into_owned());
     }
 
-    fn lost(&self, reason: &str) {
+    fn link_lost(&self, reason: &str) {
         self.0.borrow_mut().push(format!("lost: {reason}"));
     }
 
-    fn back(&self) {
+    fn link_restored(&self) {
         self.0.borrow_mut().push("back".into());
     }
 
-    fn restarted(&self) {
+    fn peer_restarted(&self) {
         self.0.borrow_mut().push("restarted".into());
     }
 }
 
 /// Two ends of a line; the far one serves a store in memory.
 pub(crate) struct Ends {
-    pub(crate) near: Rc<Conversation>,
-    far: Rc<Conversation>,
+    pub(crate) near: Rc<RpcChannel>,
+    far: Rc<RpcChannel>,
     pub(crate) service: Rc<Service>,
     pub(crate) memory: Rc<MemoryStore>,
     heard: Rc<Heard>,
-    to_near: mpsc::UnboundedSender<Arrival>,
-    to_far: mpsc::UnboundedSender<Arrival>,
+    to_near: mpsc::UnboundedSender<ChannelEvent>,
+    to_far: mpsc::UnboundedSender<ChannelEvent>,
     /// What the near end sends on.
     pub(crate) line: Rc<WireState>,
     /// What the far end sends on.
@@ -148,11 +151,11 @@ impl Ends {
         let (to_near, near_arrivals) = mpsc::unbounded();
         let (to_far, far_arrivals) = mpsc::unbounded();
         let (line, line_back) = (Rc::<WireState>::default(), Rc::<WireState>::default());
-        let wire = |arrivals: &mpsc::UnboundedSender<Arrival>, state| {
+        let wire = |arrivals: &mpsc::UnboundedSender<ChannelEvent>, state| {
             Box::new(Wire { handle: handle.clone(), arrivals: arrivals.clone(), state })
         };
-        let near = Conversation::new(wire(&to_far, Rc::clone(&line)));
-        let far = Conversation::new(wire(&to_near, Rc::clone(&line_back)));
+        let near = RpcChannel::new(wire(&to_far, Rc::clone(&line)));
+        let far = RpcChannel::new(wire(&to_near, Rc::clone(&line_back)));
         let memory = Rc::new(MemoryStore::new(size));
         let service = Service::new(handle.clone(), BufferPool::new());
         service.offer(Address::Replica(0), Rc::clone(&memory) as Rc<dyn BlockDevice>);
@@ -168,7 +171,7 @@ impl Ends {
     pub(crate) fn mend(&self) {
         self.line.is_cut.set(false);
         for (head, payload) in self.line.kept.take() {
-            let _ = self.to_far.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+            let _ = self.to_far.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) });
         }
     }
 
@@ -182,7 +185,7 @@ impl Ends {
     pub(crate) fn restart_far(&self) {
         for end in [&self.to_near, &self.to_far] {
             // An end that is gone hears nothing.
-            let _ = end.unbounded_send(Arrival::Restarted);
+            let _ = end.unbounded_send(ChannelEvent::PeerRestarted);
         }
     }
 
@@ -194,7 +197,7 @@ impl Ends {
 
     fn store(&self) -> PeerStore {
         let geometry = self.memory.geometry();
-        PeerStore::new(Rc::clone(&self.near), Address::Replica(0), geometry, Urgency::Bulk)
+        PeerStore::new(Rc::clone(&self.near), Address::Replica(0), geometry, RequestPriority::Bulk)
     }
 }
 
@@ -293,7 +296,7 @@ fn requests_wait_while_the_line_is_cut_and_fail_when_the_peer_has_restarted() {
         });
         scene.handle.sleep(Duration::from_secs(60)).await;
         assert_eq!(result.get(), None, "it waits for the line, however long that takes");
-        ends.to_near.unbounded_send(Arrival::Restarted).unwrap();
+        ends.to_near.unbounded_send(ChannelEvent::PeerRestarted).unwrap();
         scene.handle.sleep(Duration::from_millis(1)).await;
         assert!(matches!(result.get(), Some(Err(_))), "{:?}", result.get());
         assert_eq!(*ends.heard.0.borrow(), ["restarted"]);
@@ -314,7 +317,7 @@ fn owner_that_has_restarted_is_asked_again() {
         });
         scene.handle.sleep(Duration::from_millis(1)).await;
         ends.line.is_cut.set(false);
-        ends.to_near.unbounded_send(Arrival::Restarted).unwrap();
+        ends.to_near.unbounded_send(ChannelEvent::PeerRestarted).unwrap();
         scene.handle.sleep(Duration::from_secs(1)).await;
         assert_eq!(result.get(), Some(Ok(())));
         let read = ends.memory.read(0, Buffer::zeroed(4096)).await.unwrap();
@@ -340,14 +343,16 @@ fn withdrawn_replica_takes_nothing_any_more() {
 fn messages_reach_the_other_end_and_garbage_harms_nobody() {
     play(|scene| async move {
         let ends = Ends::new(&scene.handle, SIZE);
-        ends.near.say(b"to the far end".to_vec());
-        ends.far.say(b"to the near end".to_vec());
+        ends.near.send_message(b"to the far end".to_vec());
+        ends.far.send_message(b"to the near end".to_vec());
         for garbage in [&[][..], &[0xFF; 9], &[0, 1, 2]] {
             let (head, payload) = (Bytes::copy_from_slice(garbage), Bytes::from_static(&[1; 100]));
-            ends.to_near.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) }).unwrap();
+            ends.to_near
+                .unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) })
+                .unwrap();
         }
-        ends.to_near.unbounded_send(Arrival::Lost("cut".into())).unwrap();
-        ends.to_near.unbounded_send(Arrival::Back).unwrap();
+        ends.to_near.unbounded_send(ChannelEvent::Lost("cut".into())).unwrap();
+        ends.to_near.unbounded_send(ChannelEvent::Restored).unwrap();
         ends.store().flush().await.unwrap();
         scene.handle.sleep(Duration::from_millis(JOURNEY_MAX_MS)).await;
         let mut heard = ends.heard.0.borrow().clone();

@@ -18,7 +18,7 @@ use block::{
 use chronicle::{BlockSize, Generation};
 use futures_channel::oneshot;
 use lane::{
-    Baton, Conductor, Control, ControlFault, LaneFuture, Plan, PlannedVolume, Report, TargetContent,
+    Control, ControlFault, LaneFuture, LocalDriver, Plan, PlannedVolume, Report, SourceHandle, TargetContent,
     TimeLimits, Volume,
 };
 use migration::journal::{ImageLocation, Outcome, Record};
@@ -101,12 +101,15 @@ impl Scene {
     }
 
     /// Starts a migration at full speed; its outcome is there when it has ended.
-    pub(crate) fn migrate(&self) -> (Baton, Rc<RefCell<Option<Outcome>>>) {
+    pub(crate) fn migrate(&self) -> (SourceHandle, Rc<RefCell<Option<Outcome>>>) {
         self.migrate_paced(PacingSettings::default())
     }
 
     /// Starts a migration that takes a while.
-    pub(crate) fn migrate_slowly(&self, bytes_per_second: u64) -> (Baton, Rc<RefCell<Option<Outcome>>>) {
+    pub(crate) fn migrate_slowly(
+        &self,
+        bytes_per_second: u64,
+    ) -> (SourceHandle, Rc<RefCell<Option<Outcome>>>) {
         let bytes_per_second = Some(bytes_per_second);
         self.migrate_paced(PacingSettings {
             chunk_bytes: 128 << 10,
@@ -115,7 +118,7 @@ impl Scene {
         })
     }
 
-    fn migrate_paced(&self, pacing: PacingSettings) -> (Baton, Rc<RefCell<Option<Outcome>>>) {
+    fn migrate_paced(&self, pacing: PacingSettings) -> (SourceHandle, Rc<RefCell<Option<Outcome>>>) {
         let plan = Plan {
             migration: MigrationId(1),
             volumes: vec![PlannedVolume {
@@ -133,11 +136,11 @@ impl Scene {
             moves: migration::source::Moves::Volumes,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;
-        let (conductor, baton) = Conductor::new(self.handle.clone(), control, &BufferPool::new(), plan);
+        let (driver, source) = LocalDriver::new(self.handle.clone(), control, &BufferPool::new(), plan);
         let outcome = Rc::new(RefCell::new(None));
         let ended = Rc::clone(&outcome);
-        self.handle.spawn(async move { *ended.borrow_mut() = Some(conductor.run().await) });
-        (baton, outcome)
+        self.handle.spawn(async move { *ended.borrow_mut() = Some(driver.run().await) });
+        (source, outcome)
     }
 
     /// Waits until a migration has ended.
@@ -151,12 +154,12 @@ impl Scene {
     }
 
     /// Waits until a migration has come to a phase, or past it.
-    pub(crate) async fn reach(&self, baton: &Baton, phase: Phase) {
+    pub(crate) async fn reach(&self, driver: &SourceHandle, phase: Phase) {
         // Most phases begin and end at one instant of this clock: it moves only when all is done that can be.
         const LOOKS: u32 = 1000;
         loop {
             for _ in 0..LOOKS {
-                if baton.phase() >= phase {
+                if driver.phase() >= phase {
                     return;
                 }
                 self.handle.sleep(Duration::ZERO).await;

@@ -1,5 +1,5 @@
 //! Volumes that leave together, of which one is on a thread that is slow to hear: a restart of the target's host counts from
-//! the moment at which the conductor hears of it. And with a machine: what its hypervisor still wants of them is not held.
+//! the moment at which the driver hears of it. And with a machine: what its hypervisor still wants of them is not held.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,9 +10,9 @@ use block::filter::{Aligner, Operations};
 use block::{BlockDevice, BufferPool, IoError, ZeroMode};
 use bytes::Bytes;
 use chronicle::BlockSize;
-use lane::peer::{Conversation, Haste, Line, Speech, Urgency};
+use lane::peer::{Capabilities, Channel, PriorityBoost, RequestPriority, RpcChannel};
 use lane::{
-    Baton, Control, CopySettings, LeavingTogether, LeavingVolume, Replica, SourceConductor, SourcePlan,
+    Control, CopySettings, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourceHandle, SourcePlan,
     TargetContent, Volume,
 };
 use migration::journal::Record;
@@ -29,25 +29,25 @@ const LONG: Duration = Duration::from_millis(300);
 
 /// Two volumes on their way, what their target has been told, and how much of a hurry the first one's line was in, in turn.
 struct Together {
-    baton: Baton,
+    driver: SourceHandle,
     told: Rc<RefCell<Vec<ToTarget>>>,
-    hastes: Rc<RefCell<Vec<Haste>>>,
+    boosts: Rc<RefCell<Vec<PriorityBoost>>>,
 }
 
 /// A line that nothing is sent on.
 struct Quiet {
-    hastes: Rc<RefCell<Vec<Haste>>>,
+    boosts: Rc<RefCell<Vec<PriorityBoost>>>,
 }
 
-impl Line for Quiet {
-    fn send(&self, _: Urgency, _: Bytes, _: Bytes) {}
+impl Channel for Quiet {
+    fn send(&self, _: RequestPriority, _: Bytes, _: Bytes) {}
 
-    fn set_haste(&self, haste: Haste) {
-        self.hastes.borrow_mut().push(haste);
+    fn set_boost(&self, boost: PriorityBoost) {
+        self.boosts.borrow_mut().push(boost);
     }
 
-    fn speech(&self) -> Speech {
-        Speech::Unknown
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::Unknown
     }
 }
 
@@ -57,10 +57,10 @@ impl Together {
         let (source, target) = (Store::new(&scene.handle), Store::new(&scene.handle));
         let aligner = Aligner::new(BufferPool::new(), scene.handle.clone());
         let other = Volume::new(VolumeId([8; 16]), BlockSize::DEFAULT, GENERATION, source.device, aligner);
-        let hastes = Rc::<RefCell<Vec<Haste>>>::default();
-        let quiet = Quiet { hastes: Rc::clone(&hastes) };
-        let conversation = Some(Conversation::new(Box::new(quiet)));
-        let leaving = |volume: &Rc<Volume>, target: &Rc<dyn BlockDevice>| LeavingVolume {
+        let boosts = Rc::<RefCell<Vec<PriorityBoost>>>::default();
+        let quiet = Quiet { boosts: Rc::clone(&boosts) };
+        let channel = Some(RpcChannel::new(Box::new(quiet)));
+        let leaving = |volume: &Rc<Volume>, target: &Rc<dyn BlockDevice>| OutgoingVolume {
             volume: Rc::clone(volume),
             replica: Replica {
                 bulk: Rc::clone(target),
@@ -71,23 +71,23 @@ impl Together {
             },
             source_image: location("source"),
             successor: None,
-            conversation: None,
-            borrowing: None,
+            channel: None,
+            lease: None,
         };
         let copying = CopySettings {
             pacing: PacingSettings::default(),
             limits: LIMITS,
             acknowledgement: Acknowledgement::BothStores,
         };
-        let mut together = LeavingTogether::default();
-        let membership = together.add(other.id(), GENERATION, location("other"));
+        let mut group = OutgoingGroup::default();
+        let participation = group.add(other.id(), GENERATION, location("other"));
         let buffers = BufferPool::new();
-        let lent = leaving(&other, &target.device);
-        let (_, follows) = membership.follow(&scene.handle, &buffers, Some(&copying), lent);
+        let leased = leaving(&other, &target.device);
+        let (_, follows) = participation.follow(&scene.handle, &buffers, Some(&copying), leased);
         let plan = SourcePlan {
             migration: MigrationId(1),
-            volumes: vec![LeavingVolume { conversation, ..leaving(&scene.volume, &scene.target.device) }],
-            together,
+            volumes: vec![OutgoingVolume { channel, ..leaving(&scene.volume, &scene.target.device) }],
+            group,
             keep_source: false,
             copying,
             switch_over_max: LIMITS.switch_over_max,
@@ -98,9 +98,9 @@ impl Together {
         let tells = Rc::clone(&told);
         let control = Rc::clone(&scene.control) as Rc<dyn Control>;
         let post = Box::new(move |message| tells.borrow_mut().push(message));
-        let (conductor, baton) = SourceConductor::new(scene.handle.clone(), control, &buffers, plan, post);
-        scene.handle.spawn(async move { drop(conductor.run().await) });
-        (Self { baton, told, hastes }, follows)
+        let (driver, source) = SourceDriver::new(scene.handle.clone(), control, &buffers, plan, post);
+        scene.handle.spawn(async move { drop(driver.run().await) });
+        (Self { driver: source, told, boosts }, follows)
     }
 
     /// Waits until the target is asked to promise, and says for which try.
@@ -122,12 +122,12 @@ impl Together {
 fn nothing_is_released_on_the_word_of_a_target_that_has_restarted_since() {
     play(|scene| async move {
         scene.fill(64).await;
-        let (together, follows) = Together::begin(&scene, Moves::Volumes);
+        let (group, follows) = Together::begin(&scene, Moves::Volumes);
         scene.handle.spawn(follows);
-        let attempt = together.asked(&scene).await;
-        // Both are there before the conductor is.
-        together.baton.peer_restarted();
-        together.baton.deliver(ToSource::Prepared(attempt));
+        let attempt = group.asked(&scene).await;
+        // Both are there before the driver is.
+        group.driver.peer_restarted();
+        group.driver.deliver(ToSource::Prepared(attempt));
         scene.handle.sleep(LONG).await;
         let released = |record: &Record| matches!(record, Record::Released { .. });
         assert!(!scene.control.records.borrow().iter().any(released));
@@ -138,14 +138,14 @@ fn nothing_is_released_on_the_word_of_a_target_that_has_restarted_since() {
 fn what_a_volume_says_that_has_not_heard_of_a_restart_begins_no_handover() {
     play(|scene| async move {
         scene.fill(64).await;
-        let (together, follows) = Together::begin(&scene, Moves::Volumes);
-        together.baton.peer_restarted();
+        let (group, follows) = Together::begin(&scene, Moves::Volumes);
+        group.driver.peer_restarted();
         // Meanwhile the other volume's copying comes to its end, and says so.
         scene.handle.sleep(LONG).await;
         let attempts = scene.control.progress.borrow().last().unwrap().attempt;
-        assert_eq!((attempts, together.told.borrow().len()), (0, 0));
+        assert_eq!((attempts, group.told.borrow().len()), (0, 0));
         scene.handle.spawn(follows);
-        together.asked(&scene).await;
+        group.asked(&scene).await;
     });
 }
 
@@ -153,17 +153,17 @@ fn what_a_volume_says_that_has_not_heard_of_a_restart_begins_no_handover() {
 fn what_a_hypervisor_still_wants_of_its_disks_is_not_held() {
     play(|scene| async move {
         scene.fill(64).await;
-        let (together, follows) = Together::begin(&scene, Moves::Machine);
+        let (group, follows) = Together::begin(&scene, Moves::Machine);
         scene.handle.spawn(follows);
-        let attempt = together.asked(&scene).await;
-        assert_eq!(*together.hastes.borrow(), [Haste::BeforeMemory], "what was left is downtime");
+        let attempt = group.asked(&scene).await;
+        assert_eq!(*group.boosts.borrow(), [PriorityBoost::AboveMemory], "what was left is downtime");
         let (device, answered) = (scene.device(), Rc::new(Cell::new(false)));
         let tells = Rc::clone(&answered);
         scene.handle.spawn(async move { tells.set(device.flush().await.is_ok()) });
         scene.handle.sleep(LONG).await;
         assert!(answered.get(), "the machine would not come to an end");
-        assert_eq!(together.told.borrow().last(), Some(&ToTarget::Abort(attempt)));
-        assert_eq!(together.hastes.borrow()[1], Haste::Usual, "the next try waits for the memory");
+        assert_eq!(group.told.borrow().last(), Some(&ToTarget::Abort(attempt)));
+        assert_eq!(group.boosts.borrow()[1], PriorityBoost::Off, "the next try waits for the memory");
     });
 }
 
@@ -171,12 +171,12 @@ fn what_a_hypervisor_still_wants_of_its_disks_is_not_held() {
 fn disks_that_fall_behind_while_memory_is_sent_go_before_it_until_they_have_caught_up() {
     play(|scene| async move {
         scene.fill(64).await;
-        let (together, follows) = Together::begin(&scene, Moves::Machine);
+        let (group, follows) = Together::begin(&scene, Moves::Machine);
         scene.handle.spawn(follows);
-        together.asked(&scene).await;
+        group.asked(&scene).await;
         // It ends the early try: the memory is still sent, and the gates are open.
         scene.write(0, 7).await;
-        together.hastes.borrow_mut().clear();
+        group.boosts.borrow_mut().clear();
         let fails_once = FaultRule {
             count: Some(1),
             ..FaultRule::always(Operations::CHANGES, IoError::os("write", Errno::IO))
@@ -184,6 +184,6 @@ fn disks_that_fall_behind_while_memory_is_sent_go_before_it_until_they_have_caug
         scene.target.fault.add(fails_once);
         scene.write(1, 7).await;
         scene.handle.sleep(Duration::from_secs(2)).await;
-        assert_eq!(*together.hastes.borrow(), [Haste::BeforeMemory, Haste::Usual]);
+        assert_eq!(*group.boosts.borrow(), [PriorityBoost::AboveMemory, PriorityBoost::Off]);
     });
 }

@@ -97,18 +97,18 @@ impl std::fmt::Display for Place {
 /// A device or an export that a migration has left, or has not reached, still looks like a disk: whoever served it by
 /// mistake would serve an old state, or half of one (design §5.17).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fence {
+pub struct Reservation {
     /// Name of the volume whose bytes are there.
     pub volume: String,
     /// The migration that left them there.
     pub migration: crate::identity::MigrationId,
     /// What they are.
-    pub content: FencedContent,
+    pub content: ReservedContent,
 }
 
 /// What lies in a fenced place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FencedContent {
+pub enum ReservedContent {
     /// The volume as it was when it moved away; nobody asked to keep it.
     Left,
     /// The volume as it was when it moved away, kept because somebody asked for it.

@@ -1,8 +1,8 @@
-//! What records of a handover make of a host's volumes and fences.
+//! What records of a handover make of a host's volumes and reservations.
 
 use chronicle::{Generation, StayId};
 
-use super::image::{Fence, FencedContent, ImageLocation};
+use super::image::{ImageLocation, Reservation, ReservedContent};
 use super::record::MigratingVolume;
 use super::side::{Branch, Moved, Promotion, Side};
 use super::stage::Stage;
@@ -62,7 +62,7 @@ impl State {
                     if let Some(generation) = generation_of(record.volume, generations) {
                         record.generation = generation;
                     }
-                    self.fences.remove(&record.image.place);
+                    self.reservations.remove(&record.image.place);
                     if let Some(moved) = self.moved.remove(&record.volume) {
                         self.migration(migration)?.returning.push(moved);
                     }
@@ -83,7 +83,7 @@ impl State {
         generations: &[(VolumeId, Generation)],
     ) -> Result<(), Inconsistent> {
         let state = self.migration(migration)?.clone();
-        self.fence_targets(migration, &state, FencedContent::HalfMade);
+        self.reserve_targets(migration, &state, ReservedContent::HalfMade);
         match state.side {
             Side::OneHost => self.change_images(&state, generations, |moving| &moving.source)?,
             Side::Outgoing { .. } => {
@@ -92,7 +92,7 @@ impl State {
                     let mut volume = moved.volume;
                     volume.record.generation =
                         generation_of(moving.volume, generations).unwrap_or_else(|| moved.generation.next());
-                    self.fences.remove(&volume.record.image.place);
+                    self.reservations.remove(&volume.record.image.place);
                     self.volumes.insert(moving.volume, volume);
                 }
             }
@@ -141,11 +141,11 @@ impl State {
     }
 
     /// Fences the targets' places whose content stays when its volume is not there.
-    pub(super) fn fence_targets(
+    pub(super) fn reserve_targets(
         &mut self,
         migration: MigrationId,
         state: &MigrationState,
-        content: FencedContent,
+        content: ReservedContent,
     ) {
         if state.side.has_target() {
             self.fence(migration, state, content, |moving| &moving.target);
@@ -153,7 +153,7 @@ impl State {
     }
 
     fn fence_sources(&mut self, migration: MigrationId, state: &MigrationState) {
-        let left = if state.keep_source { FencedContent::Kept } else { FencedContent::Left };
+        let left = if state.keep_source { ReservedContent::Kept } else { ReservedContent::Left };
         self.fence(migration, state, left, |moving| &moving.source);
     }
 
@@ -161,13 +161,14 @@ impl State {
         &mut self,
         migration: MigrationId,
         state: &MigrationState,
-        content: FencedContent,
+        content: ReservedContent,
         image: impl Fn(&MigratingVolume) -> &ImageLocation,
     ) {
         for (moving, volume) in state.volumes.iter().zip(&state.names) {
             let place = &image(moving).place;
             if place.outlasts_its_volume() {
-                self.fences.insert(place.clone(), Fence { volume: volume.clone(), migration, content });
+                self.reservations
+                    .insert(place.clone(), Reservation { volume: volume.clone(), migration, content });
             }
         }
     }
@@ -180,7 +181,7 @@ impl State {
     ) -> Result<(), Inconsistent> {
         for moving in &state.volumes {
             let image = image(moving);
-            self.fences.remove(&image.place);
+            self.reservations.remove(&image.place);
             let volume = self.volume(moving.volume)?;
             volume.record.image.clone_from(image);
             if let Some(generation) = generation_of(moving.volume, generations) {

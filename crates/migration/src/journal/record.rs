@@ -106,7 +106,7 @@ pub enum Record {
         size_bytes: u64,
     },
     /// Somebody said that nobody needs what a fenced place holds.
-    FenceLifted {
+    ReservationLifted {
         /// The place.
         place: Place,
     },

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use chronicle::StayId;
 use serde::{Deserialize, Serialize};
 
-use super::image::{Fence, FencedContent, Place};
+use super::image::{Place, Reservation, ReservedContent};
 use super::origin::Origin;
 use super::record::{Entry, MigratingVolume, Outcome, Record, Summary, VolumeRecord};
 use super::side::{Branch, Moved, Promotion, Side};
@@ -26,7 +26,7 @@ pub struct State {
     /// The identity that the next migration gets.
     pub next_migration: u64,
     /// Devices and exports that hold what migrations left there.
-    pub fences: BTreeMap<Place, Fence>,
+    pub reservations: BTreeMap<Place, Reservation>,
     /// Volumes that went to other hosts. None of them is in `volumes`.
     pub moved: BTreeMap<VolumeId, Moved>,
     /// Branches of the histories of volumes, as far as forced promotions on this host opened them.
@@ -146,7 +146,7 @@ impl State {
                     added_unix_ms: at_unix_ms,
                     resizing_to: None,
                 };
-                self.fences.remove(&record.image.place);
+                self.reservations.remove(&record.image.place);
                 self.moved.remove(&record.volume);
                 let origin = if record.image.is_adopted() { Origin::Given } else { Origin::Made };
                 self.volumes.insert(record.volume, volume);
@@ -204,8 +204,8 @@ impl State {
                 state.record.size_bytes = *size_bytes;
                 state.resizing_to = None;
             }
-            Record::FenceLifted { place } => {
-                self.fences.remove(place);
+            Record::ReservationLifted { place } => {
+                self.reservations.remove(place);
             }
         }
         Ok(())
@@ -241,7 +241,7 @@ impl State {
             returning: Vec::new(),
         };
         // From here on a half-made copy may be there; what was there before is gone.
-        self.fence_targets(migration, &state, FencedContent::HalfMade);
+        self.reserve_targets(migration, &state, ReservedContent::HalfMade);
         self.migrations.insert(migration, state);
         self.next_migration = self.next_migration.max(migration.0 + 1);
         self.forget_ended();

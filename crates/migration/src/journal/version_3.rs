@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use chronicle::{Epoch, Generation, StayId};
 use serde::Deserialize;
 
-use super::image::{Fence, Place};
+use super::image::{Place, Reservation};
 use super::record::{MigratingVolume, Outcome, Summary, VolumeRecord};
 use super::side::{Branch, Forwarding, Promotion, Side};
 use super::stage::Stage;
@@ -75,7 +75,7 @@ enum Record {
         volume: VolumeId,
         size_bytes: u64,
     },
-    FenceLifted {
+    ReservationLifted {
         place: Place,
     },
     Promoted {
@@ -94,7 +94,7 @@ struct State {
     volumes: BTreeMap<VolumeId, VolumeState>,
     migrations: BTreeMap<MigrationId, MigrationState>,
     next_migration: u64,
-    fences: BTreeMap<Place, Fence>,
+    reservations: BTreeMap<Place, Reservation>,
     moved: BTreeMap<VolumeId, Moved>,
     branches: BTreeMap<VolumeId, Vec<Branch>>,
 }
@@ -167,7 +167,7 @@ impl Record {
             }
             Self::ResizeBegun { volume, size_bytes } => Present::ResizeBegun { volume, size_bytes },
             Self::Resized { volume, size_bytes } => Present::Resized { volume, size_bytes },
-            Self::FenceLifted { place } => Present::FenceLifted { place },
+            Self::ReservationLifted { place } => Present::ReservationLifted { place },
             Self::Promoted { migration, attempt, generations, promotion } => {
                 Present::Promoted { migration, attempt, generations, promotion }
             }
@@ -182,7 +182,7 @@ impl From<State> for state::State {
             volumes: old.volumes.into_iter().map(|(id, volume)| (id, volume.into())).collect(),
             migrations: old.migrations.into_iter().map(|(id, migration)| (id, migration.into())).collect(),
             next_migration: old.next_migration,
-            fences: old.fences,
+            reservations: old.reservations,
             moved: old.moved.into_iter().map(|(id, moved)| (id, moved.into())).collect(),
             branches: old.branches,
             origins: BTreeMap::new(),

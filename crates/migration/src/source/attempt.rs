@@ -29,15 +29,15 @@ impl Source {
         let Some(known) = self.replicas.get_mut(volume.as_usize()) else { return };
         let before = std::mem::replace(known, standing);
         match (&self.state, standing) {
-            (State::Copying { .. }, Standing::NearEnough | Standing::Synchronised)
+            (State::Copying { .. }, Standing::Converged | Standing::Synchronised)
                 if before == Standing::Behind =>
             {
                 self.rest(now);
             }
-            (State::MovingMemory, Standing::NearEnough | Standing::Synchronised) => self.try_early(now),
+            (State::MovingMemory, Standing::Converged | Standing::Synchronised) => self.try_early(now),
             (State::Closing { open, .. }, _) if open.is_empty() => self.prepare_if_complete(now),
             // N.B. what is lost while the target promises may come back without being durable: its promise is of before.
-            (State::Preparing { .. }, Standing::Behind | Standing::NearEnough) => self.give_up_attempt(now),
+            (State::Preparing { .. }, Standing::Behind | Standing::Converged) => self.give_up_attempt(now),
             _ => {}
         }
     }
@@ -59,7 +59,7 @@ impl Source {
 
     pub(super) fn try_handover(&mut self, now: Duration) {
         let State::Copying { not_before } = self.state else { return };
-        if !self.all_at_least(Standing::NearEnough) || now < not_before {
+        if !self.all_at_least(Standing::Converged) || now < not_before {
             return;
         }
         self.settlings += 1;
@@ -96,7 +96,7 @@ impl Source {
     }
 
     fn go_on_settled(&mut self, now: Duration) {
-        if !self.all_at_least(Standing::NearEnough) {
+        if !self.all_at_least(Standing::Converged) {
             self.state = State::Copying { not_before: now };
             return;
         }
@@ -173,7 +173,7 @@ impl Source {
     fn prepare_if_complete(&mut self, now: Duration) {
         let State::Closing { began, .. } = &self.state else { return };
         let gates_closing_at = *began;
-        if !self.all_at_least(Standing::NearEnough) && self.settings.moves != Moves::Machine {
+        if !self.all_at_least(Standing::Converged) && self.settings.moves != Moves::Machine {
             // The last mirrored writes failed at the target: they are copied, and then it is tried again.
             self.give_up_attempt(now);
             return;
@@ -318,7 +318,7 @@ impl Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
     Behind,
-    NearEnough,
+    Converged,
     Synchronised,
 }
 

@@ -48,7 +48,7 @@ impl Source {
     /// Begins, as soon as what is left arrives soon enough.
     pub(super) fn try_early(&mut self, now: Duration) {
         let is_due = matches!(self.state, State::MovingMemory) && self.early == Early::Due;
-        if is_due && self.all_at_least(Standing::NearEnough) {
+        if is_due && self.all_at_least(Standing::Converged) {
             self.early = Early::UnderWay;
             self.close_gates(now);
         }

@@ -56,7 +56,7 @@ pub enum SourceEvent {
     /// A volume's replica equals the volume.
     Synchronised(VolumeIndex),
     /// What a volume's replica lacks will have arrived soon after its gate is closed. Then the volume is synchronised.
-    NearEnough(VolumeIndex),
+    Converged(VolumeIndex),
     /// A volume's replica is neither equal to the volume nor near enough.
     Behind(VolumeIndex),
     /// A volume cannot be copied.

@@ -134,7 +134,7 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Behind,
-    NearEnough,
+    Converged,
     Synchronised,
 }
 

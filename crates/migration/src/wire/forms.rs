@@ -7,7 +7,7 @@ use chronicle::Generation;
 use serde::{Deserialize, Serialize};
 
 use super::opening::{
-    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedMachine,
+    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVm,
     OfferedVolume, Refusal, RefusalCode, Sharing,
 };
 use super::survey::ProbeSeen;
@@ -407,7 +407,7 @@ impl From<OfferForm> for Offer {
             format: form.format.map(Into::into),
             allocation: form.allocation.into(),
             forwarding: form.forwarding.into(),
-            machine: form.machine.map(|name| OfferedMachine { name }),
+            machine: form.machine.map(|name| OfferedVm { name }),
             sharing: form.sharing.into(),
         }
     }

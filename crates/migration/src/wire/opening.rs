@@ -19,7 +19,7 @@ pub struct Offer {
     /// Who goes on offering them to clients.
     pub forwarding: crate::journal::Forwarding,
     /// The machine that goes along with them; `None`: whoever uses them sees to itself.
-    pub machine: Option<OfferedMachine>,
+    pub machine: Option<OfferedVm>,
     /// Whether the source would write to the images itself.
     pub sharing: Sharing,
 }
@@ -35,7 +35,7 @@ pub enum Sharing {
 
 /// A machine that goes along with its volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OfferedMachine {
+pub struct OfferedVm {
     /// The name that it has at the source, and is to have at the target.
     pub name: String,
 }
@@ -95,7 +95,7 @@ pub struct AcceptedVolume {
     pub held: Held,
     /// What is where nothing of the volume is.
     pub elsewhere: FormerContent,
-    /// What the source may find if it has the same folder; `None`: the image is not lent.
+    /// What the source may find if it has the same folder; `None`: the image is not leased.
     pub beside: Option<Beside>,
 }
 

@@ -86,7 +86,7 @@ pub(crate) struct Bench<'a> {
     next_write: u64,
     random: u64,
     gate_closed_at: Option<Duration>,
-    near_enough: bool,
+    converged: bool,
     synchronised_at: Option<Duration>,
     /// Bytes that the guest wrote in each second.
     seconds: Vec<u64>,
@@ -128,7 +128,7 @@ impl<'a> Bench<'a> {
             next_write: 0,
             random: 1,
             gate_closed_at: None,
-            near_enough: false,
+            converged: false,
             synchronised_at: None,
             seconds: Vec::new(),
             held_longest: Duration::ZERO,
@@ -155,7 +155,7 @@ impl<'a> Bench<'a> {
         }
         assert!(self.now < TOO_LONG, "it does not end: {} blocks remain", self.mirror.blocks_remaining());
         self.drain();
-        if self.near_enough && self.gate_closed_at.is_none() {
+        if self.converged && self.gate_closed_at.is_none() {
             self.gate_closed_at = Some(self.now);
             self.mirror.handle_event(self.now, VolumeEvent::GateCloses);
             self.drain();
@@ -223,8 +223,8 @@ impl<'a> Bench<'a> {
                     self.bulk.push_back(Frame::Chunk(id, range.length));
                 }
                 VolumeAction::FlushTarget { flush: FlushId(id) } => self.bulk.push_back(Frame::Flush(id)),
-                VolumeAction::NearEnough => self.near_enough = true,
-                VolumeAction::Behind => self.near_enough = false,
+                VolumeAction::Converged => self.converged = true,
+                VolumeAction::Behind => self.converged = false,
                 VolumeAction::Synchronised => self.synchronised_at = Some(self.now),
                 VolumeAction::Complete { .. } => {}
                 other => panic!("{other:?}"),

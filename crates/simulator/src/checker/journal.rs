@@ -34,7 +34,7 @@ pub(crate) fn unrecovered(
     left.map(|path| format!("{path} is left, and nobody has been told"))
 }
 
-/// Follows the phases of one migration.
+/// Joins the phases of one migration.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseWatch {
     phase: Option<Phase>,

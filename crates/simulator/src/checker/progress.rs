@@ -8,7 +8,7 @@ use migration::{Phase, Progress};
 /// How long a migration may show no progress without a reason.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// Follows the reports of one migration.
+/// Joins the reports of one migration.
 #[derive(Debug, Default)]
 pub(crate) struct ProgressWatch {
     fraction: f64,

@@ -7,7 +7,7 @@ use block::filter::FlushDebt;
 use chronicle::{Generation, ReplicaOf, StayId};
 use lane::filter::GateMode;
 use lane::peer::head::Address;
-use lane::{ComingTogether, ComingVolume, Control, Home, TargetConductor, TargetContent, TargetPlan};
+use lane::{Control, Home, IncomingGroup, IncomingVolume, TargetContent, TargetDriver, TargetPlan};
 use migration::journal::{MigrationState, Record, Side, Stage};
 use migration::source::Moves;
 use migration::wire::Message;
@@ -153,7 +153,7 @@ impl Party {
                 self.world.violated("chronicle", || error.to_string());
             }
         }
-        self.conduct_coming(id, (from, remote), recorded, resumed, coming);
+        self.drive_incoming(id, (from, remote), recorded, resumed, coming);
     }
 
     /// Makes what waits for each volume; of one that has left clients here, it is what they use.
@@ -162,7 +162,7 @@ impl Party {
         stay: StayId,
         recorded: &MigrationState,
         resumed: Resumed,
-    ) -> Vec<ComingVolume> {
+    ) -> Vec<IncomingVolume> {
         let mut waiting = Vec::new();
         for ((index, moving), generation) in recorded.volumes.iter().enumerate().zip(generations_of(recorded))
         {
@@ -192,18 +192,18 @@ impl Party {
             self.with_serving(|serving| serving.volumes[index] = Some(Rc::clone(&volume)));
             self.offer_to_clients(index);
             let store = FlushDebt::new(store);
-            waiting.push(ComingVolume { volume, store, lent: None, image: moving.target.clone() });
+            waiting.push(IncomingVolume { volume, store, leased: None, image: moving.target.clone() });
         }
         waiting
     }
 
-    fn conduct_coming(
+    fn drive_incoming(
         self: &Rc<Self>,
         id: MigrationId,
         (from, remote): (Place, MigrationId),
         recorded: &MigrationState,
         resumed: Resumed,
-        mut coming: Vec<ComingVolume>,
+        mut coming: Vec<IncomingVolume>,
     ) {
         let subject = Subject::Migration(from, remote);
         let Some(channel) = self.channel(from, subject) else { return };
@@ -217,34 +217,33 @@ impl Party {
             }
         }
         let (trial_max, service) = (self.manner.limits.mirror_wait_max, &channel.service);
-        let mut together = ComingTogether::default();
+        let mut group = IncomingGroup::default();
         for coming in coming.split_off(1) {
-            let membership = together.add(coming.image.clone());
+            let participation = group.add(coming.image.clone());
             let (handle, buffers) = (self.handle.clone(), self.buffers.clone());
-            self.handle.spawn(membership.follow(handle, buffers, coming, trial_max, Rc::clone(service)));
+            self.handle.spawn(participation.follow(handle, buffers, coming, trial_max, Rc::clone(service)));
         }
         let plan = TargetPlan {
             migration: id,
             volumes: coming,
-            together,
+            group,
             trial_max,
             service: Some(Rc::clone(service)),
             moves: self.moves(),
         };
-        let conversation = Rc::clone(&channel.conversation);
-        let post =
-            Box::new(move |message| say(&conversation, &Message::ToSource { migration: remote, message }));
+        let channel = Rc::clone(&channel.channel);
+        let post = Box::new(move |message| say(&channel, &Message::ToSource { migration: remote, message }));
         let control: Rc<dyn Control> = PartyControl::new(self, from);
         let (handle, buffers) = (self.handle.clone(), &self.buffers);
         let made = match resumed {
-            Resumed::No => Some(TargetConductor::new(handle, control, buffers, plan, post)),
-            Resumed::Yes => TargetConductor::resume(handle, control, buffers, plan, post, recorded),
+            Resumed::No => Some(TargetDriver::new(handle, control, buffers, plan, post)),
+            Resumed::Yes => TargetDriver::resume(handle, control, buffers, plan, post, recorded),
         };
-        let Some((conductor, baton)) = made else { return };
-        self.with_serving(|serving| serving.target.replace(Some((subject, baton))));
+        let Some((driver, target)) = made else { return };
+        self.with_serving(|serving| serving.target.replace(Some((subject, target))));
         let me = Rc::clone(self);
         self.handle.spawn(async move {
-            let outcome = conductor.run().await;
+            let outcome = driver.run().await;
             me.world.say(|| format!("{}: incoming {id} ended: {outcome:?}", me.place));
             me.with_serving(|serving| serving.target.replace(None));
             me.see_arrival(id);

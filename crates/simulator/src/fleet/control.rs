@@ -1,4 +1,4 @@
-//! The control plane that the halves of a conductor talk to, on one of several hosts.
+//! The control plane that the halves of a driver talk to, on one of several hosts.
 
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl Control for PartyControl {
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
         self.file_work(image, move |party, path| match retirement {
             Retirement::Delete => party.delete_image(path),
-            Retirement::Fence => party.keep_image(path),
+            Retirement::Keep => party.keep_image(path),
         })
     }
 

@@ -2,8 +2,8 @@
 
 use std::rc::{Rc, Weak};
 
-use lane::SourceFollower;
-use lane::peer::{Conversation, Listener};
+use lane::SourceParticipantRef;
+use lane::peer::{Listener, RpcChannel};
 use migration::recovery;
 use migration::wire::{self, Message};
 
@@ -34,16 +34,16 @@ impl Ear {
 }
 
 impl Listener for Ear {
-    fn said(&self, message: &[u8]) {
+    fn message(&self, message: &[u8]) {
         self.with(|party, serving, channel| {
             let peer = self.peer.host();
             let state = party.journal().acknowledged();
             match wire::decode(message) {
                 Ok(Message::ToSource { migration, message }) => match serving.source_of(channel.subject) {
-                    Some(source) => source.baton.deliver(message),
+                    Some(source) => source.driver.deliver(message),
                     None => {
                         if let Some(message) = recovery::answer_as_source(&state, peer, migration, &message) {
-                            say(&channel.conversation, &Message::ToTarget { migration, message });
+                            say(&channel.channel, &Message::ToTarget { migration, message });
                         }
                     }
                 },
@@ -51,11 +51,11 @@ impl Listener for Ear {
                     let known = state.incoming(peer, migration);
                     let under_way = known.is_some_and(|(_, recorded)| !recorded.has_ended());
                     match serving.target_of(channel.subject).filter(|_| under_way) {
-                        Some(baton) => baton.deliver(message),
+                        Some(driver) => driver.deliver(message),
                         None => {
                             let answer = recovery::answer_as_target(&state, peer, migration, &message);
                             if let Some(message) = answer {
-                                say(&channel.conversation, &Message::ToSource { migration, message });
+                                say(&channel.channel, &Message::ToSource { migration, message });
                             }
                         }
                     }
@@ -65,55 +65,55 @@ impl Listener for Ear {
         });
     }
 
-    fn lost(&self, _: &str) {
+    fn link_lost(&self, _: &str) {
         self.with(|_, serving, channel| {
             if let Some(source) = serving.source_of(channel.subject) {
-                source.baton.link_lost();
+                source.driver.link_lost();
             }
         });
     }
 
-    fn back(&self) {
+    fn link_restored(&self) {
         self.with(|_, serving, channel| {
             if let Some(source) = serving.source_of(channel.subject) {
-                source.baton.link_back();
+                source.driver.link_back();
             }
-            if let Some(baton) = serving.target_of(channel.subject) {
-                baton.link_back();
+            if let Some(driver) = serving.target_of(channel.subject) {
+                driver.link_back();
             }
         });
     }
 
-    fn restarted(&self) {
+    fn peer_restarted(&self) {
         self.with(|_, serving, channel| {
             if let Some(source) = serving.source_of(channel.subject) {
-                source.followers.iter().for_each(SourceFollower::peer_restarted);
-                source.baton.peer_restarted();
-                source.baton.link_back();
+                source.followers.iter().for_each(SourceParticipantRef::peer_restarted);
+                source.driver.peer_restarted();
+                source.driver.link_back();
             }
-            if let Some(baton) = serving.target_of(channel.subject) {
-                baton.link_back();
+            if let Some(driver) = serving.target_of(channel.subject) {
+                driver.link_back();
             }
         });
     }
 }
 
 /// Says something of a migration to the other host.
-pub(super) fn say(conversation: &Conversation, message: &Message) {
+pub(super) fn say(channel: &RpcChannel, message: &Message) {
     if let Ok(bytes) = wire::encode(message) {
-        conversation.say(bytes);
+        channel.send_message(bytes);
     }
 }
 
-/// Hears nothing: of a conversation that is only calls.
+/// Hears nothing: of a channel that is only calls.
 pub(super) struct Deaf;
 
 impl Listener for Deaf {
-    fn said(&self, _: &[u8]) {}
+    fn message(&self, _: &[u8]) {}
 
-    fn lost(&self, _: &str) {}
+    fn link_lost(&self, _: &str) {}
 
-    fn back(&self) {}
+    fn link_restored(&self) {}
 
-    fn restarted(&self) {}
+    fn peer_restarted(&self) {}
 }

@@ -6,11 +6,10 @@ use std::time::Duration;
 use block::{BlockDevice, Geometry, ZeroMode};
 use chronicle::{Generation, ReplicaOf};
 use lane::peer::head::Address;
-use lane::peer::{PeerStore, Urgency};
+use lane::peer::{PeerStore, RequestPriority};
 use lane::resuming;
 use lane::{
-    Control, CopySettings, LeavingTogether, LeavingVolume, Replica, SourceConductor, SourcePlan,
-    TargetContent,
+    Control, CopySettings, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourcePlan, TargetContent,
 };
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, MigrationState, Outcome, Record, Side, Stage,
@@ -107,7 +106,7 @@ impl Party {
     fn knock(self: &Rc<Self>, id: MigrationId, peer: Place) {
         if let Some(channel) = self.channel(peer, Subject::Migration(self.place, id)) {
             let message = ToTarget::Prepare(Attempt::NONE);
-            say(&channel.conversation, &Message::ToTarget { migration: id, message });
+            say(&channel.channel, &Message::ToTarget { migration: id, message });
         }
     }
 
@@ -170,40 +169,40 @@ impl Party {
             acknowledgement: self.manner.acknowledgement,
         };
         let copies = recorded.is_none_or(|recorded| recorded.stage == Stage::Copying);
-        let (mut together, mut followers) = (LeavingTogether::default(), Vec::new());
+        let (mut group, mut followers) = (OutgoingGroup::default(), Vec::new());
         for leaving in volumes.split_off(1) {
             let (id, generation) = (leaving.volume.id(), leaving.volume.generation());
-            let membership = together.add(id, generation, leaving.source_image.clone());
+            let participation = group.add(id, generation, leaving.source_image.clone());
             let copying = copies.then_some(&copying);
-            let (follower, follows) = membership.follow(&self.handle, &self.buffers, copying, leaving);
+            let (follower, follows) = participation.follow(&self.handle, &self.buffers, copying, leaving);
             followers.push(follower);
             self.handle.spawn(follows);
         }
         let plan = SourcePlan {
             migration: id,
             volumes,
-            together,
+            group,
             keep_source: known.keep_source,
             copying,
             switch_over_max: self.manner.limits.switch_over_max,
             peer: Peer::OtherHost,
             moves: self.moves(),
         };
-        let (subject, conversation) = (channel.subject, Rc::clone(&channel.conversation));
-        let post = Box::new(move |message| say(&conversation, &Message::ToTarget { migration: id, message }));
+        let (subject, channel) = (channel.subject, Rc::clone(&channel.channel));
+        let post = Box::new(move |message| say(&channel, &Message::ToTarget { migration: id, message }));
         let (handle, buffers) = (self.handle.clone(), &self.buffers);
         let control: Rc<dyn Control> = PartyControl::new(self, self.place);
         let made = match recorded {
-            None => Some(SourceConductor::new(handle, control, buffers, plan, post)),
-            Some(recorded) => SourceConductor::resume(handle, control, buffers, plan, post, recorded),
+            None => Some(SourceDriver::new(handle, control, buffers, plan, post)),
+            Some(recorded) => SourceDriver::resume(handle, control, buffers, plan, post, recorded),
         };
-        let Some((conductor, baton)) = made else { return };
+        let Some((driver, source)) = made else { return };
         if recorded.is_some_and(|recorded| recorded.stage == Stage::Copying) && self.moves() == Moves::Machine
         {
             // What there was of its memory went with the daemon that carried it. Too late is as good.
-            baton.cancel();
+            source.cancel();
         }
-        let half = SourceHalf { subject, baton, followers };
+        let half = SourceHalf { subject, driver: source, followers };
         self.with_serving(|serving| serving.source.replace(Some(half)));
         if copies {
             self.enter_copying();
@@ -211,7 +210,7 @@ impl Party {
         remembered.into_iter().for_each(|(volume, known)| self.remember(id, volume, known));
         let me = Rc::clone(self);
         self.handle.spawn(async move {
-            let outcome = conductor.run().await;
+            let outcome = driver.run().await;
             me.world.say(|| format!("{}: outgoing {id} ended: {outcome:?}", me.place));
             me.world.note("migration ended", id.0, 0);
             me.world.set_phase(None);
@@ -238,7 +237,7 @@ impl Party {
         accepted: &[Accepted],
         peer: Place,
         channel: &Channel,
-    ) -> Option<Vec<LeavingVolume>> {
+    ) -> Option<Vec<OutgoingVolume>> {
         let id = match channel.subject {
             Subject::Migration(_, id) => id,
             Subject::Clients(..) => return None,
@@ -256,10 +255,10 @@ impl Party {
             if let Some(disk) = self.images.borrow().get(moving.source.place.name()) {
                 disk.set_role(Role::Source);
             }
-            let store = |urgency| -> Rc<dyn BlockDevice> {
+            let store = |priority| -> Rc<dyn BlockDevice> {
                 let address = Address::Replica(index as u32);
                 let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
-                Rc::new(PeerStore::new(Rc::clone(&channel.conversation), address, geometry, urgency))
+                Rc::new(PeerStore::new(Rc::clone(&channel.channel), address, geometry, priority))
             };
             let (content, replica) = match (recorded, accepted.get(index)) {
                 // A target that has been copied to before holds anything.
@@ -276,17 +275,17 @@ impl Party {
                 fleet.tally(super::tally::Event::IncrementalReturn);
             }
             let replica = Replica {
-                bulk: store(Urgency::Bulk),
-                mirrored: store(Urgency::Mirrored),
+                bulk: store(RequestPriority::Bulk),
+                mirrored: store(RequestPriority::Mirrored),
                 content,
                 known: replica,
                 zeroes: ZeroMode::MayUnmap,
             };
             let source_image = moving.source.clone();
             let successor = self.elsewhere(index, peer, id);
-            let conversation = Some(Rc::clone(&channel.conversation));
-            let borrowing = None;
-            leaving.push(LeavingVolume { volume, replica, source_image, successor, conversation, borrowing });
+            let channel = Some(Rc::clone(&channel.channel));
+            let lease = None;
+            leaving.push(OutgoingVolume { volume, replica, source_image, successor, channel, lease });
         }
         Some(leaving)
     }

@@ -14,15 +14,15 @@ use std::rc::{Rc, Weak};
 
 use bytes::Bytes;
 use futures_channel::mpsc;
-use lane::fence::Fence;
+use lane::fencing::FencingToken;
 use lane::peer::head::{Answered, Fault, Head};
-use lane::peer::{Arrival, Speech, Urgency};
+use lane::peer::{Capabilities, ChannelEvent, RequestPriority};
 
 use super::link::Link;
 use super::place::Place;
 
 /// What a process has of a line: the end that it sends on, and what arrives.
-type Ends = (Box<dyn lane::peer::Line>, mpsc::UnboundedReceiver<Arrival>);
+type Ends = (Box<dyn lane::peer::Channel>, mpsc::UnboundedReceiver<ChannelEvent>);
 
 /// Judges what comes to an end of a line, by its head and payload.
 pub(super) type Guard = Box<dyn Fn(&[u8], &[u8]) -> Judged>;
@@ -38,7 +38,7 @@ pub(super) enum Judged {
     Refused(u64),
 }
 
-/// Calls of this number and above are asked for besides a conversation.
+/// Calls of this number and above are asked for besides a channel.
 pub(super) const BESIDES: u64 = 1 << 63;
 
 /// One line of a link.
@@ -59,10 +59,10 @@ struct End {
     knows: Cell<u64>,
     /// It has been told that the line is broken.
     is_lost: Cell<bool>,
-    arrivals: RefCell<Option<mpsc::UnboundedSender<Arrival>>>,
+    arrivals: RefCell<Option<mpsc::UnboundedSender<ChannelEvent>>>,
     guard: RefCell<Option<Guard>>,
-    /// The fence that was told to who asked besides the conversation.
-    told: Cell<Option<Fence>>,
+    /// The fence that was told to who asked besides the channel.
+    told: Cell<Option<FencingToken>>,
 }
 
 struct Frame {
@@ -146,7 +146,7 @@ impl Line {
         }
         for end in 0..2 {
             if self.ends[end].is_lost.replace(false) {
-                self.tell(end, Arrival::Back);
+                self.tell(end, ChannelEvent::Restored);
             }
         }
         for frame in self.held.take() {
@@ -168,7 +168,7 @@ impl Line {
 
     fn lose(&self, end: usize) {
         if !self.ends[end].is_lost.replace(true) {
-            self.tell(end, Arrival::Lost("the link is broken".to_owned()));
+            self.tell(end, ChannelEvent::Lost("the link is broken".to_owned()));
         }
     }
 
@@ -178,12 +178,12 @@ impl Line {
         if other.knows.get() < incarnation {
             let is_first = other.knows.replace(incarnation) == 0;
             if !is_first {
-                self.tell(1 - from, Arrival::Restarted);
+                self.tell(1 - from, ChannelEvent::PeerRestarted);
             }
         }
     }
 
-    fn tell(&self, end: usize, arrival: Arrival) {
+    fn tell(&self, end: usize, arrival: ChannelEvent) {
         if let Some(arrivals) = &*self.ends[end].arrivals.borrow() {
             // The daemon may have stopped listening.
             let _ = arrivals.unbounded_send(arrival);
@@ -223,7 +223,10 @@ impl Line {
         match to.guard.borrow().as_ref().map_or(Judged::Heard, judge) {
             Judged::Heard => {
                 let credit: Box<dyn Any + Send> = Box::new(());
-                self.tell(frame.to, Arrival::Sent { head: frame.head, payload: frame.payload, credit });
+                self.tell(
+                    frame.to,
+                    ChannelEvent::Message { head: frame.head, payload: frame.payload, credit },
+                );
             }
             Judged::LeftOut => {}
             Judged::Refused(call) => {
@@ -233,7 +236,7 @@ impl Line {
         }
     }
 
-    /// The answer to what was asked besides the conversation: that ends here.
+    /// The answer to what was asked besides the channel: that ends here.
     fn is_besides(&self, frame: &Frame) -> bool {
         match Head::decode(&frame.head) {
             Ok(Head::Answer { call, result }) if call >= BESIDES => {
@@ -253,7 +256,7 @@ impl Line {
     }
 }
 
-// What is asked for besides the conversation at an end.
+// What is asked for besides the channel at an end.
 impl Line {
     /// The process at `place` asks for something.
     pub(super) fn ask_besides(&self, place: Place, head: &Head, payload: Bytes) {
@@ -263,21 +266,21 @@ impl Line {
     }
 
     /// The fence that it was told.
-    pub(super) fn told_besides(&self, place: Place) -> Option<Fence> {
+    pub(super) fn told_besides(&self, place: Place) -> Option<FencingToken> {
         self.ends[self.link.upgrade()?.end_of(place)].told.get()
     }
 }
 
-impl lane::peer::Line for Sender {
-    fn send(&self, _: Urgency, head: Bytes, payload: Bytes) {
+impl lane::peer::Channel for Sender {
+    fn send(&self, _: RequestPriority, head: Bytes, payload: Bytes) {
         let Some(line) = self.line.upgrade() else { return };
         let to = 1 - self.from;
         let to_incarnation = line.ends[self.from].knows.get();
         line.carry(Frame { to, from_incarnation: self.incarnation, to_incarnation, head, payload });
     }
 
-    fn speech(&self) -> Speech {
-        Speech::Parts
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::Parts
     }
 }
 
@@ -287,7 +290,7 @@ mod tests {
     use block::{BufferPool, MemoryStore};
     use lane::filter::{Gate, GateMode};
     use lane::peer::head::{Address, Operation};
-    use lane::peer::{Conversation, Service};
+    use lane::peer::{RpcChannel, Service};
 
     use super::*;
     use crate::driver::Clock;
@@ -298,13 +301,13 @@ mod tests {
     /// Keeps the heads of what was sent.
     struct Sent(Rc<RefCell<Vec<Bytes>>>);
 
-    impl lane::peer::Line for Sent {
-        fn send(&self, _: Urgency, head: Bytes, _: Bytes) {
+    impl lane::peer::Channel for Sent {
+        fn send(&self, _: RequestPriority, head: Bytes, _: Bytes) {
             self.0.borrow_mut().push(head);
         }
 
-        fn speech(&self) -> Speech {
-            Speech::Fences
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::FencingTokens
         }
     }
 
@@ -317,13 +320,13 @@ mod tests {
         let slow = Rc::new(Gate::new(Rc::new(MemoryStore::new(1 << 20))));
         slow.set_mode(GateMode::Hold);
         let (service, sent) = (Service::new(handle.clone(), buffers), Rc::new(RefCell::new(Vec::new())));
-        let conversation = Conversation::new(Box::new(Sent(Rc::clone(&sent))));
+        let channel = RpcChannel::new(Box::new(Sent(Rc::clone(&sent))));
         let (line, arrivals) = mpsc::unbounded();
-        handle.spawn(conversation.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
+        handle.spawn(channel.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
         let operation = Operation::Write { offset: 0, durable: false };
         // Each process begins to count its calls anew.
         let head = Head::Call { call: 0, address: Address::Replica(0), operation }.encode();
-        let call = || Arrival::Sent {
+        let call = || ChannelEvent::Message {
             head: head.clone(),
             payload: Bytes::from(vec![1; 4096]),
             credit: Box::new(()),
@@ -331,7 +334,7 @@ mod tests {
         service.offer(Address::Replica(0), slow.clone());
         line.unbounded_send(call()).unwrap();
         rest();
-        line.unbounded_send(Arrival::Restarted).unwrap();
+        line.unbounded_send(ChannelEvent::PeerRestarted).unwrap();
         service.offer(Address::Replica(0), Rc::new(MemoryStore::new(1 << 20)));
         line.unbounded_send(call()).unwrap();
         rest();

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use chronicle::{BranchId, Generation};
-use lane::{Promoted, TargetBaton};
+use lane::{Promoted, TargetHandle};
 use migration::journal::{MigrationState, Outcome, Promotion, Record, Side, Stage, State};
 use migration::promotion::{Waits, promotable, waiting};
 use migration::recovery::next_of_incoming;
@@ -261,7 +261,7 @@ impl Fleet {
         let waiting = {
             let serving = party.serving.borrow();
             let target = serving.as_ref().and_then(|serving| serving.target.borrow().clone());
-            let Some((Subject::Migration(source, number), baton)) = target else { return };
+            let Some((Subject::Migration(source, number), driver)) = target else { return };
             party.journal().look(|state, possible| {
                 let (id, recorded) = state.incoming(source.host(), number)?;
                 let Stage::Prepared(attempt) = recorded.stage else { return None };
@@ -271,7 +271,7 @@ impl Fleet {
                     id,
                     attempt,
                     recorded: recorded.clone(),
-                    baton,
+                    driver,
                 })
             })
         };
@@ -381,7 +381,7 @@ impl Fleet {
             Ok((ticket, id)) if id == waiting.id => {
                 self.tally(Event::Ticket);
                 let (attempt, generations) = (ticket.attempt, ticket.generations);
-                waiting.baton.promote(Promoted { attempt, generations, promotion: Promotion::Ticket });
+                waiting.driver.promote(Promoted { attempt, generations, promotion: Promotion::Ticket });
             }
             other => self.world.violated("ticket", || format!("{other:?} for {}", waiting.id)),
         }
@@ -391,7 +391,7 @@ impl Fleet {
         self.world.say(|| format!("{}: force {}", party.place, waiting.id));
         let generations = next_of_incoming(&waiting.recorded);
         let promotion = self.branching(&generations);
-        waiting.baton.promote(Promoted { attempt: waiting.attempt, generations, promotion });
+        waiting.driver.promote(Promoted { attempt: waiting.attempt, generations, promotion });
     }
 
     /// A forced promotion is in a host's journal: if its source has not released the volumes, there are two branches from
@@ -473,5 +473,5 @@ struct Waiting {
     id: MigrationId,
     attempt: migration::Attempt,
     recorded: MigrationState,
-    baton: TargetBaton,
+    driver: TargetHandle,
 }

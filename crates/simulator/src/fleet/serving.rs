@@ -8,10 +8,10 @@ use block::filter::Aligner;
 use block::{BlockDevice, Geometry};
 use chronicle::StayId;
 use lane::filter::GateMode;
-use lane::peer::{Conversation, PeerVolume, Service};
+use lane::peer::{PeerVolume, RpcChannel, Service};
 use lane::{
-    Baton, Chronicler, Entrance, Home, Keeper, Keeping, Passage, Presence, SourceFollower, TargetBaton,
-    Volume,
+    Chronicler, ClientRequests, ClientSession, Home, Keeper, Keeping, Presence, SourceHandle,
+    SourceParticipantRef, TargetHandle, Volume,
 };
 use migration::journal::{MigrationState, Side, Stage, State};
 use migration::stay::{Beginning, Look};
@@ -30,26 +30,26 @@ pub(super) struct Serving {
     /// Those that are served here, come here, or have left from here in this life of the daemon or before.
     pub(super) volumes: Vec<Option<Rc<Volume>>>,
     /// What clients that stayed at other hosts ask for, and what is asked of other hosts for clients that stayed here.
-    clients: BTreeMap<Subject, (Rc<Conversation>, Rc<Service>, Place)>,
+    clients: BTreeMap<Subject, (Rc<RpcChannel>, Rc<Service>, Place)>,
     /// Of migrations, to and from other hosts.
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
-    pub(super) target: RefCell<Option<(Subject, TargetBaton)>>,
+    pub(super) target: RefCell<Option<(Subject, TargetHandle)>>,
 }
 
 /// One end of a migration's line.
 pub(super) struct Channel {
     pub(super) subject: Subject,
-    pub(super) conversation: Rc<Conversation>,
+    pub(super) channel: Rc<RpcChannel>,
     pub(super) service: Rc<Service>,
 }
 
 /// The source's half of a migration that goes out from here.
 pub(super) struct SourceHalf {
     pub(super) subject: Subject,
-    pub(super) baton: Baton,
-    /// Volumes that are lent to its conductor, as by lanes of their own.
-    pub(super) followers: Vec<SourceFollower>,
+    pub(super) driver: SourceHandle,
+    /// Volumes that are leased to its driver, as by lanes of their own.
+    pub(super) followers: Vec<SourceParticipantRef>,
 }
 
 /// Whether a half goes on with what a restart interrupted.
@@ -67,9 +67,9 @@ impl Serving {
     }
 
     /// The target's half of this migration, if it runs here.
-    pub(super) fn target_of(&self, subject: Subject) -> Option<TargetBaton> {
+    pub(super) fn target_of(&self, subject: Subject) -> Option<TargetHandle> {
         let target = self.target.borrow();
-        target.as_ref().filter(|(of, _)| *of == subject).map(|(_, baton)| baton.clone())
+        target.as_ref().filter(|(of, _)| *of == subject).map(|(_, driver)| driver.clone())
     }
 }
 
@@ -177,7 +177,7 @@ impl Party {
         let chronicler = Chronicler::kept(id, beginning, believed, keeping);
         let aligner = Aligner::new(self.buffers.clone(), self.handle.clone());
         let volume = Volume::with_chronicler(id, chronicler, generation, home, aligner);
-        volume.fences().begin(self.new_life());
+        volume.fencing().begin(self.new_life());
         volume.clients().are_at(self.place.host());
         volume
     }
@@ -205,32 +205,31 @@ impl Party {
         // The other host hears it, now or when it is there again.
         link.line(subject).is_known_to(place);
         self.fleet()?.party(place).line_of_clients(link, subject);
-        let conversation = self.line_of_clients(link, subject)?;
+        let channel = self.line_of_clients(link, subject)?;
         let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
         let (handle, buffers) = (self.handle.clone(), self.buffers.clone());
-        Some(PeerVolume::new(conversation, volume_id(index), geometry, handle, buffers))
+        Some(PeerVolume::new(channel, volume_id(index), geometry, handle, buffers))
     }
 
     /// This daemon's end of a line of clients; opened, and all volumes offered over it, when it is asked for first.
-    fn line_of_clients(&self, link: &Link, subject: Subject) -> Option<Rc<Conversation>> {
-        let known = self.with_serving(|serving| {
-            serving.clients.get(&subject).map(|(conversation, ..)| Rc::clone(conversation))
-        })?;
+    fn line_of_clients(&self, link: &Link, subject: Subject) -> Option<Rc<RpcChannel>> {
+        let known = self
+            .with_serving(|serving| serving.clients.get(&subject).map(|(channel, ..)| Rc::clone(channel)))?;
         if known.is_some() {
             return known;
         }
         let (line, arrivals) =
             link.line(subject).open(self.place, self.guard(subject, link.beyond(self.place)))?;
         let service = Service::new(self.handle.clone(), self.buffers.clone());
-        let conversation = Conversation::new(line);
-        self.handle.spawn(conversation.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
+        let channel = RpcChannel::new(line);
+        self.handle.spawn(channel.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
         self.with_serving(|serving| {
             let peer = link.beyond(self.place);
             let volumes = serving.volumes.iter().flatten();
             volumes.for_each(|volume| service.offer_volume(Rc::clone(volume), peer.host()));
-            serving.clients.insert(subject, (Rc::clone(&conversation), service, peer));
+            serving.clients.insert(subject, (Rc::clone(&channel), service, peer));
         });
-        Some(conversation)
+        Some(channel)
     }
 
     /// This daemon's end of a migration's line; opened when it is asked for first.
@@ -242,10 +241,10 @@ impl Party {
         let (line, arrivals) =
             self.link_to(peer)?.line(subject).open(self.place, self.guard(subject, peer))?;
         let service = Service::new(self.handle.clone(), self.buffers.clone());
-        let conversation = Conversation::new(line);
-        let channel = Rc::new(Channel { subject, conversation, service });
+        let channel = RpcChannel::new(line);
+        let channel = Rc::new(Channel { subject, channel, service });
         let ear = Ear::new(self, peer, Rc::downgrade(&channel));
-        self.handle.spawn(channel.conversation.run(arrivals, Rc::clone(&channel.service), ear));
+        self.handle.spawn(channel.channel.run(arrivals, Rc::clone(&channel.service), ear));
         let kept = Rc::clone(&channel);
         self.with_serving(|serving| serving.channels.insert(subject, kept));
         Some(channel)
@@ -300,9 +299,9 @@ impl Party {
             };
             let caller = Rc::<Caller>::default();
             let presence = Rc::clone(&caller) as Rc<dyn Presence>;
-            let passage = Passage::new(Rc::clone(&volume), Rc::clone(&presence));
-            let probe = Probe::new(Rc::new(passage), &self.world, self.manner.limits);
-            let device = Rc::new(Entrance::new(volume, presence, Rc::new(probe)));
+            let requests = ClientRequests::new(Rc::clone(&volume), Rc::clone(&presence));
+            let probe = Probe::new(Rc::new(requests), &self.world, self.manner.limits);
+            let device = Rc::new(ClientSession::new(volume, presence, Rc::new(probe)));
             guest.connect(Connection { device, handle: self.handle.clone(), caller });
         }
     }
@@ -327,8 +326,8 @@ impl Party {
         let volume = self.serving.borrow().as_ref().and_then(|serving| serving.volumes[index].clone())?;
         let caller = Rc::<Caller>::default();
         let presence = Rc::clone(&caller) as Rc<dyn Presence>;
-        let passage = Passage::new(Rc::clone(&volume), Rc::clone(&presence));
-        Some((Rc::new(Entrance::new(volume, presence, Rc::new(passage))), caller))
+        let requests = ClientRequests::new(Rc::clone(&volume), Rc::clone(&presence));
+        Some((Rc::new(ClientSession::new(volume, presence, Rc::new(requests))), caller))
     }
 
     /// What the disk holds that a volume of this host is on.
@@ -362,14 +361,14 @@ impl Party {
     pub(super) fn cancel(&self) -> bool {
         let serving = self.serving.borrow();
         let source = serving.as_ref().map(|serving| serving.source.borrow());
-        source.is_some_and(|source| source.as_ref().is_some_and(|source| source.baton.cancel()))
+        source.is_some_and(|source| source.as_ref().is_some_and(|source| source.driver.cancel()))
     }
 
     /// Cancels the migration that comes here.
     pub(super) fn cancel_incoming(&self) -> bool {
         let serving = self.serving.borrow();
         let target = serving.as_ref().map(|serving| serving.target.borrow());
-        target.is_some_and(|target| target.as_ref().is_some_and(|(_, baton)| baton.cancel()))
+        target.is_some_and(|target| target.as_ref().is_some_and(|(_, driver)| driver.cancel()))
     }
 
     /// A weak reference, for what outlasts this daemon.

@@ -46,10 +46,10 @@ impl Host {
             Fault::Kill => self.world.stop(Stop::Kill),
             Fault::PowerCut => self.world.stop(Stop::PowerCut),
             Fault::Cancel => {
-                let baton = self.running(|running| running.baton.clone());
-                if let Some(baton) = baton {
+                let driver = self.running(|running| running.driver.clone());
+                if let Some(driver) = driver {
                     self.world.struck(Fault::Cancel);
-                    baton.cancel();
+                    driver.cancel();
                 }
             }
             Fault::TargetRestart => self.restart_target(),
@@ -63,7 +63,8 @@ impl Host {
     }
 
     pub(super) fn restart_target(&self) {
-        let Some((baton, targets)) = self.running(|running| (running.baton.clone(), running.targets.clone()))
+        let Some((driver, targets)) =
+            self.running(|running| (running.driver.clone(), running.targets.clone()))
         else {
             return;
         };
@@ -74,7 +75,7 @@ impl Host {
             return;
         }
         self.world.struck(Fault::TargetRestart);
-        baton.target_restarted(VolumeIndex(index as u32));
+        driver.target_restarted(VolumeIndex(index as u32));
         disk.restart();
     }
 

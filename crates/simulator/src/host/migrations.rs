@@ -1,9 +1,9 @@
-//! Migrations: targets are made, the product's conductor runs, what it reports is checked.
+//! Migrations: targets are made, the product's driver runs, what it reports is checked.
 
 use std::rc::Rc;
 
 use block::{BlockDevice, ZeroMode};
-use lane::{Conductor, Plan, PlannedVolume, TargetContent};
+use lane::{LocalDriver, Plan, PlannedVolume, TargetContent};
 use migration::journal::{ImageLocation, MigratingVolume, Record, Side, State};
 use migration::{MigrationId, Phase};
 
@@ -50,16 +50,16 @@ impl Host {
         }
         // Images exist only once the journal knows of them: a restart finds them all.
         self.make_targets(&moving, &plan);
-        let conductor = {
+        let driver = {
             let mut serving = self.serving.borrow_mut();
             let Some(serving) = serving.as_mut() else { return };
-            let (running, conductor) = self.conduct(id, &plan, &moving, serving);
+            let (running, driver) = self.drive(id, &plan, &moving, serving);
             serving.migration = Some(running);
-            conductor
+            driver
         };
         self.world.note("migration", id.0, moving.len() as u64);
         self.entered(id, Phase::Copying);
-        let outcome = conductor.run().await;
+        let outcome = driver.run().await;
         self.world.say(|| format!("migration {id} ended: {outcome:?}"));
         self.world.note("migration ended", id.0, 0);
         self.migration_ended();
@@ -98,13 +98,13 @@ impl Host {
         }
     }
 
-    pub(super) fn conduct(
+    pub(super) fn drive(
         &self,
         id: MigrationId,
         plan: &MigrationPlan,
         moving: &[MigratingVolume],
         serving: &Serving,
-    ) -> (Running, Conductor) {
+    ) -> (Running, LocalDriver) {
         let images = self.images.borrow();
         let mut targets = Vec::new();
         let planned = serving.volumes.iter().zip(moving).filter_map(|(volume, moving)| {
@@ -133,13 +133,13 @@ impl Host {
             moves: migration::source::Moves::Volumes,
         };
         let control = self.control();
-        let (conductor, baton) = Conductor::new(self.handle.clone(), control, &self.buffers, plan_of_lane);
+        let (driver, source) = LocalDriver::new(self.handle.clone(), control, &self.buffers, plan_of_lane);
         if let Some((delay, rate)) = plan.bandwidth_change {
-            let changed = baton.clone();
+            let changed = source.clone();
             self.world.clock.after(delay, move || changed.set_bandwidth(rate));
         }
         let (phases, progress) = (PhaseWatch::default(), ProgressWatch::default());
-        (Running { baton, targets, phases, progress }, conductor)
+        (Running { driver: source, targets, phases, progress }, driver)
     }
 
     pub(super) fn migration_ended(&self) {

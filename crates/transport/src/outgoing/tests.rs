@@ -3,7 +3,7 @@
 use super::{NeverSent, Next, Outgoing, Taken, UnderWay};
 use crate::credit::{CLASSES, class, cost};
 use crate::frame::Acknowledgement;
-use crate::message::{ChannelId, Haste, Message, Priority};
+use crate::message::{ChannelId, Message, Priority, PriorityBoost};
 
 fn message(priority: Priority, length: usize) -> Message {
     message_on(ChannelId(1), priority, length)
@@ -83,40 +83,40 @@ fn only_what_is_more_urgent_interrupts() {
 
 #[test]
 fn what_is_hastened_goes_before_memory_whether_it_was_queued_before_or_after() {
-    let (hastened, other) = (ChannelId(1), ChannelId(2));
+    let (boosted, other) = (ChannelId(1), ChannelId(2));
     let mut outgoing = with(&[Priority::Memory, Priority::Bulk, Priority::Asynchronous]);
     outgoing.push(message_on(other, Priority::Asynchronous, 10));
-    outgoing.set_haste(hastened, Haste::BeforeMemory);
-    outgoing.push(message_on(hastened, Priority::Bulk, 10));
-    outgoing.push(message_on(hastened, Priority::Control, 10));
+    outgoing.set_boost(boosted, PriorityBoost::AboveMemory);
+    outgoing.push(message_on(boosted, Priority::Bulk, 10));
+    outgoing.push(message_on(boosted, Priority::Control, 10));
     let mut order = Vec::new();
     while let Some(taken) = begin(&mut outgoing, 1) {
         order.push((taken.message.channel(), taken.message.priority()));
     }
     let expected = [
-        (hastened, Priority::Control),
-        (hastened, Priority::Asynchronous),
-        (hastened, Priority::Bulk),
-        (hastened, Priority::Bulk),
-        (hastened, Priority::Memory),
+        (boosted, Priority::Control),
+        (boosted, Priority::Asynchronous),
+        (boosted, Priority::Bulk),
+        (boosted, Priority::Bulk),
+        (boosted, Priority::Memory),
         (other, Priority::Asynchronous),
     ];
     assert_eq!(order, expected);
     assert_eq!(outgoing.queued_bytes(Priority::Bulk), 0);
-    outgoing.set_haste(hastened, Haste::Usual);
-    outgoing.push(message_on(hastened, Priority::Bulk, 10));
-    outgoing.push(message_on(hastened, Priority::Memory, 10));
+    outgoing.set_boost(boosted, PriorityBoost::Off);
+    outgoing.push(message_on(boosted, Priority::Bulk, 10));
+    outgoing.push(message_on(boosted, Priority::Memory, 10));
     assert_eq!(begin(&mut outgoing, 1).unwrap().message.priority(), Priority::Memory);
 }
 
 #[test]
 fn what_was_begun_before_its_channel_was_hastened_is_hastened_too() {
-    let (hastened, other) = (ChannelId(1), ChannelId(2));
+    let (boosted, other) = (ChannelId(1), ChannelId(2));
     let mut outgoing = with(&[Priority::Memory]);
-    outgoing.set_haste(hastened, Haste::BeforeMemory);
-    assert_eq!(amid(&mut outgoing, hastened, Priority::Bulk), ("go on", Priority::Bulk));
+    outgoing.set_boost(boosted, PriorityBoost::AboveMemory);
+    assert_eq!(amid(&mut outgoing, boosted, Priority::Bulk), ("go on", Priority::Bulk));
     // Of two messages of one priority a connection ends the first, whoever waits for it.
-    outgoing.push(message_on(hastened, Priority::Bulk, 10));
+    outgoing.push(message_on(boosted, Priority::Bulk, 10));
     assert_eq!(amid(&mut outgoing, other, Priority::Bulk), ("go on", Priority::Bulk));
     assert_eq!(amid(&mut outgoing, other, Priority::Asynchronous), ("begin", Priority::Bulk));
     assert_eq!(amid(&mut outgoing, other, Priority::Asynchronous), ("begin", Priority::Memory));
@@ -128,7 +128,7 @@ fn what_is_hastened_uses_the_credit_of_its_own_class() {
     let mut granted = [u64::MAX / 2; CLASSES];
     granted[class(Priority::Bulk)] = cost(0, 10);
     outgoing.acknowledge(&Acknowledgement { floor: 1, ranges: Vec::new(), granted }).unwrap();
-    outgoing.set_haste(ChannelId(1), Haste::BeforeMemory);
+    outgoing.set_boost(ChannelId(1), PriorityBoost::AboveMemory);
     for priority in [Priority::Bulk, Priority::Bulk, Priority::Memory] {
         outgoing.push(message(priority, 10));
     }

@@ -10,24 +10,24 @@ use super::super::window::BYTES_MIN;
 use super::*;
 
 /// Two lines that are each other's way.
-struct Wire(arriving::UnboundedSender<Arrival>);
+struct Wire(arriving::UnboundedSender<ChannelEvent>);
 
 impl Send for Wire {
     fn send(&self, _: Priority, head: Bytes, payload: Bytes) {
         // The other end may be gone.
-        let _ = self.0.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+        let _ = self.0.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) });
     }
 }
 
 /// One end of two hosts' channels, by the numbers of the streams.
 #[derive(Default)]
 struct Ends {
-    sending: HashMap<u8, arriving::UnboundedSender<Arrival>>,
-    arriving: Mutex<HashMap<u8, arriving::UnboundedReceiver<Arrival>>>,
+    sending: HashMap<u8, arriving::UnboundedSender<ChannelEvent>>,
+    arriving: Mutex<HashMap<u8, arriving::UnboundedReceiver<ChannelEvent>>>,
 }
 
 impl Way for Ends {
-    fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<Arrival>) {
+    fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<ChannelEvent>) {
         let arrivals = self.arriving.lock().unwrap().remove(&stream).unwrap();
         (Arc::new(Wire(self.sending[&stream].clone())), arrivals)
     }
@@ -168,14 +168,14 @@ async fn no_more_than_the_window_is_sent_to_a_host_that_takes_nothing_or_lies() 
         let carried = source.main().carry(here);
         let arrives = async {
             while sent < BYTES_MIN - PIECE_BYTES {
-                if let Some(Arrival::Sent { payload, .. }) = at_target.next().await {
+                if let Some(ChannelEvent::Message { payload, .. }) = at_target.next().await {
                     sent += payload.len();
                 }
             }
         };
         tokio::select! { _ = carried => panic!("it waits"), () = arrives => {} }
     }
-    while let Ok(Arrival::Sent { payload, .. }) = at_target.try_recv() {
+    while let Ok(ChannelEvent::Message { payload, .. }) = at_target.try_recv() {
         sent += payload.len();
     }
     assert!(sent <= BYTES_MIN);

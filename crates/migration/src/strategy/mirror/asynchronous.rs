@@ -210,11 +210,7 @@ impl Mirror {
         let limit = (loosest / divisor).max(block_bytes);
         // Writes that are held are let go when the gate closes.
         let is_near = left <= slack * limit && left + self.writes.bytes_held() <= SLACK * limit;
-        if is_near && unconfirmed <= slack * UNCONFIRMED_MAX {
-            Standing::NearEnough
-        } else {
-            Standing::Behind
-        }
+        if is_near && unconfirmed <= slack * UNCONFIRMED_MAX { Standing::Converged } else { Standing::Behind }
     }
 
     /// When it will be near enough with more left than now, if it is not yet.

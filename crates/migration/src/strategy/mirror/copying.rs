@@ -228,7 +228,7 @@ impl Mirror {
             self.said = standing;
             self.actions.push_back(match standing {
                 Standing::Behind => VolumeAction::Behind,
-                Standing::NearEnough => VolumeAction::NearEnough,
+                Standing::Converged => VolumeAction::Converged,
                 Standing::Synchronised => VolumeAction::Synchronised,
             });
         }

@@ -1,4 +1,4 @@
-//! The target's half of a conductor: it promises, takes the volumes over, and starts them from its stores.
+//! The target's half of a driver: it promises, takes the volumes over, and starts them from its stores.
 //!
 //! ```text
 //!   messages of the source ────►┐
@@ -24,26 +24,26 @@ use migration::target::{TargetAction, TargetEvent, Wrote};
 use migration::{MigrationId, Target, VolumeIndex};
 use tracing::warn;
 
-use super::seat::TargetSeat;
-use super::target_part::{Heard, TargetOrder, TargetPart, gone};
-use super::{Post, TargetPlan, left_over};
+use super::participant::TargetParticipant;
+use super::target_volume::{Heard, TargetOrder, TargetVolume, gone};
+use super::{SendMessage, TargetPlan, left_over};
 use crate::control::Control;
 use crate::handle::Promoted;
 
 /// Talks to a target's half that runs on the same thread.
 #[derive(Clone)]
-pub struct TargetBaton {
+pub struct TargetHandle {
     /// Whether the target has promised to wait, or gone further.
     promised: Rc<Cell<bool>>,
     events: mpsc::UnboundedSender<Heard>,
 }
 
 /// Runs the target's half of one migration.
-pub struct TargetConductor {
+pub struct TargetDriver {
     handle: Handle,
     control: Rc<dyn Control>,
     migration: MigrationId,
-    seats: Vec<TargetSeat>,
+    participants: Vec<TargetParticipant>,
     /// Where the volumes' bytes will be.
     images: Vec<ImageLocation>,
     /// Why the machine does not run, and how much each volume's gate has let through that said so.
@@ -52,12 +52,12 @@ pub struct TargetConductor {
     promised: Rc<Cell<bool>>,
     /// Whether the volumes' parts have been told of a try that is not over, as far as they know.
     is_trying: bool,
-    to_source: Post<ToSource>,
+    to_source: SendMessage<ToSource>,
     sender: mpsc::UnboundedSender<Heard>,
     events: mpsc::UnboundedReceiver<Heard>,
 }
 
-impl TargetBaton {
+impl TargetHandle {
     /// Tells that the source's host can be reached again, or is another process now.
     pub fn link_back(&self) {
         self.send(TargetEvent::LinkBack);
@@ -84,21 +84,21 @@ impl TargetBaton {
     }
 
     fn send(&self, event: TargetEvent) {
-        // A conductor that is gone needs no events.
+        // A driver that is gone needs no events.
         let _ = self.events.unbounded_send(Heard::Target(event));
     }
 }
 
-impl TargetConductor {
+impl TargetDriver {
     /// Makes a target's half that waits for the source to speak.
     pub fn new(
         handle: Handle,
         control: Rc<dyn Control>,
         buffers: &BufferPool,
         plan: TargetPlan,
-        to_source: Post<ToSource>,
-    ) -> (Self, TargetBaton) {
-        let volumes = plan.volumes.len() + plan.together.lent.len();
+        to_source: SendMessage<ToSource>,
+    ) -> (Self, TargetHandle) {
+        let volumes = plan.volumes.len() + plan.group.joined.len();
         let target = match plan.service {
             None => Target::new(plan.migration, volumes),
             Some(_) => Target::between_hosts(plan.migration, volumes),
@@ -114,9 +114,9 @@ impl TargetConductor {
         control: Rc<dyn Control>,
         buffers: &BufferPool,
         plan: TargetPlan,
-        to_source: Post<ToSource>,
+        to_source: SendMessage<ToSource>,
         recorded: &MigrationState,
-    ) -> Option<(Self, TargetBaton)> {
+    ) -> Option<(Self, TargetHandle)> {
         let target = accompanied(Target::resume(handle.now(), plan.migration, recorded)?, &plan);
         Some(Self::with_machine(handle, control, buffers, plan, to_source, target))
     }
@@ -126,26 +126,30 @@ impl TargetConductor {
         control: Rc<dyn Control>,
         buffers: &BufferPool,
         plan: TargetPlan,
-        to_source: Post<ToSource>,
+        to_source: SendMessage<ToSource>,
         target: Target,
-    ) -> (Self, TargetBaton) {
-        let TargetPlan { migration, volumes: coming, together, trial_max, service, .. } = plan;
-        let (sender, events) = together.events;
+    ) -> (Self, TargetHandle) {
+        let TargetPlan { migration, volumes: coming, group, trial_max, service, .. } = plan;
+        let (sender, events) = group.events;
         let promised = Rc::new(Cell::new(target.prepared().is_some()));
-        let baton = TargetBaton { promised: Rc::clone(&promised), events: sender.clone() };
+        let target_handle = TargetHandle { promised: Rc::clone(&promised), events: sender.clone() };
         let here = coming.iter().map(|coming| coming.image.clone());
-        let images = here.chain(together.lent.iter().map(|lent| lent.image.clone())).collect();
+        let images = here.chain(group.joined.iter().map(|joined| joined.image.clone())).collect();
         let here = VolumeIndex::all(coming.len()).zip(coming).map(|(index, coming)| {
             let (handle, buffers, service) = (handle.clone(), buffers.clone(), service.clone());
             let events = sender.clone();
-            TargetSeat::Here(TargetPart::new(handle, buffers, index, coming, trial_max, service, events))
+            TargetParticipant::Here(TargetVolume::new(
+                handle, buffers, index, coming, trial_max, service, events,
+            ))
         });
-        let seats = here.chain(together.lent.into_iter().map(|lent| TargetSeat::Lent(lent.orders))).collect();
-        let conductor = Self {
+        let participants = here
+            .chain(group.joined.into_iter().map(|joined| TargetParticipant::Elsewhere(joined.orders)))
+            .collect();
+        let driver = Self {
             handle,
             control,
             migration,
-            seats,
+            participants,
             images,
             failing: None,
             // They hold the source's changes until they are told that nothing is promised.
@@ -156,7 +160,7 @@ impl TargetConductor {
             sender,
             events,
         };
-        (conductor, baton)
+        (driver, target_handle)
     }
 
     /// Takes part until nothing is left to do here. On one host that is never: there the source says that the
@@ -188,8 +192,9 @@ impl TargetConductor {
                 Some(Heard::Target(event)) => self.target.handle_event(now, event),
                 Some(Heard::MachineDoesNotRun(detail)) => {
                     // One whose lane has ended cannot say; then nothing goes back.
-                    let gone = VolumeIndex::all(self.seats.len()).zip(&self.seats);
-                    let gone = gone.filter(|(_, seat)| seat.is_gone()).map(|(volume, _)| (volume, 1));
+                    let gone = VolumeIndex::all(self.participants.len()).zip(&self.participants);
+                    let gone =
+                        gone.filter(|(_, participant)| participant.is_gone()).map(|(volume, _)| (volume, 1));
                     self.failing = Some((detail, gone.collect()));
                     self.order_all(TargetOrder::CloseAndCount);
                 }
@@ -202,7 +207,7 @@ impl TargetConductor {
     /// Takes volumes over whose source may live. As long as they are promised they are what was promised: a source that goes
     /// on changes nothing before the promise is taken back.
     fn force(&mut self, now: Duration, event: TargetEvent) {
-        if self.seats.iter().any(TargetSeat::is_gone) {
+        if self.participants.iter().any(TargetParticipant::is_gone) {
             warn!(migration = %self.migration, "not promoted: the thread of one of its volumes has ended; restart the daemon");
             return;
         }
@@ -226,7 +231,7 @@ impl TargetConductor {
             }
             TargetAction::Send(message) => (self.to_source)(message),
             TargetAction::Start(volume) => {
-                if self.seats.get(volume.as_usize()).is_some_and(TargetSeat::is_gone) {
+                if self.participants.get(volume.as_usize()).is_some_and(TargetParticipant::is_gone) {
                     let _ = self.sender.unbounded_send(gone(volume));
                 }
                 self.order(volume, TargetOrder::Start);
@@ -263,7 +268,7 @@ impl TargetConductor {
     fn changes_counted(&mut self, now: Duration, volume: VolumeIndex, changes: u64) {
         let Some((_, counted)) = &mut self.failing else { return };
         counted.insert(volume, changes);
-        if counted.len() < self.seats.len() {
+        if counted.len() < self.participants.len() {
             return;
         }
         let Some((detail, counted)) = self.failing.take() else { return };
@@ -276,20 +281,20 @@ impl TargetConductor {
     }
 
     fn order(&self, volume: VolumeIndex, order: TargetOrder) {
-        if let Some(seat) = self.seats.get(volume.as_usize()) {
-            seat.order(order);
+        if let Some(participant) = self.participants.get(volume.as_usize()) {
+            participant.order(order);
         }
     }
 
     fn order_all(&self, order: TargetOrder) {
-        self.seats.iter().for_each(|seat| seat.order(order));
+        self.participants.iter().for_each(|participant| participant.order(order));
     }
 
     fn spawn(&self, task: impl Future<Output = Heard> + 'static) {
         let sender = self.sender.clone();
         self.handle.spawn(async move {
             let event = task.await;
-            // The conductor is gone only when the migration has ended.
+            // The driver is gone only when the migration has ended.
             let _ = sender.unbounded_send(event);
         });
     }

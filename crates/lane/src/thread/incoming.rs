@@ -14,30 +14,30 @@ use migration::{CommitFault, HostId, MigrationId, Phase, VolumeIndex};
 use tracing::{info, warn};
 
 use super::Lane;
-use crate::conductor::{
-    ComingTogether, ComingVolume, Post, TargetBaton, TargetConductor, TargetMembership, TargetPlan,
-};
 use crate::control::Report;
+use crate::driver::{
+    IncomingGroup, IncomingVolume, SendMessage, TargetDriver, TargetHandle, TargetParticipation, TargetPlan,
+};
 use crate::filter::GateMode;
-use crate::handle::{ComingOrder, ComingRole, Promoted, Refused};
-use crate::lending::{ArrivingStore, LentImage};
+use crate::handle::{IncomingOrder, IncomingRole, Promoted, Refused};
 use crate::peer::head::Address;
-use crate::peer::{Conversation, Listener, PeerLine, Service, Speech};
+use crate::peer::{Capabilities, Listener, PeerChannel, RpcChannel, Service};
+use crate::shared_storage::{ArrivingStore, LeasedImage};
 
 impl Lane {
     /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is
     /// closed, or leads to the host that has it.
     pub(super) async fn come(
         self: &Rc<Self>,
-        order: &ComingOrder,
+        order: &IncomingOrder,
         store: Option<ArrivingStore>,
-        line: PeerLine,
-        role: ComingRole,
+        channel: PeerChannel,
+        role: IncomingRole,
     ) -> Result<(), Refused> {
         self.check_idle()?;
         self.migration.opening.set(Some(order.migration));
         let store = match store {
-            None => Ok((self.volume.store(), self.lent.take())),
+            None => Ok((self.volume.store(), self.leased.take())),
             Some(store) => store.into_device(&self.handle, &self.engine).await,
         };
         let stay = StayId::Arrived(order.migration.0);
@@ -47,39 +47,39 @@ impl Lane {
             warn!(migration = %order.migration, %error, "what a former daemon kept of this stay of the volume does not go");
             return Err(Refused::NotRecorded(CommitFault::NotWritten));
         }
-        self.begin_coming(order, store.map_err(Refused::Target)?, line, role)
+        self.begin_incoming(order, store.map_err(Refused::Target)?, channel, role)
     }
 
-    fn begin_coming(
+    fn begin_incoming(
         self: &Rc<Self>,
-        order: &ComingOrder,
-        (store, lent): (Rc<dyn BlockDevice>, Option<Rc<LentImage>>),
-        line: PeerLine,
-        role: ComingRole,
+        order: &IncomingOrder,
+        (store, leased): (Rc<dyn BlockDevice>, Option<Rc<LeasedImage>>),
+        channel: PeerChannel,
+        role: IncomingRole,
     ) -> Result<(), Refused> {
-        let conversation = Conversation::new(line.line);
-        if conversation.speech() >= Speech::Parts {
+        let rpc = RpcChannel::new(channel.channel);
+        if rpc.capabilities() >= Capabilities::Parts {
             self.volume.clients().expect_word(self.handle.now());
         }
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         let index = match &role {
-            ComingRole::Conducts(_) => VolumeIndex(0),
-            ComingRole::Follows(membership) => membership.index(),
+            IncomingRole::Drives(_) => VolumeIndex(0),
+            IncomingRole::Joins(participation) => participation.index(),
         };
         let store = FlushDebt::new(store);
         service.offer(Address::Replica(index.0), Rc::clone(&store) as Rc<dyn BlockDevice>);
-        if let Some(lent) = &lent {
-            service.offer_to_lend(Address::Replica(index.0), Rc::clone(lent));
+        if let Some(leased) = &leased {
+            service.offer_lease(Address::Replica(index.0), Rc::clone(leased));
         }
         let coming =
-            ComingVolume { volume: Rc::clone(&self.volume), store, lent, image: order.image.clone() };
+            IncomingVolume { volume: Rc::clone(&self.volume), store, leased, image: order.image.clone() };
         let listener: Rc<dyn Listener> = match role {
-            ComingRole::Conducts(together) => {
-                let baton = self.conduct_coming(order, coming, together, &service, &conversation)?;
-                Rc::new(FromSource { remote: order.remote, baton })
+            IncomingRole::Drives(group) => {
+                let driver = self.drive_incoming(order, coming, group, &service, &rpc)?;
+                Rc::new(FromSource { remote: order.remote, driver })
             }
-            ComingRole::Follows(membership) => {
-                self.follow_coming(order, coming, membership, &service, Rc::clone(&conversation));
+            IncomingRole::Joins(participation) => {
+                self.join_incoming(order, coming, participation, &service, Rc::clone(&rpc));
                 Rc::new(Nobody)
             }
         };
@@ -87,67 +87,67 @@ impl Lane {
         if order.moves == Moves::Machine && self.volume.gate().mode() == GateMode::Hold {
             self.volume.open_for_reading();
         }
-        self.handle.spawn(conversation.run(line.arrivals, service, listener));
+        self.handle.spawn(rpc.run(channel.events, service, listener));
         Ok(())
     }
 
-    /// Conducts the target's half.
-    fn conduct_coming(
+    /// Drives the target's half.
+    fn drive_incoming(
         self: &Rc<Self>,
-        order: &ComingOrder,
-        coming: ComingVolume,
-        together: ComingTogether,
+        order: &IncomingOrder,
+        coming: IncomingVolume,
+        group: IncomingGroup,
         service: &Rc<Service>,
-        conversation: &Rc<Conversation>,
-    ) -> Result<TargetBaton, Refused> {
+        rpc: &Rc<RpcChannel>,
+    ) -> Result<TargetHandle, Refused> {
         let plan = TargetPlan {
             migration: order.migration,
             volumes: vec![coming],
-            together,
+            group,
             trial_max: self.settings.mirror_wait_max,
             service: Some(Rc::clone(service)),
             moves: order.moves,
         };
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
-        let (control, to_source) = (Rc::clone(&self.control), to_source(order.remote, conversation));
+        let (control, to_source) = (Rc::clone(&self.control), to_source(order.remote, rpc));
         let made = match &order.recorded {
-            None => Some(TargetConductor::new(handle, control, buffers, plan, to_source)),
-            Some(recorded) => TargetConductor::resume(handle, control, buffers, plan, to_source, recorded),
+            None => Some(TargetDriver::new(handle, control, buffers, plan, to_source)),
+            Some(recorded) => TargetDriver::resume(handle, control, buffers, plan, to_source, recorded),
         };
-        let Some((conductor, baton)) = made else {
+        let Some((driver, target)) = made else {
             return Err(Refused::NotMigrating(order.migration));
         };
-        self.migration.coming.replace(Some((order.migration, baton.clone())));
+        self.migration.coming.replace(Some((order.migration, target.clone())));
         let (lane, migration) = (Rc::clone(self), order.migration);
         self.handle.spawn(async move {
-            let outcome = conductor.run().await;
+            let outcome = driver.run().await;
             info!(%migration, ?outcome, "nothing is left to do here of a migration from another host");
             lane.migration.coming.replace(None);
             lane.migration.ended.notify();
             lane.control.entered(migration, Phase::Ended);
             lane.control.report(Report::Ended { migration, outcome, summary: Summary::default() });
         });
-        Ok(baton)
+        Ok(target)
     }
 
-    /// Lends the volume to the conductor on another lane.
-    fn follow_coming(
+    /// Has the volume take part with the driver on another lane.
+    fn join_incoming(
         &self,
-        order: &ComingOrder,
-        coming: ComingVolume,
-        membership: TargetMembership,
+        order: &IncomingOrder,
+        coming: IncomingVolume,
+        participation: TargetParticipation,
         service: &Rc<Service>,
-        conversation: Rc<Conversation>,
+        rpc: Rc<RpcChannel>,
     ) {
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers().clone());
         let (trial_max, service) = (self.settings.mirror_wait_max, Rc::clone(service));
-        let follows = membership.follow(handle, buffers, coming, trial_max, service);
+        let follows = participation.follow(handle, buffers, coming, trial_max, service);
         self.migration.followed.set(Some(order.migration));
         let current = Rc::clone(&self.migration);
         self.handle.spawn(async move {
             follows.await;
             // The source uses the store until then.
-            drop(conversation);
+            drop(rpc);
             current.followed.set(None);
             current.ended.notify();
         });
@@ -156,9 +156,9 @@ impl Lane {
     /// Takes the volume over without having heard COMMIT.
     pub(super) fn promote(&self, migration: MigrationId, promoted: Promoted) -> Result<(), Refused> {
         match &*self.migration.coming.borrow() {
-            Some((coming, baton)) if *coming == migration => {
+            Some((coming, driver)) if *coming == migration => {
                 self.volume.clients().expect_no_word();
-                baton.promote(promoted);
+                driver.promote(promoted);
                 Ok(())
             }
             _ => Err(Refused::NotMigrating(migration)),
@@ -166,22 +166,22 @@ impl Lane {
     }
 
     /// Lets another host use the volume for the clients that it has left.
-    pub(super) fn attach(&self, line: PeerLine, peer: HostId, own: HostId) {
+    pub(super) fn attach(&self, channel: PeerChannel, peer: HostId, own: HostId) {
         self.volume.clients().are_at(own);
-        let conversation = Conversation::new(line.line);
+        let rpc = RpcChannel::new(channel.channel);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         service.offer_volume(Rc::clone(&self.volume), peer);
-        self.handle.spawn(conversation.run(line.arrivals, Rc::clone(&service), Rc::new(Nobody)));
-        self.attached.borrow_mut().push((conversation, service));
+        self.handle.spawn(rpc.run(channel.events, Rc::clone(&service), Rc::new(Nobody)));
+        self.attached.borrow_mut().push((rpc, service));
     }
 }
 
 /// The way to the source's half.
-fn to_source(remote: MigrationId, conversation: &Rc<Conversation>) -> Post<ToSource> {
-    let conversation = Rc::clone(conversation);
+fn to_source(remote: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToSource> {
+    let rpc = Rc::clone(rpc);
     Box::new(move |message| {
         match wire::encode(&Message::ToSource { migration: remote, message }) {
-            Ok(message) => conversation.say(message),
+            Ok(message) => rpc.send_message(message),
             // The source asks again until it is answered.
             Err(error) => warn!(%remote, %error, "a message cannot be sent"),
         }
@@ -191,30 +191,30 @@ fn to_source(remote: MigrationId, conversation: &Rc<Conversation>) -> Post<ToSou
 /// Hears what the source's half says.
 struct FromSource {
     remote: MigrationId,
-    baton: TargetBaton,
+    driver: TargetHandle,
 }
 
 impl Listener for FromSource {
-    fn said(&self, message: &[u8]) {
+    fn message(&self, message: &[u8]) {
         match wire::decode(message) {
             Ok(Message::ToTarget { migration, message }) if migration == self.remote => {
-                self.baton.deliver(message);
+                self.driver.deliver(message);
             }
             Ok(_) => warn!(remote = %self.remote, "a message that is not for the target is left out"),
             Err(error) => warn!(remote = %self.remote, %error, "what the source said is not understood"),
         }
     }
 
-    fn lost(&self, reason: &str) {
+    fn link_lost(&self, reason: &str) {
         warn!(remote = %self.remote, reason, "the way to the source is broken");
     }
 
-    fn back(&self) {
-        self.baton.link_back();
+    fn link_restored(&self) {
+        self.driver.link_back();
     }
 
-    fn restarted(&self) {
-        self.baton.link_back();
+    fn peer_restarted(&self) {
+        self.driver.link_back();
     }
 }
 
@@ -222,11 +222,11 @@ impl Listener for FromSource {
 struct Nobody;
 
 impl Listener for Nobody {
-    fn said(&self, _: &[u8]) {}
+    fn message(&self, _: &[u8]) {}
 
-    fn lost(&self, _: &str) {}
+    fn link_lost(&self, _: &str) {}
 
-    fn back(&self) {}
+    fn link_restored(&self) {}
 
-    fn restarted(&self) {}
+    fn peer_restarted(&self) {}
 }

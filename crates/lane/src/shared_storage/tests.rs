@@ -1,4 +1,4 @@
-//! An image lent over a line, between two ends on one executor, with real files and their locks.
+//! An image leased over a channel, between two ends on one executor, with real files and their locks.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -10,7 +10,9 @@ use futures_channel::mpsc;
 
 use super::*;
 use crate::peer::head::Address;
-use crate::peer::{Arrival, Conversation, Line, Listener, PeerStore, Service, Speech, Urgency};
+use crate::peer::{
+    Capabilities, Channel, ChannelEvent, Listener, PeerStore, RequestPriority, RpcChannel, Service,
+};
 use block::device::ALIGNMENT;
 use block::store::image::Caching;
 use block::store::{Access, Image};
@@ -26,14 +28,14 @@ const WATCHED: std::time::Duration = std::time::Duration::from_millis(50);
 #[test]
 fn what_is_written_to_a_borrowed_image_is_there_when_it_is_given_back() {
     play(|scene| async move {
-        let (borrowing, store) = scene.replica(scene.shared.clone());
+        let (lease, store) = scene.replica(scene.shared.clone());
         store.write(0, filled(7), Durability::Volatile).await.unwrap();
-        assert_eq!(scene.way.get(), Some(Way::Shared));
-        assert!(scene.lent.here().is_none(), "the target has closed it");
+        assert_eq!(scene.way.get(), Some(DataPath::Shared));
+        assert!(scene.leased.here().is_none(), "the target has closed it");
         let waiting = Buffer::zeroed(4096);
-        assert_eq!(scene.lent.read(0, waiting).await.unwrap().as_slice(), &[7; 4096], "and may read it");
-        borrowing.give_back().await.unwrap();
-        let taken = scene.lent.promise().await.unwrap();
+        assert_eq!(scene.leased.read(0, waiting).await.unwrap().as_slice(), &[7; 4096], "and may read it");
+        lease.give_back().await.unwrap();
+        let taken = scene.leased.promise().await.unwrap();
         assert_eq!(taken.read(0, Buffer::zeroed(4096)).await.unwrap().as_slice(), &[7; 4096]);
     });
 }
@@ -41,18 +43,18 @@ fn what_is_written_to_a_borrowed_image_is_there_when_it_is_given_back() {
 #[test]
 fn a_promise_waits_for_the_borrower_and_keeps_the_image() {
     play(|scene| async move {
-        let (borrowing, store) = scene.replica(scene.shared.clone());
+        let (lease, store) = scene.replica(scene.shared.clone());
         let store = Rc::new(store);
         store.write(0, filled(1), Durability::Volatile).await.unwrap();
-        let (lent, promised) = (Rc::clone(&scene.lent), Rc::new(Cell::new(false)));
+        let (leased, promised) = (Rc::clone(&scene.leased), Rc::new(Cell::new(false)));
         let says = Rc::clone(&promised);
         scene.handle.spawn(async move {
-            lent.promise().await.unwrap();
+            leased.promise().await.unwrap();
             says.set(true);
         });
         scene.handle.sleep(WATCHED).await;
         assert!(!promised.get(), "the source has it open");
-        borrowing.give_back().await.unwrap();
+        lease.give_back().await.unwrap();
         until(&scene.handle, || promised.get()).await;
 
         // A source that goes on waits until the try is over.
@@ -63,15 +65,15 @@ fn a_promise_waits_for_the_borrower_and_keeps_the_image() {
             says.set(true);
         });
         scene.handle.sleep(WATCHED).await;
-        assert!(!written.get() && scene.lent.here().is_some());
-        scene.lent.promise_nothing();
+        assert!(!written.get() && scene.leased.here().is_some());
+        scene.leased.promise_nothing();
         until(&scene.handle, || written.get()).await;
-        assert_eq!(scene.way.get(), Some(Way::Shared));
+        assert_eq!(scene.way.get(), Some(DataPath::Shared));
     });
 }
 
 #[test]
-fn an_image_that_is_not_the_same_is_not_borrowed() {
+fn an_image_that_is_not_the_same_is_not_leased() {
     play(|scene| async move {
         // All that a copy of the folder has: image and token.
         let copy = scene.folder.join("copy");
@@ -87,40 +89,40 @@ fn an_image_that_is_not_the_same_is_not_borrowed() {
         assert!(shared.is_there(), "it shows the token");
         let (_borrowing, store) = scene.replica(shared);
         store.write(0, filled(3), Durability::Volatile).await.unwrap();
-        assert_eq!(scene.way.get(), Some(Way::Link));
+        assert_eq!(scene.way.get(), Some(DataPath::Link));
         assert_eq!(std::fs::read(path).unwrap()[0], 0, "nothing was written there");
-        assert_eq!(scene.lent.read(0, Buffer::zeroed(4096)).await.unwrap().as_slice(), &[3; 4096]);
+        assert_eq!(scene.leased.read(0, Buffer::zeroed(4096)).await.unwrap().as_slice(), &[3; 4096]);
     });
 }
 
 #[test]
-fn an_image_whose_lock_the_other_host_does_not_feel_is_not_borrowed() {
+fn an_image_whose_lock_the_other_host_does_not_feel_is_not_leased() {
     play(|scene| async move {
         // The folder is the same, and the file in it is not: as where each host has locks of its own.
         let away = scene.shared.path.with_extension("away");
         std::fs::rename(&scene.shared.path, &away).unwrap();
         Image::create(&scene.shared.path, SIZE).unwrap();
-        let (lent_to, shared) = (scene.shared.path.clone(), scene.shared.clone());
-        let lent = Lendable { image: None, shared, size_bytes: SIZE, promise: Promise::None };
-        let lent = LentImage::new(lent, &scene.handle, &scene.engine);
-        assert_eq!(lent.is_locked().await, Err(IoError::Unsupported), "nobody has locked it");
-        let borrowed = Image::open(&lent_to, Access::ReadWrite).unwrap();
-        assert_eq!(lent.is_locked().await, Ok(()));
-        drop(borrowed);
+        let (leased_to, shared) = (scene.shared.path.clone(), scene.shared.clone());
+        let leased = Leasable { image: None, shared, size_bytes: SIZE, promise: Promise::None };
+        let leased = LeasedImage::new(leased, &scene.handle, &scene.engine);
+        assert_eq!(leased.is_locked().await, Err(IoError::Unsupported), "nobody has locked it");
+        let taken = Image::open(&leased_to, Access::ReadWrite).unwrap();
+        assert_eq!(leased.is_locked().await, Ok(()));
+        drop(taken);
     });
 }
 
 #[test]
 fn blocks_go_over_the_link_when_a_share_breaks() {
     play(|scene| async move {
-        let (borrowing, store) = scene.replica(scene.shared.clone());
+        let (lease, store) = scene.replica(scene.shared.clone());
         store.write(0, filled(1), Durability::Volatile).await.unwrap();
         // Given back after a try, and then the share is gone at the source.
-        borrowing.give_back().await.unwrap();
+        lease.give_back().await.unwrap();
         remove(&scene.shared.path).unwrap();
         store.write(4096, filled(2), Durability::Volatile).await.unwrap();
-        assert_eq!((scene.way.get(), scene.losses.get()), (Some(Way::Link), 1));
-        assert_eq!(scene.lent.read(4096, Buffer::zeroed(4096)).await.unwrap().as_slice(), &[2; 4096]);
+        assert_eq!((scene.way.get(), scene.losses.get()), (Some(DataPath::Link), 1));
+        assert_eq!(scene.leased.read(4096, Buffer::zeroed(4096)).await.unwrap().as_slice(), &[2; 4096]);
     });
 }
 
@@ -130,10 +132,10 @@ fn everybody_who_wants_an_image_after_a_restart_has_it_as_soon_as_one_of_them_ha
         let path = scene.folder.join("again.img");
         drop(Image::create(&path, SIZE).unwrap());
         let shared = SharedImage::offer(&path).unwrap();
-        let lendable = Lendable { image: None, shared, size_bytes: SIZE, promise: Promise::None };
-        let lent = LentImage::new(lendable, &scene.handle, &scene.engine);
+        let leasable = Leasable { image: None, shared, size_bytes: SIZE, promise: Promise::None };
+        let leased = LeasedImage::new(leasable, &scene.handle, &scene.engine);
         let writes = (0..8_u8)
-            .map(|number| lent.write(u64::from(number) * 4096, filled(number), Durability::Volatile));
+            .map(|number| leased.write(u64::from(number) * 4096, filled(number), Durability::Volatile));
         let written = futures_util::future::join_all(writes).await;
         assert!(written.iter().all(Result::is_ok), "{written:?}");
     });
@@ -142,46 +144,46 @@ fn everybody_who_wants_an_image_after_a_restart_has_it_as_soon_as_one_of_them_ha
 #[test]
 fn nothing_is_written_when_the_copying_has_ended() {
     play(|scene| async move {
-        let (borrowing, store) = scene.replica(scene.shared.clone());
+        let (lease, store) = scene.replica(scene.shared.clone());
         store.write(0, filled(1), Durability::Volatile).await.unwrap();
-        borrowing.close();
+        lease.close();
         assert_eq!(store.write(0, filled(2), Durability::Volatile).await, Err(IoError::Closed));
-        scene.lent.promise().await.unwrap();
+        scene.leased.promise().await.unwrap();
     });
 }
 
-/// Two ends of a line; the far one has an image that may be lent.
+/// Two ends of a line; the far one has an image that may be leased.
 struct Scene {
     folder: PathBuf,
     handle: Handle,
     engine: Rc<dyn block::engine::Engine>,
-    near: Rc<Conversation>,
-    _far: Rc<Conversation>,
+    near: Rc<RpcChannel>,
+    _far: Rc<RpcChannel>,
     shared: SharedImage,
-    lent: Rc<LentImage>,
-    way: Rc<Cell<Option<Way>>>,
+    leased: Rc<LeasedImage>,
+    way: Rc<Cell<Option<DataPath>>>,
     losses: Rc<Cell<u32>>,
 }
 
-struct Wire(mpsc::UnboundedSender<Arrival>);
+struct Wire(mpsc::UnboundedSender<ChannelEvent>);
 
-impl Line for Wire {
-    fn send(&self, _: Urgency, head: Bytes, payload: Bytes) {
-        let _ = self.0.unbounded_send(Arrival::Sent { head, payload, credit: Box::new(()) });
+impl Channel for Wire {
+    fn send(&self, _: RequestPriority, head: Bytes, payload: Bytes) {
+        let _ = self.0.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) });
     }
 
-    fn speech(&self) -> Speech {
-        Speech::Calls
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::Calls
     }
 }
 
-struct Deaf;
+struct IgnoreMessages;
 
-impl Listener for Deaf {
-    fn said(&self, _: &[u8]) {}
-    fn lost(&self, _: &str) {}
-    fn back(&self) {}
-    fn restarted(&self) {}
+impl Listener for IgnoreMessages {
+    fn message(&self, _: &[u8]) {}
+    fn link_lost(&self, _: &str) {}
+    fn link_restored(&self) {}
+    fn peer_restarted(&self) {}
 }
 
 impl Scene {
@@ -189,29 +191,28 @@ impl Scene {
         let path = folder.join("v.img");
         let image = Image::create(&path, SIZE).unwrap();
         let shared = SharedImage::offer(&path).unwrap();
-        let lendable =
-            Lendable { image: Some(image), shared: shared.clone(), size_bytes: SIZE, promise: Promise::None };
-        let lent = LentImage::new(lendable, &handle, &engine);
+        let leasable =
+            Leasable { image: Some(image), shared: shared.clone(), size_bytes: SIZE, promise: Promise::None };
+        let leased = LeasedImage::new(leasable, &handle, &engine);
         let ((to_near, near_hears), (to_far, far_hears)) = (mpsc::unbounded(), mpsc::unbounded());
-        let (near, far) =
-            (Conversation::new(Box::new(Wire(to_far))), Conversation::new(Box::new(Wire(to_near))));
+        let (near, far) = (RpcChannel::new(Box::new(Wire(to_far))), RpcChannel::new(Box::new(Wire(to_near))));
         let (service, nothing) = (
             Service::new(handle.clone(), BufferPool::new()),
             Service::new(handle.clone(), BufferPool::new()),
         );
-        service.offer(ADDRESS, Rc::clone(&lent) as Rc<dyn BlockDevice>);
-        service.offer_to_lend(ADDRESS, Rc::clone(&lent));
-        handle.spawn(near.run(near_hears, nothing, Rc::new(Deaf)));
-        handle.spawn(far.run(far_hears, service, Rc::new(Deaf)));
+        service.offer(ADDRESS, Rc::clone(&leased) as Rc<dyn BlockDevice>);
+        service.offer_lease(ADDRESS, Rc::clone(&leased));
+        handle.spawn(near.run(near_hears, nothing, Rc::new(IgnoreMessages)));
+        handle.spawn(far.run(far_hears, service, Rc::new(IgnoreMessages)));
         let (way, losses) = (Rc::default(), Rc::default());
-        Self { folder, handle, engine, near, _far: far, shared, lent, way, losses }
+        Self { folder, handle, engine, near, _far: far, shared, leased, way, losses }
     }
 
     /// The image as the near end has it at `shared`.
-    fn replica(&self, shared: SharedImage) -> (Rc<Borrowing>, ReplicaStore) {
+    fn replica(&self, shared: SharedImage) -> (Rc<HeldLease>, ReplicaStore) {
         let geometry = Geometry { size: SIZE, alignment: ALIGNMENT, read_only: false, discards: true };
         let (told, losses) = (Rc::clone(&self.way), Rc::clone(&self.losses));
-        let borrowing = Borrowing::new(
+        let lease = HeldLease::new(
             self.handle.clone(),
             Rc::clone(&self.engine),
             Rc::clone(&self.near),
@@ -220,10 +221,10 @@ impl Scene {
             geometry,
             Box::new(move |way| told.set(Some(way))),
         );
-        borrowing.on_loss(Box::new(move || losses.set(losses.get() + 1)));
-        let link = PeerStore::new(Rc::clone(&self.near), ADDRESS, geometry, Urgency::Bulk);
-        let store = ReplicaStore::new(Rc::clone(&borrowing), link);
-        (borrowing, store)
+        lease.on_loss(Box::new(move || losses.set(losses.get() + 1)));
+        let link = PeerStore::new(Rc::clone(&self.near), ADDRESS, geometry, RequestPriority::Bulk);
+        let store = ReplicaStore::new(Rc::clone(&lease), link);
+        (lease, store)
     }
 }
 

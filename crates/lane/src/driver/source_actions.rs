@@ -7,11 +7,11 @@ use migration::source::{SourceAction, SourceEvent};
 use migration::{Phase, VolumeId};
 use tracing::{error, info};
 
-use super::source_part::SourceOrder;
-use super::{Event, SourceConductor, left_over};
+use super::source_volume::SourceOrder;
+use super::{Event, SourceDriver, left_over};
 use crate::control::Report;
 
-impl SourceConductor {
+impl SourceDriver {
     pub(super) fn carry_out(&mut self, action: SourceAction) {
         match action {
             SourceAction::Enter(phase) => self.enter(phase),
@@ -22,7 +22,7 @@ impl SourceConductor {
                 let events = self.sender.clone();
                 self.handle.spawn(async move {
                     if is_paused.await.is_ok() {
-                        // The conductor is gone only when the migration has ended.
+                        // The driver is gone only when the migration has ended.
                         let _ = events.unbounded_send(Event::Source(SourceEvent::MachinePaused));
                     }
                 });
@@ -73,9 +73,9 @@ impl SourceConductor {
     }
 
     fn take_back(&self, generations: &[(VolumeId, Generation)]) {
-        for (seat, volume) in self.seats.iter().zip(&self.volumes) {
+        for (participant, volume) in self.participants.iter().zip(&self.volumes) {
             let generation = generations.iter().find(|(id, _)| id == volume);
-            seat.order(SourceOrder::TakeBack(generation.map(|(_, generation)| *generation)));
+            participant.order(SourceOrder::TakeBack(generation.map(|(_, generation)| *generation)));
         }
     }
 

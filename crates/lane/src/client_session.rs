@@ -1,8 +1,8 @@
 //! The way of a client's requests into a volume: known to the volume's owner before the first of them, and each with the
-//! client behind it, wherever it is sent on from here ([`crate::fence`]).
+//! client behind it, wherever it is sent on from here ([`crate::fencing`]).
 //!
 //! ```text
-//!   a connection ──► entrance ──► passage ──► gate ──┬──► align ──► … store
+//!   a connection ──► session ──► requests ──► gate ──┬──► align ──► … store
 //!                       │            └ whose client  └──► owner on another host: asked while the client is there
 //!                       └ the first: the owner raises its fence
 //!   another host ──► service ── bears a fence ──► gate ──┬──► align ──► … store: if the fence is the present one
@@ -18,7 +18,7 @@ use futures_util::FutureExt;
 use migration::planted::{Bug, broken};
 
 use crate::clients::Client;
-use crate::fence::{Always, Changed, Fence, Presence};
+use crate::fencing::{Always, Changed, FencingToken, Presence};
 use crate::filter::{Access, Again, GateMode};
 use crate::peer::PeerVolume;
 use crate::volume::Volume;
@@ -31,9 +31,9 @@ const CHANGE_STEP_BYTES: u64 = 256 << 20;
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
     /// A client of this host.
-    Client(&'a Visitor),
+    Client(&'a LocalClient),
     /// Another host, which was told of this fence.
-    Host(Fence),
+    Host(FencingToken),
     /// Another host, which knows nothing of fences.
     OldHost,
 }
@@ -42,7 +42,7 @@ impl Origin<'_> {
     /// Has the volume's owner, on another host, make the change.
     async fn send_on(self, owner: &PeerVolume, change: Change) -> Result<Changed, IoError> {
         match self {
-            Self::Client(visitor) => owner.ask_for_client(Rc::clone(&visitor.presence), change).await?,
+            Self::Client(client) => owner.ask_for_client(Rc::clone(&client.presence), change).await?,
             Self::OldHost => owner.ask_for_client(Rc::new(Always), change).await?,
             Self::Host(fence) => return owner.relay(fence, change).await,
         }
@@ -51,17 +51,17 @@ impl Origin<'_> {
 }
 
 /// The client of a connection of this host.
-pub(crate) struct Visitor {
+pub(crate) struct LocalClient {
     presence: Rc<dyn Presence>,
-    /// What [`Fences::arrivals`](crate::fence::Fences::arrivals) was when the client was seen to be there last.
+    /// What [`FencingTokens::arrivals`](crate::fencing::FencingTokens::arrivals) was when the client was seen to be there last.
     arrivals_seen: Cell<u64>,
 }
 
-impl Visitor {
+impl LocalClient {
     /// Tells whether the client may have come to another host, or here once more: since it was seen to be there last
     /// somebody has, and it is not there. What it left behind is not made then.
     fn may_be_elsewhere(&self, volume: &Volume) -> bool {
-        let arrivals = volume.fences().arrivals();
+        let arrivals = volume.fencing().arrivals();
         if arrivals == self.arrivals_seen.get() {
             return false;
         }
@@ -87,10 +87,10 @@ impl Volume {
     pub(crate) async fn change(&self, origin: Origin<'_>, change: Change) -> Result<Changed, IoError> {
         let (_own, pass) = loop {
             // N.B. from before it waits at the gate: who comes waits for it.
-            let own = matches!(origin, Origin::Client(_)).then(|| self.fences().enter_own());
+            let own = matches!(origin, Origin::Client(_)).then(|| self.fencing().enter_own());
             let pass = self.gate().enter(Access::Change).await;
             let Some(owner) = pass.owner() else { break (own, pass) };
-            let _sent_on = own.is_some().then(|| self.fences().enter_sent_on());
+            let _sent_on = own.is_some().then(|| self.fencing().enter_sent_on());
             drop(own);
             let made = self.gate().unless_home(owner, origin.send_on(owner, change.clone()));
             // Boxed: what goes no further than to a store of this host needs a fraction of its memory.
@@ -100,12 +100,12 @@ impl Volume {
         };
         let _entry = match origin {
             // N.B. both here, and not where it arrives: it may have waited at the gate. From here on whoever comes waits for it.
-            Origin::Client(visitor) if visitor.may_be_elsewhere(self) => return Err(IoError::Closed),
-            Origin::Host(fence) if !self.fences().admits(fence) => {
-                return Ok(Changed::Refused(self.fences().tell()));
+            Origin::Client(client) if client.may_be_elsewhere(self) => return Err(IoError::Closed),
+            Origin::Host(fence) if !self.fencing().admits(fence) => {
+                return Ok(Changed::Refused(self.fencing().tell()));
             }
             Origin::Client(_) => None,
-            Origin::Host(_) | Origin::OldHost => Some(self.fences().enter_forwarded()),
+            Origin::Host(_) | Origin::OldHost => Some(self.fencing().enter_forwarded()),
         };
         pass.device().change(change).await?;
         Ok(Changed::Done)
@@ -114,31 +114,31 @@ impl Volume {
     /// Reads, when the gate lets that through; from the owner on another host as long as the client is there.
     pub(crate) async fn read(
         &self,
-        visitor: &Visitor,
+        client: &LocalClient,
         offset: u64,
         buffer: Buffer,
     ) -> Result<Buffer, IoError> {
         let (gate, buffer) = (self.gate(), Again::new(buffer));
         let there = async |owner: &PeerVolume| {
-            owner.while_there(&*visitor.presence, owner.read(offset, buffer.take())).await
+            owner.while_there(&*client.presence, owner.read(offset, buffer.take())).await
         };
         gate.look(async |device| device.read(offset, buffer.take()).await, there).await
     }
 
     /// Flushes, likewise.
-    pub(crate) async fn flush(&self, visitor: &Visitor) -> Result<(), IoError> {
-        let there = async |owner: &PeerVolume| owner.while_there(&*visitor.presence, owner.flush()).await;
+    pub(crate) async fn flush(&self, client: &LocalClient) -> Result<(), IoError> {
+        let there = async |owner: &PeerVolume| owner.while_there(&*client.presence, owner.flush()).await;
         self.gate().look(async |device| device.flush().await, there).await
     }
 
     /// Describes a range, likewise.
     pub(crate) async fn allocation(
         &self,
-        visitor: &Visitor,
+        client: &LocalClient,
         range: ByteRange,
     ) -> Result<Vec<Extent>, IoError> {
         let there =
-            async |owner: &PeerVolume| owner.while_there(&*visitor.presence, owner.allocation(range)).await;
+            async |owner: &PeerVolume| owner.while_there(&*client.presence, owner.allocation(range)).await;
         self.gate().look(async |device| device.allocation(range).await, there).await
     }
 
@@ -147,15 +147,15 @@ impl Volume {
     ///
     /// # Errors
     /// The owner, on another host, cannot be asked.
-    pub(crate) async fn attach(&self, route: Route<'_>) -> Result<Option<Fence>, IoError> {
+    pub(crate) async fn attach(&self, route: Route<'_>) -> Result<Option<FencingToken>, IoError> {
         loop {
             // N.B. not below the gate, for those may have to wait there.
-            self.fences().comes().await;
+            self.fencing().comes().await;
             let pass = self.gate().enter(Access::Attach).await;
             let Some(owner) = pass.owner().cloned() else { break };
             // It takes as long as the link does.
             drop(pass);
-            self.fences().goes_on().await;
+            self.fencing().goes_on().await;
             let asked = async {
                 match route {
                     Route::Here(presence) => owner.while_there(presence, owner.attach()).await,
@@ -166,13 +166,13 @@ impl Volume {
                 return answer;
             }
         }
-        self.fences().raise().await;
-        Ok(matches!(route, Route::AnotherHost).then(|| self.fences().tell()))
+        self.fencing().raise().await;
+        Ok(matches!(route, Route::AnotherHost).then(|| self.fencing().tell()))
     }
 }
 
 /// The beginning of the way of one connection.
-pub struct Entrance {
+pub struct ClientSession {
     volume: Rc<Volume>,
     presence: Rc<dyn Presence>,
     below: Rc<dyn BlockDevice>,
@@ -190,10 +190,10 @@ enum Attachment {
 }
 
 /// Says that nothing came of an attachment, unless it was made.
-struct Attaching<'a>(&'a Entrance);
+struct Attaching<'a>(&'a ClientSession);
 
-impl Entrance {
-    /// Makes the way of a connection from `presence`; `below` leads to the volume by a [`Passage`].
+impl ClientSession {
+    /// Makes the way of a connection from `presence`; `below` leads to the volume by a [`ClientRequests`].
     pub fn new(volume: Rc<Volume>, presence: Rc<dyn Presence>, below: Rc<dyn BlockDevice>) -> Self {
         let (attachment, settled) = (Cell::new(Attachment::Missing), Signal::default());
         let client = volume.clients().comes();
@@ -245,7 +245,7 @@ impl Entrance {
 }
 
 // Requests as plain futures, for who puts them into one of his own.
-impl Entrance {
+impl ClientSession {
     pub(crate) async fn reading(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
         self.begin_read().await?;
         self.below.read(offset, buffer).await
@@ -275,7 +275,7 @@ impl Entrance {
     }
 }
 
-impl BlockDevice for Entrance {
+impl BlockDevice for ClientSession {
     /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.below.geometry()
@@ -316,37 +316,37 @@ impl Drop for Attaching<'_> {
 }
 
 /// The end of the way of one connection: into the volume, with the client behind each change.
-pub struct Passage {
+pub struct ClientRequests {
     volume: Rc<Volume>,
-    visitor: Visitor,
+    client: LocalClient,
 }
 
-impl Passage {
+impl ClientRequests {
     /// Makes the way of a connection from `presence` into a volume.
     pub fn new(volume: Rc<Volume>, presence: Rc<dyn Presence>) -> Self {
-        let visitor = Visitor { presence, arrivals_seen: Cell::new(volume.fences().arrivals()) };
-        Self { volume, visitor }
+        let client = LocalClient { presence, arrivals_seen: Cell::new(volume.fencing().arrivals()) };
+        Self { volume, client }
     }
 }
 
-impl BlockDevice for Passage {
+impl BlockDevice for ClientRequests {
     /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.volume.gate().geometry()
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(self.volume.read(&self.visitor, offset, buffer))
+        Box::pin(self.volume.read(&self.client, offset, buffer))
     }
 
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
-        let made = self.volume.change(Origin::Client(&self.visitor), change);
+        let made = self.volume.change(Origin::Client(&self.client), change);
         // A client's change bears no fence, so it is made or fails.
         Box::pin(made.map(|changed| changed.map(drop)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.volume.flush(&self.visitor))
+        Box::pin(self.volume.flush(&self.client))
     }
 
     /// Passthrough.
@@ -355,6 +355,6 @@ impl BlockDevice for Passage {
     }
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
-        Box::pin(self.volume.allocation(&self.visitor, range))
+        Box::pin(self.volume.allocation(&self.client, range))
     }
 }

@@ -11,9 +11,9 @@ use migration::source::{Moves, Peer};
 use migration::strategy::Acknowledgement;
 use migration::{MigrationId, PacingSettings};
 
-use super::seat::{ComingTogether, LeavingTogether};
-use crate::lending::{Borrowing, LentImage};
-use crate::peer::{Conversation, PeerVolume, Service};
+use super::participant::{IncomingGroup, OutgoingGroup};
+use crate::peer::{PeerVolume, RpcChannel, Service};
+use crate::shared_storage::{HeldLease, LeasedImage};
 use crate::volume::Volume;
 
 /// A migration between two stores of this host: what is to be migrated, and within which limits.
@@ -55,9 +55,9 @@ pub struct SourcePlan {
     /// Identity of the migration; already in the journal as started.
     pub migration: MigrationId,
     /// The volumes; all move, or none.
-    pub volumes: Vec<LeavingVolume>,
+    pub volumes: Vec<OutgoingVolume>,
     /// Those that come after them, and are on lanes of their own.
-    pub together: LeavingTogether,
+    pub group: OutgoingGroup,
     /// Whether the source images are kept.
     pub keep_source: bool,
     /// How each volume is copied.
@@ -82,7 +82,7 @@ pub struct CopySettings {
 }
 
 /// One volume of a source's half.
-pub struct LeavingVolume {
+pub struct OutgoingVolume {
     /// The volume.
     pub volume: Rc<Volume>,
     /// The store it goes to, wherever that is.
@@ -93,9 +93,9 @@ pub struct LeavingVolume {
     /// very stack that they use.
     pub successor: Option<Rc<PeerVolume>>,
     /// The talk with the target's host about this volume; `None`: the target is on this host.
-    pub conversation: Option<Rc<Conversation>>,
+    pub channel: Option<Rc<RpcChannel>>,
     /// What the replica is written through if this host can open the target's image itself; `None`: it cannot.
-    pub borrowing: Option<Rc<Borrowing>>,
+    pub lease: Option<Rc<HeldLease>>,
 }
 
 /// The store that a volume goes to, as the source's half sees it.
@@ -119,9 +119,9 @@ pub struct TargetPlan {
     /// Identity of the migration on this host.
     pub migration: MigrationId,
     /// The volumes; all come, or none.
-    pub volumes: Vec<ComingVolume>,
+    pub volumes: Vec<IncomingVolume>,
     /// Those that come after them, and are on lanes of their own.
-    pub together: ComingTogether,
+    pub group: IncomingGroup,
     /// How long a store may take to answer the first read.
     pub trial_max: Duration,
     /// What lets a source on another host use the stores; `None`: the source is on this host.
@@ -131,13 +131,13 @@ pub struct TargetPlan {
 }
 
 /// One volume of a target's half.
-pub struct ComingVolume {
+pub struct IncomingVolume {
     /// The volume: that of the source on one host, one of its own with a closed gate between two.
     pub volume: Rc<Volume>,
     /// The store it comes to; what is copied to it goes by way of this.
     pub store: Rc<FlushDebt>,
     /// The same store, if the source's host may have its image to write to; `None`: it may not.
-    pub lent: Option<Rc<LentImage>>,
+    pub leased: Option<Rc<LeasedImage>>,
     /// Where its bytes will be.
     pub image: ImageLocation,
 }
@@ -150,7 +150,7 @@ impl Plan {
         let source = SourcePlan {
             migration,
             volumes: leaving,
-            together: LeavingTogether::default(),
+            group: OutgoingGroup::default(),
             keep_source: self.keep_source,
             switch_over_max: self.limits.switch_over_max,
             copying: CopySettings {
@@ -164,7 +164,7 @@ impl Plan {
         let target = TargetPlan {
             migration,
             volumes: coming,
-            together: ComingTogether::default(),
+            group: IncomingGroup::default(),
             trial_max,
             service: None,
             moves: Moves::Volumes,
@@ -174,12 +174,12 @@ impl Plan {
 }
 
 impl PlannedVolume {
-    fn halves(self) -> (LeavingVolume, ComingVolume) {
+    fn halves(self) -> (OutgoingVolume, IncomingVolume) {
         let target = FlushDebt::new(self.target);
-        let coming = ComingVolume {
+        let coming = IncomingVolume {
             volume: Rc::clone(&self.volume),
             store: Rc::clone(&target),
-            lent: None,
+            leased: None,
             image: self.target_image,
         };
         let replica = Replica {
@@ -189,13 +189,13 @@ impl PlannedVolume {
             known: None,
             zeroes: self.zeroes,
         };
-        let leaving = LeavingVolume {
+        let leaving = OutgoingVolume {
             volume: self.volume,
             replica,
             source_image: self.source_image,
             successor: None,
-            conversation: None,
-            borrowing: None,
+            channel: None,
+            lease: None,
         };
         (leaving, coming)
     }

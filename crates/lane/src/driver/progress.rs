@@ -6,14 +6,14 @@ use migration::source::Costs;
 use migration::strategy::Tally;
 use migration::{Progress, Waiting};
 
-use super::SourceConductor;
-use super::seat::SourceSeat;
+use super::SourceDriver;
+use super::participant::SourceParticipant;
 use crate::REPORT_INTERVAL;
 use crate::control::Report;
 
-impl SourceConductor {
+impl SourceDriver {
     pub(super) fn costs(&self) -> Costs {
-        self.seats.iter().map(SourceSeat::costs).fold(Costs::default(), |sum, volume| Costs {
+        self.participants.iter().map(SourceParticipant::costs).fold(Costs::default(), |sum, volume| Costs {
             bytes_copied: sum.bytes_copied + volume.bytes_copied,
             bytes_mirrored: sum.bytes_mirrored + volume.bytes_mirrored,
             bytes_zero: sum.bytes_zero + volume.bytes_zero,
@@ -48,9 +48,9 @@ impl SourceConductor {
             attempt: self.source.tries(),
             tally: Tally::default(),
         };
-        let volumes = self.seats.len().max(1) as f64;
-        for seat in &self.seats {
-            let volume = seat.progress();
+        let volumes = self.participants.len().max(1) as f64;
+        for participant in &self.participants {
+            let volume = participant.progress();
             progress.bytes_synchronised += volume.bytes_synchronised;
             progress.bytes_missing += volume.bytes_missing;
             if !self.is_released {

@@ -15,16 +15,16 @@ use migration::{MigrationId, PacingSettings, VolumeId, VolumeIndex};
 use tracing::warn;
 
 use super::Lane;
-use crate::conductor::{
-    Baton, CopySettings, LeavingTogether, LeavingVolume, Post, Replica, SourceConductor, SourceFollower,
-    SourceMembership, SourcePlan, TimeLimits,
-};
 use crate::control::Report;
-use crate::handle::{LeavingLines, LeavingOrder, LeavingRole, Refused, Rest};
-use crate::lending::{Borrowing, ReplicaStore, SharedImage};
+use crate::driver::{
+    CopySettings, OutgoingGroup, OutgoingVolume, Replica, SendMessage, SourceDriver, SourceHandle,
+    SourceParticipantRef, SourceParticipation, SourcePlan, TimeLimits,
+};
+use crate::handle::{OutgoingChannels, OutgoingOrder, OutgoingRole, Refused, Rest};
 use crate::peer::head::Address;
-use crate::peer::{Conversation, Listener, PeerLine, PeerStore, PeerVolume, Service, Urgency};
+use crate::peer::{Listener, PeerChannel, PeerStore, PeerVolume, RequestPriority, RpcChannel, Service};
 use crate::resuming::{self, Rhythm};
+use crate::shared_storage::{HeldLease, ReplicaStore, SharedImage};
 
 /// What a link is thought to carry, in bytes a second, when it is filled: 1.25 Gbit. A faster one that is long as well is
 /// not filled, a slower one has a longer queue.
@@ -41,48 +41,48 @@ impl Lane {
     /// Begins a migration to another host, or goes on with one.
     pub(super) fn leave(
         self: &Rc<Self>,
-        order: &LeavingOrder,
-        lines: LeavingLines,
-        role: LeavingRole,
+        order: &OutgoingOrder,
+        channels: OutgoingChannels,
+        role: OutgoingRole,
     ) -> Result<(), Refused> {
         self.check_idle()?;
-        let LeavingLines { replica: line, owner } = lines;
-        let conversation = Conversation::new(line.line);
+        let OutgoingChannels { replica: channel, owner } = channels;
+        let rpc = RpcChannel::new(channel.channel);
         let (handle, volume) = (&self.handle, self.settings.volume);
         let successor =
             owner_elsewhere(handle, self.engine.buffers(), volume, owner, self.geometry_elsewhere());
         let index = match &role {
-            LeavingRole::Conducts(_) => VolumeIndex(0),
-            LeavingRole::Follows(membership) => membership.index(),
+            OutgoingRole::Drives(_) => VolumeIndex(0),
+            OutgoingRole::Joins(participation) => participation.index(),
         };
-        let leaving = self.leaving_volume(order, index, &conversation, successor);
+        let leaving = self.leaving_volume(order, index, &rpc, successor);
         let listener: Rc<dyn Listener> = match role {
-            LeavingRole::Conducts(together) => {
-                let baton = self.conduct_leaving(order, leaving, together, &conversation)?;
-                Rc::new(FromTarget { migration: order.migration, baton })
+            OutgoingRole::Drives(group) => {
+                let driver = self.drive_outgoing(order, leaving, group, &rpc)?;
+                Rc::new(FromTarget { migration: order.migration, driver })
             }
-            LeavingRole::Follows(membership) => {
-                Rc::new(OfFollower(self.follow_leaving(order, leaving, membership)))
+            OutgoingRole::Joins(participation) => {
+                Rc::new(OfParticipant(self.join_outgoing(order, leaving, participation)))
             }
         };
         let nothing = Service::new(self.handle.clone(), self.engine.buffers().clone());
-        self.handle.spawn(conversation.run(line.arrivals, nothing, listener));
+        self.handle.spawn(rpc.run(channel.events, nothing, listener));
         self.remember_progress(order);
         Ok(())
     }
 
-    /// Conducts the migration.
-    fn conduct_leaving(
+    /// Drives the migration.
+    fn drive_outgoing(
         &self,
-        order: &LeavingOrder,
-        leaving: LeavingVolume,
-        together: LeavingTogether,
-        conversation: &Rc<Conversation>,
-    ) -> Result<Baton, Refused> {
+        order: &OutgoingOrder,
+        leaving: OutgoingVolume,
+        group: OutgoingGroup,
+        rpc: &Rc<RpcChannel>,
+    ) -> Result<SourceHandle, Refused> {
         let plan = SourcePlan {
             migration: order.migration,
             volumes: vec![leaving],
-            together,
+            group,
             keep_source: order.keep_source,
             copying: self.copy_settings(order),
             switch_over_max: order.switch_over_max,
@@ -91,38 +91,38 @@ impl Lane {
         };
         let control = self.begin_recording(order.migration);
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
-        let to_target = to_target(order.migration, conversation);
+        let to_target = to_target(order.migration, rpc);
         let made = match &order.recorded {
-            None => Some(SourceConductor::new(handle, control, buffers, plan, to_target)),
-            Some(recorded) => SourceConductor::resume(handle, control, buffers, plan, to_target, recorded),
+            None => Some(SourceDriver::new(handle, control, buffers, plan, to_target)),
+            Some(recorded) => SourceDriver::resume(handle, control, buffers, plan, to_target, recorded),
         };
-        let Some((conductor, baton)) = made else {
+        let Some((driver, source)) = made else {
             return Err(Refused::NotMigrating(order.migration));
         };
         let copies = order.recorded.as_ref().is_none_or(|recorded| recorded.stage == Stage::Copying);
         if order.rest == Rest::Pause && copies {
             // Before anything else is heard of it: what was paused before a restart does not go on for a moment.
-            baton.pause();
+            source.pause();
         }
-        self.conduct(baton.clone(), conductor.run());
-        Ok(baton)
+        self.drive(source.clone(), driver.run());
+        Ok(source)
     }
 
-    /// Lends the volume to the conductor on another lane.
-    fn follow_leaving(
+    /// Has the volume take part with the driver on another lane.
+    fn join_outgoing(
         &self,
-        order: &LeavingOrder,
-        leaving: LeavingVolume,
-        membership: SourceMembership,
-    ) -> SourceFollower {
+        order: &OutgoingOrder,
+        leaving: OutgoingVolume,
+        participation: SourceParticipation,
+    ) -> SourceParticipantRef {
         let copies = order.recorded.as_ref().is_none_or(|recorded| recorded.stage == Stage::Copying);
         let copying = copies.then(|| self.copy_settings(order));
         if copies {
-            // It may have been closed for a try of a conductor that failed; this one begins with none.
+            // It may have been closed for a try of a driver that failed; this one begins with none.
             self.volume.open();
         }
         let (handle, buffers) = (&self.handle, self.engine.buffers());
-        let (follower, follows) = membership.follow(handle, buffers, copying.as_ref(), leaving);
+        let (follower, follows) = participation.follow(handle, buffers, copying.as_ref(), leaving);
         self.migration.followed.set(Some(order.migration));
         let current = Rc::clone(&self.migration);
         self.handle.spawn(async move {
@@ -134,7 +134,7 @@ impl Lane {
     }
 
     /// Keeps what the copy at the other host lacks, as long as one is made.
-    fn remember_progress(self: &Rc<Self>, order: &LeavingOrder) {
+    fn remember_progress(self: &Rc<Self>, order: &OutgoingOrder) {
         let (lane, migration) = (Rc::clone(self), order.migration);
         let is_over = move || {
             let follows = lane.migration.followed.get() == Some(migration);
@@ -147,52 +147,52 @@ impl Lane {
 
     fn leaving_volume(
         &self,
-        order: &LeavingOrder,
+        order: &OutgoingOrder,
         index: VolumeIndex,
-        conversation: &Rc<Conversation>,
+        rpc: &Rc<RpcChannel>,
         successor: Rc<PeerVolume>,
-    ) -> LeavingVolume {
-        let link = |urgency| {
-            let (conversation, address) = (Rc::clone(conversation), Address::Replica(index.0));
-            PeerStore::new(conversation, address, self.geometry_elsewhere(), urgency)
+    ) -> OutgoingVolume {
+        let link = |priority| {
+            let (rpc, address) = (Rc::clone(rpc), Address::Replica(index.0));
+            PeerStore::new(rpc, address, self.geometry_elsewhere(), priority)
         };
-        let borrowing = order.shared.clone().map(|shared| self.borrow(order, index, shared, conversation));
-        let store = |urgency| match &borrowing {
-            None => Rc::new(link(urgency)) as Rc<dyn BlockDevice>,
-            Some(borrowing) => Rc::new(ReplicaStore::new(Rc::clone(borrowing), link(urgency))),
+        let lease = order.shared.clone().map(|shared| self.lease(order, index, shared, rpc));
+        let store = |priority| match &lease {
+            None => Rc::new(link(priority)) as Rc<dyn BlockDevice>,
+            Some(lease) => Rc::new(ReplicaStore::new(Rc::clone(lease), link(priority))),
         };
-        LeavingVolume {
+        OutgoingVolume {
             volume: Rc::clone(&self.volume),
             replica: Replica {
-                bulk: store(Urgency::Bulk),
-                mirrored: store(Urgency::Mirrored),
+                bulk: store(RequestPriority::Bulk),
+                mirrored: store(RequestPriority::Mirrored),
                 content: order.content,
                 known: order.known,
                 zeroes: order.zeroes,
             },
             source_image: order.source.clone(),
             successor: Some(successor),
-            conversation: Some(Rc::clone(conversation)),
-            borrowing,
+            channel: Some(Rc::clone(rpc)),
+            lease,
         }
     }
 
     /// A way into the target's image that does not lead over the link, if it is one.
-    fn borrow(
+    fn lease(
         &self,
-        order: &LeavingOrder,
+        order: &OutgoingOrder,
         volume: VolumeIndex,
         shared: SharedImage,
-        conversation: &Rc<Conversation>,
-    ) -> Rc<Borrowing> {
+        rpc: &Rc<RpcChannel>,
+    ) -> Rc<HeldLease> {
         let (control, migration) = (Rc::clone(&self.control), order.migration);
-        let tell = Box::new(move |way| control.report(Report::Way { migration, volume, way }));
+        let tell = Box::new(move |way| control.report(Report::DataPath { migration, volume, way }));
         let (handle, engine) = (self.handle.clone(), Rc::clone(&self.engine));
-        let (conversation, address) = (Rc::clone(conversation), Address::Replica(volume.0));
-        Borrowing::new(handle, engine, conversation, address, shared, self.geometry_elsewhere(), tell)
+        let (rpc, address) = (Rc::clone(rpc), Address::Replica(volume.0));
+        HeldLease::new(handle, engine, rpc, address, shared, self.geometry_elsewhere(), tell)
     }
 
-    fn copy_settings(&self, order: &LeavingOrder) -> CopySettings {
+    fn copy_settings(&self, order: &OutgoingOrder) -> CopySettings {
         CopySettings {
             pacing: pacing(order),
             limits: TimeLimits {
@@ -222,17 +222,17 @@ pub(super) fn owner_elsewhere(
     handle: &Handle,
     buffers: &BufferPool,
     volume: VolumeId,
-    line: PeerLine,
+    channel: PeerChannel,
     geometry: Geometry,
 ) -> Rc<PeerVolume> {
-    let conversation = Conversation::new(line.line);
+    let rpc = RpcChannel::new(channel.channel);
     let nothing = Service::new(handle.clone(), buffers.clone());
-    handle.spawn(conversation.run(line.arrivals, nothing, Rc::new(Deaf)));
-    PeerVolume::new(conversation, volume, geometry, handle.clone(), buffers.clone())
+    handle.spawn(rpc.run(channel.events, nothing, Rc::new(IgnoreMessages)));
+    PeerVolume::new(rpc, volume, geometry, handle.clone(), buffers.clone())
 }
 
 /// How much is copied at once: as on one host, and what is on the way of a long link besides.
-fn pacing(order: &LeavingOrder) -> PacingSettings {
+fn pacing(order: &OutgoingOrder) -> PacingSettings {
     let near = PacingSettings::default();
     let on_the_way = order.round_trip.as_secs_f64() * LINK_BYTES_PER_SECOND;
     // Rounded up; a round trip of hours is none.
@@ -245,10 +245,10 @@ fn pacing(order: &LeavingOrder) -> PacingSettings {
 }
 
 /// The way to the target's half.
-fn to_target(migration: MigrationId, conversation: &Rc<Conversation>) -> Post<ToTarget> {
-    let conversation = Rc::clone(conversation);
+fn to_target(migration: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToTarget> {
+    let rpc = Rc::clone(rpc);
     Box::new(move |message| match wire::encode(&Message::ToTarget { migration, message }) {
-        Ok(message) => conversation.say(message),
+        Ok(message) => rpc.send_message(message),
         // It is repeated until it is answered, so a deadline says what has become of it.
         Err(error) => warn!(%migration, %error, "a message cannot be sent"),
     })
@@ -257,14 +257,14 @@ fn to_target(migration: MigrationId, conversation: &Rc<Conversation>) -> Post<To
 /// Hears what the target's half says.
 struct FromTarget {
     migration: MigrationId,
-    baton: Baton,
+    driver: SourceHandle,
 }
 
 impl Listener for FromTarget {
-    fn said(&self, message: &[u8]) {
+    fn message(&self, message: &[u8]) {
         match wire::decode(message) {
             Ok(Message::ToSource { migration, message }) if migration == self.migration => {
-                self.baton.deliver(message);
+                self.driver.deliver(message);
             }
             Ok(_) => warn!(migration = %self.migration, "a message that is not for the source is left out"),
             Err(error) => {
@@ -273,49 +273,49 @@ impl Listener for FromTarget {
         }
     }
 
-    fn lost(&self, reason: &str) {
+    fn link_lost(&self, reason: &str) {
         warn!(migration = %self.migration, reason, "the way to the target is broken");
-        self.baton.link_lost();
+        self.driver.link_lost();
     }
 
-    fn back(&self) {
-        self.baton.link_back();
+    fn link_restored(&self) {
+        self.driver.link_back();
     }
 
-    fn restarted(&self) {
-        self.baton.peer_restarted();
-        self.baton.link_back();
+    fn peer_restarted(&self) {
+        self.driver.peer_restarted();
+        self.driver.link_back();
     }
 }
 
-/// Hears for a volume whose migration another lane conducts: that one hears the rest.
-struct OfFollower(SourceFollower);
+/// Hears for a volume whose migration another lane drives: that one hears the rest.
+struct OfParticipant(SourceParticipantRef);
 
-impl Listener for OfFollower {
-    fn said(&self, _: &[u8]) {
+impl Listener for OfParticipant {
+    fn message(&self, _: &[u8]) {
         warn!(
-            "a message of a handover came on the line of a volume that is not the migration's first; it is left out"
+            "a message of a handover came on the rpc of a volume that is not the migration's first; it is left out"
         );
     }
 
-    fn lost(&self, _: &str) {}
+    fn link_lost(&self, _: &str) {}
 
-    fn back(&self) {}
+    fn link_restored(&self) {}
 
-    fn restarted(&self) {
+    fn peer_restarted(&self) {
         self.0.peer_restarted();
     }
 }
 
-/// Hears nothing: of a conversation that is only calls.
-struct Deaf;
+/// Hears nothing: of a channel that is only calls.
+struct IgnoreMessages;
 
-impl Listener for Deaf {
-    fn said(&self, _: &[u8]) {}
+impl Listener for IgnoreMessages {
+    fn message(&self, _: &[u8]) {}
 
-    fn lost(&self, _: &str) {}
+    fn link_lost(&self, _: &str) {}
 
-    fn back(&self) {}
+    fn link_restored(&self) {}
 
-    fn restarted(&self) {}
+    fn peer_restarted(&self) {}
 }

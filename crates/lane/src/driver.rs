@@ -1,22 +1,22 @@
-//! Conducts one migration: the source's and the target's machine, and all that they ask for.
+//! Drives one migration: the source's and the target's machine, and all that they ask for.
 //!
 //! ```text
 //!        source's half                                             target's half
-//!   copyings, gates ◄── Source ── Prepare, Commit … ──► Post ──► Target ──► flush, own, start, open
-//!                          ▲ ◄──────────────── Post ◄── Prepared, Active … ──┘
+//!   copyings, gates ◄── Source ── Prepare, Commit … ──► SendMessage ──► Target ──► flush, own, start, open
+//!                          ▲ ◄──────────────── SendMessage ◄── Prepared, Active … ──┘
 //! ```
 //! Each half runs on the lane that has its store, and knows of the other only what messages say: on one host both are
-//! on one lane and [`Conductor`] joins them, between two hosts a link does. Both are written for N volumes, of which each
-//! has a lane of its own: a half is conducted on the first one's, and the others [follow](SourceMembership).
+//! on one lane and [`LocalDriver`] joins them, between two hosts a link does. Both are written for N volumes, of which each
+//! has a lane of its own: a half is driven on the first one's, and the others [follow](SourceParticipation).
 
+mod participant;
 mod plan;
 mod progress;
-mod seat;
 mod source;
 mod source_actions;
-mod source_part;
+mod source_volume;
 mod target;
-mod target_part;
+mod target_volume;
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -29,45 +29,52 @@ use tracing::warn;
 
 use crate::control::{Control, ControlFault, LaneFuture};
 
+pub use participant::{
+    IncomingGroup, OutgoingGroup, SourceParticipantRef, SourceParticipation, TargetParticipation,
+};
 pub use plan::{
-    ComingVolume, CopySettings, LeavingVolume, Plan, PlannedVolume, Replica, SourcePlan, TargetContent,
+    CopySettings, IncomingVolume, OutgoingVolume, Plan, PlannedVolume, Replica, SourcePlan, TargetContent,
     TargetPlan, TimeLimits,
 };
-pub use seat::{ComingTogether, LeavingTogether, SourceFollower, SourceMembership, TargetMembership};
 pub(crate) use source::Event;
-pub use source::{Baton, SourceConductor};
-pub use target::{TargetBaton, TargetConductor};
+pub use source::{SourceDriver, SourceHandle};
+pub use target::{TargetDriver, TargetHandle};
 
 /// Sends a message to the other half of a migration. It may be lost, or come twice: the machines repeat what matters.
-pub type Post<M> = Box<dyn Fn(M)>;
+pub type SendMessage<M> = Box<dyn Fn(M)>;
 
 /// Runs one migration between two stores of this host: both halves.
-pub struct Conductor {
-    source: SourceConductor,
-    target: TargetConductor,
+pub struct LocalDriver {
+    source: SourceDriver,
+    target: TargetDriver,
 }
 
-impl Conductor {
+impl LocalDriver {
     /// Makes both halves, and puts the mirrors into the volumes' live stacks.
-    pub fn new(handle: Handle, control: Rc<dyn Control>, buffers: &BufferPool, plan: Plan) -> (Self, Baton) {
+    pub fn new(
+        handle: Handle,
+        control: Rc<dyn Control>,
+        buffers: &BufferPool,
+        plan: Plan,
+    ) -> (Self, SourceHandle) {
         let (source_plan, target_plan) = plan.halves();
         // Each half is made with the way to the other one; the target says nothing before it is spoken to.
-        let source_baton = Rc::new(OnceCell::<Baton>::new());
+        let source_handle = Rc::new(OnceCell::<SourceHandle>::new());
         let to_source = carried(&handle, &control, {
-            let source = Rc::clone(&source_baton);
+            let source = Rc::clone(&source_handle);
             move |message| {
                 if let Some(source) = source.get() {
                     source.deliver(message);
                 }
             }
         });
-        let (target, target_baton) =
-            TargetConductor::new(handle.clone(), Rc::clone(&control), buffers, target_plan, to_source);
-        let to_target = carried(&handle, &control, move |message| target_baton.deliver(message));
-        let (source, baton) = SourceConductor::new(handle, control, buffers, source_plan, to_target);
+        let (target, target_handle) =
+            TargetDriver::new(handle.clone(), Rc::clone(&control), buffers, target_plan, to_source);
+        let to_target = carried(&handle, &control, move |message| target_handle.deliver(message));
+        let (source, driver) = SourceDriver::new(handle, control, buffers, source_plan, to_target);
         // Nobody has set it before.
-        let _ = source_baton.set(baton.clone());
-        (Self { source, target }, baton)
+        let _ = source_handle.set(driver.clone());
+        (Self { source, target }, driver)
     }
 
     /// Runs the migration to its end.
@@ -84,7 +91,7 @@ fn carried<M: Clone + 'static>(
     handle: &Handle,
     control: &Rc<dyn Control>,
     deliver: impl Fn(M) + Clone + 'static,
-) -> Post<M> {
+) -> SendMessage<M> {
     let (handle, control) = (handle.clone(), Rc::clone(control));
     Box::new(move |message: M| match control.carry() {
         None => deliver(message),

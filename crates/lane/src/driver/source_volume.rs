@@ -1,12 +1,12 @@
 //! One volume's part in the source's half of a migration: what is done on the lane that has the volume.
 //!
 //! ```text
-//!   conductor, on the lane of the first volume ──SourceOrder──► part ──► gate, copying, store
+//!   driver, on the lane of the first volume ──SourceOrder──► part ──► gate, copying, store
 //!        ▲                                                       │
 //!        └──────────────────────── Event ────────────────────────┘
 //! ```
-//! The conductor's own volume takes its orders by a call. Every other volume of the migration has a lane of its own: it is
-//! lent to the conductor, and orders and events are messages between two threads, in order both ways.
+//! The driver's own volume takes its orders by a call. Every other volume of the migration has a lane of its own: it is
+//! on a lane of its own, and orders and events are messages between two threads, in order both ways.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,15 +23,15 @@ use migration::target::FlushResult;
 use migration::{Attempt, VolumeIndex, Waiting};
 use tracing::warn;
 
-use super::{CopySettings, Event, LeavingVolume, flush};
+use super::{CopySettings, Event, OutgoingVolume, flush};
 use crate::REPORT_INTERVAL;
 use crate::copy::VolumeCopy;
 use crate::filter::GateMode;
-use crate::lending::Borrowing;
-use crate::peer::Haste;
+use crate::peer::PriorityBoost;
+use crate::shared_storage::HeldLease;
 use crate::volume::{Home, Volume};
 
-/// What a conductor has done for a volume of its migration.
+/// What a driver has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SourceOrder {
     /// Hold its requests, and say when none is in flight, and when one waits.
@@ -40,7 +40,7 @@ pub(crate) enum SourceOrder {
     OpenGate,
     /// Let what is copied and mirrored go before a machine's memory, or after it; while the gate is closed it goes before
     /// it in any case.
-    ShareLink(Haste),
+    ShareLink(PriorityBoost),
     /// Flush its store while its guest works.
     Settle(u32),
     /// Flush its store behind its closed gate; the target promises meanwhile.
@@ -67,7 +67,7 @@ pub(crate) enum SourceOrder {
 
 /// How far one volume is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PartProgress {
+pub(crate) struct VolumeProgress {
     pub(crate) bytes_synchronised: u64,
     pub(crate) bytes_missing: u64,
     pub(crate) fraction: f64,
@@ -79,10 +79,10 @@ pub(crate) struct PartProgress {
 }
 
 /// One volume's part.
-pub(crate) struct SourcePart {
+pub(crate) struct SourceVolume {
     index: VolumeIndex,
     handle: Handle,
-    leaving: LeavingVolume,
+    leaving: OutgoingVolume,
     /// The source's store, for a hand-back; `None` once the image is dealt with.
     source: RefCell<Option<Rc<dyn BlockDevice>>>,
     /// `None` if nothing is to be copied any more.
@@ -92,14 +92,14 @@ pub(crate) struct SourcePart {
     events: mpsc::UnboundedSender<Event>,
 }
 
-impl SourcePart {
+impl SourceVolume {
     /// Makes the part of a volume, and, if it is to be copied, puts a mirror into its live stack.
     pub(crate) fn new(
         handle: &Handle,
         buffers: &BufferPool,
         copying: Option<&CopySettings>,
         index: VolumeIndex,
-        leaving: LeavingVolume,
+        leaving: OutgoingVolume,
         events: mpsc::UnboundedSender<Event>,
     ) -> Rc<Self> {
         let copy =
@@ -113,9 +113,9 @@ impl SourcePart {
             costs: RefCell::default(),
             events,
         });
-        if let Some(borrowing) = &part.leaving.borrowing {
+        if let Some(lease) = &part.leaving.lease {
             let lossy = Rc::downgrade(&part);
-            borrowing.on_loss(Box::new(move || {
+            lease.on_loss(Box::new(move || {
                 if let Some(part) = lossy.upgrade() {
                     part.tell_copy(VolumeEvent::TargetRestarted);
                 }
@@ -124,14 +124,14 @@ impl SourcePart {
         part
     }
 
-    /// Does what the conductor says.
+    /// Does what the driver says.
     pub(crate) fn carry_out(&self, order: SourceOrder) {
         let volume = &self.leaving.volume;
         match order {
             SourceOrder::CloseGate(attempt) => {
                 self.tell_copy(VolumeEvent::GateCloses);
                 // N.B. what the replica lacks now is downtime, unless it arrives while a machine's devices are sent.
-                self.set_haste(Haste::BeforeMemory);
+                self.set_boost(PriorityBoost::AboveMemory);
                 let closed = volume.close();
                 let index = self.index;
                 self.answer_after(async move {
@@ -141,13 +141,13 @@ impl SourcePart {
                 self.say_if_held(attempt);
             }
             SourceOrder::OpenGate => {
-                self.set_haste(Haste::Usual);
+                self.set_boost(PriorityBoost::Off);
                 self.tell_copy(VolumeEvent::GateOpens);
                 volume.open();
             }
-            SourceOrder::ShareLink(haste) => {
+            SourceOrder::ShareLink(boost) => {
                 if volume.gate().mode() == GateMode::Open {
-                    self.set_haste(haste);
+                    self.set_boost(boost);
                 }
             }
             SourceOrder::Settle(settling) => {
@@ -161,10 +161,10 @@ impl SourcePart {
                 // The target flushes, too, and promises.
                 self.tell_copy(VolumeEvent::Freeze);
                 let (index, volume) = (self.index, Rc::clone(volume));
-                let borrowing = self.leaving.borrowing.clone();
+                let lease = self.leaving.lease.clone();
                 self.answer_after(async move {
                     // N.B. the target waits for its image before it promises.
-                    let (flushed, given) = join(flush_own(&volume), give_back(borrowing)).await;
+                    let (flushed, given) = join(flush_own(&volume), give_back(lease)).await;
                     let result = if given == FlushResult::Failed { given } else { flushed };
                     SourceEvent::Flushed { volume: index, attempt, result }
                 });
@@ -215,10 +215,10 @@ impl SourcePart {
     }
 
     /// How far it is now.
-    pub(crate) fn progress(&self) -> PartProgress {
+    pub(crate) fn progress(&self) -> VolumeProgress {
         let copy = self.copy.borrow();
         let Some(copy) = &*copy else {
-            return PartProgress { costs: self.costs(), ..PartProgress::default() };
+            return VolumeProgress { costs: self.costs(), ..VolumeProgress::default() };
         };
         let now = self.handle.now();
         copy.with_strategy(|strategy| {
@@ -227,7 +227,7 @@ impl SourcePart {
                 .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) })
                 .or(strategy.waits_for().map(|reason| Waiting { reason, remaining: None }));
             let block_bytes = strategy.block_size().bytes();
-            PartProgress {
+            VolumeProgress {
                 bytes_synchronised: strategy.blocks_synchronised() * block_bytes,
                 bytes_missing: strategy.blocks_remaining() * block_bytes,
                 fraction: strategy.fraction(),
@@ -253,7 +253,7 @@ impl SourcePart {
         self.tell_copy(VolumeEvent::TargetRestarted);
     }
 
-    /// Takes the orders of a conductor on another lane until it has ended, and tells it every so often how far it is.
+    /// Takes the orders of a driver on another lane until it has ended, and tells it every so often how far it is.
     pub(crate) async fn follow(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<SourceOrder>) {
         // Also if this thread panics.
         let _gone = Gone { index: self.index, events: self.events.clone() };
@@ -271,7 +271,7 @@ impl SourcePart {
                 Either::Right(_) => self.tell_progress(),
             }
         }
-        // A conductor that ended in order has said so before; one whose thread has failed has not. What became of its
+        // A driver that ended in order has said so before; one whose thread has failed has not. What became of its
         // try only the journal knows, so the gate stays as it is.
         self.stop_copy();
         if self.copy.replace(None).is_some() {
@@ -285,7 +285,7 @@ impl SourcePart {
         let held = self.leaving.volume.holds_a_request();
         self.handle.spawn(async move {
             if held.await {
-                // The conductor is gone only when the migration has ended.
+                // The driver is gone only when the migration has ended.
                 let _ = events.unbounded_send(Event::Source(SourceEvent::RequestHeld { volume, attempt }));
             }
         });
@@ -302,19 +302,19 @@ impl SourcePart {
         }
     }
 
-    fn set_haste(&self, haste: Haste) {
-        if let Some(conversation) = &self.leaving.conversation {
-            conversation.set_haste(haste);
+    fn set_boost(&self, boost: PriorityBoost) {
+        if let Some(channel) = &self.leaving.channel {
+            channel.set_boost(boost);
         }
     }
 
     fn stop_copy(&self) {
-        self.set_haste(Haste::Usual);
+        self.set_boost(PriorityBoost::Off);
         if let Some(copy) = &*self.copy.borrow() {
             copy.stop();
         }
-        if let Some(borrowing) = &self.leaving.borrowing {
-            borrowing.close();
+        if let Some(lease) = &self.leaving.lease {
+            lease.close();
         }
     }
 
@@ -322,7 +322,7 @@ impl SourcePart {
         let events = self.events.clone();
         self.handle.spawn(async move {
             let event = Event::Source(task.await);
-            // The conductor is gone only when the migration has ended.
+            // The driver is gone only when the migration has ended.
             let _ = events.unbounded_send(event);
         });
     }
@@ -342,10 +342,10 @@ async fn flush_own(volume: &Volume) -> FlushResult {
     result
 }
 
-/// Closes an image of the target's that this host has borrowed, when all of it is durable.
-async fn give_back(borrowing: Option<Rc<Borrowing>>) -> FlushResult {
-    let Some(borrowing) = borrowing else { return FlushResult::Durable };
-    match borrowing.give_back().await {
+/// Closes an image of the target's that this host holds a lease of, when all of it is durable.
+async fn give_back(lease: Option<Rc<HeldLease>>) -> FlushResult {
+    let Some(lease) = lease else { return FlushResult::Durable };
+    match lease.give_back().await {
         Ok(()) => FlushResult::Durable,
         Err(error) => {
             warn!(%error, "what was written to the target's image could not be flushed");
@@ -381,7 +381,7 @@ fn start_copy(
     buffers: &BufferPool,
     settings: &CopySettings,
     index: VolumeIndex,
-    leaving: &LeavingVolume,
+    leaving: &OutgoingVolume,
     notices: mpsc::UnboundedSender<Event>,
 ) -> Rc<VolumeCopy> {
     let source = leaving.volume.store();

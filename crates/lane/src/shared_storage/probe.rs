@@ -1,4 +1,4 @@
-//! Whether two hosts have one folder, asked before there is an image to lend. Everything here may sleep.
+//! Whether two hosts have one folder, asked before there is an image to lease. Everything here may sleep.
 //!
 //! ```text
 //!   source: a file with a secret in each of its folders, open past the cache, locked ── the secrets ──► target

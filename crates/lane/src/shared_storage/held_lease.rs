@@ -1,13 +1,13 @@
 //! The source's side: the target's image as the copying sees it, whichever way leads there.
 //!
 //! ```text
-//!            it is lent, and opened here
+//!            it is leased, and opened here
 //!    Away ───────────────────────────────► Here
 //!     │ ▲     closed: to be promised there │ │
 //!     │ └──────────────────────────────────┘ │ it cannot be used any more
 //!     └── not proved to be the same ─► Link ◄┘       (from each: ─► Closed, when the copying has ended)
 //! ```
-//! It is borrowed when something is to be written, and again after a try at the handover that was given up. Once blocks have
+//! It is leased when something is to be written, and again after a try at the handover that was given up. Once blocks have
 //! gone over the link they do so for the rest of the migration.
 
 use std::cell::{Cell, RefCell};
@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use super::token::{Secret, SharedImage};
 use crate::peer::head::{Address, Operation};
-use crate::peer::{Conversation, PeerStore, Question, Urgency, is_lost};
+use crate::peer::{PeerStore, Question, RequestPriority, RpcChannel, is_lost};
 use crate::signal::Signal;
 
 /// Pause before the target is asked again that has promised, and does not know yet that the try is over.
@@ -34,41 +34,41 @@ const OPEN_LOOKS_MAX: u32 = 25;
 
 /// The way that blocks take to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum DataPath {
     /// Over the link.
     Link,
     /// Into the image itself, which both hosts can open; the link carries control only.
     Shared,
 }
 
-/// The target's image, which the source's host borrows if it can.
-pub struct Borrowing {
+/// The target's image, which the source's host leases if it can.
+pub struct HeldLease {
     me: Weak<Self>,
     handle: Handle,
     engine: Rc<dyn Engine>,
-    conversation: Rc<Conversation>,
+    channel: Rc<RpcChannel>,
     address: Address,
     shared: SharedImage,
     geometry: Geometry,
     state: RefCell<State>,
     changed: Signal,
     /// The way that was told last.
-    told: Cell<Option<Way>>,
-    tell: Box<dyn Fn(Way)>,
+    told: Cell<Option<DataPath>>,
+    tell: Box<dyn Fn(DataPath)>,
     /// Tells that what was not durable there may be lost.
     lost: RefCell<Option<Box<dyn Fn()>>>,
 }
 
 enum State {
     Away,
-    /// A task borrows it.
+    /// A task asks for the lease.
     Asking,
     Here(Rc<dyn BlockDevice>),
     Link,
     Closed,
 }
 
-/// Why it was not borrowed.
+/// Why it was not leased.
 enum Unproved {
     /// The peer's process, or the copying, has ended meanwhile: it is asked again if there is still a reason to.
     Interrupted,
@@ -76,24 +76,24 @@ enum Unproved {
     Because(String),
 }
 
-impl Borrowing {
+impl HeldLease {
     /// Makes a way to `shared`, which the peer knows by `address`. Nothing is asked for yet.
     ///
     /// `tell` is called with the way that blocks take, at first and when that changes.
     pub(crate) fn new(
         handle: Handle,
         engine: Rc<dyn Engine>,
-        conversation: Rc<Conversation>,
+        channel: Rc<RpcChannel>,
         address: Address,
         shared: SharedImage,
         geometry: Geometry,
-        tell: Box<dyn Fn(Way)>,
+        tell: Box<dyn Fn(DataPath)>,
     ) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             handle,
             engine,
-            conversation,
+            channel,
             address,
             shared,
             geometry,
@@ -152,41 +152,41 @@ impl Borrowing {
         }
     }
 
-    /// Begins to borrow the image, in a task of its own: whoever wants it may go away meanwhile.
+    /// Begins to ask for the lease, in a task of its own: whoever wants it may go away meanwhile.
     fn ask(&self) {
-        let Some(borrowing) = self.me.upgrade() else { return };
+        let Some(lease) = self.me.upgrade() else { return };
         self.state.replace(State::Asking);
         self.handle.spawn(async move {
             let next = loop {
-                match borrowing.borrow_it().await {
+                match lease.ask_for_lease().await {
                     Ok(device) => break State::Here(device),
-                    Err(Unproved::Interrupted) if borrowing.is_asking() => {
-                        borrowing.handle.sleep(ASK_AGAIN).await;
+                    Err(Unproved::Interrupted) if lease.is_asking() => {
+                        lease.handle.sleep(ASK_AGAIN).await;
                     }
                     Err(Unproved::Interrupted) => return,
                     Err(Unproved::Because(reason)) => {
-                        let image = borrowing.shared.path.display();
+                        let image = lease.shared.path.display();
                         tracing::info!(%image, reason, "blocks go over the link");
-                        borrowing.say_lost();
+                        lease.say_lost();
                         break State::Link;
                     }
                 }
             };
-            if borrowing.is_asking() {
-                borrowing.enter(next);
+            if lease.is_asking() {
+                lease.enter(next);
             }
         });
     }
 
-    async fn borrow_it(&self) -> Result<Rc<dyn BlockDevice>, Unproved> {
+    async fn ask_for_lease(&self) -> Result<Rc<dyn BlockDevice>, Unproved> {
         let answer = self.answer().await?;
-        let lent = self.call(Operation::Lend { answer: answer.0 }).await;
+        let leased = self.call(Operation::Lease { answer: answer.0 }).await;
         let shared = self.shared.clone();
         // That one is left over is for the target's host to see to.
         let _ = run_blocking(&self.engine, move || shared.forget_answer(answer)).await;
-        lent?;
+        leased?;
         let image = self.open().await?;
-        self.call(Operation::LentIsLocked).await?;
+        self.call(Operation::LeaseIsHeld).await?;
         Ok(Rc::new(FileStore::new(image, Rc::clone(&self.engine))))
     }
 
@@ -205,7 +205,7 @@ impl Borrowing {
 
     async fn call(&self, operation: Operation) -> Result<(), Unproved> {
         let question = Question { address: self.address, operation, fence: None };
-        match self.conversation.call(Urgency::Control, question, Bytes::new(), None).await {
+        match self.channel.call(RequestPriority::Control, question, Bytes::new(), None).await {
             Ok(_) => Ok(()),
             Err(error) if is_lost(&error) || error.errno() == Errno::AGAIN => Err(Unproved::Interrupted),
             Err(error) => Err(Unproved::Because(format!("the other host says: {error}"))),
@@ -272,8 +272,8 @@ impl Borrowing {
 
     fn enter(&self, state: State) {
         let way = match &state {
-            State::Here(_) => Some(Way::Shared),
-            State::Link => Some(Way::Link),
+            State::Here(_) => Some(DataPath::Shared),
+            State::Link => Some(DataPath::Link),
             State::Away | State::Asking | State::Closed => None,
         };
         // The former one may be the last to hold the image.
@@ -288,16 +288,16 @@ impl Borrowing {
     }
 }
 
-/// The target's image as a device: borrowed, or at the other end of the link.
+/// The target's image as a device: leased, or at the other end of the link.
 pub struct ReplicaStore {
-    borrowing: Rc<Borrowing>,
+    lease: Rc<HeldLease>,
     link: PeerStore,
 }
 
 impl ReplicaStore {
-    /// Makes a device that uses the link if the image cannot be borrowed.
-    pub(crate) fn new(borrowing: Rc<Borrowing>, link: PeerStore) -> Self {
-        Self { borrowing, link }
+    /// Makes a device that uses the link if the image cannot be leased.
+    pub(crate) fn new(lease: Rc<HeldLease>, link: PeerStore) -> Self {
+        Self { lease, link }
     }
 }
 
@@ -308,8 +308,8 @@ impl BlockDevice for ReplicaStore {
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
-            match self.borrowing.device().await? {
-                Some(image) => self.borrowing.judge(&image, image.read(offset, buffer).await),
+            match self.lease.device().await? {
+                Some(image) => self.lease.judge(&image, image.read(offset, buffer).await),
                 None => self.link.read(offset, buffer).await,
             }
         })
@@ -317,8 +317,8 @@ impl BlockDevice for ReplicaStore {
 
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            match self.borrowing.device().await? {
-                Some(image) => self.borrowing.judge(&image, image.change(change).await),
+            match self.lease.device().await? {
+                Some(image) => self.lease.judge(&image, image.change(change).await),
                 None => self.link.change(change).await,
             }
         })
@@ -327,11 +327,11 @@ impl BlockDevice for ReplicaStore {
     /// What was given back was flushed.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            if self.borrowing.is_away() {
+            if self.lease.is_away() {
                 return Ok(());
             }
-            match self.borrowing.device().await? {
-                Some(image) => self.borrowing.judge(&image, image.flush().await),
+            match self.lease.device().await? {
+                Some(image) => self.lease.judge(&image, image.flush().await),
                 None => self.link.flush().await,
             }
         })
@@ -339,8 +339,8 @@ impl BlockDevice for ReplicaStore {
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
-            match self.borrowing.device().await? {
-                Some(image) => self.borrowing.judge(&image, image.allocation(range).await),
+            match self.lease.device().await? {
+                Some(image) => self.lease.judge(&image, image.allocation(range).await),
                 None => self.link.allocation(range).await,
             }
         })

@@ -1,12 +1,12 @@
-//! The target's side: an image that is open here, or lent to the source's host.
+//! The target's side: an image that is open here, or leased to the source's host.
 //!
 //! ```text
-//!            Lend, answered and not promised
-//!    Here ──────────────────────────────────► Lent
+//!            Lease, answered and not promised
+//!    Here ──────────────────────────────────► Leased
 //!      ▲    taken: to promise, or because blocks come over the link │
 //!      └─────────────────────────────────────────────────────────────┘
 //! ```
-//! While it is lent it can be read, for a machine that waits looks at its disks; what is read then is what the source has
+//! While it is leased it can be read, for a machine that waits looks at its disks; what is read then is what the source has
 //! written by then.
 
 use std::cell::{Cell, RefCell};
@@ -33,22 +33,22 @@ const RETRY: Duration = Duration::from_millis(2);
 /// How long the last writes of the other host are waited for. The source gives a try up long before.
 const TAKE_MAX: Duration = Duration::from_secs(10);
 
-/// An image that may be lent, before a lane has it.
-pub struct Lendable {
-    /// The image, open and locked; `None`: it may be lent at this moment, after a restart.
+/// An image that may be leased, before a lane has it.
+pub struct Leasable {
+    /// The image, open and locked; `None`: it may be leased out at this moment, after a restart.
     pub image: Option<Image>,
     /// Where it is, and what is beside it.
     pub shared: SharedImage,
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// Whether the target has promised: then it is not lent.
+    /// Whether the target has promised: then it is not leased.
     pub promise: Promise,
 }
 
 /// Whether a target has promised to keep the image for the source's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// It has not, and lends.
+    /// It has not, and grants leases.
     None,
     /// It has, or is about to.
     Given,
@@ -58,12 +58,12 @@ pub enum Promise {
 pub enum ArrivingStore {
     /// A store of this host alone.
     Own(Opened),
-    /// An image that may be lent to the source's host.
-    Lendable(Box<Lendable>),
+    /// An image that may be leased to the source's host.
+    Leasable(Box<Leasable>),
 }
 
-/// An image that is open here, or lent.
-pub struct LentImage {
+/// An image that is open here, or leased out.
+pub struct LeasedImage {
     handle: Handle,
     engine: Rc<dyn Engine>,
     shared: SharedImage,
@@ -75,11 +75,11 @@ pub struct LentImage {
 enum State {
     Here(Rc<dyn BlockDevice>),
     /// What it is read through meanwhile, once somebody has: not locked.
-    Lent(Option<Arc<OwnedFd>>),
+    Leased(Option<Arc<OwnedFd>>),
 }
 
 impl ArrivingStore {
-    /// Makes it a device, and says whether that may be lent.
+    /// Makes it a device, and says whether that may be leased.
     ///
     /// # Errors
     /// As [`Opened::into_device`].
@@ -87,26 +87,26 @@ impl ArrivingStore {
         self,
         handle: &Handle,
         engine: &Rc<dyn Engine>,
-    ) -> Result<(Rc<dyn BlockDevice>, Option<Rc<LentImage>>), IoError> {
+    ) -> Result<(Rc<dyn BlockDevice>, Option<Rc<LeasedImage>>), IoError> {
         match self {
             Self::Own(opened) => Ok((opened.into_device(handle, engine).await?, None)),
-            Self::Lendable(lendable) => {
-                let lent = LentImage::new(*lendable, handle, engine);
-                Ok((Rc::clone(&lent) as Rc<dyn BlockDevice>, Some(lent)))
+            Self::Leasable(leasable) => {
+                let leased = LeasedImage::new(*leasable, handle, engine);
+                Ok((Rc::clone(&leased) as Rc<dyn BlockDevice>, Some(leased)))
             }
         }
     }
 }
 
-impl LentImage {
+impl LeasedImage {
     /// Makes a device of an image.
-    pub(crate) fn new(lendable: Lendable, handle: &Handle, engine: &Rc<dyn Engine>) -> Rc<Self> {
-        let Lendable { image, shared, size_bytes, promise } = lendable;
+    pub(crate) fn new(leasable: Leasable, handle: &Handle, engine: &Rc<dyn Engine>) -> Rc<Self> {
+        let Leasable { image, shared, size_bytes, promise } = leasable;
         let alignment = block::device::ALIGNMENT;
         let geometry = Geometry { size: size_bytes, alignment, read_only: false, discards: true };
         let state = match image {
             Some(image) => State::Here(Rc::new(FileStore::new(image, Rc::clone(engine)))),
-            None => State::Lent(None),
+            None => State::Leased(None),
         };
         Rc::new(Self {
             handle: handle.clone(),
@@ -118,7 +118,7 @@ impl LentImage {
         })
     }
 
-    /// The image, open and locked here, which the source will not get again before [`LentImage::promise_nothing`].
+    /// The image, open and locked here, which the source will not get again before [`LeasedImage::promise_nothing`].
     ///
     /// It waits until the other host has closed it.
     ///
@@ -139,22 +139,22 @@ impl LentImage {
     ///
     /// # Errors
     /// [`Errno::AGAIN`]: not at this moment. [`IoError::Unsupported`]: that host does not have the same folder.
-    pub(crate) async fn lend(&self, answer: Secret) -> Result<(), IoError> {
+    pub(crate) async fn grant_lease(&self, answer: Secret) -> Result<(), IoError> {
         let shared = self.shared.clone();
         let is_answered = run_blocking(&self.engine, move || shared.is_answered(answer)).await?;
         if self.promise.get() == Promise::Given {
-            return Err(IoError::os("lend the image", Errno::AGAIN));
+            return Err(IoError::os("lease the image", Errno::AGAIN));
         }
         if !is_answered {
             return Err(IoError::Unsupported);
         }
         // Requests under way hold it a little longer.
-        self.state.replace(State::Lent(None));
+        self.state.replace(State::Leased(None));
         // N.B. the other host's lock proves something only if nothing of this one is in its way.
         self.open_while(|| true).await.map(drop)
     }
 
-    /// Sees that the image is locked by the host that it was lent to.
+    /// Sees that the image is locked by the host that it is leased to.
     ///
     /// # Errors
     /// [`IoError::Unsupported`]: locks of that host do not count here, or it has another file.
@@ -215,23 +215,23 @@ impl LentImage {
                     self.handle.sleep(RETRY).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "an image that was lent cannot be opened");
+                    tracing::warn!(%error, "an image that was leased cannot be opened");
                     return Err(IoError::os("open the image", Errno::BUSY));
                 }
             }
         }
     }
 
-    /// What it is read through while it is lent.
+    /// What it is read through while it is leased.
     async fn reading(&self) -> Result<Arc<OwnedFd>, IoError> {
-        if let State::Lent(Some(file)) = &*self.state.borrow() {
+        if let State::Leased(Some(file)) = &*self.state.borrow() {
             return Ok(Arc::clone(file));
         }
         let path = self.shared.path.clone();
         let file = run_blocking(&self.engine, move || open_for_reading(&path)).await?;
         let file = file.map_err(|error| IoError::from_std("read the image", &error))?;
         let file = Arc::new(OwnedFd::from(file));
-        if let State::Lent(reading) = &mut *self.state.borrow_mut() {
+        if let State::Leased(reading) = &mut *self.state.borrow_mut() {
             *reading = Some(Arc::clone(&file));
         }
         Ok(file)
@@ -241,12 +241,12 @@ impl LentImage {
     pub(crate) fn here(&self) -> Option<Rc<dyn BlockDevice>> {
         match &*self.state.borrow() {
             State::Here(device) => Some(Rc::clone(device)),
-            State::Lent(_) => None,
+            State::Leased(_) => None,
         }
     }
 }
 
-impl BlockDevice for LentImage {
+impl BlockDevice for LeasedImage {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -265,7 +265,7 @@ impl BlockDevice for LentImage {
         Box::pin(async move { self.take().await?.change(change).await })
     }
 
-    /// What is lent, its source flushes.
+    /// What is leased, its source flushes.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
             match self.here() {

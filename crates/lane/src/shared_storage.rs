@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!   source's host                                              target's host
-//!   mover, mirror ──► ReplicaStore ─┬─ link ──► PeerStore ════► Service ──► LentImage ──► image
-//!                                   └─ shared ► image, opened and locked here  (lent: nobody has it open there)
+//!   mover, mirror ──► ReplicaStore ─┬─ link ──► PeerStore ════► Service ──► LeasedImage ──► image
+//!                                   └─ shared ► image, opened and locked here  (leased: nobody has it open there)
 //!
-//!                      ── Lend: my answer lies beside it ─────► reads it, closes the image
+//!                      ── Lease: my answer lies beside it ─────► reads it, closes the image
 //!   opens it, locks it,
-//!   sees the token again ── LentIsLocked ─────────────────────► tries to lock it, and must not get it
+//!   sees the token again ── LeaseIsHeld ──────────────────────► tries to lock it, and must not get it
 //!   writes …
 //!   the gate is closed, all is written: flushes, closes it
 //!                      ── Prepare ────────────────────────────► opens it, locks it, flushes, promises
-//!                      ── Abort, and then Lend again ─────────► closes it
+//!                      ── Abort, and then Lease again ─────────► closes it
 //! ```
 //! **Whoever may write to the image has it locked**, on the description that its writes go through, so the lock ends with
 //! the last of them (design §5.9). A target promises nothing before it has the lock, and keeps it until its source has
@@ -20,16 +20,16 @@
 //! go over the link. That the target opens the image after the source has closed it is also what network file systems want
 //! before one client sees what another has written.
 //!
-//! Only raw images in folders are lent, and only where the source's host writes past its cache.
+//! Only raw images in folders are leased, and only where the source's host writes past its cache.
 
-mod lent;
+mod held_lease;
+mod leased_image;
 mod probe;
-mod replica;
 mod token;
 
-pub use lent::{ArrivingStore, Lendable, LentImage, Promise};
+pub use held_lease::{DataPath, HeldLease, ReplicaStore};
+pub use leased_image::{ArrivingStore, Leasable, LeasedImage, Promise};
 pub use probe::{Probe, Seen};
-pub use replica::{Borrowing, ReplicaStore, Way};
 pub use token::{Secret, SharedImage, image_of, remove};
 
 #[cfg(test)]

@@ -17,7 +17,7 @@
 //! So what bears the present fence was sent for a client that was there after the fence was raised last, and whoever has come
 //! since has not left anything behind.
 //!
-//! Fences are compared for being the same alone, so a volume's next owner, or the next life of this one, has others.
+//! FencingTokens are compared for being the same alone, so a volume's next owner, or the next life of this one, has others.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -29,14 +29,14 @@ use serde::{Deserialize, Serialize};
 
 /// A fence, as hosts tell it to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fence {
+pub struct FencingToken {
     /// Of the lane that raised it: no two lanes, of whatever hosts, have the same.
     life: u64,
     /// Grows with each time that it was raised.
     number: u64,
 }
 
-impl Fence {
+impl FencingToken {
     /// The fence that a lane of this life has raised so often.
     pub const fn new(life: u64, number: u64) -> Self {
         Self { life, number }
@@ -49,7 +49,7 @@ pub(crate) enum Changed {
     /// It is made.
     Done,
     /// It is not, and will not be: it bears another fence than this one, which is the present one.
-    Refused(Fence),
+    Refused(FencingToken),
 }
 
 /// Whether the client that a request is from is still there.
@@ -76,7 +76,7 @@ impl Presence for Always {
 
 /// The fence of one volume on this host, and the changes that are on either side of it.
 #[derive(Default)]
-pub struct Fences {
+pub struct FencingTokens {
     life: Cell<u64>,
     number: Cell<u64>,
     /// Another host knows the present fence.
@@ -91,21 +91,21 @@ pub struct Fences {
     forwarded: Ledger,
 }
 
-impl Fences {
+impl FencingTokens {
     /// Begins the life of a lane. `life` is this lane's alone, among those of all hosts.
     pub fn begin(&self, life: u64) {
         self.life.set(life);
     }
 
     /// The present fence, for another host.
-    pub(crate) fn tell(&self) -> Fence {
+    pub(crate) fn tell(&self) -> FencingToken {
         self.is_told.set(true);
-        Fence::new(self.life.get(), self.number.get())
+        FencingToken::new(self.life.get(), self.number.get())
     }
 
     /// Tells whether a change that bears this fence may be made.
-    pub(crate) fn admits(&self, fence: Fence) -> bool {
-        let is_present = self.is_told.get() && fence == Fence::new(self.life.get(), self.number.get());
+    pub(crate) fn admits(&self, fence: FencingToken) -> bool {
+        let is_present = self.is_told.get() && fence == FencingToken::new(self.life.get(), self.number.get());
         is_present || broken(Bug::FenceNotChecked)
     }
 
@@ -216,11 +216,11 @@ mod tests {
 
     #[test]
     fn a_fence_is_good_until_it_is_raised_and_in_one_life() {
-        let fences = Fences::default();
+        let fences = FencingTokens::default();
         fences.begin(7);
-        assert!(!fences.admits(Fence::new(7, 0)), "nobody was told of it");
+        assert!(!fences.admits(FencingToken::new(7, 0)), "nobody was told of it");
         let told = fences.tell();
-        assert!(fences.admits(told) && !fences.admits(Fence::new(8, 0)));
+        assert!(fences.admits(told) && !fences.admits(FencingToken::new(8, 0)));
         drop(fences.raise());
         assert!(!fences.admits(told));
         let told = fences.tell();
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn who_comes_waits_for_what_began_before_and_for_nothing_else() {
-        let fences = Fences::default();
+        let fences = FencingTokens::default();
         let (first, second) = (fences.enter_forwarded(), fences.enter_own());
         let mut raised = Box::pin(fences.raise());
         let mut comes = Box::pin(fences.comes());

@@ -1,4 +1,4 @@
-//! The source's half of a conductor: the copying of each volume, the gates, and the source's machine.
+//! The source's half of a driver: the copying of each volume, the gates, and the source's machine.
 //!
 //! ```text
 //!   notices of the copyings ──►┐                                     ┌──► orders to the volumes' parts
@@ -24,34 +24,34 @@ use migration::strategy::{VolumeAction, VolumeEvent};
 use migration::{CommitId, MigrationId, Phase, Source, VolumeId, VolumeIndex};
 use tracing::{info, warn};
 
-use super::seat::SourceSeat;
-use super::source_part::{PartProgress, SourceOrder, SourcePart};
-use super::{Post, SourcePlan};
+use super::participant::SourceParticipant;
+use super::source_volume::{SourceOrder, SourceVolume, VolumeProgress};
+use super::{SendMessage, SourcePlan};
 use crate::control::Control;
-use crate::peer::Haste;
+use crate::peer::PriorityBoost;
 
 /// Talks to a source's half that runs on the same thread.
 #[derive(Clone)]
-pub struct Baton {
+pub struct SourceHandle {
     migration: MigrationId,
     phase: Rc<Cell<Phase>>,
     events: mpsc::UnboundedSender<Event>,
 }
 
 /// Runs the source's half of one migration.
-pub struct SourceConductor {
+pub struct SourceDriver {
     pub(super) handle: Handle,
     pub(super) control: Rc<dyn Control>,
     pub(super) migration: MigrationId,
     pub(super) keep_source: bool,
-    pub(super) seats: Vec<SourceSeat>,
+    pub(super) participants: Vec<SourceParticipant>,
     pub(super) volumes: Vec<VolumeId>,
     /// Where the volumes' bytes are now.
     pub(super) images: Vec<ImageLocation>,
     /// Volumes that have not said yet that they know of the peer's restart: what they say is of before.
     unaware: Vec<VolumeIndex>,
     pub(super) source: Source,
-    pub(super) to_target: Post<ToTarget>,
+    pub(super) to_target: SendMessage<ToTarget>,
     pub(super) phase: Rc<Cell<Phase>>,
     pub(super) sender: mpsc::UnboundedSender<Event>,
     events: mpsc::UnboundedReceiver<Event>,
@@ -77,13 +77,13 @@ pub(crate) enum Event {
     /// Something that concerns every volume's copying.
     Copying(VolumeEvent),
     /// How far a volume is that is on another lane.
-    Told(VolumeIndex, Box<PartProgress>),
+    Told(VolumeIndex, Box<VolumeProgress>),
     /// The lane of a volume has ended.
     PartGone(VolumeIndex),
 }
 
-impl Baton {
-    /// The migration that is conducted.
+impl SourceHandle {
+    /// The migration that is driven.
     pub fn migration(&self) -> MigrationId {
         self.migration
     }
@@ -157,20 +157,20 @@ impl Baton {
     }
 
     fn send(&self, event: Event) {
-        // A conductor that is gone needs no events.
+        // A driver that is gone needs no events.
         let _ = self.events.unbounded_send(event);
     }
 }
 
-impl SourceConductor {
+impl SourceDriver {
     /// Makes a source's half, and puts the mirrors into the volumes' live stacks.
     pub fn new(
         handle: Handle,
         control: Rc<dyn Control>,
         buffers: &BufferPool,
         plan: SourcePlan,
-        to_target: Post<ToTarget>,
-    ) -> (Self, Baton) {
+        to_target: SendMessage<ToTarget>,
+    ) -> (Self, SourceHandle) {
         let source = Source::new(handle.now(), settings(&plan));
         Self::with_machine(handle, control, buffers, plan, to_target, source)
     }
@@ -182,9 +182,9 @@ impl SourceConductor {
         control: Rc<dyn Control>,
         buffers: &BufferPool,
         plan: SourcePlan,
-        to_target: Post<ToTarget>,
+        to_target: SendMessage<ToTarget>,
         recorded: &MigrationState,
-    ) -> Option<(Self, Baton)> {
+    ) -> Option<(Self, SourceHandle)> {
         let source = Source::resume(handle.now(), settings(&plan), recorded)?;
         Some(Self::with_machine(handle, control, buffers, plan, to_target, source))
     }
@@ -194,28 +194,35 @@ impl SourceConductor {
         control: Rc<dyn Control>,
         buffers: &BufferPool,
         plan: SourcePlan,
-        to_target: Post<ToTarget>,
+        to_target: SendMessage<ToTarget>,
         source: Source,
-    ) -> (Self, Baton) {
+    ) -> (Self, SourceHandle) {
         let now = handle.now();
-        let SourcePlan { migration, volumes: leaving, together, keep_source, copying, .. } = plan;
-        let (sender, events) = together.events;
+        let SourcePlan { migration, volumes: leaving, group, keep_source, copying, .. } = plan;
+        let (sender, events) = group.events;
         let phase = Rc::new(Cell::new(source.phase()));
         let copying = (phase.get() == Phase::Copying).then_some(&copying);
         let here = leaving.iter().map(|leaving| (leaving.volume.id(), leaving.source_image.clone()));
-        let lent = together.lent.iter().map(|lent| (lent.volume, lent.image.clone()));
-        let (volumes, images): (Vec<_>, Vec<_>) = here.chain(lent).unzip();
+        let joined = group.joined.iter().map(|joined| (joined.volume, joined.image.clone()));
+        let (volumes, images): (Vec<_>, Vec<_>) = here.chain(joined).unzip();
         let here = VolumeIndex::all(leaving.len()).zip(leaving).map(|(index, leaving)| {
-            SourceSeat::Here(SourcePart::new(&handle, buffers, copying, index, leaving, sender.clone()))
+            SourceParticipant::Here(SourceVolume::new(
+                &handle,
+                buffers,
+                copying,
+                index,
+                leaving,
+                sender.clone(),
+            ))
         });
-        let lent = together.lent.into_iter().map(|lent| SourceSeat::lent(lent.orders));
-        let seats = here.chain(lent).collect();
-        let baton = Baton { migration, phase: Rc::clone(&phase), events: sender.clone() };
-        let conductor = Self {
+        let joined = group.joined.into_iter().map(|joined| SourceParticipant::joined(joined.orders));
+        let participants = here.chain(joined).collect();
+        let source_handle = SourceHandle { migration, phase: Rc::clone(&phase), events: sender.clone() };
+        let driver = Self {
             control,
             migration,
             keep_source,
-            seats,
+            participants,
             volumes,
             images,
             unaware: Vec::new(),
@@ -229,7 +236,7 @@ impl SourceConductor {
             ended: None,
             handle,
         };
-        (conductor, baton)
+        (driver, source_handle)
     }
 
     /// Runs the migration to its end.
@@ -271,7 +278,9 @@ impl SourceConductor {
             Some(Event::Copying(event)) => self.order_all(SourceOrder::Copying(event)),
             Some(Event::SetBandwidth(rate)) => self.order_all(SourceOrder::SetBandwidth(rate)),
             Some(Event::Told(volume, progress)) => {
-                if let Some(SourceSeat::Lent { told, .. }) = self.seats.get_mut(volume.as_usize()) {
+                if let Some(SourceParticipant::Elsewhere { told, .. }) =
+                    self.participants.get_mut(volume.as_usize())
+                {
                     *told = progress;
                 }
             }
@@ -294,9 +303,9 @@ impl SourceConductor {
         self.share_link(volume, &action);
         match action {
             // Of a replica whose host has been another process since.
-            VolumeAction::Synchronised | VolumeAction::NearEnough if self.unaware.contains(&volume) => {}
+            VolumeAction::Synchronised | VolumeAction::Converged if self.unaware.contains(&volume) => {}
             VolumeAction::Synchronised => self.source.handle_event(now, SourceEvent::Synchronised(volume)),
-            VolumeAction::NearEnough => self.source.handle_event(now, SourceEvent::NearEnough(volume)),
+            VolumeAction::Converged => self.source.handle_event(now, SourceEvent::Converged(volume)),
             VolumeAction::Behind => {
                 self.source.handle_event(now, SourceEvent::Behind(volume));
                 self.order(volume, SourceOrder::BehindWasHeard);
@@ -318,20 +327,20 @@ impl SourceConductor {
 
     /// While a machine's memory is sent, its disks must not fall behind: what they lack when it stands still is downtime.
     fn share_link(&self, volume: VolumeIndex, action: &VolumeAction) {
-        let haste = match action {
-            VolumeAction::Behind => Haste::BeforeMemory,
-            VolumeAction::NearEnough | VolumeAction::Synchronised => Haste::Usual,
+        let boost = match action {
+            VolumeAction::Behind => PriorityBoost::AboveMemory,
+            VolumeAction::Converged | VolumeAction::Synchronised => PriorityBoost::Off,
             _ => return,
         };
         if self.phase.get() == Phase::Memory {
-            self.order(volume, SourceOrder::ShareLink(haste));
+            self.order(volume, SourceOrder::ShareLink(boost));
         }
     }
 
     /// The other host's process is another one now. Until a volume's copying has heard of that, and says how its replica
     /// stands, the replica is behind.
     fn peer_restarted(&mut self, now: Duration) {
-        for volume in VolumeIndex::all(self.seats.len()) {
+        for volume in VolumeIndex::all(self.participants.len()) {
             self.source.handle_event(now, SourceEvent::Behind(volume));
             self.unaware.push(volume);
             self.order(volume, SourceOrder::PeerRestarted);
@@ -343,10 +352,10 @@ impl SourceConductor {
     }
 }
 
-impl SourceConductor {
+impl SourceDriver {
     pub(super) fn order(&self, volume: VolumeIndex, order: SourceOrder) {
-        if let Some(seat) = self.seats.get(volume.as_usize()) {
-            seat.order(order);
+        if let Some(participant) = self.participants.get(volume.as_usize()) {
+            participant.order(order);
         }
     }
 
@@ -355,7 +364,7 @@ impl SourceConductor {
     }
 
     pub(super) fn order_all(&self, order: SourceOrder) {
-        self.seats.iter().for_each(|seat| seat.order(order));
+        self.participants.iter().for_each(|participant| participant.order(order));
     }
 
     fn name(&self, volume: VolumeIndex) -> String {
@@ -366,7 +375,7 @@ impl SourceConductor {
         let sender = self.sender.clone();
         self.handle.spawn(async move {
             let event = Event::Source(task.await);
-            // The conductor is gone only when the migration has ended.
+            // The driver is gone only when the migration has ended.
             let _ = sender.unbounded_send(event);
         });
     }
@@ -379,10 +388,10 @@ impl SourceConductor {
 
 fn settings(plan: &SourcePlan) -> SourceSettings {
     let here = plan.volumes.iter().map(|leaving| (leaving.volume.id(), leaving.volume.generation()));
-    let lent = plan.together.lent.iter().map(|lent| (lent.volume, lent.generation));
+    let joined = plan.group.joined.iter().map(|joined| (joined.volume, joined.generation));
     SourceSettings {
         migration: plan.migration,
-        volumes: here.chain(lent).collect(),
+        volumes: here.chain(joined).collect(),
         switch_over_max: plan.switch_over_max,
         peer: plan.peer,
         moves: plan.moves,

@@ -1,6 +1,6 @@
 //! One volume's part in the target's half of a migration: what is done on the lane that has the volume.
 //!
-//! As at the source (`source_part.rs`): the conductor's own volume takes its orders by a call, every other one is lent to it
+//! As at the source (`source_volume.rs`): the driver's own volume takes its orders by a call, every other one has a lane of its own
 //! by a lane of its own, and orders and events are messages between two threads.
 
 use std::cell::{Cell, RefCell};
@@ -17,20 +17,20 @@ use migration::target::{FlushResult, TargetEvent};
 use migration::{Attempt, VolumeIndex};
 use tracing::warn;
 
-use super::{ComingVolume, flush};
+use super::{IncomingVolume, flush};
 use crate::filter::GateMode;
-use crate::lending::LentImage;
 use crate::peer::Service;
 use crate::peer::head::Address;
+use crate::shared_storage::LeasedImage;
 use crate::volume::Home;
 
 /// Bytes read from the target's store to see whether it answers, before writes are let through.
 const TRIAL_BYTES: u64 = 4096;
 
-/// What a conductor has done for a volume of its migration.
+/// What a driver has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TargetOrder {
-    /// Flush its store, which is to be promised: if its image was lent, it is taken back first.
+    /// Flush its store, which is to be promised: if its image was leased, that is taken back first.
     Flush(Attempt),
     /// Nothing is promised any more: the source may have its image again.
     PromiseNothing,
@@ -46,7 +46,7 @@ pub(crate) enum TargetOrder {
     LeaveStore,
 }
 
-/// What a conductor of a target's half waits for.
+/// What a driver of a target's half waits for.
 #[derive(Clone, Debug)]
 pub(crate) enum Heard {
     /// What its machine is told.
@@ -58,11 +58,11 @@ pub(crate) enum Heard {
 }
 
 /// One volume's part.
-pub(crate) struct TargetPart {
+pub(crate) struct TargetVolume {
     index: VolumeIndex,
     handle: Handle,
     buffers: BufferPool,
-    coming: ComingVolume,
+    coming: IncomingVolume,
     /// How long its store may take to answer the first read.
     trial_max: Duration,
     /// What lets a source on another host use the store.
@@ -74,13 +74,13 @@ pub(crate) struct TargetPart {
     events: mpsc::UnboundedSender<Heard>,
 }
 
-impl TargetPart {
+impl TargetVolume {
     /// Makes the part of a volume.
     pub(crate) fn new(
         handle: Handle,
         buffers: BufferPool,
         index: VolumeIndex,
-        coming: ComingVolume,
+        coming: IncomingVolume,
         trial_max: Duration,
         service: Option<Rc<Service>>,
         events: mpsc::UnboundedSender<Heard>,
@@ -88,21 +88,21 @@ impl TargetPart {
         let (changes_before, led_to) = (Cell::new(0), RefCell::default());
         let part =
             Self { index, handle, buffers, coming, trial_max, service, changes_before, led_to, events };
-        // After a restart it may be promised: the conductor knows, and says if it is not.
+        // After a restart it may be promised: the driver knows, and says if it is not.
         part.hold_changes();
         Rc::new(part)
     }
 
-    /// Does what the conductor says.
+    /// Does what the driver says.
     pub(crate) fn carry_out(&self, order: TargetOrder) {
         let (index, volume) = (self.index, &self.coming.volume);
         match order {
             TargetOrder::Flush(attempt) => {
                 self.hold_changes();
                 // N.B. it fails until what copies has been told of a flush that failed before.
-                let (store, lent) = (self.coming.store.ours(), self.coming.lent.clone());
+                let (store, leased) = (self.coming.store.ours(), self.coming.leased.clone());
                 self.answer_after(async move {
-                    let result = match take_back(lent).await {
+                    let result = match take_back(leased).await {
                         Ok(()) => flush(&store).await,
                         Err(error) => {
                             warn!(%error, "the target's image is not closed by the source's host, so nothing is promised");
@@ -116,8 +116,8 @@ impl TargetPart {
                 if let Some(service) = &self.service {
                     service.let_change(Address::Replica(index.0));
                 }
-                if let Some(lent) = &self.coming.lent {
-                    lent.promise_nothing();
+                if let Some(leased) = &self.coming.leased {
+                    leased.promise_nothing();
                 }
             }
             TargetOrder::Start => self.start(),
@@ -130,7 +130,7 @@ impl TargetPart {
                 // N.B. closed first: what has not passed yet will not.
                 drop(volume.close());
                 let changes = volume.gate().changes_admitted() - self.changes_before.get();
-                // The conductor is gone only when the migration has ended.
+                // The driver is gone only when the migration has ended.
                 let _ = self.events.unbounded_send(Heard::Changes(index, changes));
             }
             TargetOrder::LeaveStore => {
@@ -142,7 +142,7 @@ impl TargetPart {
         }
     }
 
-    /// Takes the orders of a conductor on another lane until it has ended.
+    /// Takes the orders of a driver on another lane until it has ended.
     pub(crate) async fn follow(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<TargetOrder>) {
         // Also if this thread panics.
         let _gone = Gone { index: self.index, events: self.events.clone() };
@@ -167,11 +167,11 @@ impl TargetPart {
             }
         }
         // N.B. what was promised is open here, and locked.
-        let promised = self.coming.lent.as_ref().and_then(|lent| lent.here());
+        let promised = self.coming.leased.as_ref().and_then(|leased| leased.here());
         let store = promised.unwrap_or_else(|| Rc::clone(&self.coming.store) as Rc<dyn BlockDevice>);
         volume.change_hands(Home::Here(store), volume.generation().next());
-        if let Some(lent) = self.coming.lent.clone() {
-            self.handle.spawn(async move { lent.forget_token().await });
+        if let Some(leased) = self.coming.leased.clone() {
+            self.handle.spawn(async move { leased.forget_token().await });
         }
         let bytes = TRIAL_BYTES.min(volume.store().geometry().size);
         let buffer = self.buffers.take(usize::try_from(bytes).unwrap_or(0));
@@ -191,7 +191,7 @@ impl TargetPart {
         if let Some(service) = &self.service {
             let events = self.events.clone();
             let wanted = move || {
-                // The conductor is gone only when the migration has ended.
+                // The driver is gone only when the migration has ended.
                 let _ = events.unbounded_send(Heard::Target(TargetEvent::ChangeHeld));
             };
             service.hold_changes(Address::Replica(self.index.0), Rc::new(wanted));
@@ -202,17 +202,17 @@ impl TargetPart {
         let events = self.events.clone();
         self.handle.spawn(async move {
             let event = Heard::Target(task.await);
-            // The conductor is gone only when the migration has ended.
+            // The driver is gone only when the migration has ended.
             let _ = events.unbounded_send(event);
         });
     }
 }
 
-/// Opens an image that was lent, as soon as the source's host has closed it.
-async fn take_back(lent: Option<Rc<LentImage>>) -> Result<(), IoError> {
-    match lent {
+/// Opens an image that was leased, as soon as the source's host has closed it.
+async fn take_back(leased: Option<Rc<LeasedImage>>) -> Result<(), IoError> {
+    match leased {
         None => Ok(()),
-        Some(lent) => lent.promise().await.map(drop),
+        Some(leased) => leased.promise().await.map(drop),
     }
 }
 
