@@ -1,6 +1,7 @@
 //! The demos, as they are: they verify every block, and leave nothing behind.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use e2e::{Program, program};
@@ -36,6 +37,7 @@ fn the_demo_between_two_daemons_on_loopback_goes_on_after_the_cut_and_leaves_not
     let options = HostsOptions {
         parent: Some(folder.path().to_owned()),
         kind: Some(LinkKind::Loopback),
+        margin: Duration::from_millis(500),
         ..HostsOptions::new(program::sterna()?, HOSTS_DISK.1)
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

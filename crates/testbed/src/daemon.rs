@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use api::Client;
+use api::{Client, Migration};
 use rustix::process::Signal;
+use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
 use crate::folder::Folder;
@@ -73,7 +74,16 @@ impl Daemon {
     /// # Errors
     /// If it ends instead, or does not answer in time.
     pub(crate) fn wait_for_answer(&mut self) -> anyhow::Result<()> {
-        tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(self.answers())
+        runtime()?.block_on(self.answers())
+    }
+
+    /// Waits for the end of a migration, without a runtime.
+    ///
+    /// # Errors
+    /// If it does not end in time, or nobody knows it.
+    pub(crate) fn wait_for_migration(&self, id: &str) -> anyhow::Result<Migration> {
+        let ended = async { timeout(DEADLINE, self.ended(id)).await };
+        runtime()?.block_on(ended).with_context(|| format!("migration {id} has not ended"))?
     }
 
     async fn answers(&mut self) -> anyhow::Result<()> {
@@ -201,6 +211,10 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
 /// Adds the last lines of a log to an error, which is all that anybody sees of a folder that is removed.

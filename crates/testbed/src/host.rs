@@ -411,10 +411,7 @@ impl Host {
     /// # Errors
     /// If it does not end in time.
     pub fn wait_for_migration(&self, id: &str) -> anyhow::Result<Migration> {
-        until("the migration ends", || {
-            let migration = self.migration(id)?;
-            Ok(migration.state.has_ended().then_some(migration))
-        })
+        self.daemon()?.wait_for_migration(id)
     }
 
     /// Waits until nothing moves from here or to here.

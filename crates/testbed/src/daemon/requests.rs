@@ -117,6 +117,16 @@ impl Daemon {
         migration.await.with_context(context).map_err(|error| self.with_log(error))
     }
 
+    /// Waits for the end of a migration, whatever that is, in the daemon's own time.
+    pub(super) async fn ended(&self, id: &str) -> anyhow::Result<Migration> {
+        let mut migration = self.client.migration(id, Watch::default()).await?;
+        while !migration.state.has_ended() {
+            let watch = Watch { after: Some(migration.change), wait_ms: api::WAIT_MAX_MS };
+            migration = self.client.migration(id, watch).await?;
+        }
+        Ok(migration)
+    }
+
     /// Describes a volume.
     ///
     /// # Errors
