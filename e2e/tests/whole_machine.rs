@@ -192,7 +192,7 @@ fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
     play(|pair| {
         let console = start(pair)?;
         let there = pair.alpha.sterna(["migrate", vm::NAME, "--to", "b"])?;
-        ensure!(refusal(&there)?.contains("a machine moves to another host"));
+        ensure!(refusal(&there)?.contains("a VM moves to another host"));
         // A machine of that name is there already.
         pair.beta.create_volume(DISK_BYTES)?;
         let definition = pair.alpha.path("vm.toml");
