@@ -59,12 +59,6 @@ pub trait Presence {
     fn is_there(&self) -> bool;
 }
 
-impl Presence for export::nbd::Caller {
-    fn is_there(&self) -> bool {
-        !self.has_left()
-    }
-}
-
 /// Somebody who never leaves.
 pub(crate) struct Always;
 

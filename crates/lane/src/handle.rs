@@ -15,12 +15,9 @@ use migration::{Attempt, CommitFault, HostId, MigrationId, VolumeId};
 
 use crate::clients::ByHost;
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
+use crate::front_end::{Access, Encryption};
 use crate::peer::PeerChannel;
 use crate::shared_storage::{ArrivingStore, SharedImage};
-
-pub use export::nbd::{
-    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption,
-};
 
 /// What a lane is to serve.
 #[derive(Clone, Debug)]

@@ -22,6 +22,7 @@ pub mod driver;
 mod fault_log;
 pub mod fencing;
 pub mod filter;
+mod front_end;
 pub mod growth;
 mod handle;
 mod latency;
@@ -47,9 +48,9 @@ pub use driver::{
     TargetPlan, TimeLimits,
 };
 pub use fencing::{FencingToken, Presence};
+pub use front_end::{Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption};
 pub use handle::{
-    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption, IncomingOrder,
-    IncomingRole, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder,
+    IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder,
     MigrationTarget, Opening, OutgoingChannels, OutgoingOrder, OutgoingRole, Promoted, Refused, Rest,
     StoreRole,
 };

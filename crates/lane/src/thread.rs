@@ -11,7 +11,6 @@ mod outgoing;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use block::device::ALIGNMENT;
@@ -19,7 +18,6 @@ use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Aligner;
 use block::{BlockDevice, Executor, Geometry, Handle, IoError, ZeroMode};
 use chronicle::{Chronicle, Epoch, MarkPolicy, StayId};
-use export::nbd;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
 use futures_util::future::{Either, join_all, select};
@@ -30,14 +28,13 @@ use migration::{MigrationId, PacingSettings, VolumeId};
 use tracing::{info, warn};
 
 use crate::chronicler::{Chronicler, Keeping};
-use crate::client_session::{ClientRequests, ClientSession};
 use crate::control::Control;
 use crate::driver::{
     LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent, TargetHandle, TimeLimits,
 };
-use crate::fault_log::FaultLog;
-use crate::fencing::Presence;
-use crate::filter::{Counters, GateMode, Meter};
+use crate::filter::{Counters, GateMode};
+use crate::front_end::nbd::NbdFrontEnd;
+use crate::front_end::{ClientStacks, FrontEnd};
 use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
     Opening, Refused, Rest,
@@ -114,10 +111,7 @@ pub fn start(
                 };
                 let lane = Rc::new(Lane::new(handle, engine, settings, home, control));
                 lane.leased.replace(leased);
-                lane.server.serve(Arc::new(listeners.unix));
-                if let Some((listener, encryption)) = listeners.tcp {
-                    lane.server.serve_encrypted(Arc::new(listener), encryption);
-                }
+                lane.accept(listeners);
                 let _ = started.send(Ok(()));
                 lane.run(received).await
             });
@@ -161,7 +155,8 @@ struct Lane {
     volume: Rc<Volume>,
     counters: Rc<Counters>,
     pulse: Rc<Pulse>,
-    server: nbd::Server,
+    /// What accepts its guests.
+    front_ends: RefCell<Vec<Box<dyn FrontEnd>>>,
     /// Other hosts that use the volume, for clients that they have left.
     attached: RefCell<Vec<(Rc<RpcChannel>, Rc<Service>)>>,
     migration: Rc<CurrentMigration>,
@@ -216,31 +211,6 @@ impl Lane {
         volume.fencing().begin(settings.life);
         let counters = Rc::<Counters>::default();
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
-        let connect: nbd::Connect = {
-            let volume = Rc::clone(&volume);
-            let (counters, pulse, handle) = (Rc::clone(&counters), Rc::clone(&pulse), handle.clone());
-            let faults = Rc::new(FaultLog::new(settings.name.clone()));
-            Box::new(move |caller| {
-                let presence: Rc<dyn Presence> = Rc::new(caller);
-                let requests = ClientRequests::new(Rc::clone(&volume), Rc::clone(&presence));
-                let session = ClientSession::new(Rc::clone(&volume), presence, Rc::new(requests));
-                let (counters, pulse, faults) = (Rc::clone(&counters), Rc::clone(&pulse), Rc::clone(&faults));
-                Rc::new(Meter::new(session, counters, pulse, faults, handle.clone()))
-            })
-        };
-        let export = nbd::Export {
-            name: settings.name.clone(),
-            description: format!("Sterna volume {}", settings.name),
-            // Asked for what it is like alone: each connection has a way of its own.
-            device: volume.device(),
-            connect: Some(connect),
-            access: settings.access,
-        };
-        let exports = nbd::Exports::new([export]);
-        let standard = nbd::Limits::STANDARD;
-        let connections_max = settings.connections_max.unwrap_or(standard.connections_max);
-        let limits = nbd::Limits { connections_max, ..standard };
-        let server = nbd::Server::new(handle.clone(), Rc::clone(&engine), exports, limits);
         if settings.opening == Opening::Waiting {
             drop(volume.close());
         }
@@ -252,12 +222,26 @@ impl Lane {
             volume,
             counters,
             pulse,
-            server,
+            front_ends: RefCell::default(),
             attached: RefCell::default(),
             migration: Rc::default(),
             leased: RefCell::default(),
             is_growing: Cell::new(false),
         }
+    }
+
+    /// Has guests come by every front end that there is a socket for.
+    fn accept(&self, listeners: Listeners) {
+        let (counters, pulse) = (Rc::clone(&self.counters), Rc::clone(&self.pulse));
+        let stacks = ClientStacks::new(
+            &self.settings.name,
+            Rc::clone(&self.volume),
+            counters,
+            pulse,
+            self.handle.clone(),
+        );
+        let nbd = NbdFrontEnd::begin(&self.handle, &self.engine, &self.settings, stacks, listeners);
+        self.front_ends.borrow_mut().push(Box::new(nbd));
     }
 
     /// Serves until told to stop, or until nobody is left who could tell; returns the stay that has been closed in order.
@@ -446,7 +430,7 @@ impl Lane {
         let counters = &self.counters;
         LaneStatus {
             engine: self.engine.name(),
-            connections: self.server.connections().len(),
+            connections: self.front_ends.borrow().iter().map(|front_end| front_end.clients()).sum(),
             clients_elsewhere: self.volume.clients().elsewhere(),
             led_here_by: self.volume.clients().ways(),
             awaits_word_of_clients: self.volume.clients().awaits_word(self.handle.now()),
@@ -477,9 +461,11 @@ impl Lane {
             let ended = current.ended.wait_for(|| is_over().then_some(()));
             select(Box::pin(ended), self.handle.sleep(deadline)).await;
         }
-        let drained = self.server.shutdown(deadline).await;
-        if drained.connections_cut > 0 {
-            warn!(volume = %self.settings.name, connections = drained.connections_cut, "connections were cut");
+        let drained: Vec<_> =
+            self.front_ends.borrow().iter().map(|front_end| front_end.drain(deadline)).collect();
+        let connections: usize = join_all(drained).await.into_iter().sum();
+        if connections > 0 {
+            warn!(volume = %self.settings.name, connections, "connections were cut");
         }
         // N.B. nothing that other hosts have asked for is left without an answer: what is not taken any more goes back to
         // where it came from, and finds whoever has the volume next.

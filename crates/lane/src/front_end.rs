@@ -1,0 +1,71 @@
+//! How guests reach a volume: what accepts them, and what each of them is given.
+//!
+//! ```text
+//!   guest ══ protocol ══► FrontEnd ── one a client ──► ClientStacks::of(): meter ─► client session ─► requests ─► gate
+//! ```
+//! A front end speaks a protocol, and knows of a volume only the device that it is given for each client. NBD is the one
+//! there is ([`nbd`]); another is a file beside that one, and a socket of its own among the lane's
+//! [listeners](crate::Listeners).
+
+pub(crate) mod nbd;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BlockDevice, Handle};
+
+use crate::client_session::{ClientRequests, ClientSession};
+use crate::control::LaneFuture;
+use crate::fault_log::FaultLog;
+use crate::fencing::Presence;
+use crate::filter::{Counters, Meter};
+use crate::pulse::Pulse;
+use crate::volume::Volume;
+
+pub use nbd::{Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption};
+
+/// Accepts the guests of one volume, on the volume's thread.
+pub(crate) trait FrontEnd {
+    /// How many clients are connected at this moment.
+    fn clients(&self) -> usize;
+
+    /// Accepts nobody any more and takes no further request; what is in flight ends and is answered. Clients that are not
+    /// done `deadline` from now are cut: resolves with how many, when none is left.
+    fn drain(&self, deadline: Duration) -> LaneFuture<usize>;
+}
+
+/// Makes for each client of a volume what its requests go through down to the gate.
+pub(crate) struct ClientStacks {
+    volume: Rc<Volume>,
+    counters: Rc<Counters>,
+    pulse: Rc<Pulse>,
+    faults: Rc<FaultLog>,
+    handle: Handle,
+}
+
+impl ClientStacks {
+    /// For the volume that people call `name`; its clients' requests are counted together.
+    pub(crate) fn new(
+        name: &str,
+        volume: Rc<Volume>,
+        counters: Rc<Counters>,
+        pulse: Rc<Pulse>,
+        handle: Handle,
+    ) -> Self {
+        Self { volume, counters, pulse, faults: Rc::new(FaultLog::new(name.to_owned())), handle }
+    }
+
+    /// What one client's requests go through.
+    pub(crate) fn of(&self, presence: Rc<dyn Presence>) -> Rc<dyn BlockDevice> {
+        let requests = ClientRequests::new(Rc::clone(&self.volume), Rc::clone(&presence));
+        let session = ClientSession::new(Rc::clone(&self.volume), presence, Rc::new(requests));
+        let (counters, pulse, faults) =
+            (Rc::clone(&self.counters), Rc::clone(&self.pulse), Rc::clone(&self.faults));
+        Rc::new(Meter::new(session, counters, pulse, faults, self.handle.clone()))
+    }
+
+    /// The volume as no client in particular sees it: to be asked what it is like.
+    pub(crate) fn volume(&self) -> Rc<dyn BlockDevice> {
+        self.volume.device()
+    }
+}
