@@ -12,7 +12,6 @@ use migration::{CommitFault, MigrationId, Phase, StayKey, VolumeId};
 use tokio::sync::oneshot;
 
 use crate::chronicles::Chronicles;
-use crate::escorts::Escorts;
 use crate::fail_point;
 use crate::history::Histories;
 use crate::images;
@@ -20,6 +19,7 @@ use crate::journal::{Journal, step_of};
 use crate::migrations::Migrations;
 use crate::moving::Moving;
 use crate::replicas::{self, Facts};
+use crate::volume_hooks::VolumeHooks;
 
 /// The control plane as one lane sees it; made on another thread, used on the lane's.
 pub(crate) struct LaneControl {
@@ -32,7 +32,7 @@ pub(crate) struct LaneControl {
     /// Where records of what is kept of volumes that have left are.
     pub(crate) data_dir: PathBuf,
     pub(crate) moving: Arc<Moving>,
-    pub(crate) escorts: Arc<Escorts>,
+    pub(crate) volume_hooks: Arc<VolumeHooks>,
     /// Whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -122,7 +122,7 @@ impl Control for LaneControl {
         };
         let (location, facts) = (image.clone(), self.facts(&image, migration));
         let (data_dir, chronicles) = (self.data_dir.clone(), self.chronicles.clone());
-        // N.B. not before all of the machine's memory has gone: its hypervisor here has what is missing there.
+        // N.B. not before all of the VM's memory has gone: its hypervisor here has what is missing there.
         let gone = self.moving.memory_has_gone(migration);
         self.run_after(gone, &location, "retire", move || {
             images::retire(&image, retirement, migration)?;
@@ -168,7 +168,7 @@ impl Control for LaneControl {
     }
 
     fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
-        Box::pin(self.escorts.run(migration))
+        Box::pin(self.volume_hooks.run(migration))
     }
 
     fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
@@ -177,7 +177,7 @@ impl Control for LaneControl {
 
     fn entered(&self, migration: MigrationId, phase: Phase) {
         self.moving.entered(migration, phase);
-        self.escorts.entered(migration, phase);
+        self.volume_hooks.entered(migration, phase);
     }
 
     fn report(&self, report: Report) {

@@ -98,7 +98,7 @@ pub(crate) enum RequestError {
     },
     /// Another host cannot run a machine.
     #[error("host \"{host}\" cannot run the VM \"{vm}\": {reason}")]
-    MachineRefused {
+    VmRefused {
         /// Which machine.
         vm: String,
         /// Which host.
@@ -108,7 +108,7 @@ pub(crate) enum RequestError {
     },
     /// A machine cannot be moved as it is.
     #[error("the VM \"{vm}\" cannot be moved: {reason}")]
-    MachineUnmovable {
+    VmUnmovable {
         /// Which.
         vm: String,
         /// Why.
@@ -490,8 +490,8 @@ impl RequestError {
             Self::NoTicket => ErrorCode::InvalidRequest,
             Self::Ticket(_) => ErrorCode::TicketRefused,
             Self::HostUnreachable { .. } => ErrorCode::HostUnreachable,
-            Self::HostRefused { .. } | Self::MachineRefused { .. } => ErrorCode::HostRefused,
-            Self::MachineUnmovable { .. } | Self::DowntimeUnreachable { .. } => ErrorCode::InvalidRequest,
+            Self::HostRefused { .. } | Self::VmRefused { .. } => ErrorCode::HostRefused,
+            Self::VmUnmovable { .. } | Self::DowntimeUnreachable { .. } => ErrorCode::InvalidRequest,
             Self::MigrationNotFound(_) => ErrorCode::MigrationNotFound,
             Self::RouteNotFound { .. } => ErrorCode::RouteNotFound,
             Self::VolumeExists(_) | Self::BranchPresent { .. } | Self::BranchLedTo { .. } => {

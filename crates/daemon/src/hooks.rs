@@ -1,4 +1,4 @@
-//! Runs what an administrator has configured before and after a machine, or volumes without one, change their host or
+//! Runs what an administrator has configured before and after a VM, or volumes without one, change their host or
 //! their store: routes, DNS, overlays.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!   source ───────┬─── before ─── memory ─── stands ══ commit ══ its QEMU ended ────┬─── after
 //!   target ───────┴ before ─ QEMU started ── loaded ══════════════ runs ── after    └ (after, if it does not run there)
 //! ```
-//! What is run gets its occasion in its environment, may take so long, and is killed with all that it has started then.
-//! Nothing of a machine is decided here: a hook's failure is an answer like any other.
+//! A hook gets its context in its environment, and is killed with all that it has started if it takes too long.
+//! Nothing of a VM is decided here: a hook's failure is an answer like any other.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -29,14 +29,14 @@ const WORDS_BYTES_MAX: usize = 2 << 10;
 /// Lines of that.
 const LINES_MAX: usize = 5;
 /// How long the end of its words is waited for when a hook has ended: what it has left running may hold the pipe.
-const WORDS_MAX: Duration = Duration::from_millis(200);
+const WORDS_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// On which side of a machine's way a host is.
+/// On which side of a VM's way a host is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HookSide {
-    /// The machine leaves it.
+    /// The VM leaves it.
     Source,
-    /// The machine comes to it.
+    /// The VM comes to it.
     Target,
     /// Both: volumes move between its stores.
     Both,
@@ -44,10 +44,10 @@ pub(crate) enum HookSide {
 
 /// What a hook is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Occasion {
+pub(crate) struct HookContext {
     /// The migration, by the number that it has at this host.
     pub(crate) migration: MigrationId,
-    /// Name of the machine; empty: volumes move without one.
+    /// Name of the VM; empty: volumes move without one.
     pub(crate) vm: String,
     /// Names of its volumes.
     pub(crate) volumes: Vec<String>,
@@ -101,10 +101,10 @@ pub(crate) enum HookFault {
     },
 }
 
-/// The hooks of one machine on its way, at one host: `before` once, and then `after` once.
-pub(crate) struct Errand {
+/// The hooks of one VM on its way, at one host: `before` once, and then `after` once.
+pub(crate) struct HookRunner {
     hooks: HooksConfig,
-    occasion: Occasion,
+    context: HookContext,
     /// Whether there is something that `after` comes after.
     has_begun: AtomicBool,
     /// Whether `after` has been run, or is being run.
@@ -132,29 +132,29 @@ impl HookSide {
     }
 }
 
-impl Errand {
+impl HookRunner {
     /// Notes something besides that went wrong, for people.
     pub(crate) fn note(&self, warning: String) {
         (self.warn)(warning);
     }
 
-    /// What is to be run on this occasion. `warn` hears of an `after` that fails.
+    /// A runner of `hooks` with this context. `warn` is told of an `after` that fails.
     pub(crate) fn new(
         hooks: HooksConfig,
-        occasion: Occasion,
+        context: HookContext,
         begun: Begun,
         warn: impl Fn(String) + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self {
             hooks,
-            occasion,
+            context,
             has_begun: AtomicBool::new(begun == Begun::Perhaps),
             is_over: AtomicBool::new(false),
             warn: Box::new(warn),
         })
     }
 
-    /// Before the machine is stopped, or is started to be loaded: if this fails, it is to stay. Dropping the future kills
+    /// Before the VM is stopped, or is started to be loaded: if this fails, it is to stay. Dropping the future kills
     /// what runs.
     ///
     /// # Errors
@@ -167,7 +167,7 @@ impl Errand {
         }
     }
 
-    /// After the machine has moved, or has not; the first call counts. Nothing is undone by a failure.
+    /// After the VM has moved, or has not; the first call counts. Nothing is undone by a failure.
     pub(crate) async fn after(&self, outcome: &Outcome) {
         if !self.has_begun.load(Ordering::SeqCst) || self.is_over.swap(true, Ordering::SeqCst) {
             return;
@@ -175,7 +175,7 @@ impl Errand {
         let Some(program) = &self.hooks.after else { return };
         if let Err(fault) = self.run(program, "after", Some(outcome)).await {
             let warning = fault.to_string();
-            tracing::warn!(migration = %self.occasion.migration, vm = %self.occasion.vm, %warning, "a hook failed");
+            tracing::warn!(migration = %self.context.migration, vm = %self.context.vm, %warning, "a hook failed");
             (self.warn)(warning);
         }
     }
@@ -186,7 +186,7 @@ impl Errand {
         moment: &'static str,
         outcome: Option<&Outcome>,
     ) -> Result<(), HookFault> {
-        let Occasion { migration, vm, volumes, side, own, other } = &self.occasion;
+        let HookContext { migration, vm, volumes, side, own, other } = &self.context;
         let (source, target) = match side {
             HookSide::Source => (own, other),
             HookSide::Target => (other, own),
@@ -300,7 +300,7 @@ impl Words {
             }
         };
         // Whoever still holds it may have more to say, and nobody who listens.
-        let _ = tokio::time::timeout(WORDS_MAX, rest).await;
+        let _ = tokio::time::timeout(WORDS_TIMEOUT, rest).await;
     }
 
     async fn listen(&mut self) {

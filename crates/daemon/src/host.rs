@@ -19,16 +19,14 @@ mod chain;
 mod create;
 mod describe;
 mod elsewhere;
-mod errand;
-mod escort;
 mod exchange;
 pub(crate) mod export;
 mod given;
 mod kept;
 mod leave;
-mod machine;
-mod machines;
+mod manage_vms;
 mod migrate;
+mod move_vm;
 mod pairing;
 mod plan;
 mod preflight;
@@ -42,6 +40,7 @@ mod reserve;
 mod resize;
 mod retention;
 mod retry;
+mod run_hooks;
 mod serving;
 mod settled;
 mod shared;
@@ -62,7 +61,6 @@ use crate::chronicles::Chronicles;
 use crate::config::Config;
 use crate::dockets::Dockets;
 use crate::error::RequestError;
-use crate::escorts::Escorts;
 use crate::history::Histories;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
@@ -74,6 +72,7 @@ use crate::recovery;
 use crate::sockets::SocketFolder;
 use crate::stores::Stores;
 use crate::vms::{Adoptions, VmError, Vms};
+use crate::volume_hooks::VolumeHooks;
 use crate::volumes::{Service, Volumes};
 
 /// Operations under way at a time. More wait; each may hold a helper thread.
@@ -103,7 +102,7 @@ pub(crate) struct Host {
     /// What is said to them about migrations, and heard.
     pub(crate) peers: Arc<Peers>,
     /// What is run before volumes change hands that go without a machine.
-    pub(crate) escorts: Arc<Escorts>,
+    pub(crate) volume_hooks: Arc<VolumeHooks>,
     /// Machines on their way from here and to here.
     pub(crate) moving: Arc<Moving>,
     /// The machines whose disks volumes are.
@@ -144,7 +143,7 @@ impl Host {
         let dockets = Arc::new(journal.read(|state| Dockets::open(&config.data_dir, state)));
         migrations.add_waiting(&queue, &dockets);
         let moving = Moving::new(tokio::runtime::Handle::current());
-        migrations.ask_of_machines(&moving);
+        migrations.ask_of_vms(&moving);
         Arc::new(Self {
             encryption,
             hosts,
@@ -160,7 +159,7 @@ impl Host {
             queue,
             dockets,
             moving,
-            escorts: Escorts::new(tokio::runtime::Handle::current()),
+            volume_hooks: VolumeHooks::new(tokio::runtime::Handle::current()),
             sockets,
             started_unix_ms: now_unix_ms(),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX as usize)),

@@ -160,7 +160,7 @@ impl Hosts {
     }
 
     /// Whether a host may bring machines here.
-    pub(crate) fn may_bring_machines(&self, host: migration::HostId) -> bool {
+    pub(crate) fn may_bring_vms(&self, host: migration::HostId) -> bool {
         let trust = self.known().map(|known| known.trust(transport::HostId(host.0)));
         self.config.machines && trust.is_ok_and(|trust| trust.machines)
     }

@@ -22,7 +22,6 @@ mod copying;
 mod descriptors;
 mod dockets;
 mod error;
-mod escorts;
 pub mod fail_point;
 pub mod folders;
 mod growing;
@@ -49,6 +48,7 @@ mod serve;
 mod sockets;
 mod stores;
 mod vms;
+mod volume_hooks;
 mod volumes;
 mod whole_file;
 

@@ -258,7 +258,7 @@ impl Migrations {
     }
 
     /// Says who knows of machines that go along.
-    pub(crate) fn ask_of_machines(&self, moving: &Arc<Moving>) {
+    pub(crate) fn ask_of_vms(&self, moving: &Arc<Moving>) {
         // It is said once.
         let _ = self.moving.set(Arc::clone(moving));
     }

@@ -1,18 +1,18 @@
-//! Machines that move between hosts: their memory, and when they stand still and run.
+//! VMs that move between hosts: their memory, and when they stand still and run.
 //!
 //! ```text
 //!   source's lane ── stop_machine, entered ──► Moving ──► Leaving ══ Line ══► Coming ◄── Moving ◄── run_machine ── target's
 //! ```
-//! A machine is where its volumes are: what is decided about them, in the journals of both hosts, decides here.
+//! A VM is where its volumes are: what is decided about them, in the journals of both hosts, decides here.
 
+pub(crate) mod channel;
 mod choice;
 mod coming;
 mod convergence;
 mod leaving;
-pub(crate) mod line;
+pub(crate) mod message;
 mod stream;
 mod window;
-pub(crate) mod words;
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -26,19 +26,19 @@ use migration::journal::Outcome;
 use migration::{MigrationId, Phase};
 use tokio::task::{AbortHandle, JoinHandle};
 
-use crate::hooks::Errand;
+use crate::hooks::HookRunner;
 
 pub(crate) use choice::side_streams;
-pub(crate) use coming::trail::Stray;
+pub(crate) use coming::post_copy::PostCopyRecovery;
 pub(crate) use coming::{Coming, Keeper};
-pub(crate) use leaving::follow::Rest;
+pub(crate) use leaving::post_copy::PostCopyState;
 pub(crate) use leaving::{Account, Leaving, Wishes};
-pub(crate) use words::{Terms, Word};
+pub(crate) use message::{Terms, VmMessage};
 
-/// Accounts of machines that have left: what `migration list` is likely to be asked for.
+/// Accounts of VMs that have left: what `migration list` is likely to be asked for.
 const ACCOUNTS_MAX: usize = 100;
 
-/// The machines that move at present.
+/// The VMs that move at present.
 pub(crate) struct Moving {
     runtime: tokio::runtime::Handle,
     leaving: Mutex<BTreeMap<MigrationId, Departure>>,
@@ -70,12 +70,12 @@ impl Moving {
         })
     }
 
-    /// A machine goes along with the volumes of this migration.
+    /// A VM goes along with the volumes of this migration.
     pub(crate) fn leaves(&self, migration: MigrationId, leaving: Arc<Leaving>) {
         lock(&self.leaving).insert(migration, Departure { leaving, stops: None });
     }
 
-    /// A machine comes along with the volumes of this migration.
+    /// A VM comes along with the volumes of this migration.
     pub(crate) fn comes(&self, migration: MigrationId, coming: &Arc<Coming>, keeper: Arc<dyn Keeper>) {
         let takes_part = {
             let coming = Arc::clone(coming);
@@ -85,17 +85,17 @@ impl Moving {
         lock(&self.coming).insert(migration, arrival);
     }
 
-    /// The machine of this migration is here already, from before a restart.
+    /// The VM of this migration is here already, from before a restart.
     pub(crate) fn came(&self, migration: MigrationId, coming: Arc<Coming>) {
         lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
     }
 
     /// The migration has ended; returns when nothing is done for it any more, with what may be left to be run for it.
-    pub(crate) async fn forget(&self, migration: MigrationId, outcome: &Outcome) -> Option<Arc<Errand>> {
+    pub(crate) async fn forget(&self, migration: MigrationId, outcome: &Outcome) -> Option<Arc<HookRunner>> {
         let has_moved = matches!(outcome, Outcome::Moved { .. });
-        let mut errand = None;
+        let mut hooks = None;
         if let Some(departure) = lock(&self.leaving).remove(&migration) {
-            errand = Some(departure.leaving.errand());
+            hooks = Some(departure.leaving.hooks());
             let mut gone = lock(&self.gone);
             gone.insert(migration, departure.leaving.account());
             while gone.len() > ACCOUNTS_MAX {
@@ -104,7 +104,7 @@ impl Moving {
         }
         let arrival = lock(&self.coming).remove(&migration);
         if let Some(Arrival { coming, takes_part }) = arrival {
-            errand = Some(coming.errand());
+            hooks = Some(coming.hooks());
             if !(has_moved && coming.runs_ahead()) {
                 coming.give_up();
             }
@@ -116,16 +116,16 @@ impl Moving {
                 let _ = takes_part.await;
             }
         }
-        errand
+        hooks
     }
 
-    /// What is known of the machine that leaves.
+    /// What is known of the VM that leaves.
     pub(crate) fn account(&self, migration: MigrationId) -> Option<Account> {
         let leaves = lock(&self.leaving).get(&migration).map(|departure| departure.leaving.account());
         leaves.or_else(|| lock(&self.gone).get(&migration).cloned())
     }
 
-    /// Brings the machine of a migration to a stand; called on a lane's thread. See [`lane::Control::stop_machine`].
+    /// Brings the VM of a migration to a stand; called on a lane's thread. See [`lane::Control::stop_machine`].
     pub(crate) fn stop(
         &self,
         migration: MigrationId,
@@ -143,7 +143,7 @@ impl Moving {
         }
     }
 
-    /// Resolves when all of the memory of the machine of a migration is at the target, where it runs, or never will be; at once
+    /// Resolves when all of the memory of the VM of a migration is at the target, where it runs, or never will be; at once
     /// if there is none. It is done whether the future is polled or not.
     pub(crate) fn memory_has_gone(&self, migration: MigrationId) -> impl Future<Output = ()> + Send + use<> {
         let leaving = lock(&self.leaving).get(&migration).map(|departure| Arc::clone(&departure.leaving));
@@ -155,7 +155,7 @@ impl Moving {
         }
     }
 
-    /// Lets the machine of a migration run that has come; called on a lane's thread. See [`lane::Control::run_machine`].
+    /// Lets the VM of a migration run that has come; called on a lane's thread. See [`lane::Control::run_machine`].
     pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
         let coming = lock(&self.coming).get(&migration).map(|arrival| Arc::clone(&arrival.coming));
         let runtime = self.runtime.clone();
@@ -163,7 +163,7 @@ impl Moving {
             self.runtime.spawn(async move {
                 coming.run().await?;
                 // Not when the migration has ended here: that may take as long as the other host is not heard.
-                runtime.spawn(async move { coming.errand().after(&moved()).await });
+                runtime.spawn(async move { coming.hooks().after(&moved()).await });
                 Ok(())
             })
         });
@@ -209,19 +209,19 @@ impl Moving {
     }
 }
 
-/// What the source of a machine that runs here says of the rest of its memory, where nobody waits for it.
-pub(crate) enum RestSaid {
+/// What the source of a VM that runs here says of the rest of its memory, where nobody waits for it.
+pub(crate) enum PostCopyRequest {
     /// It wants to send it over this stream.
     Recover(u8),
     /// It is lost, for this reason.
     Lost(String),
 }
 
-/// Reads what is said of the rest of a machine's memory, if it is that.
-pub(crate) fn rest_said(head: &[u8]) -> Option<RestSaid> {
-    match Word::decode(head) {
-        Ok(Word::Recover { stream }) => Some(RestSaid::Recover(stream)),
-        Ok(Word::Lost { detail }) => Some(RestSaid::Lost(detail)),
+/// Reads what is said of the rest of a VM's memory, if it is that.
+pub(crate) fn post_copy_request(head: &[u8]) -> Option<PostCopyRequest> {
+    match VmMessage::decode(head) {
+        Ok(VmMessage::Recover { stream }) => Some(PostCopyRequest::Recover(stream)),
+        Ok(VmMessage::Lost { detail }) => Some(PostCopyRequest::Lost(detail)),
         _ => None,
     }
 }
@@ -245,7 +245,7 @@ async fn carried<T>(streams: impl Future<Output = io::Result<T>>) -> String {
     }
 }
 
-/// Has the machine tell the network where it is. A network that is not told learns it from the guest's next packet.
+/// Has the VM tell the network where it is. A network that is not told learns it from the guest's next packet.
 async fn announce(vm: &dyn Hypervisor) {
     if let Err(error) = vm.announce().await {
         tracing::warn!(%error, "the VM does not announce itself to the network");

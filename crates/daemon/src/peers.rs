@@ -121,26 +121,26 @@ impl Peers {
     }
 
     /// The way to the other host for a machine that goes along with a migration, which began at `source`.
-    pub(crate) fn machine_way(
+    pub(crate) fn vm_streams(
         &self,
         session: &Session,
         source: HostId,
         migration: MigrationId,
-    ) -> Arc<dyn moving::line::Way> {
+    ) -> Arc<dyn moving::channel::VmStreams> {
         let peer = host_id(session.peer());
         let target = if source == peer { self.own() } else { peer };
         let (session, routes) = (session.clone(), Arc::clone(&self.routes));
-        Arc::new(MachineWay { session, routes, source, target, migration })
+        Arc::new(SessionStreams { session, routes, source, target, migration })
     }
 
     /// The way to the other host for what is run there before volumes change hands that go without a machine: its sending
     /// end, and what comes.
-    pub(crate) fn hooks_line(
+    pub(crate) fn hooks_channel(
         &self,
         session: &Session,
         source: HostId,
         migration: MigrationId,
-    ) -> (Arc<dyn moving::line::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
+    ) -> (Arc<dyn moving::channel::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
         let peer = host_id(session.peer());
         let target = if source == peer { self.own() } else { peer };
         let volume = VolumeIndex(0);
@@ -387,7 +387,7 @@ impl Peers {
         let peer = host_id(session.peer());
         match (Subject::of(channel, self.own(), peer), Head::decode(&head)) {
             (Some(subject @ Subject { kind: Kind::Machine, .. }), _) => {
-                self.machine_said(session, subject, &head);
+                self.vm_said(session, subject, &head);
             }
             (
                 Some(Subject { kind: Kind::Forwarding, .. }),
@@ -419,11 +419,12 @@ impl Peers {
     }
 
     /// Only what is said of a machine that runs here begins something: other words about machines are late.
-    fn machine_said(&self, session: &Session, subject: Subject, head: &[u8]) {
-        let (Some(host), Some(said)) = (self.host(), moving::rest_said(head)) else { return };
+    fn vm_said(&self, session: &Session, subject: Subject, head: &[u8]) {
+        let (Some(host), Some(said)) = (self.host(), moving::post_copy_request(head)) else { return };
         if subject.source == host_id(session.peer()) && subject.volume == VolumeIndex(0) {
             let session = session.clone();
-            self.runtime.spawn(async move { host.rest_said(&session, subject.migration, said).await });
+            self.runtime
+                .spawn(async move { host.post_copy_request(&session, subject.migration, said).await });
         }
     }
 
@@ -486,7 +487,7 @@ impl Peers {
 }
 
 /// The channels that are about one machine.
-struct MachineWay {
+struct SessionStreams {
     session: Session,
     routes: Arc<Routes>,
     /// Where its migration began.
@@ -496,8 +497,8 @@ struct MachineWay {
     migration: MigrationId,
 }
 
-impl moving::line::Way for MachineWay {
-    fn open(&self, stream: u8) -> (Arc<dyn moving::line::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
+impl moving::channel::VmStreams for SessionStreams {
+    fn open(&self, stream: u8) -> (Arc<dyn moving::channel::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
         let (source, migration, volume) = (self.source, self.migration, VolumeIndex(u32::from(stream)));
         let channel = Subject { kind: Kind::Machine, source, migration, volume }.channel(self.target);
         let (line, arrivals) = self.routes.open(&self.session, channel);

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 /// Nobody but QEMU looks into its folder.
 const FOLDER_MODE: u32 = 0o700;
-/// What the folder of the machine whose monitor is `NAME.qmp` ends in.
+/// What the folder of the VM whose monitor is `NAME.qmp` ends in.
 const FOLDER: &str = "d";
 /// How often a socket that is not there yet is looked for.
 const INTERVAL: Duration = Duration::from_millis(10);

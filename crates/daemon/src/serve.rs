@@ -157,7 +157,7 @@ impl Daemon {
         host.serve_all().await;
         host.vms.find_running();
         host.resume_with_others().await;
-        host.settle_machines().await;
+        host.settle_vms().await;
         host.settle_holds();
         host.run_queue().await;
         peers.begin();

@@ -1,4 +1,4 @@
-//! Virtual machines of this host: what they are, whether they run, and how they come and go.
+//! Virtual VMs of this host: what they are, whether they run, and how they come and go.
 //!
 //! ```text
 //!            add                start                       SHUTDOWN
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! QEMU is a child that outlives the daemon: after a restart it is found again by its monitor's socket, and the kernel says
-//! which process that is. What a machine does is asked of QEMU, not remembered. Who moves a machine, and when, is not
-//! decided here: that is the migration's affair, which says so by [`Vms::leaving`] and the others.
+//! which process that is. What a VM does is asked of QEMU, not remembered. Who moves a VM, and when, is not
+//! decided here: the migration says so by [`Vms::leaving`] and the others.
 
 mod adoptions;
 mod arrival;
@@ -25,8 +25,8 @@ mod guests;
 mod holds;
 mod life;
 mod lifelines;
+mod manifest;
 mod needs;
-mod parcel;
 mod probe;
 mod process;
 pub(crate) mod proof;
@@ -53,8 +53,8 @@ pub(crate) use self::definition::{Definition, DefinitionError};
 pub(crate) use self::derived::{Derived, derive, launched};
 pub(crate) use self::error::VmError;
 pub(crate) use self::holds::{Holds, NotedReason, Ran, Reached};
-pub(crate) use self::parcel::PARCEL_BYTES_MAX;
-use self::parcel::Parcel;
+pub(crate) use self::manifest::MANIFEST_BYTES_MAX;
+use self::manifest::Manifest;
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
 use crate::config::MachinesConfig;
@@ -62,7 +62,7 @@ use crate::journal::now_unix_ms;
 use crate::qemu_sockets;
 use crate::sockets::{Grants, SocketFolder};
 
-/// Folder in the data folder: one of each machine, with its files and its log.
+/// Folder in the data folder: one of each VM, with its files and its log.
 const FOLDER: &str = "vms";
 /// Folder beside that of the volumes' sockets, with the monitors' sockets.
 const MONITORS_FOLDER: &str = "vms";
@@ -71,24 +71,24 @@ const START_DEADLINE: Duration = Duration::from_secs(30);
 /// How long QEMU may take to end once it was told to; then it is killed.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The machines of this host.
+/// The VMs of this host.
 pub(crate) struct Vms {
     folder: PathBuf,
     monitors: PathBuf,
     /// Why the list cannot be used is kept instead of it.
     catalogue: Result<Catalogue, String>,
-    /// The machines of others whose disks are served; why the list cannot be used is kept instead of it.
+    /// The VMs of others whose disks are served; why the list cannot be used is kept instead of it.
     adoptions: Result<Adoptions, String>,
     /// Whose QEMUs the sockets of volumes are for.
     grants: Arc<Grants>,
-    /// What machines of other hosts may name, and whom QEMU runs as.
+    /// What VMs of other hosts may name, and whom QEMU runs as.
     allowed: MachinesConfig,
     /// Those that are paused for a reason of ours.
     pub(crate) holds: Arc<Holds>,
     entries: Mutex<BTreeMap<String, Entry>>,
-    /// Machines whose disks change hands.
+    /// VMs whose disks change hands.
     turns: Arc<Mutex<BTreeSet<String>>>,
-    /// Told when what a machine does has changed.
+    /// Told when what a VM does has changed.
     changed: Notify,
 }
 
@@ -96,7 +96,7 @@ struct Entry {
     record: Record,
     definition: Arc<Definition>,
     life: Life,
-    /// Held by whoever changes the machine.
+    /// Held by whoever changes the VM.
     operation: Arc<tokio::sync::Mutex<()>>,
     /// What follows its QEMU to its end.
     watch: Option<AbortHandle>,
@@ -104,7 +104,7 @@ struct Entry {
     lifeline: Option<Arc<Lifeline>>,
 }
 
-/// Whether a machine's QEMU is there.
+/// Whether a VM's QEMU is there.
 #[derive(Clone)]
 pub(crate) enum Life {
     /// There is none.
@@ -124,7 +124,7 @@ pub(crate) struct Alive {
     process: Arc<Process>,
 }
 
-/// What is known of a machine without asking its QEMU.
+/// What is known of a VM without asking its QEMU.
 pub(crate) struct Known {
     pub(crate) name: String,
     pub(crate) standing: Standing,
@@ -140,7 +140,7 @@ pub(crate) struct Known {
     pub(crate) added_unix_ms: u64,
 }
 
-/// How a machine is ended.
+/// How a VM is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// Its power button is pressed; if it runs on until the time is over, its power is cut.
@@ -149,7 +149,7 @@ pub(crate) enum Ending {
     AtOnce,
 }
 
-/// How a machine has ended.
+/// How a VM has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// Its guest has shut down.
@@ -158,7 +158,7 @@ pub(crate) enum Ended {
     PowerCut,
 }
 
-/// The right to change what the disks of a machine are over, until it is dropped.
+/// The right to change what the disks of a VM are over, until it is dropped.
 pub(crate) struct Turn {
     turns: Arc<Mutex<BTreeSet<String>>>,
     name: String,
@@ -178,9 +178,9 @@ impl Alive {
 }
 
 impl Vms {
-    /// Reads what is known. Machines that were running are looked for by [`Self::find_running`].
+    /// Reads what is known. VMs that were running are looked for by [`Self::find_running`].
     ///
-    /// The sockets of volumes that are disks of machines that run are made for whom their QEMUs run as.
+    /// The sockets of volumes that are disks of VMs that run are made for whom their QEMUs run as.
     pub(crate) fn open(data_dir: &Path, sockets: &SocketFolder, allowed: &MachinesConfig) -> Arc<Self> {
         let catalogue = Catalogue::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let adoptions = Adoptions::open(data_dir).map_err(|error| crate::error::with_causes(&error));
@@ -192,7 +192,7 @@ impl Vms {
             }
             match Definition::parse(&record.definition) {
                 Ok(definition) => drop(entries.insert(record.name.clone(), Entry::new(record, definition))),
-                // An older version had other rules: the machine stays in the file, and is not shown.
+                // An older version had other rules: the VM stays in the file, and is not shown.
                 Err(error) => {
                     tracing::warn!(vm = %record.name, %error, "a VM's definition is no longer one");
                 }
@@ -217,10 +217,10 @@ impl Vms {
         Arc::new(vms)
     }
 
-    /// Adds a machine. It may sleep.
+    /// Adds a VM. It may sleep.
     ///
     /// # Errors
-    /// [`VmError`]; there is no such machine then.
+    /// [`VmError`]; there is no such VM then.
     pub(crate) fn add(&self, name: &str, text: &str) -> Result<(), VmError> {
         let definition = Definition::parse(text)?;
         let record = Record {
@@ -231,16 +231,16 @@ impl Vms {
             added_unix_ms: now_unix_ms(),
             monitor: None,
         };
-        let files = parcel::read_files(definition.files())?;
+        let files = manifest::read_files(definition.files())?;
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();
         let tpm_state = tpm_state.map_err(|(path, error)| VmError::io("read", &path, error))?;
         // What could not be sent is not taken.
-        let parcel = Parcel { name: name.to_owned(), definition: text.to_owned(), files, needs: None };
-        parcel.encode()?;
-        self.enter(&record, definition, &parcel.files, tpm_state.as_deref())
+        let manifest = Manifest { name: name.to_owned(), definition: text.to_owned(), files, needs: None };
+        manifest.encode()?;
+        self.enter(&record, definition, &manifest.files, tpm_state.as_deref())
     }
 
-    /// Starts a machine and returns when its QEMU answers.
+    /// Starts a VM and returns when its QEMU answers.
     ///
     /// # Errors
     /// [`VmError`]; it does not run then.
@@ -252,7 +252,7 @@ impl Vms {
         self.launch(name, sockets, &[]).await.map(drop)
     }
 
-    /// Ends a machine and returns when its QEMU has ended.
+    /// Ends a VM and returns when its QEMU has ended.
     ///
     /// # Errors
     /// [`VmError`].
@@ -268,7 +268,7 @@ impl Vms {
         self.end(name, &alive, ending).await
     }
 
-    /// Forgets a machine that does not run; its volumes stay. It may sleep.
+    /// Forgets a VM that does not run; its volumes stay. It may sleep.
     ///
     /// # Errors
     /// [`VmError`]; it is there as before then.
@@ -280,12 +280,12 @@ impl Vms {
         }
     }
 
-    /// All machines, by name.
+    /// All VMs, by name.
     pub(crate) fn list(&self) -> Vec<Known> {
         self.entries().values().map(|entry| self.known(entry)).collect()
     }
 
-    /// What is known of a machine.
+    /// What is known of a VM.
     ///
     /// # Errors
     /// [`VmError::NotFound`].
@@ -295,7 +295,7 @@ impl Vms {
         Ok(self.known(entry))
     }
 
-    /// The machines whose move was under way when the daemon ended: whoever knows how it went says so by
+    /// The VMs whose move was under way when the daemon ended: whoever knows how it went says so by
     /// [`Self::arrived`], [`Self::left`] and the others.
     pub(crate) fn unsettled(&self) -> Vec<(String, Standing)> {
         let entries = self.entries();
@@ -303,7 +303,7 @@ impl Vms {
         unsettled.map(|entry| (entry.record.name.clone(), entry.record.standing)).collect()
     }
 
-    /// The machine that has a volume among its disks.
+    /// The VM that has a volume among its disks.
     pub(crate) fn user_of(&self, volume: &str) -> Option<String> {
         let entries = self.entries();
         let user =
@@ -311,7 +311,7 @@ impl Vms {
         user.map(|entry| entry.record.name.clone())
     }
 
-    /// Tells whether a machine that runs, or is looked for after a start of the daemon, has a volume among its disks.
+    /// Tells whether a VM that runs, or is looked for after a start of the daemon, has a volume among its disks.
     pub(crate) fn runs_on(&self, volume: &str) -> bool {
         let runs = |entry: &Entry| matches!(entry.life, Life::Starting | Life::Alive(_));
         let uses = |entry: &Entry| entry.definition.volumes().iter().any(|name| name == volume);
@@ -332,7 +332,7 @@ impl Vms {
         }
     }
 
-    /// Has the disks of machines that an earlier daemon has started reached by whom their QEMUs run as.
+    /// Has the disks of VMs that an earlier daemon has started reached by whom their QEMUs run as.
     fn grant_all(&self) {
         for entry in self.entries().values() {
             let Some(user) = qemu_sockets::user(&self.monitor_of(&entry.record)) else { continue };
@@ -340,7 +340,7 @@ impl Vms {
         }
     }
 
-    /// Writes a new machine's files and what its TPM begins with, then the list with it.
+    /// Writes a new VM's files and what its TPM begins with, then the list with it.
     fn enter(
         &self,
         record: &Record,
@@ -351,7 +351,7 @@ impl Vms {
         let catalogue = self.catalogue()?;
         // Held throughout: a name is taken once.
         let mut entries = self.entries();
-        // An adopted machine leaves by the name that it was adopted by.
+        // An adopted VM leaves by the name that it was adopted by.
         let is_adopted = record.monitor.is_none() && self.adoptions()?.get(&record.name).is_some();
         if entries.contains_key(&record.name) || is_adopted {
             return Err(VmError::Exists(record.name.clone()));
@@ -362,8 +362,8 @@ impl Vms {
                 return Err(VmError::VolumeTaken { volume, vm: user.record.name.clone() });
             }
         }
-        let folder = self.machine_folder(&record.name);
-        let written = parcel::write_files(&folder, files)
+        let folder = self.vm_folder(&record.name);
+        let written = manifest::write_files(&folder, files)
             .and_then(|()| tpm_state.map_or(Ok(()), |state| tpm::write_state(&folder, state)))
             .map_err(|error| VmError::io("make", &folder, error));
         let entered = written.and_then(|()| Ok(catalogue.put(record)?));
@@ -375,14 +375,14 @@ impl Vms {
         Ok(())
     }
 
-    /// Forgets a machine durably, then deletes its files.
+    /// Forgets a VM durably, then deletes its files.
     fn erase(&self, name: &str) -> Result<(), VmError> {
         self.forget(name)?;
-        remove_folder(&self.machine_folder(name));
+        remove_folder(&self.vm_folder(name));
         Ok(())
     }
 
-    /// Forgets a machine durably; its files stay, and its QEMU is nobody's if it is there.
+    /// Forgets a VM durably; its files stay, and its QEMU is nobody's if it is there.
     fn forget(&self, name: &str) -> Result<(), VmError> {
         let mut entries = self.entries();
         self.catalogue()?.remove(name)?;
@@ -398,7 +398,7 @@ impl Vms {
         Ok(())
     }
 
-    /// Changes what is remembered of a machine, durably.
+    /// Changes what is remembered of a VM, durably.
     fn record(&self, name: &str, change: impl FnOnce(&mut Record)) -> Result<(), VmError> {
         let mut entries = self.entries();
         let entry = entries.get_mut(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
@@ -409,7 +409,7 @@ impl Vms {
         Ok(())
     }
 
-    /// The right to change a machine that is at home; there is one at a time.
+    /// The right to change a VM that is at home; there is one at a time.
     ///
     /// # Errors
     /// [`VmError::NotFound`], [`VmError::Busy`].
@@ -424,7 +424,7 @@ impl Vms {
             .map_err(|_| VmError::Busy { vm: name.to_owned(), why: "is being started, stopped or removed" })
     }
 
-    /// The right to change what the disks of a machine are over, ours or not; there is one at a time.
+    /// The right to change what the disks of a VM are over, ours or not; there is one at a time.
     ///
     /// # Errors
     /// [`VmError::Busy`].
@@ -453,11 +453,11 @@ impl Vms {
         self.catalogue.as_ref().map_err(|problem| VmError::Unusable(problem.clone()))
     }
 
-    fn machine_folder(&self, name: &str) -> PathBuf {
+    fn vm_folder(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// The machines of others whose disks are served.
+    /// The VMs of others whose disks are served.
     ///
     /// # Errors
     /// [`VmError::Unusable`].
@@ -477,22 +477,22 @@ impl Vms {
         record.monitor.clone().unwrap_or_else(|| self.own_monitor(&record.name))
     }
 
-    /// Where a machine that Sterna starts has its monitor.
+    /// Where a VM that Sterna starts has its monitor.
     fn own_monitor(&self, name: &str) -> PathBuf {
         self.monitors.join(format!("{name}.qmp"))
     }
 
-    /// The folder of a machine that has a TPM here, and the TPM's socket.
+    /// The folder of a VM that has a TPM here, and the TPM's socket.
     fn tpm(&self, name: &str) -> Option<(PathBuf, PathBuf)> {
         let entries = self.entries();
         let entry = entries.get(name)?;
-        // Of a machine that somebody else has started nothing is here.
+        // Of a VM that somebody else has started nothing is here.
         let is_ours = entry.record.monitor.is_none() && entry.definition.has_tpm();
-        is_ours.then(|| (self.machine_folder(name), tpm::socket(&self.own_monitor(name))))
+        is_ours.then(|| (self.vm_folder(name), tpm::socket(&self.own_monitor(name))))
     }
 
     fn log(&self, name: &str) -> PathBuf {
-        self.machine_folder(name).join("log")
+        self.vm_folder(name).join("log")
     }
 
     /// A panic elsewhere does not make the map wrong.
@@ -514,7 +514,7 @@ impl Entry {
     }
 }
 
-/// What is left of a machine that is gone is only looked at when another gets its name.
+/// What is left of a VM that is gone is only looked at when another gets its name.
 fn remove_folder(folder: &Path) {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

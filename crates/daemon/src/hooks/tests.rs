@@ -10,10 +10,10 @@ use std::time::Duration;
 use migration::MigrationId;
 use migration::journal::Outcome;
 
-use super::{Begun, Errand, HookSide, Occasion};
+use super::{Begun, HookContext, HookRunner, HookSide};
 use crate::config::HooksConfig;
 
-/// More than any hook of these tests takes, however busy the machine is.
+/// More than any hook of these tests takes, however busy the VM is.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Scene {
@@ -41,8 +41,8 @@ impl Scene {
         path
     }
 
-    fn errand(&self, before: Option<PathBuf>, after: Option<PathBuf>, timeout: Duration) -> Arc<Errand> {
-        let occasion = Occasion {
+    fn runner(&self, before: Option<PathBuf>, after: Option<PathBuf>, timeout: Duration) -> Arc<HookRunner> {
+        let context = HookContext {
             migration: MigrationId(7),
             vm: "web1".to_owned(),
             volumes: vec!["root".to_owned(), "data".to_owned()],
@@ -52,7 +52,7 @@ impl Scene {
         };
         let warnings = Arc::clone(&self.warnings);
         let warn = move |warning| warnings.lock().unwrap().push(warning);
-        Errand::new(HooksConfig { before, after, timeout }, occasion, Begun::No, warn)
+        HookRunner::new(HooksConfig { before, after, timeout }, context, Begun::No, warn)
     }
 
     fn read(&self, name: &str) -> String {
@@ -72,10 +72,10 @@ async fn hooks_are_told_their_occasion() {
         r#"echo "$STERNA_HOOK $STERNA_SIDE $STERNA_MIGRATION $STERNA_VM [$STERNA_VOLUMES] $STERNA_SOURCE_HOST \
            $STERNA_TARGET_HOST ${STERNA_OUTCOME-none} $(pwd)" >> "$HERE/told""#,
     );
-    let errand = scene.errand(Some(hook.clone()), Some(hook), PATIENCE);
-    errand.before().await.unwrap();
-    errand.after(&moved()).await;
-    errand.after(&Outcome::Cancelled).await;
+    let runner = scene.runner(Some(hook.clone()), Some(hook), PATIENCE);
+    runner.before().await.unwrap();
+    runner.after(&moved()).await;
+    runner.after(&Outcome::Cancelled).await;
     let told = scene.read("told").split_whitespace().collect::<Vec<_>>().join(" ");
     let expected = "before target m7 web1 [root data] alpha beta none / \
                     after target m7 web1 [root data] alpha beta moved /";
@@ -88,7 +88,7 @@ async fn a_hook_that_fails_is_named_with_its_status_and_its_last_words() {
     let scene = Scene::new();
     let check = async |lines: &str, expected: &str| {
         let hook = scene.hook("hook", lines);
-        let fault = scene.errand(Some(hook), None, PATIENCE).before().await.unwrap_err().to_string();
+        let fault = scene.runner(Some(hook), None, PATIENCE).before().await.unwrap_err().to_string();
         assert!(fault.ends_with(expected), "{fault}");
         assert!(fault.contains("/hook (target)"), "{fault}");
     };
@@ -99,7 +99,7 @@ async fn a_hook_that_fails_is_named_with_its_status_and_its_last_words() {
     // It leaves somebody behind who holds its standard error.
     check("sleep 1000 & echo gone >&2; exit 4", "exit status 4, and said last: gone").await;
     let missing = scene.folder.path().join("missing");
-    let fault = scene.errand(Some(missing), None, PATIENCE).before().await.unwrap_err().to_string();
+    let fault = scene.runner(Some(missing), None, PATIENCE).before().await.unwrap_err().to_string();
     assert!(fault.contains("cannot be started: No such file"), "{fault}");
 }
 
@@ -110,7 +110,7 @@ async fn a_hook_that_hangs_is_killed_with_all_that_it_has_started() {
         "echo waiting >&2; (echo $$ > \"$HERE/started\"; exec 9>\"$HERE/held\"; flock 9; sleep 1000) & wait";
     let hook = scene.hook("hook", lines);
     let limit = Duration::from_millis(300);
-    let fault = scene.errand(Some(hook), None, limit).before().await.unwrap_err().to_string();
+    let fault = scene.runner(Some(hook), None, limit).before().await.unwrap_err().to_string();
     assert!(fault.contains("was killed: it took longer than 0 s (hooks.timeout_s)"), "{fault}");
     // Whatever it had started is gone, or never began: nobody holds its lock.
     let held = scene.folder.path().join("held");
@@ -128,11 +128,11 @@ async fn a_hook_that_hangs_is_killed_with_all_that_it_has_started() {
 async fn an_after_hook_that_fails_is_a_warning_and_comes_only_after_something() {
     let scene = Scene::new();
     let hook = scene.hook("hook", "echo no route >&2; exit 1");
-    let errand = scene.errand(None, Some(hook), PATIENCE);
-    errand.after(&Outcome::Cancelled).await;
+    let runner = scene.runner(None, Some(hook), PATIENCE);
+    runner.after(&Outcome::Cancelled).await;
     assert!(scene.warnings.lock().unwrap().is_empty(), "it was cancelled before the switch began");
-    errand.before().await.unwrap();
-    errand.after(&moved()).await;
+    runner.before().await.unwrap();
+    runner.after(&moved()).await;
     let warnings = scene.warnings.lock().unwrap();
     let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
     assert!(warning.contains("exit status 1, and said last: no route"), "{warning}");
@@ -142,10 +142,10 @@ async fn an_after_hook_that_fails_is_a_warning_and_comes_only_after_something() 
 async fn a_migration_that_is_given_up_kills_the_hook_that_it_waits_for() {
     let scene = Scene::new();
     let hook = scene.hook("hook", "exec 9>\"$HERE/held\"; flock 9; echo > \"$HERE/up\"; sleep 1000");
-    let errand = scene.errand(Some(hook), None, PATIENCE);
+    let runner = scene.runner(Some(hook), None, PATIENCE);
     let up = scene.folder.path().join("up");
     tokio::select! {
-        ended = errand.before() => panic!("{ended:?}"),
+        ended = runner.before() => panic!("{ended:?}"),
         () = async { while !up.exists() { tokio::task::yield_now().await; } } => {}
     }
     use rustix::fs::{FlockOperation, flock};

@@ -1,10 +1,10 @@
-//! Taking over the disks of a machine that somebody else has started, and giving them back, without a restart.
+//! Taking over the disks of a VM that somebody else has started, and giving them back, without a restart.
 //!
 //! ```text
 //!   adopt      prove ─► remember ─► note ─► pause ─► each disk: off its file ─► volume ─► over its export ─► resume
 //!   release    prove ─► remember ─► note ─► pause ─► each disk: volume gone ─► back to its file ─► resume ─► forget
 //! ```
-//! The machine is paused for the moment in which an image changes hands, so that QEMU can let go of its locks before the
+//! The VM is paused for the moment in which an image changes hands, so that QEMU can let go of its locks before the
 //! volume takes them, and the other way round: at no time can two write to it. It takes as long as making a volume does.
 //! Whatever can be proved is proved before, by QEMU itself ([`super::prove`]); what fails all the same is undone
 //! ([`super::exchange`]). If a daemon dies in between, the next one finds the note, and ends what was begun.
@@ -32,10 +32,10 @@ use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Ran, Reached, VmError,
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 impl Host {
-    /// Takes over disks of a machine that runs.
+    /// Takes over disks of a VM that runs.
     ///
     /// # Errors
-    /// [`RequestError`]; the machine has its disks as before then, and runs, or the text says what keeps it.
+    /// [`RequestError`]; the VM has its disks as before then, and runs, or the text says what keeps it.
     pub(crate) async fn adopt_vm(self: Arc<Self>, name: String, order: AdoptVm) -> Result<Vm, RequestError> {
         names::check(&name).map_err(|reason| {
             RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
@@ -78,17 +78,17 @@ impl Host {
         let order = adopted.clone();
         let work = async move { host.finish_adoption(&order, IsNew::Yes, turn).await };
         self.answer_within(&name, work).await?;
-        Ok(adopted::describe(&adopted, adopted::SETTLED_MAX).await)
+        Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
     }
 
-    /// Gives a machine its disks back as plain files, where they are by now; also one that Sterna has started, which goes on
+    /// Gives a VM its disks back as plain files, where they are by now; also one that Sterna has started, which goes on
     /// without Sterna from then on.
     ///
     /// # Errors
     /// [`RequestError`]; what could not be given back is served as before.
     pub(crate) async fn release_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
         let turn = self.vms.turn(&name)?;
-        // Of a machine that is, or is on its way, elsewhere nothing can be given back here.
+        // Of a VM that is, or is on its way, elsewhere nothing can be given back here.
         let _operation = match self.vms.get(&name) {
             Ok(_) => Some(self.vms.operate(&name)?),
             Err(_) => None,
@@ -129,7 +129,7 @@ impl Host {
         Ok(shown)
     }
 
-    /// Lets a machine run that is paused, for whatever reason.
+    /// Lets a VM run that is paused, for whatever reason.
     ///
     /// # Errors
     /// [`RequestError`]; what keeps it from running.
@@ -163,7 +163,7 @@ impl Host {
         self.describe_vm(&name).await
     }
 
-    /// Ends what a killed daemon had begun with the disks of machines, and lets those run that it had paused. Machines on their
+    /// Ends what a killed daemon had begun with the disks of VMs, and lets those run that it had paused. VMs on their
     /// way to another host are settled by their migrations.
     pub(crate) fn settle_holds(self: &Arc<Self>) {
         for note in self.vms.holds.list() {
@@ -205,7 +205,7 @@ impl Host {
         }
     }
 
-    /// Brings the disks of an adopted machine over their volumes, and lets it run; if that cannot be, it has its files again, and
+    /// Brings the disks of an adopted VM over their volumes, and lets it run; if that cannot be, it has its files again, and
     /// is not adopted.
     async fn finish_adoption(
         self: &Arc<Self>,
@@ -233,7 +233,7 @@ impl Host {
         Err(failure.unwrap_or_else(|| interrupted().into()))
     }
 
-    /// Brings the disks of a machine back to their files, lets it run, and forgets it; if that cannot be, they are served as
+    /// Brings the disks of a VM back to their files, lets it run, and forgets it; if that cannot be, they are served as
     /// before. Returns what is to be said of it.
     async fn finish_release(
         self: &Arc<Self>,
@@ -247,7 +247,7 @@ impl Host {
             Ok(Exchanged { goal: Goal::Volumes, failure }) => {
                 self.let_it_run(name).await?;
                 if self.vms.get(name).is_ok() {
-                    // It is a machine of ours as before.
+                    // It is a VM of ours as before.
                     self.forget_adopted(name).await?;
                 }
                 let unknown = || VmError::Disk { vm: name.clone(), why: "QEMU does not say why".to_owned() };
@@ -260,7 +260,7 @@ impl Host {
         self.end_release(adopted).await
     }
 
-    /// Forgets a machine that has its disks back; says how it is started without Sterna if we started it.
+    /// Forgets a VM that has its disks back; says how it is started without Sterna if we started it.
     async fn end_release(self: &Arc<Self>, adopted: &Adopted) -> Result<Option<String>, RequestError> {
         let name = &adopted.name;
         let mut message = None;
@@ -296,7 +296,7 @@ impl Host {
         Ok(())
     }
 
-    /// Lets a machine run that we have paused.
+    /// Lets a VM run that we have paused.
     pub(super) async fn let_it_run(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
         let adopted = self.adoptions()?.get(name);
         match self.vms.holds.let_run(name, self.hypervisor_of(name, adopted.as_ref())).await {
@@ -310,7 +310,7 @@ impl Host {
         }
     }
 
-    /// What finds the hypervisor of a machine, ours or adopted.
+    /// What finds the hypervisor of a VM, ours or adopted.
     fn hypervisor_of(
         self: &Arc<Self>,
         name: &str,
@@ -352,7 +352,7 @@ impl Host {
         }
     }
 
-    /// An adopted machine with the places where its images are by now.
+    /// An adopted VM with the places where its images are by now.
     fn where_it_is_now(&self, adopted: Adopted) -> Result<Adopted, RequestError> {
         let mut adopted = adopted;
         for kept in &mut adopted.disks {
@@ -373,7 +373,7 @@ impl Host {
         Ok(adopted)
     }
 
-    /// Describes a machine that Sterna has started as one whose disks were adopted.
+    /// Describes a VM that Sterna has started as one whose disks were adopted.
     async fn describe_own(self: &Arc<Self>, name: &str) -> Result<Adopted, RequestError> {
         let known = self.vms.get(name)?;
         let qemu = self.vms.qemu(name)?;
@@ -393,7 +393,7 @@ impl Host {
         self.where_it_is_now(adopted)
     }
 
-    /// The monitor of a machine whose disks are served; of one among ours there is a connection already.
+    /// The monitor of a VM whose disks are served; of one among ours there is a connection already.
     pub(super) async fn monitor_of(&self, adopted: &Adopted) -> Result<Arc<Qemu>, HypervisorError> {
         self.vms.until_found(&adopted.name).await;
         match self.vms.qemu(&adopted.name) {
@@ -402,24 +402,26 @@ impl Host {
         }
     }
 
-    /// Whether a machine's QEMU has ended, by how its monitor answers.
+    /// Whether a VM's QEMU has ended, by how its monitor answers.
     pub(super) fn has_ended_qemu(&self, adopted: &Adopted, error: &HypervisorError) -> bool {
         error.nobody_listens() && self.vms.qemu(&adopted.name).is_err()
     }
 
-    /// Describes the adopted machines.
+    /// Describes the adopted VMs.
     pub(super) async fn describe_adopted(&self) -> Vec<Vm> {
         let mut adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
         // One that leaves is among ours.
         adopted.retain(|vm| self.vms.get(&vm.name).is_err());
-        futures_util::future::join_all(adopted.iter().map(|vm| self.describe_held(vm, adopted::ANSWER_MAX)))
-            .await
+        futures_util::future::join_all(
+            adopted.iter().map(|vm| self.describe_held(vm, adopted::ANSWER_TIMEOUT)),
+        )
+        .await
     }
 
-    /// Describes an adopted machine; `None`: there is none of that name.
+    /// Describes an adopted VM; `None`: there is none of that name.
     pub(super) async fn describe_adopted_one(&self, name: &str) -> Option<Vm> {
         let adopted = self.adoptions().ok()?.get(name).filter(|_| self.vms.get(name).is_err())?;
-        Some(self.describe_held(&adopted, adopted::ANSWER_MAX).await)
+        Some(self.describe_held(&adopted, adopted::ANSWER_TIMEOUT).await)
     }
 
     async fn describe_held(&self, adopted: &Adopted, answer_max: Duration) -> Vm {
@@ -441,7 +443,7 @@ impl Host {
     }
 }
 
-/// Whether a machine runs at present.
+/// Whether a VM runs at present.
 async fn runs(name: &str, qemu: &Qemu) -> Result<bool, RequestError> {
     Ok(qemu.status().await.map_err(VmError::of(name))? == RunState::Running)
 }
@@ -471,7 +473,7 @@ async fn choose(name: &str, qemu: &Qemu, wanted: &[String]) -> Result<Vec<LocalD
                 })?;
                 chosen.push(LocalDisk { file: named, ..disk });
             }
-            // Firmware goes along with its machine as a file.
+            // Firmware goes along with its VM as a file.
             Err(staying) if wanted.is_empty() && staying.is_firmware() => {}
             Err(staying) => return Err(refuse(staying.to_string())),
         }

@@ -1,10 +1,10 @@
-//! Machines whose disks were adopted, as people see them, and their move to another host as a whole.
+//! VMs whose disks were adopted, as people see them, and their move to another host as a whole.
 //!
 //! ```text
 //!   the running QEMU: its command, its devices ──► a definition ──► among ours, for as long as it leaves
 //!                                                      └─ what keeps it here, or stays behind: by name, before a byte moves
 //! ```
-//! From then on it is a machine like any other ([`super::machine`]); what differs is what becomes of it if it stays
+//! From then on it is a VM like any other ([`super::move_vm`]); what differs is what becomes of it if it stays
 //! ([`crate::vms`]).
 
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use super::Host;
 use crate::error::RequestError;
 use crate::vms::{Adopted, Derived, VmError, derive, launched};
 
-/// How long a machine may take to say what it does, before it is left out.
-pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
+/// How long a VM may take to say what it does, before it is left out.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The same right after it was adopted, when somebody wants to know what can be done with it.
-pub(super) const SETTLED_MAX: Duration = Duration::from_secs(15);
+pub(super) const SETTLED_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Host {
-    /// Begins to move an adopted machine to another host, with its disks.
+    /// Begins to move an adopted VM to another host, with its disks.
     ///
     /// # Errors
     /// [`RequestError`]: it goes on here, adopted as before, and nothing is left there.
@@ -41,7 +41,7 @@ impl Host {
             tracing::info!(vm = %name, %what, "something of the VM stays behind");
         }
         self.vms.take_in(&adopted, qemu, derived.text).await?;
-        let begun = self.migrate_machine(name.clone(), order).await;
+        let begun = self.migrate_vm(name.clone(), order).await;
         if begun.is_err() {
             self.vms.let_go_unless_leaving(&name).await?;
         }
@@ -49,7 +49,7 @@ impl Host {
     }
 }
 
-/// Asks a machine that is somebody else's what it does, for so long at most, and leaves its monitor to others.
+/// Asks a VM that is somebody else's what it does, for so long at most, and leaves its monitor to others.
 pub(super) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
     let asked = async {
         let qemu = Qemu::connect(&adopted.monitor).await?;
@@ -96,21 +96,21 @@ pub(super) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
     }
 }
 
-/// Looks whether QEMU could migrate the machine as it is: not every device can.
+/// Looks whether QEMU could migrate the VM as it is: not every device can.
 async fn unblocked(name: &str, qemu: &Qemu) -> Result<(), RequestError> {
     let reasons = qemu.migration_blockers().await.map_err(VmError::of(name))?;
     if reasons.is_empty() {
         return Ok(());
     }
-    Err(RequestError::MachineUnmovable { vm: name.to_owned(), reason: reasons.join("; ") })
+    Err(RequestError::VmUnmovable { vm: name.to_owned(), reason: reasons.join("; ") })
 }
 
-/// What another host would have to run of an adopted machine, as it is now.
+/// What another host would have to run of an adopted VM, as it is now.
 pub(super) async fn derived(adopted: &Adopted, qemu: &Qemu) -> Result<Derived, RequestError> {
     let name = &adopted.name;
     let process = launched(name, qemu).await?;
     let running = Running::of(qemu).await.map_err(VmError::of(name))?;
-    let unmovable = |error: crate::vms::DefinitionError| RequestError::MachineUnmovable {
+    let unmovable = |error: crate::vms::DefinitionError| RequestError::VmUnmovable {
         vm: name.clone(),
         reason: error.to_string(),
     };

@@ -38,14 +38,14 @@ const DEVICES_BYTES_MIN: u64 = 32 << 10;
 const STAND_TYPICAL: Duration = Duration::from_millis(50);
 
 /// A machine that is to go along, as far as it is looked at.
-pub(super) struct AheadMachine {
+pub(super) struct AheadVm {
     /// Its name.
     pub name: String,
     /// How long it may stand still.
     pub downtime_max: Duration,
     /// What is needed to run it, without its files. In a migration only the files that it finds there are looked at by this:
     /// the other host looks at all else by itself, before anything is copied.
-    pub parcel: Vec<u8>,
+    pub manifest: Vec<u8>,
 }
 
 /// What is ahead.
@@ -79,7 +79,7 @@ impl Host {
         records: &[VolumeRecord],
         elsewhere: &Elsewhere,
         order: &MigrateVolume,
-        machine: Option<&AheadMachine>,
+        machine: Option<&AheadVm>,
         thoroughness: Thoroughness,
     ) -> Ahead {
         let host = elsewhere.peer.name.clone();
@@ -104,7 +104,7 @@ impl Host {
         let survey = Survey {
             offer,
             held_bytes: ahead.held_bytes.clone(),
-            machine: machine.map(|machine| machine.parcel.clone()).unwrap_or_default(),
+            machine: machine.map(|machine| machine.manifest.clone()).unwrap_or_default(),
         };
         let limit = match thoroughness {
             Thoroughness::DryRun => ANSWER_MAX,
@@ -162,7 +162,7 @@ impl Host {
     }
 
     /// Looks whether a machine can stand still for as short as it is to.
-    async fn look_at_stand(&self, session: &Session, machine: &AheadMachine, ahead: &mut Ahead) {
+    async fn look_at_stand(&self, session: &Session, machine: &AheadVm, ahead: &mut Ahead) {
         let deadline = tokio::time::Instant::now() + MEASURE_MAX;
         let mut least = stand_min(session);
         while let Some(stand) = least

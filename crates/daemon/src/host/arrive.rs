@@ -133,8 +133,8 @@ impl Host {
             return Err(RequestError::Invalid(text.to_owned()));
         }
         if let Some(machine) = &offer.machine {
-            self.check_may_bring_machines(peer)?;
-            self.check_machine_name(&machine.name)?;
+            self.check_may_bring_vms(peer)?;
+            self.check_vm_name(&machine.name)?;
         }
         blocking(descriptors::require_for_volume).await?;
         let mut expected = Vec::new();

@@ -22,7 +22,7 @@ use transport::Session;
 
 use super::Host;
 use super::arrive::{Arrival, Arriving};
-use super::machine::Expected;
+use super::move_vm::Expected;
 use crate::error::{RequestError, with_causes};
 use crate::hooks::Begun;
 use crate::images;
@@ -86,10 +86,10 @@ impl Host {
                     Expected::Again(found.filter(|_| is_kept.is_ok()))
                 }
             };
-            self.expect_machine(session, (arrival.migration, arrival.remote), machine, names, expected);
+            self.expect_vm(session, (arrival.migration, arrival.remote), machine, names, expected);
         } else {
             let begun = if arrival.recorded.is_some() { Begun::Perhaps } else { Begun::No };
-            self.escort_in(arrival.migration, arrival.remote, session, begun);
+            self.prepare_hooks_in(arrival.migration, arrival.remote, session, begun);
         }
         if let Err(error) = self.let_come(session, &arrival, &mut awaited).await {
             self.stop_waiting(awaited).await;
@@ -101,7 +101,7 @@ impl Host {
             tokio::spawn(async move {
                 // None: the daemon stops, and the next one finds out.
                 if let Some(outcome) = host.migrations.outcome(migration).await {
-                    host.see_machine_in(migration, &machine, &outcome, settling).await;
+                    host.see_vm_in(migration, &machine, &outcome, settling).await;
                 }
             });
         }
@@ -275,7 +275,7 @@ impl Host {
         let Side::Incoming { peer, remote, volumes, .. } = recorded.side.clone() else { return Ok(()) };
         let session = self.hosts.session_with(peer)?;
         self.migrations.track(migration, volumes.iter().map(|record| record.volume).collect());
-        let machine = self.machine_of_arrival(&recorded.names);
+        let machine = self.vm_of_arrival(&recorded.names);
         let mut arriving = Vec::new();
         for record in volumes {
             let (claim, home) = self.claim_arrival(&record.name, record.volume)?;

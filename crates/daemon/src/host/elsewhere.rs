@@ -47,7 +47,7 @@ impl Host {
         // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
         for moved in moved {
             let name = moved.volume.record.name.clone();
-            let is_needed = moved.forwarding == Forwarding::Always || self.has_machine_on(&name);
+            let is_needed = moved.forwarding == Forwarding::Always || self.has_vm_on(&name);
             if self.has_ended(moved.migration) && is_needed {
                 let volume = moved.volume.record.volume;
                 if let Err(error) = self.forward_and_see(moved).await {
@@ -229,7 +229,7 @@ impl Host {
 
     /// Tells whether a machine of this host runs on a volume: it stays when its volume alone goes elsewhere, and connects again
     /// after a restart.
-    fn has_machine_on(&self, volume: &str) -> bool {
+    fn has_vm_on(&self, volume: &str) -> bool {
         let is_adopted = || {
             let adoptions = self.adoptions().ok();
             adoptions.is_some_and(|adoptions| adoptions.find(|adopted| adopted.uses(volume)).is_some())
@@ -257,7 +257,7 @@ impl Host {
                 let led = status.led_here_by.iter().filter(|host| **host != moved.host).count();
                 status.connections + status.requests_in_flight + led
             });
-            if moved.forwarding == Forwarding::Always || in_use > 0 || self.has_machine_on(&name) {
+            if moved.forwarding == Forwarding::Always || in_use > 0 || self.has_vm_on(&name) {
                 continue;
             }
             // An operation that has the volume is likely to bring it home.
@@ -282,11 +282,11 @@ impl Host {
     ) -> Result<(), RequestError> {
         let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
         let session = self.hosts.session_with(*peer)?;
-        let machine = self.machine_of_departure(&recorded.names);
+        let machine = self.vm_of_departure(&recorded.names);
         let is_copying = matches!(recorded.stage, Stage::Copying);
         // N.B. A daemon that was killed between the two records, of the migration and of its machine, knows of no machine that
         // leaves. The volumes of a machine do not go without it: the migration is cancelled below.
-        let stays = self.machine_at_home(&recorded.names).filter(|_| is_copying);
+        let stays = self.vm_at_home(&recorded.names).filter(|_| is_copying);
         let may_leave = machine.is_some() || stays.is_some();
         let moves = match (may_leave, is_copying) {
             (true, _) => Moves::Machine,
@@ -332,9 +332,9 @@ impl Host {
         let Some(first) = departures.first().map(|departure| departure.lane.clone()) else { return Ok(()) };
         self.migrations.track(migration, departures.iter().map(|departure| departure.volume).collect());
         let reason = if let Some(machine) = machine {
-            self.resume_machine(migration, machine, &session).await?
+            self.resume_vm_migration(migration, machine, &session).await?
         } else {
-            self.escort_away(migration, &session, Begun::Perhaps);
+            self.prepare_hooks_away(migration, &session, Begun::Perhaps);
             let machine = stays.unwrap_or_default();
             format!(
                 "this host's daemon was started again before {machine} had begun to leave; it goes on here: migrate it again"

@@ -1,7 +1,7 @@
-//! Disks of a running machine change between their files and their volumes, step by step.
+//! Disks of a running VM change between their files and their volumes, step by step.
 //!
 //! What comes next is said by [`migration::guest::exchange`], of what QEMU and the journal say at that moment; here it is carried
-//! out, until all disks are on one side. Then the machine runs: [`crate::vms::Holds`].
+//! out, until all disks are on one side. Then the VM runs: [`crate::vms::Holds`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,10 +25,10 @@ pub(super) struct Exchanged {
     pub(super) failure: Option<RequestError>,
 }
 
-/// The machine's QEMU has ended while its disks changed hands.
+/// The VM's QEMU has ended while its disks changed hands.
 pub(super) struct QemuEnded;
 
-/// What a node is of a machine's disk, and what is to be done.
+/// What a node is of a VM's disk, and what is to be done.
 struct Look {
     is_running: bool,
     disks: Vec<SeenDisk>,
@@ -36,7 +36,7 @@ struct Look {
 }
 
 impl Host {
-    /// Brings the disks of a machine to one side; the machine may be paused then. It takes as long as it takes: what goes wrong
+    /// Brings the disks of a VM to one side; the VM may be paused then. It takes as long as it takes: what goes wrong
     /// is tried the other way round, and then again.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Host {
         Ok(None)
     }
 
-    /// What the disks of a machine are over, as QEMU and the journal say.
+    /// What the disks of a VM are over, as QEMU and the journal say.
     async fn look_at_disks(&self, adopted: &Adopted, qemu: &Qemu) -> Result<Look, HypervisorError> {
         let is_running = qemu.status().await? == RunState::Running;
         let devices = qemu.query_block().await?;
@@ -160,7 +160,7 @@ impl Host {
         Ok(Look { is_running, disks, nodes })
     }
 
-    /// Whether a disk of a machine is over nothing.
+    /// Whether a disk of a VM is over nothing.
     pub(super) async fn has_lost_a_disk(
         &self,
         adopted: &Adopted,
@@ -199,7 +199,7 @@ impl Host {
         Arc::clone(self).create_volume(order).await.map(drop)
     }
 
-    /// Gives the images of a machine back whose QEMU has ended: nobody reads or writes.
+    /// Gives the images of a VM back whose QEMU has ended: nobody reads or writes.
     pub(super) async fn stop_serving(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
         for kept in adopted.disks.iter().filter(|kept| self.serves(kept)) {
             let how = RemoveVolume { force: true, keep_image: true, delete_image: false };

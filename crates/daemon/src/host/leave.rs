@@ -28,8 +28,8 @@ use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::{Peer, Session};
 
 use super::Host;
-use super::ahead::{AheadMachine, Thoroughness};
-use super::machine::{Company, HANDOVER_MAX};
+use super::ahead::{AheadVm, Thoroughness};
+use super::move_vm::{Company, HANDOVER_TIMEOUT};
 use super::plan::check_order_elsewhere;
 use super::shared::Found;
 use crate::dockets::Docket;
@@ -172,11 +172,11 @@ impl Host {
         // The other host looks at the machine itself when its volumes have been offered, and refuses it or not. What is only
         // to be known is asked for here.
         let machine = company.map(|company| {
-            let parcel = Vms::files_alone(&company.parcel)?;
-            Ok::<_, VmError>(AheadMachine {
+            let manifest = Vms::files_alone(&company.manifest)?;
+            Ok::<_, VmError>(AheadVm {
                 name: company.name.clone(),
                 downtime_max: company.downtime_max,
-                parcel,
+                manifest,
             })
         });
         let machine = machine.transpose()?;
@@ -280,10 +280,10 @@ impl Host {
                 .await;
         }
         if let Some(company) = company {
-            self.see_machine_ready(migration, company, session, &elsewhere.peer.name).await?;
+            self.check_vm_at_target(migration, company, session, &elsewhere.peer.name).await?;
         }
         if moves == Moves::VolumesAfterHooks {
-            self.escort_away(migration, session, Begun::No);
+            self.prepare_hooks_away(migration, session, Begun::No);
         }
         let mut found = Vec::new();
         for Departing { record, .. } in &departing {
@@ -397,7 +397,7 @@ impl Host {
 pub(super) fn switch_over_max(session: &Session, moves: Moves) -> Duration {
     let near = match moves {
         Moves::Volumes | Moves::VolumesAfterHooks => SWITCH_OVER_MAX,
-        Moves::Machine => HANDOVER_MAX,
+        Moves::Machine => HANDOVER_TIMEOUT,
     };
     near + round_trip(session) * SWITCH_OVER_ROUND_TRIPS
 }

@@ -17,7 +17,7 @@ use migration::journal::{
 use migration::{CommitFault, MigrationId};
 
 use super::leave::Departing;
-use super::machine::not_to_a_store;
+use super::move_vm::not_to_a_store;
 use super::queue::check_rate;
 use super::reserve::{Reserved, Wanted};
 use super::{Host, blocking, chain};
@@ -39,8 +39,8 @@ impl Host {
     ) -> Result<Migration, RequestError> {
         check_rate(&order)?;
         self.names_together(&name, &order)?;
-        if self.means_machine(&name, &order)? {
-            return self.migrate_machine(name, order).await;
+        if self.means_vm(&name, &order)? {
+            return self.migrate_vm(name, order).await;
         }
         if let Some(adopted) = self.adoptions()?.get(&name)
             && self.elsewhere(&order.to)?.is_some()
@@ -217,7 +217,7 @@ impl Host {
     ///
     /// # Errors
     /// [`RequestError`]: nothing is called as the target is.
-    pub(super) fn means_machine(&self, name: &str, order: &MigrateVolume) -> Result<bool, RequestError> {
+    pub(super) fn means_vm(&self, name: &str, order: &MigrateVolume) -> Result<bool, RequestError> {
         let is_volume = self.volumes.service(name).is_some();
         Ok(self.vms.get(name).is_ok() && (!is_volume || self.elsewhere(&order.to)?.is_some()))
     }
@@ -329,7 +329,7 @@ impl Host {
             target: reserved.location.clone(),
             keep_source: order.keep_source,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
-            moves: self.escort_here(migration),
+            moves: self.prepare_hooks_here(migration),
         };
         lane.migrate(lane_order, target).await.map_err(|refused| match refused {
             Refused::Migrating(migration) => {

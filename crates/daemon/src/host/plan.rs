@@ -20,10 +20,10 @@ use migration::wire::Surveyed;
 use transport::Session;
 
 use super::adopted::derived;
-use super::ahead::{AheadMachine, Thoroughness, milliseconds};
+use super::ahead::{AheadVm, Thoroughness, milliseconds};
 use super::leave::Elsewhere;
-use super::machine::{check_movable, check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
 use super::migrate::{allocated_bytes, check_has_no_memory};
+use super::move_vm::{check_movable, check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
 use super::queue::check_rate;
 use super::together::only_to_a_host;
 use super::{Host, blocking};
@@ -53,8 +53,8 @@ impl Host {
     ) -> Result<MigrationPlan, RequestError> {
         let elsewhere = self.elsewhere(&order.to)?;
         let adopted = self.adoptions()?.get(&name).filter(|_| elsewhere.is_some());
-        let means_machine = self.means_machine(&name, &order)?;
-        let ours = self.vms.get(&name).ok().filter(|_| adopted.is_none() && means_machine);
+        let means_vm = self.means_vm(&name, &order)?;
+        let ours = self.vms.get(&name).ok().filter(|_| adopted.is_none() && means_vm);
         let names = match (&ours, &adopted) {
             (Some(known), _) => known.volumes.clone(),
             (_, Some(adopted)) => adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
@@ -79,7 +79,7 @@ impl Host {
             None => self.plan_here(&records, &order, &mut plan).await,
             Some(elsewhere) => {
                 let company = match (ours.is_some(), adopted) {
-                    (true, _) => self.plan_machine(&name, &mut plan).await,
+                    (true, _) => self.plan_vm(&name, &mut plan).await,
                     (false, Some(adopted)) => self.plan_adopted(&adopted, &mut plan).await,
                     (false, None) => None,
                 };
@@ -165,7 +165,7 @@ impl Host {
         }));
     }
 
-    async fn plan_machine(self: &Arc<Self>, name: &str, plan: &mut MigrationPlan) -> Option<Company> {
+    async fn plan_vm(self: &Arc<Self>, name: &str, plan: &mut MigrationPlan) -> Option<Company> {
         let looked = async {
             drop(self.vms.operate(name)?);
             let machine = self.vms.qemu(name)?;
@@ -270,7 +270,7 @@ impl Host {
         company: Company,
         order: &MigrateVolume,
         plan: &mut MigrationPlan,
-    ) -> Option<AheadMachine> {
+    ) -> Option<AheadVm> {
         let name = plan.name.clone();
         let (machine, text) = match company {
             Company::Ours(machine) => (machine, None),
@@ -291,7 +291,7 @@ impl Host {
         }
         let downtime_max = downtime_max(order);
         match self.vms.announcement(&name, text, &machine, order.memory, held).await {
-            Ok(parcel) => Some(AheadMachine { name, downtime_max, parcel }),
+            Ok(manifest) => Some(AheadVm { name, downtime_max, manifest }),
             Err(error) => {
                 plan.refuse(&error.into());
                 None

@@ -1,7 +1,7 @@
 //! Before a machine moves: what the source says that it needs, and whether the target has it.
 //!
 //! ```text
-//!   source: parcel_of ── definition, files, needs ──► target: check_arrival ── what QEMU and the kernel there have, space
+//!   source: manifest_of ── definition, files, needs ──► target: check_arrival ── what QEMU and the kernel there have, space
 //! ```
 //! Nothing is copied before the target has answered.
 
@@ -22,7 +22,7 @@ impl Host {
     ///
     /// # Errors
     /// [`RequestError`].
-    pub(super) async fn parcel_of(
+    pub(super) async fn manifest_of(
         self: &Arc<Self>,
         name: &str,
         volumes: &[String],
@@ -51,16 +51,16 @@ impl Host {
     /// What is missing, and what to do about it.
     pub(super) async fn check_arrival(
         self: &Arc<Self>,
-        parcel: &[u8],
+        manifest: &[u8],
         wished: Terms,
     ) -> Result<Terms, String> {
-        let compared = Vms::compare_files(parcel).await.map_err(|error| error.to_string())?;
+        let compared = Vms::compare_files(manifest).await.map_err(|error| error.to_string())?;
         // What is only to be known was said before the machine was offered.
         let (Differences { faults, .. }, _) = compared;
         if !faults.is_empty() {
             return Err(faults.join("; "));
         }
-        let (held, terms) = self.vms.examine(parcel, wished).await?;
+        let (held, terms) = self.vms.examine(manifest, wished).await?;
         let host = Arc::clone(self);
         let checked = blocking(move || host.check_space(&held));
         checked.await.map_err(|error| error.message())?;

@@ -116,7 +116,7 @@ impl Host {
         promotion: Promotion,
     ) -> Result<(), RequestError> {
         let Side::Incoming { volumes, .. } = &recorded.side else { return Ok(()) };
-        let machine = self.machine_of_arrival(&recorded.names);
+        let machine = self.vm_of_arrival(&recorded.names);
         let mut taken = Vec::new();
         for record in volumes {
             taken.push((self.take_from_arrival(&record.name).await?, record));

@@ -1,4 +1,4 @@
-//! What adopting and releasing the disks of a machine needs, tried by its QEMU before anything of the machine is touched.
+//! What adopting and releasing the disks of a VM needs, tried by its QEMU before anything of the VM is touched.
 //!
 //! ```text
 //!   adopt     the file that we open is the one that QEMU has open   by its descriptors: another name space, another name
@@ -18,7 +18,7 @@ use crate::error::{RequestError, with_causes};
 use crate::vms::{Adopted, AdoptedDisk, VmError, launched, proof};
 
 impl Host {
-    /// Looks whether the disks of a machine could be adopted, and given back.
+    /// Looks whether the disks of a VM could be adopted, and given back.
     ///
     /// # Errors
     /// [`VmError::Disk`], with what to do; nothing was changed.
@@ -44,7 +44,7 @@ impl Host {
         Ok(())
     }
 
-    /// Looks whether a machine could have the images of its disks back, where they are by now. One that its QEMU may not open is
+    /// Looks whether a VM could have the images of its disks back, where they are by now. One that its QEMU may not open is
     /// given to the user that it runs as, if we may do that.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl Host {
         let devices = qemu.query_block().await.map_err(VmError::of(name))?;
         for kept in &adopted.disks {
             let device = devices.iter().find(|device| device.device.as_deref() == Some(&kept.device));
-            // It may be gone from the machine.
+            // It may be gone from the VM.
             let Some(node) = device.and_then(|device| device.node.as_ref()) else { continue };
             let disk = kept.disk(node);
             let process = launched(name, qemu).await?;

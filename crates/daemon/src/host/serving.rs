@@ -224,7 +224,7 @@ impl Host {
             chronicles: self.chronicles.clone(),
             data_dir: self.config.data_dir.clone(),
             moving: Arc::clone(&self.moving),
-            escorts: Arc::clone(&self.escorts),
+            volume_hooks: Arc::clone(&self.volume_hooks),
             runtime: tokio::runtime::Handle::current(),
         };
         let name = record.name.clone();

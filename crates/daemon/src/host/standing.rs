@@ -21,14 +21,14 @@ const SETTLE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Host {
     /// After a start: machines whose migration has ended, or never came to anything, are where their volumes are.
-    pub(crate) async fn settle_machines(self: &Arc<Self>) {
+    pub(crate) async fn settle_vms(self: &Arc<Self>) {
         for (name, standing) in self.vms.unsettled() {
             let (host, which) = (Arc::clone(self), name.clone());
-            at_start(async move { host.settle_machine(&name, standing).await }, "a VM", &which).await;
+            at_start(async move { host.settle_vm(&name, standing).await }, "a VM", &which).await;
         }
     }
 
-    async fn settle_machine(self: &Arc<Self>, name: &str, standing: Standing) {
+    async fn settle_vm(self: &Arc<Self>, name: &str, standing: Standing) {
         let Ok(known) = self.vms.get(name) else { return };
         if self.is_under_way(&known.volumes) {
             return;

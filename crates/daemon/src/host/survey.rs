@@ -49,14 +49,14 @@ impl Host {
             return found;
         }
         if (offer.machine.is_some() || !machine.is_empty())
-            && let Err(error) = self.check_may_bring_machines(peer)
+            && let Err(error) = self.check_may_bring_vms(peer)
         {
             // N.B. nothing else: what it would take to run a machine here is nobody's business who may not bring one.
             found.refusals.push(refusal(&error));
             return found;
         }
         if let Some(name) = offer.machine.as_ref().map(|machine| &machine.name)
-            && let Err(error) = self.check_machine_name(name)
+            && let Err(error) = self.check_vm_name(name)
         {
             found.refusals.push(refusal(&error));
         }
@@ -83,7 +83,7 @@ impl Host {
         });
         found.refusals.extend(has_room.await.err().as_ref().map(refusal));
         if !machine.is_empty() {
-            self.look_at_machine(&machine, &mut found).await;
+            self.look_at_vm(&machine, &mut found).await;
         }
         let hooks = self.config.hooks.clone();
         let problems = blocking(move || Ok((hooks.before_problem(), hooks.after_problem())));
@@ -95,7 +95,7 @@ impl Host {
     }
 
     /// Whether a machine could run here.
-    async fn look_at_machine(&self, machine: &[u8], found: &mut Surveyed) {
+    async fn look_at_vm(&self, machine: &[u8], found: &mut Surveyed) {
         let unsuitable = |detail: String| Refusal { code: RefusalCode::Unsuitable, detail };
         match Vms::compare_files(machine).await {
             Ok((Differences { faults, warnings }, scope)) => {

@@ -12,7 +12,7 @@ use migration::{MigrationId, Phase, Progress};
 use super::Live;
 use crate::dockets::Docket;
 use crate::journal::now_unix_ms;
-use crate::moving::{Account, Rest};
+use crate::moving::{Account, PostCopyState};
 
 /// The migration as the API shows it.
 pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: Option<&Live>) -> Migration {
@@ -250,7 +250,7 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
         bytes_per_second: memory.bandwidth_bytes_per_s,
         throttle_percent: memory.throttle_percent,
         streams: account.streams.max(1),
-        post_copy: account.follows.is_some(),
+        post_copy: account.post_copy.is_some(),
     });
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1000.0;
     let downtime = account.downtime().map(|(loading, handing_over)| api::MachineDowntime {
@@ -263,7 +263,7 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
 
 /// Adds that the machine runs at the target, and that the rest of its memory is waited for.
 pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
-    if account.follows == Some(Rest::OnItsWay) && shown.phase == api::Phase::Retiring {
+    if account.post_copy == Some(PostCopyState::OnItsWay) && shown.phase == api::Phase::Retiring {
         let reason = "the rest of the VM's memory, without which it can come to a stand at the target";
         shown.waiting_for = Some(WaitingFor { reason: reason.to_owned(), remaining_ms: None });
     }

@@ -1,4 +1,4 @@
-//! Over how many streams a machine's memory goes, if nobody says.
+//! Over how many streams a VM's memory goes, if nobody says.
 //!
 //! ```text
 //!   one link, little memory       ──► one: it is full, and several would only take turns
@@ -8,14 +8,14 @@
 
 /// From here on several streams are worth their threads, in bytes: below it a move is over in seconds in any case.
 const LARGE_BYTES: u64 = 4 << 30;
-/// Streams of a large machine over one link: with four threads QEMU fills 40 Gbit/s.
+/// Streams of a large VM over one link: with four threads QEMU fills 40 Gbit/s.
 const STREAMS_OF_LARGE: u8 = 4;
 /// Streams for each link, if there are several.
 const STREAMS_OF_LINK: usize = 2;
 /// The most that are used if nobody says.
 const STREAMS_MAX: usize = 8;
 
-/// Streams beside the main one, for a machine with so much memory over so many links; 0: only the main one.
+/// Streams beside the main one, for a VM with so much memory over so many links; 0: only the main one.
 pub(crate) fn side_streams(ordered: Option<u8>, memory_bytes: u64, links: usize) -> u8 {
     match (ordered, links) {
         // QEMU's main stream would only be waited for by a single other one.

@@ -1,10 +1,10 @@
-//! A machine comes: it is started when its disks are here, loaded, and runs when they are this host's.
+//! A VM comes: it is started when its disks are here, loaded, and runs when they are this host's.
 //!
 //! ```text
-//!   parcel ─► could it run? ─► Start heard ─► hook ─► started, paused ─► its memory ─► loaded, still ─► volumes owned ─► runs
+//!   manifest ─► could it run? ─► Start received ─► hook ─► started, paused ─► its memory ─► loaded, still ─► volumes owned ─► runs
 //! ```
 
-pub(crate) mod trail;
+pub(crate) mod post_copy;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,48 +16,48 @@ use futures_util::future::try_join_all;
 use hypervisor::{Hypervisor, HypervisorError, RunState};
 use tokio::sync::{OnceCell, watch};
 
-use super::line::{Heard, Line};
+use super::channel::{PeerStatus, VmChannel};
+use super::message::{Terms, VmMessage};
 use super::stream::Turn;
-use super::words::{Terms, Word};
 use super::{SocketFile, announce, carried};
-use crate::hooks::Errand;
+use crate::hooks::HookRunner;
 use crate::qemu_sockets;
 
 /// How long memory may be on its way: its source gives up long before if it makes no progress.
-const LOADED_MAX: Duration = Duration::from_secs(24 * 3600);
+const LOADED_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// What is said of a machine that is to run and cannot.
+/// What is said of a VM that is to run and cannot.
 const NOT_LOADED: &str = "the VM is not loaded";
 
-/// What becomes of a machine here is somebody else's affair: whether it could run, and starting it.
+/// What the host does for a VM that comes: it judges whether the VM could run, starts it, and keeps its state.
 pub(crate) trait Keeper: Send + Sync {
-    /// Looks whether the machine of this parcel could be run here, and on which of the wished terms its memory can come; the
+    /// Looks whether the VM of this manifest could be run here, and on which of the wished terms its memory can come; the
     /// text says why not.
     fn check(
         &self,
-        parcel: &[u8],
+        manifest: &[u8],
         wished: Terms,
     ) -> Pin<Box<dyn Future<Output = Result<Terms, String>> + Send>>;
 
-    /// The machine runs here, and its memory never will be whole: ends it, and remembers why.
+    /// The VM runs here, and its memory never will be whole: ends it, and remembers why.
     fn lose(&self, reason: String) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// The machine has all that its source's hypervisor had: makes durable what it keeps beside its volumes and is not in its
+    /// The VM has all that its source's hypervisor had: makes durable what it keeps beside its volumes and is not in its
     /// memory; the text says why that cannot be.
     fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
-    /// Starts the machine of this parcel so that it waits for its memory, which comes on these terms; the text says why it
+    /// Starts the VM of this manifest so that it waits for its memory, which comes on these terms; the text says why it
     /// could not.
     fn start(
         &self,
-        parcel: Vec<u8>,
+        manifest: Vec<u8>,
         terms: Terms,
     ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, String>> + Send>>;
 }
 
-/// A machine that comes.
+/// A VM that comes.
 pub(crate) struct Coming {
-    line: Line,
+    channel: VmChannel,
     /// Its hypervisor, once that waits for its memory.
     started: OnceCell<Arc<dyn Hypervisor>>,
     /// Whether it has all that it needs to run; then why not.
@@ -66,27 +66,27 @@ pub(crate) struct Coming {
     runs_ahead: AtomicBool,
     /// True once nobody waits for it any more.
     is_over: watch::Sender<bool>,
-    /// What is run here before and after.
-    errand: Arc<Errand>,
+    /// Runs the hooks of this host.
+    hooks: Arc<HookRunner>,
 }
 
 impl Coming {
-    /// A machine that is to come over `line`.
-    pub(crate) fn new(line: Line, errand: Arc<Errand>) -> Self {
+    /// A VM that is to come over `channel`.
+    pub(crate) fn new(channel: VmChannel, hooks: Arc<HookRunner>) -> Self {
         Self {
-            line,
+            channel,
             started: OnceCell::new(),
             loaded: watch::Sender::new(None),
             runs_ahead: AtomicBool::new(false),
             is_over: watch::Sender::new(false),
-            errand,
+            hooks,
         }
     }
 
-    /// A machine that was started here before this daemon was; whether it is loaded is seen when it is to run.
-    pub(crate) fn found(line: Line, vm: Arc<dyn Hypervisor>, errand: Arc<Errand>) -> Self {
+    /// A VM that was started here before this daemon was; whether it is loaded is seen when it is to run.
+    pub(crate) fn found(channel: VmChannel, vm: Arc<dyn Hypervisor>, hooks: Arc<HookRunner>) -> Self {
         let started = OnceCell::new_with(Some(vm));
-        Self { started, loaded: watch::Sender::new(Some(Ok(()))), ..Self::new(line, errand) }
+        Self { started, loaded: watch::Sender::new(Some(Ok(()))), ..Self::new(channel, hooks) }
     }
 
     /// It may run here without all of its memory, from before this daemon began.
@@ -95,16 +95,16 @@ impl Coming {
         self
     }
 
-    /// What is run here before and after.
-    pub(crate) fn errand(&self) -> Arc<Errand> {
-        Arc::clone(&self.errand)
+    /// Runs the hooks of this host.
+    pub(crate) fn hooks(&self) -> Arc<HookRunner> {
+        Arc::clone(&self.hooks)
     }
 
     /// Takes part in the copying of the memory, to its end; the source hears what becomes of it.
     pub(crate) async fn take_part(&self, keeper: &dyn Keeper) {
         if let Err(reason) = self.load(keeper).await {
             tracing::warn!(reason, "a VM that was to come is not loaded");
-            self.line.say(&Word::failed(&reason));
+            self.channel.send(&VmMessage::failed(&reason));
             self.loaded.send_replace(Some(Err(reason)));
         }
     }
@@ -114,22 +114,22 @@ impl Coming {
         self.runs_ahead.load(Ordering::Acquire)
     }
 
-    /// Nobody waits for it any more: [`Coming::take_part`] ends soon.
+    /// Ends [`Coming::take_part`] soon: the migration does not wait for it any more.
     pub(crate) fn give_up(&self) {
         self.is_over.send_replace(true);
     }
 
-    /// Lets the machine run.
+    /// Lets the VM run.
     ///
     /// # Errors
     /// Why it does not.
     pub(crate) async fn run(&self) -> Result<(), String> {
         let vm = self.started.get().ok_or(NOT_LOADED)?;
         let mut loaded = self.loaded.subscribe();
-        if loaded.borrow().is_none() && self.line.terms().post_copy {
+        if loaded.borrow().is_none() && self.channel.terms().post_copy {
             // N.B. from here on it may not be able to go on at the source any more.
             self.runs_ahead.store(true, Ordering::Release);
-            self.line.say(&Word::Owned);
+            self.channel.send(&VmMessage::Owned);
             // The sender lives as long as this.
             let _ = loaded.wait_for(Option::is_some).await;
         }
@@ -137,7 +137,7 @@ impl Coming {
         loop {
             let resumed = tokio::select! {
                 resumed = resume(&**vm) => resumed,
-                lost = self.line.lost() => return Err(lost),
+                lost = self.channel.lost() => return Err(lost),
             };
             match resumed {
                 Ok(()) => break,
@@ -146,7 +146,7 @@ impl Coming {
                 Err(NotResumed::Silent(reason) | NotResumed::Refused(reason)) => return Err(reason),
             }
         }
-        // QEMU has said it when the machine was loaded, which may be long ago. Nobody waits for it.
+        // QEMU has said it when the VM was loaded, which may be long ago. Nobody waits for it.
         let vm = Arc::clone(vm);
         tokio::spawn(async move { announce(&*vm).await });
         Ok(())
@@ -154,24 +154,24 @@ impl Coming {
 
     async fn load(&self, keeper: &dyn Keeper) -> Result<(), String> {
         let asked = async {
-            self.line.hear(&Heard::Check).await?;
-            let parcel = self.line.parcel();
-            let terms = keeper.check(&parcel, self.line.terms()).await?;
-            self.line.accept(terms);
-            self.line.hear(&Heard::Start).await?;
-            Ok((parcel, terms))
+            self.channel.wait_for(&PeerStatus::Check).await?;
+            let manifest = self.channel.manifest();
+            let terms = keeper.check(&manifest, self.channel.terms()).await?;
+            self.channel.accept(terms);
+            self.channel.wait_for(&PeerStatus::Start).await?;
+            Ok((manifest, terms))
         };
-        let (parcel, terms) = self.unless_over(asked).await?;
-        let prepared = async { self.errand.before().await.map_err(|fault| fault.to_string()) };
+        let (manifest, terms) = self.unless_over(asked).await?;
+        let prepared = async { self.hooks.before().await.map_err(|fault| fault.to_string()) };
         self.unless_over(prepared).await?;
         // N.B. to its end in any case: what is started half nobody would end.
-        let vm = keeper.start(parcel, terms).await?;
+        let vm = keeper.start(manifest, terms).await?;
         // It is started once.
         let _ = self.started.set(Arc::clone(&vm));
         self.receive(&*vm, terms, keeper).await
     }
 
-    /// Takes the memory of a machine that waits for it.
+    /// Takes the memory of a VM that waits for it.
     async fn receive(&self, vm: &dyn Hypervisor, terms: Terms, keeper: &dyn Keeper) -> Result<(), String> {
         let socket = &vm.memory_socket();
         let file = SocketFile(socket.clone());
@@ -180,31 +180,31 @@ impl Coming {
         let expected = vm.expect_memory(&qemu_sockets::place(socket), terms.transfer()).await;
         expected.map_err(|error| error.to_string())?;
         qemu_sockets::take_out(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
-        let sides = self.line.side_streams(terms.side_streams);
+        let sides = self.channel.side_streams(terms.side_streams);
         let (is_connected, connects) = watch::channel(false);
-        let main = self.line.main().connect_and_carry(socket, Turn::Main(is_connected));
+        let main = self.channel.main().connect_and_carry(socket, Turn::Main(is_connected));
         let others =
             sides.iter().map(|side| side.stream.connect_and_carry(socket, Turn::AfterMain(connects.clone())));
         let others = try_join_all(others);
         let carries = async { tokio::try_join!(main, others).map(drop) }.fuse();
         tokio::pin!(carries);
-        self.line.say(&Word::Waiting);
+        self.channel.send(&VmMessage::Waiting);
         let loads = async {
             tokio::select! {
-                loaded = vm.await_loaded(LOADED_MAX) => loaded.map_err(|error| error.to_string()),
+                loaded = vm.await_loaded(LOADED_TIMEOUT) => loaded.map_err(|error| error.to_string()),
                 reason = carried(&mut carries) => Err(reason),
-                reason = self.line.failed() => Err(reason),
+                reason = self.channel.failed() => Err(reason),
             }
         };
         self.unless_over(loads).await?;
         // N.B. before anybody hears that it is loaded: its source may forget it then.
         keeper.keep().await?;
         self.loaded.send_replace(Some(Ok(())));
-        self.line.say(&Word::Loaded);
-        // N.B. the next move of this machine uses the same name.
+        self.channel.send(&VmMessage::Loaded);
+        // N.B. the next move of this VM uses the same name.
         drop(file);
         if terms.post_copy {
-            trail::until_whole(vm, &self.line, carries, keeper).await;
+            post_copy::until_whole(vm, &self.channel, carries, keeper).await;
         }
         Ok(())
     }
@@ -219,7 +219,7 @@ impl Coming {
     }
 }
 
-/// Why a loaded machine does not run.
+/// Why a loaded VM does not run.
 enum NotResumed {
     /// Its hypervisor does not answer.
     Silent(String),
@@ -227,7 +227,7 @@ enum NotResumed {
     Refused(String),
 }
 
-/// Lets a machine run that is loaded.
+/// Lets a VM run that is loaded.
 async fn resume(vm: &dyn Hypervisor) -> Result<(), NotResumed> {
     let explain = |error: HypervisorError| match error {
         HypervisorError::Silent(_) => NotResumed::Silent(error.to_string()),

@@ -1,12 +1,12 @@
-//! Whether a machine's memory becomes less from round to round, and what is done if it does not (\[VM51\], stun during page
+//! Whether a VM's memory becomes less from round to round, and what is done if it does not (\[VM51\], stun during page
 //! send).
 //!
 //! ```text
-//!   a round that left hardly less than the one before ──► a longer stand is aimed at, up to what is allowed
+//!   a round that left hardly less than the one before ──► a longer downtime is aimed at, up to what is allowed
 //!   and then                                          ──► the guest's processors get less time, step by step
 //!   at the last step, and still so after some rounds ───► it is given up, with the figures it was judged by
 //!   if post-copy is allowed: a round that left more than half of the one before ──► the rest follows after the switch-over
-//!   nothing taken for minutes: hung there, or cut off ──► it is given up; the machine has never stood still
+//!   nothing taken for minutes: hung there, or cut off ──► it is given up; the VM has never stood still
 //! ```
 
 use std::time::Duration;
@@ -17,14 +17,14 @@ use hypervisor::{MemoryMode, MemoryProgress};
 const SHRINKS_TO: f64 = 0.8;
 /// The same if the rest may follow later: rounds that shrink slowly cost more than they are worth then.
 const SHRINKS_TO_WITH_POST_COPY: f64 = 0.5;
-/// Parts of the stand that is allowed that are aimed at, one after the other.
-pub(super) const AIMS: [u32; 3] = [8, 2, 1];
+/// The downtime that is allowed is divided by these, one after the other: the downtime targets.
+pub(super) const DOWNTIME_DIVISORS: [u32; 3] = [8, 2, 1];
 /// Shares of their time that are taken from the guest's processors, in percent, one after the other.
-const STEPS: [u8; 6] = [10, 25, 45, 65, 85, 99];
+const THROTTLE_PERCENTS: [u8; 6] = [10, 25, 45, 65, 85, 99];
 /// Rounds without progress that are waited for at the last step.
 const PATIENCE_ROUNDS: u32 = 20;
 /// How long nothing of the memory may be taken: as long as a target's store may leave a request unanswered.
-const STALL_MAX: Duration = Duration::from_secs(300);
+const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Judges rounds.
 #[derive(Debug, Default)]
@@ -33,8 +33,8 @@ pub(super) struct Convergence {
     rounds: u64,
     /// What was left when the last round began, in bytes.
     left: Option<u64>,
-    aims: usize,
-    steps: usize,
+    downtime_steps: usize,
+    throttle_steps: usize,
     in_vain: u32,
     /// Bytes that had been taken at the last look, and since when it is so many.
     taken: u64,
@@ -46,8 +46,8 @@ pub(super) struct Convergence {
 pub(super) enum Verdict {
     /// Nothing.
     GoOn,
-    /// A longer stand is to be aimed at: what is allowed, divided by this.
-    Aim {
+    /// A longer downtime is to be the target: what is allowed, divided by this.
+    DowntimeTarget {
         /// What it is divided by.
         divisor: u32,
     },
@@ -56,7 +56,7 @@ pub(super) enum Verdict {
         /// By so much.
         percent: u8,
     },
-    /// The machine is to run at the target, and the rest to follow.
+    /// The VM is to run at the target, and the rest to follow.
     PostCopy,
     /// It is not going to end.
     Hopeless {
@@ -75,11 +75,11 @@ impl Convergence {
     pub(super) fn judge(&mut self, now: Duration, progress: &MemoryProgress) -> Verdict {
         if progress.transferred_bytes != self.taken {
             (self.taken, self.taken_since) = (progress.transferred_bytes, now);
-        } else if now.saturating_sub(self.taken_since) >= STALL_MAX {
+        } else if now.saturating_sub(self.taken_since) >= STALL_TIMEOUT {
             let reason = format!(
                 "the other host has taken nothing of the VM's memory for {} s. See whether it can be reached \
                  (sterna host list), and what its log says; the VM has worked on here meanwhile",
-                STALL_MAX.as_secs()
+                STALL_TIMEOUT.as_secs()
             );
             return Verdict::Hopeless { reason };
         }
@@ -100,12 +100,12 @@ impl Convergence {
         if self.mode == MemoryMode::PostCopy {
             return Verdict::PostCopy;
         }
-        if let Some(divisor) = AIMS.get(self.aims + 1).copied() {
-            self.aims += 1;
-            return Verdict::Aim { divisor };
+        if let Some(divisor) = DOWNTIME_DIVISORS.get(self.downtime_steps + 1).copied() {
+            self.downtime_steps += 1;
+            return Verdict::DowntimeTarget { divisor };
         }
-        if let Some(percent) = STEPS.get(self.steps).copied() {
-            self.steps += 1;
+        if let Some(percent) = THROTTLE_PERCENTS.get(self.throttle_steps).copied() {
+            self.throttle_steps += 1;
             return Verdict::Throttle { percent };
         }
         self.in_vain += 1;
@@ -167,19 +167,19 @@ mod tests {
         let mut hung = Convergence::default();
         let progress = MemoryProgress { transferred_bytes: 1, ..round(1, 500 << 20) };
         assert_eq!(hung.judge(NOW, &progress), Verdict::GoOn);
-        assert_eq!(hung.judge(NOW + STALL_MAX - NOW / 2, &progress), Verdict::GoOn);
-        assert!(matches!(hung.judge(NOW + STALL_MAX, &progress), Verdict::Hopeless { .. }));
+        assert_eq!(hung.judge(NOW + STALL_TIMEOUT - NOW / 2, &progress), Verdict::GoOn);
+        assert!(matches!(hung.judge(NOW + STALL_TIMEOUT, &progress), Verdict::Hopeless { .. }));
     }
 
     #[test]
     fn a_guest_that_writes_too_fast_is_slowed_down_step_by_step_and_then_given_up() {
         let mut convergence = Convergence::default();
-        let (mut steps, mut aims) = (Vec::new(), Vec::new());
+        let (mut throttle_steps, mut downtime_steps) = (Vec::new(), Vec::new());
         for number in 1.. {
             match convergence.judge(NOW, &round(number, 500 << 20)) {
                 Verdict::GoOn => {}
-                Verdict::Aim { divisor } => aims.push(divisor),
-                Verdict::Throttle { percent } => steps.push(percent),
+                Verdict::DowntimeTarget { divisor } => downtime_steps.push(divisor),
+                Verdict::Throttle { percent } => throttle_steps.push(percent),
                 Verdict::PostCopy => panic!("it is not allowed"),
                 Verdict::Hopeless { reason } => {
                     assert!(reason.contains("500 MiB of memory dirty"), "{reason}");
@@ -188,7 +188,10 @@ mod tests {
             }
             assert!(number < 100, "it is given up in the end");
         }
-        assert_eq!((steps.as_slice(), aims.as_slice()), (STEPS.as_slice(), &AIMS[1..]));
+        assert_eq!(
+            (throttle_steps.as_slice(), downtime_steps.as_slice()),
+            (THROTTLE_PERCENTS.as_slice(), &DOWNTIME_DIVISORS[1..])
+        );
     }
 
     #[test]

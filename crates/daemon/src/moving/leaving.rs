@@ -1,18 +1,18 @@
-//! A machine leaves: its memory is copied, it is brought to a stand, and then it is where its volumes are.
+//! A VM leaves: its memory is copied, it is brought to a stand, and then it is where its volumes are.
 //!
 //! ```text
 //!   stop:  started there ─► hook ─► memory, round after round ─► paused here ─► last memory, devices ─► loaded there, still
 //!                                                          ▲ downtime begins                      │
 //!   then its volumes are handed over:  released ─► it ends here │ not released ─► it goes on here ◄┘
 //! ```
-//! If the rest of its memory may follow later (post-copy), the stop ends earlier, and [`follow`] sees to the rest:
+//! If the rest of its memory may follow later (post-copy), the stop ends earlier, and [`post_copy`] sees to the rest:
 //!
 //! ```text
 //!   stop:  … ─► memory, round after round ─► paused here ─► its volumes are handed over ─► devices ─► runs there ─► the rest
 //! ```
 //! Nothing is decided here: until its volumes are released it can always go on, whatever was sent (design §5.15).
 
-pub(crate) mod follow;
+pub(crate) mod post_copy;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -31,37 +31,37 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use self::follow::{Following, Rest};
-use super::convergence::{AIMS, Convergence, Verdict};
-use super::line::{Heard, Line, Way};
-use super::words::{Terms, Word};
+use self::post_copy::{PostCopy, PostCopyState};
+use super::channel::{PeerStatus, VmChannel, VmStreams};
+use super::convergence::{Convergence, DOWNTIME_DIVISORS, Verdict};
+use super::message::{Terms, VmMessage};
 use super::{SocketFile, announce, carried};
 use crate::config::HOOK_TIMEOUT_S;
-use crate::hooks::Errand;
+use crate::hooks::HookRunner;
 use crate::qemu_sockets;
 use crate::vms::{Holds, Ran, Reached};
 
-/// How long the other host may take to say whether it could run a machine.
-const CHECK_MAX: Duration = Duration::from_secs(30);
-/// How long the other host may take to start a machine that waits for its memory, after what it runs before that.
-const START_MAX: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
+/// How long the other host may take to say whether it could run a VM.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the other host may take to start a VM that waits for its memory, after what it runs before that.
+const START_TIMEOUT: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
 /// How long the hypervisor may take to connect to where it was told to send the memory.
-const CONNECT_MAX: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the memory may take: what does not become less is noticed long before.
-const MEMORY_MAX: Duration = Duration::from_secs(24 * 3600);
-/// How long the last of the memory and the devices may take, the machine standing still; a longer `--max-downtime` is
-/// added. After that the machine is better off where it was.
-const DEVICE_MAX: Duration = Duration::from_secs(5);
-/// How long a machine whose rest follows later may take from its pause until it could be switched over: what is on its way at
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// How long the last of the memory and the devices may take, the VM standing still; a longer `--max-downtime` is
+/// added. After that the VM is better off where it was.
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a VM whose rest follows later may take from its pause until it could be switched over: what is on its way at
 /// that moment arrives first.
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long after the stream of its memory the monitor of a QEMU that ends may be heard to end; as long may a QEMU take that is
 /// asked why it is late.
-const FAREWELL_MAX: Duration = Duration::from_millis(100);
+const FAREWELL_TIMEOUT: Duration = Duration::from_millis(100);
 /// How often it is looked how far the memory is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is known of a machine that leaves.
+/// What is known of a VM that leaves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account {
     /// How far its memory is; `None` before the first byte.
@@ -69,24 +69,24 @@ pub(crate) struct Account {
     /// Streams that carry it.
     pub(crate) streams: u8,
     /// What has become of what was to follow after the switch-over; `None`: nothing was.
-    pub(crate) follows: Option<Rest>,
+    pub(crate) post_copy: Option<PostCopyState>,
     /// When it came to a stand.
     pub(crate) stopped: Option<Instant>,
     /// When it was loaded at the target.
     pub(crate) loaded: Option<Instant>,
-    /// When it was heard that it runs at the target.
+    /// When the target said that it runs there.
     pub(crate) runs: Option<Instant>,
 }
 
 impl Account {
-    /// How long the machine stood still: until it was loaded at the target, and from then until it was heard to run.
+    /// How long the VM stood still: until it was loaded at the target, and from then until the target said that it runs.
     pub(crate) fn downtime(&self) -> Option<(Duration, Duration)> {
         let (stopped, loaded, runs) = (self.stopped?, self.loaded?, self.runs?);
         Some((loaded.saturating_duration_since(stopped), runs.saturating_duration_since(loaded)))
     }
 }
 
-/// How a machine is to leave.
+/// How a VM is to leave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes {
     /// How long it may stand still.
@@ -95,37 +95,37 @@ pub(crate) struct Wishes {
     pub(crate) terms: Terms,
 }
 
-/// A machine that leaves.
+/// A VM that leaves.
 pub(crate) struct Leaving {
     name: String,
     vm: Arc<dyn Hypervisor>,
     /// What lets it run again here.
     holds: Arc<Holds>,
-    way: Arc<dyn Way>,
-    line: Arc<Line>,
-    following: Following,
+    streams: Arc<dyn VmStreams>,
+    channel: Arc<VmChannel>,
+    post_copy: PostCopy,
     wishes: Wishes,
     account: watch::Sender<Account>,
-    /// What is run here before and after.
-    errand: Arc<Errand>,
+    /// Runs the hooks of this host.
+    hooks: Arc<HookRunner>,
 }
 
 impl Leaving {
-    /// A machine that is to leave by `way`; nothing is done yet.
+    /// A VM that is to leave by `streams`; nothing is done yet.
     pub(crate) fn new(
         (name, vm, holds): (String, Arc<dyn Hypervisor>, Arc<Holds>),
-        way: Arc<dyn Way>,
+        streams: Arc<dyn VmStreams>,
         wishes: Wishes,
-        errand: Arc<Errand>,
+        hooks: Arc<HookRunner>,
     ) -> Self {
-        let line = Arc::new(Line::new(Arc::clone(&way)));
+        let channel = Arc::new(VmChannel::new(Arc::clone(&streams)));
         let account = watch::Sender::default();
-        Self { name, vm, holds, way, line, following: Following::default(), wishes, account, errand }
+        Self { name, vm, holds, streams, channel, post_copy: PostCopy::default(), wishes, account, hooks }
     }
 
-    /// What is run here before and after.
-    pub(crate) fn errand(&self) -> Arc<Errand> {
-        Arc::clone(&self.errand)
+    /// Runs the hooks of this host.
+    pub(crate) fn hooks(&self) -> Arc<HookRunner> {
+        Arc::clone(&self.hooks)
     }
 
     /// Its hypervisor here.
@@ -133,17 +133,17 @@ impl Leaving {
         &*self.vm
     }
 
-    /// Asks the other host whether it could run the machine, before anything is copied.
+    /// Asks the other host whether it could run the VM, before anything is copied.
     ///
     /// # Errors
     /// Why not.
-    pub(crate) async fn check(&self, parcel: Vec<u8>) -> Result<(), String> {
-        self.line.offer(parcel, self.wishes.terms);
-        let fits = timeout(CHECK_MAX, self.line.hear(&Heard::Fits)).await;
-        fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_MAX))?
+    pub(crate) async fn check(&self, manifest: Vec<u8>) -> Result<(), String> {
+        self.channel.offer(manifest, self.wishes.terms);
+        let fits = timeout(CHECK_TIMEOUT, self.channel.wait_for(&PeerStatus::Fits)).await;
+        fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_TIMEOUT))?
     }
 
-    /// The target says that the machine runs there.
+    /// The target says that the VM runs there.
     pub(crate) fn runs_there(&self) {
         self.account.send_modify(|account| account.runs = Some(Instant::now()));
     }
@@ -153,12 +153,12 @@ impl Leaving {
         self.account.borrow().clone()
     }
 
-    /// Copies the memory and brings the machine to a stand, loaded at the target. That the future is dropped breaks the
-    /// stream; [`Leaving::go_on`] lets the machine run again. `paused` is told when the machine does nothing any more, while
+    /// Copies the memory and brings the VM to a stand, loaded at the target. That the future is dropped breaks the
+    /// stream; [`Leaving::go_on`] lets the VM run again. `paused` is told when the VM does nothing any more, while
     /// its last memory and its devices are still sent.
     ///
     /// # Errors
-    /// Why it was not moved: the machine may stand still.
+    /// Why it was not moved: the VM may stand still.
     pub(crate) async fn stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
         match self.copy_and_stop(paused).await {
             Ok(()) => Ok(()),
@@ -169,22 +169,22 @@ impl Leaving {
     /// As [`Leaving::stop`], with what broke in the end for the reason.
     async fn copy_and_stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
         let terms = self.agreed();
-        let sides = self.line.side_streams(terms.side_streams);
+        let sides = self.channel.side_streams(terms.side_streams);
         self.account.send_modify(|account| account.streams = terms.side_streams.max(1));
-        self.line.say(&Word::Start);
-        let waits = timeout(START_MAX, self.line.hear(&Heard::Waiting)).await;
-        waits.map_err(|_| overdue("the VM to be started at the target", START_MAX))??;
-        // The target has run its own by now: what the machine needs there is there.
+        self.channel.send(&VmMessage::Start);
+        let waits = timeout(START_TIMEOUT, self.channel.wait_for(&PeerStatus::Waiting)).await;
+        waits.map_err(|_| overdue("the VM to be started at the target", START_TIMEOUT))??;
+        // The target has run its own by now: what the VM needs there is there.
         tokio::select! {
-            done = self.errand.before() => done.map_err(|fault| fault.to_string())?,
-            reason = self.line.failed() => return Err(reason),
+            done = self.hooks.before() => done.map_err(|fault| fault.to_string())?,
+            reason = self.channel.failed() => return Err(reason),
         }
         // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
         let held = self.holds.hold(&self.name, Reason::Move, true).await;
         held.map_err(|error| error.to_string())?;
         let socket = Listening::of(&*self.vm)?;
         let main = self.offer_memory(&socket, terms).await?;
-        let line = Arc::clone(&self.line);
+        let channel = Arc::clone(&self.channel);
         // A task of its own, because it may outlast this.
         let mut carrying = Carrying(tokio::spawn(async move {
             let others = async move {
@@ -194,39 +194,39 @@ impl Leaving {
                     let (accepted, _) = socket.listener.accept().await?;
                     carries.push(side.stream.carry(accepted));
                 }
-                // N.B. the next move of this machine uses the same name.
+                // N.B. the next move of this VM uses the same name.
                 drop(socket);
                 try_join_all(carries).await.map(drop)
             };
-            carried(async { tokio::try_join!(line.main().carry(main), others) }).await
+            carried(async { tokio::try_join!(channel.main().carry(main), others) }).await
         }));
         let sent = tokio::select! {
             sent = self.send(paused, terms) => sent,
             never = self.note_stop(self.vm.run_changes()) => match never {},
             reason = &mut carrying.0 => Err(reason.unwrap_or_else(|error| error.to_string())),
-            reason = self.line.failed() => Err(reason),
+            reason = self.channel.failed() => Err(reason),
         };
         if let Sent::WithoutTheRest = sent? {
-            self.begin_to_follow(carrying);
+            self.switch_to_post_copy(carrying);
         }
         Ok(())
     }
 
-    /// Why the machine did not leave: whatever broke first, if its QEMU has ended, that is why.
+    /// Why the VM did not leave: whatever broke first, if its QEMU has ended, that is why.
     async fn first_cause(&self, reason: String) -> String {
-        match timeout(FAREWELL_MAX, self.vm.closed()).await {
+        match timeout(FAREWELL_TIMEOUT, self.vm.closed()).await {
             Ok(_) => ended(&self.name),
             Err(_) => reason,
         }
     }
 
-    /// Lets the machine go on here, after its volumes were not released; resolves when it does, however long that takes.
+    /// Lets the VM go on here, after its volumes were not released; resolves when it does, however long that takes.
     ///
     /// # Errors
     /// Why it never will.
     pub(crate) async fn go_on(&self) -> Result<(), String> {
-        self.stop_following();
-        if let Some(reason) = self.following.lost() {
+        self.stop_post_copy();
+        if let Some(reason) = self.post_copy.lost() {
             self.holds.forget(&self.name).await;
             return Err(reason);
         }
@@ -244,14 +244,14 @@ impl Leaving {
         };
         match self.holds.let_run(&self.name, find).await {
             Ran::Runs => {
-                // The other QEMU may have told the network already that the machine is there.
+                // The other QEMU may have told the network already that the VM is there.
                 announce(&*self.vm).await;
                 Ok(())
             }
             Ran::Ended => Err(ended(&self.name)),
             Ran::Elsewhere => {
                 let reason = "it was to run at the target before all of its memory was there, did not, and has no way back";
-                self.following.lose(reason.to_owned());
+                self.post_copy.lose(reason.to_owned());
                 Err(reason.to_owned())
             }
         }
@@ -259,7 +259,7 @@ impl Leaving {
 
     /// Which way the memory goes: as it was wished, as far as the target can.
     fn agreed(&self) -> Terms {
-        let (wished, agreed) = (self.wishes.terms, self.line.terms());
+        let (wished, agreed) = (self.wishes.terms, self.channel.terms());
         Terms {
             side_streams: wished.side_streams.min(agreed.side_streams),
             post_copy: wished.post_copy && agreed.post_copy,
@@ -268,21 +268,21 @@ impl Leaving {
 
     /// Has the hypervisor begin to send, and returns its main stream.
     async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, String> {
-        let mut options = MemoryOptions::for_downtime(self.aim(AIMS[0]));
+        let mut options = MemoryOptions::for_downtime(self.downtime_target(DOWNTIME_DIVISORS[0]));
         options.transfer = terms.transfer();
         let offered = self.vm.offer_memory(&socket.file.0, options).await;
         let accepted = match offered {
-            Ok(()) => timeout(CONNECT_MAX, socket.listener.accept()).await,
+            Ok(()) => timeout(CONNECT_TIMEOUT, socket.listener.accept()).await,
             Err(error) => return Err(error.to_string()),
         };
         match accepted {
             Ok(Ok((stream, _))) => Ok(stream),
             Ok(Err(error)) => Err(format!("the hypervisor cannot send the memory: {error}")),
-            Err(_) => Err(overdue("the hypervisor to send the memory", CONNECT_MAX)),
+            Err(_) => Err(overdue("the hypervisor to send the memory", CONNECT_TIMEOUT)),
         }
     }
 
-    /// Takes note of when the machine's processors stop and run again, by what its hypervisor tells: what it does between that and
+    /// Takes note of when the VM's processors stop and run again, by what its hypervisor tells: what it does between that and
     /// being ready to be switched over takes as long as its disks take.
     async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Infallible {
         loop {
@@ -298,7 +298,7 @@ impl Leaving {
     async fn send(&self, told: oneshot::Sender<()>, terms: Terms) -> Result<Sent, String> {
         let paused = [MigrationStatus::PreSwitchover];
         let converged = tokio::select! {
-            reached = self.vm.await_status(&paused, MEMORY_MAX) => {
+            reached = self.vm.await_status(&paused, MEMORY_TIMEOUT) => {
                 reached.map_err(explain)?;
                 Converged::Yes
             }
@@ -312,27 +312,27 @@ impl Leaving {
                 if self.vm.begin_post_copy().await.map_err(explain)? == PostCopyStart::Begun {
                     tracing::info!("the VM writes memory faster than it is sent; the rest is to follow");
                     self.stands_since(stopped);
-                    self.vm.await_status(&paused, PAUSE_MAX).await.map_err(explain)?;
+                    self.vm.await_status(&paused, PAUSE_TIMEOUT).await.map_err(explain)?;
                     let memory = self.vm.memory_progress().await.ok();
                     self.account.send_modify(|account| {
                         account.memory = memory.or(account.memory.take());
                         account.loaded = Some(Instant::now());
-                        account.follows = Some(Rest::OnItsWay);
+                        account.post_copy = Some(PostCopyState::OnItsWay);
                     });
                     return Ok(Sent::WithoutTheRest);
                 }
-                self.vm.await_status(&paused, MEMORY_MAX).await.map_err(explain)?;
+                self.vm.await_status(&paused, MEMORY_TIMEOUT).await.map_err(explain)?;
             }
         }
         self.stands_since(Instant::now());
-        // Nobody waits for it if the migration has ended meanwhile.
+        // The receiver is gone if the migration has ended meanwhile.
         let _ = told.send(());
-        let limit = DEVICE_MAX + self.wishes.downtime_max;
+        let limit = DEVICE_TIMEOUT + self.wishes.downtime_max;
         let switched = timeout(limit, async {
             self.vm.switch_over().await.map_err(explain)?;
             let completed = [MigrationStatus::Completed];
             let sent = async { self.vm.await_status(&completed, limit).await.map(drop).map_err(explain) };
-            tokio::try_join!(sent, self.line.hear(&Heard::Loaded)).map(drop)
+            tokio::try_join!(sent, self.channel.wait_for(&PeerStatus::Loaded)).map(drop)
         });
         match switched.await {
             Ok(switched) => switched?,
@@ -348,11 +348,11 @@ impl Leaving {
 
     /// Why the VM is not loaded at the target `limit` after its pause: which of the two hosts is late.
     async fn not_loaded(&self, limit: Duration) -> String {
-        let target = match self.line.heard() {
-            Heard::Loaded => "has said",
+        let target = match self.channel.peer_status() {
+            PeerStatus::Loaded => "has said",
             _ => "has not said",
         };
-        let here = match timeout(FAREWELL_MAX, self.vm.memory_progress()).await {
+        let here = match timeout(FAREWELL_TIMEOUT, self.vm.memory_progress()).await {
             Ok(Ok(progress)) => format!("is in status {}", progress.status),
             Ok(Err(error)) => format!("does not tell its status ({error})"),
             Err(_) => "does not answer".to_owned(),
@@ -361,7 +361,7 @@ impl Leaving {
         format!("{overdue}: QEMU here {here}, and the target {target} that the VM is loaded")
     }
 
-    /// The machine stands still since then, unless its hypervisor has told of an earlier moment.
+    /// The VM stands still since then, unless its hypervisor has told of an earlier moment.
     fn stands_since(&self, stopped: Instant) {
         self.account.send_modify(|account| {
             account.stopped.get_or_insert(stopped);
@@ -377,8 +377,8 @@ impl Leaving {
             let Ok(progress) = self.vm.memory_progress().await else { continue };
             match convergence.judge(began.elapsed(), &progress) {
                 Verdict::GoOn => {}
-                Verdict::Aim { divisor } => {
-                    if let Err(error) = self.vm.set_downtime_target(self.aim(divisor)).await {
+                Verdict::DowntimeTarget { divisor } => {
+                    if let Err(error) = self.vm.set_downtime_target(self.downtime_target(divisor)).await {
                         tracing::warn!(%error, "the hypervisor does not aim at another downtime");
                     }
                 }
@@ -395,17 +395,17 @@ impl Leaving {
         }
     }
 
-    /// A part of the stand that is allowed: a short one is tried first.
-    fn aim(&self, divisor: u32) -> Duration {
+    /// A part of the downtime that is allowed: a short one is tried first.
+    fn downtime_target(&self, divisor: u32) -> Duration {
         (self.wishes.downtime_max / divisor).max(Duration::from_millis(1))
     }
 }
 
 /// How far the memory went before the volumes are handed over.
 enum Sent {
-    /// All of it, and the machine is loaded at the target.
+    /// All of it, and the VM is loaded at the target.
     Whole,
-    /// The machine stands still here, and what is left goes when the volumes are the target's.
+    /// The VM stands still here, and what is left goes when the volumes are the target's.
     WithoutTheRest,
 }
 
@@ -434,7 +434,7 @@ struct Listening {
 }
 
 impl Listening {
-    /// Listens beside a machine's monitor, for its QEMU.
+    /// Listens beside a VM's monitor, for its QEMU.
     fn of(vm: &dyn Hypervisor) -> Result<Self, String> {
         let path = vm.memory_socket();
         let failed = |error| format!("cannot listen on {}: {error}", path.display());
@@ -448,7 +448,7 @@ impl Listening {
     }
 }
 
-/// What is said of a machine whose QEMU has ended while it moved.
+/// What is said of a VM whose QEMU has ended while it moved.
 fn ended(name: &str) -> String {
     format!(
         "its QEMU has ended: sterna vm show {name} says how, and sterna vm start {name} starts it again here"

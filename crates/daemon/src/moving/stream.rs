@@ -1,4 +1,4 @@
-//! One stream of a machine's memory: from a hypervisor's socket over a channel of the session to the other hypervisor's.
+//! One stream of a VM's memory: from a hypervisor's socket over a channel of the session to the other hypervisor's.
 //!
 //! ```text
 //!   main one   ══► Data … End ══►  connected first
@@ -19,9 +19,9 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Mutex, mpsc, watch};
 use transport::Priority;
 
-use super::line::Send;
+use super::channel::Send;
+use super::message::VmMessage;
 use super::window::Window;
-use super::words::Word;
 
 /// Bytes that are sent at once at most.
 pub(super) const PIECE_BYTES: usize = 256 << 10;
@@ -88,7 +88,7 @@ impl Stream {
         let mut pieces = self.pieces.lock().await;
         let first = match pieces.recv().await {
             Some(Piece::End) | None => {
-                self.sender.send(Priority::Memory, Word::End.encode().into(), Bytes::new());
+                self.sender.send(Priority::Memory, VmMessage::End.encode().into(), Bytes::new());
                 return Ok(());
             }
             first => first,
@@ -114,11 +114,11 @@ impl Stream {
             let mut piece = bytes::BytesMut::with_capacity(PIECE_BYTES);
             let bytes = reader.read_buf(&mut piece).await?;
             if bytes == 0 {
-                self.sender.send(Priority::Memory, Word::End.encode().into(), Bytes::new());
+                self.sender.send(Priority::Memory, VmMessage::End.encode().into(), Bytes::new());
                 return Ok(());
             }
             self.window.enter(bytes).await;
-            self.sender.send(Priority::Memory, Word::Data.encode().into(), piece.freeze());
+            self.sender.send(Priority::Memory, VmMessage::Data.encode().into(), piece.freeze());
         }
     }
 
@@ -138,7 +138,7 @@ impl Stream {
             let Some(Piece::Data(data, credit)) = piece else { break };
             writer.write_all(&data).await?;
             // A payload's length has a limit far below.
-            let taken = Word::Taken { bytes: u32::try_from(data.len()).unwrap_or(u32::MAX) };
+            let taken = VmMessage::Taken { bytes: u32::try_from(data.len()).unwrap_or(u32::MAX) };
             self.sender.send(Priority::Control, taken.encode().into(), Bytes::new());
             drop(credit);
         }

@@ -1,4 +1,4 @@
-//! How much of a machine's memory may be on its way to the other host: as much as the way carries, and little that waits.
+//! How much of a VM's memory may be on its way to the other host: as much as the way carries, and little that waits.
 //!
 //! ```text
 //!   piece: let in ─► waits ─► link ─► taken by the hypervisor there       its delay
@@ -6,7 +6,7 @@
 //!   waited little ─► more is let in            waited long ─► less is
 //! ```
 //!
-//! What waits when the machine is brought to a stand must arrive before it can go on, so it is downtime. It also misleads
+//! What waits when the VM is brought to a stand must arrive before it can go on, so it is downtime. It also misleads
 //! the hypervisor, which reckons how long the rest will take by how fast its stream is read: a wide window reads faster
 //! than the link carries. So the window follows the way, by the time that pieces take.
 
@@ -32,7 +32,7 @@ const SHRINKING: usize = 4;
 /// What is on its way of one stream.
 #[derive(Debug)]
 pub(super) struct Window {
-    way: Mutex<Way>,
+    flow: Mutex<Flow>,
     /// Something was taken.
     room: Notify,
 }
@@ -40,7 +40,7 @@ pub(super) struct Window {
 impl Window {
     /// Nothing is on its way yet.
     pub(super) fn new() -> Self {
-        Self { way: Mutex::new(Way::new()), room: Notify::new() }
+        Self { flow: Mutex::new(Flow::new()), room: Notify::new() }
     }
 
     /// Shares what may be on its way with other streams, so many in all.
@@ -48,31 +48,31 @@ impl Window {
     /// **N.B.** each has a window of its own: a hypervisor does not take one stream before another has come so far, so that
     /// none may fill what another needs.
     pub(super) fn share(&self, streams: usize) {
-        self.way().share(streams.max(1));
+        self.flow().share(streams.max(1));
     }
 
     /// Waits until a piece of so many bytes may be sent, and counts it. One at a time may wait.
     pub(super) async fn enter(&self, bytes: usize) {
-        while !self.way().enter(bytes, Instant::now()) {
+        while !self.flow().enter(bytes, Instant::now()) {
             self.room.notified().await;
         }
     }
 
     /// The other host says that its hypervisor has taken so many bytes: no more than were sent are believed.
     pub(super) fn taken(&self, bytes: usize) {
-        self.way().taken(bytes, Instant::now());
+        self.flow().taken(bytes, Instant::now());
         self.room.notify_one();
     }
 
     /// A panic elsewhere leaves the way as it was.
-    fn way(&self) -> MutexGuard<'_, Way> {
-        self.way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn flow(&self) -> MutexGuard<'_, Flow> {
+        self.flow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The same without anybody who waits.
 #[derive(Debug)]
-struct Way {
+struct Flow {
     /// How much may be on its way.
     size: usize,
     /// The least and the most that it may be.
@@ -86,7 +86,7 @@ struct Way {
     least_delay: Option<Duration>,
 }
 
-impl Way {
+impl Flow {
     fn new() -> Self {
         let bounds = (BYTES_MIN, BYTES_MAX);
         Self {
@@ -157,7 +157,7 @@ mod tests {
 
     /// A link, and the way over it.
     struct Link {
-        way: Way,
+        flow: Flow,
         now: Instant,
         /// When all that was let in has gone over it.
         free_at: Instant,
@@ -167,7 +167,7 @@ mod tests {
     impl Link {
         fn new() -> Self {
             let now = Instant::now();
-            Self { way: Way::new(), now, free_at: now, arrivals: VecDeque::new() }
+            Self { flow: Flow::new(), now, free_at: now, arrivals: VecDeque::new() }
         }
 
         /// Carries so many bytes a second over a way of so long, until `bytes` were taken; returns how long that took.
@@ -175,12 +175,12 @@ mod tests {
             let (began, mut taken) = (self.now, 0);
             let piece = Duration::from_secs_f64(PIECE as f64 / bytes_per_second as f64);
             while taken < bytes {
-                while self.way.enter(PIECE, self.now) {
+                while self.flow.enter(PIECE, self.now) {
                     self.free_at = self.free_at.max(self.now) + piece;
                     self.arrivals.push_back(self.free_at + round_trip);
                 }
                 self.now = self.arrivals.pop_front().unwrap();
-                self.way.taken(PIECE, self.now);
+                self.flow.taken(PIECE, self.now);
                 taken += PIECE;
             }
             self.now - began
@@ -194,7 +194,7 @@ mod tests {
         let mut link = Link::new();
         link.carry(rate, round_trip, rate * 2);
         let seconds = link.carry(rate, round_trip, rate * 4).as_secs_f64();
-        let drains_ms = link.way.size as f64 / rate as f64 * 1000.0 - round_trip_ms as f64;
+        let drains_ms = link.flow.size as f64 / rate as f64 * 1000.0 - round_trip_ms as f64;
         assert!(drains_ms < drains_in_ms, "{drains_ms} ms would be waited for");
         let part = 4.0 / seconds;
         assert!(part > used, "{part} of the link was used");
@@ -213,33 +213,33 @@ mod tests {
     fn a_window_that_was_wide_becomes_small_when_the_way_becomes_slow() {
         let mut link = Link::new();
         link.carry(1_250_000_000, Duration::from_millis(1), 1 << 30);
-        let wide = link.way.size;
+        let wide = link.flow.size;
         link.carry(12_500_000, Duration::from_millis(1), 256 << 20);
-        assert!(link.way.size < wide / 4, "{wide} became {}", link.way.size);
+        assert!(link.flow.size < wide / 4, "{wide} became {}", link.flow.size);
     }
 
     #[test]
     fn streams_together_have_no_more_on_their_way_than_one_alone() {
-        let mut way = Way::new();
-        way.share(4);
+        let mut flow = Flow::new();
+        flow.share(4);
         let now = Instant::now();
-        while way.enter(PIECE, now) {}
-        assert_eq!(way.on_the_way, BYTES_MIN / 4);
+        while flow.enter(PIECE, now) {}
+        assert_eq!(flow.on_the_way, BYTES_MIN / 4);
         for _ in 0..1000 {
-            way.taken(PIECE, now);
-            while way.enter(PIECE, now) {}
+            flow.taken(PIECE, now);
+            while flow.enter(PIECE, now) {}
         }
-        assert_eq!(way.on_the_way, BYTES_MAX / 4);
+        assert_eq!(flow.on_the_way, BYTES_MAX / 4);
     }
 
     #[test]
     fn more_than_was_sent_is_not_believed() {
-        let (mut way, now) = (Way::new(), Instant::now());
-        assert!(way.enter(BYTES_MIN, now));
-        assert!(!way.enter(1, now));
-        way.taken(usize::MAX, now);
-        assert_eq!(way.on_the_way, 0);
-        assert!(way.enter(BYTES_MAX, now), "a piece alone always passes");
-        assert!(!way.enter(1, now));
+        let (mut flow, now) = (Flow::new(), Instant::now());
+        assert!(flow.enter(BYTES_MIN, now));
+        assert!(!flow.enter(1, now));
+        flow.taken(usize::MAX, now);
+        assert_eq!(flow.on_the_way, 0);
+        assert!(flow.enter(BYTES_MAX, now), "a piece alone always passes");
+        assert!(!flow.enter(1, now));
     }
 }

@@ -166,7 +166,7 @@ impl Channel for SessionChannel {
     }
 }
 
-impl moving::line::Send for SessionChannel {
+impl moving::channel::Send for SessionChannel {
     fn send(&self, priority: Priority, head: Bytes, payload: Bytes) {
         match transport::Message::new(self.channel(), priority, head, payload) {
             // A stream is one thing after the other.

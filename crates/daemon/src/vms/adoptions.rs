@@ -1,4 +1,4 @@
-//! Machines that were started without Sterna and have disks that it serves: which, and what it takes to give them back.
+//! VMs that were started without Sterna and have disks that it serves: which, and what it takes to give them back.
 //!
 //! Their QEMU is somebody else's: Sterna connects to its monitor when it has something to say, and leaves it to others
 //! otherwise.
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::listing::{Listed, Listing};
 
-/// The machines whose disks were adopted.
+/// The VMs whose disks were adopted.
 pub(crate) type Adoptions = Listing<Adopted>;
 
-/// A machine whose disks were adopted.
+/// A VM whose disks were adopted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Adopted {
     pub(crate) name: String,
@@ -28,7 +28,7 @@ pub(crate) struct Adopted {
 pub(crate) struct AdoptedDisk {
     /// The volume that it is.
     pub(crate) volume: String,
-    /// Tells its nodes in QEMU from those of the machine's other disks.
+    /// Tells its nodes in QEMU from those of the VM's other disks.
     pub(crate) number: u32,
     /// What the guest sees, by QEMU's name.
     pub(crate) device: String,
@@ -109,7 +109,7 @@ fn is_named(node: &str) -> bool {
     !node.starts_with('#')
 }
 
-/// Of machines that were adopted before there was another one.
+/// Of VMs that were adopted before there was another one.
 fn raw() -> String {
     "raw".to_owned()
 }

@@ -1,8 +1,8 @@
-//! Machines that leave for another host, and that come from one: the steps, for whoever decides when they are taken.
+//! VMs that leave for another host, and that come from one: the steps, for whoever decides when they are taken.
 //!
 //! ```text
 //!   here                                              there
-//!   leaving() ── parcel ─────────────────────────►  prepare_arrival(): QEMU waits for memory
+//!   leaving() ── manifest ─────────────────────────►  prepare_arrival(): QEMU waits for memory
 //!      │  memory, disks, the commit                    │
 //!   left(): QEMU ended, forgotten                   arrived(): at home there
 //!   stayed(): at home                               abandon_arrival(): QEMU ended, forgotten
@@ -19,17 +19,17 @@ use hypervisor::qemu::command_line::allowed::{self, Allowed, NotAllowed};
 use hypervisor::qemu::command_line::{files, listening};
 
 use super::catalogue::{Fate, Record, Standing};
+use super::manifest::{self, Manifest};
 use super::needs::Needs;
-use super::parcel::{self, Parcel};
 use super::{Alive, Definition, Differences, Life, VmError, Vms, probe, same_files, tpm};
 use crate::journal::now_unix_ms;
 use crate::moving::Terms;
 use crate::sockets::SocketFolder;
 
-/// What makes QEMU wait for a machine's memory, and not run it by itself.
+/// What makes QEMU wait for a VM's memory, and not run it by itself.
 const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
 
-/// What is to be looked at of a machine that may come.
+/// What is to be looked at of a VM that may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Whether it could run.
@@ -38,7 +38,7 @@ pub(crate) enum Scope {
     Files,
 }
 
-/// A machine whose QEMU waits here for its memory.
+/// A VM whose QEMU waits here for its memory.
 pub(crate) struct Arrival {
     /// Its name.
     pub(crate) name: String,
@@ -47,8 +47,8 @@ pub(crate) struct Arrival {
 }
 
 impl Vms {
-    /// What another host must be given to run a machine whose volumes hold so many bytes, at most
-    /// [`parcel::PARCEL_BYTES_MAX`] bytes.
+    /// What another host must be given to run a VM whose volumes hold so many bytes, at most
+    /// [`manifest::MANIFEST_BYTES_MAX`] bytes.
     ///
     /// # Errors
     /// [`VmError`].
@@ -69,16 +69,16 @@ impl Vms {
         blocking(move || {
             let known = vms.get(&name)?;
             let definition = Definition::parse(&known.definition)?;
-            let folder = vms.machine_folder(&name);
+            let folder = vms.vm_folder(&name);
             let here =
-                definition.files().keys().map(|file| (file.clone(), parcel::file(&folder, file))).collect();
-            let files = parcel::read_files(&here)?;
-            Ok(Parcel { name, definition: known.definition, files, needs }.encode()?)
+                definition.files().keys().map(|file| (file.clone(), manifest::file(&folder, file))).collect();
+            let files = manifest::read_files(&here)?;
+            Ok(Manifest { name, definition: known.definition, files, needs }.encode()?)
         })
         .await
     }
 
-    /// What another host is told of a machine to look whether it could run it: as [`Self::definition`], of a definition that
+    /// What another host is told of a VM to look whether it could run it: as [`Self::definition`], of a definition that
     /// is not kept here if `text` says one, and without its files, which are only looked at; and which way its memory would go.
     ///
     /// # Errors
@@ -98,53 +98,53 @@ impl Vms {
         let definition = Definition::parse(&text)?;
         let needs = needs(&definition, qemu, volumes).await;
         let needs = Some(Needs { post_copy: memory == Memory::PostCopy, ..needs });
-        let (folder, name) = (self.machine_folder(name), name.to_owned());
+        let (folder, name) = (self.vm_folder(name), name.to_owned());
         blocking(move || {
             let files = definition.files();
             let here = files.iter().map(|(file, path)| {
-                (file.clone(), if is_kept { parcel::file(&folder, file) } else { path.clone() })
+                (file.clone(), if is_kept { manifest::file(&folder, file) } else { path.clone() })
             });
-            parcel::read_files(&here.collect())?;
-            Ok(Parcel { name, definition: text, files: Vec::new(), needs }.encode()?)
+            manifest::read_files(&here.collect())?;
+            Ok(Manifest { name, definition: text, files: Vec::new(), needs }.encode()?)
         })
         .await
     }
 
-    /// What another host is told of a machine, of which it is given these bytes later, to look at its files only: whether they
+    /// What another host is told of a VM, of which it is given these bytes later, to look at its files only: whether they
     /// are the same there.
     ///
     /// # Errors
     /// [`VmError`]: the bytes are none.
     pub(crate) fn files_alone(bytes: &[u8]) -> Result<Vec<u8>, VmError> {
-        let parcel = Parcel::decode(bytes)?;
-        let needs = parcel.needs.map(|needs| Needs { only_files: true, ..needs });
-        Ok(Parcel { files: Vec::new(), needs, ..parcel }.encode()?)
+        let manifest = Manifest::decode(bytes)?;
+        let needs = manifest.needs.map(|needs| Needs { only_files: true, ..needs });
+        Ok(Manifest { files: Vec::new(), needs, ..manifest }.encode()?)
     }
 
-    /// What of the files that a machine's command names is another one here; and whether all else is to be looked at, too
+    /// What of the files that a VM's command names is another one here; and whether all else is to be looked at, too
     /// ([`Self::examine`]).
     ///
     /// # Errors
     /// [`VmError`]: the bytes are none.
     pub(crate) async fn compare_files(bytes: &[u8]) -> Result<(Differences, Scope), VmError> {
-        let needs = Parcel::decode(bytes)?.needs.unwrap_or_default();
+        let needs = Manifest::decode(bytes)?.needs.unwrap_or_default();
         let scope = if needs.only_files { Scope::Files } else { Scope::Everything };
         let differences = blocking(move || Ok(same_files::differences(&needs.files))).await?;
         Ok((differences, scope))
     }
 
-    /// The volumes of a machine that came as these bytes, and its name.
+    /// The volumes of a VM that came as these bytes, and its name.
     ///
     /// # Errors
     /// [`VmError`]: the bytes are none.
     pub(crate) fn announced(bytes: &[u8]) -> Result<(String, Vec<String>), VmError> {
-        let parcel = Parcel::decode(bytes)?;
-        let definition = Definition::parse(&parcel.definition)?;
+        let manifest = Manifest::decode(bytes)?;
+        let definition = Definition::parse(&manifest.definition)?;
         definition.check_program()?;
-        Ok((parcel.name, definition.volumes()))
+        Ok((manifest.name, definition.volumes()))
     }
 
-    /// Looks whether this host has what a machine needs that is to come as these bytes; returns what its volumes hold, and on
+    /// Looks whether this host has what a VM needs that is to come as these bytes; returns what its volumes hold, and on
     /// which of the wished terms its memory can come.
     ///
     /// # Errors
@@ -155,12 +155,12 @@ impl Vms {
         wished: Terms,
     ) -> Result<(Vec<(String, u64)>, Terms), String> {
         let told = |error: VmError| error.to_string();
-        let parcel = Parcel::decode(bytes).map_err(|error| told(error.into()))?;
-        let definition = Definition::parse(&parcel.definition).map_err(|error| told(error.into()))?;
+        let manifest = Manifest::decode(bytes).map_err(|error| told(error.into()))?;
+        let definition = Definition::parse(&manifest.definition).map_err(|error| told(error.into()))?;
         definition.check_program().map_err(|error| told(error.into()))?;
         self.check_allowed(&definition).map_err(|refused| refused.to_string())?;
         let command = definition.command_anywhere();
-        let needs = parcel.needs.unwrap_or_default();
+        let needs = manifest.needs.unwrap_or_default();
         self.make_monitors_folder().map_err(told)?;
         let program = command.first().map_or("", String::as_str);
         let found = probe::probe(program, needs.kvm, &self.monitors, &self.allowed.runs_as).await?;
@@ -184,7 +184,7 @@ impl Vms {
         }
     }
 
-    /// Says that a machine begins to leave: nobody else starts, stops or removes it. Returns its QEMU.
+    /// Says that a VM begins to leave: nobody else starts, stops or removes it. Returns its QEMU.
     ///
     /// # Errors
     /// [`VmError`]; it is at home as before then.
@@ -196,7 +196,7 @@ impl Vms {
         Ok(alive.qemu)
     }
 
-    /// Says that a machine stays here after all. It is not resumed by this.
+    /// Says that a VM stays here after all. It is not resumed by this.
     ///
     /// # Errors
     /// [`VmError`].
@@ -207,7 +207,7 @@ impl Vms {
         self.stand(name, Standing::Home).await
     }
 
-    /// Says that a machine runs elsewhere: its QEMU here is ended, and it is forgotten with its files.
+    /// Says that a VM runs elsewhere: its QEMU here is ended, and it is forgotten with its files.
     ///
     /// **N.B.** Only after the other host has said that it runs there: nothing here can go on with it from then on.
     ///
@@ -223,7 +223,7 @@ impl Vms {
         self.give_up(name, Standing::Leaving).await
     }
 
-    /// Makes a machine of what another host has sent, and starts its QEMU, which waits for memory that comes on these terms.
+    /// Makes a VM of what another host has sent, and starts its QEMU, which waits for memory that comes on these terms.
     ///
     /// Its volumes must have their sockets by then.
     ///
@@ -235,7 +235,7 @@ impl Vms {
         terms: Terms,
         sockets: &SocketFolder,
     ) -> Result<Arrival, VmError> {
-        let Parcel { name, definition: text, files, .. } = Parcel::decode(bytes)?;
+        let Manifest { name, definition: text, files, .. } = Manifest::decode(bytes)?;
         let definition = Definition::parse(&text)?;
         // N.B. also here: what was looked at before may have been another one.
         definition.check_program()?;
@@ -276,7 +276,7 @@ impl Vms {
         Ok(qemu)
     }
 
-    /// Says that a machine that came is this host's from now on. It is not resumed by this.
+    /// Says that a VM that came is this host's from now on. It is not resumed by this.
     ///
     /// # Errors
     /// [`VmError`].
@@ -284,7 +284,7 @@ impl Vms {
         self.stand(name, Standing::Home).await
     }
 
-    /// Says that a machine does not come: its QEMU is ended, and nothing is left of it here.
+    /// Says that a VM does not come: its QEMU is ended, and nothing is left of it here.
     ///
     /// # Errors
     /// [`VmError`].
@@ -292,9 +292,9 @@ impl Vms {
         self.give_up(name, Standing::Arriving).await
     }
 
-    /// Makes the state of the TPM durable that has come with a machine, if it has one.
+    /// Makes the state of the TPM durable that has come with a VM, if it has one.
     ///
-    /// **N.B.** Before its source may release it: there it goes with the machine.
+    /// **N.B.** Before its source may release it: there it goes with the VM.
     ///
     /// # Errors
     /// [`VmError`].
@@ -306,7 +306,7 @@ impl Vms {
         .await
     }
 
-    /// Why the TPM of a machine could not go with it; `None`: it can, or there is none.
+    /// Why the TPM of a VM could not go with it; `None`: it can, or there is none.
     pub(crate) fn tpm_obstacle(&self, name: &str) -> Option<&'static str> {
         let (folder, _) = self.tpm(name)?;
         (!tpm::runs(&folder)).then_some(
@@ -314,7 +314,7 @@ impl Vms {
         )
     }
 
-    /// The QEMU of a machine, whatever its standing.
+    /// The QEMU of a VM, whatever its standing.
     ///
     /// # Errors
     /// [`VmError::NotFound`], [`VmError::NotRunning`].
@@ -333,7 +333,7 @@ impl Vms {
         blocking(move || vms.record(&name, |record| record.standing = standing)).await
     }
 
-    /// Ends and forgets a machine that has the standing; one that is gone already is left so.
+    /// Ends and forgets a VM that has the standing. It is no error if the VM is gone already.
     async fn give_up(self: &Arc<Self>, name: &str, standing: Standing) -> Result<(), VmError> {
         let found = match self.get(name) {
             Err(VmError::NotFound(_)) => return Ok(()),
@@ -343,7 +343,7 @@ impl Vms {
             return Err(VmError::Busy { vm: name.to_owned(), why: "is not on its way" });
         }
         if let (Life::Starting, Standing::Arriving) = (self.life(name)?, standing) {
-            // It waits for its disks, and will not answer before they are there. One that has ended is as good.
+            // It waits for its disks, and will not answer before they are there. A QEMU that has ended is as good.
             let _ = self.kill_silent(name).await;
         }
         self.until_found(name).await;
@@ -358,7 +358,7 @@ impl Vms {
     }
 }
 
-/// What a machine of this definition needs, that runs here.
+/// What a VM of this definition needs, that runs here.
 async fn needs(definition: &Definition, qemu: &Qemu, volumes: Vec<(String, u64)>) -> Needs {
     let command = definition.command_anywhere();
     let needs = Needs::of(qemu, &command, volumes).await;

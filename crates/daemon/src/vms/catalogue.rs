@@ -1,4 +1,4 @@
-//! The list of machines, and what is remembered of each.
+//! The list of VMs, and what is remembered of each.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::listing::{Listed, Listing};
 
-/// The machines that there are.
+/// The VMs that there are.
 pub(super) type Catalogue = Listing<Record>;
 
-/// What is remembered of a machine.
+/// What is remembered of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) name: String,
@@ -23,7 +23,7 @@ pub(super) struct Record {
     pub(super) monitor: Option<PathBuf>,
 }
 
-/// Whether a machine is this host's.
+/// Whether a VM is this host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Standing {
@@ -36,7 +36,7 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// What is done with a machine, as part of a sentence.
+    /// What is done with a VM, as part of a sentence.
     pub(super) fn why(self) -> &'static str {
         match self {
             Self::Home => "is at home",
@@ -46,7 +46,7 @@ impl Standing {
     }
 }
 
-/// What has become of a machine's QEMU, as far as it is known.
+/// What has become of a VM's QEMU, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(super) enum Fate {

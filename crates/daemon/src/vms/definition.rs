@@ -1,4 +1,4 @@
-//! What a machine is: the command that starts it, with places for what differs from host to host.
+//! What a VM is: the command that starts it, with places for what differs from host to host.
 //!
 //! ```toml
 //! command = ["qemu-system-x86_64", "-m", "2048", "-qmp", "unix:{qmp},server=on,wait=off",
@@ -8,7 +8,7 @@
 //! [disks]
 //! root = "web1-root"                # a volume
 //!
-//! [files]                           # small files that go with the machine: UEFI variables, a cloud-init image
+//! [files]                           # small files that go with the VM: UEFI variables, a cloud-init image
 //! vars = "/var/lib/machines/web1.vars"
 //! ```
 //!
@@ -28,23 +28,23 @@ use crate::names;
 pub(super) const DEFINITION_BYTES_MAX: usize = 48 << 10;
 /// Words of a command; QEMU's longest have a few hundred.
 const WORDS_MAX: usize = 2000;
-/// Disks, and files, of one machine.
+/// Disks, and files, of one VM.
 const THINGS_MAX: usize = 64;
 
-/// A machine's definition, checked.
+/// A VM's definition, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Definition {
     text: String,
     command: Vec<Template>,
     /// Volumes by the names of their places.
     disks: BTreeMap<String, String>,
-    /// Files by the names of their places, as they are where the machine was added.
+    /// Files by the names of their places, as they are where the VM was added.
     files: BTreeMap<String, PathBuf>,
-    /// The folder of the state that its TPM begins with, where the machine was added.
+    /// The folder of the state that its TPM begins with, where the VM was added.
     tpm_state: Option<PathBuf>,
 }
 
-/// Why a definition is none, or is one of a machine that cannot move.
+/// Why a definition is none, or is one of a VM that cannot move.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DefinitionError {
     /// It is no TOML, or has other keys.
@@ -72,7 +72,7 @@ pub(crate) enum DefinitionError {
         /// Which.
         name: String,
     },
-    /// A TPM is described, and the machine has none.
+    /// A TPM is described, and the VM has none.
     #[error(
         "there is [tpm], but no word of the command has {{tpm}}: add \"-chardev\", \"socket,id=tpm,path={{tpm}}\", \"-tpmdev\", \
          \"emulator,id=tpm0,chardev=tpm\", \"-device\", \"tpm-crb,tpmdev=tpm0\""
@@ -181,7 +181,7 @@ impl Definition {
         self.command.iter().flat_map(Template::variables).any(|place| place.kind == "tpm")
     }
 
-    /// The folder of the state that its TPM begins with, as it is where the machine was added; `None`: it is a new one.
+    /// The folder of the state that its TPM begins with, as it is where the VM was added; `None`: it is a new one.
     pub(super) fn tpm_state(&self) -> Option<&Path> {
         self.tpm_state.as_deref()
     }

@@ -35,7 +35,7 @@ pub(crate) fn derive(
     running: &Running,
 ) -> Result<Derived, DefinitionError> {
     let disks: Vec<VolumeDisk> = adopted.disks.iter().map(volume_disk).collect();
-    let limits = Limits { file_bytes_max: super::parcel::FILES_BYTES_MAX as u64, is_path_name };
+    let limits = Limits { file_bytes_max: super::manifest::FILES_BYTES_MAX as u64, is_path_name };
     let derived = derived::derive(&disks, process, running, limits)?;
     let written = Written { command: derived.command, disks: derived.disks, files: derived.files };
     let text = toml::to_string(&written)

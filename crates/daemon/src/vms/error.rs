@@ -1,4 +1,4 @@
-//! Why something was not done with a machine, by cause; each says what to do next.
+//! Why something was not done with a VM, by cause; each says what to do next.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use hypervisor::HypervisorError;
 use hypervisor::qemu::command_line::allowed::NotAllowed;
 
 use super::definition::DefinitionError;
-use super::parcel::ParcelError;
+use super::manifest::ManifestError;
 use crate::listing::ListingError;
 
-/// Why something was not done with a machine.
+/// Why something was not done with a VM.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VmError {
-    /// No machine has the name.
+    /// No VM has the name.
     #[error("there is no VM \"{0}\"; see: sterna vm list")]
     NotFound(String),
     /// The name is taken.
     #[error("a VM \"{0}\" exists; choose another name, or remove it first: sterna vm remove {0}")]
     Exists(String),
-    /// A volume is the disk of another machine.
+    /// A volume is the disk of another VM.
     #[error("the volume \"{volume}\" is a disk of the VM \"{vm}\" already")]
     VolumeTaken {
         /// Which volume.
@@ -36,7 +36,7 @@ pub(crate) enum VmError {
     NotAllowed(#[from] NotAllowed),
     /// What goes with it cannot.
     #[error(transparent)]
-    Parcel(#[from] ParcelError),
+    Manifest(#[from] ManifestError),
     /// It runs.
     #[error("the VM \"{0}\" runs; stop it first: sterna vm stop {0}")]
     Running(String),
@@ -83,10 +83,10 @@ pub(crate) enum VmError {
         /// What QEMU said.
         source: HypervisorError,
     },
-    /// What was given as the monitor of a machine to be adopted is none that we can use.
+    /// What was given as the monitor of a VM to be adopted is none that we can use.
     #[error("the VM \"{vm}\" cannot be adopted: {source}")]
     NoMonitor {
-        /// Which machine.
+        /// Which VM.
         vm: String,
         /// Why.
         source: HypervisorError,
@@ -96,7 +96,7 @@ pub(crate) enum VmError {
         "cannot look at the process {id} of the VM \"{vm}\": {source}; the daemon must run as the same user, or as root"
     )]
     Hidden {
-        /// Which machine.
+        /// Which VM.
         vm: String,
         /// Which process.
         id: i32,
@@ -106,7 +106,7 @@ pub(crate) enum VmError {
     /// A disk of it cannot be adopted.
     #[error("the disks of the VM \"{vm}\" stay as they are: {why}")]
     Disk {
-        /// Which machine.
+        /// Which VM.
         vm: String,
         /// Why.
         why: String,
@@ -116,7 +116,7 @@ pub(crate) enum VmError {
         "the VM \"{vm}\" does not go on yet: {why}; that is tried until it does: sterna vm show {vm}, sterna vm resume {vm}"
     )]
     Paused {
-        /// Which machine.
+        /// Which VM.
         vm: String,
         /// Why.
         why: String,
@@ -136,10 +136,10 @@ pub(crate) enum VmError {
         /// What the system answered.
         source: io::Error,
     },
-    /// The list of machines cannot be changed.
+    /// The list of VMs cannot be changed.
     #[error(transparent)]
     Listing(#[from] ListingError),
-    /// The list of machines cannot be used.
+    /// The list of VMs cannot be used.
     #[error("VMs cannot be managed: {0}")]
     Unusable(String),
 }
@@ -150,7 +150,7 @@ impl VmError {
         Self::Io { operation, path: path.to_owned(), source }
     }
 
-    /// What QEMU said, with the machine it is about.
+    /// What QEMU said, with the VM it is about.
     pub(crate) fn of(vm: &str) -> impl Fn(HypervisorError) -> Self {
         move |source| Self::Qemu { vm: vm.to_owned(), source }
     }
@@ -160,7 +160,7 @@ impl VmError {
         match self {
             Self::NotFound(_) => ErrorCode::VmNotFound,
             Self::Exists(_) => ErrorCode::VmExists,
-            Self::Definition(_) | Self::NotAllowed(_) | Self::Parcel(_) | Self::Disk { .. } => {
+            Self::Definition(_) | Self::NotAllowed(_) | Self::Manifest(_) | Self::Disk { .. } => {
                 ErrorCode::VmUnsuitable
             }
             Self::NoMonitor { source, .. } => code_of_monitor(source),

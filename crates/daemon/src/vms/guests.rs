@@ -1,11 +1,11 @@
-//! Machines that somebody else has started, while they are among ours: on their way to another host, or given back here.
+//! VMs that somebody else has started, while they are among ours: on their way to another host, or given back here.
 //!
 //! ```text
 //!   adopted ── take_in() ──► Home ── leaving() ──► Leaving ──┬─ left(): its QEMU ended, no longer adopted
 //!                                                            └─ stayed(), let_go(): adopted as before, its QEMU goes on
 //!   Home, started by Sterna ── let_go() ──► its QEMU goes on without
 //! ```
-//! The monitor of an adopted machine is ours only for that time: it serves one client at a time.
+//! The monitor of an adopted VM is ours only for that time: it serves one client at a time.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,17 +17,17 @@ use hypervisor::qemu::command_line::script::{self, GivenBack};
 
 use super::arrival::blocking;
 use super::catalogue::{Fate, Record, Standing};
-use super::parcel::{self, Parcel};
+use super::manifest::{self, Manifest};
 use super::{Adopted, Definition, Life, VmError, Vms, remove_folder, tpm};
 use crate::journal::now_unix_ms;
 
-/// In the folder of a machine: what starts it once it has been given back.
+/// In the folder of a VM: what starts it once it has been given back.
 const SCRIPT: &str = "start";
 /// Only the user that runs the daemon may start it so.
 const SCRIPT_MODE: u32 = 0o700;
 
 impl Vms {
-    /// Takes an adopted machine in, with the definition that was derived of it, so that it can leave.
+    /// Takes an adopted VM in, with the definition that was derived of it, so that it can leave.
     ///
     /// # Errors
     /// [`VmError`]; it is adopted as before then.
@@ -50,10 +50,10 @@ impl Vms {
         let vms = Arc::clone(self);
         blocking(move || {
             let definition = Definition::parse(&text)?;
-            let files = parcel::read_files(definition.files())?;
-            let parcel = Parcel { name: record.name.clone(), definition: text, files, needs: None };
-            parcel.encode()?;
-            vms.enter(&record, definition, &parcel.files, None)
+            let files = manifest::read_files(definition.files())?;
+            let manifest = Manifest { name: record.name.clone(), definition: text, files, needs: None };
+            manifest.encode()?;
+            vms.enter(&record, definition, &manifest.files, None)
         })
         .await?;
         self.set(&name, None, Life::Alive(alive.clone()));
@@ -61,7 +61,7 @@ impl Vms {
         Ok(())
     }
 
-    /// Writes down how a machine that Sterna has started is started again without it, over the plain images that it has been
+    /// Writes down how a VM that Sterna has started is started again without it, over the plain images that it has been
     /// given back, and returns where. It is beside its files; `None`: it has a disk in a way that is not known.
     ///
     /// # Errors
@@ -74,14 +74,14 @@ impl Vms {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
             let known = vms.get(&name)?;
-            let folder = vms.machine_folder(&name);
+            let folder = vms.vm_folder(&name);
             let definition = Definition::parse(&known.definition)?;
             let command = definition.command(
                 &name,
                 (&known.monitor, &tpm::socket(&known.monitor)),
                 |volume| format!("{}{volume}", script::VOLUME).into(),
-                |file| parcel::file(&folder, file),
-                |own| parcel::own_path(&folder, own),
+                |file| manifest::file(&folder, file),
+                |own| manifest::own_path(&folder, own),
             );
             let tpm = vms.tpm(&name).map(|(folder, socket)| tpm::command_alone(&folder, &socket));
             let Some(text) = script::script(&command, &images, &tpm.unwrap_or_default()) else {
@@ -96,8 +96,8 @@ impl Vms {
         .await
     }
 
-    /// Forgets a machine that is to go on without Sterna, whatever it does. Its files stay if Sterna has started it: they
-    /// are in use. One that is not known is left so.
+    /// Forgets a VM that is to go on without Sterna, whatever it does. Its files stay if Sterna has started it: they
+    /// are in use. It is no error if the VM is not known.
     ///
     /// # Errors
     /// [`VmError`].
@@ -106,16 +106,16 @@ impl Vms {
         blocking(move || {
             let Ok(known) = vms.get(&name) else { return Ok(()) };
             vms.forget(&name)?;
-            // Somebody else's works on files of its own.
+            // A QEMU that Sterna has not started uses files of its own.
             if known.log.is_none() {
-                remove_folder(&vms.machine_folder(&name));
+                remove_folder(&vms.vm_folder(&name));
             }
             Ok(())
         })
         .await
     }
 
-    /// Lets a machine go that was taken in and does not leave after all.
+    /// Lets a VM go that was taken in and does not leave after all.
     ///
     /// # Errors
     /// [`VmError`].
@@ -124,12 +124,12 @@ impl Vms {
             Ok(known) if known.standing == Standing::Home && self.is_somebodys(name) => {
                 self.let_go(name).await
             }
-            // Whoever sees to its migration lets it go, or has.
+            // The task that follows its migration lets it go.
             _ => Ok(()),
         }
     }
 
-    /// Whether a machine was started by somebody else.
+    /// Whether a VM was started by somebody else.
     pub(super) fn is_somebodys(&self, name: &str) -> bool {
         self.entries().get(name).is_some_and(|entry| entry.record.monitor.is_some())
     }

@@ -135,7 +135,7 @@ impl Holds {
                     let note = Note {
                         name: name.to_owned(),
                         reason: reason.into(),
-                        // One that is paused for an earlier reason is to run after both.
+                        // A guest that is already paused for an earlier reason runs again after both.
                         was_running: was_running || earlier.as_ref().is_some_and(|note| note.was_running),
                         since_unix_ms: now_unix_ms(),
                     };

@@ -1,4 +1,4 @@
-//! From a machine's start to its end: QEMU is started, found again, watched, and ended.
+//! From a VM's start to its end: QEMU is started, found again, watched, and ended.
 
 use std::fs::{DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::catalogue::Fate;
 use super::process::{self, Process};
 use super::{
-    Alive, Definition, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, parcel, tpm,
+    Alive, Definition, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, manifest, tpm,
     unprivileged,
 };
 use crate::config::{QemuUser, RunsAs};
@@ -23,7 +23,7 @@ use crate::fail_point::{self, Step};
 use crate::qemu_sockets;
 use crate::sockets::SocketFolder;
 
-/// Only the user that runs the daemon may steer machines.
+/// Only the user that runs the daemon may steer VMs.
 const MONITORS_FOLDER_MODE: u32 = 0o700;
 /// If QEMU runs as another user, it passes through; each socket says who may connect.
 const PASSED_FOLDER_MODE: u32 = 0o711;
@@ -35,7 +35,7 @@ const MONITOR_INTERVAL: Duration = Duration::from_secs(1);
 const ORDERLY_END: &str = "SHUTDOWN";
 
 impl Vms {
-    /// Looks for the machines that were running when the daemon ended. Returns at once.
+    /// Looks for the VMs that were running when the daemon ended. Returns at once.
     pub(crate) fn find_running(self: &Arc<Self>) {
         let starting = |life: &Life| matches!(life, Life::Starting);
         let names: Vec<String> = {
@@ -69,9 +69,9 @@ impl Vms {
             let entry = entries.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
             Arc::clone(&entry.definition)
         };
-        let (folder, monitor, log) = (self.machine_folder(name), self.monitor(name), self.log(name));
+        let (folder, monitor, log) = (self.vm_folder(name), self.monitor(name), self.log(name));
         self.make_monitors_folder()?;
-        parcel::make_own_folder(&folder).map_err(|error| VmError::io("make", &folder, error))?;
+        manifest::make_own_folder(&folder).map_err(|error| VmError::io("make", &folder, error))?;
         let user = self.user_for(&definition);
         self.make_room(&definition, (&folder, &monitor), user, sockets)?;
         // A user of its own finds them from where it is started, and may not pass through what is above.
@@ -80,8 +80,8 @@ impl Vms {
             name,
             (&qemu_sockets::place(&monitor), &tpm::socket(&monitor)),
             |volume| sockets.volume_socket(volume),
-            |file| parcel::file(&files, file),
-            |name| parcel::own_path(&files, name),
+            |file| manifest::file(&files, file),
+            |name| manifest::own_path(&files, name),
         );
         command.extend(more.iter().map(|word| (*word).to_owned()));
         command.extend(sandbox::words(&definition.command_with_places()));
@@ -115,7 +115,7 @@ impl Vms {
                 _ = child.wait() => return Err(self.last_words(name, user)),
             };
             let taken = connected.and_then(|qemu| {
-                // N.B. another machine's QEMU, of the same user, may have listened there before it.
+                // N.B. another VM's QEMU, of the same user, may have listened there before it.
                 if qemu.process() != process {
                     return Err(VmError::Unusable("another process has the monitor's socket".to_owned()));
                 }
@@ -123,7 +123,7 @@ impl Vms {
             });
             match taken {
                 Ok(alive) => {
-                    // Whoever starts a process must take note of its end.
+                    // The kernel keeps an ended process until its parent has waited for it.
                     tokio::spawn(async move { child.wait().await });
                     Ok(alive)
                 }
@@ -162,7 +162,7 @@ impl Vms {
     /// Whom the QEMU of this definition is to run as; `None`: the daemon's user.
     fn user_for(&self, definition: &Definition) -> Option<&QemuUser> {
         match &self.allowed.runs_as {
-            // One that is to become somebody needs what root may.
+            // A QEMU whose command changes its user must be started as root.
             RunsAs::Other(user) if !sandbox::becomes_others(&definition.command_with_places()) => Some(user),
             _ => None,
         }
@@ -196,7 +196,7 @@ impl Vms {
         made.map_err(|error| VmError::io("make", &self.monitors, error))
     }
 
-    /// Ends a machine that is there.
+    /// Ends a VM that is there.
     pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<Ended, VmError> {
         if let Ending::PowerButton(deadline) = ending {
             alive.qemu.power_down().await.map_err(VmError::of(name))?;
@@ -251,7 +251,7 @@ impl Vms {
         Ok(())
     }
 
-    /// Remembers what has become of a machine's QEMU.
+    /// Remembers what has become of a VM's QEMU.
     pub(super) async fn remember(self: &Arc<Self>, name: &str, fate: Fate) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         let remembered = tokio::task::spawn_blocking(move || vms.record(&name, |record| record.fate = fate));
@@ -267,10 +267,10 @@ impl Vms {
         Ok(Alive { qemu: Arc::new(qemu), process: Arc::new(process) })
     }
 
-    /// Finds a machine by its monitor; `None`: nobody listens there, and its process has ended.
+    /// Finds a VM by its monitor; `None`: nobody listens there, and its process has ended.
     ///
     /// A QEMU whose disk waits for the daemon may be silent for a while: it is waited for. So is one that does not listen
-    /// yet: the daemon may have been killed just after it had started it. **N.B.** A machine that is taken for ended is
+    /// yet: the daemon may have been killed just after it had started it. **N.B.** A VM that is taken for ended is
     /// started anew, and then there are two.
     async fn find(&self, name: &str) -> Option<(Alive, Events)> {
         // So that what it tells there is read.
@@ -308,7 +308,7 @@ impl Vms {
         }
     }
 
-    /// Follows a machine to its end, in a task of its own.
+    /// Follows a VM to its end, in a task of its own.
     pub(super) fn watch(self: &Arc<Self>, name: String, mut alive: Alive, mut events: Events) {
         let (vms, watched) = (Arc::clone(self), name.clone());
         let watch = tokio::spawn(async move {
@@ -337,7 +337,7 @@ impl Vms {
         }
     }
 
-    /// Takes note of a machine's end.
+    /// Takes note of a VM's end.
     async fn ended(self: &Arc<Self>, name: &str, alive: Option<&Alive>, is_orderly: bool) {
         self.tpm_ended(name).await;
         let (life, fate) = if is_orderly {
@@ -360,7 +360,7 @@ impl Vms {
         self.set(name, alive, life);
     }
 
-    /// Ends a machine whose memory is lost, if it still is `of`, and remembers why. `None`: it has not answered since this
+    /// Ends a VM whose memory is lost, if it still is `of`, and remembers why. `None`: it has not answered since this
     /// daemon began, or has ended.
     pub(crate) async fn lose(self: &Arc<Self>, name: &str, of: Option<&dyn Hypervisor>, message: String) {
         match self.life(name) {
@@ -379,7 +379,7 @@ impl Vms {
         self.lost(name, message).await;
     }
 
-    /// Remembers why a machine has ended whose memory is lost. One that somebody has stopped, or started again, is left so.
+    /// Remembers why a VM has ended whose memory is lost. A VM that was stopped or started again meanwhile is left alone.
     pub(crate) async fn lost(self: &Arc<Self>, name: &str, message: String) {
         if matches!(self.life(name), Ok(Life::Crashed(_))) {
             if let Err(error) = self.remember(name, Fate::Crashed { message: message.clone() }).await {
@@ -389,7 +389,7 @@ impl Vms {
         }
     }
 
-    /// Says what a machine does; of the QEMU `of`, if one is given, unless there is another one by now.
+    /// Says what a VM does; of the QEMU `of`, if one is given, unless there is another one by now.
     pub(super) fn set(&self, name: &str, of: Option<&Alive>, life: Life) {
         if let Some(entry) = self.entries().get_mut(name) {
             let is_current = match (&entry.life, of) {
@@ -414,7 +414,7 @@ impl Vms {
         }
     }
 
-    /// Resolves when it is known whether a machine's QEMU is there.
+    /// Resolves when it is known whether a VM's QEMU is there.
     pub(crate) async fn until_found(&self, name: &str) {
         loop {
             let changed = self.changed.notified();
@@ -425,13 +425,13 @@ impl Vms {
         }
     }
 
-    /// The machine of that name that was started by an earlier daemon, once it is known whether it is there.
+    /// The VM of that name that was started by an earlier daemon, once it is known whether it is there.
     pub(crate) async fn found(&self, name: &str) -> Option<Arc<dyn Hypervisor>> {
         self.until_found(name).await;
         Some(self.qemu(name).ok()?)
     }
 
-    /// Returns when the TPM of a machine whose QEMU has ended is not there any more.
+    /// Returns when the TPM of a VM whose QEMU has ended is not there any more.
     async fn tpm_ended(&self, name: &str) {
         if let Some((folder, socket)) = self.tpm(name) {
             tpm::ended(&folder, &socket).await;

@@ -1,4 +1,4 @@
-//! Ways to QEMUs whose main thread may hang in memory that is yet to come: made with a machine that comes so, opened once by
+//! Ways to QEMUs whose main thread may hang in memory that is yet to come: made with a VM that comes so, opened once by
 //! each daemon, gone with the QEMU.
 
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::config::RunsAs;
 use crate::qemu_sockets;
 
 impl Vms {
-    /// Makes the way to the QEMU of a machine that is to be started, and returns the words that its command needs for it.
+    /// Makes the way to the QEMU of a VM that is to be started, and returns the words that its command needs for it.
     pub(super) fn make_lifeline(&self, name: &str) -> Result<[String; 4], VmError> {
         self.make_monitors_folder()?;
         let path = self.lifeline_path(name);
@@ -23,19 +23,19 @@ impl Vms {
         Ok(words)
     }
 
-    /// Opens the way to the QEMU of a machine that has just been started, and agrees with it on how it is used.
+    /// Opens the way to the QEMU of a VM that has just been started, and agrees with it on how it is used.
     ///
     /// # Errors
-    /// [`VmError`]: the machine must not run before its memory is here.
+    /// [`VmError`]: the VM must not run before its memory is here.
     pub(super) async fn agree_on_lifeline(&self, name: &str) -> Result<(), VmError> {
         let lifeline = self.lifeline(name);
         let lifeline = lifeline.ok_or_else(|| VmError::Unusable("QEMU does not use its pipes".to_owned()))?;
         lifeline.agree().await.map_err(VmError::of(name))
     }
 
-    /// The way to the QEMU of a machine; `None`: it was made without, or there is no QEMU.
+    /// The way to the QEMU of a VM; `None`: it was made without, or there is no QEMU.
     ///
-    /// It is opened when it is first asked for, and held for as long as the machine is there: two that read from it would
+    /// It is opened when it is first asked for, and held for as long as the VM is there: two that read from it would
     /// take each other's answers, and without one QEMU's events pile up.
     pub(crate) fn lifeline(&self, name: &str) -> Option<Arc<Lifeline>> {
         let path = self.lifeline_path(name);
@@ -48,7 +48,7 @@ impl Vms {
         entry.lifeline.clone()
     }
 
-    /// A machine's QEMU has ended: what led to it is removed.
+    /// A VM's QEMU has ended: what led to it is removed.
     pub(super) fn remove_monitors(&self, name: &str) {
         let monitor = self.own_monitor(name);
         let _ = std::fs::remove_file(&monitor);
@@ -61,7 +61,7 @@ impl Vms {
         self.remove_lifeline(name);
     }
 
-    /// Nobody is to use the way to the QEMU of a machine any more.
+    /// Nobody is to use the way to the QEMU of a VM any more.
     pub(super) fn remove_lifeline(&self, name: &str) {
         let path = self.lifeline_path(name);
         if let Err(error) = Lifeline::remove(&path) {
@@ -69,7 +69,7 @@ impl Vms {
         }
     }
 
-    /// Where the pipes of a machine that Sterna starts are, but for their endings.
+    /// Where the pipes of a VM that Sterna starts are, but for their endings.
     fn lifeline_path(&self, name: &str) -> PathBuf {
         self.monitors.join(format!("{name}.lifeline"))
     }

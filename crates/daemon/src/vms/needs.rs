@@ -1,7 +1,7 @@
-//! What a machine needs of the host that it is to run on, and what of that a host does not have.
+//! What a VM needs of the host that it is to run on, and what of that a host does not have.
 //!
 //! ```text
-//!   source: its running QEMU ──► Needs ──► parcel ──► target: Found, of a QEMU without a machine ──► faults, each with what to do
+//!   source: its running QEMU ──► Needs ──► manifest ──► target: Found, of a QEMU without a VM ──► faults, each with what to do
 //! ```
 //! It is looked at before a byte is copied. What an older version does not say is not looked at.
 
@@ -18,10 +18,10 @@ use crate::moving::Terms;
 const OF_HOST: [&str; 2] = ["host", "max"];
 /// Missing features that are told by name.
 const FEATURES_TOLD_MAX: usize = 8;
-/// Types of machines that are told by name.
+/// Types of VMs that are told by name.
 const TYPES_TOLD_MAX: usize = 6;
 
-/// What a machine needs.
+/// What a VM needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Needs {
@@ -43,7 +43,7 @@ pub(crate) struct Needs {
     pub(crate) volumes: Vec<(String, u64)>,
     /// The files of the source that its command names, and that do not go along.
     pub(super) files: Vec<Fingerprint>,
-    /// Whether only these files are to be looked at: all else is when the machine is offered.
+    /// Whether only these files are to be looked at: all else is when the VM is offered.
     pub(super) only_files: bool,
     /// Whether it is to run there before all of its memory has come. Said where nothing else says it: when it is only asked
     /// what would be in the way.
@@ -70,7 +70,7 @@ pub(super) struct Found {
     pub(super) has_kvm: bool,
     /// Whether its QEMU takes memory over several streams.
     pub(super) has_side_streams: bool,
-    /// Why its QEMU cannot run a machine before all of its memory is there; `None`: it can.
+    /// Why its QEMU cannot run a VM before all of its memory is there; `None`: it can.
     pub(super) post_copy_obstacle: Option<String>,
 }
 
@@ -93,7 +93,7 @@ impl Found {
 }
 
 impl Needs {
-    /// What the machine of a running QEMU needs, that was started by this command, and what its volumes hold. What QEMU does
+    /// What the VM of a running QEMU needs, that was started by this command, and what its volumes hold. What QEMU does
     /// not tell is left out, and so is its TPM, of which QEMU knows nothing.
     pub(super) async fn of(qemu: &Qemu, command: &[String], volumes: Vec<(String, u64)>) -> Self {
         let kvm = qemu.uses_kvm().await.unwrap_or(false);

@@ -1,4 +1,4 @@
-//! What this host could run: asked of a QEMU without a machine, and of the kernel.
+//! What this host could run: asked of a QEMU without a VM, and of the kernel.
 //!
 //! ```text
 //!   qemu-system-… -machine none ──► version, types of machines, models of processors ──► ended
@@ -18,8 +18,8 @@ use super::needs::Found;
 use crate::config::{QemuUser, RunsAs};
 use crate::qemu_sockets;
 
-/// How long a QEMU without a machine may take to start and to answer.
-const PROBE_MAX: Duration = Duration::from_secs(20);
+/// How long a QEMU without a VM may take to start and to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Where the kernel offers to run guests.
 const KVM: &str = "/dev/kvm";
 /// How the program ends that changes the user, if it does not find the one that it is to become.
@@ -86,7 +86,7 @@ pub(super) async fn probe(
     })?;
     let asked = async {
         tokio::select! {
-            asked = tokio::time::timeout(PROBE_MAX, ask(&socket, has_kvm)) => Ok(asked),
+            asked = tokio::time::timeout(PROBE_TIMEOUT, ask(&socket, has_kvm)) => Ok(asked),
             ended = child.wait() => Err(ended),
         }
     };
@@ -103,7 +103,7 @@ pub(super) async fn probe(
     match asked {
         Ok(Ok(found)) => Ok(found),
         Ok(Err(error)) => Err(format!("{program} there does not say what it can: {error}")),
-        Err(_) => Err(format!("{program} there did not answer within {} s", PROBE_MAX.as_secs())),
+        Err(_) => Err(format!("{program} there did not answer within {} s", PROBE_TIMEOUT.as_secs())),
     }
 }
 
@@ -134,10 +134,10 @@ fn command(user: Option<&QemuUser>, words: &[&str]) -> Command {
 }
 
 async fn ask(socket: &Path, has_kvm: bool) -> Result<Found, HypervisorError> {
-    if let Err(error) = qemu_sockets::take_out_within(socket, PROBE_MAX).await {
+    if let Err(error) = qemu_sockets::take_out_within(socket, PROBE_TIMEOUT).await {
         return Err(QmpError::Connect { socket: socket.to_owned(), source: error }.into());
     }
-    let qemu = Qemu::connect_within(socket, PROBE_MAX).await?;
+    let qemu = Qemu::connect_within(socket, PROBE_TIMEOUT).await?;
     Ok(Found {
         version: qemu.version().clone(),
         machine_types: qemu.machine_types().await?,

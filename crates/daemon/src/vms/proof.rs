@@ -1,5 +1,5 @@
 //! An export that has nothing, for one client: whether a hypervisor can connect to a volume's socket is tried before the volume
-//! is there, and before anything of the machine is touched.
+//! is there, and before anything of the VM is touched.
 //!
 //! It speaks as much of NBD as a client needs to open a disk. What it is told is taken from whoever may connect to the socket.
 

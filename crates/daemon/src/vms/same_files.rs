@@ -1,9 +1,9 @@
-//! Files that a machine's command names by their paths and that do not go along: whether both hosts have the same.
+//! Files that a VM's command names by their paths and that do not go along: whether both hosts have the same.
 //!
 //! ```text
-//!   source: command ──► Fingerprint of each ──► parcel ──► target: its own file at that path ──► fault │ warning │ the same
+//!   source: command ──► Fingerprint of each ──► manifest ──► target: its own file at that path ──► fault │ warning │ the same
 //! ```
-//! What is not there at all is somebody else's affair ([`files::missing`]), and so are files that go along: the
+//! Files that are not there at all are found by [`files::missing`]. Files that go along are not compared: the
 //! target gets those from the source.
 
 use std::fs::File;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// Files that are compared: a command does not name nearly as many, and each is read on both sides.
 const FILES_MAX: usize = 32;
 /// A file up to this size is read whole; of a larger one as many bytes, in pieces from its beginning to its end. Nobody is
-/// to wait for a DVD that is read before a machine moves, and images that differ do so in more than one place.
+/// to wait for a DVD that is read before a VM moves, and images that differ do so in more than one place.
 const READ_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of a piece.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -30,7 +30,7 @@ pub(super) struct Fingerprint {
     option: String,
     /// Its path, on both hosts.
     path: String,
-    /// What the machine does with it.
+    /// What the VM does with it.
     used: Used,
     /// Its size.
     bytes: u64,
@@ -38,7 +38,7 @@ pub(super) struct Fingerprint {
     hash: String,
 }
 
-/// What a machine does with a file.
+/// What a VM does with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Used {
     /// It reads it while it works: a guest would find another disk.
@@ -52,7 +52,7 @@ enum Used {
 /// What is not the same, in sentences that say what to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Differences {
-    /// The machine cannot go there so.
+    /// The VM cannot go there so.
     pub(crate) faults: Vec<String>,
     /// It can, and somebody should know.
     pub(crate) warnings: Vec<String>,

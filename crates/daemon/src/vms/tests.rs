@@ -1,4 +1,4 @@
-//! Machines without disks, in real QEMU processes: started, found again, ended, and moved between two hosts' lists.
+//! VMs without disks, in real QEMU processes: started, found again, ended, and moved between two hosts' lists.
 
 use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
@@ -8,7 +8,7 @@ use crate::moving::Terms;
 
 /// Longer than any step takes while every processor is busy with something else.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Firmware that finds nothing to boot is a machine that runs.
+/// Firmware that finds nothing to boot is a VM that runs.
 const DEFINITION: &str = r#"
     command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none",
         "-name", "{name}", "-qmp", "unix:{qmp},server=on,wait=off", "-drive", "if=pflash,format=raw,file={file:vars}"]
@@ -61,7 +61,7 @@ impl Host {
         self.vms.qemu(name).unwrap().status().await.unwrap()
     }
 
-    /// Waits until a machine is not there any more, and returns its last words if it has crashed.
+    /// Waits until a VM is not there any more, and returns its last words if it has crashed.
     async fn until_ended(&self, name: &str) -> Option<String> {
         loop {
             let changed = self.vms.changed.notified();
@@ -94,12 +94,12 @@ async fn files_that_a_machine_finds_at_the_other_host_are_compared_before_all_el
     let needs = needs::Needs { files: same_files::fingerprints(&command), ..needs::Needs::default() };
     let files = vec![("vars".to_owned(), vec![1; 100])];
     let (name, definition) = ("web1".to_owned(), String::new());
-    let parcel = Parcel { name, definition, files, needs: Some(needs) }.encode().unwrap();
-    let (same, scope) = Vms::compare_files(&parcel).await.unwrap();
+    let manifest = Manifest { name, definition, files, needs: Some(needs) }.encode().unwrap();
+    let (same, scope) = Vms::compare_files(&manifest).await.unwrap();
     assert_eq!((same, scope), (Differences::default(), Scope::Everything));
     std::fs::write(&image, "two").unwrap();
-    let alone = Vms::files_alone(&parcel).unwrap();
-    assert!(alone.len() < parcel.len(), "what goes along is left out");
+    let alone = Vms::files_alone(&manifest).unwrap();
+    assert!(alone.len() < manifest.len(), "what goes along is left out");
     let (Differences { faults, warnings }, scope) = Vms::compare_files(&alone).await.unwrap();
     assert!(faults.len() == 1 && faults[0].contains("cd.iso: there it is another file"), "{faults:?}");
     assert_eq!((warnings.len(), scope), (0, Scope::Files));
@@ -206,12 +206,12 @@ fn a_machine_that_ended_while_nobody_looked_has_crashed() {
     });
 }
 
-/// Brings a machine from `source` to where its memory is at `target` and neither runs.
+/// Brings a VM from `source` to where its memory is at `target` and neither runs.
 async fn move_memory(source: &Host, target: &Host, name: &str) {
     let leaving = source.vms.leaving(name).await.unwrap();
-    let parcel = source.vms.definition(name, Vec::new()).await.unwrap();
-    assert_eq!(Vms::announced(&parcel).unwrap(), (name.to_owned(), vec![]));
-    let arrival = target.vms.prepare_arrival(&parcel, Terms::default(), &target.sockets).await.unwrap();
+    let manifest = source.vms.definition(name, Vec::new()).await.unwrap();
+    assert_eq!(Vms::announced(&manifest).unwrap(), (name.to_owned(), vec![]));
+    let arrival = target.vms.prepare_arrival(&manifest, Terms::default(), &target.sockets).await.unwrap();
     assert_eq!(arrival.name, name);
     let stream = target.folder.path().join("memory");
     arrival.vm.expect_memory(&stream, MemoryTransfer::default()).await.unwrap();
@@ -271,13 +271,13 @@ async fn what_a_machine_needs_is_looked_for_before_it_comes() {
     let sent = here.vms.definition("m", volumes.clone()).await.unwrap();
     let wished = Terms { side_streams: 3, ..Terms::default() };
     assert_eq!(there.vms.examine(&sent, wished).await, Ok((volumes, wished)));
-    let parcel = Parcel::decode(&sent).unwrap();
-    let needs = parcel.needs.clone().unwrap();
+    let manifest = Manifest::decode(&sent).unwrap();
+    let needs = manifest.needs.clone().unwrap();
     assert!(needs.machine_type.as_ref().is_some_and(|name| name.contains('-')), "its full name: {needs:?}");
     assert_eq!(needs.memory_bytes, Some(32 << 20));
     let greater = needs::Needs { version: Some((999, 0)), memory_bytes: Some(u64::MAX), ..needs };
-    let definition = parcel.definition.replace("\"-m\"", "\"-kernel\", \"/usr/no/kernel\", \"-m\"");
-    let sent = Parcel { needs: Some(greater), definition, ..parcel }.encode().unwrap();
+    let definition = manifest.definition.replace("\"-m\"", "\"-kernel\", \"/usr/no/kernel\", \"-m\"");
+    let sent = Manifest { needs: Some(greater), definition, ..manifest }.encode().unwrap();
     let refused = there.vms.examine(&sent, wished).await.unwrap_err();
     for expected in ["older than the 999.0", "are free there", "-kernel /usr/no/kernel"] {
         assert!(refused.contains(expected), "{refused}");
@@ -290,9 +290,9 @@ async fn what_came_and_cannot_be_started_is_not_kept() {
     let (Some(here), Some(there)) = (Host::new(), Host::new()) else { return };
     let text = here.definition().replace("\"-m\", \"32\"", "\"-machine\", \"teapot\"");
     here.vms.add("m", &text).unwrap();
-    let parcel = here.vms.definition("m", Vec::new()).await.unwrap();
-    let refused = there.vms.prepare_arrival(&parcel, Terms::default(), &there.sockets).await.err().unwrap();
+    let manifest = here.vms.definition("m", Vec::new()).await.unwrap();
+    let refused = there.vms.prepare_arrival(&manifest, Terms::default(), &there.sockets).await.err().unwrap();
     assert!(refused.to_string().contains("machine type"), "{refused}");
     assert!(there.vms.list().is_empty());
-    assert!(there.vms.prepare_arrival(&parcel[1..], Terms::default(), &there.sockets).await.is_err());
+    assert!(there.vms.prepare_arrival(&manifest[1..], Terms::default(), &there.sockets).await.is_err());
 }

@@ -1,12 +1,12 @@
-//! A machine's software TPM: a swtpm beside its QEMU, with its state in the machine's folder.
+//! A VM's software TPM: a swtpm beside its QEMU, with its state in the VM's folder.
 //!
 //! ```text
 //!   socket made ─► swtpm has it ─► QEMU connects ─► … ─► QEMU ends ─► swtpm ends by itself, or is killed
-//!                                      │ the machine moves
+//!                                      │ the VM moves
 //!                                      └─ the state goes within QEMU's stream, to another swtpm that has none yet
 //! ```
-//! The state is a machine's as its memory is: it is the other host's from when the machine is, and the folder here goes with
-//! all the rest of the machine. Two swtpms never have it in use at a time, because no two QEMUs run.
+//! The state is a VM's as its memory is: it is the other host's from when the VM is, and the folder here goes with
+//! all the rest of the VM. Two swtpms never have it in use at a time, because no two QEMUs run.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
@@ -27,7 +27,7 @@ use crate::{qemu_sockets, whole_file};
 
 /// The program.
 pub(super) const PROGRAM: &str = "swtpm";
-/// Folder in a machine's own of its TPM's state.
+/// Folder in a VM's own of its TPM's state.
 const FOLDER: &str = "tpm";
 /// Only the user that runs the daemon, and swtpm, may look at it: the keys of the guest's disks are in it.
 const FOLDER_MODE: u32 = 0o700;
@@ -37,26 +37,26 @@ const PERMANENT: &str = "tpm2-00.permall";
 /// Such a state has some kilobytes, and at most what a TPM has of lasting memory, which is 256 KiB, twice.
 const PERMANENT_BYTES_MAX: u64 = 1 << 20;
 /// How long swtpm may take to end after its QEMU has. Killing it loses nothing: what is to last is written when it changes.
-const END_MAX: Duration = Duration::from_secs(2);
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long swtpm may take to say its version.
-const VERSION_MAX: Duration = Duration::from_secs(10);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where QEMU finds the TPM of a machine whose monitor is there.
+/// Where QEMU finds the TPM of a VM whose monitor is there.
 pub(super) fn socket(monitor: &Path) -> PathBuf {
     monitor.with_extension("tpm")
 }
 
-/// What swtpm has said of a machine's TPM.
+/// What swtpm has said of a VM's TPM.
 pub(super) fn log(folder: &Path) -> PathBuf {
     folder.join("tpm.log")
 }
 
-/// The state's folder, in that of a machine.
+/// The state's folder, in that of a VM.
 pub(super) fn state(folder: &Path) -> PathBuf {
     folder.join(FOLDER)
 }
 
-/// Starts the TPM of the machine that has this folder: with the state that it had, or as a new one. It can be connected to
+/// Starts the TPM of the VM that has this folder: with the state that it had, or as a new one. It can be connected to
 /// when this returns, and ends when whoever has connected to it does. `user`: whom it runs as, and QEMU; `None`: the daemon.
 ///
 /// # Errors
@@ -82,7 +82,7 @@ pub(super) async fn start(folder: &Path, socket: &Path, user: Option<&QemuUser>)
     let command = match user {
         Some(user) => {
             qemu_sockets::give(socket, user.user)?;
-            // It is started in the machine's folder, and may not pass through what is above.
+            // It is started in the VM's folder, and may not pass through what is above.
             user.command(command(Path::new(""), control))
         }
         None => command(folder, control),
@@ -90,21 +90,21 @@ pub(super) async fn start(folder: &Path, socket: &Path, user: Option<&QemuUser>)
     process::start_with(&command, folder, &log(folder), Stdio::from(listener))
 }
 
-/// The command that starts the TPM of the machine that has this folder, without Sterna.
+/// The command that starts the TPM of the VM that has this folder, without Sterna.
 pub(super) fn command_alone(folder: &Path, socket: &Path) -> Vec<String> {
     let control = format!("type=unixio,path={}", socket.display());
     command(folder, &control).into_iter().chain(["--daemon".to_owned()]).collect()
 }
 
-/// Whether the TPM of the machine that has this folder is there.
+/// Whether the TPM of the VM that has this folder is there.
 pub(super) fn runs(folder: &Path) -> bool {
     Process::of_log(&log(folder)).is_some()
 }
 
-/// Returns when the TPM of a machine whose QEMU has ended has ended as well.
+/// Returns when the TPM of a VM whose QEMU has ended has ended as well.
 pub(super) async fn ended(folder: &Path, socket: &Path) {
     if let Some(process) = Process::of_log(&log(folder))
-        && timeout(END_MAX, process.ended()).await.is_err()
+        && timeout(END_TIMEOUT, process.ended()).await.is_err()
     {
         tracing::warn!(process = process.id(), "a TPM does not end with its VM; it is killed");
         process.kill();
@@ -141,7 +141,7 @@ pub(super) fn read_state(from: &Path) -> Result<Vec<u8>, (PathBuf, io::Error)> {
         .map_err(|error| (path, error))
 }
 
-/// Writes the state that a machine's TPM is to begin with, durably. It may sleep.
+/// Writes the state that a VM's TPM is to begin with, durably. It may sleep.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -160,7 +160,7 @@ pub(super) fn write_state(folder: &Path, content: &[u8]) -> io::Result<()> {
 /// Why it cannot be used, and what to do, in words for people.
 pub(super) async fn version() -> Result<(u64, u64), String> {
     let asked = Command::new(PROGRAM).arg("--version").stdin(Stdio::null()).kill_on_drop(true).output();
-    let said = match timeout(VERSION_MAX, asked).await {
+    let said = match timeout(VERSION_TIMEOUT, asked).await {
         Ok(Ok(output)) => String::from_utf8_lossy(&output.stdout).into_owned(),
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
             return Err(format!(
@@ -168,12 +168,14 @@ pub(super) async fn version() -> Result<(u64, u64), String> {
             ));
         }
         Ok(Err(error)) => return Err(format!("{PROGRAM} cannot be started there: {error}")),
-        Err(_) => return Err(format!("{PROGRAM} there did not answer within {} s", VERSION_MAX.as_secs())),
+        Err(_) => {
+            return Err(format!("{PROGRAM} there did not answer within {} s", VERSION_TIMEOUT.as_secs()));
+        }
     };
     read_version(&said).ok_or_else(|| format!("{PROGRAM} there does not say its version: {:?}", said.trim()))
 }
 
-/// What is missing where a machine's TPM is to come to, whose source has this version; `None`: nothing.
+/// What is missing where a VM's TPM is to come to, whose source has this version; `None`: nothing.
 pub(super) async fn fault(of_source: Option<(u64, u64)>) -> Option<String> {
     let here = match version().await {
         Ok(here) => here,

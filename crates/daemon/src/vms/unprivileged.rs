@@ -1,4 +1,4 @@
-//! What the QEMU of a machine finds that runs as a user of its own: its files, and nothing else of the daemon.
+//! What the QEMU of a VM finds that runs as a user of its own: its files, and nothing else of the daemon.
 //!
 //! ```text
 //!   data folder 0700, the daemon's
@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, lchown};
 use std::path::Path;
 
-use super::{parcel, tpm};
+use super::{manifest, tpm};
 use crate::config::QemuUser;
 
 /// Who may pass through a folder finds what is in it by name.
@@ -19,12 +19,12 @@ const PASSED_MODE: u32 = 0o711;
 /// A folder is passed through by others.
 const OTHERS_PASS: u32 = 0o001;
 
-/// Gives the files of a machine, which does not run, to the user that its QEMU is to run as. It may sleep.
+/// Gives the files of a VM, which does not run, to the user that its QEMU is to run as. It may sleep.
 ///
 /// # Errors
 /// The system's.
 pub(super) fn give_files(folder: &Path, user: &QemuUser) -> io::Result<()> {
-    let files = parcel::files_folder(folder);
+    let files = manifest::files_folder(folder);
     for passed in [folder, &files] {
         if passed.is_dir() {
             std::fs::set_permissions(passed, Permissions::from_mode(PASSED_MODE))?;
@@ -33,7 +33,7 @@ pub(super) fn give_files(folder: &Path, user: &QemuUser) -> io::Result<()> {
     for file in entries(&files)? {
         lchown(file, Some(user.user), Some(user.group))?;
     }
-    for given in [parcel::own_folder(folder), tpm::state(folder)] {
+    for given in [manifest::own_folder(folder), tpm::state(folder)] {
         give_all(&given, user)?;
     }
     Ok(())

@@ -24,7 +24,7 @@ fn disk(number: u32, drive: &str, node: &str, file: &Path) -> AdoptedDisk {
     }
 }
 
-/// A host with a few files, and what is known of a machine there.
+/// A host with a few files, and what is known of a VM there.
 struct Scene {
     folder: tempfile::TempDir,
     disks: Vec<AdoptedDisk>,
@@ -38,7 +38,7 @@ impl Scene {
             std::fs::write(folder.path().join(name), name).unwrap();
         }
         let large = std::fs::File::create(folder.path().join("large.iso")).unwrap();
-        large.set_len(super::super::parcel::FILES_BYTES_MAX as u64 + 1).unwrap();
+        large.set_len(super::super::manifest::FILES_BYTES_MAX as u64 + 1).unwrap();
         let running = Running { machine_type: "pc-i440fx-7.2".to_owned(), ..Running::default() };
         Self { folder, disks: Vec::new(), running }
     }

@@ -1,8 +1,8 @@
-//! What two hosts say to each other about a machine that moves, as bytes.
+//! The messages of two hosts about a VM that moves, as bytes.
 //!
 //! ```text
 //!   source                                             target
-//!     │ ── Parcel …, Terms, Check ──────────────────────► │ looks whether it could run it
+//!     │ ── Manifest …, Terms, Check ──────────────────────► │ looks whether it could run it
 //!     │ ◄────────────────────────────────── Terms, Fits ─ │
 //!     │ ── Start ───────────────────────────────────────► │ starts it, loaded with nothing, its disks there
 //!     │ ◄──────────────────────────────────── Waiting ─── │
@@ -11,17 +11,17 @@
 //!     │ ◄───────────────────────────────────────Loaded ── │ it stands still, with all that it had here
 //!     │ ◄──────────────────────────────────────Failed ─── │ at any time: it will not come to that
 //! ```
-//! If the machine runs before all of its memory is there (post-copy), it goes on after *Waiting* like this:
+//! If the VM runs before all of its memory is there (post-copy), it goes on after *Waiting* like this:
 //!
 //! ```text
-//!     │ ◄──────────────────────────────────────── Owned ─ │ the volumes are the target's; the machine stands still
+//!     │ ◄──────────────────────────────────────── Owned ─ │ the volumes are the target's; the VM stands still
 //!     │ ── Data … ──────────────────────────────────────► │ its devices; it runs there; then the rest, as it asks for it
 //!     │ ◄───────────────────────────────────── Complete ─ │ all of it is there
 //!     │ ── Recover (stream) ────────────────────────────► │ after the stream has broken: a daemon was started again
 //!     │ ◄─────────────────────────── Recovering (stream)─ │
 //!     │ ── Data … ────────────── Lost, from either side ─ │ no more of it will ever come
 //! ```
-//! Whether the machine runs there is not decided here: that goes with its volumes ([`migration::message`]).
+//! Whether the VM runs there is not decided here: that goes with its volumes ([`migration::message`]).
 //!
 //! One message is a head (version, then postcard) and, with Data, a payload. All of them are delivered in order.
 
@@ -37,12 +37,12 @@ const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Bytes of a reason for people.
 const DETAIL_BYTES_MAX: usize = 4 << 10;
 
-/// One message about a machine that moves.
+/// One message about a VM that moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Word {
+pub(crate) enum VmMessage {
     /// The payload is a piece of what the target must have to run it.
-    Parcel,
-    /// That was all of the parcel: could it be run?
+    Manifest,
+    /// That was all of the manifest: could it be run?
     Check,
     /// It could, as far as can be seen.
     Fits,
@@ -69,16 +69,16 @@ pub(crate) enum Word {
     /// Which way the memory is to go: before *Check* as the source wishes it, before *Fits* as the target agrees. Not said
     /// if it goes as it always could.
     Terms(Terms),
-    /// The volumes are the target's: let the machine, which stands still at the source, be run there before its memory is.
+    /// The volumes are the target's: let the VM, which stands still at the source, be run there before its memory is.
     Owned,
     /// All of the memory is at the target.
     Complete,
-    /// The machine's memory can never be whole again: the text says why.
+    /// The VM's memory can never be whole again: the text says why.
     Lost {
         /// Why, for people.
         detail: String,
     },
-    /// The stream of a machine that runs has broken: the rest of its memory is to come over another one.
+    /// The stream of a VM that runs has broken: the rest of its memory is to come over another one.
     Recover {
         /// By its number: no other attempt has the same soon.
         stream: u8,
@@ -90,12 +90,12 @@ pub(crate) enum Word {
     },
 }
 
-/// Which way a machine's memory goes.
+/// Which way a VM's memory goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
     /// Streams beside the main one; 0: there are none.
     pub(crate) side_streams: u8,
-    /// Whether the machine may run at the target before all of it is there.
+    /// Whether the VM may run at the target before all of it is there.
     pub(crate) post_copy: bool,
 }
 
@@ -107,9 +107,9 @@ impl Terms {
     }
 }
 
-/// Why bytes are no message about a machine.
+/// Why bytes are no message about a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum WordError {
+pub(crate) enum VmMessageError {
     /// It is too long.
     #[error("a head of {bytes} bytes is longer than {HEAD_BYTES_MAX}")]
     TooLong {
@@ -124,13 +124,13 @@ pub(crate) enum WordError {
     Malformed,
 }
 
-impl Word {
-    /// What says that the machine cannot be had, and why.
+impl VmMessage {
+    /// What says that the VM cannot be had, and why.
     pub(crate) fn failed(detail: &str) -> Self {
         Self::Failed { detail: cut(detail) }
     }
 
-    /// What says that the machine's memory is lost, and why.
+    /// What says that the VM's memory is lost, and why.
     pub(crate) fn lost(detail: &str) -> Self {
         Self::Lost { detail: cut(detail) }
     }
@@ -144,17 +144,17 @@ impl Word {
     /// Reads a head.
     ///
     /// # Errors
-    /// [`WordError`]: the peer has broken the protocol.
-    pub(crate) fn decode(head: &[u8]) -> Result<Self, WordError> {
+    /// [`VmMessageError`]: the peer has broken the protocol.
+    pub(crate) fn decode(head: &[u8]) -> Result<Self, VmMessageError> {
         if head.len() > HEAD_BYTES_MAX {
-            return Err(WordError::TooLong { bytes: head.len() });
+            return Err(VmMessageError::TooLong { bytes: head.len() });
         }
         match head.split_first() {
             Some((&VERSION, rest)) => match postcard::take_from_bytes(rest) {
-                Ok((word, [])) => Ok(word),
-                _ => Err(WordError::Malformed),
+                Ok((message, [])) => Ok(message),
+                _ => Err(VmMessageError::Malformed),
             },
-            _ => Err(WordError::Version),
+            _ => Err(VmMessageError::Version),
         }
     }
 }
@@ -170,47 +170,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_come_as_they_were_sent() {
-        let words = [
-            Word::Parcel,
-            Word::Check,
-            Word::Fits,
-            Word::Start,
-            Word::Waiting,
-            Word::Loaded,
-            Word::failed("no such machine type"),
-            Word::Data,
-            Word::Taken { bytes: u32::MAX },
-            Word::End,
-            Word::Terms(Terms { side_streams: 7, post_copy: true }),
-            Word::Owned,
-            Word::Complete,
-            Word::lost("the host is gone"),
-            Word::Recover { stream: 16 },
-            Word::Recovering { stream: 255 },
+    fn messages_come_as_they_were_sent() {
+        let messages = [
+            VmMessage::Manifest,
+            VmMessage::Check,
+            VmMessage::Fits,
+            VmMessage::Start,
+            VmMessage::Waiting,
+            VmMessage::Loaded,
+            VmMessage::failed("no such machine type"),
+            VmMessage::Data,
+            VmMessage::Taken { bytes: u32::MAX },
+            VmMessage::End,
+            VmMessage::Terms(Terms { side_streams: 7, post_copy: true }),
+            VmMessage::Owned,
+            VmMessage::Complete,
+            VmMessage::lost("the host is gone"),
+            VmMessage::Recover { stream: 16 },
+            VmMessage::Recovering { stream: 255 },
         ];
-        for word in words {
-            assert_eq!(Word::decode(&word.encode()), Ok(word));
+        for message in messages {
+            assert_eq!(VmMessage::decode(&message.encode()), Ok(message));
         }
     }
 
     #[test]
     fn a_long_reason_is_cut_between_characters() {
         let long = "ü".repeat(DETAIL_BYTES_MAX);
-        let Word::Failed { detail } = Word::failed(&long) else { unreachable!() };
+        let VmMessage::Failed { detail } = VmMessage::failed(&long) else { unreachable!() };
         assert_eq!(detail.len(), DETAIL_BYTES_MAX);
-        assert!(Word::decode(&Word::Failed { detail }.encode()).is_ok());
+        assert!(VmMessage::decode(&VmMessage::Failed { detail }.encode()).is_ok());
     }
 
     #[test]
-    fn what_is_no_word_is_refused() {
-        assert_eq!(Word::decode(&[]), Err(WordError::Version));
-        assert_eq!(Word::decode(&[9, 0]), Err(WordError::Version));
-        assert_eq!(Word::decode(&[VERSION]), Err(WordError::Malformed));
-        assert_eq!(Word::decode(&[VERSION, 200, 1]), Err(WordError::Malformed));
-        let with_rest = [Word::Start.encode(), vec![0]].concat();
-        assert_eq!(Word::decode(&with_rest), Err(WordError::Malformed));
+    fn what_is_no_message_is_refused() {
+        assert_eq!(VmMessage::decode(&[]), Err(VmMessageError::Version));
+        assert_eq!(VmMessage::decode(&[9, 0]), Err(VmMessageError::Version));
+        assert_eq!(VmMessage::decode(&[VERSION]), Err(VmMessageError::Malformed));
+        assert_eq!(VmMessage::decode(&[VERSION, 200, 1]), Err(VmMessageError::Malformed));
+        let with_rest = [VmMessage::Start.encode(), vec![0]].concat();
+        assert_eq!(VmMessage::decode(&with_rest), Err(VmMessageError::Malformed));
         let long = vec![VERSION; HEAD_BYTES_MAX + 1];
-        assert_eq!(Word::decode(&long), Err(WordError::TooLong { bytes: long.len() }));
+        assert_eq!(VmMessage::decode(&long), Err(VmMessageError::TooLong { bytes: long.len() }));
     }
 }

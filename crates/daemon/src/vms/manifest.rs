@@ -1,4 +1,4 @@
-//! What another host must have to run a machine: its definition and its small files, as bytes.
+//! What another host must have to run a VM: its definition and its small files, as bytes.
 //!
 //! ```text
 //!   version, length of the head: 4 bytes each, little endian │ head: JSON │ the files, one after the other
@@ -24,22 +24,22 @@ const VERSION: u32 = 1;
 const PREFIX_BYTES: usize = 8;
 /// Longest head: a definition, with its quotes and ends of lines escaped.
 const HEAD_BYTES_MAX: usize = 100 << 10;
-/// All files of a machine together: UEFI variables have 528 KiB, a cloud-init image has 366, firmware of one's own has 4 MiB.
-/// What is larger is a disk. Each host has them in memory while the machine moves.
+/// All files of a VM together: UEFI variables have 528 KiB, a cloud-init image has 366, firmware of one's own has 4 MiB.
+/// What is larger is a disk. Each host has them in memory while the VM moves.
 pub(super) const FILES_BYTES_MAX: usize = 8 << 20;
-/// Longest parcel. It goes to another host in pieces.
-pub(crate) const PARCEL_BYTES_MAX: usize = PREFIX_BYTES + HEAD_BYTES_MAX + FILES_BYTES_MAX;
-/// Folder of a machine's files in its own.
+/// Longest manifest. It goes to another host in pieces.
+pub(crate) const MANIFEST_BYTES_MAX: usize = PREFIX_BYTES + HEAD_BYTES_MAX + FILES_BYTES_MAX;
+/// Folder of a VM's files in its own.
 const FILES_FOLDER: &str = "files";
-/// Folder in a machine's own of the sockets that it serves and the logs that it writes.
+/// Folder in a VM's own of the sockets that it serves and the logs that it writes.
 const OWN_FOLDER: &str = "own";
 /// Only the user that runs the daemon, and QEMU, may look at them.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// What goes with a machine.
+/// What goes with a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Parcel {
+pub(super) struct Manifest {
     pub(super) name: String,
     /// The definition, as it was written.
     pub(super) definition: String,
@@ -49,9 +49,9 @@ pub(super) struct Parcel {
     pub(super) needs: Option<Needs>,
 }
 
-/// Why a machine's small files cannot go with it, or what came is none.
+/// Why a VM's small files cannot go with it, or what came is none.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ParcelError {
+pub(crate) enum ManifestError {
     /// A file cannot be read.
     #[error("the file {path} cannot be read: {source}")]
     File {
@@ -66,7 +66,7 @@ pub(crate) enum ParcelError {
         FILES_BYTES_MAX >> 20
     )]
     TooLarge,
-    /// The bytes are no parcel.
+    /// The bytes are no manifest.
     #[error("what the other host has sent of the VM cannot be read: {0}")]
     Malformed(&'static str),
 }
@@ -86,9 +86,9 @@ struct FileHead {
     bytes: usize,
 }
 
-impl Parcel {
+impl Manifest {
     /// The bytes that go to another host.
-    pub(super) fn encode(&self) -> Result<Vec<u8>, ParcelError> {
+    pub(super) fn encode(&self) -> Result<Vec<u8>, ManifestError> {
         let files =
             self.files.iter().map(|(name, content)| FileHead { name: name.clone(), bytes: content.len() });
         let head = Head {
@@ -97,9 +97,9 @@ impl Parcel {
             files: files.collect(),
             needs: self.needs.clone(),
         };
-        let head = serde_json::to_vec(&head).map_err(|_| ParcelError::Malformed("it has no JSON form"))?;
+        let head = serde_json::to_vec(&head).map_err(|_| ManifestError::Malformed("it has no JSON form"))?;
         let length = u32::try_from(head.len()).ok().filter(|_| head.len() <= HEAD_BYTES_MAX);
-        let length = length.ok_or(ParcelError::Malformed("its head is too long"))?;
+        let length = length.ok_or(ManifestError::Malformed("its head is too long"))?;
         let mut bytes = [VERSION.to_le_bytes(), length.to_le_bytes()].concat();
         bytes.extend(head);
         self.files.iter().for_each(|(_, content)| bytes.extend(content));
@@ -107,46 +107,46 @@ impl Parcel {
     }
 
     /// What came from another host.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, ParcelError> {
-        const SHORT: ParcelError = ParcelError::Malformed("it is too short");
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
+        const SHORT: ManifestError = ManifestError::Malformed("it is too short");
         let (version, rest) = bytes.split_first_chunk().ok_or(SHORT)?;
         let (length, rest) = rest.split_first_chunk().ok_or(SHORT)?;
         if u32::from_le_bytes(*version) != VERSION {
-            return Err(ParcelError::Malformed("it has another version"));
+            return Err(ManifestError::Malformed("it has another version"));
         }
         let length = u32::from_le_bytes(*length) as usize;
         if length > HEAD_BYTES_MAX {
-            return Err(ParcelError::Malformed("its head is too long"));
+            return Err(ManifestError::Malformed("its head is too long"));
         }
         let (head, mut rest) = rest.split_at_checked(length).ok_or(SHORT)?;
         let head: Head =
-            serde_json::from_slice(head).map_err(|_| ParcelError::Malformed("its head is no head"))?;
-        names::check(&head.name).map_err(|_| ParcelError::Malformed("its name is none"))?;
+            serde_json::from_slice(head).map_err(|_| ManifestError::Malformed("its head is no head"))?;
+        names::check(&head.name).map_err(|_| ManifestError::Malformed("its name is none"))?;
         let mut files = Vec::new();
         for FileHead { name, bytes } in head.files {
-            names::check(&name).map_err(|_| ParcelError::Malformed("the name of a file is none"))?;
+            names::check(&name).map_err(|_| ManifestError::Malformed("the name of a file is none"))?;
             let content;
             (content, rest) = rest.split_at_checked(bytes).ok_or(SHORT)?;
             files.push((name, content.to_vec()));
         }
         if !rest.is_empty() {
-            return Err(ParcelError::Malformed("something follows its end"));
+            return Err(ManifestError::Malformed("something follows its end"));
         }
         Ok(Self { name: head.name, definition: head.definition, files, needs: head.needs })
     }
 }
 
-/// Where a machine's file is.
+/// Where a VM's file is.
 pub(super) fn file(folder: &Path, name: &str) -> PathBuf {
     files_folder(folder).join(name)
 }
 
-/// Where a socket that a machine serves, or a log that it writes, is.
+/// Where a socket that a VM serves, or a log that it writes, is.
 pub(super) fn own_path(folder: &Path, name: &str) -> PathBuf {
     own_folder(folder).join(name)
 }
 
-/// The folder of a machine's files.
+/// The folder of a VM's files.
 pub(super) fn files_folder(folder: &Path) -> PathBuf {
     folder.join(FILES_FOLDER)
 }
@@ -162,13 +162,13 @@ pub(super) fn make_own_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Reads files. It may sleep.
-pub(super) fn read_files(files: &BTreeMap<String, PathBuf>) -> Result<Vec<(String, Vec<u8>)>, ParcelError> {
+pub(super) fn read_files(files: &BTreeMap<String, PathBuf>) -> Result<Vec<(String, Vec<u8>)>, ManifestError> {
     let mut left = FILES_BYTES_MAX;
     let mut read = Vec::new();
     for (name, path) in files {
-        let failed = |source| ParcelError::File { path: path.clone(), source };
+        let failed = |source| ManifestError::File { path: path.clone(), source };
         let content = match whole_file::read(path, left as u64) {
-            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Err(ParcelError::TooLarge),
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Err(ManifestError::TooLarge),
             content => content.map_err(failed)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?,
         };
         left -= content.len();
@@ -177,7 +177,7 @@ pub(super) fn read_files(files: &BTreeMap<String, PathBuf>) -> Result<Vec<(Strin
     Ok(read)
 }
 
-/// Makes a machine's folder with its files, durably. What is left there of an earlier machine goes. It may sleep.
+/// Makes a VM's folder with its files, durably. What is left there of an earlier VM goes. It may sleep.
 pub(super) fn write_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -200,19 +200,19 @@ pub(super) fn write_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Res
 mod tests {
     use super::*;
 
-    fn parcel() -> Parcel {
+    fn manifest() -> Manifest {
         let files = vec![("seed".to_owned(), vec![]), ("vars".to_owned(), vec![7; 1000])];
-        Parcel { name: "web1".to_owned(), definition: "command = []\n".to_owned(), files, needs: None }
+        Manifest { name: "web1".to_owned(), definition: "command = []\n".to_owned(), files, needs: None }
     }
 
     #[test]
-    fn a_parcel_arrives_as_it_was_sent() {
-        let bytes = parcel().encode().unwrap();
-        assert!(bytes.len() < PARCEL_BYTES_MAX);
-        assert_eq!(Parcel::decode(&bytes).unwrap(), parcel());
+    fn a_manifest_arrives_as_it_was_sent() {
+        let bytes = manifest().encode().unwrap();
+        assert!(bytes.len() < MANIFEST_BYTES_MAX);
+        assert_eq!(Manifest::decode(&bytes).unwrap(), manifest());
         let needs = Needs { volumes: vec![("web1".to_owned(), 7)], ..Needs::default() };
-        let parcel = Parcel { needs: Some(needs), ..parcel() };
-        assert_eq!(Parcel::decode(&parcel.encode().unwrap()).unwrap(), parcel);
+        let manifest = Manifest { needs: Some(needs), ..manifest() };
+        assert_eq!(Manifest::decode(&manifest.encode().unwrap()).unwrap(), manifest);
     }
 
     #[test]
@@ -221,21 +221,21 @@ mod tests {
             r#"{"name":"a","definition":"","files":[],"needs":{"memory_bytes":7,"moon":"full"},"more":1}"#;
         let length = u32::try_from(head.len()).unwrap();
         let bytes = [&VERSION.to_le_bytes()[..], &length.to_le_bytes(), head.as_bytes()].concat();
-        assert!(Parcel::decode(&bytes).unwrap().needs.is_some());
+        assert!(Manifest::decode(&bytes).unwrap().needs.is_some());
     }
 
     #[test]
-    fn what_is_cut_longer_or_changed_is_refused_or_another_parcel_and_never_panics() {
-        let bytes = parcel().encode().unwrap();
+    fn what_is_cut_longer_or_changed_is_refused_or_another_manifest_and_never_panics() {
+        let bytes = manifest().encode().unwrap();
         for length in 0..bytes.len() {
-            assert!(Parcel::decode(&bytes[..length]).is_err(), "{length}");
+            assert!(Manifest::decode(&bytes[..length]).is_err(), "{length}");
         }
-        assert!(Parcel::decode(&[&bytes[..], &[0]].concat()).is_err());
+        assert!(Manifest::decode(&[&bytes[..], &[0]].concat()).is_err());
         for at in 0..bytes.len() - 1000 {
             for value in [0, 0xff, b'"', b'9', b'/'] {
                 let mut changed = bytes.clone();
                 changed[at] = value;
-                if let Ok(decoded) = Parcel::decode(&changed) {
+                if let Ok(decoded) = Manifest::decode(&changed) {
                     let names = decoded.files.iter().map(|(name, _)| name).chain([&decoded.name]);
                     names.for_each(|name| names::check(name).unwrap());
                 }
@@ -257,8 +257,8 @@ mod tests {
         assert_eq!(std::fs::read(file(&vm, "vars")).unwrap(), b"variables");
         assert!(!vm.join("log").exists());
         std::fs::File::create(&path).unwrap().set_len(FILES_BYTES_MAX as u64 + 1).unwrap();
-        assert!(matches!(read_files(&files), Err(ParcelError::TooLarge)));
+        assert!(matches!(read_files(&files), Err(ManifestError::TooLarge)));
         std::fs::remove_file(&path).unwrap();
-        assert!(matches!(read_files(&files), Err(ParcelError::File { .. })));
+        assert!(matches!(read_files(&files), Err(ManifestError::File { .. })));
     }
 }

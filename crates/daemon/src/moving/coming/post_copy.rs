@@ -1,4 +1,4 @@
-//! A machine that runs here while the rest of its memory comes, until it has all of it.
+//! A VM that runs here while the rest of its memory comes, until it has all of it.
 //!
 //! ```text
 //!   loaded, runs ─► the rest comes ─► whole: Complete is said
@@ -24,51 +24,52 @@ use tokio::time::timeout;
 
 use super::Keeper;
 use crate::moving::SocketFile;
-use crate::moving::line::{FIRST_RECOVERY_STREAM, Heard, Line};
+use crate::moving::channel::{FIRST_RECOVERY_STREAM, PeerStatus, VmChannel};
+use crate::moving::message::VmMessage;
 use crate::moving::stream::Turn;
-use crate::moving::words::Word;
 use crate::qemu_sockets;
 
 /// How often it is looked how far the rest is, beside the hypervisor's events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// How long both hypervisors may take to close their streams when all is there: what they say last is to arrive.
-const CLOSED_MAX: Duration = Duration::from_secs(10);
+const CLOSED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a hypervisor may take to say how far it is, one that does not take another stream: the source asks again after
 /// little more.
-const STATUS_MAX: Duration = Duration::from_secs(4);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What the source is told of a hypervisor that is not there any more.
 const ENDED: &str = "its QEMU at the target has ended";
 /// What the source is told when it is to offer another stream.
 const BROKEN: &str = "the stream of the VM's memory has broken at the target";
 
-/// Sees to it that the rest of a machine's memory comes, over streams that `carries` carries.
+/// Sees to it that the rest of a VM's memory comes, over streams that `carries` carries.
 pub(super) async fn until_whole(
     vm: &dyn Hypervisor,
-    line: &Line,
+    channel: &VmChannel,
     mut carries: impl FusedFuture<Output = io::Result<()>> + Unpin,
     keeper: &dyn Keeper,
 ) {
-    // One that has been offered another stream is paused until that has begun.
+    // A hypervisor that was offered another stream is paused until that stream has begun.
     let (mut has_begun, mut is_broken) = (false, false);
     loop {
-        match line.heard() {
-            Heard::Lost(reason) => {
+        match channel.peer_status() {
+            PeerStatus::Lost(reason) => {
                 keeper.lose(reason).await;
                 return;
             }
             // The other daemon was started again. It says over which stream the rest comes.
-            Heard::Failed(_) => return,
+            PeerStatus::Failed(_) => return,
             // It has given this stream up, and asks again.
-            Heard::Recover(_) => return line.say(&Word::failed(BROKEN)),
+            PeerStatus::Recover(_) => return channel.send(&VmMessage::failed(BROKEN)),
             _ => {}
         }
-        let known = line.heard();
+        let known = channel.peer_status();
         let progress = tokio::select! {
             progress = vm.memory_progress() => progress,
             // While its main thread waits for a page it does not answer.
-            _ = line.next(&known) => continue,
+            _ = channel.peer_changed(&known) => continue,
             ended = &mut carries, if !carries.is_terminated() => {
                 is_broken |= is_break(ended);
                 continue;
@@ -77,26 +78,28 @@ pub(super) async fn until_whole(
         match progress {
             Ok(progress) => match progress.status {
                 MigrationStatus::Completed | MigrationStatus::None => {
-                    line.say(&Word::Complete);
+                    channel.send(&VmMessage::Complete);
                     if !carries.is_terminated() {
                         // Whatever they end with.
-                        let _ = timeout(CLOSED_MAX, carries).await;
+                        let _ = timeout(CLOSED_TIMEOUT, carries).await;
                     }
                     return;
                 }
                 MigrationStatus::Failed | MigrationStatus::Cancelled => {
                     let reason = "its QEMU at the target has given up";
-                    line.say(&Word::lost(reason));
+                    channel.send(&VmMessage::lost(reason));
                     keeper.lose(reason.to_owned()).await;
                     return;
                 }
                 // It runs on what it has, until another stream is offered.
-                MigrationStatus::PostcopyPaused if has_begun => return line.say(&Word::failed(BROKEN)),
-                _ if is_broken => return line.say(&Word::failed(BROKEN)),
+                MigrationStatus::PostcopyPaused if has_begun => {
+                    return channel.send(&VmMessage::failed(BROKEN));
+                }
+                _ if is_broken => return channel.send(&VmMessage::failed(BROKEN)),
                 status => has_begun |= status != MigrationStatus::PostcopyPaused,
             },
-            Err(error) if error.is_gone() => return has_ended(line, keeper).await,
-            Err(_) if is_broken => return line.say(&Word::failed(BROKEN)),
+            Err(error) if error.is_gone() => return has_ended(channel, keeper).await,
+            Err(_) if is_broken => return channel.send(&VmMessage::failed(BROKEN)),
             Err(_) => {}
         }
         let changes = match has_begun {
@@ -105,27 +108,27 @@ pub(super) async fn until_whole(
         };
         tokio::select! {
             _ = vm.await_status(&changes, LOOK_INTERVAL) => {}
-            _ = line.next(&known) => {}
+            _ = channel.peer_changed(&known) => {}
             ended = &mut carries, if !carries.is_terminated() => is_broken |= is_break(ended),
         }
     }
 }
 
-/// A machine that runs here and whose stream has broken, as far as it can be reached.
-pub(crate) struct Stray {
+/// A VM that runs here and whose stream has broken, as far as it can be reached.
+pub(crate) struct PostCopyRecovery {
     /// Where its hypervisor listens for its memory.
     pub(crate) memory_socket: PathBuf,
-    /// What hears also while the machine's main thread waits for memory; `None`: it was started without.
+    /// What hears also while the VM's main thread waits for memory; `None`: it was started without.
     pub(crate) lifeline: Option<Arc<dyn RecoverMemory>>,
     /// Its hypervisor, as soon as that answers; `None`: it has ended.
     pub(crate) found: Shared<BoxFuture<'static, Option<Arc<dyn Hypervisor>>>>,
 }
 
-impl Stray {
+impl PostCopyRecovery {
     /// Takes the rest of its memory over another stream, as its source asks for it.
-    pub(crate) async fn recover(self, line: Line, stream: u8, keeper: Arc<dyn Keeper>) {
+    pub(crate) async fn recover(self, channel: VmChannel, stream: u8, keeper: Arc<dyn Keeper>) {
         if stream < FIRST_RECOVERY_STREAM {
-            return line.say(&Word::failed("no such stream"));
+            return channel.send(&VmMessage::failed("no such stream"));
         }
         let path = self.memory_socket.clone();
         let _file = SocketFile(path.clone());
@@ -133,23 +136,23 @@ impl Stray {
         let _ = std::fs::remove_file(&path);
         if let Err(refused) = self.expect_rest(&path).await {
             return match refused {
-                Refused::Says(word) => line.say(&word),
-                Refused::HasEnded => has_ended(&line, &*keeper).await,
+                Refused::Says(message) => channel.send(&message),
+                Refused::HasEnded => has_ended(&channel, &*keeper).await,
             };
         }
-        let side = line.recovery_stream(stream);
+        let side = channel.recovery_stream(stream);
         let (is_connected, _) = watch::channel(false);
         let carries = side.stream.connect_and_carry(&path, Turn::Main(is_connected)).fuse();
         tokio::pin!(carries);
-        line.say(&Word::Recovering { stream });
-        if let Some(vm) = self.answers(&line, &mut carries, &*keeper).await {
-            until_whole(&*vm, &line, carries, &*keeper).await;
+        channel.send(&VmMessage::Recovering { stream });
+        if let Some(vm) = self.answers(&channel, &mut carries, &*keeper).await {
+            until_whole(&*vm, &channel, carries, &*keeper).await;
         }
     }
 
     /// The source says that the rest of its memory never will come.
     pub(crate) async fn lose(self, reason: String, keeper: &dyn Keeper) {
-        // One that takes another stream still waits for the rest; whether it says so itself is another question.
+        // A hypervisor that takes another stream still waits for the rest, even if it does not answer.
         let waits = match &self.lifeline {
             Some(lifeline) => {
                 lifeline.recover_memory(&qemu_sockets::place(&self.memory_socket)).await.is_ok()
@@ -178,19 +181,19 @@ impl Stray {
         };
         let Err(error) = asked else {
             let taken_out = qemu_sockets::take_out(path);
-            return taken_out.map_err(|error| Refused::Says(Word::failed(&error.to_string())));
+            return taken_out.map_err(|error| Refused::Says(VmMessage::failed(&error.to_string())));
         };
-        let status = timeout(STATUS_MAX, async {
+        let status = timeout(STATUS_TIMEOUT, async {
             let vm = self.found.clone().await.ok_or(Refused::HasEnded)?;
             Ok(vm.memory_progress().await.map(|progress| progress.status).ok())
         });
         Err(Refused::Says(match status.await {
             Ok(Err(refused)) => return Err(refused),
-            Ok(Ok(Some(MigrationStatus::Completed))) => Word::Complete,
+            Ok(Ok(Some(MigrationStatus::Completed))) => VmMessage::Complete,
             // It was started again, without what it had.
-            Ok(Ok(Some(MigrationStatus::None))) => Word::lost("the VM was started again at the target"),
+            Ok(Ok(Some(MigrationStatus::None))) => VmMessage::lost("the VM was started again at the target"),
             // It has not noticed yet that its stream has broken, or still takes another attempt's.
-            _ => Word::failed(&error.to_string()),
+            _ => VmMessage::failed(&error.to_string()),
         }))
     }
 
@@ -198,30 +201,30 @@ impl Stray {
     /// any more.
     async fn answers(
         &self,
-        line: &Line,
+        channel: &VmChannel,
         carries: &mut (impl FusedFuture<Output = io::Result<()>> + Unpin),
         keeper: &dyn Keeper,
     ) -> Option<Arc<dyn Hypervisor>> {
         let mut found = self.found.clone();
         loop {
-            let known = line.heard();
+            let known = channel.peer_status();
             match &known {
-                Heard::Lost(reason) => {
+                PeerStatus::Lost(reason) => {
                     keeper.lose(reason.clone()).await;
                     return None;
                 }
-                Heard::Failed(_) => return None,
-                Heard::Recover(_) => break,
+                PeerStatus::Failed(_) => return None,
+                PeerStatus::Recover(_) => break,
                 _ => {}
             }
             tokio::select! {
                 vm = &mut found => {
                     if vm.is_none() {
-                        has_ended(line, keeper).await;
+                        has_ended(channel, keeper).await;
                     }
                     return vm;
                 }
-                _ = line.next(&known) => {}
+                _ = channel.peer_changed(&known) => {}
                 ended = &mut *carries, if !carries.is_terminated() => {
                     if is_break(ended) {
                         break;
@@ -229,7 +232,7 @@ impl Stray {
                 }
             }
         }
-        line.say(&Word::failed(BROKEN));
+        channel.send(&VmMessage::failed(BROKEN));
         None
     }
 }
@@ -237,14 +240,14 @@ impl Stray {
 /// Why a hypervisor takes no other stream.
 enum Refused {
     /// What the source is told.
-    Says(Word),
+    Says(VmMessage),
     /// It is not there any more.
     HasEnded,
 }
 
 /// Its hypervisor is not there any more, and what came of its memory has gone with it.
-async fn has_ended(line: &Line, keeper: &dyn Keeper) {
-    line.say(&Word::lost(ENDED));
+async fn has_ended(channel: &VmChannel, keeper: &dyn Keeper) {
+    channel.send(&VmMessage::lost(ENDED));
     keeper.lose(ENDED.to_owned()).await;
 }
 

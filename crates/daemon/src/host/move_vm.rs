@@ -1,9 +1,9 @@
-//! A machine moves with its volumes, and is where they are: what this host does when it leaves, comes, and after a restart.
+//! A VM moves with its volumes, and is where they are: what this host does when it leaves, comes, and after a restart.
 //!
 //! ```text
 //!   source                                        target
 //!   checks ──► offer, with its name ────────────► name free ──► its volumes arrive
-//!   parcel ─────────────────────────────────────► could it run?
+//!   manifest ─────────────────────────────────────► could it run?
 //!   volumes copied ──► memory ──► stands ───────► loaded
 //!   volumes released ───────────────────────────► owned ──► it runs
 //!   left: its QEMU ended, forgotten               arrived: at home
@@ -28,27 +28,29 @@ use super::leave::Departing;
 use crate::error::RequestError;
 use crate::hooks::{Begun, HookSide};
 use crate::migrations::Settling;
-use crate::moving::line::Line;
-use crate::moving::{Coming, Keeper, Leaving, RestSaid, Stray, Terms, Wishes, Word, side_streams};
+use crate::moving::channel::VmChannel;
+use crate::moving::{
+    Coming, Keeper, Leaving, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes, side_streams,
+};
 use crate::vms::{Standing, VmError, Vms};
 
-/// How long a machine may stand still, if nobody says.
+/// How long a VM may stand still, if nobody says.
 const DOWNTIME_DEFAULT: Duration = Duration::from_millis(300);
-/// How long its disks may take to be handed over while it stands still: a machine that is moved late is better off than one
+/// How long its disks may take to be handed over while it stands still: a VM that is moved late is better off than one
 /// that is not moved and stood still for that.
-pub(super) const HANDOVER_MAX: Duration = Duration::from_secs(3);
+pub(super) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A machine that is to go along with its volumes.
+/// A VM that is to go along with its volumes.
 pub(super) struct Company {
     pub(super) name: String,
     /// What the other host must be given to run it.
-    pub(super) parcel: Vec<u8>,
+    pub(super) manifest: Vec<u8>,
     pub(super) downtime_max: Duration,
     /// When it may run there, and over how many streams its memory goes, as it was ordered.
     memory: (Memory, Option<u8>),
 }
 
-/// What is known of a machine that is to come.
+/// What is known of a VM that is to come.
 pub(super) enum Expected {
     /// Nothing: it is to be started.
     Anew,
@@ -57,11 +59,11 @@ pub(super) enum Expected {
 }
 
 impl Host {
-    /// Begins to move a machine to another host, with all its volumes.
+    /// Begins to move a VM to another host, with all its volumes.
     ///
     /// # Errors
     /// [`RequestError`]: it goes on here, and nothing is left there.
-    pub(super) async fn migrate_machine(
+    pub(super) async fn migrate_vm(
         self: &Arc<Self>,
         name: String,
         order: MigrateVolume,
@@ -78,7 +80,7 @@ impl Host {
             check_post_copy(&name, &*qemu).await?;
         }
         let company = Company {
-            parcel: self.parcel_of(&name, &known.volumes).await?,
+            manifest: self.manifest_of(&name, &known.volumes).await?,
             downtime_max: downtime_max(&order),
             memory: (order.memory, order.memory_streams),
             name,
@@ -96,11 +98,11 @@ impl Host {
         self.migrate_away(departing, elsewhere, order, Some(company)).await
     }
 
-    /// The volumes are accepted: the other host is asked whether it could run the machine, before anything is copied.
+    /// The volumes are accepted: the other host is asked whether it could run the VM, before anything is copied.
     ///
     /// # Errors
-    /// [`RequestError`]: the machine is at home as before.
-    pub(super) async fn see_machine_ready(
+    /// [`RequestError`]: the VM is at home as before.
+    pub(super) async fn check_vm_at_target(
         self: &Arc<Self>,
         migration: MigrationId,
         company: Company,
@@ -108,63 +110,63 @@ impl Host {
         host: &str,
     ) -> Result<(), RequestError> {
         let qemu = self.vms.leaving(&company.name).await?;
-        let way = self.peers.machine_way(session, self.peers.own(), migration);
-        let errand = self.errand(migration, &company.name, HookSide::Source, host, Begun::No);
+        let streams = self.peers.vm_streams(session, self.peers.own(), migration);
+        let hooks = self.hook_runner(migration, &company.name, HookSide::Source, host, Begun::No);
         let terms = terms(&*qemu, company.memory, session).await;
         let wishes = Wishes { downtime_max: company.downtime_max, terms };
         let holds = Arc::clone(&self.vms.holds);
-        let leaving = Arc::new(Leaving::new((company.name.clone(), qemu, holds), way, wishes, errand));
-        if let Err(reason) = leaving.check(company.parcel).await {
+        let leaving = Arc::new(Leaving::new((company.name.clone(), qemu, holds), streams, wishes, hooks));
+        if let Err(reason) = leaving.check(company.manifest).await {
             self.settle(&company.name, Standing::Leaving, true).await;
             // Its volumes wait there for nothing.
             self.peers.tell_target(session, migration, ToTarget::Discard);
             let (host, vm) = (host.to_owned(), company.name);
-            return Err(RequestError::MachineRefused { vm, host, reason });
+            return Err(RequestError::VmRefused { vm, host, reason });
         }
-        self.see_machine_off(migration, company.name, leaving);
+        self.see_vm_off(migration, company.name, leaving);
         Ok(())
     }
 
-    /// The machine goes along with this migration; sees to it when that has ended.
-    fn see_machine_off(self: &Arc<Self>, migration: MigrationId, name: String, leaving: Arc<Leaving>) {
+    /// The VM goes along with this migration; sees to it when that has ended.
+    fn see_vm_off(self: &Arc<Self>, migration: MigrationId, name: String, leaving: Arc<Leaving>) {
         self.moving.leaves(migration, Arc::clone(&leaving));
         let settling = self.migrations.settle(migration);
         let host = Arc::clone(self);
         tokio::spawn(async move {
             // None: the daemon stops, and the next one finds out.
             let Some(outcome) = host.migrations.outcome(migration).await else { return };
-            let errand = host.moving.forget(migration, &outcome).await;
+            let hooks = host.moving.forget(migration, &outcome).await;
             let is_here = !matches!(outcome, Outcome::Moved { .. });
             host.settle(&name, Standing::Leaving, is_here).await;
             tracing::info!(vm = %name, %migration, ?outcome, "the VM's migration has ended");
             if let (true, Some(reason)) = (is_here, leaving.memory_lost()) {
                 host.vms.lose(&name, Some(leaving.vm()), memory_lost(&name, &reason)).await;
             }
-            // What is run afterwards may take long, and keeps nobody waiting.
+            // The `after` hook may take long, and nobody waits for it.
             drop(settling);
-            if let Some(errand) = errand {
-                errand.after(&outcome).await;
+            if let Some(hooks) = hooks {
+                hooks.after(&outcome).await;
             }
         });
     }
 
-    /// Looks whether the TPM of a machine, if it has one, can go with it.
+    /// Looks whether the TPM of a VM, if it has one, can go with it.
     ///
     /// # Errors
-    /// [`RequestError::MachineUnmovable`].
+    /// [`RequestError::VmUnmovable`].
     pub(super) fn check_tpm(&self, name: &str) -> Result<(), RequestError> {
         self.vms.tpm_obstacle(name).map_or(Ok(()), |reason| {
-            Err(RequestError::MachineUnmovable { vm: name.to_owned(), reason: reason.to_owned() })
+            Err(RequestError::VmUnmovable { vm: name.to_owned(), reason: reason.to_owned() })
         })
     }
 
-    /// Looks whether a host may bring machines. What else would be in a machine's way is not looked at before that, and not
+    /// Looks whether a host may bring VMs. What else would be in a VM's way is not looked at before that, and not
     /// told.
     ///
     /// # Errors
     /// [`RequestError::Invalid`].
-    pub(super) fn check_may_bring_machines(&self, peer: HostId) -> Result<(), RequestError> {
-        if self.hosts.may_bring_machines(peer) {
+    pub(super) fn check_may_bring_vms(&self, peer: HostId) -> Result<(), RequestError> {
+        if self.hosts.may_bring_vms(peer) {
             return Ok(());
         }
         let text = match self.config.hosts.machines {
@@ -177,11 +179,11 @@ impl Host {
         Err(RequestError::Invalid(text))
     }
 
-    /// Looks whether a machine of this name may be here.
+    /// Looks whether a VM of this name may be here.
     ///
     /// # Errors
     /// [`RequestError`].
-    pub(super) fn check_machine_name(&self, name: &str) -> Result<(), RequestError> {
+    pub(super) fn check_vm_name(&self, name: &str) -> Result<(), RequestError> {
         crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
         if self.adoptions()?.get(name).is_some() {
             return Err(VmError::Exists(name.to_owned()).into());
@@ -193,8 +195,8 @@ impl Host {
         }
     }
 
-    /// A machine comes with the volumes of this migration, which has another number at its source.
-    pub(super) fn expect_machine(
+    /// A VM comes with the volumes of this migration, which has another number at its source.
+    pub(super) fn expect_vm(
         self: &Arc<Self>,
         session: &Session,
         (migration, remote): (MigrationId, MigrationId),
@@ -203,47 +205,55 @@ impl Host {
         expected: Expected,
     ) {
         let peer = crate::peers::host_id(session.peer());
-        let line = Line::new(self.peers.machine_way(session, peer, remote));
-        let errand = |begun| self.errand(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
+        let channel = VmChannel::new(self.peers.vm_streams(session, peer, remote));
+        let hooks =
+            |begun| self.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
         if let Expected::Again(Some(qemu)) = expected {
-            let errand = errand(Begun::Perhaps);
-            let coming = Coming::found(line, qemu, errand);
+            let hooks = hooks(Begun::Perhaps);
+            let coming = Coming::found(channel, qemu, hooks);
             let may_run_ahead = self.vms.lifeline(name).is_some();
             let coming = if may_run_ahead { coming.may_run_ahead() } else { coming };
             self.moving.came(migration, Arc::new(coming));
             return;
         }
-        let errand = errand(if matches!(expected, Expected::Anew) { Begun::No } else { Begun::Perhaps });
+        let hooks = hooks(if matches!(expected, Expected::Anew) { Begun::No } else { Begun::Perhaps });
         let keeper = Reception { host: Arc::clone(self), name: name.to_owned(), volumes };
-        self.moving.comes(migration, &Arc::new(Coming::new(line, errand)), Arc::new(keeper));
+        self.moving.comes(migration, &Arc::new(Coming::new(channel, hooks)), Arc::new(keeper));
     }
 
-    /// The migration of a machine that was to come has ended.
-    pub(super) async fn see_machine_in(
+    /// The migration of a VM that was to come has ended.
+    pub(super) async fn see_vm_in(
         self: &Arc<Self>,
         migration: MigrationId,
         name: &str,
         outcome: &Outcome,
         settling: Settling,
     ) {
-        let errand = self.moving.forget(migration, outcome).await;
+        let hooks = self.moving.forget(migration, outcome).await;
         self.settle(name, Standing::Arriving, matches!(outcome, Outcome::Moved { .. })).await;
         drop(settling);
-        if let Some(errand) = errand {
-            errand.after(outcome).await;
+        if let Some(hooks) = hooks {
+            hooks.after(outcome).await;
         }
     }
 
-    /// The source of a machine that runs here, and whose stream has broken, says what becomes of the rest of its memory.
-    pub(crate) async fn rest_said(self: &Arc<Self>, session: &Session, remote: MigrationId, said: RestSaid) {
+    /// The source of a VM that runs here, and whose stream has broken, says what becomes of the rest of its memory.
+    pub(crate) async fn post_copy_request(
+        self: &Arc<Self>,
+        session: &Session,
+        remote: MigrationId,
+        said: PostCopyRequest,
+    ) {
         let peer = crate::peers::host_id(session.peer());
         let names = self.journal.read(|state| Some(state.incoming(peer, remote)?.1.names.clone()));
         let Some(names) = names else { return };
-        let line = Line::without_main(self.peers.machine_way(session, peer, remote));
+        let channel = VmChannel::without_main(self.peers.vm_streams(session, peer, remote));
         let known = names.first().and_then(|volume| self.vms.get(&self.vms.user_of(volume)?).ok());
-        let Some(known) = known else { return line.say(&Word::lost("it is not known at the target")) };
+        let Some(known) = known else {
+            return channel.send(&VmMessage::lost("it is not known at the target"));
+        };
         let (vms, name) = (Arc::clone(&self.vms), known.name.clone());
-        let stray = Stray {
+        let recovery = PostCopyRecovery {
             memory_socket: memory_socket(&known.monitor),
             lifeline: self.vms.lifeline(&known.name).map(|lifeline| lifeline as Arc<dyn RecoverMemory>),
             // N.B. it may take the rest of the memory to answer.
@@ -251,33 +261,33 @@ impl Host {
         };
         let keeper = Reception { host: Arc::clone(self), name: known.name, volumes: names };
         match said {
-            RestSaid::Recover(stream) => stray.recover(line, stream, Arc::new(keeper)).await,
-            RestSaid::Lost(reason) => stray.lose(reason, &keeper).await,
+            PostCopyRequest::Recover(stream) => recovery.recover(channel, stream, Arc::new(keeper)).await,
+            PostCopyRequest::Lost(reason) => recovery.lose(reason, &keeper).await,
         }
     }
 
-    /// The machine that goes along with an outgoing migration that a restart interrupted.
-    pub(super) fn machine_of_departure(&self, volumes: &[String]) -> Option<String> {
-        self.machine_with(volumes, Standing::Leaving)
+    /// The VM that goes along with an outgoing migration that a restart interrupted.
+    pub(super) fn vm_of_departure(&self, volumes: &[String]) -> Option<String> {
+        self.vm_with(volumes, Standing::Leaving)
     }
 
-    /// The machine whose volumes these are, and of which nothing says that it leaves.
-    pub(super) fn machine_at_home(&self, volumes: &[String]) -> Option<String> {
-        self.machine_with(volumes, Standing::Home)
+    /// The VM whose volumes these are, and of which nothing says that it leaves.
+    pub(super) fn vm_at_home(&self, volumes: &[String]) -> Option<String> {
+        self.vm_with(volumes, Standing::Home)
     }
 
-    /// The machine that comes along with an incoming migration that a restart interrupted.
-    pub(super) fn machine_of_arrival(&self, volumes: &[String]) -> Option<String> {
-        self.machine_with(volumes, Standing::Arriving)
+    /// The VM that comes along with an incoming migration that a restart interrupted.
+    pub(super) fn vm_of_arrival(&self, volumes: &[String]) -> Option<String> {
+        self.vm_with(volumes, Standing::Arriving)
     }
 
-    /// Goes on with a machine whose migration goes on after a restart; returns what is to be said if that has to end.
+    /// Goes on with a VM whose migration goes on after a restart; returns what is to be said if that has to end.
     ///
     /// One whose QEMU has ended goes on as well: its volumes are somewhere, and so it is.
     ///
     /// # Errors
-    /// [`RequestError`]: there is no such machine.
-    pub(super) async fn resume_machine(
+    /// [`RequestError`]: there is no such VM.
+    pub(super) async fn resume_vm_migration(
         self: &Arc<Self>,
         migration: MigrationId,
         name: String,
@@ -295,21 +305,21 @@ impl Host {
             }
             Err(error) => return Err(error.into()),
         };
-        let way = self.peers.machine_way(session, self.peers.own(), migration);
+        let streams = self.peers.vm_streams(session, self.peers.own(), migration);
         let host = self.hosts.name_of(crate::peers::host_id(session.peer()));
-        let errand = self.errand(migration, &name, HookSide::Source, &host, Begun::Perhaps);
+        let hooks = self.hook_runner(migration, &name, HookSide::Source, &host, Begun::Perhaps);
         let wishes = Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() };
         let holds = Arc::clone(&self.vms.holds);
-        let leaving = Arc::new(Leaving::new((name.clone(), qemu, holds), way, wishes, errand));
-        leaving.follow_again();
-        self.see_machine_off(migration, name.clone(), leaving);
+        let leaving = Arc::new(Leaving::new((name.clone(), qemu, holds), streams, wishes, hooks));
+        leaving.resume_post_copy();
+        self.see_vm_off(migration, name.clone(), leaving);
         Ok(format!(
             "this host's daemon was started again while the memory of {name} was copied, which broke the copy; the VM goes on \
              here: migrate it again"
         ))
     }
 
-    /// Sees to a machine without a QEMU when the migration of its volumes has ended: it is where they are.
+    /// Sees to a VM without a QEMU when the migration of its volumes has ended: it is where they are.
     fn see_volumes_off(self: &Arc<Self>, migration: MigrationId, name: String) {
         let settling = self.migrations.settle(migration);
         let host = Arc::clone(self);
@@ -321,14 +331,14 @@ impl Host {
         });
     }
 
-    fn machine_with(&self, volumes: &[String], standing: Standing) -> Option<String> {
+    fn vm_with(&self, volumes: &[String], standing: Standing) -> Option<String> {
         let name = self.vms.user_of(volumes.first()?)?;
         let known = self.vms.get(&name).ok()?;
         (known.standing == standing).then_some(name)
     }
 }
 
-/// Takes a machine in that comes.
+/// Takes a VM in that comes.
 struct Reception {
     host: Arc<Host>,
     name: String,
@@ -336,30 +346,30 @@ struct Reception {
 }
 
 impl Reception {
-    /// Looks whether a parcel is of the machine that was offered.
-    fn check_offered(&self, parcel: &[u8]) -> Result<(), String> {
-        let (name, volumes) = Vms::announced(parcel).map_err(|error| error.to_string())?;
+    /// Looks whether a manifest is of the VM that was offered.
+    fn check_offered(&self, manifest: &[u8]) -> Result<(), String> {
+        let (name, volumes) = Vms::announced(manifest).map_err(|error| error.to_string())?;
         if name != self.name || volumes != self.volumes {
             return Err(format!(
                 "the VM \"{name}\" with the volumes {} is not the one that was offered",
                 volumes.join(", ")
             ));
         }
-        self.host.check_machine_name(&name).map_err(|error| error.message())
+        self.host.check_vm_name(&name).map_err(|error| error.message())
     }
 }
 
 impl Keeper for Reception {
     fn check(
         &self,
-        parcel: &[u8],
+        manifest: &[u8],
         wished: Terms,
     ) -> Pin<Box<dyn Future<Output = Result<Terms, String>> + Send>> {
-        let is_offered = self.check_offered(parcel);
-        let (host, parcel) = (Arc::clone(&self.host), parcel.to_vec());
+        let is_offered = self.check_offered(manifest);
+        let (host, manifest) = (Arc::clone(&self.host), manifest.to_vec());
         Box::pin(async move {
             is_offered?;
-            host.check_arrival(&parcel, wished).await
+            host.check_arrival(&manifest, wished).await
         })
     }
 
@@ -380,12 +390,12 @@ impl Keeper for Reception {
 
     fn start(
         &self,
-        parcel: Vec<u8>,
+        manifest: Vec<u8>,
         terms: Terms,
     ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, String>> + Send>> {
         let host = Arc::clone(&self.host);
         Box::pin(async move {
-            let arrival = host.vms.prepare_arrival(&parcel, terms, &host.sockets).await;
+            let arrival = host.vms.prepare_arrival(&manifest, terms, &host.sockets).await;
             let arrival = arrival.map_err(|error| error.to_string())?;
             tracing::info!(vm = %arrival.name, "a VM waits for its memory");
             Ok(arrival.vm)
@@ -393,7 +403,7 @@ impl Keeper for Reception {
     }
 }
 
-/// Looks whether what is ordered of a machine's memory makes sense.
+/// Looks whether what is ordered of a VM's memory makes sense.
 pub(super) fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
     match order.memory_streams {
         Some(streams) if !(1..=MEMORY_STREAMS_MAX).contains(&streams) => {
@@ -408,9 +418,9 @@ pub(super) fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
     }
 }
 
-/// Looks whether a machine can run elsewhere before all of its memory is there, as far as can be seen here.
+/// Looks whether a VM can run elsewhere before all of its memory is there, as far as can be seen here.
 pub(super) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
-    let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
+    let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
     let silent = |error: HypervisorError| unmovable(error.to_string());
     match vm.post_copy_blocker().await.map_err(silent)? {
         None => Ok(()),
@@ -418,7 +428,7 @@ pub(super) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) -> Result<(
     }
 }
 
-/// What is said of a machine whose memory is lost, where its disks are.
+/// What is said of a VM whose memory is lost, where its disks are.
 fn memory_lost(name: &str, reason: &str) -> String {
     format!(
         "its memory is lost: {reason}, and it ran before all of its memory had come (--memory post-copy). Its disks are whole, \
@@ -426,7 +436,7 @@ fn memory_lost(name: &str, reason: &str) -> String {
     )
 }
 
-/// Which way a machine's memory is wished to go over this session.
+/// Which way a VM's memory is wished to go over this session.
 async fn terms(vm: &dyn Hypervisor, ordered: (Memory, Option<u8>), session: &Session) -> Terms {
     let (memory, streams) = ordered;
     if memory == Memory::PostCopy {
@@ -438,7 +448,7 @@ async fn terms(vm: &dyn Hypervisor, ordered: (Memory, Option<u8>), session: &Ses
     Terms { side_streams: if can { side_streams } else { 0 }, post_copy: false }
 }
 
-/// A machine was to move to a store of this host.
+/// A VM was to move to a store of this host.
 pub(super) fn not_to_a_store(volumes: &[String], order: &MigrateVolume) -> RequestError {
     RequestError::Invalid(format!(
         "a VM moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} --to {}",
@@ -448,24 +458,24 @@ pub(super) fn not_to_a_store(volumes: &[String], order: &MigrateVolume) -> Reque
     ))
 }
 
-/// A machine was to move that has no volumes.
+/// A VM was to move that has no volumes.
 pub(super) fn no_volumes(vm: &str) -> RequestError {
     RequestError::Invalid(format!(
         "the VM \"{vm}\" has no volume, and a VM is where its volumes are: start it there"
     ))
 }
 
-/// How long a machine may stand still.
+/// How long a VM may stand still.
 pub(super) fn downtime_max(order: &MigrateVolume) -> Duration {
     order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis)
 }
 
-/// Looks whether a machine can be moved as it is now.
+/// Looks whether a VM can be moved as it is now.
 ///
 /// # Errors
-/// [`RequestError::MachineUnmovable`], with all that keeps it.
+/// [`RequestError::VmUnmovable`], with all that keeps it.
 pub(super) async fn check_movable(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
-    let unmovable = |reason: String| RequestError::MachineUnmovable { vm: name.to_owned(), reason };
+    let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
     let silent = |error: HypervisorError| unmovable(error.to_string());
     match vm.run_state().await.map_err(silent)? {
         RunState::Running => {}

@@ -1,4 +1,4 @@
-//! Volumes that move without a machine, and what is run before and after they change hands.
+//! Volumes that move without a VM, and what is run before and after they change hands.
 //!
 //! ```text
 //!   source                                              target
@@ -6,7 +6,7 @@
 //!            ◄───────────────── Waiting, or Failed ────
 //!   runs its own ──► the gates close
 //! ```
-//! Guests work meanwhile. Unlike the memory of a machine nothing here is lost with a process: a daemon that was started again
+//! Guests work meanwhile. Unlike the memory of a VM nothing here is lost with a process: a daemon that was started again
 //! is asked again, and runs its own again.
 
 use std::collections::BTreeMap;
@@ -22,57 +22,62 @@ use tokio::task::{AbortHandle, JoinSet};
 use transport::Priority;
 
 use crate::config::HOOK_TIMEOUT_S;
-use crate::hooks::Errand;
-use crate::moving::line::Send;
-use crate::moving::words::Word;
+use crate::hooks::HookRunner;
+use crate::moving::channel::Send;
+use crate::moving::message::VmMessage;
 
 /// How long the other host may take: as long as the longest hook, and a little for the way.
-const ANSWER_MAX: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
 /// Pause before it is asked again: it may have been started again, and does not know that it was asked.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is run at this host for the migrations of volumes without a machine.
-pub(crate) struct Escorts {
+/// The hooks of this host that are run for migrations of volumes without a VM.
+pub(crate) struct VolumeHooks {
     runtime: tokio::runtime::Handle,
     known: Mutex<BTreeMap<MigrationId, Known>>,
 }
 
-/// The way to the other host: its sending end, and what comes.
-pub(crate) type HooksLine = (Arc<dyn Send>, UnboundedReceiver<ChannelEvent>);
+/// The channel to the other host: its sending end, and what comes.
+pub(crate) type HooksChannel = (Arc<dyn Send>, UnboundedReceiver<ChannelEvent>);
 
 struct Known {
-    errand: Arc<Errand>,
+    hooks: Arc<HookRunner>,
     /// To the target; `None`: it is this host.
-    line: Option<HooksLine>,
+    channel: Option<HooksChannel>,
     /// What runs.
     runs: Option<AbortHandle>,
 }
 
-impl Escorts {
+impl VolumeHooks {
     /// Nothing moves yet.
     pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
         Arc::new(Self { runtime, known: Mutex::default() })
     }
 
-    /// Volumes leave by this migration, over this line, or go to another store of this host.
-    pub(crate) fn leaves(&self, migration: MigrationId, errand: Arc<Errand>, line: Option<HooksLine>) {
-        self.known().insert(migration, Known { errand, line, runs: None });
+    /// Volumes leave by this migration, over this channel, or go to another store of this host.
+    pub(crate) fn leaves(
+        &self,
+        migration: MigrationId,
+        hooks: Arc<HookRunner>,
+        channel: Option<HooksChannel>,
+    ) {
+        self.known().insert(migration, Known { hooks, channel, runs: None });
     }
 
     /// The migration has ended; returns what may be left to be run for it.
-    pub(crate) fn forget(&self, migration: MigrationId) -> Option<Arc<Errand>> {
-        self.known().remove(&migration).map(|known| known.errand)
+    pub(crate) fn forget(&self, migration: MigrationId) -> Option<Arc<HookRunner>> {
+        self.known().remove(&migration).map(|known| known.hooks)
     }
 
     /// Has both hosts do what is to be done before; called on a lane's thread. See [`lane::Control::run_hooks`].
     pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
         let task = self.known().get_mut(&migration).map(|known| {
-            let (errand, line) = (Arc::clone(&known.errand), known.line.take());
+            let (hooks, channel) = (Arc::clone(&known.hooks), known.channel.take());
             let task = self.runtime.spawn(async move {
-                if let Some((sender, arrivals)) = line {
+                if let Some((sender, arrivals)) = channel {
                     ask(&*sender, arrivals).await?;
                 }
-                errand.before().await.map_err(|fault| fault.to_string())
+                hooks.before().await.map_err(|fault| fault.to_string())
             });
             known.runs = Some(task.abort_handle());
             task
@@ -101,12 +106,12 @@ impl Escorts {
 async fn ask(sender: &dyn Send, mut arrivals: UnboundedReceiver<ChannelEvent>) -> Result<(), String> {
     let answered = async {
         loop {
-            say(sender, &Word::Start);
+            send(sender, &VmMessage::Start);
             let heard = async {
                 while let Some(arrival) = arrivals.next().await {
                     match word(&arrival) {
-                        Some(Word::Waiting) => return Ok(()),
-                        Some(Word::Failed { detail }) => return Err(detail),
+                        Some(VmMessage::Waiting) => return Ok(()),
+                        Some(VmMessage::Failed { detail }) => return Err(detail),
                         _ => {}
                     }
                 }
@@ -117,54 +122,54 @@ async fn ask(sender: &dyn Send, mut arrivals: UnboundedReceiver<ChannelEvent>) -
             }
         }
     };
-    let overdue = |_| format!("{} s were not enough for the other host's hooks", ANSWER_MAX.as_secs());
-    tokio::time::timeout(ANSWER_MAX, answered).await.map_err(overdue)?
+    let overdue = |_| format!("{} s were not enough for the other host's hooks", ANSWER_TIMEOUT.as_secs());
+    tokio::time::timeout(ANSWER_TIMEOUT, answered).await.map_err(overdue)?
 }
 
 /// Does this host's part as often as it is asked, and as the target: `before` is run once, and its answer repeated. Ends when
 /// it is aborted.
-pub(crate) async fn answer((sender, mut arrivals): HooksLine, errand: Arc<Errand>) {
+pub(crate) async fn answer((sender, mut arrivals): HooksChannel, hooks: Arc<HookRunner>) {
     // Dropped with this, it ends what runs.
     let mut before = JoinSet::new();
-    let mut said: Option<Word> = None;
+    let mut said: Option<VmMessage> = None;
     loop {
         tokio::select! {
             arrival = arrivals.next() => {
                 let Some(arrival) = arrival else { return };
-                if word(&arrival) != Some(Word::Start) {
+                if word(&arrival) != Some(VmMessage::Start) {
                     continue;
                 }
                 match &said {
-                    Some(said) => say(&*sender, said),
-                    None if before.is_empty() => drop(before.spawn(run(Arc::clone(&errand)))),
-                    // Whoever asked hears when it has ended.
+                    Some(said) => send(&*sender, said),
+                    None if before.is_empty() => drop(before.spawn(run(Arc::clone(&hooks)))),
+                    // The source is told when they have ended.
                     None => {}
                 }
             }
             Some(ended) = before.join_next() => {
-                let ended = ended.unwrap_or_else(|_| Word::failed("the hook was given up"));
-                say(&*sender, &ended);
+                let ended = ended.unwrap_or_else(|_| VmMessage::failed("the hook was given up"));
+                send(&*sender, &ended);
                 said = Some(ended);
             }
         }
     }
 }
 
-async fn run(errand: Arc<Errand>) -> Word {
-    match errand.before().await {
-        Ok(()) => Word::Waiting,
-        Err(fault) => Word::failed(&fault.to_string()),
+async fn run(hooks: Arc<HookRunner>) -> VmMessage {
+    match hooks.before().await {
+        Ok(()) => VmMessage::Waiting,
+        Err(fault) => VmMessage::failed(&fault.to_string()),
     }
 }
 
-fn say(sender: &dyn Send, word: &Word) {
-    sender.send(Priority::Control, word.encode().into(), Bytes::new());
+fn send(sender: &dyn Send, message: &VmMessage) {
+    sender.send(Priority::Control, message.encode().into(), Bytes::new());
 }
 
-fn word(arrival: &ChannelEvent) -> Option<Word> {
+fn word(arrival: &ChannelEvent) -> Option<VmMessage> {
     let ChannelEvent::Message { head, .. } = arrival else { return None };
-    match Word::decode(head) {
-        Ok(word) => Some(word),
+    match VmMessage::decode(head) {
+        Ok(message) => Some(message),
         Err(error) => {
             tracing::warn!(%error, "what the other host says of its hooks is not understood");
             None

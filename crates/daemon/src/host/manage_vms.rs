@@ -1,4 +1,4 @@
-//! Machines, as the API asks for them: checks that need the volumes, and what people see.
+//! VMs, as the API asks for them: checks that need the volumes, and what people see.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::error::RequestError;
 use crate::names;
 use crate::vms::{Definition, Ended, Ending, Known, Life, Standing, VmError};
 /// The longest that it may be given: a client waits meanwhile.
-const SHUT_DOWN_MAX: Duration = Duration::from_secs(3600);
-/// How long QEMU may take to say what a machine does before that is left out of its description.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
+const SHUT_DOWN_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How long QEMU may take to say what a VM does before that is left out of its description.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Adds a machine.
+    /// Adds a VM.
     ///
     /// # Errors
-    /// [`RequestError`]; there is no such machine then.
+    /// [`RequestError`]; there is no such VM then.
     pub(crate) async fn add_vm(self: Arc<Self>, order: NewVm) -> Result<Vm, RequestError> {
         let NewVm { name, definition } = order;
         if self.adoptions()?.get(&name).is_some() {
@@ -42,7 +42,7 @@ impl Host {
         Ok(vm)
     }
 
-    /// Starts a machine whose volumes are served.
+    /// Starts a VM whose volumes are served.
     ///
     /// # Errors
     /// [`RequestError`]; it does not run then.
@@ -55,14 +55,14 @@ impl Host {
         self.describe_vm(&name).await
     }
 
-    /// Stops a machine.
+    /// Stops a VM.
     ///
     /// # Errors
     /// [`RequestError`].
     pub(crate) async fn stop_vm(self: Arc<Self>, name: String, how: StopVm) -> Result<Vm, RequestError> {
         self.refuse_adopted(&name)?;
         let wait = Duration::from_secs(how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT));
-        if wait > SHUT_DOWN_MAX {
+        if wait > SHUT_DOWN_TIMEOUT {
             return Err(RequestError::Invalid("a guest is waited for an hour at most: wait_s".to_owned()));
         }
         let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
@@ -77,7 +77,7 @@ impl Host {
         Ok(vm)
     }
 
-    /// Forgets a machine.
+    /// Forgets a VM.
     ///
     /// # Errors
     /// [`RequestError`]; it is there as before then.
@@ -90,7 +90,7 @@ impl Host {
         Ok(RemovedVm { name, volumes })
     }
 
-    /// Describes the machines, by name.
+    /// Describes the VMs, by name.
     pub(crate) async fn describe_vms(&self) -> Vec<Vm> {
         let known = self.vms.list().into_iter().map(|known| self.describe_known(known));
         let mut vms = futures_util::future::join_all(known).await;
@@ -106,7 +106,7 @@ impl Host {
         }
     }
 
-    /// Describes one machine.
+    /// Describes one VM.
     ///
     /// # Errors
     /// [`RequestError`]: there is none of that name.
@@ -161,7 +161,7 @@ async fn state(known: &Known) -> (VmState, Option<String>) {
         Life::Stopped => (VmState::Stopped, None),
         Life::Starting => (VmState::Starting, Some("its QEMU does not answer yet".to_owned())),
         Life::Crashed(message) => (VmState::Crashed, Some(message.clone())),
-        Life::Alive(alive) => match tokio::time::timeout(ANSWER_MAX, alive.qemu.status()).await {
+        Life::Alive(alive) => match tokio::time::timeout(ANSWER_TIMEOUT, alive.qemu.status()).await {
             Ok(Ok(RunState::Running)) => (VmState::Running, None),
             Ok(Ok(RunState::Paused)) => (VmState::Paused, None),
             Ok(Ok(RunState::IoError)) => {

@@ -1,4 +1,4 @@
-//! The source of a machine that runs at the target before all of its memory is there.
+//! The source of a VM that runs at the target before all of its memory is there.
 //!
 //! ```text
 //!   stands still here ─► volumes released ─► Owned heard ─► its devices ─► runs there
@@ -13,7 +13,7 @@
 //!                                                                            ▼
 //!                                                       Complete: this hypervisor is not needed any more
 //! ```
-//! **N.B.** from *its devices* on this machine never runs here again: its memory goes on at the target, and is whole nowhere
+//! **N.B.** from *its devices* on this VM never runs here again: its memory goes on at the target, and is whole nowhere
 //! until the last of it has come there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,29 +27,29 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{CONNECT_MAX, Carrying, DEVICE_MAX, Leaving, Listening, explain, overdue};
+use super::{CONNECT_TIMEOUT, Carrying, DEVICE_TIMEOUT, Leaving, Listening, explain, overdue};
 use crate::moving::carried;
-use crate::moving::line::{FIRST_RECOVERY_STREAM, Heard, Line};
-use crate::moving::words::Word;
+use crate::moving::channel::{FIRST_RECOVERY_STREAM, PeerStatus, VmChannel};
+use crate::moving::message::VmMessage;
 
 /// How often it is looked how far the rest is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long the other host may take to say that it expects the rest over another stream, before it is asked again.
-const EXPECTED_MAX: Duration = Duration::from_secs(5);
+const EXPECTED_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the other host may answer that it does not know whether all has come. Its hypervisor may be silent for some
 /// seconds each time.
 const REFUSED_MAX: u32 = 20;
 /// How long the hypervisor may take to begin with another stream.
-const RECOVERED_MAX: Duration = Duration::from_secs(10);
+const RECOVERED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before another stream is tried again.
 const RECOVER_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a hypervisor that has sent everything may take to notice that its stream has broken, before the other host is asked
 /// whether all of it has come. It is a matter of milliseconds; QEMU 7.2 never notices it then, and 10.0 fails at once.
-const NOTICED_MAX: Duration = Duration::from_secs(5);
+const NOTICED_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What has become of the memory that was to follow after the switch-over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum PostCopyState {
     /// It is not all there.
     OnItsWay,
     /// All of it is at the target.
@@ -61,9 +61,9 @@ pub(crate) enum Rest {
     },
 }
 
-/// What is done for the rest of a machine's memory.
+/// What is done for the rest of a VM's memory.
 #[derive(Default)]
-pub(super) struct Following {
+pub(super) struct PostCopy {
     state: Mutex<State>,
     /// The volumes are the target's, durably.
     is_released: AtomicBool,
@@ -81,7 +81,7 @@ struct State {
     lost: Option<String>,
 }
 
-impl Following {
+impl PostCopy {
     /// Why the memory is lost, if it is.
     pub(super) fn lost(&self) -> Option<String> {
         self.lock().lost.clone()
@@ -99,37 +99,37 @@ impl Following {
 }
 
 impl Leaving {
-    /// Why the machine's memory is lost, if it is.
+    /// Why the VM's memory is lost, if it is.
     pub(crate) fn memory_lost(&self) -> Option<String> {
-        self.following.lost()
+        self.post_copy.lost()
     }
 
     /// The volumes are the target's, durably.
     pub(crate) fn released(&self) {
-        self.following.is_released.store(true, Ordering::Release);
+        self.post_copy.is_released.store(true, Ordering::Release);
     }
 
-    /// The machine stands still, and what is left goes when the volumes are the target's.
-    pub(super) fn begin_to_follow(self: &Arc<Self>, carrying: Carrying) {
+    /// The VM stands still, and what is left goes when the volumes are the target's.
+    pub(super) fn switch_to_post_copy(self: &Arc<Self>, carrying: Carrying) {
         let leaving = Arc::clone(self);
         let switches = tokio::spawn(async move {
             match leaving.switch_over_when_owned().await {
                 // N.B. not only when it runs there: what it misses may be what keeps it, or its daemon, from saying so.
                 Ok(()) => drop(leaving.memory_has_gone(&Handle::current())),
                 Err(reason) => {
-                    // The target gives the volumes back if the machine does not run there.
+                    // The target gives the volumes back if the VM does not run there.
                     tracing::warn!(reason, "a VM that stands still is not run at the target");
-                    leaving.line.say(&Word::failed(&reason));
+                    leaving.channel.send(&VmMessage::failed(&reason));
                 }
             }
         });
-        let mut state = self.following.lock();
+        let mut state = self.post_copy.lock();
         (state.carrying, state.switches) = (Some(carrying), Some(switches.abort_handle()));
     }
 
     /// Nothing more is to go: breaks the stream.
-    pub(super) fn stop_following(&self) {
-        let mut state = self.following.lock();
+    pub(super) fn stop_post_copy(&self) {
+        let mut state = self.post_copy.lock();
         if let Some(switches) = state.switches.take() {
             switches.abort();
         }
@@ -139,9 +139,9 @@ impl Leaving {
         state.carrying = None;
     }
 
-    /// After a restart of this daemon: sees to the rest if the machine was switched over before. Whether it runs there already is
+    /// After a restart of this daemon: sees to the rest if the VM was switched over before. Whether it runs there already is
     /// not known.
-    pub(crate) fn follow_again(self: &Arc<Self>) {
+    pub(crate) fn resume_post_copy(self: &Arc<Self>) {
         let leaving = Arc::clone(self);
         tokio::spawn(async move {
             let progress = leaving.vm.memory_progress().await;
@@ -152,20 +152,20 @@ impl Leaving {
     }
 
     async fn switch_over_when_owned(&self) -> Result<(), String> {
-        self.line.hear(&Heard::Owned).await?;
-        // N.B. whoever says so too early would have the machine run without its disks.
-        if !self.following.is_released.load(Ordering::Acquire) {
+        self.channel.wait_for(&PeerStatus::Owned).await?;
+        // N.B. whoever says so too early would have the VM run without its disks.
+        if !self.post_copy.is_released.load(Ordering::Acquire) {
             return Err("the volumes are not the target's yet".to_owned());
         }
         self.vm.switch_over().await.map_err(explain)?;
         let begun = [MigrationStatus::PostcopyActive, MigrationStatus::Completed];
-        self.vm.await_status(&begun, DEVICE_MAX).await.map(drop).map_err(explain)
+        self.vm.await_status(&begun, DEVICE_TIMEOUT).await.map(drop).map_err(explain)
     }
 
     /// Resolves when all of the memory is at the target, or never will be. It is seen to from the first call on, whether the
     /// future is polled or not.
     pub(crate) fn memory_has_gone(self: &Arc<Self>, runtime: &Handle) -> Shared<BoxFuture<'static, ()>> {
-        let mut state = self.following.lock();
+        let mut state = self.post_copy.lock();
         let (_, gone) = state.goes.get_or_insert_with(|| {
             let leaving = Arc::clone(self);
             let task = runtime.spawn(async move { leaving.see_memory_off().await });
@@ -175,25 +175,25 @@ impl Leaving {
     }
 
     async fn see_memory_off(&self) {
-        let (mut line, mut attempt) = (Arc::clone(&self.line), 0_u8);
+        let (mut channel, mut attempt) = (Arc::clone(&self.channel), 0_u8);
         // Since when all is sent, and nothing carries it.
         let mut unnoticed: Option<Instant> = None;
         // How often the other host was asked whether all is there, and did not know.
         let mut refused = 0_u32;
         let rest = loop {
-            match line.heard() {
-                Heard::Complete => break Rest::Complete,
-                Heard::Lost(reason) => break Rest::Lost { reason },
+            match channel.peer_status() {
+                PeerStatus::Complete => break PostCopyState::Complete,
+                PeerStatus::Lost(reason) => break PostCopyState::Lost { reason },
                 // The other daemon was started again: what was on its way is gone with it.
-                Heard::Failed(_) => self.following.lock().carrying = None,
+                PeerStatus::Failed(_) => self.post_copy.lock().carrying = None,
                 _ => {}
             }
             let progress = match self.vm.memory_progress().await {
                 Ok(progress) => progress,
                 Err(error) if error.is_gone() => {
                     let reason = "its QEMU at the source has ended".to_owned();
-                    line.say(&Word::lost(&reason));
-                    break Rest::Lost { reason };
+                    channel.send(&VmMessage::lost(&reason));
+                    break PostCopyState::Lost { reason };
                 }
                 Err(_) => continue,
             };
@@ -201,14 +201,14 @@ impl Leaving {
             let is_sent = status == MigrationStatus::PostcopyActive && progress.remaining_bytes == 0;
             unnoticed = (is_sent && !self.is_carried()).then(|| unnoticed.unwrap_or_else(Instant::now));
             let takes_nothing = status == MigrationStatus::Failed
-                || unnoticed.is_some_and(|since| since.elapsed() >= NOTICED_MAX);
+                || unnoticed.is_some_and(|since| since.elapsed() >= NOTICED_TIMEOUT);
             match &status {
                 _ if takes_nothing => {
-                    self.account.send_modify(|account| account.follows = Some(Rest::OnItsWay));
-                    self.following.lock().carrying = None;
+                    self.account.send_modify(|account| account.post_copy = Some(PostCopyState::OnItsWay));
+                    self.post_copy.lock().carrying = None;
                     attempt = attempt.wrapping_add(1);
-                    line = Arc::new(Line::without_main(Arc::clone(&self.way)));
-                    match self.ask_for_the_end(&line, attempt, &status).await {
+                    channel = Arc::new(VmChannel::without_main(Arc::clone(&self.streams)));
+                    match self.ask_for_the_end(&channel, attempt, &status).await {
                         Asked::Told(rest) => break rest,
                         Asked::TakesAnother => {}
                         Asked::Nothing { reason } => {
@@ -218,8 +218,8 @@ impl Leaving {
                         Asked::Refused { reason } => {
                             refused += 1;
                             if refused >= REFUSED_MAX {
-                                line.say(&Word::lost(&reason));
-                                break Rest::Lost { reason };
+                                channel.send(&VmMessage::lost(&reason));
+                                break PostCopyState::Lost { reason };
                             }
                             sleep(RECOVER_INTERVAL).await;
                         }
@@ -230,17 +230,17 @@ impl Leaving {
                 | MigrationStatus::PostcopyRecover => {
                     self.account.send_modify(|account| {
                         account.memory = Some(progress);
-                        account.follows = Some(Rest::OnItsWay);
+                        account.post_copy = Some(PostCopyState::OnItsWay);
                     });
-                    self.await_change(&line).await;
+                    self.await_change(&channel).await;
                 }
                 MigrationStatus::PostcopyPaused => {
-                    self.account.send_modify(|account| account.follows = Some(Rest::OnItsWay));
-                    self.following.lock().carrying = None;
+                    self.account.send_modify(|account| account.post_copy = Some(PostCopyState::OnItsWay));
+                    self.post_copy.lock().carrying = None;
                     attempt = attempt.wrapping_add(1);
-                    line = Arc::new(Line::without_main(Arc::clone(&self.way)));
-                    match self.recover(&line, attempt).await {
-                        Ok(carrying) => self.following.lock().carrying = Some(carrying),
+                    channel = Arc::new(VmChannel::without_main(Arc::clone(&self.streams)));
+                    match self.recover(&channel, attempt).await {
+                        Ok(carrying) => self.post_copy.lock().carrying = Some(carrying),
                         Err(reason) => {
                             tracing::info!(reason, "the rest of a VM's memory waits");
                             sleep(RECOVER_INTERVAL).await;
@@ -249,24 +249,24 @@ impl Leaving {
                 }
                 // With all of it, as nearly always; or without having been to follow at all.
                 MigrationStatus::Completed | MigrationStatus::None | MigrationStatus::Cancelled => {
-                    break Rest::Complete;
+                    break PostCopyState::Complete;
                 }
                 // N.B. it was never told to switch over, and the volumes are the target's: a restart there has served them.
                 MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
                     let reason = "a daemon was ended before the VM's devices had gone".to_owned();
-                    self.account.send_modify(|account| account.follows = Some(Rest::OnItsWay));
-                    line.say(&Word::lost(&reason));
-                    break Rest::Lost { reason };
+                    self.account.send_modify(|account| account.post_copy = Some(PostCopyState::OnItsWay));
+                    channel.send(&VmMessage::lost(&reason));
+                    break PostCopyState::Lost { reason };
                 }
                 // On its way to one of these.
-                _ => self.await_change(&line).await,
+                _ => self.await_change(&channel).await,
             }
         };
-        let follows = self.account.borrow().follows.is_some();
-        if let (true, Rest::Lost { reason }) = (follows, &rest) {
+        let post_copy = self.account.borrow().post_copy.is_some();
+        if let (true, PostCopyState::Lost { reason }) = (post_copy, &rest) {
             tracing::error!(reason, "the memory of a VM that has moved is lost");
-            self.following.lose(reason.clone());
-            self.errand().note(format!(
+            self.post_copy.lose(reason.clone());
+            self.hooks().note(format!(
                 "the VM's memory was lost before all of it had come ({reason}); its disks are whole, at the target: start \
                  it there (sterna vm start)"
             ));
@@ -274,45 +274,52 @@ impl Leaving {
         let memory = self.vm.memory_progress().await.ok();
         self.account.send_modify(|account| {
             account.memory = memory.or(account.memory.take());
-            account.follows = follows.then_some(rest);
+            account.post_copy = post_copy.then_some(rest);
         });
     }
 
     /// Waits until there may be something else to be done, but not for long.
-    async fn await_change(&self, line: &Line) {
+    async fn await_change(&self, channel: &VmChannel) {
         let changes = [MigrationStatus::Completed, MigrationStatus::PostcopyPaused];
-        let known = line.heard();
+        let known = channel.peer_status();
         tokio::select! {
             // Whatever becomes of it is looked at anew.
             _ = self.vm.await_status(&changes, LOOK_INTERVAL) => {}
-            _ = line.next(&known) => {}
+            _ = channel.peer_changed(&known) => {}
         }
     }
 
     /// Whether something carries the stream.
     fn is_carried(&self) -> bool {
-        self.following.lock().carrying.as_ref().is_some_and(|carrying| !carrying.0.is_finished())
+        self.post_copy.lock().carrying.as_ref().is_some_and(|carrying| !carrying.0.is_finished())
     }
 
     /// The stream has broken, and the hypervisor here takes no other one: what has come decides.
-    async fn ask_for_the_end(&self, line: &Arc<Line>, attempt: u8, status: &MigrationStatus) -> Asked {
+    async fn ask_for_the_end(
+        &self,
+        channel: &Arc<VmChannel>,
+        attempt: u8,
+        status: &MigrationStatus,
+    ) -> Asked {
         let stream = recovery_stream(attempt);
-        line.say(&Word::Recover { stream });
-        let missing = Heard::Recover(stream);
-        let heard = timeout(EXPECTED_MAX, async {
-            let mut heard = Heard::Nothing;
-            while !matches!(&heard, Heard::Complete | Heard::Failed(_) | Heard::Lost(_)) && heard != missing {
-                heard = line.next(&heard).await;
+        channel.send(&VmMessage::Recover { stream });
+        let missing = PeerStatus::Recover(stream);
+        let heard = timeout(EXPECTED_TIMEOUT, async {
+            let mut heard = PeerStatus::Nothing;
+            while !matches!(&heard, PeerStatus::Complete | PeerStatus::Failed(_) | PeerStatus::Lost(_))
+                && heard != missing
+            {
+                heard = channel.peer_changed(&heard).await;
             }
             heard
         });
         match heard.await {
             Err(_) => Asked::Nothing {
-                reason: overdue("the other host to say whether all of it has come", EXPECTED_MAX),
+                reason: overdue("the other host to say whether all of it has come", EXPECTED_TIMEOUT),
             },
-            Ok(Heard::Complete) => Asked::Told(Rest::Complete),
-            Ok(Heard::Lost(reason)) => Asked::Told(Rest::Lost { reason }),
-            Ok(Heard::Failed(reason)) => Asked::Refused { reason },
+            Ok(PeerStatus::Complete) => Asked::Told(PostCopyState::Complete),
+            Ok(PeerStatus::Lost(reason)) => Asked::Told(PostCopyState::Lost { reason }),
+            Ok(PeerStatus::Failed(reason)) => Asked::Refused { reason },
             // It waits for what it misses.
             Ok(_) => {
                 if self.vm.memory_progress().await.is_ok_and(|progress| progress.status != *status) {
@@ -323,37 +330,38 @@ impl Leaving {
                     "a daemon was ended when {product} at the source had sent all of it and not all had come, and that \
                      QEMU sends nothing twice"
                 );
-                line.say(&Word::lost(&reason));
-                Asked::Told(Rest::Lost { reason })
+                channel.send(&VmMessage::lost(&reason));
+                Asked::Told(PostCopyState::Lost { reason })
             }
         }
     }
 
     /// Has the rest go over another stream.
-    async fn recover(&self, line: &Arc<Line>, attempt: u8) -> Result<Carrying, String> {
+    async fn recover(&self, channel: &Arc<VmChannel>, attempt: u8) -> Result<Carrying, String> {
         let stream = recovery_stream(attempt);
-        let side = line.recovery_stream(stream);
-        line.say(&Word::Recover { stream });
-        let expected = timeout(EXPECTED_MAX, line.hear(&Heard::Recover(stream))).await;
-        expected.map_err(|_| overdue("the other host to expect the rest of the memory", EXPECTED_MAX))??;
+        let side = channel.recovery_stream(stream);
+        channel.send(&VmMessage::Recover { stream });
+        let expected = timeout(EXPECTED_TIMEOUT, channel.wait_for(&PeerStatus::Recover(stream))).await;
+        expected
+            .map_err(|_| overdue("the other host to expect the rest of the memory", EXPECTED_TIMEOUT))??;
         let socket = Listening::of(&*self.vm)?;
         self.vm.resend_memory(&socket.file.0).await.map_err(explain)?;
-        let accepted = timeout(CONNECT_MAX, socket.listener.accept()).await;
-        let accepted = accepted.map_err(|_| overdue("the hypervisor to send the memory", CONNECT_MAX))?;
+        let accepted = timeout(CONNECT_TIMEOUT, socket.listener.accept()).await;
+        let accepted = accepted.map_err(|_| overdue("the hypervisor to send the memory", CONNECT_TIMEOUT))?;
         let (accepted, _) =
             accepted.map_err(|error| format!("the hypervisor cannot send the memory: {error}"))?;
         tracing::info!("the rest of a VM's memory goes over another stream");
-        let line = Arc::clone(line);
+        let channel = Arc::clone(channel);
         let carrying = Carrying(tokio::spawn(async move {
             // It lives as long as its stream.
-            let _line = line;
+            let _line = channel;
             carried(side.stream.carry(accepted)).await
         }));
         // N.B. QEMU takes its time to say that it is not paused any more; whoever believed that it still is would break this
         // stream, and QEMU 7.2 may never get over that. If it is not soon, that is looked at anew.
         let begun =
             [MigrationStatus::PostcopyRecover, MigrationStatus::PostcopyActive, MigrationStatus::Completed];
-        let _ = self.vm.await_status(&begun, RECOVERED_MAX).await;
+        let _ = self.vm.await_status(&begun, RECOVERED_TIMEOUT).await;
         Ok(carrying)
     }
 }
@@ -361,7 +369,7 @@ impl Leaving {
 /// What is known when the other host was asked whether all of the memory has come.
 enum Asked {
     /// How it has ended.
-    Told(Rest),
+    Told(PostCopyState),
     /// The hypervisor here takes another stream after all.
     TakesAnother,
     /// The other host has not answered.

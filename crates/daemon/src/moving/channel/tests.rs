@@ -1,4 +1,4 @@
-//! Two lines that are each other's way.
+//! Two channels of which each is the other host's end.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::super::stream::Turn;
 use super::super::window::BYTES_MIN;
 use super::*;
 
-/// Two lines that are each other's way.
+/// One direction between two hosts.
 struct Wire(arriving::UnboundedSender<ChannelEvent>);
 
 impl Send for Wire {
@@ -21,12 +21,12 @@ impl Send for Wire {
 
 /// One end of two hosts' channels, by the numbers of the streams.
 #[derive(Default)]
-struct Ends {
+pub(in crate::moving) struct Ends {
     sending: HashMap<u8, arriving::UnboundedSender<ChannelEvent>>,
     arriving: Mutex<HashMap<u8, arriving::UnboundedReceiver<ChannelEvent>>>,
 }
 
-impl Way for Ends {
+impl VmStreams for Ends {
     fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<ChannelEvent>) {
         let arrivals = self.arriving.lock().unwrap().remove(&stream).unwrap();
         (Arc::new(Wire(self.sending[&stream].clone())), arrivals)
@@ -35,7 +35,7 @@ impl Way for Ends {
 
 const SIDE_STREAMS: u8 = 3;
 
-fn ends() -> (Ends, Ends) {
+pub(in crate::moving) fn ends() -> (Ends, Ends) {
     let (mut source, mut target) = (Ends::default(), Ends::default());
     for stream in 0..=SIDE_STREAMS {
         let (to_target, at_target) = arriving::unbounded();
@@ -48,14 +48,14 @@ fn ends() -> (Ends, Ends) {
     (source, target)
 }
 
-fn lines() -> (Line, Line) {
+fn channels() -> (VmChannel, VmChannel) {
     let (source, target) = ends();
-    (Line::new(Arc::new(source)), Line::new(Arc::new(target)))
+    (VmChannel::new(Arc::new(source)), VmChannel::new(Arc::new(target)))
 }
 
 #[tokio::test]
 async fn the_main_stream_is_connected_first_and_each_other_one_when_it_has_begun() {
-    let (source, target) = lines();
+    let (source, target) = channels();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("memory");
     let hypervisor = UnixListener::bind(&socket).unwrap();
@@ -103,18 +103,18 @@ async fn the_main_stream_is_connected_first_and_each_other_one_when_it_has_begun
 
 #[tokio::test]
 async fn terms_are_named_before_what_they_are_about() {
-    let (source, target) = lines();
+    let (source, target) = channels();
     source.offer(b"parcel".to_vec(), Terms { side_streams: 3, ..Terms::default() });
-    target.hear(&Heard::Check).await.unwrap();
+    target.wait_for(&PeerStatus::Check).await.unwrap();
     assert_eq!(target.terms().side_streams, 3);
     target.accept(Terms { side_streams: 2, ..Terms::default() });
-    source.hear(&Heard::Fits).await.unwrap();
+    source.wait_for(&PeerStatus::Fits).await.unwrap();
     assert_eq!(source.terms().side_streams, 2);
 }
 
 #[tokio::test]
 async fn more_than_the_window_passes_and_the_answer_comes_back() {
-    let (source, target) = lines();
+    let (source, target) = channels();
     let (mut hypervisor, here) = UnixStream::pair().unwrap();
     let (mut other, there) = UnixStream::pair().unwrap();
     let sent: Vec<u8> = (0..(64 << 20) + 77_usize).map(|at| (at / 1000) as u8).collect();
@@ -146,15 +146,15 @@ async fn no_more_than_the_window_is_sent_to_a_host_that_takes_nothing_or_lies() 
     let (source, target) = ends();
     let to_source = target.sending[&0].clone();
     let (_, mut at_target) = target.open(0);
-    let source = Line::new(Arc::new(source));
+    let source = VmChannel::new(Arc::new(source));
     // It says that it has taken what it was never sent.
     Wire(to_source.clone()).send(
         Priority::Control,
-        Word::Taken { bytes: u32::MAX }.encode().into(),
+        VmMessage::Taken { bytes: u32::MAX }.encode().into(),
         Bytes::new(),
     );
-    Wire(to_source).send(Priority::Control, Word::Waiting.encode().into(), Bytes::new());
-    source.hear(&Heard::Waiting).await.unwrap();
+    Wire(to_source).send(Priority::Control, VmMessage::Waiting.encode().into(), Bytes::new());
+    source.wait_for(&PeerStatus::Waiting).await.unwrap();
     let (mut hypervisor, here) = UnixStream::pair().unwrap();
     let writes = tokio::spawn(async move {
         loop {
@@ -184,34 +184,39 @@ async fn no_more_than_the_window_is_sent_to_a_host_that_takes_nothing_or_lies() 
 }
 
 #[tokio::test]
-async fn a_parcel_comes_whole_and_no_larger_than_it_may_be() {
-    let (source, target) = lines();
-    let parcel: Vec<u8> = (0..PIECE_BYTES * 3 + 5).map(|at| (at / 7) as u8).collect();
-    source.offer(parcel.clone(), Terms::default());
-    target.hear(&Heard::Check).await.unwrap();
-    assert!(target.parcel() == parcel, "it came as it was sent");
-    source.offer(vec![0; PARCEL_BYTES_MAX + 1], Terms::default());
+async fn a_manifest_comes_whole_and_no_larger_than_it_may_be() {
+    let (source, target) = channels();
+    let manifest: Vec<u8> = (0..PIECE_BYTES * 3 + 5).map(|at| (at / 7) as u8).collect();
+    source.offer(manifest.clone(), Terms::default());
+    target.wait_for(&PeerStatus::Check).await.unwrap();
+    assert!(target.manifest() == manifest, "it came as it was sent");
+    source.offer(vec![0; MANIFEST_BYTES_MAX + 1], Terms::default());
     assert!(target.failed().await.contains("more than a VM can need"));
 }
 
 #[tokio::test]
 async fn what_is_lost_is_heard_also_after_something_has_failed_and_nothing_after_it() {
-    let (source, target) = lines();
-    for word in [Word::failed("broken"), Word::Complete, Word::lost("gone"), Word::failed("again")] {
-        target.say(&word);
+    let (source, target) = channels();
+    for message in [
+        VmMessage::failed("broken"),
+        VmMessage::Complete,
+        VmMessage::lost("gone"),
+        VmMessage::failed("again"),
+    ] {
+        target.send(&message);
     }
-    let mut heard = Heard::Nothing;
-    while !matches!(heard, Heard::Lost(_)) {
-        heard = source.next(&heard).await;
+    let mut heard = PeerStatus::Nothing;
+    while !matches!(heard, PeerStatus::Lost(_)) {
+        heard = source.peer_changed(&heard).await;
     }
-    assert_eq!(source.hear(&Heard::Complete).await, Err("gone".to_owned()));
+    assert_eq!(source.wait_for(&PeerStatus::Complete).await, Err("gone".to_owned()));
 }
 
 #[tokio::test]
 async fn a_reason_reaches_whoever_waits_and_stays() {
-    let (source, target) = lines();
-    target.say(&Word::failed("no such machine type"));
-    target.say(&Word::Waiting);
-    assert_eq!(source.hear(&Heard::Waiting).await, Err("no such machine type".to_owned()));
+    let (source, target) = channels();
+    target.send(&VmMessage::failed("no such machine type"));
+    target.send(&VmMessage::Waiting);
+    assert_eq!(source.wait_for(&PeerStatus::Waiting).await, Err("no such machine type".to_owned()));
     assert_eq!(source.failed().await, "no such machine type");
 }

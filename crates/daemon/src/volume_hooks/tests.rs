@@ -8,7 +8,7 @@ use migration::MigrationId;
 
 use super::*;
 use crate::config::HooksConfig;
-use crate::hooks::{Begun, HookSide, Occasion};
+use crate::hooks::{Begun, HookContext, HookSide};
 
 /// One direction of the way.
 struct Wire {
@@ -25,15 +25,15 @@ impl Send for Wire {
     }
 }
 
-fn lines(loses_first: bool) -> (HooksLine, HooksLine) {
+fn lines(loses_first: bool) -> (HooksChannel, HooksChannel) {
     let (to_target, at_target) = unbounded();
     let (to_source, at_source) = unbounded();
     let wire = |to, loses: bool| Arc::new(Wire { to, loses_next: AtomicBool::new(loses) }) as Arc<dyn Send>;
     ((wire(to_target, loses_first), at_source), (wire(to_source, false), at_target))
 }
 
-fn errand(side: HookSide, before: &str) -> Arc<Errand> {
-    let occasion = Occasion {
+fn hooks(side: HookSide, before: &str) -> Arc<HookRunner> {
+    let context = HookContext {
         migration: MigrationId(7),
         vm: String::new(),
         volumes: vec!["root".to_owned()],
@@ -43,16 +43,16 @@ fn errand(side: HookSide, before: &str) -> Arc<Errand> {
     };
     let before = Some(PathBuf::from(before));
     let hooks = HooksConfig { before, after: None, timeout: Duration::from_secs(60) };
-    Errand::new(hooks, occasion, Begun::No, |_| {})
+    HookRunner::new(hooks, context, Begun::No, |_| {})
 }
 
 /// What comes of a migration whose hosts have these hooks.
 async fn run(source: &str, target: &str, loses_first: bool) -> Result<(), String> {
     let (here, there) = lines(loses_first);
-    let answers = tokio::spawn(answer(there, errand(HookSide::Target, target)));
-    let escorts = Escorts::new(tokio::runtime::Handle::current());
-    escorts.leaves(MigrationId(7), errand(HookSide::Source, source), Some(here));
-    let outcome = escorts.run(MigrationId(7)).await;
+    let answers = tokio::spawn(answer(there, hooks(HookSide::Target, target)));
+    let volume_hooks = VolumeHooks::new(tokio::runtime::Handle::current());
+    volume_hooks.leaves(MigrationId(7), hooks(HookSide::Source, source), Some(here));
+    let outcome = volume_hooks.run(MigrationId(7)).await;
     answers.abort();
     outcome
 }
@@ -73,14 +73,14 @@ async fn a_host_that_has_forgotten_the_question_is_asked_again() {
 
 #[tokio::test]
 async fn what_runs_is_given_up_with_its_migration() {
-    let escorts = Escorts::new(tokio::runtime::Handle::current());
+    let volume_hooks = VolumeHooks::new(tokio::runtime::Handle::current());
     // Nobody answers.
     let (here, _there) = lines(false);
-    escorts.leaves(MigrationId(7), errand(HookSide::Source, "/bin/true"), Some(here));
-    let runs = escorts.run(MigrationId(7));
-    escorts.entered(MigrationId(7), Phase::Copying);
-    escorts.entered(MigrationId(7), Phase::Discarding);
+    volume_hooks.leaves(MigrationId(7), hooks(HookSide::Source, "/bin/true"), Some(here));
+    let runs = volume_hooks.run(MigrationId(7));
+    volume_hooks.entered(MigrationId(7), Phase::Copying);
+    volume_hooks.entered(MigrationId(7), Phase::Discarding);
     assert_eq!(runs.await, Err("it was given up".to_owned()));
-    assert!(escorts.forget(MigrationId(7)).is_some());
-    assert!(escorts.run(MigrationId(8)).await.is_err());
+    assert!(volume_hooks.forget(MigrationId(7)).is_some());
+    assert!(volume_hooks.run(MigrationId(8)).await.is_err());
 }

@@ -1,0 +1,366 @@
+//! The channel between the two hosts of a VM that moves: messages, and the streams of its memory.
+//!
+//! ```text
+//!   hypervisor ══socket══► read ─ window ─► Data ══ session ══► Data ─► write ══socket══► hypervisor
+//!                                  ▲                                      │
+//!                                  └──────────────── Taken ◄──────────────┘       the same in the other direction
+//! ```
+//! Each stream has a channel of the session, and a window; messages go with the main one's.
+//!
+//! How much of the memory is on its way is bounded by the [`Window`], so that the messages of the handover and guests' blocks do
+//! not stand behind it, and a hypervisor that takes nothing stops the one that sends.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use api::MEMORY_STREAMS_MAX;
+use bytes::Bytes;
+use futures_channel::mpsc as arriving;
+use futures_util::StreamExt;
+use lane::peer::ChannelEvent;
+use tokio::sync::{mpsc, watch};
+use transport::Priority;
+
+use super::message::{Terms, VmMessage};
+use super::stream::{PIECE_BYTES, Piece, Stream};
+use super::window::Window;
+use crate::vms::MANIFEST_BYTES_MAX;
+
+/// The first of the streams over which memory goes after a stream has broken, each attempt over another one: what is left of
+/// an earlier one must not be taken for its own.
+pub(super) const FIRST_RECOVERY_STREAM: u8 = MEMORY_STREAMS_MAX + 1;
+
+/// The channels of a session that are about one VM.
+pub(crate) trait VmStreams: std::marker::Send + Sync {
+    /// Opens the channel of one of its streams, 0 for the main one. What comes over it from now on is received until the
+    /// sending end is dropped; an earlier opening of the same hears nothing any more.
+    fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<ChannelEvent>);
+}
+
+/// The sending end of a channel to another host.
+pub(crate) trait Send: std::marker::Send + Sync {
+    /// Queues a message; never blocks.
+    fn send(&self, priority: Priority, head: Bytes, payload: Bytes);
+}
+
+/// What the other host has said last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PeerStatus {
+    /// It has said nothing yet.
+    Nothing,
+    /// All of the manifest is here: could the VM be run?
+    Check,
+    /// It could be run there, as far as can be seen.
+    Fits,
+    /// The VM is started there, and waits for its memory.
+    Waiting,
+    /// It is loaded there, and stands still.
+    Loaded,
+    /// It is to be started here.
+    Start,
+    /// The volumes are the target's.
+    Owned,
+    /// All of the memory is at the target.
+    Complete,
+    /// The rest of the memory is to come, or is expected, over this stream.
+    Recover(u8),
+    /// It will not come to that, for this reason.
+    Failed(String),
+    /// The memory is lost, for this reason.
+    Lost(String),
+}
+
+impl PeerStatus {
+    /// Whether nothing comes after it.
+    fn is_end(&self) -> bool {
+        matches!(self, Self::Failed(_) | Self::Lost(_))
+    }
+}
+
+/// One end of the channel between the hosts of a VM that moves.
+pub(crate) struct VmChannel {
+    streams: Arc<dyn VmStreams>,
+    sender: Arc<dyn Send>,
+    peer: watch::Receiver<PeerStatus>,
+    window: Arc<Window>,
+    offered: Arc<Mutex<Offered>>,
+    /// The main stream.
+    main: Stream,
+    listens: tokio::task::JoinHandle<()>,
+}
+
+/// What the other host has offered, or agreed on.
+#[derive(Debug, Default)]
+struct Offered {
+    /// What is needed to run the VM.
+    manifest: Vec<u8>,
+    /// Which way its memory is wished, or agreed, to go.
+    terms: Terms,
+}
+
+impl VmChannel {
+    /// Opens the main channel of `streams`, and begins to listen.
+    pub(crate) fn new(streams: Arc<dyn VmStreams>) -> Self {
+        Self::open(streams, Carries::MainStream)
+    }
+
+    /// As [`VmChannel::new`], for messages and side streams only: what comes of an earlier main stream is left out.
+    pub(crate) fn without_main(streams: Arc<dyn VmStreams>) -> Self {
+        let channel = Self::open(streams, Carries::Messages);
+        channel.main.refuse();
+        channel
+    }
+
+    fn open(streams: Arc<dyn VmStreams>, carries: Carries) -> Self {
+        let (sender, arrivals) = streams.open(0);
+        let (peer_sender, peer) = watch::channel(PeerStatus::Nothing);
+        let (pieces_sender, pieces) = mpsc::unbounded_channel();
+        let window = Arc::new(Window::new());
+        let offered = Arc::<Mutex<Offered>>::default();
+        let listener = Listener {
+            peer: peer_sender,
+            pieces: pieces_sender,
+            window: Arc::clone(&window),
+            offered: Arc::clone(&offered),
+            carries,
+        };
+        let main = Stream::new(Arc::clone(&sender), Arc::clone(&window), pieces);
+        let listens = tokio::spawn(listener.listen(arrivals));
+        Self { streams, sender, peer, window, offered, main, listens }
+    }
+
+    /// The main stream.
+    pub(crate) fn main(&self) -> &Stream {
+        &self.main
+    }
+
+    /// Opens so many streams beside the main one. Open them before the other host is told to use them.
+    pub(crate) fn side_streams(&self, count: u8) -> Vec<SideStream> {
+        self.window.share(usize::from(count).max(1));
+        let sides: Vec<_> = (1..=count).map(|number| self.side_stream(number)).collect();
+        sides.iter().for_each(|side| side.window.share(usize::from(count)));
+        sides
+    }
+
+    /// Opens the stream of an attempt to go on after a stream has broken, by its number: [`FIRST_RECOVERY_STREAM`] or more.
+    pub(crate) fn recovery_stream(&self, number: u8) -> SideStream {
+        self.side_stream(number)
+    }
+
+    /// Opens another stream, by its number from 1 on.
+    fn side_stream(&self, number: u8) -> SideStream {
+        let (sender, arrivals) = self.streams.open(number);
+        let (pieces_sender, pieces) = mpsc::unbounded_channel();
+        // Messages go with the main stream's channel: nobody receives them here.
+        let (peer, _) = watch::channel(PeerStatus::Nothing);
+        let (window, offered) = (Arc::new(Window::new()), Arc::default());
+        let carries = Carries::Messages;
+        let listener =
+            Listener { peer, pieces: pieces_sender, window: Arc::clone(&window), offered, carries };
+        let stream = Stream::new(sender, Arc::clone(&window), pieces);
+        SideStream { stream, window, listens: tokio::spawn(listener.listen(arrivals)) }
+    }
+
+    /// Tells the other host.
+    pub(crate) fn send(&self, message: &VmMessage) {
+        self.sender.send(Priority::Control, message.encode().into(), Bytes::new());
+    }
+
+    /// Sends what the other host must have to run the VM, and asks whether it could.
+    pub(crate) fn offer(&self, manifest: Vec<u8>, terms: Terms) {
+        let mut manifest = Bytes::from(manifest);
+        while !manifest.is_empty() {
+            let piece = manifest.split_to(manifest.len().min(PIECE_BYTES));
+            self.sender.send(Priority::Memory, VmMessage::Manifest.encode().into(), piece);
+        }
+        // An older daemon knows no terms, and takes what has always been.
+        if terms != Terms::default() {
+            self.sender.send(Priority::Memory, VmMessage::Terms(terms).encode().into(), Bytes::new());
+        }
+        self.sender.send(Priority::Memory, VmMessage::Check.encode().into(), Bytes::new());
+    }
+
+    /// Says that the VM could be run here, and on which terms its memory comes.
+    pub(crate) fn accept(&self, terms: Terms) {
+        if terms != Terms::default() {
+            self.send(&VmMessage::Terms(terms));
+        }
+        self.send(&VmMessage::Fits);
+    }
+
+    /// The terms that the other host has named last.
+    pub(crate) fn terms(&self) -> Terms {
+        lock(&self.offered).terms
+    }
+
+    /// What the other host has sent to run the VM.
+    pub(crate) fn manifest(&self) -> Vec<u8> {
+        std::mem::take(&mut lock(&self.offered).manifest)
+    }
+
+    /// Waits until the other host has said `wanted`.
+    ///
+    /// # Errors
+    /// The reason why that will not come.
+    pub(crate) async fn wait_for(&self, wanted: &PeerStatus) -> Result<(), String> {
+        let mut peer = self.peer.clone();
+        let found = peer.wait_for(|peer| peer == wanted || peer.is_end()).await;
+        match found.as_deref() {
+            Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => Err(detail.clone()),
+            Ok(_) => Ok(()),
+            Err(_) => Err("the other host is not heard any more".to_owned()),
+        }
+    }
+
+    /// Waits until the other host says something else than `known`, and returns it.
+    pub(crate) async fn peer_changed(&self, known: &PeerStatus) -> PeerStatus {
+        let mut peer = self.peer.clone();
+        match peer.wait_for(|peer| peer != known).await.as_deref() {
+            Ok(news) => news.clone(),
+            Err(_) => PeerStatus::Failed("the other host is not heard any more".to_owned()),
+        }
+    }
+
+    /// What the other host has said last.
+    pub(crate) fn peer_status(&self) -> PeerStatus {
+        self.peer.borrow().clone()
+    }
+
+    /// Resolves with the reason when the other host says that the memory is lost.
+    pub(crate) async fn lost(&self) -> String {
+        let mut peer = self.peer.clone();
+        if let Ok(PeerStatus::Lost(detail)) =
+            peer.wait_for(|peer| matches!(peer, PeerStatus::Lost(_))).await.as_deref()
+        {
+            return detail.clone();
+        }
+        // The memory is not lost: this never resolves.
+        std::future::pending().await
+    }
+
+    /// Resolves with the reason when the other host says that it will not come to that.
+    pub(crate) async fn failed(&self) -> String {
+        let mut peer = self.peer.clone();
+        match peer.wait_for(PeerStatus::is_end).await.as_deref() {
+            Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => detail.clone(),
+            _ => "the other host is not heard any more".to_owned(),
+        }
+    }
+}
+
+impl Drop for VmChannel {
+    fn drop(&mut self) {
+        self.listens.abort();
+    }
+}
+
+/// A stream beside the main one.
+pub(crate) struct SideStream {
+    /// The stream.
+    pub(crate) stream: Stream,
+    window: Arc<Window>,
+    listens: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for SideStream {
+    fn drop(&mut self) {
+        self.listens.abort();
+    }
+}
+
+/// Takes what comes, and gives it to whoever waits for it.
+struct Listener {
+    peer: watch::Sender<PeerStatus>,
+    pieces: mpsc::UnboundedSender<Piece>,
+    window: Arc<Window>,
+    offered: Arc<Mutex<Offered>>,
+    carries: Carries,
+}
+
+/// What a line is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carries {
+    /// A VM that moves, from the beginning.
+    MainStream,
+    /// What becomes of one whose main stream has broken.
+    Messages,
+}
+
+impl Listener {
+    async fn listen(self, mut arrivals: arriving::UnboundedReceiver<ChannelEvent>) {
+        while let Some(arrival) = arrivals.next().await {
+            match arrival {
+                ChannelEvent::Message { head, payload, credit } => match VmMessage::decode(&head) {
+                    // The source asks for another stream: `Host::post_copy_request` answers it.
+                    Ok(VmMessage::Recover { .. }) if self.carries == Carries::MainStream => {
+                        return self.tell(PeerStatus::Failed("it goes on over another stream".to_owned()));
+                    }
+                    Ok(message) => self.take(message, payload, credit),
+                    Err(error) => self.tell(PeerStatus::Failed(format!(
+                        "what the other host says is not understood: {error}"
+                    ))),
+                },
+                // The session sends again what was lost. How long that may take, whoever waits decides.
+                ChannelEvent::Lost(reason) => tracing::warn!(reason, "the way of a VM that moves is broken"),
+                ChannelEvent::Restored => {}
+                ChannelEvent::PeerRestarted => {
+                    self.tell(PeerStatus::Failed(
+                        "the daemon of the other host was started again".to_owned(),
+                    ));
+                }
+            }
+        }
+    }
+
+    fn take(&self, message: VmMessage, payload: Bytes, credit: Box<dyn Any + std::marker::Send>) {
+        match message {
+            VmMessage::Manifest => self.take_manifest(&payload),
+            VmMessage::Terms(terms) => lock(&self.offered).terms = terms,
+            VmMessage::Check => self.tell(PeerStatus::Check),
+            VmMessage::Fits => self.tell(PeerStatus::Fits),
+            VmMessage::Start => self.tell(PeerStatus::Start),
+            VmMessage::Waiting => self.tell(PeerStatus::Waiting),
+            VmMessage::Loaded => self.tell(PeerStatus::Loaded),
+            VmMessage::Owned => self.tell(PeerStatus::Owned),
+            VmMessage::Complete => self.tell(PeerStatus::Complete),
+            VmMessage::Recover { stream } | VmMessage::Recovering { stream } => {
+                self.tell(PeerStatus::Recover(stream));
+            }
+            VmMessage::Failed { detail } => self.tell(PeerStatus::Failed(detail)),
+            VmMessage::Lost { detail } => self.tell(PeerStatus::Lost(detail)),
+            // The task that carries the memory may have ended.
+            VmMessage::Data => drop(self.pieces.send(Piece::Data(payload, credit))),
+            VmMessage::End => drop(self.pieces.send(Piece::End)),
+            VmMessage::Taken { bytes } => self.window.taken(bytes as usize),
+        }
+    }
+
+    fn take_manifest(&self, piece: &[u8]) {
+        let mut offered = lock(&self.offered);
+        if offered.manifest.len() + piece.len() > MANIFEST_BYTES_MAX {
+            drop(offered);
+            self.tell(PeerStatus::Failed("the other host sends more than a VM can need".to_owned()));
+        } else {
+            offered.manifest.extend_from_slice(piece);
+        }
+    }
+
+    fn tell(&self, news: PeerStatus) {
+        // What has failed stays so, but what is lost is that as well.
+        self.peer.send_if_modified(|known| {
+            let changes = !known.is_end() || matches!(news, PeerStatus::Lost(_));
+            if changes {
+                *known = news;
+            }
+            changes
+        });
+    }
+}
+
+/// A panic elsewhere leaves what has come as it was.
+fn lock(offered: &Mutex<Offered>) -> std::sync::MutexGuard<'_, Offered> {
+    offered.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+pub(super) mod tests;
