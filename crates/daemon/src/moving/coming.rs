@@ -15,6 +15,7 @@ use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use hypervisor::{Hypervisor, HypervisorError, RunState};
 use tokio::sync::{OnceCell, watch};
+use tokio::time::timeout;
 
 use super::channel::{PeerStatus, VmChannel};
 use super::message::{Terms, VmMessage};
@@ -25,6 +26,9 @@ use crate::qemu_sockets;
 
 /// How long memory may be on its way: its source gives up long before if it makes no progress.
 const LOADED_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+/// How long the streams of a VM that is loaded may take to close: what both hypervisors say last is to arrive.
+const CLOSED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is said of a VM that is to run and cannot.
 const NOT_LOADED: &str = "the VM is not loaded";
@@ -203,7 +207,12 @@ impl Coming {
         self.channel.send(&VmMessage::Loaded);
         // N.B. the next move of this VM uses the same name.
         drop(file);
-        if terms.post_copy {
+        if !terms.post_copy {
+            // N.B. the last bytes of the hypervisor here may not have been read yet, and the source's waits for them.
+            let closed = async { Ok(timeout(CLOSED_TIMEOUT, carries).await) };
+            // That the migration has ended meanwhile is as good: nobody waits for them any more.
+            let _ = self.unless_over(closed).await;
+        } else {
             post_copy::until_whole(vm, &self.channel, carries, keeper).await;
         }
         Ok(())

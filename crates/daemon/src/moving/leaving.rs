@@ -463,3 +463,6 @@ fn overdue(what: &str, limit: Duration) -> String {
 fn explain(error: HypervisorError) -> String {
     error.to_string()
 }
+
+#[cfg(test)]
+mod tests;

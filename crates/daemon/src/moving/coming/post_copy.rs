@@ -22,7 +22,7 @@ use hypervisor::{Hypervisor, MigrationStatus, RecoverMemory};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::Keeper;
+use super::{CLOSED_TIMEOUT, Keeper};
 use crate::moving::SocketFile;
 use crate::moving::channel::{FIRST_RECOVERY_STREAM, PeerStatus, VmChannel};
 use crate::moving::message::VmMessage;
@@ -31,9 +31,6 @@ use crate::qemu_sockets;
 
 /// How often it is looked how far the rest is, beside the hypervisor's events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-
-/// How long both hypervisors may take to close their streams when all is there: what they say last is to arrive.
-const CLOSED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a hypervisor may take to say how far it is, one that does not take another stream: the source asks again after
 /// little more.
