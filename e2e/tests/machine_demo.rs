@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use e2e::program;
-use lab::demo::{LinkKind, MovedVmOptions, Progress, run_machine};
+use lab::demo::{LinkKind, MovedVmOptions, Progress, run_vm};
 use lab::vm::{GuestImage, VmOptions};
 use serde_json::Value;
 
@@ -51,7 +51,7 @@ fn play(kind: LinkKind) -> anyhow::Result<Value> {
         ..usual
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(run_machine(options, &mut Progress::silent()))?;
+    let report = runtime.block_on(run_vm(options, &mut Progress::silent()))?;
     println!("{report}");
     ensure!(report.is_good(), "{report}");
     ensure!(report.memory_bytes == 16 << 20, "memory is verified: {report}");

@@ -159,7 +159,7 @@ impl Control for LaneControl {
         }
     }
 
-    fn stop_machine(
+    fn stop_vm(
         &self,
         migration: MigrationId,
         paused: futures_channel::oneshot::Sender<()>,
@@ -171,7 +171,7 @@ impl Control for LaneControl {
         Box::pin(self.volume_hooks.run(migration))
     }
 
-    fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
         Box::pin(self.moving.run(migration))
     }
 

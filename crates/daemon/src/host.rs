@@ -101,11 +101,11 @@ pub(crate) struct Host {
     pub(crate) hosts: Arc<Hosts>,
     /// What is said to them about migrations, and heard.
     pub(crate) peers: Arc<Peers>,
-    /// What is run before volumes change hands that go without a machine.
+    /// What is run before volumes change hands that go without a VM.
     pub(crate) volume_hooks: Arc<VolumeHooks>,
-    /// Machines on their way from here and to here.
+    /// VMs on their way from here and to here.
     pub(crate) moving: Arc<Moving>,
-    /// The machines whose disks volumes are.
+    /// The VMs whose disks volumes are.
     pub(crate) vms: Arc<Vms>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
@@ -187,7 +187,7 @@ impl Host {
         task.await.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string())))
     }
 
-    /// The machines of others whose disks are served.
+    /// The VMs of others whose disks are served.
     fn adoptions(&self) -> Result<&Adoptions, VmError> {
         self.vms.adoptions()
     }

@@ -1,7 +1,7 @@
 //! VMs that move between hosts: their memory, and when they stand still and run.
 //!
 //! ```text
-//!   source's lane ── stop_machine, entered ──► Moving ──► Leaving ══ Line ══► Coming ◄── Moving ◄── run_machine ── target's
+//!   source's lane ── stop_vm, entered ──► Moving ──► Leaving ══ Line ══► Coming ◄── Moving ◄── run_machine ── target's
 //! ```
 //! A VM is where its volumes are: what is decided about them, in the journals of both hosts, decides here.
 
@@ -125,7 +125,7 @@ impl Moving {
         leaves.or_else(|| lock(&self.gone).get(&migration).cloned())
     }
 
-    /// Brings the VM of a migration to a stand; called on a lane's thread. See [`lane::Control::stop_machine`].
+    /// Brings the VM of a migration to a stand; called on a lane's thread. See [`lane::Control::stop_vm`].
     pub(crate) fn stop(
         &self,
         migration: MigrationId,
@@ -155,7 +155,7 @@ impl Moving {
         }
     }
 
-    /// Lets the VM of a migration run that has come; called on a lane's thread. See [`lane::Control::run_machine`].
+    /// Lets the VM of a migration run that has come; called on a lane's thread. See [`lane::Control::run_vm`].
     pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
         let coming = lock(&self.coming).get(&migration).map(|arrival| Arc::clone(&arrival.coming));
         let runtime = self.runtime.clone();

@@ -109,7 +109,7 @@ fn handover(number: u64, volumes: &[VolumeId]) -> Vec<Message> {
     to_target.into_iter().chain(to_source).collect()
 }
 
-fn offer(volume: VolumeId, name: &str, machine: Option<OfferedVm>) -> Offer {
+fn offer(volume: VolumeId, name: &str, vm: Option<OfferedVm>) -> Offer {
     let volume = OfferedVolume {
         volume,
         name: name.to_owned(),
@@ -125,7 +125,7 @@ fn offer(volume: VolumeId, name: &str, machine: Option<OfferedVm>) -> Offer {
         format: None,
         allocation: Allocation::Thin,
         forwarding: Forwarding::WhileConnected,
-        machine,
+        vm,
         sharing: Sharing::Refused,
     }
 }
@@ -255,8 +255,8 @@ fn a_host_that_may_bring_no_machines_learns_nothing_of_files() {
             r#"{{"name":"m","definition":"","files":[],"needs":{{"only_files":true,"files":[{file}]}}}}"#
         );
         let length = u32::try_from(head.len()).unwrap();
-        let machine = [&1_u32.to_le_bytes()[..], &length.to_le_bytes(), head.as_bytes()].concat();
-        let survey = Survey { offer: offer(VolumeId([3; 16]), "v", None), held_bytes: vec![0], machine };
+        let vm = [&1_u32.to_le_bytes()[..], &length.to_le_bytes(), head.as_bytes()].concat();
+        let survey = Survey { offer: offer(VolumeId([3; 16]), "v", None), held_bytes: vec![0], vm };
         surveyed(&evil, &session, question, survey)
     };
     let [there, gone, wrong] = [ask(1, &path, 4), ask(2, "/nowhere", 4), ask(3, &path, 5)];
@@ -295,8 +295,7 @@ fn a_host_that_floods_takes_nothing_from_others() {
         let line = channel(FORWARDING, evil.id(), session.peer(), number % 999, number % 256);
         last = evil.call(&session, line, write, None);
         if number % 100 == 0 {
-            let survey =
-                Survey { offer: offer(secret, "secret", None), held_bytes: vec![0], machine: Vec::new() };
+            let survey = Survey { offer: offer(secret, "secret", None), held_bytes: vec![0], vm: Vec::new() };
             evil.open(&session, &Message::Survey { question: number, survey });
             evil.open(
                 &session,

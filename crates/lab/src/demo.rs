@@ -38,7 +38,7 @@ pub(crate) use self::guest::with_progress;
 pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, StoppedThreadGuest, ThreadGuest};
 pub use self::hosts::{
     Connection, Copied, Cut, CutPlan, DowntimeParts, HostsFigures, HostsOptions, HostsReport, LinkKind,
-    MachineFigures, MachineReport, MachineWay, MovedVmOptions, WayFigures, run_hosts, run_machine,
+    MachineFigures, MachineReport, MachineWay, MovedVmOptions, WayFigures, run_hosts, run_vm,
 };
 pub(crate) use self::hosts::{Link as HostsLink, Pair as HostsPair};
 pub use self::progress::Progress;
@@ -91,7 +91,7 @@ impl DemoOptions {
     ///
     /// # Errors
     /// If there is no image for the machine, in `image` or where it usually is.
-    pub fn with_machine(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
+    pub fn with_vm(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
         let fill_bytes = disk_bytes / 2;
         let machine = VmOptions { fill_bytes, ..VmOptions::new(GuestImage::find(image)?) };
         let guest = GuestKind::Machine(machine);

@@ -223,7 +223,7 @@ impl ClientSession {
         }
     }
 
-    /// What reads need before they begin. A machine that waits for its volume reads it before anybody owns it here.
+    /// What reads need before they begin. A VM that waits for its volume reads it before anybody owns it here.
     async fn begin_read(&self) -> Result<(), IoError> {
         if self.attachment.get() == Attachment::Made {
             return Ok(());

@@ -23,8 +23,8 @@ pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// What is said where nobody runs anything.
 const NO_HOOKS: &str = "nothing is run here before volumes change hands";
-/// What is said where nobody keeps machines.
-const NO_MACHINE: &str = "there are no machines here";
+/// What is said where nobody keeps VMs.
+const NO_VM: &str = "there are no machines here";
 
 /// What a lane asks of the control plane.
 ///
@@ -37,19 +37,15 @@ pub trait Control {
     /// Deals with a source image whose volume has moved away. It can be repeated: an image that is gone is a success.
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>>;
 
-    /// Copies the memory of the machine that goes along with its volumes, and brings it to a stand: when this resolves,
+    /// Copies the memory of the VM that goes along with its volumes, and brings it to a stand: when this resolves,
     /// it stands still here and is loaded at the target, or the text says why not (design §5.15). One whose memory may
-    /// follow it only stands still here: [`Control::run_machine`] has the rest sent. `paused` is told when it
+    /// follow it only stands still here: [`Control::run_vm`] has the rest sent. `paused` is told when it
     /// does nothing any more, and only its hypervisor still may; whoever cannot say that drops it.
     ///
     /// What [`Control::entered`] tells afterwards decides: [`Phase::Discarding`] lets it go on here.
-    fn stop_machine(
-        &self,
-        migration: MigrationId,
-        paused: oneshot::Sender<()>,
-    ) -> LaneFuture<Result<(), String>> {
+    fn stop_vm(&self, migration: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
         let _ = (migration, paused);
-        Box::pin(ready(Err(NO_MACHINE.to_owned())))
+        Box::pin(ready(Err(NO_VM.to_owned())))
     }
 
     /// Does what is to be done at both hosts before volumes change hands: when this resolves it is done, or the text says why
@@ -59,10 +55,10 @@ pub trait Control {
         Box::pin(ready(Err(NO_HOOKS.to_owned())))
     }
 
-    /// Lets the machine run that came along; its volumes are this host's, and open. The text says why it does not run.
-    fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+    /// Lets the VM run that came along; its volumes are this host's, and open. The text says why it does not run.
+    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
         let _ = migration;
-        Box::pin(ready(Err(NO_MACHINE.to_owned())))
+        Box::pin(ready(Err(NO_VM.to_owned())))
     }
 
     /// Deletes a half-made or given-up target image. It can be repeated.

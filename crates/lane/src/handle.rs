@@ -139,7 +139,7 @@ pub struct OutgoingOrder {
     pub switch_over_max: Duration,
     /// How long the way to the other host and back is.
     pub round_trip: Duration,
-    /// Whether a machine goes along.
+    /// Whether a VM goes along.
     pub moves: Moves,
     /// Whether it rests from its beginning: it did before a restart.
     pub rest: Rest,
@@ -160,7 +160,7 @@ pub struct IncomingOrder {
     pub left_behind: Option<ReplicaOf>,
     /// Where the volume comes to.
     pub image: ImageLocation,
-    /// Whether a machine comes along: it reads while it waits.
+    /// Whether a VM comes along: it reads while it waits.
     pub moves: Moves,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,

@@ -129,7 +129,7 @@ pub trait Channel {
 pub enum PriorityBoost {
     /// What is copied and mirrored goes when nothing more urgent is to be sent.
     Off,
-    /// It is all that a machine's handover still waits for, so it goes before the machine's memory.
+    /// It is all that a VM's handover still waits for, so it goes before the VM's memory.
     AboveMemory,
 }
 

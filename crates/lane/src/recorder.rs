@@ -168,17 +168,13 @@ impl Control for Recorder {
     }
 
     /// Passthrough.
-    fn stop_machine(
-        &self,
-        migration: MigrationId,
-        paused: oneshot::Sender<()>,
-    ) -> LaneFuture<Result<(), String>> {
-        self.below.stop_machine(migration, paused)
+    fn stop_vm(&self, migration: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
+        self.below.stop_vm(migration, paused)
     }
 
     /// Passthrough.
-    fn run_machine(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
-        self.below.run_machine(migration)
+    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        self.below.run_vm(migration)
     }
 
     fn report(&self, report: Report) {

@@ -21,7 +21,6 @@
 
 pub mod authority;
 pub mod failure;
-pub mod guest;
 pub mod handover;
 pub mod identity;
 pub mod journal;
@@ -38,6 +37,7 @@ pub mod stay;
 pub mod strategy;
 pub mod target;
 pub mod ticket;
+pub mod vm;
 pub mod wire;
 
 pub use failure::{CommitFault, Failure, GuestLocation};

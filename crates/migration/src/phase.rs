@@ -12,7 +12,7 @@
 //!                                            └─────────────╫─────────────────────────────►┘
 //!                                                          ╫ the commit point: no way back to the left
 //! ```
-//! Memory is gone through only if a machine goes along with its volumes; then a try that is given up is the last one.
+//! Memory is gone through only if a VM goes along with its volumes; then a try that is given up is the last one.
 
 use serde::Serialize;
 
@@ -22,7 +22,7 @@ use serde::Serialize;
 pub enum Phase {
     /// Blocks are copied and writes mirrored; the guest works.
     Copying,
-    /// The disks are copied and mirrored; the memory of the machine that uses them is copied, until it stands still.
+    /// The disks are copied and mirrored; the memory of the VM that uses them is copied, until it stands still.
     Memory,
     /// The gates are closing: requests in flight come to their end.
     Closing,

@@ -70,7 +70,7 @@ enum State {
         settling: u32,
         unflushed: Vec<VolumeIndex>,
     },
-    /// The machine's memory is copied, and the machine brought to a stand; the volumes are copied all the while.
+    /// The VM's memory is copied, and the VM brought to a stand; the volumes are copied all the while.
     MovingMemory,
     /// What is to be done before the volumes change hands is being done; they are copied all the while. Still
     /// [`Phase::Copying`]: nothing is held.
@@ -211,7 +211,7 @@ impl Source {
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         match &mut self.state {
-            // The machine is waited for, and that has a deadline of its own.
+            // The VM is waited for, and that has a deadline of its own.
             State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => {}
             State::Closing { began, .. } if now >= *began + self.settings.switch_over_max => {
                 self.give_up_attempt(now);
@@ -296,9 +296,9 @@ impl Source {
     pub fn waits_for(&self) -> Option<&'static str> {
         match &self.state {
             State::Settling { .. } => Some("the source's stores to be flushed"),
-            State::MovingMemory => Some("the machine's memory to be copied"),
+            State::MovingMemory => Some("the VM's memory to be copied"),
             State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => {
-                Some("the machine to be loaded at the target")
+                Some("the VM to be loaded at the target")
             }
             State::RunningHooks => Some("the hooks of both hosts"),
             State::Releasing { retry_at: None, .. }

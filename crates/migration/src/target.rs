@@ -7,7 +7,7 @@
 //!       │                                                                                ▼
 //!       └──────────────Discard──────────────► Discarding ──► Gone ◄──Discard── HandedBack ◄── HandingBack
 //! ```
-//! A machine that comes along runs before it is said that the volumes are in use: its disks are opened for it, and if it
+//! A VM that comes along runs before it is said that the volumes are in use: its disks are opened for it, and if it
 //! does not run, and wrote nothing, they go back as if they had not been started.
 //!
 //! **N.B.** From *Prepared* on the target never leaves by itself, however long it waits (hard case 1): the source may
@@ -99,7 +99,7 @@ enum State {
         took: Duration,
         left: Vec<VolumeIndex>,
     },
-    /// The volumes are open for the machine, which is told to run. Only with a machine.
+    /// The volumes are open for the VM, which is told to run. Only with a VM.
     Running {
         own: Ownership,
         took: Duration,
@@ -163,10 +163,10 @@ impl Target {
         Self::with_journal(migration, volumes, Journal::Own)
     }
 
-    /// Says that a machine comes along with the volumes.
+    /// Says that a VM comes along with the volumes.
     #[must_use]
-    pub fn with_machine(self) -> Self {
-        Self { moves: Moves::Machine, ..self }
+    pub fn with_vm(self) -> Self {
+        Self { moves: Moves::Vm, ..self }
     }
 
     /// Makes the machine of an incoming migration that a restart interrupted; `None` if there is nothing left for a

@@ -30,7 +30,7 @@ use crate::message::{ToSource, ToTarget};
 pub const VERSION: u8 = 1;
 /// Longest message: the list of what a target holds already is the largest part of it.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// Volumes of one migration: more disks than a machine can have.
+/// Volumes of one migration: more disks than a VM can have.
 pub const VOLUMES_MAX: usize = 256;
 /// Bytes of a name.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -40,8 +40,8 @@ pub const DETAIL_BYTES_MAX: usize = 4096;
 pub const PLACE_BYTES_MAX: usize = 4096;
 /// Things that are in the way, or that are to be known, in one answer to a look ahead; there are not nearly as many.
 pub const REMARKS_MAX: usize = 64;
-/// Bytes of what is needed to run a machine, without its files.
-pub const MACHINE_BYTES_MAX: usize = 128 << 10;
+/// Bytes of what is needed to run a VM, without its files.
+pub const VM_BYTES_MAX: usize = 128 << 10;
 /// Probes of one question: a host has not nearly as many folders.
 pub const PROBES_MAX: usize = 64;
 

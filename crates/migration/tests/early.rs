@@ -1,4 +1,4 @@
-//! A try at the handover that begins while a machine's devices are still sent: it releases nothing before the machine is
+//! A try at the handover that begins while a VM's devices are still sent: it releases nothing before the VM is
 //! loaded at the target, and a request that waits at its gates ends it.
 
 use std::time::Duration;
@@ -20,14 +20,14 @@ struct Scene {
 }
 
 impl Scene {
-    /// A source whose machine's memory is being copied.
+    /// A source whose VM's memory is being copied.
     fn in_memory() -> Self {
         let settings = SourceSettings {
             migration: MigrationId(1),
             volumes: vec![(VolumeId([1; 16]), Generation(0))],
             switch_over_max: SWITCH_OVER_MAX,
             peer: Peer::OtherHost,
-            moves: Moves::Machine,
+            moves: Moves::Vm,
         };
         let mut scene = Self { source: Source::new(Duration::ZERO, settings), now: Duration::ZERO };
         scene.tell(SourceEvent::Synchronised(DISK));
@@ -93,10 +93,10 @@ fn nothing_is_released_before_the_machine_is_loaded_however_ready_its_disks_are(
     assert!(!releases(&scene.actions()));
     // The memory may take longer than the disks may.
     scene.pass(10 * SWITCH_OVER_MAX);
-    assert_eq!(scene.actions(), vec![], "it waits for the machine, and for nothing else");
+    assert_eq!(scene.actions(), vec![], "it waits for the VM, and for nothing else");
     assert_eq!(scene.source.phase(), Phase::Memory);
     assert_eq!(scene.source.poll_timeout(), None);
-    assert_eq!(scene.source.waits_for(), Some("the machine to be loaded at the target"));
+    assert_eq!(scene.source.waits_for(), Some("the VM to be loaded at the target"));
 
     scene.tell(SourceEvent::MachineStopped(Ok(())));
     let actions = scene.actions();

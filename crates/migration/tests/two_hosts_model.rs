@@ -43,7 +43,7 @@ impl Model {
         let moves = match random.below(4) {
             0 => Moves::Volumes,
             1 => Moves::VolumesAfterHooks,
-            _ => Moves::Machine,
+            _ => Moves::Vm,
         };
         Self {
             source: Giving::new(volumes, moves),
@@ -139,9 +139,9 @@ impl Model {
     fn check(&self) {
         let (source, target) = (self.source.serves(), self.target.serves());
         assert!(!(source && target), "both hosts let writes through");
-        if self.moves == Moves::Machine {
+        if self.moves == Moves::Vm {
             let run = (self.source.guest, self.target.guest);
-            assert_ne!(run, (Guest::Runs, Guest::Runs), "the machine runs at both hosts");
+            assert_ne!(run, (Guest::Runs, Guest::Runs), "the VM runs at both hosts");
             assert_ne!(
                 run,
                 (Guest::Runs, Guest::Broken),
@@ -191,10 +191,10 @@ impl Model {
         let moved = |outcome: &Outcome| matches!(outcome, Outcome::Moved { .. });
         assert_eq!(moved(&given), moved(&taken), "{given:?} at the source, {taken:?} at the target");
         assert_eq!(moved(&given), self.target.serves());
-        if self.moves == Moves::Machine {
+        if self.moves == Moves::Vm {
             let there = moved(&given);
-            assert_eq!(self.source.guest == Guest::Runs, !there, "the machine is where its volumes are");
-            assert_eq!(self.target.guest != Guest::Stands, there, "the machine is where its volumes are");
+            assert_eq!(self.source.guest == Guest::Runs, !there, "the VM is where its volumes are");
+            assert_eq!(self.target.guest != Guest::Stands, there, "the VM is where its volumes are");
         }
         self.source.check_books(&given);
         self.target.check_books(&taken);

@@ -38,7 +38,7 @@ fn an_offer_that_knows_no_origins_is_said_as_the_first_hosts_said_it() {
 #[test]
 fn a_look_ahead_and_its_answer_are_read_as_they_were_sent() {
     let Message::Open { offer, .. } = offer_of("disk", Origin::Unknown) else { unreachable!() };
-    let survey = |held_bytes| Survey { offer: offer.clone(), held_bytes, machine: vec![1, 2, 3] };
+    let survey = |held_bytes| Survey { offer: offer.clone(), held_bytes, vm: vec![1, 2, 3] };
     check(&Message::Survey { question: 7, survey: survey(vec![4096; offer.volumes.len()]) });
     let short = Message::Survey { question: 7, survey: survey(Vec::new()) };
     assert_eq!(encode(&short), Err(WireError::Malformed));
@@ -153,7 +153,7 @@ fn offer_of(name: &str, origin: Origin) -> Message {
         format: Some(ImageFormat::Qcow2),
         allocation: Allocation::Thick,
         forwarding: Forwarding::Always,
-        machine: Some(OfferedVm { name: name.to_owned() }),
+        vm: Some(OfferedVm { name: name.to_owned() }),
         sharing: Sharing::Wanted,
     };
     Message::Open { migration: MIGRATION, offer }

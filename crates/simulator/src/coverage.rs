@@ -222,7 +222,7 @@ fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
 fn impossible_on_one_host(fault: Fault, phase: Phase) -> Option<&'static str> {
     use Phase::{Closing, Committing, Discarding, Ended, Memory, Preparing, Releasing, Retiring, TakingBack};
     match (fault, phase) {
-        (_, Memory) => Some("no machine goes along: the two hosts' model in `migration` has one"),
+        (_, Memory) => Some("no VM goes along: the two hosts' model in `migration` has one"),
         (Fault::Kill | Fault::PowerCut | Fault::Cancel, _) => None,
         (_, Ended) => Some("it is over at the instant at which it begins"),
         (Fault::SourceError | Fault::SourceSlow, Releasing | Committing | TakingBack) => {

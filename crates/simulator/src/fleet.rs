@@ -23,7 +23,6 @@ mod leaving;
 mod line;
 mod link;
 mod luck;
-mod machine;
 mod neighbours;
 mod party;
 mod people;
@@ -32,6 +31,7 @@ mod rogue;
 mod serving;
 mod stopping;
 pub(crate) mod tally;
+mod vm;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -43,12 +43,12 @@ use migration::journal::Stage;
 use self::branch::{Branch, Branches, TRUNK};
 use self::clock::{HostClock, HostDriver};
 use self::link::Link;
-use self::machine::SimMachine;
 use self::neighbours::Neighbours;
 use self::party::Party;
 use self::people::People;
 use self::place::Place;
 use self::tally::{Event, Tally};
+use self::vm::SimVm;
 use crate::coverage::Struck;
 use crate::disk::Medium;
 use crate::random::Random;
@@ -75,8 +75,8 @@ pub(crate) struct Fleet {
     branches: Branches,
     people: People,
     neighbours: Neighbours,
-    /// The machine that goes along, if one does.
-    machine: Option<Rc<SimMachine>>,
+    /// The VM that goes along, if one does.
+    vm: Option<Rc<SimVm>>,
     crashes: RefCell<Vec<(Place, Stop)>>,
     tally: RefCell<Tally>,
 }
@@ -90,8 +90,8 @@ pub(crate) fn simulate(seed: u64, hosts: u8, options: &Options, audience: Audien
         Place::all(usize::from(hosts)).map(|_| HostClock::draw(&world.clock, &mut random)).collect();
     let mut executors: Vec<_> = clocks.iter().map(|clock| Executor::new(HostDriver::new(clock))).collect();
     let around = executors.iter().map(Executor::handle).zip(clocks).collect();
-    let machine = SimMachine::draw(&world, seed);
-    let fleet = Fleet::new(&world, &mut random, &scenario, around, machine);
+    let vm = SimVm::draw(&world, seed);
+    let fleet = Fleet::new(&world, &mut random, &scenario, around, vm);
     fleet.begin();
     loop {
         let mut deadline: Option<Duration> = None;
@@ -144,14 +144,14 @@ impl Fleet {
         random: &mut Random,
         scenario: &Scenario,
         around: Vec<(block::Handle, Rc<HostClock>)>,
-        machine: Option<Rc<SimMachine>>,
+        vm: Option<Rc<SimVm>>,
     ) -> Rc<Self> {
         let hosts = around.len();
         let party::Beginnings { parties, guests, links } = party::make(world, random, scenario, around);
         let branches = Branches::default();
         branches.open(guests, Place::A);
-        let people = People::draw(random, hosts, machine.is_some());
-        let neighbours = match machine {
+        let people = People::draw(random, hosts, vm.is_some());
+        let neighbours = match vm {
             None => Neighbours::draw(random, scenario.volumes.iter().map(|plan| plan.disk.size_bytes)),
             // It stands still before its disks change hands, and so would they have to.
             Some(_) => Neighbours::none(random),
@@ -164,7 +164,7 @@ impl Fleet {
             branches,
             people,
             neighbours,
-            machine,
+            vm,
             crashes: RefCell::default(),
             tally: RefCell::default(),
         });
@@ -319,8 +319,8 @@ impl Fleet {
                     None => self.world.violated("owner", || format!("volume {index} is nowhere")),
                 }
             }
-            if let Some(machine) = self.machine.as_ref().filter(|_| branch.number == TRUNK) {
-                machine.check_end(owner.place);
+            if let Some(vm) = self.vm.as_ref().filter(|_| branch.number == TRUNK) {
+                vm.check_end(owner.place);
             }
         }
         let ended = |party: &&Rc<Party>| {

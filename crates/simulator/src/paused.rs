@@ -9,8 +9,8 @@
 
 use std::time::Duration;
 
-use migration::guest::exchange::{Exchange, Goal, Over, SeenDisk, Step};
-use migration::guest::hold::{Action, Event, Hold, Memory, Reason, Running, Seen};
+use migration::vm::exchange::{Exchange, Goal, Over, SeenDisk, Step};
+use migration::vm::hold::{Action, Event, Hold, Memory, Reason, Running, Seen};
 
 use crate::random::Random;
 use crate::world::Violation;

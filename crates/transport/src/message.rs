@@ -51,7 +51,7 @@ pub enum PriorityBoost {
     /// Its messages are as urgent as their priorities say.
     #[default]
     Off,
-    /// Those that are less urgent than memory go before it: a machine stands still until they have arrived.
+    /// Those that are less urgent than memory go before it: a VM stands still until they have arrived.
     AboveMemory,
 }
 

@@ -14,7 +14,7 @@ use clap::Parser;
 use e2e::program;
 use e2e::rounds::{Settings, play_vm_rounds};
 use e2e::vm::GuestImage;
-use lab::demo::{MovedVmOptions, Progress, run_machine};
+use lab::demo::{MovedVmOptions, Progress, run_vm};
 
 /// Makes round trips of a whole VM between two hosts, with cut links, daemons that are killed or stopped, full disks.
 #[derive(Debug, Parser)]
@@ -54,7 +54,7 @@ fn play_quietly(round_trips: NonZeroU32, disk_bytes: u64, margin: Duration) -> a
     let usual = MovedVmOptions::with_image(program::sterna()?, GuestImage::find(None)?, disk_bytes);
     let options = MovedVmOptions { round_trips, margin, ..usual };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(run_machine(options, &mut Progress::on_stderr()))?;
+    let report = runtime.block_on(run_vm(options, &mut Progress::on_stderr()))?;
     print!("{report}");
     ensure!(report.is_good(), "something was wrong");
     Ok(())

@@ -17,8 +17,8 @@ use api::{AdoptVm, Vm};
 use hypervisor::qemu::command_line::script::GivenBack;
 use hypervisor::qemu::{LocalDisk, Qemu};
 use hypervisor::{HypervisorError, RunState};
-use migration::guest::exchange::Goal;
-use migration::guest::hold::Reason;
+use migration::vm::exchange::Goal;
+use migration::vm::hold::Reason;
 use tokio::time::Instant;
 
 use super::exchange::{Exchanged, IsNew, QemuEnded, name_of};

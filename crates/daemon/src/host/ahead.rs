@@ -1,7 +1,7 @@
 //! Looks ahead at a migration to another host: everything that would be in the way is found before anything is begun.
 //!
 //! ```text
-//!   here: hooks, how long the machine may stand still ──┐
+//!   here: hooks, how long the VM may stand still ──┐
 //!   there: Survey ──► Surveyed ─────────────────────────┴─► Ahead: refusals, warnings, where the images would be
 //! ```
 //! A dry run shows all of it ([`super::plan`]); a migration is not begun if there is a refusal. What is seen may change, so
@@ -32,12 +32,12 @@ const VEILS_SINCE: u16 = 3;
 /// How long a round trip is measured again that would be too long: one of a busy link is not always the shortest.
 const MEASURE_MAX: Duration = Duration::from_millis(1500);
 const MEASURE_PAUSE: Duration = Duration::from_millis(50);
-/// Bytes of a small machine's devices, which are sent while it stands still.
+/// Bytes of a small VM's devices, which are sent while it stands still.
 const DEVICES_BYTES_MIN: u64 = 32 << 10;
-/// What a machine has been seen to stand still for besides the way: its last memory, flushes, journals.
+/// What a VM has been seen to stand still for besides the way: its last memory, flushes, journals.
 const STAND_TYPICAL: Duration = Duration::from_millis(50);
 
-/// A machine that is to go along, as far as it is looked at.
+/// A VM that is to go along, as far as it is looked at.
 pub(super) struct AheadVm {
     /// Its name.
     pub name: String,
@@ -58,7 +58,7 @@ pub(super) struct Ahead {
     pub surveyed: Option<Surveyed>,
     /// What each volume holds, in bytes.
     pub held_bytes: Vec<u64>,
-    /// How long an idle machine would stand still at least; `None`: there is none, or nothing was measured.
+    /// How long an idle VM would stand still at least; `None`: there is none, or nothing was measured.
     pub stand_min: Option<Duration>,
 }
 
@@ -79,7 +79,7 @@ impl Host {
         records: &[VolumeRecord],
         elsewhere: &Elsewhere,
         order: &MigrateVolume,
-        machine: Option<&AheadVm>,
+        vm: Option<&AheadVm>,
         thoroughness: Thoroughness,
     ) -> Ahead {
         let host = elsewhere.peer.name.clone();
@@ -91,10 +91,10 @@ impl Host {
             stand_min: None,
         };
         self.look_at_hooks(&mut ahead).await;
-        if let Some(machine) = machine {
-            self.look_at_stand(session, machine, &mut ahead).await;
+        if let Some(vm) = vm {
+            self.look_at_stand(session, vm, &mut ahead).await;
         }
-        let offered = machine.map(|machine| OfferedVm { name: machine.name.clone() });
+        let offered = vm.map(|vm| OfferedVm { name: vm.name.clone() });
         let mut offer = offer(records, &elsewhere.store, order, offered);
         // An older host would not know its own volumes again.
         if session.version().is_none_or(|version| version >= VEILS_SINCE) {
@@ -104,7 +104,7 @@ impl Host {
         let survey = Survey {
             offer,
             held_bytes: ahead.held_bytes.clone(),
-            machine: machine.map(|machine| machine.manifest.clone()).unwrap_or_default(),
+            vm: vm.map(|vm| vm.manifest.clone()).unwrap_or_default(),
         };
         let limit = match thoroughness {
             Thoroughness::DryRun => ANSWER_MAX,
@@ -161,12 +161,12 @@ impl Host {
         }
     }
 
-    /// Looks whether a machine can stand still for as short as it is to.
-    async fn look_at_stand(&self, session: &Session, machine: &AheadVm, ahead: &mut Ahead) {
+    /// Looks whether a VM can stand still for as short as it is to.
+    async fn look_at_stand(&self, session: &Session, vm: &AheadVm, ahead: &mut Ahead) {
         let deadline = tokio::time::Instant::now() + MEASURE_MAX;
         let mut least = stand_min(session);
         while let Some(stand) = least
-            && stand > machine.downtime_max
+            && stand > vm.downtime_max
             && tokio::time::Instant::now() < deadline
         {
             tokio::time::sleep(MEASURE_PAUSE).await;
@@ -174,18 +174,17 @@ impl Host {
         }
         ahead.stand_min = least;
         let Some(stand) = least else { return };
-        if stand > machine.downtime_max {
-            let vm = machine.name.clone();
+        if stand > vm.downtime_max {
             ahead.refusals.push(RequestError::DowntimeUnreachable {
-                vm,
+                vm: vm.name.clone(),
                 least: stand,
-                wanted: machine.downtime_max,
+                wanted: vm.downtime_max,
             });
-        } else if stand * 2 + STAND_TYPICAL > machine.downtime_max {
+        } else if stand * 2 + STAND_TYPICAL > vm.downtime_max {
             ahead.warnings.push(format!(
                 "the VM may stand still for {} ms, and the way alone takes {:.0} ms of that: it may stand still for \
                  longer, or the move be given up; --max-downtime {} is safer",
-                machine.downtime_max.as_millis(),
+                vm.downtime_max.as_millis(),
                 milliseconds(stand),
                 roomy(stand).as_millis()
             ));
@@ -215,7 +214,7 @@ impl Ahead {
     }
 }
 
-/// How long any machine stands still at least: once there with the last of it, half the way back with the word that it is
+/// How long any VM stands still at least: once there with the last of it, half the way back with the word that it is
 /// there, and half the way with the word that it may run (hard case 27); and what its devices take. `None`: the way has not
 /// been measured.
 pub(super) fn stand_min(session: &Session) -> Option<Duration> {

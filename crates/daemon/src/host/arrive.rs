@@ -50,8 +50,8 @@ pub(super) struct Arrival {
     pub(super) remote: MigrationId,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub(super) recorded: Option<Box<MigrationState>>,
-    /// The machine that comes along.
-    pub(super) machine: Option<String>,
+    /// The VM that comes along.
+    pub(super) vm: Option<String>,
 }
 
 /// A volume for which there is room.
@@ -132,9 +132,9 @@ impl Host {
                 "it has as many migrations from this host under way as one host may bring; try again later";
             return Err(RequestError::Invalid(text.to_owned()));
         }
-        if let Some(machine) = &offer.machine {
+        if let Some(vm) = &offer.vm {
             self.check_may_bring_vms(peer)?;
-            self.check_vm_name(&machine.name)?;
+            self.check_vm_name(&vm.name)?;
         }
         blocking(descriptors::require_for_volume).await?;
         let mut expected = Vec::new();
@@ -147,8 +147,8 @@ impl Host {
                 }
             }
         }
-        let (machine, sharing) = (offer.machine.map(|machine| machine.name), offer.sharing);
-        let arrival = self.record_arrival(peer, remote, machine, &expected).await?;
+        let (vm, sharing) = (offer.vm.map(|vm| vm.name), offer.sharing);
+        let arrival = self.record_arrival(peer, remote, vm, &expected).await?;
         let migration = arrival.migration;
         let locations = expected.iter().map(|volume| volume.reserved.location.clone()).collect();
         self.migrations.track(migration, expected.iter().map(|volume| volume.record.volume).collect());
@@ -253,7 +253,7 @@ impl Host {
         &self,
         peer: HostId,
         remote: MigrationId,
-        machine: Option<String>,
+        vm: Option<String>,
         expected: &[Expected],
     ) -> Result<Arrival, RequestError> {
         let starting = self.starting_migration.lock().await;
@@ -282,7 +282,7 @@ impl Host {
             }
             return Err(fault.into());
         }
-        Ok(Arrival { migration, remote, recorded: None, machine })
+        Ok(Arrival { migration, remote, recorded: None, vm })
     }
 
     async fn make_and_wait(

@@ -72,21 +72,21 @@ impl Host {
                 }
             }
         }
-        if let Some(machine) = &arrival.machine {
+        if let Some(vm) = &arrival.vm {
             let expected = match &arrival.recorded {
                 None => Expected::Anew,
                 // N.B. without a promise it comes to nothing, and it may be waiting for the volumes that would wait for it.
                 Some(known) if known.stage == Stage::Copying => Expected::Again(None),
                 Some(_) => {
-                    let found = self.vms.found(machine).await;
+                    let found = self.vms.found(vm).await;
                     // It may have been loaded just before the last daemon was killed.
-                    let is_kept = self.vms.keep_tpm(machine).await.map_err(|error| {
-                        tracing::warn!(vm = %machine, %error, "a VM that came does not run without its TPM");
+                    let is_kept = self.vms.keep_tpm(vm).await.map_err(|error| {
+                        tracing::warn!(vm = %vm, %error, "a VM that came does not run without its TPM");
                     });
                     Expected::Again(found.filter(|_| is_kept.is_ok()))
                 }
             };
-            self.expect_vm(session, (arrival.migration, arrival.remote), machine, names, expected);
+            self.expect_vm(session, (arrival.migration, arrival.remote), vm, names, expected);
         } else {
             let begun = if arrival.recorded.is_some() { Begun::Perhaps } else { Begun::No };
             self.prepare_hooks_in(arrival.migration, arrival.remote, session, begun);
@@ -96,12 +96,12 @@ impl Host {
             return Err(error);
         }
         let migration = arrival.migration;
-        if let Some(machine) = arrival.machine {
+        if let Some(vm) = arrival.vm {
             let (host, settling) = (Arc::clone(self), self.migrations.settle(migration));
             tokio::spawn(async move {
                 // None: the daemon stops, and the next one finds out.
                 if let Some(outcome) = host.migrations.outcome(migration).await {
-                    host.see_vm_in(migration, &machine, &outcome, settling).await;
+                    host.see_vm_in(migration, &vm, &outcome, settling).await;
                 }
             });
         }
@@ -145,7 +145,7 @@ impl Host {
                     }
                 },
                 image: record.image.clone(),
-                moves: if arrival.machine.is_some() { Moves::Machine } else { Moves::Volumes },
+                moves: if arrival.vm.is_some() { Moves::Vm } else { Moves::Volumes },
                 recorded: arrival.recorded.clone(),
             };
             let (kind, migration) = (Kind::Migration, arrival.remote);
@@ -275,7 +275,7 @@ impl Host {
         let Side::Incoming { peer, remote, volumes, .. } = recorded.side.clone() else { return Ok(()) };
         let session = self.hosts.session_with(peer)?;
         self.migrations.track(migration, volumes.iter().map(|record| record.volume).collect());
-        let machine = self.vm_of_arrival(&recorded.names);
+        let vm = self.vm_of_arrival(&recorded.names);
         let mut arriving = Vec::new();
         for record in volumes {
             let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
@@ -285,7 +285,7 @@ impl Host {
             arriving.push(Arriving { record, left_behind, store, claim, home });
         }
         let recorded = Some(Box::new(recorded));
-        let arrival = Arrival { migration, remote, recorded, machine };
+        let arrival = Arrival { migration, remote, recorded, vm };
         self.wait_for_volumes(&session, arrival, arriving).await
     }
 }

@@ -1,7 +1,7 @@
 //! Volumes that went to another host: what is left of them here, and how an interrupted departure goes on.
 //!
 //! Until its last client has left, wherever that is, or for good if somebody asked for that, this host forwards requests to
-//! the owner. A restart ends the connections of clients; forwarded again is then what was asked for, and what a machine of
+//! the owner. A restart ends the connections of clients; forwarded again is then what was asked for, and what a VM of
 //! this host runs on. Clients of other hosts are, as soon as they ask for something.
 
 use std::sync::Arc;
@@ -227,7 +227,7 @@ impl Host {
         Some(lane)
     }
 
-    /// Tells whether a machine of this host runs on a volume: it stays when its volume alone goes elsewhere, and connects again
+    /// Tells whether a VM of this host runs on a volume: it stays when its volume alone goes elsewhere, and connects again
     /// after a restart.
     fn has_vm_on(&self, volume: &str) -> bool {
         let is_adopted = || {
@@ -282,14 +282,14 @@ impl Host {
     ) -> Result<(), RequestError> {
         let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
         let session = self.hosts.session_with(*peer)?;
-        let machine = self.vm_of_departure(&recorded.names);
+        let vm = self.vm_of_departure(&recorded.names);
         let is_copying = matches!(recorded.stage, Stage::Copying);
-        // N.B. A daemon that was killed between the two records, of the migration and of its machine, knows of no machine that
-        // leaves. The volumes of a machine do not go without it: the migration is cancelled below.
+        // N.B. A daemon that was killed between the two records, of the migration and of its VM, knows of no VM that
+        // leaves. The volumes of a VM do not go without it: the migration is cancelled below.
         let stays = self.vm_at_home(&recorded.names).filter(|_| is_copying);
-        let may_leave = machine.is_some() || stays.is_some();
+        let may_leave = vm.is_some() || stays.is_some();
         let moves = match (may_leave, is_copying) {
-            (true, _) => Moves::Machine,
+            (true, _) => Moves::Vm,
             // Whether the other host has hooks the daemon before this one knew.
             (false, true) => Moves::VolumesAfterHooks,
             (false, false) => Moves::Volumes,
@@ -331,21 +331,21 @@ impl Host {
         }
         let Some(first) = departures.first().map(|departure| departure.lane.clone()) else { return Ok(()) };
         self.migrations.track(migration, departures.iter().map(|departure| departure.volume).collect());
-        let reason = if let Some(machine) = machine {
-            self.resume_vm_migration(migration, machine, &session).await?
+        let reason = if let Some(vm) = vm {
+            self.resume_vm_migration(migration, vm, &session).await?
         } else {
             self.prepare_hooks_away(migration, &session, Begun::Perhaps);
-            let machine = stays.unwrap_or_default();
+            let vm = stays.unwrap_or_default();
             format!(
-                "this host's daemon was started again before {machine} had begun to leave; it goes on here: migrate it again"
+                "this host's daemon was started again before {vm} had begun to leave; it goes on here: migrate it again"
             )
         };
         self.hand_over_to(&session, migration, departures).await?;
-        if moves == Moves::Machine && is_copying {
+        if moves == Moves::Vm && is_copying {
             // What the other host had of its memory went with the daemon that carried it.
             tracing::warn!(%migration, reason, "a VM was on its way when this daemon was stopped; it stays here");
             // Too late is as good.
-            let _ = first.fail(migration, FailureCode::MachineStayed, reason).await;
+            let _ = first.fail(migration, FailureCode::VmStayed, reason).await;
         }
         Ok(())
     }

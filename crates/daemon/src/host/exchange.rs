@@ -1,6 +1,6 @@
 //! Disks of a running VM change between their files and their volumes, step by step.
 //!
-//! What comes next is said by [`migration::guest::exchange`], of what QEMU and the journal say at that moment; here it is carried
+//! What comes next is said by [`migration::vm::exchange`], of what QEMU and the journal say at that moment; here it is carried
 //! out, until all disks are on one side. Then the VM runs: [`crate::vms::Holds`].
 
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use api::{NewVolume, RemoveVolume, VolumeSource};
 use hypervisor::qemu::{BlockNode, ExportAddress, Qemu, RECONNECT_SECONDS};
 use hypervisor::{HypervisorError, RunState};
-use migration::guest::exchange::{Exchange, Goal, Over, SeenDisk, Step};
 use migration::journal::ImageFormat;
+use migration::vm::exchange::{Exchange, Goal, Over, SeenDisk, Step};
 
 use super::Host;
 use crate::error::RequestError;

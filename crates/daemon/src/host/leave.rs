@@ -169,9 +169,9 @@ impl Host {
         company: Option<&Company>,
     ) -> Result<Before, RequestError> {
         let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
-        // The other host looks at the machine itself when its volumes have been offered, and refuses it or not. What is only
+        // The other host looks at the VM itself when its volumes have been offered, and refuses it or not. What is only
         // to be known is asked for here.
-        let machine = company.map(|company| {
+        let vm = company.map(|company| {
             let manifest = Vms::files_alone(&company.manifest)?;
             Ok::<_, VmError>(AheadVm {
                 name: company.name.clone(),
@@ -179,9 +179,9 @@ impl Host {
                 manifest,
             })
         });
-        let machine = machine.transpose()?;
+        let vm = vm.transpose()?;
         let asked = Thoroughness::BeforeOffer;
-        let ahead = self.look_ahead(session, &records, elsewhere, order, machine.as_ref(), asked).await;
+        let ahead = self.look_ahead(session, &records, elsewhere, order, vm.as_ref(), asked).await;
         // One that has not said so may have some.
         let has_hooks = self.has_hooks() || ahead.surveyed.as_ref().is_none_or(|there| there.has_hooks);
         let hooks = if has_hooks { Hooks::Some } else { Hooks::None };
@@ -253,14 +253,14 @@ impl Host {
     ) -> Result<(), RequestError> {
         let session = &self.hosts.session(&elsewhere.peer)?;
         let host = elsewhere.peer.name.clone();
-        let machine = company.as_ref().map(|company| OfferedVm { name: company.name.clone() });
+        let vm = company.as_ref().map(|company| OfferedVm { name: company.name.clone() });
         let moves = match (&company, hooks) {
-            (Some(_), _) => Moves::Machine,
+            (Some(_), _) => Moves::Vm,
             (None, Hooks::Some) => Moves::VolumesAfterHooks,
             (None, Hooks::None) => Moves::Volumes,
         };
         let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
-        let mut offer = offer(&records, &elsewhere.store, order, machine);
+        let mut offer = offer(&records, &elsewhere.store, order, vm);
         if session.version().is_some_and(|version| version >= ORIGINS_SINCE) {
             self.tell_origins(&mut offer);
         }
@@ -397,7 +397,7 @@ impl Host {
 pub(super) fn switch_over_max(session: &Session, moves: Moves) -> Duration {
     let near = match moves {
         Moves::Volumes | Moves::VolumesAfterHooks => SWITCH_OVER_MAX,
-        Moves::Machine => HANDOVER_TIMEOUT,
+        Moves::Vm => HANDOVER_TIMEOUT,
     };
     near + round_trip(session) * SWITCH_OVER_ROUND_TRIPS
 }
@@ -418,7 +418,7 @@ pub(super) fn offer(
     records: &[VolumeRecord],
     store: &str,
     order: &MigrateVolume,
-    machine: Option<OfferedVm>,
+    vm: Option<OfferedVm>,
 ) -> Offer {
     let volume = |record: &VolumeRecord| OfferedVolume {
         volume: record.volume,
@@ -441,7 +441,7 @@ pub(super) fn offer(
             api::Allocation::Thick => Allocation::Thick,
         },
         forwarding: forwarding(order),
-        machine,
+        vm,
         sharing: match order.shared_target {
             SharedTarget::Auto => Sharing::Wanted,
             SharedTarget::Never => Sharing::Refused,

@@ -28,7 +28,7 @@ use crate::migrations::{image_format, parse_id};
 use crate::opening;
 
 impl Host {
-    /// Begins to move a volume, or a machine, now.
+    /// Begins to move a volume, or a VM, now.
     ///
     /// # Errors
     /// [`RequestError`]: the volume stays where it is, and nothing of the target is left.
@@ -72,10 +72,10 @@ impl Host {
         self.migrations.get(&self.journal, migration)
     }
 
-    /// Refuses a name that no volume has, of an order that is not for a machine that goes to another host.
+    /// Refuses a name that no volume has, of an order that is not for a VM that goes to another host.
     ///
     /// # Errors
-    /// [`RequestError::NothingToMove`], [`RequestError::VolumeGone`]; [`RequestError::Invalid`]: it is a machine.
+    /// [`RequestError::NothingToMove`], [`RequestError::VolumeGone`]; [`RequestError::Invalid`]: it is a VM.
     pub(super) fn check_is_volume(&self, name: &str, order: &MigrateVolume) -> Result<(), RequestError> {
         match self.record_named(name) {
             Err(RequestError::VolumeNotFound(_)) => {}
@@ -212,8 +212,8 @@ impl Host {
         }
     }
 
-    /// Whether a name is meant as that of a machine of ours: if there is a volume of that name, too, what goes to a store of this
-    /// host is the volume, because no machine does.
+    /// Whether a name is meant as that of a VM of ours: if there is a volume of that name, too, what goes to a store of this
+    /// host is the volume, because no VM does.
     ///
     /// # Errors
     /// [`RequestError`]: nothing is called as the target is.
@@ -364,7 +364,7 @@ impl Host {
     }
 }
 
-/// Refuses for a volume what is said of a machine's memory.
+/// Refuses for a volume what is said of a VM's memory.
 ///
 /// # Errors
 /// [`RequestError::Invalid`].

@@ -61,7 +61,7 @@ impl Host {
         .await
     }
 
-    /// Changes what another host is trusted with. A machine that is on its way already comes.
+    /// Changes what another host is trusted with. A VM that is on its way already comes.
     ///
     /// # Errors
     /// [`RequestError::Hosts`].

@@ -1,7 +1,7 @@
 //! A dry run: what a migration would do, and everything that would be in its way. Nothing is begun, and nothing is left.
 //!
 //! ```text
-//!   order ──► who moves ──► turn, volumes, machine ──┬─ a store here ──► its place
+//!   order ──► who moves ──► turn, volumes, VM ──┬─ a store here ──► its place
 //!                                                    └─ another host ──► ahead.rs, both sides
 //!          ──► refusals, warnings, bytes, links, time
 //! ```
@@ -33,7 +33,7 @@ use crate::migrations::image_location;
 use crate::queue::Outlook;
 use crate::vms::{Adopted, VmError};
 
-/// What the machine of a dry run is.
+/// What the VM of a dry run is.
 enum Company {
     /// One that Sterna runs.
     Ours(Arc<Qemu>),
@@ -168,10 +168,10 @@ impl Host {
     async fn plan_vm(self: &Arc<Self>, name: &str, plan: &mut MigrationPlan) -> Option<Company> {
         let looked = async {
             drop(self.vms.operate(name)?);
-            let machine = self.vms.qemu(name)?;
-            check_movable(name, &*machine).await?;
+            let vm = self.vms.qemu(name)?;
+            check_movable(name, &*vm).await?;
             self.check_tpm(name)?;
-            Ok::<_, RequestError>(machine)
+            Ok::<_, RequestError>(vm)
         };
         looked.await.map(Company::Ours).map_err(|error| plan.refuse(&error)).ok()
     }
@@ -179,16 +179,16 @@ impl Host {
     async fn plan_adopted(self: &Arc<Self>, adopted: &Adopted, plan: &mut MigrationPlan) -> Option<Company> {
         let name = &adopted.name;
         let looked = async {
-            let machine = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(name))?;
-            let derived = derived(adopted, &machine).await?;
-            check_movable(name, &machine).await?;
-            Ok::<_, RequestError>((machine, derived))
+            let vm = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(name))?;
+            let derived = derived(adopted, &vm).await?;
+            check_movable(name, &vm).await?;
+            Ok::<_, RequestError>((vm, derived))
         };
         match looked.await {
-            Ok((machine, derived)) => {
+            Ok((vm, derived)) => {
                 let stays = derived.left_behind.iter().map(|what| format!("stays behind: {what}"));
                 plan.warnings.extend(stays);
-                Some(Company::Adopted(Arc::new(machine), derived.text))
+                Some(Company::Adopted(Arc::new(vm), derived.text))
             }
             Err(error) => {
                 plan.refuse(&error);
@@ -241,18 +241,18 @@ impl Host {
         if let Err(error) = self.reach(&session, &elsewhere.peer).await {
             return plan.refuse(&error);
         }
-        let machine = match company {
+        let vm = match company {
             None => None,
             Some(company) => self.plan_company(company, order, plan).await,
         };
         let thorough = Thoroughness::DryRun;
-        let ahead = self.look_ahead(&session, records, &elsewhere, order, machine.as_ref(), thorough).await;
+        let ahead = self.look_ahead(&session, records, &elsewhere, order, vm.as_ref(), thorough).await;
         for refusal in &ahead.refusals {
             plan.refuse(refusal);
         }
         plan.warnings.extend(ahead.warnings);
-        if let Some(machine) = &mut plan.machine {
-            machine.least_downtime_ms = ahead.stand_min.map(milliseconds);
+        if let Some(vm) = &mut plan.machine {
+            vm.least_downtime_ms = ahead.stand_min.map(milliseconds);
         }
         if let Some(surveyed) = &ahead.surveyed {
             plan.place_there(&elsewhere.peer.name, records, surveyed);
@@ -264,7 +264,7 @@ impl Host {
         self.warn_of_clients(records, plan).await;
     }
 
-    /// What the other host must know of the machine.
+    /// What the other host must know of the VM.
     async fn plan_company(
         self: &Arc<Self>,
         company: Company,
@@ -272,25 +272,25 @@ impl Host {
         plan: &mut MigrationPlan,
     ) -> Option<AheadVm> {
         let name = plan.name.clone();
-        let (machine, text) = match company {
-            Company::Ours(machine) => (machine, None),
-            Company::Adopted(machine, text) => (machine, Some(text)),
+        let (vm, text) = match company {
+            Company::Ours(vm) => (vm, None),
+            Company::Adopted(vm, text) => (vm, Some(text)),
         };
         let held = plan.volumes.iter().map(|volume| (volume.name.clone(), volume.held_bytes)).collect();
         plan.machine = Some(PlannedMachine {
             name: name.clone(),
-            memory_bytes: machine.memory_bytes().await.ok(),
+            memory_bytes: vm.memory_bytes().await.ok(),
             max_downtime_ms: u64::try_from(downtime_max(order).as_millis()).unwrap_or(u64::MAX),
             least_downtime_ms: None,
         });
         check_order(order).unwrap_or_else(|error| plan.refuse(&error));
         if order.memory == Memory::PostCopy {
-            // Whether QEMU there can is asked there, with what the machine needs.
-            check_post_copy(&name, &*machine).await.unwrap_or_else(|error| plan.refuse(&error));
+            // Whether QEMU there can is asked there, with what the VM needs.
+            check_post_copy(&name, &*vm).await.unwrap_or_else(|error| plan.refuse(&error));
             plan.warnings.push(Memory::POST_COPY_PRICE.to_owned());
         }
         let downtime_max = downtime_max(order);
-        match self.vms.announcement(&name, text, &machine, order.memory, held).await {
+        match self.vms.announcement(&name, text, &vm, order.memory, held).await {
             Ok(manifest) => Some(AheadVm { name, downtime_max, manifest }),
             Err(error) => {
                 plan.refuse(&error.into());
@@ -460,7 +460,7 @@ impl Draw for MigrationPlan {
 
     fn estimate(&mut self, order: &MigrateVolume) {
         let volumes: u64 = self.volumes.iter().map(|volume| volume.held_bytes).sum();
-        let memory = self.machine.as_ref().and_then(|machine| machine.memory_bytes).unwrap_or(0);
+        let memory = self.machine.as_ref().and_then(|vm| vm.memory_bytes).unwrap_or(0);
         self.bytes_max = volumes.saturating_add(memory);
         if let Some(ordered) = order.bandwidth_bytes_per_second.filter(|rate| *rate > 0)
             && self.bytes_per_second.is_none_or(|rate| ordered < rate)

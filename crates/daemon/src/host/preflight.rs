@@ -1,4 +1,4 @@
-//! Before a machine moves: what the source says that it needs, and whether the target has it.
+//! Before a VM moves: what the source says that it needs, and whether the target has it.
 //!
 //! ```text
 //!   source: manifest_of ── definition, files, needs ──► target: check_arrival ── what QEMU and the kernel there have, space
@@ -18,7 +18,7 @@ use crate::moving::Terms;
 use crate::vms::{Differences, Vms};
 
 impl Host {
-    /// What another host must be given to run a machine with these volumes.
+    /// What another host must be given to run a VM with these volumes.
     ///
     /// # Errors
     /// [`RequestError`].
@@ -44,7 +44,7 @@ impl Host {
         Ok(self.vms.definition(name, held).await?)
     }
 
-    /// Looks whether this host has what a machine needs that is to come with volumes whose images have been reserved, and
+    /// Looks whether this host has what a VM needs that is to come with volumes whose images have been reserved, and
     /// says on which of the wished terms its memory can come.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl Host {
         wished: Terms,
     ) -> Result<Terms, String> {
         let compared = Vms::compare_files(manifest).await.map_err(|error| error.to_string())?;
-        // What is only to be known was said before the machine was offered.
+        // What is only to be known was said before the VM was offered.
         let (Differences { faults, .. }, _) = compared;
         if !faults.is_empty() {
             return Err(faults.join("; "));

@@ -116,7 +116,7 @@ impl Host {
         promotion: Promotion,
     ) -> Result<(), RequestError> {
         let Side::Incoming { volumes, .. } = &recorded.side else { return Ok(()) };
-        let machine = self.vm_of_arrival(&recorded.names);
+        let vm = self.vm_of_arrival(&recorded.names);
         let mut taken = Vec::new();
         for record in volumes {
             taken.push((self.take_from_arrival(&record.name).await?, record));
@@ -128,8 +128,8 @@ impl Host {
             drop(claim);
             self.serve_in_background(&record.name);
         }
-        if let Some(machine) = machine {
-            self.settle(&machine, Standing::Arriving, true).await;
+        if let Some(vm) = vm {
+            self.settle(&vm, Standing::Arriving, true).await;
         }
         Ok(())
     }

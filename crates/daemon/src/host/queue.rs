@@ -28,7 +28,7 @@ use crate::queue::{Admission, Need, Turn, WAITING_MAX, Wish, Withdrawal};
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Begins to move a volume or a machine, or lets that wait for its turn.
+    /// Begins to move a volume or a VM, or lets that wait for its turn.
     ///
     /// # Errors
     /// [`RequestError`]: it stays where it is, and nothing of the target is left.

@@ -16,7 +16,7 @@ use crate::stores::removed_path;
 use crate::vms::VmError;
 use crate::volumes::{Claim, Service, Users};
 
-/// How long a client that has just left may still be counted: its machine is stopped and the volume removed in one script.
+/// How long a client that has just left may still be counted: its VM is stopped and the volume removed in one script.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// How often it is looked meanwhile.
 const FAREWELL_POLL: Duration = Duration::from_millis(20);
@@ -40,7 +40,7 @@ impl Host {
         self.remove_unused_volume(name, how).await
     }
 
-    /// The same for a volume that no machine needs, whatever is remembered of machines.
+    /// The same for a volume that no VM needs, whatever is remembered of VMs.
     ///
     /// # Errors
     /// [`RequestError`]: the volume is served as before then.

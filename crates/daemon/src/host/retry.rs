@@ -1,4 +1,4 @@
-//! Doing once more what a migration did not come to: the same volume or machine, the same target, the same options.
+//! Doing once more what a migration did not come to: the same volume or VM, the same target, the same options.
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ use super::Host;
 use crate::error::RequestError;
 use crate::volumes::Claim;
 
-/// How long a command waits at most: two commits, and a start of a volume's machine.
+/// How long a command waits at most: two commits, and a start of a volume's VM.
 const SETTLED_MAX: Duration = Duration::from_secs(10);
 /// How often it is looked, besides being told.
 const SETTLED_POLL: Duration = Duration::from_millis(20);

@@ -1,26 +1,26 @@
-//! Where a machine is that was to move: where its volumes are, once their migration has ended.
+//! Where a VM is that was to move: where its volumes are, once their migration has ended.
 //!
 //! ```text
 //!   was leaving   its volumes are here  → stayed          was arriving   its volumes are here  → arrived
 //!                 they are elsewhere    → left                           they are elsewhere    → abandoned
 //! ```
-//! Until that is noted nobody can move, start or stop the machine, so it is tried until the data folder takes it.
+//! Until that is noted nobody can move, start or stop the VM, so it is tried until the data folder takes it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use migration::guest::hold::Reason;
 use migration::journal::Side;
+use migration::vm::hold::Reason;
 
 use super::Host;
 use super::elsewhere::at_start;
 use crate::vms::{Standing, VmError};
 
-/// Time between two attempts to note where a machine is.
+/// Time between two attempts to note where a VM is.
 const SETTLE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// After a start: machines whose migration has ended, or never came to anything, are where their volumes are.
+    /// After a start: VMs whose migration has ended, or never came to anything, are where their volumes are.
     pub(crate) async fn settle_vms(self: &Arc<Self>) {
         for (name, standing) in self.vms.unsettled() {
             let (host, which) = (Arc::clone(self), name.clone());
@@ -47,7 +47,7 @@ impl Host {
         self.settle(name, standing, is_here).await;
     }
 
-    /// Notes where a machine of this standing is. What cannot be noted now is noted as soon as it can be.
+    /// Notes where a VM of this standing is. What cannot be noted now is noted as soon as it can be.
     pub(super) async fn settle(self: &Arc<Self>, name: &str, standing: Standing, is_here: bool) {
         let Err(error) = self.try_to_settle(name, standing, is_here).await else { return };
         tracing::error!(

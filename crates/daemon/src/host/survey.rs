@@ -1,7 +1,7 @@
 //! What this host would say to an offer: everything that is in the way, and where the images would be. Nothing is taken.
 //!
 //! ```text
-//!   names ─ stores ─ space ─► the machine: QEMU, processor, memory, files, ports ─► hooks ─► refusals, warnings, places
+//!   names ─ stores ─ space ─► the VM: QEMU, processor, memory, files, ports ─► hooks ─► refusals, warnings, places
 //! ```
 //! The same looks are taken when a migration is offered ([`super::arrive`]), when the first that fails ends it.
 
@@ -29,7 +29,7 @@ use crate::vms::{Differences, Scope, Vms};
 impl Host {
     /// Looks at everything that an offer would need here.
     pub(crate) async fn survey(self: &Arc<Self>, peer: HostId, survey: Survey) -> Surveyed {
-        let Survey { mut offer, held_bytes, machine } = survey;
+        let Survey { mut offer, held_bytes, vm } = survey;
         let called: Vec<VolumeId> = offer.volumes.iter().map(|offered| offered.volume).collect();
         self.journal.read(|state| {
             offer.volumes.iter_mut().for_each(|offered| offered.volume = unveiled(state, offered.volume));
@@ -48,14 +48,14 @@ impl Host {
             found.refusals.push(Refusal { code: RefusalCode::Unsuitable, detail });
             return found;
         }
-        if (offer.machine.is_some() || !machine.is_empty())
+        if (offer.vm.is_some() || !vm.is_empty())
             && let Err(error) = self.check_may_bring_vms(peer)
         {
-            // N.B. nothing else: what it would take to run a machine here is nobody's business who may not bring one.
+            // N.B. nothing else: what it would take to run a VM here is nobody's business who may not bring one.
             found.refusals.push(refusal(&error));
             return found;
         }
-        if let Some(name) = offer.machine.as_ref().map(|machine| &machine.name)
+        if let Some(name) = offer.vm.as_ref().map(|vm| &vm.name)
             && let Err(error) = self.check_vm_name(name)
         {
             found.refusals.push(refusal(&error));
@@ -82,8 +82,8 @@ impl Host {
             needed.into_iter().try_for_each(|(store, bytes)| host.stores.get(&store)?.require_space(bytes))
         });
         found.refusals.extend(has_room.await.err().as_ref().map(refusal));
-        if !machine.is_empty() {
-            self.look_at_vm(&machine, &mut found).await;
+        if !vm.is_empty() {
+            self.look_at_vm(&vm, &mut found).await;
         }
         let hooks = self.config.hooks.clone();
         let problems = blocking(move || Ok((hooks.before_problem(), hooks.after_problem())));
@@ -94,10 +94,10 @@ impl Host {
         found
     }
 
-    /// Whether a machine could run here.
-    async fn look_at_vm(&self, machine: &[u8], found: &mut Surveyed) {
+    /// Whether a VM could run here.
+    async fn look_at_vm(&self, vm: &[u8], found: &mut Surveyed) {
         let unsuitable = |detail: String| Refusal { code: RefusalCode::Unsuitable, detail };
-        match Vms::compare_files(machine).await {
+        match Vms::compare_files(vm).await {
             Ok((Differences { faults, warnings }, scope)) => {
                 found.refusals.extend(faults.into_iter().map(unsuitable));
                 found.warnings.extend(warnings);
@@ -107,7 +107,7 @@ impl Host {
             }
             Err(error) => return found.refusals.push(unsuitable(error.to_string())),
         }
-        found.refusals.extend(self.vms.examine(machine, Terms::default()).await.err().map(unsuitable));
+        found.refusals.extend(self.vms.examine(vm, Terms::default()).await.err().map(unsuitable));
     }
 
     /// Where the image of a volume would be; its name is free, and its store can be used.

@@ -1,4 +1,4 @@
-//! Several volumes that move in one migration without a machine: to another host, all of them or none (decision 0033).
+//! Several volumes that move in one migration without a VM: to another host, all of them or none (decision 0033).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Host {
     /// The volumes of an order, the first one first.
     ///
     /// # Errors
-    /// [`RequestError::Invalid`]: one of them is named twice, or is a machine; there are too many.
+    /// [`RequestError::Invalid`]: one of them is named twice, or is a VM; there are too many.
     pub(super) fn names_together(
         &self,
         name: &str,

@@ -345,7 +345,7 @@ fn failure_name(code: FailureCode) -> &'static str {
         FailureCode::HostRefused => "host-refused",
         FailureCode::PromotedElsewhere => "promoted-elsewhere",
         FailureCode::GivenUp => "given-up",
-        FailureCode::MachineStayed => "machine-stayed",
+        FailureCode::VmStayed => "machine-stayed",
         FailureCode::NotBegun => "not-begun",
         FailureCode::HookFailed => "hook-failed",
     }

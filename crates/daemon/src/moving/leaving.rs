@@ -25,7 +25,7 @@ use hypervisor::{
     Hypervisor, HypervisorError, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunChange,
     RunChanges,
 };
-use migration::guest::hold::Reason;
+use migration::vm::hold::Reason;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

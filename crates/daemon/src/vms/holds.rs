@@ -3,7 +3,7 @@
 //! ```text
 //!   paused.json   a note of each, durable before the guest may be paused, gone when it was seen to run
 //! ```
-//! What is done when is said by [`migration::guest::hold`]; here it is carried out. It is tried until the guest runs, or its
+//! What is done when is said by [`migration::vm::hold`]; here it is carried out. It is tried until the guest runs, or its
 //! hypervisor has ended; what keeps it from that is told by [`Holds::why`].
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use hypervisor::{Hypervisor, HypervisorError, MigrationStatus, RunState};
-use migration::guest::hold::{Action, Event, Hold, Memory, Reason, Running, Seen};
+use migration::vm::hold::{Action, Event, Hold, Memory, Reason, Running, Seen};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 

@@ -13,7 +13,7 @@ use transport::{
     Receiver, Session, Settings,
 };
 
-/// How long an answer may take on a busy machine: it only bounds a test that hangs.
+/// How long an answer may take on a busy vm: it only bounds a test that hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What became of a call.

@@ -39,7 +39,7 @@ use crate::workload::{Baseline, GuestOptions, Window};
 pub(crate) use self::link::Link;
 pub use self::link::LinkKind;
 pub use self::machine::{
-    Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay, MovedVmOptions, run_machine,
+    Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay, MovedVmOptions, run_vm,
 };
 pub(crate) use self::pair::Pair;
 pub use self::report::{Copied, HostsFigures, HostsReport, WayFigures};

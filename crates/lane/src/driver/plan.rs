@@ -66,7 +66,7 @@ pub struct SourcePlan {
     pub switch_over_max: Duration,
     /// Where the target's half is.
     pub peer: Peer,
-    /// Whether a machine goes along.
+    /// Whether a VM goes along.
     pub moves: Moves,
 }
 
@@ -126,7 +126,7 @@ pub struct TargetPlan {
     pub trial_max: Duration,
     /// What lets a source on another host use the stores; `None`: the source is on this host.
     pub service: Option<Rc<Service>>,
-    /// Whether a machine comes along.
+    /// Whether a VM comes along.
     pub moves: Moves,
 }
 

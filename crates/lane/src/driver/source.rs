@@ -172,7 +172,7 @@ impl SourceDriver {
         to_target: SendMessage<ToTarget>,
     ) -> (Self, SourceHandle) {
         let source = Source::new(handle.now(), settings(&plan));
-        Self::with_machine(handle, control, buffers, plan, to_target, source)
+        Self::with_vm(handle, control, buffers, plan, to_target, source)
     }
 
     /// Makes the source's half of a migration between hosts that a restart interrupted, which goes on where the journal
@@ -186,10 +186,10 @@ impl SourceDriver {
         recorded: &MigrationState,
     ) -> Option<(Self, SourceHandle)> {
         let source = Source::resume(handle.now(), settings(&plan), recorded)?;
-        Some(Self::with_machine(handle, control, buffers, plan, to_target, source))
+        Some(Self::with_vm(handle, control, buffers, plan, to_target, source))
     }
 
-    fn with_machine(
+    fn with_vm(
         handle: Handle,
         control: Rc<dyn Control>,
         buffers: &BufferPool,
@@ -325,7 +325,7 @@ impl SourceDriver {
         }
     }
 
-    /// While a machine's memory is sent, its disks must not fall behind: what they lack when it stands still is downtime.
+    /// While a VM's memory is sent, its disks must not fall behind: what they lack when it stands still is downtime.
     fn share_link(&self, volume: VolumeIndex, action: &VolumeAction) {
         let boost = match action {
             VolumeAction::Behind => PriorityBoost::AboveMemory,

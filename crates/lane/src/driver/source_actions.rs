@@ -17,7 +17,7 @@ impl SourceDriver {
             SourceAction::Enter(phase) => self.enter(phase),
             SourceAction::StopMachine => {
                 let (paused, is_paused) = oneshot::channel();
-                let stopped = self.control.stop_machine(self.migration, paused);
+                let stopped = self.control.stop_vm(self.migration, paused);
                 self.spawn(async move { SourceEvent::MachineStopped(stopped.await) });
                 let events = self.sender.clone();
                 self.handle.spawn(async move {

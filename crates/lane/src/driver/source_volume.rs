@@ -38,7 +38,7 @@ pub(crate) enum SourceOrder {
     CloseGate(Attempt),
     /// Let them go on.
     OpenGate,
-    /// Let what is copied and mirrored go before a machine's memory, or after it; while the gate is closed it goes before
+    /// Let what is copied and mirrored go before a VM's memory, or after it; while the gate is closed it goes before
     /// it in any case.
     ShareLink(PriorityBoost),
     /// Flush its store while its guest works.
@@ -130,7 +130,7 @@ impl SourceVolume {
         match order {
             SourceOrder::CloseGate(attempt) => {
                 self.tell_copy(VolumeEvent::GateCloses);
-                // N.B. what the replica lacks now is downtime, unless it arrives while a machine's devices are sent.
+                // N.B. what the replica lacks now is downtime, unless it arrives while a VM's devices are sent.
                 self.set_boost(PriorityBoost::AboveMemory);
                 let closed = volume.close();
                 let index = self.index;

@@ -46,7 +46,7 @@ pub struct TargetDriver {
     participants: Vec<TargetParticipant>,
     /// Where the volumes' bytes will be.
     images: Vec<ImageLocation>,
-    /// Why the machine does not run, and how much each volume's gate has let through that said so.
+    /// Why the VM does not run, and how much each volume's gate has let through that said so.
     failing: Option<(String, BTreeMap<VolumeIndex, u64>)>,
     target: Target,
     promised: Rc<Cell<bool>>,
@@ -104,7 +104,7 @@ impl TargetDriver {
             Some(_) => Target::between_hosts(plan.migration, volumes),
         };
         let target = accompanied(target, &plan);
-        Self::with_machine(handle, control, buffers, plan, to_source, target)
+        Self::with_vm(handle, control, buffers, plan, to_source, target)
     }
 
     /// Makes the target's half of a migration between hosts that a restart interrupted, which goes on where the journal
@@ -118,10 +118,10 @@ impl TargetDriver {
         recorded: &MigrationState,
     ) -> Option<(Self, TargetHandle)> {
         let target = accompanied(Target::resume(handle.now(), plan.migration, recorded)?, &plan);
-        Some(Self::with_machine(handle, control, buffers, plan, to_source, target))
+        Some(Self::with_vm(handle, control, buffers, plan, to_source, target))
     }
 
-    fn with_machine(
+    fn with_vm(
         handle: Handle,
         control: Rc<dyn Control>,
         buffers: &BufferPool,
@@ -238,7 +238,7 @@ impl TargetDriver {
             }
             // The loop ends with it.
             TargetAction::End { .. } => {}
-            TargetAction::RunMachine => self.run_machine(),
+            TargetAction::RunMachine => self.run_vm(),
             TargetAction::Open(volume) => self.order(volume, TargetOrder::Open),
             TargetAction::Close(volume) => self.order(volume, TargetOrder::Close),
             TargetAction::Discard => {
@@ -252,9 +252,9 @@ impl TargetDriver {
         }
     }
 
-    /// Lets the machine run; if it does not, it matters whether it has written anything.
-    fn run_machine(&self) {
-        let runs = self.control.run_machine(self.migration);
+    /// Lets the VM run; if it does not, it matters whether it has written anything.
+    fn run_vm(&self) {
+        let runs = self.control.run_vm(self.migration);
         self.spawn(async move {
             match runs.await {
                 Ok(()) => Heard::Target(TargetEvent::MachineRuns),
@@ -263,7 +263,7 @@ impl TargetDriver {
         });
     }
 
-    /// A machine that does not run may have written to this volume. When that is known of all of them, it is known whether
+    /// A VM that does not run may have written to this volume. When that is known of all of them, it is known whether
     /// they can go back.
     fn changes_counted(&mut self, now: Duration, volume: VolumeIndex, changes: u64) {
         let Some((_, counted)) = &mut self.failing else { return };
@@ -303,6 +303,6 @@ impl TargetDriver {
 fn accompanied(target: Target, plan: &TargetPlan) -> Target {
     match plan.moves {
         Moves::Volumes | Moves::VolumesAfterHooks => target,
-        Moves::Machine => target.with_machine(),
+        Moves::Vm => target.with_vm(),
     }
 }

@@ -6,7 +6,7 @@
 //!      ▲    taken: to promise, or because blocks come over the link │
 //!      └─────────────────────────────────────────────────────────────┘
 //! ```
-//! While it is leased it can be read, for a machine that waits looks at its disks; what is read then is what the source has
+//! While it is leased it can be read, for a VM that waits looks at its disks; what is read then is what the source has
 //! written by then.
 
 use std::cell::{Cell, RefCell};

@@ -83,8 +83,8 @@ impl Lane {
                 Rc::new(Nobody)
             }
         };
-        // A machine that waits reads its disks when it begins (design §5.10): it does so when nothing of them is missing.
-        if order.moves == Moves::Machine && self.volume.gate().mode() == GateMode::Hold {
+        // A VM that waits reads its disks when it begins (design §5.10): it does so when nothing of them is missing.
+        if order.moves == Moves::Vm && self.volume.gate().mode() == GateMode::Hold {
             self.volume.open_for_reading();
         }
         self.handle.spawn(rpc.run(channel.events, service, listener));

@@ -33,7 +33,7 @@ const LINK_BYTES_PER_SECOND: f64 = 156e6;
 const DEPTH_MAX: f64 = 64.0;
 /// How long a write may be held whose guest may be about to be stopped: it does not come to a stand while one is held, and
 /// stands still for that long (hard case 16).
-const MACHINE_WAIT_MAX: Duration = Duration::from_millis(50);
+const VM_WAIT_MAX: Duration = Duration::from_millis(50);
 /// Bytes of guest writes that may be on their way to another host: three times what fills 1 Gbit/s at 180 ms.
 const BUFFER_BYTES_MAX: u64 = 64 << 20;
 
@@ -198,7 +198,7 @@ impl Lane {
             limits: TimeLimits {
                 mirror_wait_max: match order.moves {
                     Moves::Volumes | Moves::VolumesAfterHooks => self.settings.mirror_wait_max,
-                    Moves::Machine => self.settings.mirror_wait_max.min(MACHINE_WAIT_MAX),
+                    Moves::Vm => self.settings.mirror_wait_max.min(VM_WAIT_MAX),
                 },
                 switch_over_max: order.switch_over_max,
                 ..TimeLimits::default()

@@ -232,8 +232,8 @@ impl Control for Remembering {
         })
     }
 
-    /// The machine is paused at once, and its hypervisor never has done with it.
-    fn stop_machine(&self, _: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
+    /// The VM is paused at once, and its hypervisor never has done with it.
+    fn stop_vm(&self, _: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
         paused.send(()).unwrap();
         Box::pin(pending())
     }

@@ -1,5 +1,5 @@
 //! Volumes that leave together, of which one is on a thread that is slow to hear: a restart of the target's host counts from
-//! the moment at which the driver hears of it. And with a machine: what its hypervisor still wants of them is not held.
+//! the moment at which the driver hears of it. And with a VM: what its hypervisor still wants of them is not held.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -153,7 +153,7 @@ fn what_a_volume_says_that_has_not_heard_of_a_restart_begins_no_handover() {
 fn what_a_hypervisor_still_wants_of_its_disks_is_not_held() {
     play(|scene| async move {
         scene.fill(64).await;
-        let (group, follows) = Together::begin(&scene, Moves::Machine);
+        let (group, follows) = Together::begin(&scene, Moves::Vm);
         scene.handle.spawn(follows);
         let attempt = group.asked(&scene).await;
         assert_eq!(*group.boosts.borrow(), [PriorityBoost::AboveMemory], "what was left is downtime");
@@ -161,7 +161,7 @@ fn what_a_hypervisor_still_wants_of_its_disks_is_not_held() {
         let tells = Rc::clone(&answered);
         scene.handle.spawn(async move { tells.set(device.flush().await.is_ok()) });
         scene.handle.sleep(LONG).await;
-        assert!(answered.get(), "the machine would not come to an end");
+        assert!(answered.get(), "the VM would not come to an end");
         assert_eq!(group.told.borrow().last(), Some(&ToTarget::Abort(attempt)));
         assert_eq!(group.boosts.borrow()[1], PriorityBoost::Off, "the next try waits for the memory");
     });
@@ -171,7 +171,7 @@ fn what_a_hypervisor_still_wants_of_its_disks_is_not_held() {
 fn disks_that_fall_behind_while_memory_is_sent_go_before_it_until_they_have_caught_up() {
     play(|scene| async move {
         scene.fill(64).await;
-        let (group, follows) = Together::begin(&scene, Moves::Machine);
+        let (group, follows) = Together::begin(&scene, Moves::Vm);
         scene.handle.spawn(follows);
         group.asked(&scene).await;
         // It ends the early try: the memory is still sent, and the gates are open.

@@ -264,8 +264,8 @@ pub enum FailureCode {
     PromotedElsewhere,
     /// The source gave the migration up; it knows why.
     GivenUp,
-    /// The machine that uses the volumes could not be stopped and loaded at the target.
-    MachineStayed,
+    /// The VM that uses the volumes could not be stopped and loaded at the target.
+    VmStayed,
     /// It waited for its turn, and when that came it could not begin.
     NotBegun,
     /// What was to be done before the volumes change hands failed.

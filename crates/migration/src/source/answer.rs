@@ -21,7 +21,7 @@ impl Source {
 
     pub(super) fn committed(&mut self, now: Duration, result: Result<(), CommitFault>) {
         match (&mut self.state, result) {
-            // With a machine: of its early try.
+            // With a VM: of its early try.
             (
                 State::Copying { .. } | State::Settling { .. } | State::RunningHooks | State::MovingMemory,
                 Ok(()),

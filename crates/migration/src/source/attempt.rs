@@ -106,7 +106,7 @@ impl Source {
                 self.state = State::RunningHooks;
                 self.actions.push_back(SourceAction::RunHooks);
             }
-            Moves::Machine => {
+            Moves::Vm => {
                 self.state = State::MovingMemory;
                 self.early = Early::NotYet;
                 self.actions.push_back(SourceAction::Enter(Phase::Memory));
@@ -132,7 +132,7 @@ impl Source {
         }
     }
 
-    /// **N.B.** With a machine, not before it stands still: one whose requests are held does not come to a stand (hard case 16).
+    /// **N.B.** With a VM, not before it stands still: one whose requests are held does not come to a stand (hard case 16).
     pub(super) fn close_gates(&mut self, now: Duration) {
         if self.attempt.next() == Attempt::ALL {
             let detail =
@@ -169,11 +169,11 @@ impl Source {
     }
 
     /// Goes on behind closed gates when the replicas have everything; those that were near enough will soon. With a
-    /// machine that stands still already, what is left is waited for in any case.
+    /// VM that stands still already, what is left is waited for in any case.
     fn prepare_if_complete(&mut self, now: Duration) {
         let State::Closing { began, .. } = &self.state else { return };
         let gates_closing_at = *began;
-        if !self.all_at_least(Standing::Converged) && self.settings.moves != Moves::Machine {
+        if !self.all_at_least(Standing::Converged) && self.settings.moves != Moves::Vm {
             // The last mirrored writes failed at the target: they are copied, and then it is tried again.
             self.give_up_attempt(now);
             return;
@@ -248,7 +248,7 @@ impl Source {
             return;
         }
         let told = !matches!(self.state, State::Closing { .. });
-        if self.settings.moves == Moves::Machine {
+        if self.settings.moves == Moves::Vm {
             self.keep_machine();
             return;
         }
@@ -266,10 +266,10 @@ impl Source {
         }
     }
 
-    /// A machine that was stopped for nothing goes on at once, here; to move it is begun anew or not at all.
+    /// A VM that was stopped for nothing goes on at once, here; to move it is begun anew or not at all.
     fn keep_machine(&mut self) {
         let detail = format!(
-            "the disks were not handed over within {} ms after the machine had been stopped",
+            "the disks were not handed over within {} ms after the VM had been stopped",
             self.settings.switch_over_max.as_millis()
         );
         let failed = Outcome::Failed { code: FailureCode::HandoverRefused, detail };

@@ -1,16 +1,16 @@
-//! A try at the handover that begins early: a machine that goes along stands still, and its hypervisor still sends the last of
+//! A try at the handover that begins early: a VM that goes along stands still, and its hypervisor still sends the last of
 //! its memory and its devices (hard case 27).
 //!
 //! ```text
-//!   machine   works ──► paused ──────── devices ────────► loaded at the target
+//!   VM   works ──► paused ──────── devices ────────► loaded at the target
 //!                         │                                  │
 //!   early     NotYet ──► Due ──► UnderWay ───────────────► Over: the same try goes on, and releases
 //!                         near    │  gates closed, both sides flush, the target promises
 //!                         enough  ▼
 //!                                Over: somebody wanted something of a disk, or the target could not promise;
-//!                                      the gates are open again, and the next try waits for the machine
+//!                                      the gates are open again, and the next try waits for the VM
 //! ```
-//! It is a try like any other, but for two things: it releases nothing before the machine is loaded, and a request that its
+//! It is a try like any other, but for two things: it releases nothing before the VM is loaded, and a request that its
 //! gates hold ends it. A hypervisor may have something to write until its own migration is over, and would never come to an
 //! end behind a closed gate (hard case 16).
 
@@ -25,19 +25,19 @@ use crate::phase::Phase;
 /// How far the early try is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Early {
-    /// The machine works, or there is none.
+    /// The VM works, or there is none.
     #[default]
     NotYet,
-    /// The machine stands still; the replicas are not near enough yet.
+    /// The VM stands still; the replicas are not near enough yet.
     Due,
-    /// It has been begun, and the machine is not loaded yet.
+    /// It has been begun, and the VM is not loaded yet.
     UnderWay,
-    /// It was given up, or the machine is loaded.
+    /// It was given up, or the VM is loaded.
     Over,
 }
 
 impl Source {
-    /// The machine does nothing any more, but its hypervisor has not done with it.
+    /// The VM does nothing any more, but its hypervisor has not done with it.
     pub(super) fn machine_paused(&mut self, now: Duration) {
         if matches!(self.state, State::MovingMemory) && self.early == Early::NotYet {
             self.early = Early::Due;
@@ -54,18 +54,18 @@ impl Source {
         }
     }
 
-    /// **N.B.** From here on the machine stands still in any case: nobody asks for anything of its disks.
+    /// **N.B.** From here on the VM stands still in any case: nobody asks for anything of its disks.
     pub(super) fn machine_stopped(&mut self, now: Duration, result: Result<(), String>) {
         if !matches!(self.state, State::MovingMemory) && self.early != Early::UnderWay {
             return;
         }
         if let Err(detail) = result {
-            self.end_before_release(Outcome::Failed { code: FailureCode::MachineStayed, detail });
+            self.end_before_release(Outcome::Failed { code: FailureCode::VmStayed, detail });
             return;
         }
         self.early = Early::Over;
         match &mut self.state {
-            // The switch-over is counted from here: until now the disks were not what the machine waited for.
+            // The switch-over is counted from here: until now the disks were not what the VM waited for.
             State::Closing { began, .. } => {
                 *began = now;
                 self.actions.push_back(SourceAction::Enter(Phase::Closing));
@@ -87,7 +87,7 @@ impl Source {
         }
     }
 
-    /// As if it had not been begun; the next try waits for the machine.
+    /// As if it had not been begun; the next try waits for the VM.
     pub(super) fn give_up_early(&mut self) {
         let told = matches!(self.state, State::Preparing { .. });
         self.early = Early::Over;

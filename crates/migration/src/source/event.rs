@@ -23,7 +23,7 @@ pub struct SourceSettings {
     pub switch_over_max: Duration,
     /// Where the target is.
     pub peer: Peer,
-    /// Whether a machine goes along.
+    /// Whether a VM goes along.
     pub moves: Moves,
 }
 
@@ -36,9 +36,9 @@ pub enum Moves {
     /// Volumes, and somebody has something to do before they change hands, such as to change routes: once, when they are
     /// copied, while whoever uses them works on.
     VolumesAfterHooks,
-    /// Volumes, and the machine that uses them: it is brought to a stand before the gates close, and runs at the target
+    /// Volumes, and the VM that uses them: it is brought to a stand before the gates close, and runs at the target
     /// after they have opened there (design §5.15).
-    Machine,
+    Vm,
 }
 
 /// Where the target of a migration is, seen from its source.
@@ -107,9 +107,9 @@ pub enum SourceEvent {
     },
     /// The target says something.
     Received(ToSource),
-    /// The machine stands still at the source; its hypervisor has not done with it yet, and may ask for something of its disks.
+    /// The VM stands still at the source; its hypervisor has not done with it yet, and may ask for something of its disks.
     MachinePaused,
-    /// The machine stands still at the source and is loaded, still, at the target; or why it does not.
+    /// The VM stands still at the source and is loaded, still, at the target; or why it does not.
     MachineStopped(Result<(), String>),
     /// What was to be done before the volumes change hands is done; or why they are to stay.
     HooksRun(Result<(), String>),
@@ -127,7 +127,7 @@ pub enum SourceEvent {
 pub enum SourceAction {
     /// The phase has changed; for reports.
     Enter(Phase),
-    /// Copy the memory of the machine, and bring it to a stand. Until then its disks are mirrored.
+    /// Copy the memory of the VM, and bring it to a stand. Until then its disks are mirrored.
     StopMachine,
     /// Do what is to be done before the volumes change hands. Until then they are mirrored.
     RunHooks,

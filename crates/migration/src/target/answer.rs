@@ -223,7 +223,7 @@ impl Target {
             self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Open));
             match self.moves {
                 Moves::Volumes | Moves::VolumesAfterHooks => self.activate(own, took),
-                Moves::Machine => {
+                Moves::Vm => {
                     self.state = State::Running { own, took };
                     self.actions.push_back(TargetAction::RunMachine);
                 }
@@ -238,8 +238,8 @@ impl Target {
         }
     }
 
-    /// Without a write of its own here the volumes can go back, and the machine goes on where it came from; otherwise
-    /// they are this host's, and so is the machine, whatever is wrong with it (design §5.14).
+    /// Without a write of its own here the volumes can go back, and the VM goes on where it came from; otherwise
+    /// they are this host's, and so is the VM, whatever is wrong with it (design §5.14).
     pub(super) fn machine_failed(&mut self, detail: String, wrote: Wrote) {
         let State::Running { own, took } = &self.state else { return };
         let (own, took) = (own.clone(), *took);

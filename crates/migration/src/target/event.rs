@@ -37,9 +37,9 @@ pub enum TargetEvent {
         /// Why.
         detail: String,
     },
-    /// The machine that came along runs.
+    /// The VM that came along runs.
     MachineRuns,
-    /// The machine that came along does not run.
+    /// The VM that came along does not run.
     MachineFailed {
         /// Why.
         detail: String,
@@ -110,7 +110,7 @@ pub enum TargetAction {
     Start(VolumeIndex),
     /// Let a volume's writes through.
     Open(VolumeIndex),
-    /// Let the machine that came along run; its volumes are open.
+    /// Let the VM that came along run; its volumes are open.
     RunMachine,
     /// Serve nothing of a volume any more.
     Close(VolumeIndex),

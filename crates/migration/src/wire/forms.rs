@@ -117,7 +117,7 @@ pub(super) struct OfferForm {
     allocation: AllocationForm,
     forwarding: ForwardingForm,
     /// Its name.
-    machine: Option<String>,
+    vm: Option<String>,
     sharing: SharingForm,
 }
 
@@ -250,7 +250,7 @@ impl OfferForm {
             let fits = volume.block_size_bytes.is_power_of_two() && volume.size_bytes > 0;
             if fits { Ok(()) } else { Err(WireError::Malformed) }
         })?;
-        self.machine.iter().try_for_each(|name| at_most(name.len(), NAME_BYTES_MAX, "bytes of a name"))
+        self.vm.iter().try_for_each(|name| at_most(name.len(), NAME_BYTES_MAX, "bytes of a name"))
     }
 }
 
@@ -384,7 +384,7 @@ impl From<Offer> for OfferForm {
             format: offer.format.map(Into::into),
             allocation: offer.allocation.into(),
             forwarding: offer.forwarding.into(),
-            machine: offer.machine.map(|machine| machine.name),
+            vm: offer.vm.map(|vm| vm.name),
             sharing: offer.sharing.into(),
         }
     }
@@ -407,7 +407,7 @@ impl From<OfferForm> for Offer {
             format: form.format.map(Into::into),
             allocation: form.allocation.into(),
             forwarding: form.forwarding.into(),
-            machine: form.machine.map(|name| OfferedVm { name }),
+            vm: form.vm.map(|name| OfferedVm { name }),
             sharing: form.sharing.into(),
         }
     }

@@ -18,8 +18,8 @@ pub struct Offer {
     pub allocation: Allocation,
     /// Who goes on offering them to clients.
     pub forwarding: crate::journal::Forwarding,
-    /// The machine that goes along with them; `None`: whoever uses them sees to itself.
-    pub machine: Option<OfferedVm>,
+    /// The VM that goes along with them; `None`: whoever uses them sees to itself.
+    pub vm: Option<OfferedVm>,
     /// Whether the source would write to the images itself.
     pub sharing: Sharing,
 }
@@ -33,7 +33,7 @@ pub enum Sharing {
     Refused,
 }
 
-/// A machine that goes along with its volumes.
+/// A VM that goes along with its volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfferedVm {
     /// The name that it has at the source, and is to have at the target.

@@ -16,9 +16,9 @@ pub struct Survey {
     pub offer: Offer,
     /// What each of its volumes holds, in bytes.
     pub held_bytes: Vec<u64>,
-    /// What is needed to run the machine that would come along, in a form that only daemons know; empty: it is not to be
+    /// What is needed to run the VM that would come along, in a form that only daemons know; empty: it is not to be
     /// looked at.
-    pub machine: Vec<u8>,
+    pub vm: Vec<u8>,
 }
 
 /// What a target sees of what would be offered.

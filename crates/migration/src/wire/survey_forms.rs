@@ -6,7 +6,7 @@ use super::forms::{CodeForm, FormatForm, OfferForm, at_most, cut};
 use super::opening::Refusal;
 use super::survey::{Survey, Surveyed, SurveyedPlace};
 use super::{
-    DETAIL_BYTES_MAX, MACHINE_BYTES_MAX, NAME_BYTES_MAX, PLACE_BYTES_MAX, REMARKS_MAX, VOLUMES_MAX, WireError,
+    DETAIL_BYTES_MAX, NAME_BYTES_MAX, PLACE_BYTES_MAX, REMARKS_MAX, VM_BYTES_MAX, VOLUMES_MAX, WireError,
 };
 use crate::identity::VolumeId;
 
@@ -14,7 +14,7 @@ use crate::identity::VolumeId;
 pub(super) struct SurveyForm {
     pub(super) offer: OfferForm,
     held_bytes: Vec<u64>,
-    machine: Vec<u8>,
+    vm: Vec<u8>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -38,7 +38,7 @@ struct PlaceForm {
 impl SurveyForm {
     /// Tells whether lists keep to their limits, besides those of the offer.
     pub(super) fn check(&self) -> Result<(), WireError> {
-        at_most(self.machine.len(), MACHINE_BYTES_MAX, "bytes of a machine")?;
+        at_most(self.vm.len(), VM_BYTES_MAX, "bytes of a VM")?;
         match self.held_bytes.len() == self.offer.volume_count() {
             true => Ok(()),
             false => Err(WireError::Malformed),
@@ -65,15 +65,15 @@ impl SurveyedForm {
 
 impl From<Survey> for SurveyForm {
     fn from(survey: Survey) -> Self {
-        let Survey { offer, held_bytes, machine } = survey;
-        Self { offer: offer.into(), held_bytes, machine }
+        let Survey { offer, held_bytes, vm } = survey;
+        Self { offer: offer.into(), held_bytes, vm }
     }
 }
 
 impl From<SurveyForm> for Survey {
     fn from(form: SurveyForm) -> Self {
-        let SurveyForm { offer, held_bytes, machine } = form;
-        Self { offer: offer.into(), held_bytes, machine }
+        let SurveyForm { offer, held_bytes, vm } = form;
+        Self { offer: offer.into(), held_bytes, vm }
     }
 }
 

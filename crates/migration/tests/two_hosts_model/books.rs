@@ -53,7 +53,7 @@ impl Books {
         self.state.migrations[&id].stage.clone()
     }
 
-    /// Does what comes before serving; returns whether a machine is to go on, and whether images were deleted.
+    /// Does what comes before serving; returns whether a VM is to go on, and whether images were deleted.
     pub(crate) fn recover(&mut self) -> (bool, bool) {
         let (mut resumes, mut discards) = (false, false);
         for step in recovery::recover(&self.state) {

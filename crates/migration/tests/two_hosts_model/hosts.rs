@@ -1,4 +1,4 @@
-//! The two hosts of the model: a machine, a journal, gates, and what a daemon makes of them after a crash.
+//! The two hosts of the model: a VM, a journal, gates, and what a daemon makes of them after a crash.
 //! A commit that is under way then is in the journal or not; the gate of a host that is down is closed.
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ const FIRST: Generation = Generation(4);
 #[derive(Clone, Debug)]
 pub(crate) struct Message(pub(crate) wire::Message);
 
-/// What the machine that goes along with the volumes does at one host.
+/// What the VM that goes along with the volumes does at one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Guest {
     Runs,
@@ -155,7 +155,7 @@ impl Giving {
         let (resumes, _) = self.books.recover();
         self.is_open = self.owns();
         self.version += u64::from(self.is_open);
-        // A daemon that has restarted lets a machine go on whose volumes are its own.
+        // A daemon that has restarted lets a VM go on whose volumes are its own.
         if self.owns() {
             self.guest = Guest::Runs;
         }
@@ -265,8 +265,8 @@ impl Giving {
                     self.pending.push(SourceEvent::HooksRun(result));
                 }
                 SourceAction::CloseGate { volume, attempt } => {
-                    let stands = self.moves != Moves::Machine || self.guest == Guest::Stands;
-                    assert!(stands, "a gate closes below a machine that runs");
+                    let stands = self.moves != Moves::Vm || self.guest == Guest::Stands;
+                    assert!(stands, "a gate closes below a VM that runs");
                     self.is_open = false;
                     self.pending.push(SourceEvent::GateClosed { volume, attempt });
                     if self.version.is_multiple_of(3) {
@@ -514,7 +514,7 @@ impl Bringing {
 }
 
 fn accompanied(target: Target, moves: Moves) -> Target {
-    if moves == Moves::Machine { target.with_machine() } else { target }
+    if moves == Moves::Vm { target.with_vm() } else { target }
 }
 
 fn started(migration: MigrationId, volumes: u8, side: Side) -> Record {

@@ -211,8 +211,8 @@ impl Party {
             channel
                 .service
                 .offer(Address::Replica(index as u32), Rc::clone(&coming.store) as Rc<dyn BlockDevice>);
-            // A machine that waits reads what it will find.
-            if self.moves() == Moves::Machine && coming.volume.gate().mode() == GateMode::Hold {
+            // A VM that waits reads what it will find.
+            if self.moves() == Moves::Vm && coming.volume.gate().mode() == GateMode::Hold {
                 coming.volume.gate().set_mode(GateMode::ReadsOnly);
             }
         }

@@ -9,10 +9,10 @@ use migration::journal::{ImageLocation, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase};
 
-use super::machine::SimMachine;
 use super::party::Party;
 use super::place::Place;
 use super::tally::Event;
+use super::vm::SimVm;
 
 /// How long dealing with an image takes.
 const FILE_WORK: Duration = Duration::from_micros(300);
@@ -29,8 +29,8 @@ impl PartyControl {
         Rc::new(Self { party: Rc::downgrade(party), incarnation: party.incarnation(), source })
     }
 
-    fn machine(&self) -> Option<Rc<SimMachine>> {
-        self.party.upgrade()?.machine()
+    fn vm(&self) -> Option<Rc<SimVm>> {
+        self.party.upgrade()?.vm()
     }
 
     /// Deals with an image on a helper thread.
@@ -79,22 +79,18 @@ impl Control for PartyControl {
         self.file_work(image, Party::delete_image)
     }
 
-    fn stop_machine(
-        &self,
-        migration: MigrationId,
-        paused: oneshot::Sender<()>,
-    ) -> LaneFuture<Result<(), String>> {
+    fn stop_vm(&self, migration: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
         let party = self.party.upgrade();
         let peer = party.and_then(|party| Some((party.place, party.peer_of(migration)?)));
-        match (self.machine(), peer) {
-            (Some(machine), Some((source, target))) => machine.stop(&self.party, (source, target), paused),
+        match (self.vm(), peer) {
+            (Some(vm), Some((source, target))) => vm.stop(&self.party, (source, target), paused),
             _ => Box::pin(std::future::ready(Err("there is none".to_owned()))),
         }
     }
 
-    fn run_machine(&self, _: MigrationId) -> LaneFuture<Result<(), String>> {
-        match self.machine() {
-            Some(machine) => machine.run_there(&self.party),
+    fn run_vm(&self, _: MigrationId) -> LaneFuture<Result<(), String>> {
+        match self.vm() {
+            Some(vm) => vm.run_there(&self.party),
             None => Box::pin(std::future::ready(Err("there is none".to_owned()))),
         }
     }
@@ -103,8 +99,8 @@ impl Control for PartyControl {
 
     fn entered(&self, _: MigrationId, phase: Phase) {
         if let Some(party) = self.party.upgrade().filter(|party| party.place == self.source) {
-            if let (Phase::Discarding, Some(machine)) = (phase, self.machine()) {
-                machine.go_on(party.place);
+            if let (Phase::Discarding, Some(vm)) = (phase, self.vm()) {
+                vm.go_on(party.place);
             }
             party.world.note("phase", phase as u64, 0);
             party.world.say(|| format!("{}: phase {phase}", party.place));

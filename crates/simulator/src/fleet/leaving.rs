@@ -197,8 +197,7 @@ impl Party {
             Some(recorded) => SourceDriver::resume(handle, control, buffers, plan, post, recorded),
         };
         let Some((driver, source)) = made else { return };
-        if recorded.is_some_and(|recorded| recorded.stage == Stage::Copying) && self.moves() == Moves::Machine
-        {
+        if recorded.is_some_and(|recorded| recorded.stage == Stage::Copying) && self.moves() == Moves::Vm {
             // What there was of its memory went with the daemon that carried it. Too late is as good.
             source.cancel();
         }

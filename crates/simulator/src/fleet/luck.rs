@@ -129,7 +129,7 @@ impl Fleet {
     fn draw_phase(&self, random: &mut Random, fault: Fault) -> Phase {
         loop {
             let phase = random.pick(&Phase::ALL);
-            let is_there = phase != Phase::Memory || self.machine.is_some();
+            let is_there = phase != Phase::Memory || self.vm.is_some();
             if is_there && impossible(Table::Hosts, fault, phase).is_none() {
                 return phase;
             }

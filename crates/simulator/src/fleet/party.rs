@@ -25,10 +25,10 @@ use super::clock::HostClock;
 use super::coming::Accepted;
 use super::kept::KeptImages;
 use super::link::{Link, Subject};
-use super::machine::SimMachine;
 use super::neighbours;
 use super::place::Place;
 use super::serving::Serving;
+use super::vm::SimVm;
 use crate::checker::owner::{Permission, counts_upon, permission};
 use crate::disk::{DiskSettings, Role, SimDisk};
 use crate::guest::Guest;
@@ -233,14 +233,14 @@ impl Party {
         self.fleet.borrow().upgrade()
     }
 
-    /// The machine that goes along with the volumes, if one does.
-    pub(super) fn machine(&self) -> Option<Rc<SimMachine>> {
-        self.fleet()?.machine.clone()
+    /// The VM that goes along with the volumes, if one does.
+    pub(super) fn vm(&self) -> Option<Rc<SimVm>> {
+        self.fleet()?.vm.clone()
     }
 
     /// What moves.
     pub(super) fn moves(&self) -> Moves {
-        if self.machine().is_some() { Moves::Machine } else { Moves::Volumes }
+        if self.vm().is_some() { Moves::Vm } else { Moves::Volumes }
     }
 
     /// The link to another host.

@@ -49,7 +49,7 @@ pub(super) struct People {
 
 impl People {
     pub(super) fn draw(random: &mut Random, hosts: usize, has_machine: bool) -> Self {
-        // A machine has one source and one target; what forcing makes of it is another story.
+        // A VM has one source and one target; what forcing makes of it is another story.
         let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_machine;
         let migrations: &[u32] = match (hosts, may_force) {
             (2, _) => &[1, 1, 2, 3, 4],
@@ -60,7 +60,7 @@ impl People {
             migrations_left: Cell::new(random.pick(migrations)),
             begins_percent: random.pick(&BEGINS_PERCENT),
             follow_percent: random.pick(&[0, 30, 70]),
-            // One host at a time runs a machine; and guests of the source must not be led to a copy that is forced.
+            // One host at a time runs a VM; and guests of the source must not be led to a copy that is forced.
             wander_percent: if has_machine || may_force { 0 } else { random.pick(&[0, 0, 1, 5, 20]) },
             may_force,
             is_settling: Cell::default(),
@@ -156,8 +156,8 @@ impl Fleet {
         let target = random.pick(&targets);
         drop(random);
         self.people.migrations_left.set(self.people.migrations_left.get() - 1);
-        if let Some(machine) = self.machine.as_ref().filter(|_| branch.number == TRUNK) {
-            machine.settle(owner.place);
+        if let Some(vm) = self.vm.as_ref().filter(|_| branch.number == TRUNK) {
+            vm.settle(owner.place);
         }
         owner.begin_migration(target);
     }

@@ -95,8 +95,8 @@ impl Party {
         (0..count).for_each(|index| self.offer_to_clients(index));
         self.hear_of_the_past(&state);
         self.check_and_connect_guests();
-        if let (true, Some(machine)) = (!state.volumes.is_empty() && resumes.is_empty(), self.machine()) {
-            machine.settle(self.place);
+        if let (true, Some(vm)) = (!state.volumes.is_empty() && resumes.is_empty(), self.vm()) {
+            vm.settle(self.place);
         }
         for id in resumes {
             let Some(recorded) = state.migrations.get(id) else { continue };

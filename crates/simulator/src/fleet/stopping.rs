@@ -106,10 +106,7 @@ impl Fleet {
     /// successor knows then.
     fn stop_an_owner(self: &Rc<Self>) {
         let rests = |party: &&Rc<Party>| {
-            party.is_up()
-                && party.has_nothing_to_do()
-                && !party.owners().0.is_empty()
-                && self.machine.is_none()
+            party.is_up() && party.has_nothing_to_do() && !party.owners().0.is_empty() && self.vm.is_none()
         };
         let Some(party) = self.parties.iter().find(rests) else { return };
         if self.random.borrow_mut().percent(KILLED_PERCENT) {

@@ -23,7 +23,7 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
     let result = match command {
         BenchCommand::Nbd(order) => run_nbd(order, format).await,
         BenchCommand::Mirror(order) => run_mirror(order, format).await,
-        BenchCommand::Machine(order) => run_machine(order, format).await,
+        BenchCommand::Machine(order) => run_vm(order, format).await,
         BenchCommand::Link(order) => run_link(order, format).await,
     };
     match result {
@@ -68,7 +68,7 @@ async fn run_link(order: BenchLinkArguments, format: Format) -> Result<(), Comma
     write_page(order.bench.html.as_deref(), || report.page())
 }
 
-async fn run_machine(order: BenchMachineArguments, format: Format) -> Result<(), CommandError> {
+async fn run_vm(order: BenchMachineArguments, format: Format) -> Result<(), CommandError> {
     let image = GuestImage::find(order.image.as_deref()).map_err(CommandError::Bench)?;
     let bench = options(order.folder, order.size, order.rounds)?;
     let options = MachineBenchOptions { bench, image };

@@ -24,8 +24,7 @@ pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit
             between_stores(options, &arguments, &mut progress).await
         }
         Scene::MachineOnStores => {
-            let options =
-                DemoOptions::with_machine(program, arguments.image.as_deref(), arguments.disk_bytes());
+            let options = DemoOptions::with_vm(program, arguments.image.as_deref(), arguments.disk_bytes());
             match options {
                 Ok(options) => between_stores(options, &arguments, &mut progress).await,
                 Err(error) => Err(error),
@@ -97,7 +96,7 @@ async fn whole_machine(
     let image = arguments.image.as_deref();
     let mut options = MovedVmOptions::new(program, image, arguments.disk_bytes())?;
     options.parent.clone_from(&arguments.folder);
-    let report = demo::run_machine(options, progress).await?;
+    let report = demo::run_vm(options, progress).await?;
     let exit = if report.is_good() { Exit::Success } else { Exit::Unexpected };
     Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
 }

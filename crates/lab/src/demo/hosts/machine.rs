@@ -103,7 +103,7 @@ impl MovedVmOptions {
 /// # Errors
 /// What went wrong, with the logs of the daemons; [`Interrupted`] after a signal. Wrong content and a lost connection are
 /// no errors: the figures tell.
-pub async fn run_machine(options: MovedVmOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
+pub async fn run_vm(options: MovedVmOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
     let disks = (options.parent.as_deref(), options.disk_bytes);
     in_folders(disks, progress, async |folders, signals, progress| {
         play(&options, folders, signals, progress).await

@@ -1,11 +1,11 @@
-//! Which step comes next when the disks of a running machine are adopted or given back.
+//! Which step comes next when the disks of a running VM are adopted or given back.
 //!
 //! ```text
-//!   adopt:    File ──► Nothing ──► volume served ──► Export        the machine is paused from the first step
+//!   adopt:    File ──► Nothing ──► volume served ──► Export        the VM is paused from the first step
 //!   release:  Export ─► Nothing ──► volume gone ───► File          to the last
 //! ```
 //! The next step depends on what is seen and on where the disks are to be, never on what was done: a daemon that was killed
-//! in between goes on by looking. A step that fails turns the exchange round, because a machine that has its disks on either
+//! in between goes on by looking. A step that fails turns the exchange round, because a VM that has its disks on either
 //! side can run; if that fails as well it turns round again, ever more slowly, until one way is done.
 //!
 //! Two rules hold throughout: nobody serves a file that the hypervisor has open, and the hypervisor does not open one that is
@@ -36,7 +36,7 @@ pub enum Over {
     Nothing,
     /// Its volume's export.
     Export,
-    /// The machine has no such disk any more.
+    /// The VM has no such disk any more.
     Gone,
 }
 
@@ -52,7 +52,7 @@ pub struct SeenDisk {
 /// What is to be done next; disks are named by their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Pause the machine.
+    /// Pause the VM.
     Pause,
     /// Take a disk off what it is over.
     LeadToNothing(usize),
@@ -64,11 +64,11 @@ pub enum Step {
     StopServing(usize),
     /// Lead it to its file.
     LeadToFile(usize),
-    /// Nothing: all disks are on this side, and the machine may run.
+    /// Nothing: all disks are on this side, and the VM may run.
     Complete(Goal),
 }
 
-/// The exchange of the disks of one machine.
+/// The exchange of the disks of one VM.
 #[derive(Clone, Debug)]
 pub struct Exchange {
     goal: Goal,
@@ -82,7 +82,7 @@ impl Exchange {
     }
 
     /// One that was to end so, and whose daemon was killed: an adoption is gone on with if all that is left is to let the
-    /// machine run, and undone otherwise, because nobody waits for it any more.
+    /// VM run, and undone otherwise, because nobody waits for it any more.
     pub fn after_restart(goal: Goal, disks: &[SeenDisk]) -> Self {
         let is_done = disks.iter().all(|disk| matches!(disk.over, Over::Export | Over::Gone));
         match goal {
@@ -147,7 +147,7 @@ impl Exchange {
 mod tests {
     use super::*;
 
-    /// A machine with two disks, as its hypervisor and the journal have it.
+    /// A VM with two disks, as its hypervisor and the journal have it.
     #[derive(Clone, Debug)]
     struct World {
         is_running: bool,
@@ -168,7 +168,7 @@ mod tests {
                 Step::Complete(_) => return None,
                 Step::Pause => self.is_running = false,
                 Step::LeadToNothing(index) => {
-                    assert!(is_paused, "a running machine would write to nothing");
+                    assert!(is_paused, "a running VM would write to nothing");
                     disks[index].over = Over::Nothing;
                 }
                 Step::Serve(index) => {

@@ -1,4 +1,4 @@
-//! A machine that goes along with the volumes, in some of the simulations. It outlives the daemons, and it is its own witness:
+//! A VM that goes along with the volumes, in some of the simulations. It outlives the daemons, and it is its own witness:
 //! it runs at one host at most, and in the end where its volumes are.
 //!
 //! ```text
@@ -20,7 +20,7 @@ use super::place::Place;
 use crate::random::Random;
 use crate::world::World;
 
-/// Of so many simulations of a hundred a machine goes along.
+/// Of so many simulations of a hundred a VM goes along.
 const SEEDS_PERCENT: u64 = 40;
 /// How long its memory takes at most.
 const MEMORY_MAX: Duration = Duration::from_millis(200);
@@ -31,8 +31,8 @@ const PAUSE_IS_TOLD_PERCENT: u64 = 80;
 /// Of so many attempts of a hundred its memory arrives, and it starts at the target.
 const SUCCEEDS_PERCENT: u64 = 85;
 
-/// A simulated machine.
-pub(crate) struct SimMachine {
+/// A simulated VM.
+pub(crate) struct SimVm {
     world: Rc<World>,
     random: RefCell<Random>,
     at: Cell<At>,
@@ -52,10 +52,10 @@ enum At {
     },
 }
 
-impl SimMachine {
+impl SimVm {
     /// The machine of the simulation of `seed`, if it has one.
     pub(super) fn draw(world: &Rc<World>, seed: u64) -> Option<Rc<Self>> {
-        // Of its own: simulations without a machine are what they were.
+        // Of its own: simulations without a VM are what they were.
         let mut random = Random::new(seed ^ 0x3AC4_14E0);
         random.percent(SEEDS_PERCENT).then(|| {
             Rc::new(Self {
@@ -87,13 +87,13 @@ impl SimMachine {
                 let _ = paused.send(());
             });
         }
-        self.after(MEMORY_MAX, daemon, move |machine, succeeds| {
-            if machine.at.get() != At::Runs(source) {
-                let at = machine.at.get();
-                machine.world.violated("machine", || format!("it leaves, and is not there: {at:?}"));
+        self.after(MEMORY_MAX, daemon, move |vm, succeeds| {
+            if vm.at.get() != At::Runs(source) {
+                let at = vm.at.get();
+                vm.world.violated("VM", || format!("it leaves, and is not there: {at:?}"));
             }
             if succeeds {
-                machine.at.set(At::Stands { source, target });
+                vm.at.set(At::Stands { source, target });
                 Ok(())
             } else {
                 Err("its memory does not arrive".to_owned())
@@ -104,21 +104,21 @@ impl SimMachine {
     /// Lets it run at the target.
     pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<Party>) -> LaneFuture<Result<(), String>> {
         let place = daemon.upgrade().map(|daemon| daemon.place);
-        self.after(START_MAX, daemon, move |machine, succeeds| {
-            let target = match machine.at.get() {
+        self.after(START_MAX, daemon, move |vm, succeeds| {
+            let target = match vm.at.get() {
                 At::Stands { target, .. } if place == Some(target) => target,
                 at => {
                     let detail =
                         || format!("it is told to run at {place:?}, and does not stand there: {at:?}");
-                    machine.world.violated("machine", detail);
+                    vm.world.violated("VM", detail);
                     return Ok(());
                 }
             };
             if succeeds {
-                machine.at.set(At::Runs(target));
+                vm.at.set(At::Runs(target));
                 Ok(())
             } else {
-                machine.is_broken_there.set(true);
+                vm.is_broken_there.set(true);
                 Err("it does not start".to_owned())
             }
         })
@@ -128,13 +128,13 @@ impl SimMachine {
     pub(super) fn go_on(&self, source: Place) {
         let at = self.at.replace(At::Runs(source));
         if matches!(at, At::Runs(place) if place != source) {
-            self.world.violated("machine", || format!("it goes on at {source}, and is elsewhere: {at:?}"));
+            self.world.violated("VM", || format!("it goes on at {source}, and is elsewhere: {at:?}"));
         }
         self.is_broken_there.set(false);
         self.given_up.set(self.given_up.get() + 1);
     }
 
-    /// A daemon was started that owns the volumes, and has no migration under way: a machine that stands goes on there.
+    /// A daemon was started that owns the volumes, and has no migration under way: a VM that stands goes on there.
     pub(super) fn settle(&self, place: Place) {
         match (place, self.at.get()) {
             (place, At::Stands { source, .. }) if place == source => self.go_on(source),
@@ -149,7 +149,7 @@ impl SimMachine {
             && self.is_broken_there.get();
         let at = self.at.get();
         if at != At::Runs(owner) && !is_broken {
-            self.world.violated("machine", || format!("the volumes are at {owner}, and it is not: {at:?}"));
+            self.world.violated("VM", || format!("the volumes are at {owner}, and it is not: {at:?}"));
         }
     }
 
@@ -167,12 +167,12 @@ impl SimMachine {
         let incarnation = daemon.upgrade().map(|daemon| daemon.incarnation());
         let given_up = self.given_up.get();
         let (done, result) = oneshot::channel();
-        let (machine, daemon) = (Rc::clone(self), Weak::clone(daemon));
+        let (vm, daemon) = (Rc::clone(self), Weak::clone(daemon));
         self.world.clock.after(delay, move || {
             let lives = daemon.upgrade().is_some_and(|daemon| Some(daemon.incarnation()) == incarnation);
-            if lives && machine.given_up.get() == given_up {
+            if lives && vm.given_up.get() == given_up {
                 // The lane may have given up.
-                let _ = done.send(what(&machine, succeeds));
+                let _ = done.send(what(&vm, succeeds));
             }
         });
         Box::pin(async move {
