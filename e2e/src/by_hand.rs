@@ -1,4 +1,4 @@
-//! A machine that somebody starts by hand, with a plain image file and without Sterna; its console is ours, wherever it runs.
+//! A VM that somebody starts by hand, with a plain image file and without Sterna; its console is ours, wherever it runs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use crate::vm::{Vm, Work};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A machine that was started by hand. Dropping it ends it, at whichever host it is.
+/// A VM that was started by hand. Dropping it ends it, at whichever host it is.
 #[derive(Debug)]
 pub struct ByHand {
     /// What its guest says.
@@ -23,7 +23,7 @@ pub struct ByHand {
 }
 
 impl ByHand {
-    /// Starts a machine on a new image in the folder of `scene`, and waits until its guest works. `words` say how the image is
+    /// Starts a VM on a new image in the folder of `scene`, and waits until its guest works. `words` say how the image is
     /// attached, with its path for `IMAGE`.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl ByHand {
             .stdin(Stdio::null());
         let qemu =
             command.spawn().with_context(|| format!("start {QEMU}; the package qemu-system-x86 has it"))?;
-        let image = images.into_iter().next().map(|(_, image, _)| image).context("a machine has a disk")?;
+        let image = images.into_iter().next().map(|(_, image, _)| image).context("a VM has a disk")?;
         let machine = Self { console, image, monitor, qemu };
         machine.console.work_on(1)?;
         Ok(machine)

@@ -7,7 +7,7 @@
 //!   API:                                  first answer that says "retiring" or "ended"
 //! ```
 //! The gap is the longest time without a completion that lies, in whole or in part, between the two outer marks. As long
-//! a time just before the migration tells what gaps the client has anyway: the machine is shared with it.
+//! a time just before the migration tells what gaps the client has anyway: the VM is shared with it.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use testbed::Host;
 
 use crate::guest;
 
-/// Requests that the guest does between two migrations: a quarter of a second on a quick machine.
+/// Requests that the guest does between two migrations: a quarter of a second on a quick VM.
 const REQUESTS_BETWEEN: u64 = 5000;
 
 /// How long before the gate closed a gap may have begun to count as one around the switch-over.

@@ -169,12 +169,12 @@ pub fn vms(host: &Host) -> anyhow::Result<Vec<api::Vm>> {
     host.ask(&["vm", "list"])
 }
 
-/// Waits until the machine runs at `there`, and `elsewhere` knows of none.
+/// Waits until the VM runs at `there`, and `elsewhere` knows of none.
 ///
 /// # Errors
 /// If that does not happen.
 pub fn check_at(there: &Host, elsewhere: &Host) -> anyhow::Result<()> {
-    until("the machine is at one host only", || {
+    until("the VM is at one host only", || {
         let (found, other) = (vms(there)?, vms(elsewhere)?);
         let runs = matches!(found.as_slice(), [vm] if vm.state == VmState::Running);
         Ok((runs && other.is_empty()).then_some(()))

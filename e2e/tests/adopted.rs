@@ -1,4 +1,4 @@
-//! Machines that were started by hand, with plain images: adopted, moved whole to a host that has never seen them, and given
+//! VMs that were started by hand, with plain images: adopted, moved whole to a host that has never seen them, and given
 //! back there with plain images. The guest works on its disk all the while and knows what it wrote.
 
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const REQUESTS: u64 = 100;
 /// Words of what a clone stands on.
 const BASE_WORDS: u64 = (4 << 20) / 8;
 
-/// One test at a time: two processors emulate one machine's well enough, and not three machines'.
+/// One test at a time: two processors emulate one VM's well enough, and not three VMs'.
 fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +170,7 @@ fn a_machine_is_adopted_as_before_when_its_move_comes_to_nothing() {
     });
 }
 
-/// Starts a machine by hand, and adopts it while it works.
+/// Starts a VM by hand, and adopts it while it works.
 fn adopt(pair: &Pair, format: &str, words: &[&str]) -> anyhow::Result<ByHand> {
     let machine = ByHand::start(&pair.alpha, format, DISK_BYTES, FILL_BYTES, words)?;
     let monitor = machine.monitor.to_str().context("a folder that is not UTF-8")?;
@@ -188,7 +188,7 @@ fn move_whole(machine: &ByHand, from: &Host, to: &Host, words: &[&str]) -> anyho
     machine.console.work_on(REQUESTS)
 }
 
-/// Gives the machine its disk back, lets it work on it, and compares the image with what the guest knows.
+/// Gives the VM its disk back, lets it work on it, and compares the image with what the guest knows.
 fn release(machine: &ByHand, scene: &Host, store: &str, format: &str) -> anyhow::Result<()> {
     let released: Vm = scene.ask(&["vm", "release", NAME])?;
     ensure!(released.state == VmState::Running, "{released:?}");

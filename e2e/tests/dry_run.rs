@@ -179,7 +179,7 @@ fn a_store_that_is_too_full_is_named_before_a_byte_moves() {
 fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
-        // Both hosts are this one, so what the machine has at the source is in use at the target.
+        // Both hosts are this one, so what the VM has at the source is in use at the target.
         let debugger = format!("tcp:{}", own_address()?);
         let words = ["-gdb", debugger.as_str()];
         let console = vm::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &words)?;
@@ -191,7 +191,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
         console.work_on(50)?;
         refused(&pair.alpha, &["web1", "--to", "b"], ErrorCode::InvalidRequest, "moves to another host")?;
         let planned = plan(&pair.alpha, &to)?;
-        let machine = planned.machine.as_ref().context("a machine")?;
+        let machine = planned.machine.as_ref().context("a VM")?;
         ensure!(machine.memory_bytes.is_some_and(|bytes| planned.bytes_max > bytes), "{planned:?}");
         ensure!(machine.max_downtime_ms == 300 && machine.least_downtime_ms.is_some(), "{machine:?}");
         let followed = plan(&pair.alpha, &["web1", "--to", "beta:a", "--memory", "post-copy"])?;
@@ -217,7 +217,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
 
 fn check_stayed(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
     until("nothing is at the other host", || Ok(pair.beta.images("a")?.is_empty().then_some(())))?;
-    ensure!(vm::vms(&pair.beta)?.is_empty(), "a machine is at beta");
+    ensure!(vm::vms(&pair.beta)?.is_empty(), "a VM is at beta");
     console.work_on(50)?;
     console.verify()
 }

@@ -1,4 +1,4 @@
-//! What an administrator has run before and after a machine, or a volume without one, moves: on both sides, told what it is
+//! What an administrator has run before and after a VM, or a volume without one, moves: on both sides, told what it is
 //! about, and heard when it fails.
 
 use std::io::Write as _;
@@ -21,7 +21,7 @@ echo "$STERNA_HOOK $STERNA_SIDE $STERNA_VM $STERNA_VOLUMES $STERNA_SOURCE_HOST $
 exit 0
 "#;
 
-/// Two hosts with hooks, and a machine at alpha.
+/// Two hosts with hooks, and a VM at alpha.
 fn play(test: impl FnOnce(&mut Pair, &vm::Vm) -> anyhow::Result<()>) {
     play_with_hooks(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
@@ -30,7 +30,7 @@ fn play(test: impl FnOnce(&mut Pair, &vm::Vm) -> anyhow::Result<()>) {
     });
 }
 
-/// Two hosts with hooks. One test at a time: two processors emulate one machine's well enough.
+/// Two hosts with hooks. One test at a time: two processors emulate one VM's well enough.
 fn play_with_hooks(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,14 +66,14 @@ fn until_told(scene: &Host, expected: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// Begins to move the machine, and follows that to its end.
+/// Begins to move the VM, and follows that to its end.
 fn travel(pair: &Pair) -> anyhow::Result<Migration> {
     let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
     pair.alpha.wait_for_migration(&begun.id)
 }
 
 fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
-    until("the machine runs where it was, and nothing is at the target", || {
+    until("the VM runs where it was, and nothing is at the target", || {
         let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
         Ok((stays && vm::vms(&pair.beta)?.is_empty()).then_some(()))
     })?;

@@ -1,6 +1,6 @@
 //! Programs of others on a volume: each while it rests, while it moves, and after it has moved.
 //!
-//! What they do with byte ranges, copies and comparisons is in `clients.rs`, fio in `fio.rs`, whole machines in
+//! What they do with byte ranges, copies and comparisons is in `clients.rs`, fio in `fio.rs`, whole VMs in
 //! `virtual_machine.rs`.
 
 use anyhow::{Context as _, ensure};

@@ -1,4 +1,4 @@
-//! Whole machines with two disks between two hosts, and what breaks on the way: daemons at each step of the handover, links,
+//! Whole VMs with two disks between two hosts, and what breaks on the way: daemons at each step of the handover, links,
 //! stores. The guest works on its disks all the while and knows what it wrote.
 
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ const FILL_BYTES: u64 = 4 << 20;
 const REQUESTS: u64 = 200;
 const VOLUMES: [&str; 2] = ["root", "data"];
 
-/// One test at a time: two processors emulate one machine's well enough, and not four machines'.
+/// One test at a time: two processors emulate one VM's well enough, and not four VMs'.
 fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -27,9 +27,9 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     vm::start_with_words(&pair.alpha, &VOLUMES, FILL_BYTES, vm::tpm_words())
 }
 
-/// Who has the machine and both volumes, and whether that is alpha. What was begun has ended.
+/// Who has the VM and both volumes, and whether that is alpha. What was begun has ended.
 fn settled(pair: &Pair) -> anyhow::Result<bool> {
-    until("one host has all, and the machine runs there", || {
+    until("one host has all, and the VM runs there", || {
         let is_alpha = pair.settled(VOLUMES.len())?;
         let (owner, other) = if is_alpha { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };
         Ok(vm::check_at(owner, other).is_ok().then_some(is_alpha))
@@ -62,7 +62,7 @@ fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_dis
             killed.stop()?;
             killed.start_with(&[("STERNA_FAIL_POINT", step)])?;
             let (source, to) = if is_at_alpha { (&pair.alpha, "beta:a") } else { (&pair.beta, "alpha:a") };
-            until("the machine is found again, and begins to move", || {
+            until("the VM is found again, and begins to move", || {
                 let begun = source.sterna(["migrate", vm::NAME, "--to", to, "--detach"])?;
                 Ok((begun.code == 0).then_some(()))
             })?;
@@ -76,14 +76,14 @@ fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_dis
     });
 }
 
-/// Between the records of the migration and of the machine that goes along.
+/// Between the records of the migration and of the VM that goes along.
 #[test]
 fn killed_before_it_is_noted_that_a_machine_leaves_its_disks_do_not_go_without_it() {
     play(|pair| {
         let console = start(pair)?;
         pair.alpha.stop()?;
         pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-started")])?;
-        until("the machine is found again", || {
+        until("the VM is found again", || {
             Ok(vm::vms(&pair.alpha)?.iter().any(|vm| vm.state == api::VmState::Running).then_some(()))
         })?;
         // It is cut off in the middle of this.
@@ -102,14 +102,14 @@ fn a_machine_whose_host_is_gone_after_it_was_released_is_promoted_with_all_its_d
         let console = start(pair)?;
         pair.alpha.stop()?;
         pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-released")])?;
-        until("the machine is found again, and begins to move", || {
+        until("the VM is found again, and begins to move", || {
             let begun = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
             Ok((begun.code == 0).then_some(()))
         })?;
         ensure!(pair.alpha.wait_for_end()? == 137, "it was not killed");
         // Any of its volumes: all move, or none.
         pair.beta.sterna(["volume", "promote", VOLUMES[0], "--force"])?.success()?;
-        until("the machine runs where its volumes are", || {
+        until("the VM runs where its volumes are", || {
             Ok(vm::vms(&pair.beta)?.iter().any(|vm| vm.state == api::VmState::Running).then_some(()))
         })?;
         console.work_on(REQUESTS)?;
@@ -146,7 +146,7 @@ fn links_that_are_cut_or_silent_while_a_machine_moves_cost_time_and_nothing_else
                 ensure!(settled(pair)?, "it came home");
             }
         }
-        // For ever: whoever waits can end it, and the machine has never been away.
+        // For ever: whoever waits can end it, and the VM has never been away.
         let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
         pair.link.set(LinkState::BlackHole);
         console.work_on(REQUESTS)?;

@@ -1,4 +1,4 @@
-//! The demo with a whole machine, in both forms: it verifies disk and memory, keeps its connection, and leaves nothing
+//! The demo with a whole VM, in both forms: it verifies disk and memory, keeps its connection, and leaves nothing
 //! behind.
 
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What befalls a machine that moves at its target's store and in the hypervisors: stores that fail, hang and fill up, QEMUs
+//! What befalls a VM that moves at its target's store and in the hypervisors: stores that fail, hang and fill up, QEMUs
 //! that are killed or hang. It works on, knows what it wrote, and is at one host in the end.
 
 use std::fs::File;
@@ -24,12 +24,12 @@ const SLOWLY: &str = "2MiB/s";
 
 /// Room for a data folder.
 const DATA_BYTES: u64 = 8 << 20;
-/// How long a disk hangs once a machine's memory is copied: longer than that takes.
+/// How long a disk hangs once a VM's memory is copied: longer than that takes.
 const HANGS: Duration = Duration::from_secs(4);
-/// The least of it for which the machine stands still.
+/// The least of it for which the VM stands still.
 const STANDS_MS: f64 = 1000.0;
 
-/// One test at a time: two processors emulate one machine's well enough.
+/// One test at a time: two processors emulate one VM's well enough.
 fn alone(test: impl FnOnce()) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,7 +41,7 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     vm::start(&pair.alpha, FILL_BYTES)
 }
 
-/// Begins to move the machine; when it is in `phase`, and something of its disk is at the target, that is told.
+/// Begins to move the VM; when it is in `phase`, and something of its disk is at the target, that is told.
 fn begin(pair: &Pair, to: &str, phase: Phase) -> anyhow::Result<Migration> {
     let slowly: &[&str] = if phase == Phase::Copying { &["--bandwidth", SLOWLY] } else { &[] };
     begin_with(pair, to, phase, slowly)
@@ -58,7 +58,7 @@ fn begin_with(pair: &Pair, to: &str, phase: Phase, more: &[&str]) -> anyhow::Res
     Ok(begun)
 }
 
-/// The migration comes to nothing, says why, and the machine works at alpha; nothing of it is at beta.
+/// The migration comes to nothing, says why, and the VM works at alpha; nothing of it is at beta.
 fn stayed(pair: &Pair, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Migration> {
     let ended = pair.alpha.wait_for_migration(&begun.id)?;
     ensure!(ended.state != MigrationState::Moved && ended.guest == GuestLocation::Source, "{ended:?}");
@@ -235,10 +235,10 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
                 stayed(pair, &console, &begun).with_context(|| format!("at alpha: {hangs_at_alpha}"))?;
                 is_empty(&pair.beta)?;
             }
-            // That of the target is killed around the switch-over: the machine is where its volume is.
+            // That of the target is killed around the switch-over: the VM is where its volume is.
             let begun = begin(pair, "beta:a", Phase::Memory)?;
             let killed = process(&pair.beta)?;
-            until("the machine stands still, or has moved", || {
+            until("the VM stands still, or has moved", || {
                 Ok((pair.alpha.migration(&begun.id)?.phase != Phase::Memory).then_some(()))
             })?;
             send(killed, Signal::KILL)?;
@@ -267,8 +267,7 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
 }
 
 fn process(scene: &Host) -> anyhow::Result<Pid> {
-    let process =
-        until("the machine's QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))?;
+    let process = until("the VM's QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))?;
     Pid::from_raw(i32::try_from(process)?).context("a process without a number")
 }
 
@@ -276,7 +275,7 @@ fn send(process: Pid, signal: Signal) -> anyhow::Result<()> {
     kill_process(process, signal).context("send a signal")
 }
 
-/// Starts a machine again that has crashed; false: that is not known yet.
+/// Starts a VM again that has crashed; false: that is not known yet.
 fn restart(scene: &Host) -> anyhow::Result<bool> {
     Ok(scene.sterna(["vm", "start", vm::NAME])?.code == 0)
 }

@@ -1,4 +1,4 @@
-//! Which way a machine's memory goes: over several streams, and behind the machine (post-copy), with bad luck on the way. The
+//! Which way a VM's memory goes: over several streams, and behind the VM (post-copy), with bad luck on the way. The
 //! guest works on its disk and its memory all the while, and knows what it wrote.
 
 use std::fs::Permissions;
@@ -18,7 +18,7 @@ const REQUESTS: u64 = 200;
 /// It is written anew many times while a slow link carries it once.
 const SWEPT_BYTES: u64 = 24 << 20;
 
-/// One test at a time: two processors emulate one machine's well enough, and not several machines'.
+/// One test at a time: two processors emulate one VM's well enough, and not several VMs'.
 fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +34,7 @@ fn memory(scene: &Host, id: &str) -> anyhow::Result<Option<MemoryMove>> {
     Ok(scene.migration(id)?.machine.and_then(|machine| machine.memory))
 }
 
-/// Whether the kernel lets QEMU run a machine before all of its memory is there.
+/// Whether the kernel lets QEMU run a VM before all of its memory is there.
 fn may_run_ahead() -> bool {
     let everybody = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     let may = everybody.trim() == "1" || rustix::process::geteuid().is_root();
@@ -57,7 +57,7 @@ enum Daemon {
 /// A source that has had so much left a moment ago has hardly ever sent all of it when a test breaks the stream.
 const MUCH_BYTES: u64 = 8 << 20;
 
-/// Begins to move a machine that writes faster than the link carries, and waits until it runs there without much of its memory.
+/// Begins to move a VM that writes faster than the link carries, and waits until it runs there without much of its memory.
 fn run_ahead(pair: &Pair, (from, home): End<'_>, (to, there): End<'_>) -> anyhow::Result<Migration> {
     // On a busy host the rest may have come before anybody has looked, or the move have been given up: then once more.
     for _ in 0..5 {
@@ -88,14 +88,14 @@ fn run_ahead(pair: &Pair, (from, home): End<'_>, (to, there): End<'_>) -> anyhow
     bail!("its memory was there every time before anybody had looked")
 }
 
-/// What has become of a machine whose volumes are at the target.
+/// What has become of a VM whose volumes are at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Runs,
     Lost,
 }
 
-/// Waits until a migration has ended whose volumes are the target's. If the machine's memory was lost, both hosts say so, and it is
+/// Waits until a migration has ended whose volumes are the target's. If the VM's memory was lost, both hosts say so, and it is
 /// started again; then it works.
 fn ends(source: &Host, target: &Host, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Fate> {
     let ended = source.wait_for_migration(&begun.id)?;

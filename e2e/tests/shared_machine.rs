@@ -1,4 +1,4 @@
-//! A machine between two hosts that can open each other's stores: its disks are written there directly, while another QEMU
+//! A VM between two hosts that can open each other's stores: its disks are written there directly, while another QEMU
 //! has them open there and waits.
 
 use anyhow::ensure;

@@ -8,7 +8,7 @@ fn twenty_migrations_under_load_lose_nothing() {
     play(|scene| {
         let rounds = measure(scene, Settings { rounds: 20, disk_bytes: 128 << 20 })?;
         assert_eq!(rounds.rounds().len(), 20);
-        // For who reads the log; a shared machine's timing is no verdict.
+        // For who reads the log; a shared VM's timing is no verdict.
         println!("{rounds}");
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Several volumes in one migration without a machine: all of them move, or none, whatever happens on the way.
+//! Several volumes in one migration without a VM: all of them move, or none, whatever happens on the way.
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationPlan, MigrationState, Volume};

@@ -1,4 +1,4 @@
-//! Machines with a software TPM: its state is where the machine is, moves with it, and outlasts it. The guest uses its TPM
+//! VMs with a software TPM: its state is where the VM is, moves with it, and outlasts it. The guest uses its TPM
 //! all the while and knows what it must hold.
 
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use api::{Migration, MigrationState};
 use e2e::{Host, play_pair, until, vm};
 
 const DISK_BYTES: u64 = 16 << 20;
-/// All of it: a machine that is started anew does not know what the last one wrote.
+/// All of it: a VM that is started anew does not know what the last one wrote.
 const FILL_BYTES: u64 = DISK_BYTES;
 /// What the guest does before, between and after moves.
 const REQUESTS: u64 = 200;
 
-/// The folder of a machine's TPM at a host.
+/// The folder of a VM's TPM at a host.
 fn state(scene: &Host) -> PathBuf {
     scene.path("data").join("vms").join(vm::NAME).join("tpm")
 }
@@ -61,7 +61,7 @@ fn a_machines_tpm_goes_with_it_comes_home_and_outlasts_it() {
             until("the guest tells", || Ok(console.console().tpm_counter().filter(|counter| *counter > 20)))?;
         // Its power is cut, and it is started again: with what it has kept.
         pair.alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
-        ensure!(keepers(&state(&pair.alpha)) == 0, "a TPM without a machine");
+        ensure!(keepers(&state(&pair.alpha)) == 0, "a TPM without a VM");
         console.forget();
         pair.alpha.sterna(["vm", "start", vm::NAME])?.success()?;
         console.work_on(1)?;
@@ -74,7 +74,7 @@ fn a_machines_tpm_goes_with_it_comes_home_and_outlasts_it() {
         ensure!(refused.code != 0 && refused.stderr.contains("its TPM (swtpm) has ended"), "{refused:?}");
         pair.alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         pair.alpha.sterna(["vm", "remove", vm::NAME])?.success()?;
-        ensure!(!state(&pair.alpha).exists(), "it goes with the machine");
+        ensure!(!state(&pair.alpha).exists(), "it goes with the VM");
         Ok(())
     });
 }

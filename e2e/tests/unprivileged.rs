@@ -1,4 +1,4 @@
-//! QEMU as a user of its own: it has what its machine needs, wherever that goes, and nothing else of the daemon.
+//! QEMU as a user of its own: it has what its VM needs, wherever that goes, and nothing else of the daemon.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -14,7 +14,7 @@ const REQUESTS: u64 = 200;
 /// Whom QEMU runs as: everybody has that user.
 const USER: &str = "nobody";
 
-/// The processes that run in the folder of the machine, with their names and users.
+/// The processes that run in the folder of the VM, with their names and users.
 fn processes(scene: &Host) -> anyhow::Result<Vec<(String, u32)>> {
     let folder = scene.path("data/vms").join(vm::NAME).canonicalize()?;
     let mut found = Vec::new();
@@ -44,7 +44,7 @@ fn name_and_user(process: &Path) -> anyhow::Result<(String, u32)> {
     Ok((name, users[0]))
 }
 
-/// The machine's processes run as that user, who owns its socket, and whose folder is nobody else's.
+/// The VM's processes run as that user, who owns its socket, and whose folder is nobody else's.
 fn check_unprivileged(scene: &Host, user: u32) -> anyhow::Result<()> {
     check_users(scene, user)?;
     for (path, mode) in
@@ -61,7 +61,7 @@ fn check_unprivileged(scene: &Host, user: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The machine's processes run as that user.
+/// The VM's processes run as that user.
 fn check_users(scene: &Host, user: u32) -> anyhow::Result<()> {
     let found = processes(scene)?;
     ensure!(found.iter().any(|(name, _)| name.starts_with("qemu")), "{found:?}");

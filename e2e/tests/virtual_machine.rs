@@ -1,4 +1,4 @@
-//! Machines in QEMU, with disks of every kind, that move, also into images of QEMU's own, and whose daemon dies.
+//! VMs in QEMU, with disks of every kind, that move, also into images of QEMU's own, and whose daemon dies.
 
 use anyhow::Context as _;
 use e2e::qemu_nbd::QemuNbd;
@@ -7,13 +7,13 @@ use e2e::{Host, play, play_unstarted};
 use testbed::vm::{Bus, DiskModel};
 
 const DISK_BYTES: u64 = 64 << 20;
-/// Requests that show that the machine goes on: a fraction of a second.
+/// Requests that show that the VM goes on: a fraction of a second.
 const SOME_REQUESTS: u64 = 1000;
 
-/// Lets the machine compare its disk, then compares the image that the volume is in.
+/// Lets the VM compare its disk, then compares the image that the volume is in.
 fn verify(scene: &mut Host, machine: Vm) -> anyhow::Result<()> {
     let options = machine.options().clone();
-    let verdict = machine.verify_and_end().context("what the machine sees")?;
+    let verdict = machine.verify_and_end().context("what the VM sees")?;
     let image = scene.volume()?.image;
     scene.stop()?;
     vm::verify_image(&options, verdict, image.as_ref()).context("what the image holds")
@@ -67,7 +67,7 @@ fn a_machine_with_a_scsi_disk_moves_into_a_qcow2_image_of_qemu_nbd_and_back() {
     to_qemu_nbd_and_back("qcow2", DiskModel { bus: Bus::VirtioScsi, sector_bytes: 512 });
 }
 
-/// Moves a machine's disk into what qemu-nbd serves, from there into a store, and there again.
+/// Moves a VM's disk into what qemu-nbd serves, from there into a store, and there again.
 fn to_qemu_nbd_and_back(format: &'static str, disk: DiskModel) {
     play_unstarted(|scene| {
         let folder = scene.path("qemu");
@@ -82,7 +82,7 @@ fn to_qemu_nbd_and_back(format: &'static str, disk: DiskModel) {
             machine.work_on(SOME_REQUESTS).with_context(|| format!("in {store}"))?;
         }
         let options = machine.options().clone();
-        let verdict = machine.verify_and_end().context("what the machine sees")?;
+        let verdict = machine.verify_and_end().context("what the VM sees")?;
         scene.stop()?;
         let image = server.stop_and_check()?;
         vm::verify_image(&options, verdict, &image).context("what the image holds")

@@ -1,4 +1,4 @@
-//! Whole machines between two hosts: memory, processors and disk, there and home again, and with bad luck on the way. The
+//! Whole VMs between two hosts: memory, processors and disk, there and home again, and with bad luck on the way. The
 //! guest works on its disk all the while and knows what it wrote.
 
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ const FILL_BYTES: u64 = 16 << 20;
 /// What the guest does before, between and after moves.
 const REQUESTS: u64 = 200;
 
-/// One test at a time: two processors emulate one machine's well enough, and not four machines'.
+/// One test at a time: two processors emulate one VM's well enough, and not four VMs'.
 fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +42,7 @@ fn until_phase(scene: &Host, migration: &Migration, phase: Phase) -> anyhow::Res
     })
 }
 
-/// The process of the machine's QEMU at a host.
+/// The process of the VM's QEMU at a host.
 fn process(scene: &Host) -> anyhow::Result<u32> {
     until("QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))
 }
@@ -58,10 +58,10 @@ fn a_machine_goes_to_another_host_and_comes_home() {
                 console.work_on(REQUESTS)?;
                 let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name])?;
                 ensure!(moved.state == MigrationState::Moved, "{moved:?}");
-                // Who was told of the end finds nothing of the machine where it was.
+                // Who was told of the end finds nothing of the VM where it was.
                 let left: Vec<Vm> = from.ask(&["vm", "list"])?;
                 ensure!(left.is_empty(), "{left:?}");
-                let shown = from.migration(&moved.id)?.machine.context("a machine went along")?;
+                let shown = from.migration(&moved.id)?.machine.context("a VM went along")?;
                 let downtime = shown.downtime.context("it stood still")?;
                 let parts = downtime.memory_ms + downtime.handover_ms;
                 ensure!((parts - downtime.total_ms).abs() < 0.01 && parts > 0.0, "{downtime:?}");
@@ -193,7 +193,7 @@ fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
         let console = start(pair)?;
         let there = pair.alpha.sterna(["migrate", vm::NAME, "--to", "b"])?;
         ensure!(refusal(&there)?.contains("a VM moves to another host"));
-        // A machine of that name is there already.
+        // A VM of that name is there already.
         pair.beta.create_volume(DISK_BYTES)?;
         let definition = pair.alpha.path("vm.toml");
         let definition = definition.to_str().context("a folder that is not UTF-8")?;
@@ -209,7 +209,7 @@ fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
     });
 }
 
-/// The machine works at alpha, and beta has nothing of it.
+/// The VM works at alpha, and beta has nothing of it.
 fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
     until("nothing is left at the target", || {
         let nothing = vm::vms(&pair.beta)?.is_empty();

@@ -338,7 +338,7 @@ impl Client {
         self.send(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Lists the machines, by name.
+    /// Lists the VMs, by name.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -346,7 +346,7 @@ impl Client {
         self.get("/v1/vms").await
     }
 
-    /// Describes one machine.
+    /// Describes one VM.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmNotFound`].
@@ -354,7 +354,7 @@ impl Client {
         self.get(&format!("/v1/vms/{}", Segment(name))).await
     }
 
-    /// Adds a machine; it does not run yet.
+    /// Adds a VM; it does not run yet.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmUnsuitable`], [`ErrorCode::VmExists`].
@@ -362,7 +362,7 @@ impl Client {
         self.send(Method::POST, "/v1/vms", Some(vm)).await
     }
 
-    /// Starts a machine; answers when its QEMU does.
+    /// Starts a VM; answers when its QEMU does.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmWrongState`], [`ErrorCode::VmFailed`].
@@ -370,7 +370,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/start", Segment(name)), None::<&()>).await
     }
 
-    /// Stops a machine; answers when its QEMU has ended.
+    /// Stops a VM; answers when its QEMU has ended.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmWrongState`].
@@ -378,15 +378,15 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/stop", Segment(name)), Some(&how)).await
     }
 
-    /// Takes over disks of a machine that runs; answers when they are served.
+    /// Takes over disks of a VM that runs; answers when they are served.
     ///
     /// # Errors
-    /// [`ClientError`]; [`ErrorCode::VmUnsuitable`], [`ErrorCode::VmFailed`]; the machine has its disks as before then.
+    /// [`ClientError`]; [`ErrorCode::VmUnsuitable`], [`ErrorCode::VmFailed`]; the VM has its disks as before then.
     pub async fn adopt_vm(&self, name: &str, order: &AdoptVm) -> Result<Vm, ClientError> {
         self.send(Method::POST, &format!("/v1/vms/{}/adopt", Segment(name)), Some(order)).await
     }
 
-    /// Gives a machine its disks back as plain files; answers when it has them.
+    /// Gives a VM its disks back as plain files; answers when it has them.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmFailed`].
@@ -394,7 +394,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/release", Segment(name)), None::<&()>).await
     }
 
-    /// Lets a machine run that is paused; answers when it runs.
+    /// Lets a VM run that is paused; answers when it runs.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmFailed`].
@@ -402,7 +402,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/resume", Segment(name)), None::<&()>).await
     }
 
-    /// Forgets a machine that does not run; its volumes stay.
+    /// Forgets a VM that does not run; its volumes stay.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmWrongState`].

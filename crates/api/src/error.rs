@@ -31,7 +31,7 @@ pub enum ErrorCode {
     MigrationNotFound,
     /// No other host has this name.
     HostNotFound,
-    /// No machine has this name.
+    /// No VM has this name.
     VmNotFound,
     /// The image file that a volume was to be made of is not there.
     ImageNotFound,
@@ -41,13 +41,13 @@ pub enum ErrorCode {
     RouteNotFound,
     /// A volume of this name exists.
     VolumeExists,
-    /// A machine of this name exists.
+    /// A VM of this name exists.
     VmExists,
-    /// The machine runs, does not run, or is on its way; the message says which.
+    /// The VM runs, does not run, or is on its way; the message says which.
     VmWrongState,
-    /// The machine's definition cannot be used, or the machine could not move.
+    /// The VM's definition cannot be used, or the VM could not move.
     VmUnsuitable,
-    /// The machine's QEMU did not start, or does not do what it is told.
+    /// The VM's QEMU did not start, or does not do what it is told.
     VmFailed,
     /// The host has an identity already.
     IdentityExists,

@@ -34,17 +34,17 @@ pub struct MigrateVolume {
     /// Copies everything, also if the other host keeps an image of an earlier stay of the volume.
     #[serde(default)]
     pub full: bool,
-    /// How long a machine may stand still, in milliseconds; `None`: 300. Volumes alone have no use for it.
+    /// How long a VM may stand still, in milliseconds; `None`: 300. Volumes alone have no use for it.
     #[serde(default)]
     pub max_downtime_ms: Option<u64>,
     /// Whether blocks are written straight to the other host's store where this host can open it, too.
     #[serde(default)]
     pub shared_target: SharedTarget,
-    /// Streams that carry a machine's memory, 1 to 16; `None`: as many as are worth it. It is one where either hypervisor
+    /// Streams that carry a VM's memory, 1 to 16; `None`: as many as are worth it. It is one where either hypervisor
     /// cannot do several.
     #[serde(default)]
     pub memory_streams: Option<u8>,
-    /// When a machine may run at the other host.
+    /// When a VM may run at the other host.
     #[serde(default)]
     pub memory: Memory,
     /// Names of more volumes that move in the same migration, to another host: all of them, or none.
@@ -63,7 +63,7 @@ pub enum SharedTarget {
     Never,
 }
 
-/// When a machine that moves may run at the other host.
+/// When a VM that moves may run at the other host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Memory {
@@ -71,7 +71,7 @@ pub enum Memory {
     #[default]
     PreCopy,
     /// Before that, if it writes faster than its memory is sent: the rest follows. **N.B.** from the switch-over until the last
-    /// of it has come, the machine's memory is lost with either host, or with the link between them; its disks are not.
+    /// of it has come, the VM's memory is lost with either host, or with the link between them; its disks are not.
     PostCopy,
 }
 
@@ -170,7 +170,7 @@ pub struct Migration {
     /// The latest migration that does it once more.
     #[serde(default)]
     pub retried_as: Option<String>,
-    /// The machine that goes along with the volume; `None` if none does, or this daemon knows no more of it.
+    /// The VM that goes along with the volume; `None` if none does, or this daemon knows no more of it.
     #[serde(default)]
     pub machine: Option<MachineMove>,
     /// How long the guest was held at the switch-over; `None` until that has happened.
@@ -211,7 +211,7 @@ pub struct ReplicaUsed {
     pub bytes_spared: u64,
 }
 
-/// A machine that goes along with its volumes.
+/// A VM that goes along with its volumes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineMove {
     /// How far its memory is; `None` before it is copied.
@@ -220,7 +220,7 @@ pub struct MachineMove {
     pub downtime: Option<MachineDowntime>,
 }
 
-/// How far a machine's memory is.
+/// How far a VM's memory is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryMove {
     /// All of it, in bytes.
@@ -240,7 +240,7 @@ pub struct MemoryMove {
     /// Streams that carry it.
     #[serde(default = "one")]
     pub streams: u8,
-    /// Whether the machine ran at the target before all of it was there (post-copy).
+    /// Whether the VM ran at the target before all of it was there (post-copy).
     #[serde(default)]
     pub post_copy: bool,
 }
@@ -250,7 +250,7 @@ fn one() -> u8 {
     1
 }
 
-/// How long a machine stood still, as its source saw it; the parts add up to the whole.
+/// How long a VM stood still, as its source saw it; the parts add up to the whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineDowntime {
     /// From its stand at the source until it was heard that it runs at the target, in milliseconds.
@@ -304,7 +304,7 @@ pub enum Phase {
     Queued,
     /// Blocks are copied and writes mirrored; the guest works.
     Copying,
-    /// The memory of the machine that goes along is copied, while its disks are kept equal; the guest works until the end.
+    /// The memory of the VM that goes along is copied, while its disks are kept equal; the guest works until the end.
     Memory,
     /// Guest requests in flight come to their end; new ones wait.
     Closing,

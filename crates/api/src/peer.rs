@@ -34,7 +34,7 @@ pub struct NewIdentity {
 pub struct NewInvitation {
     /// How long it is good, in seconds.
     pub lifetime_s: u64,
-    /// Whether the host that redeems it may bring machines, which run on this one.
+    /// Whether the host that redeems it may bring VMs, which run on this one.
     #[serde(default)]
     pub allow_machines: bool,
 }
@@ -59,7 +59,7 @@ pub struct JoinHost {
     /// Address and port of the other host; `None`: those in the token.
     #[serde(default)]
     pub address: Option<String>,
-    /// Whether the other host may bring machines, which run on this one; `None`: as before, and not if it was not known.
+    /// Whether the other host may bring VMs, which run on this one; `None`: as before, and not if it was not known.
     #[serde(default)]
     pub allow_machines: Option<bool>,
 }
@@ -68,7 +68,7 @@ pub struct JoinHost {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetPeer {
-    /// Whether it may bring machines, which run on this one.
+    /// Whether it may bring VMs, which run on this one.
     pub allow_machines: bool,
 }
 
@@ -98,7 +98,7 @@ pub struct Peer {
     /// Why a connection was lost last.
     #[serde(default)]
     pub last_error: Option<String>,
-    /// Whether it may bring machines, which run on this host.
+    /// Whether it may bring VMs, which run on this host.
     #[serde(default)]
     pub machines: bool,
     /// What it calls itself, if another host had that name when it came.

@@ -9,7 +9,7 @@ use crate::migration::{ImageLocation, QueuePlace};
 /// What a migration would do, as far as it can be seen before it begins.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationPlan {
-    /// The volume or the machine.
+    /// The volume or the VM.
     pub name: String,
     /// Whether it would begin now, or wait for its turn; false if anything of `refusals` is in the way.
     pub can_begin: bool,
@@ -22,7 +22,7 @@ pub struct MigrationPlan {
     pub host: Option<String>,
     /// What would move, each to where it would be.
     pub volumes: Vec<PlannedVolume>,
-    /// The machine that would go along.
+    /// The VM that would go along.
     #[serde(default)]
     pub machine: Option<PlannedMachine>,
     /// Bytes that would be copied at most, besides what guests write meanwhile: of volumes and of memory.
@@ -69,7 +69,7 @@ pub struct PlannedVolume {
     pub shared: bool,
 }
 
-/// A machine that would go along with its volumes.
+/// A VM that would go along with its volumes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlannedMachine {
     /// Its name.

@@ -1,9 +1,9 @@
-//! Virtual machines: what they are, and whether they run.
+//! VMs: what they are, and whether they run.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Adds a machine.
+/// Adds a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewVm {
@@ -13,7 +13,7 @@ pub struct NewVm {
     pub definition: String,
 }
 
-/// A virtual machine.
+/// A VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Vm {
     /// Its name.
@@ -46,7 +46,7 @@ pub struct Vm {
     pub added_unix_ms: u64,
 }
 
-/// What a move to another host would make of a machine that somebody else has started.
+/// What a move to another host would make of a VM that somebody else has started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WholeMove {
     /// What keeps it from moving as a whole, and what to do; `None`: nothing.
@@ -55,7 +55,7 @@ pub struct WholeMove {
     pub left_behind: Vec<String>,
 }
 
-/// What a machine does.
+/// What a VM does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
@@ -65,7 +65,7 @@ pub enum VmState {
     Starting,
     /// It runs.
     Running,
-    /// QEMU is there, and the machine is paused; the message says how.
+    /// QEMU is there, and the VM is paused; the message says how.
     Paused,
     /// QEMU has ended by itself; the message has its last words.
     Crashed,
@@ -78,7 +78,7 @@ pub enum VmState {
     Unknown,
 }
 
-/// Stops a machine.
+/// Stops a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopVm {
@@ -95,7 +95,7 @@ impl StopVm {
     pub const WAIT_S_DEFAULT: u64 = 60;
 }
 
-/// Takes over disks of a machine that somebody else has started.
+/// Takes over disks of a VM that somebody else has started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptVm {
@@ -106,7 +106,7 @@ pub struct AdoptVm {
     pub disks: Vec<String>,
 }
 
-/// What has become of a machine that was removed.
+/// What has become of a VM that was removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RemovedVm {
     /// What it was called.

@@ -17,13 +17,13 @@
 //! links = [{ address = "10.0.0.1:7423", speed_mbit = 10000 }]   # none: the addresses that are listened on
 //! shared_folders = ["/mnt/rack3"]           # stores of other hosts, as they are mounted here: written to directly
 //!
-//! [machines]                                # what machines from other hosts may name, besides what is harmless
+//! [machines]                                # what VMs from other hosts may name, besides what is harmless
 //! allow = ["-netdev bridge"]                # options of QEMU
 //! folders = ["/srv/firmware"]               # files below these
 //! user = "sterna-qemu"                      # whom QEMU runs as
 //!
-//! [hooks]                                   # run on both sides when a machine or a volume moves
-//! before = "/etc/sterna/before"             # if it fails, the machine stays
+//! [hooks]                                   # run on both sides when a VM or a volume moves
+//! before = "/etc/sterna/before"             # if it fails, the VM stays
 //! after = "/etc/sterna/after"
 //! timeout_s = 30
 //!
@@ -119,9 +119,9 @@ pub struct Config {
     pub nbd: NbdConfig,
     /// Where other hosts reach this one.
     pub hosts: HostsConfig,
-    /// What machines that come from other hosts may name.
+    /// What VMs that come from other hosts may name.
     pub machines: MachinesConfig,
-    /// What is run when a machine changes its host.
+    /// What is run when a VM changes its host.
     pub hooks: HooksConfig,
     /// The stores by name. At least one.
     pub stores: BTreeMap<String, StoreConfig>,
@@ -255,7 +255,7 @@ pub enum ConfigError {
         /// What is wrong with it.
         problem: HookProblem,
     },
-    /// What machines may name is no option.
+    /// What VMs may name is no option.
     #[error(
         "{path}: machines.allow: \"{entry}\" is no option of QEMU; write \"-vnc\", or \"-netdev bridge\""
     )]

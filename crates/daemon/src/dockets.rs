@@ -37,7 +37,7 @@ const WARNINGS_MAX: usize = 8;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Docket {
-    /// The volume, or the machine, that it was ordered for.
+    /// The volume, or the VM, that it was ordered for.
     pub(crate) name: String,
     /// Identities of its volumes, each 32 hexadecimal digits.
     pub(crate) volumes: Vec<String>,

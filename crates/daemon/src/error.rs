@@ -96,17 +96,17 @@ pub(crate) enum RequestError {
         /// What was tried, and what came of it.
         reason: String,
     },
-    /// Another host cannot run a machine.
+    /// Another host cannot run a VM.
     #[error("host \"{host}\" cannot run the VM \"{vm}\": {reason}")]
     VmRefused {
-        /// Which machine.
+        /// Which VM.
         vm: String,
         /// Which host.
         host: String,
         /// Why.
         reason: String,
     },
-    /// A machine cannot be moved as it is.
+    /// A VM cannot be moved as it is.
     #[error("the VM \"{vm}\" cannot be moved: {reason}")]
     VmUnmovable {
         /// Which.
@@ -114,7 +114,7 @@ pub(crate) enum RequestError {
         /// Why.
         reason: String,
     },
-    /// A machine cannot stand still for as short as it is to.
+    /// A VM cannot stand still for as short as it is to.
     #[error(
         "the VM \"{vm}\" cannot be moved within --max-downtime {}: the way to the other host is so long that an idle \
          one stands still for {:.0} ms at least; allow {} ms, or more",
@@ -437,10 +437,10 @@ pub(crate) enum RequestError {
     /// Something about other hosts was not done.
     #[error(transparent)]
     Hosts(#[from] HostsError),
-    /// Something about machines was not done.
+    /// Something about VMs was not done.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// The volume is a disk of a machine.
+    /// The volume is a disk of a VM.
     #[error("volume \"{volume}\" is a disk of the VM \"{vm}\"; remove that first: sterna vm remove {vm}")]
     VolumeOfVm {
         /// Which volume.

@@ -51,9 +51,9 @@ pub enum Step {
     Retire,
     /// A compacted journal takes the place of the old one.
     Compact,
-    /// The process of a machine is started.
+    /// The process of a VM is started.
     Launch,
-    /// A disk of a machine changes hands by one step.
+    /// A disk of a VM changes hands by one step.
     Exchange,
 }
 

@@ -159,7 +159,7 @@ impl Hosts {
         Ok(changed)
     }
 
-    /// Whether a host may bring machines here.
+    /// Whether a host may bring VMs here.
     pub(crate) fn may_bring_vms(&self, host: migration::HostId) -> bool {
         let trust = self.known().map(|known| known.trust(transport::HostId(host.0)));
         self.config.machines && trust.is_ok_and(|trust| trust.machines)

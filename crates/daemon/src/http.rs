@@ -147,7 +147,7 @@ async fn resize_volume(
     host.operate(Arc::clone(&host).resize_volume(name, order)).await.map(Json)
 }
 
-/// Begins to move a volume or a machine; answers when that has begun, or waits for its turn.
+/// Begins to move a volume or a VM; answers when that has begun, or waits for its turn.
 #[utoipa::path(post, path = "/v1/volumes/{name}/migrate", params(("name" = String, Path, description = "Name of the volume")),
     request_body = api::MigrateVolume,
     responses((status = 202, description = "The migration, once it has begun or waits", body = api::Migration)))]
@@ -162,7 +162,7 @@ async fn migrate(
 }
 
 /// Says what a migration would do, and everything that is in its way; begins nothing, and leaves nothing.
-#[utoipa::path(post, path = "/v1/volumes/{name}/plan", params(("name" = String, Path, description = "Name of the volume, or of the machine")),
+#[utoipa::path(post, path = "/v1/volumes/{name}/plan", params(("name" = String, Path, description = "Name of the volume, or of the VM")),
     request_body = api::MigrateVolume,
     responses((status = 200, description = "What it would do", body = api::MigrationPlan)))]
 async fn plan_migration(

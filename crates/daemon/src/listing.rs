@@ -4,8 +4,8 @@
 //! the files up; and a broken one keeps no volume from being served.
 //!
 //! ```text
-//!   vms.json       {"version": 1, "vms":      [ … ]}    machines            vms/catalogue.rs
-//!   adopted.json   {"version": 1, "machines": [ … ]}    adopted machines    vms/adoptions.rs
+//!   vms.json       {"version": 1, "vms":      [ … ]}    VMs            vms/catalogue.rs
+//!   adopted.json   {"version": 1, "VMs": [ … ]}    adopted VMs    vms/adoptions.rs
 //!   hosts.json     {"version": 1, "hosts":    [ … ]}    paired hosts        hosts/known.rs
 //! ```
 
@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::whole_file;
 
-/// Largest size of a file: hundreds of machines with the longest definitions, thousands of hosts.
+/// Largest size of a file: hundreds of VMs with the longest definitions, thousands of hosts.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// A thing in a list.

@@ -33,7 +33,7 @@ pub(crate) struct Migrations {
     live: Mutex<BTreeMap<MigrationId, Tracked>>,
     /// Who this host is to others: part of its tickets.
     own: OnceLock<Box<dyn Fn() -> Option<HostId> + Send + Sync>>,
-    /// What is known of machines that go along.
+    /// What is known of VMs that go along.
     moving: OnceLock<Arc<Moving>>,
     /// Those that wait for their turn, and what goes with all of them.
     waiting: OnceLock<(Arc<Queue>, Arc<Dockets>)>,
@@ -257,7 +257,7 @@ impl Migrations {
         let _ = self.own.set(Box::new(own));
     }
 
-    /// Says who knows of machines that go along.
+    /// Says who knows of VMs that go along.
     pub(crate) fn ask_of_vms(&self, moving: &Arc<Moving>) {
         // It is said once.
         let _ = self.moving.set(Arc::clone(moving));

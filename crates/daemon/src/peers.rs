@@ -120,7 +120,7 @@ impl Peers {
         self.open_route(session, channel)
     }
 
-    /// The way to the other host for a machine that goes along with a migration, which began at `source`.
+    /// The way to the other host for a VM that goes along with a migration, which began at `source`.
     pub(crate) fn vm_streams(
         &self,
         session: &Session,
@@ -133,7 +133,7 @@ impl Peers {
         Arc::new(SessionStreams { session, routes, source, target, migration })
     }
 
-    /// The way to the other host for what is run there before volumes change hands that go without a machine: its sending
+    /// The way to the other host for what is run there before volumes change hands that go without a VM: its sending
     /// end, and what comes.
     pub(crate) fn hooks_channel(
         &self,
@@ -144,7 +144,7 @@ impl Peers {
         let peer = host_id(session.peer());
         let target = if source == peer { self.own() } else { peer };
         let volume = VolumeIndex(0);
-        // No machine goes along, so nobody else has it.
+        // No VM goes along, so nobody else has it.
         let channel = Subject { kind: Kind::Machine, source, migration, volume }.channel(target);
         let (line, arrivals) = self.route(session, channel);
         (Arc::new(line), arrivals)
@@ -296,7 +296,7 @@ impl Peers {
             return false;
         };
         let asked = match subject.kind {
-            // Its words are known to whoever runs the machine.
+            // Its words are known to whoever runs the VM.
             Kind::Machine => Asked::Message(Request::Machine),
             Kind::Migration | Kind::Forwarding => Asked::by(head, payload),
         };
@@ -418,7 +418,7 @@ impl Peers {
         }
     }
 
-    /// Only what is said of a machine that runs here begins something: other words about machines are late.
+    /// Only what is said of a VM that runs here begins something: other words about VMs are late.
     fn vm_said(&self, session: &Session, subject: Subject, head: &[u8]) {
         let (Some(host), Some(said)) = (self.host(), moving::post_copy_request(head)) else { return };
         if subject.source == host_id(session.peer()) && subject.volume == VolumeIndex(0) {
@@ -486,7 +486,7 @@ impl Peers {
     }
 }
 
-/// The channels that are about one machine.
+/// The channels that are about one VM.
 struct SessionStreams {
     session: Session,
     routes: Arc<Routes>,

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use crate::config::QueueLimits;
 use crate::journal::now_unix_ms;
 
-/// Migrations that wait at most: what somebody orders by hand or for all machines of a large host; a program that orders
+/// Migrations that wait at most: what somebody orders by hand or for all VMs of a large host; a program that orders
 /// without end is told so.
 pub(crate) const WAITING_MAX: usize = 1000;
 
@@ -51,7 +51,7 @@ pub(crate) enum Obstacle {
 /// What is ordered, as far as its turn depends on it.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
-    /// The volume, or the machine, that it is ordered for.
+    /// The volume, or the VM, that it is ordered for.
     pub(crate) name: String,
     /// What is ordered.
     pub(crate) order: MigrateVolume,

@@ -65,7 +65,7 @@ async fn carry_out(step: Step, migration: MigrationId) -> Result<(), String> {
     let done = tokio::task::spawn_blocking(move || match step {
         Step::Discard(image) => images::discard(&image),
         Step::Retire(image, retirement) => images::retire(&image, retirement, migration),
-        // The machine of a migration between hosts is made when the volumes are served.
+        // The VM of a migration between hosts is made when the volumes are served.
         Step::Commit(_) | Step::Resume(_) => Ok(()),
     });
     let fault: ControlFault = match done.await {

@@ -8,8 +8,8 @@
 //! copied whole. (Comparing it block by block would trust more; that is not done.) A replica is one no more from the moment
 //! that something may be written to it. Everything here may sleep.
 
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use migration::journal::{ImageFormat, ImageLocation};
@@ -73,13 +73,7 @@ pub(crate) fn record(data_dir: &Path, image: &Path, facts: Facts) -> io::Result<
     let path = record_path(data_dir, &facts.volume);
     let look = Look::at(image)?;
     let record = Record { version: VERSION, facts, image: image.to_owned(), look };
-    let new = path.with_extension("new");
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(&serde_json::to_vec_pretty(&record)?)?;
-    file.sync_all()?;
-    std::fs::rename(&new, &path)?;
-    sync_folder_of(&path)
+    whole_file::replace(&path, &serde_json::to_vec_pretty(&record)?)
 }
 
 /// Makes the replica of a volume of `size_bytes` the file at `path`, in the place of the empty one that is there, and says

@@ -39,7 +39,7 @@ pub(crate) struct SocketFolder {
     _lock: FolderLock,
 }
 
-/// The users of machines' QEMUs, by the volumes that are their disks: only they may connect to those.
+/// The users of VMs' QEMUs, by the volumes that are their disks: only they may connect to those.
 #[derive(Debug, Default)]
 pub(crate) struct Grants(Mutex<BTreeMap<String, u32>>);
 
@@ -198,7 +198,7 @@ impl SocketFolder {
         self.bind(path, access, None)
     }
 
-    /// Listens at `path`. `user`: whom a machine's QEMU runs as that has it as a disk.
+    /// Listens at `path`. `user`: whom a VM's QEMU runs as that has it as a disk.
     fn bind(&self, path: &Path, access: &SocketAccess, user: Option<u32>) -> Result<OwnedFd, SocketError> {
         Address::unix(path)?;
         check_replaceable(path)?;

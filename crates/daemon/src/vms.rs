@@ -1,4 +1,4 @@
-//! Virtual VMs of this host: what they are, whether they run, and how they come and go.
+//! VMs of this host: what they are, whether they run, and how they come and go.
 //!
 //! ```text
 //!            add                start                       SHUTDOWN

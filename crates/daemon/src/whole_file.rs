@@ -67,7 +67,7 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Replaces a file: after a power cut there is the old one or the new one. Nobody but its owner reads it, whatever the umask
-/// says: it may name hosts, or hold what a machine is started with.
+/// says: it may name hosts, or hold what a VM is started with.
 ///
 /// # Errors
 /// What the system answers; the file is as before then, or the new one.

@@ -1,4 +1,4 @@
-//! What runs virtual machines, as Sterna steers it. It knows no volumes and decides nothing about migrations.
+//! What runs VMs, as Sterna steers it. It knows no volumes and decides nothing about migrations.
 //!
 //! ```text
 //!   Hypervisor   what a migration needs of one running VM: checks, memory out, memory in, pause and resume

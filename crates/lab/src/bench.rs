@@ -3,7 +3,7 @@
 //! ```text
 //!   nbd ─────► round ──► workload ──► raw file │ Sterna │ qemu-storage-daemon ──► fio ──► statistics
 //!   link ────► link, round ──► TCP │ Sterna │ qemu-storage-daemon ──► compare ──► statistics
-//!   machine ─► load, round ──► Sterna │ QEMU's own migration ──► statistics
+//!   VM ─► load, round ──► Sterna │ QEMU's own migration ──► statistics
 //!   mirror ──► round ──► idle, load ──► Sterna │ cp │ qemu-img │ qemu-storage-daemon ──► compare ──► statistics
 //!
 //!   environment   what was measured on        tools     the programs, their versions and packages
@@ -13,7 +13,7 @@
 //!   show          figures as text             page, chart   figures as a page of HTML
 //! ```
 //!
-//! Whatever is compared is measured in one run, one after the other, again and again: the machine's moods then meet
+//! Whatever is compared is measured in one run, one after the other, again and again: the VM's moods then meet
 //! everybody alike, and a ratio is taken between neighbours. This module measures, and makes tables and pages; the program
 //! prints and writes them. What the figures mean is in `docs/performance.md`.
 

@@ -75,7 +75,7 @@ pub enum GuestKind {
         /// What it does.
         options: GuestOptions,
     },
-    /// A machine in QEMU.
+    /// A VM in QEMU.
     Machine(VmOptions),
 }
 
@@ -87,10 +87,10 @@ impl DemoOptions {
         Self { program, parent: None, disk_bytes, margin: MARGIN, guest }
     }
 
-    /// The demo with a machine in QEMU as guest, and a disk of so many bytes.
+    /// The demo with a VM in QEMU as guest, and a disk of so many bytes.
     ///
     /// # Errors
-    /// If there is no image for the machine, in `image` or where it usually is.
+    /// If there is no image for the VM, in `image` or where it usually is.
     pub fn with_vm(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
         let fill_bytes = disk_bytes / 2;
         let machine = VmOptions { fill_bytes, ..VmOptions::new(GuestImage::find(image)?) };
@@ -110,7 +110,7 @@ const MARGIN: Duration = Duration::from_secs(3);
 /// Runs the demo. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// What went wrong, with the log of the daemon or of the machine; [`Interrupted`] after a signal. Wrong content is no
+/// What went wrong, with the log of the daemon or of the VM; [`Interrupted`] after a signal. Wrong content is no
 /// error: then [`Figures::verified`] is false.
 pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Result<Report> {
     let folder = create_folder(options.parent.as_deref(), options.disk_bytes)?;

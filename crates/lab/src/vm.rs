@@ -19,7 +19,7 @@ const MEMORY_PAGE_BYTES: u64 = 4096;
 /// # Errors
 /// If QEMU is missing, ends, or the VM does not begin to work; the message ends with its console.
 pub async fn start_vm(address: &Address, options: VmOptions, progress: &mut Progress) -> anyhow::Result<Vm> {
-    progress.begin("booting a machine");
+    progress.begin("booting a VM");
     let vm = Vm::launch(address, options)?;
     vm.begins_to_work().await?;
     Ok(vm)
@@ -60,8 +60,8 @@ impl DemoGuest for Vm {
     /// Its memory is compared, too.
     async fn stop_and_verify(mut self, progress: &mut Progress) -> anyhow::Result<StoppedVm> {
         progress.begin(match self.options().memory_bytes {
-            0 => "verifying the whole disk in the machine",
-            _ => "verifying memory and disk in the machine",
+            0 => "verifying the whole disk in the VM",
+            _ => "verifying memory and disk in the VM",
         });
         let verdict = self.stop().await?;
         let wrong = Wrong { count: verdict.errors, first: self.console().wrong().to_vec() };

@@ -1,4 +1,4 @@
-//! A real machine in QEMU against a server that is good, and against one that loses writes.
+//! A real VM in QEMU against a server that is good, and against one that loses writes.
 //!
 //! They need QEMU and the guest image (`scripts/install-packages demo`, `scripts/guest-image`), and take ten seconds
 //! each; `cargo test -p lab --test machine -- --ignored` runs them.
@@ -16,7 +16,7 @@ use self::support::{Fault, Server, Style};
 
 const DISK_BYTES: usize = 64 << 20;
 
-/// Boots a machine, lets it do some thousand requests, and stops it.
+/// Boots a VM, lets it do some thousand requests, and stops it.
 async fn run(fault: Fault) -> (Server, StoppedVm) {
     let server = Server::start(DISK_BYTES, Style::Simple, fault);
     let image = GuestImage::find(None).unwrap();

@@ -1,7 +1,7 @@
 //! Hosts and links of the lab, with the kernel's own TCP at both ends.
 //!
 //! Namespaces need root. Where they are refused, these tests are left out. Other tests want the processors too: a bound that
-//! only an idle machine keeps is waited for, up to a minute.
+//! only an idle VM keeps is waited for, up to a minute.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot prepare its scene has failed")]
 

@@ -65,7 +65,7 @@ pub enum Rest {
     Resume,
 }
 
-/// What a target is to take over without having heard COMMIT.
+/// What a target is to take over without a COMMIT.
 #[derive(Clone, Debug)]
 pub struct Promoted {
     /// In which try.
@@ -415,7 +415,7 @@ impl LaneHandle {
         self.ask(|answer| Command::Leave { order: Box::new(order), channels, role, answer }).await?
     }
 
-    /// Takes part in a migration from another host, or goes on with one: `line` leads to the source's half.
+    /// Takes part in a migration from another host, or goes on with one: `channel` leads to the source's half.
     ///
     /// The volume comes to `store`: of a lane that serves clients whom the volume had left behind. Without one it comes
     /// to the lane's own store, and the lane [waits](Opening::Waiting).
@@ -432,7 +432,7 @@ impl LaneHandle {
         self.ask(|answer| Command::Come { order: Box::new(order), store, channel, role, answer }).await?
     }
 
-    /// Lets another host, `peer` of this one, which is `own`, use the volume for clients that it leads here, over `line`.
+    /// Lets another host, `peer` of this one, which is `own`, use the volume for clients that it leads here, over `channel`.
     pub fn attach(&self, channel: PeerChannel, peer: HostId, own: HostId) {
         // A lane that has ended serves nobody: what has come over the channel is given back.
         let _ = self.commands.unbounded_send(Command::Attach { channel, peer, own });
@@ -467,7 +467,7 @@ impl LaneHandle {
         self.ask(|answer| Command::Rest { migration, rest, answer }).await?
     }
 
-    /// Takes the volume over without having heard COMMIT: only what is prepared, in the try that is named.
+    /// Takes the volume over without a COMMIT: only what is prepared, in the try that is named.
     ///
     /// # Errors
     /// [`Refused::NotMigrating`], [`Refused::Ended`]. Whether it came in time, the journal says.

@@ -119,12 +119,12 @@ pub trait Channel {
     /// What the peer's present process understands.
     fn capabilities(&self) -> Capabilities;
 
-    /// Changes how much of a hurry everything is in that is on the channel, and will be. A channel that nothing else goes
-    /// beside need not do anything.
+    /// Changes the priority of everything that is on the channel, and will be. A channel that has a link to itself need not do
+    /// anything.
     fn set_boost(&self, _: PriorityBoost) {}
 }
 
-/// How much of a hurry a channel is in.
+/// Whether a channel goes before its usual priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PriorityBoost {
     /// What is copied and mirrored goes when nothing more urgent is to be sent.
@@ -136,11 +136,11 @@ pub enum PriorityBoost {
 /// What a peer understands, each with all that comes before it. It is known from the first connection to its process on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Capabilities {
-    /// It has not been heard of yet.
+    /// There has been no connection to it yet.
     Unknown,
-    /// Calls; of fences it knows nothing.
+    /// Calls; of fencing tokens it knows nothing.
     Calls,
-    /// Calls that bear fences, too.
+    /// Calls that bear fencing tokens, too.
     FencingTokens,
     /// Calls about any range of bytes of a volume, too: the owner claims the blocks that they touch.
     Parts,
@@ -308,7 +308,7 @@ impl RpcChannel {
         self.channel.send(RequestPriority::Control, Head::Message.encode(), message.into());
     }
 
-    /// Changes how much of a hurry this end's line is in.
+    /// Changes the priority of this end's channel.
     pub(crate) fn set_boost(&self, boost: PriorityBoost) {
         self.channel.set_boost(boost);
     }
@@ -330,7 +330,7 @@ impl RpcChannel {
         let Question { address, operation, fence } = question;
         let head = match fence.filter(|_| self.capabilities() >= Capabilities::FencingTokens) {
             Some(fence) => Head::FencedCall { call, address, operation, fence },
-            // An owner that knows fences refuses a change without one, and says what its fence is.
+            // An owner that knows fencing tokens refuses a change without one, and says which is the present one.
             None => Head::Call { call, address, operation },
         };
         self.channel.send(priority, head.encode(), payload);

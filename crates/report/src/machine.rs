@@ -1,10 +1,10 @@
-//! A machine that went along: how long it stood still, in parts that add up, and what its memory took.
+//! A VM that went along: how long it stood still, in parts that add up, and what its memory took.
 
 use api::{MachineDowntime, MemoryMove, Migration};
 
 use crate::figures::{bytes, latency};
 
-/// The section; empty if no machine went along.
+/// The section; empty if no VM went along.
 pub(crate) fn section(migration: &Migration) -> String {
     let Some(machine) = &migration.machine else { return String::new() };
     let stood = machine.downtime.as_ref().map(|downtime| stood_still(downtime, migration));
@@ -12,11 +12,7 @@ pub(crate) fn section(migration: &Migration) -> String {
     if stood.is_none() && memory.is_none() {
         return String::new();
     }
-    format!(
-        "<section><h2>The machine</h2>{}{}</section>",
-        stood.unwrap_or_default(),
-        memory.unwrap_or_default()
-    )
+    format!("<section><h2>The VM</h2>{}{}</section>", stood.unwrap_or_default(), memory.unwrap_or_default())
 }
 
 fn stood_still(downtime: &MachineDowntime, migration: &Migration) -> String {

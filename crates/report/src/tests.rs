@@ -207,7 +207,7 @@ fn a_machine_that_went_along_is_told_of_with_parts_that_add_up() {
         assert!(page.contains(part), "{part}");
     }
     history.migration.machine = None;
-    assert!(!self::page(&history).contains("<h2>The machine</h2>"));
+    assert!(!self::page(&history).contains("<h2>The VM</h2>"));
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::exit;
 use crate::output::Format;
 use crate::units::{parse_rate, parse_size};
 
-/// Moves the disks of running virtual machines.
+/// Moves the disks of running VMs.
 #[derive(Debug, Parser)]
 #[command(name = "sterna", version, after_help = exit::HELP, max_term_width = 110)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -61,10 +61,10 @@ pub(crate) enum Command {
     /// Images that migrations left and that were kept: list, delete.
     #[command(subcommand)]
     Replica(ReplicaCommand),
-    /// Virtual machines: add, start, stop, show; take over the disks of one that runs.
+    /// VMs: add, start, stop, show; take over the disks of one that runs.
     #[command(subcommand)]
     Vm(VmCommand),
-    /// Move a volume to another store or another host, or a whole machine to another host, while it works.
+    /// Move a volume to another store or another host, or a whole VM to another host, while it works.
     #[command(after_help = MIGRATE_HELP)]
     Migrate(MigrateArguments),
     /// Migrations: list, watch, cancel.
@@ -211,7 +211,7 @@ pub(crate) struct AddArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArguments {
-    /// Name of the volume, or of the machine: that goes to another host with its memory and its volumes. Several volumes go to
+    /// Name of the volume, or of the VM: that goes to another host with its memory and its volumes. Several volumes go to
     /// another host as one: all of them, or none.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
@@ -245,13 +245,13 @@ pub(crate) struct MigrateArguments {
     /// Whether blocks are written straight to the other host's store where this host can open it, too.
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     pub(crate) shared_target: SharedTarget,
-    /// How long a machine may stand still, in milliseconds: it is stopped when what is left takes no longer.
+    /// How long a VM may stand still, in milliseconds: it is stopped when what is left takes no longer.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) max_downtime: u64,
-    /// How many streams carry a machine's memory; by default several if it is large or there are several links.
+    /// How many streams carry a VM's memory; by default several if it is large or there are several links.
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_streams)]
     pub(crate) memory_streams: Streams,
-    /// When a machine may run at the other host; see below for what post-copy costs.
+    /// When a VM may run at the other host; see below for what post-copy costs.
     #[arg(long, value_name = "WAY", value_enum, default_value_t = Memory::PreCopy)]
     pub(crate) memory: Memory,
     /// Return as soon as the migration has begun.
@@ -282,7 +282,7 @@ pub(crate) enum MigrationCommand {
     /// Go on with a migration that rests.
     #[command(after_help = "Example:\n  sterna migration resume m7")]
     Resume(MigrationArguments),
-    /// Do once more what failed or was cancelled: same volume or machine, same target, same options, a new identity.
+    /// Do once more what failed or was cancelled: same volume or VM, same target, same options, a new identity.
     #[command(after_help = RETRY_HELP)]
     Retry(RetryArguments),
     /// Cancel a migration: the volume stays at the source, the half-made target is deleted.
@@ -357,7 +357,7 @@ impl From<ExportArguments> for api::ExportSettings {
     }
 }
 
-/// When a machine that moves may run at the other host.
+/// When a VM that moves may run at the other host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Memory {
     /// When all of its memory is there; one that writes faster than it is sent is slowed down.
@@ -375,7 +375,7 @@ impl From<Memory> for api::Memory {
     }
 }
 
-/// How many streams carry a machine's memory; `None`: as many as are worth it.
+/// How many streams carry a VM's memory; `None`: as many as are worth it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Streams(pub(crate) Option<u8>);
 

@@ -312,7 +312,7 @@ pub(crate) fn ended(migration: &Migration) -> String {
         (api::MigrationState::Moved, _) => {
             let note = migration.message.iter().map(|message| format!("N.B. {message}\n"));
             let are = if volume.contains(", ") { "are" } else { "is" };
-            let machine = if migration.machine.is_some() { ", and so is the machine" } else { "" };
+            let machine = if migration.machine.is_some() { ", and so is the VM" } else { "" };
             format!("{volume} {are} at {target}{machine} ({id})\n") + &note.collect::<String>()
         }
         (api::MigrationState::Cancelled, _) => {

@@ -320,7 +320,7 @@ impl Vm {
     /// If it does not, or has found another disk; the message ends with its console.
     pub async fn begins_to_work(&self) -> anyhow::Result<()> {
         self.talk.wait_for("begin to work", START_DEADLINE, Console::works).await?;
-        let seen = self.console().disk().cloned().context("the machine does not tell its disk")?;
+        let seen = self.console().disk().cloned().context("the VM does not tell its disk")?;
         self.options.disk.check(&seen).map_err(|error| self.talk.with_console(error))
     }
 

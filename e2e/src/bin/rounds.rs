@@ -1,7 +1,7 @@
 //! Moves a busy disk between two hosts, with bad luck from a seed: `cargo run -p e2e --bin rounds -- --rounds 50 --seed 1`.
 //!
 //! It needs `target/release/sterna`, or what `STERNA_BIN` names. What a seed decides is which mishap comes when; what it
-//! meets is the machine's affair, so one that fails may have to be played a few times.
+//! meets is the VM's affair, so one that fails may have to be played a few times.
 
 use std::path::PathBuf;
 

@@ -2,7 +2,7 @@
 //! `cargo run -p e2e --bin tour -- --steps 100 --seed 1`.
 //!
 //! It needs `target/release/sterna`, or what `STERNA_BIN` names. What a seed decides are the steps; what they meet is the
-//! machine's affair, so one that fails may have to be played a few times.
+//! VM's affair, so one that fails may have to be played a few times.
 
 use clap::Parser;
 use e2e::tour::play_tour;

@@ -1,4 +1,4 @@
-//! What an administrator has run before and after a machine changes its host.
+//! What an administrator has run before and after a VM changes its host.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ const TIMEOUT_S_DEFAULT: u64 = 30;
 /// Range of `timeout_s`. Above, the other host would have to be waited for longer than anybody watches.
 pub(crate) const TIMEOUT_S: std::ops::RangeInclusive<u64> = 1..=300;
 
-/// Programs that are run when a machine changes its host.
+/// Programs that are run when a VM changes its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HooksConfig {
-    /// Run before the machine is stopped: if it fails, the machine stays.
+    /// Run before the VM is stopped: if it fails, the VM stays.
     pub before: Option<PathBuf>,
     /// Run after it has moved, or has not.
     pub after: Option<PathBuf>,

@@ -20,7 +20,7 @@ pub struct HostsConfig {
     pub listen: Vec<SocketAddr>,
     /// The links that other hosts are told of; none: the addresses that are listened on.
     pub links: Vec<Link>,
-    /// Whether paired hosts may bring machines, which run here as whoever the daemon runs as.
+    /// Whether paired hosts may bring VMs, which run here as whoever the daemon runs as.
     pub machines: bool,
     /// Folders, besides those of this host's own stores, where stores of other hosts may be; absolute.
     pub shared_folders: Vec<PathBuf>,

@@ -1,4 +1,4 @@
-//! What machines that come from other hosts may name here, and whom QEMU runs as.
+//! What VMs that come from other hosts may name here, and whom QEMU runs as.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const USER_DEFAULT: &str = "sterna-qemu";
 /// What changes the user and then becomes the program (util-linux).
 const CHANGES_USER: &str = "setpriv";
 
-/// What machines that come from other hosts may name here, besides what is always allowed; and whom QEMU runs as.
+/// What VMs that come from other hosts may name here, besides what is always allowed; and whom QEMU runs as.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachinesConfig {
     /// Options of QEMU, alone or with what their value begins with: `-vnc`, `-netdev bridge`.

@@ -25,7 +25,7 @@ pub(crate) struct Known {
 /// What another host is trusted with, besides the volumes that it is given or brings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trust {
-    /// It may bring machines, which run here. Who paired with version 0.1 may not.
+    /// It may bring VMs, which run here. Who paired with version 0.1 may not.
     #[serde(default)]
     pub(crate) machines: bool,
 }

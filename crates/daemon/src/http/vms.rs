@@ -1,4 +1,4 @@
-//! The part of the API about machines.
+//! The part of the API about VMs.
 
 use std::sync::Arc;
 
@@ -23,15 +23,15 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(resume_vm))
 }
 
-/// Lists the machines, by name.
-#[utoipa::path(get, path = "/v1/vms", responses((status = 200, description = "The machines", body = [api::Vm])))]
+/// Lists the VMs, by name.
+#[utoipa::path(get, path = "/v1/vms", responses((status = 200, description = "The VMs", body = [api::Vm])))]
 async fn list_vms(State(host): State<Arc<Host>>) -> Json<Vec<api::Vm>> {
     Json(host.describe_vms().await)
 }
 
-/// Adds a machine; it does not run yet.
+/// Adds a VM; it does not run yet.
 #[utoipa::path(post, path = "/v1/vms", request_body = api::NewVm,
-    responses((status = 201, description = "The machine", body = api::Vm)))]
+    responses((status = 201, description = "The VM", body = api::Vm)))]
 async fn add_vm(
     State(host): State<Arc<Host>>,
     request: Request,
@@ -41,38 +41,38 @@ async fn add_vm(
     Ok((StatusCode::CREATED, Json(vm)))
 }
 
-/// Describes one machine.
-#[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the machine")),
-    responses((status = 200, description = "The machine", body = api::Vm)))]
+/// Describes one VM.
+#[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn show_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.describe_vm(&name).await.map(Json)
 }
 
-/// Forgets a machine that does not run; its volumes stay.
-#[utoipa::path(delete, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the machine")),
+/// Forgets a VM that does not run; its volumes stay.
+#[utoipa::path(delete, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "What has been forgotten", body = api::RemovedVm)))]
 async fn remove_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::RemovedVm> {
     host.operate(Arc::clone(&host).remove_vm(name)).await.map(Json)
 }
 
-/// Starts a machine; answers when its QEMU does.
-#[utoipa::path(post, path = "/v1/vms/{name}/start", params(("name" = String, Path, description = "Name of the machine")),
-    responses((status = 200, description = "The machine", body = api::Vm)))]
+/// Starts a VM; answers when its QEMU does.
+#[utoipa::path(post, path = "/v1/vms/{name}/start", params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.operate(Arc::clone(&host).start_vm(name)).await.map(Json)
 }
 
-/// Stops a machine; answers when its QEMU has ended.
-#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path, description = "Name of the machine")),
-    request_body = api::StopVm, responses((status = 200, description = "The machine", body = api::Vm)))]
+/// Stops a VM; answers when its QEMU has ended.
+#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path, description = "Name of the VM")),
+    request_body = api::StopVm, responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn stop_vm(State(host): State<Arc<Host>>, Segment(name): Segment, request: Request) -> Answer<api::Vm> {
     let how = body(request).await?;
     host.operate(Arc::clone(&host).stop_vm(name, how)).await.map(Json)
 }
 
-/// Takes over the disks of a machine that runs; answers when they are served.
-#[utoipa::path(post, path = "/v1/vms/{name}/adopt", params(("name" = String, Path, description = "Name for the machine")),
-    request_body = api::AdoptVm, responses((status = 200, description = "The machine", body = api::Vm)))]
+/// Takes over the disks of a VM that runs; answers when they are served.
+#[utoipa::path(post, path = "/v1/vms/{name}/adopt", params(("name" = String, Path, description = "Name for the VM")),
+    request_body = api::AdoptVm, responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn adopt_vm(
     State(host): State<Arc<Host>>,
     Segment(name): Segment,
@@ -82,16 +82,16 @@ async fn adopt_vm(
     host.operate(Arc::clone(&host).adopt_vm(name, order)).await.map(Json)
 }
 
-/// Gives a machine its disks back as plain files; answers when it has them.
-#[utoipa::path(post, path = "/v1/vms/{name}/release", params(("name" = String, Path, description = "Name of the machine")),
-    responses((status = 200, description = "The machine, as it was before", body = api::Vm)))]
+/// Gives a VM its disks back as plain files; answers when it has them.
+#[utoipa::path(post, path = "/v1/vms/{name}/release", params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The VM, as it was before", body = api::Vm)))]
 async fn release_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.operate(Arc::clone(&host).release_vm(name)).await.map(Json)
 }
 
-/// Lets a machine run that is paused; answers when it runs.
-#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path, description = "Name of the machine")),
-    responses((status = 200, description = "The machine", body = api::Vm)))]
+/// Lets a VM run that is paused; answers when it runs.
+#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path, description = "Name of the VM")),
+    responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn resume_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.operate(Arc::clone(&host).resume_vm(name)).await.map(Json)
 }

@@ -239,7 +239,7 @@ pub(crate) fn image_format(format: api::ImageFormat) -> journal::ImageFormat {
     }
 }
 
-/// How the API shows a machine that goes along.
+/// How the API shows a VM that goes along.
 pub(super) fn machine(account: &Account) -> api::MachineMove {
     let memory = account.memory.as_ref().map(|memory| api::MemoryMove {
         total_bytes: memory.total_bytes,
@@ -261,7 +261,7 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
     api::MachineMove { memory, downtime }
 }
 
-/// Adds that the machine runs at the target, and that the rest of its memory is waited for.
+/// Adds that the VM runs at the target, and that the rest of its memory is waited for.
 pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
     if account.post_copy == Some(PostCopyState::OnItsWay) && shown.phase == api::Phase::Retiring {
         let reason = "the rest of the VM's memory, without which it can come to a stand at the target";

@@ -4,11 +4,11 @@
 //!   0                                   openings of migrations
 //!   number × 8 + direction × 4 + 1      one migration: its handover, and calls on the target's stores
 //!   number × 8 + direction × 4 + 2      the volume that it moved, for clients that stayed at the source
-//!   number × 8 + direction × 4 + 3      the machine that goes along
-//!   + position × 2⁵⁶                    the same of a volume that is not the migration's first; a machine's other streams
+//!   number × 8 + direction × 4 + 3      the VM that goes along
+//!   + position × 2⁵⁶                    the same of a volume that is not the migration's first; a VM's other streams
 //! ```
 //! The number is the migration's at its source; the direction says which of the two hosts that is; the position is that of
-//! the volume among those of the migration, or of the stream among those of the machine's memory. So both know the channel without asking, also after a restart.
+//! the volume among those of the migration, or of the stream among those of the VM's memory. So both know the channel without asking, also after a restart.
 
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::ChannelId;
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
     Migration,
     /// A volume at its new owner.
     Forwarding,
-    /// A machine that goes along with its volumes.
+    /// A VM that goes along with its volumes.
     Machine,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Subject {
     pub source: HostId,
     /// Its number there.
     pub migration: MigrationId,
-    /// Which of its volumes, or of its machine's streams.
+    /// Which of its volumes, or of its VM's streams.
     pub volume: VolumeIndex,
 }
 

@@ -1,7 +1,7 @@
 //! What this host could run: asked of a QEMU without a VM, and of the kernel.
 //!
 //! ```text
-//!   qemu-system-… -machine none ──► version, types of machines, models of processors ──► ended
+//!   qemu-system-… -machine none ──► version, types of VMs, models of processors ──► ended
 //! ```
 
 use std::io;

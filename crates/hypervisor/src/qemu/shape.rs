@@ -1,14 +1,14 @@
-//! What a VM is made of, and what a QEMU could make: types of machines, models of processors.
+//! What a VM is made of, and what a QEMU could make: types of VMs, models of processors.
 
 use serde_json::{Value, json};
 
 use super::process::{ANSWER_DEADLINE, Qemu, unexpected};
 use crate::HypervisorError;
 
-/// What QEMU adds to the name of a machine's type where it tells the type of the object.
+/// What QEMU adds to the name of a VM's type where it tells the type of the object.
 const TYPE_SUFFIX: &str = "-machine";
 
-/// A type of machine that a QEMU could make.
+/// A type of VM that a QEMU could make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineType {
     /// Its full name, with a version where it has one.
@@ -27,7 +27,7 @@ pub struct ProcessorModel {
 }
 
 impl Qemu {
-    /// The full name of the machine's type, whatever it was called at its start.
+    /// The full name of the VM's type, whatever it was called at its start.
     ///
     /// # Errors
     /// If QEMU does not tell.
@@ -73,7 +73,7 @@ impl Qemu {
         Ok(self.ask("query-kvm").await?["enabled"] == true)
     }
 
-    /// The types of machines that this QEMU could make.
+    /// The types of VMs that this QEMU could make.
     ///
     /// # Errors
     /// If QEMU does not tell.

@@ -47,7 +47,7 @@ pub struct LinkOptions {
 pub enum Part {
     /// Copies over 1 Gbit/s within a building.
     Near,
-    /// Copies over 1 Gbit/s within a metropolis: the longest way that vSphere 5.1 moves machines over.
+    /// Copies over 1 Gbit/s within a metropolis: the longest way that vSphere 5.1 moves VMs over.
     Metro,
     /// Copies over 1 Gbit/s to another continent.
     Far,

@@ -1,4 +1,4 @@
-//! `bench machine`: for how long a machine stands still when it moves, beside QEMU's own migration of the same machine.
+//! `bench machine`: for how long a VM stands still when it moves, beside QEMU's own migration of the same VM.
 //!
 //! ```text
 //!   Sterna:  daemon a ──► daemon b, and back in the next round     memory and disk move, one commit point
@@ -7,7 +7,7 @@
 //!   load ─ round ─ Sterna │ QEMU       idle: nothing but ticks; busy: the disk is worked on
 //! ```
 //!
-//! Both machines boot from the same image with the same devices, and both run all the time, so that either stands still
+//! Both VMs boot from the same image with the same devices, and both run all the time, so that either stands still
 //! beside a neighbour that does what it does. There is no link between the hosts but loopback: what is compared is what the
 //! handover of the disk adds, not what a network takes.
 
@@ -30,13 +30,13 @@ use crate::vm::{GuestImage, StoppedVm, Vm, VmOptions};
 /// How `bench machine` is run.
 #[derive(Clone, Debug)]
 pub struct MachineBenchOptions {
-    /// What all benchmarks are told; the size is that of either machine's disk.
+    /// What all benchmarks are told; the size is that of either VM's disk.
     pub bench: BenchOptions,
-    /// What the machines boot from.
+    /// What the VMs boot from.
     pub image: GuestImage,
 }
 
-/// What the machines do meanwhile.
+/// What the VMs do meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     /// Nothing.
@@ -64,19 +64,19 @@ impl Load {
     }
 }
 
-/// The machine that Sterna moves, and its volume.
+/// The VM that Sterna moves, and its volume.
 const MOVED: &str = "moved";
-/// Memory of either machine, but for 8 KiB.
+/// Memory of either VM, but for 8 KiB.
 const RAM_BYTES: u64 = 256 << 20;
-/// The volume of the machine that QEMU moves.
+/// The volume of the VM that QEMU moves.
 const SHARED: &str = "shared";
-/// How long both machines run in peace before each move.
+/// How long both VMs run in peace before each move.
 const REST: Duration = Duration::from_secs(1);
 
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// What is missing, with what to do; a machine whose memory or disk is not what it was; what went wrong, with the daemons'
+/// What is missing, with what to do; a VM whose memory or disk is not what it was; what went wrong, with the daemons'
 /// logs; [`crate::demo::Interrupted`] after a signal.
 pub async fn run(options: &MachineBenchOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
     let mut versions = Versions::new();
@@ -103,7 +103,7 @@ async fn measure(
     folder: &BenchFolder,
     progress: &mut Progress,
 ) -> anyhow::Result<LoadFigures> {
-    progress.begin(&format!("{}: starting two hosts and two machines", load.name()));
+    progress.begin(&format!("{}: starting two hosts and two VMs", load.name()));
     let hosts = || Folder::create(folder.root(), STORES);
     let folders = [hosts()?, hosts()?];
     let pair = HostsPair::start(&options.bench.program, &folders, &HostsLink::direct()).await?;
@@ -119,7 +119,7 @@ async fn measure(
     Ok(figures)
 }
 
-/// Two hosts with two machines that work.
+/// Two hosts with two VMs that work.
 struct Stage<'a> {
     load: Load,
     pair: &'a HostsPair,
@@ -181,7 +181,7 @@ impl<'a> Stage<'a> {
         LoadFigures::of(name, summary(sterna)?, summary(memory)?, summary(qemu)?)
     }
 
-    /// Moves the machine of Sterna to the host where it is not.
+    /// Moves the VM of Sterna to the host where it is not.
     async fn migrate(&self, round: u32) -> anyhow::Result<api::MachineDowntime> {
         let (from, to, name) = match round % 2 {
             0 => (&self.pair.near, &self.pair.far, "b"),
@@ -190,13 +190,13 @@ impl<'a> Stage<'a> {
         let store = format!("{name}:{}", STORES[0]);
         let migration = from.migrate(MOVED, &store, |_| {}).await?;
         to.runs(MOVED).await?;
-        let machine = migration.machine.context("the daemon does not tell of the machine")?;
-        machine.downtime.context("the daemon does not tell how long the machine stood")
+        let machine = migration.machine.context("the daemon does not tell of the VM")?;
+        machine.downtime.context("the daemon does not tell how long the VM stood")
     }
 }
 
 fn check(stopped: &StoppedVm) -> anyhow::Result<()> {
     let wrong = stopped.wrong();
-    ensure!(wrong.count == 0, "a machine has found {} wrong: {:?}", wrong.count, wrong.first);
+    ensure!(wrong.count == 0, "a VM has found {} wrong: {:?}", wrong.count, wrong.first);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Medians, spreads, and ratios of pairs.
 //!
-//! Few rounds on a machine with moods: medians rather than means, and the whole range rather than a deviation that
+//! Few rounds on a VM with moods: medians rather than means, and the whole range rather than a deviation that
 //! would claim a bell curve.
 
 use serde::Serialize;

@@ -23,7 +23,7 @@ pub(super) const FIO: Tool = Tool { program: "fio", package: "fio" };
 pub(super) const STORAGE_DAEMON: Tool =
     Tool { program: "qemu-storage-daemon", package: "qemu-system-common" };
 
-/// What runs machines, and moves them without their disks.
+/// What runs VMs, and moves them without their disks.
 pub(super) const SYSTEM_EMULATOR: Tool = Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" };
 
 /// The best that an off-line copy does.

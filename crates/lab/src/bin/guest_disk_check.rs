@@ -1,4 +1,4 @@
-//! The program that works inside the demo's machine: it writes and checks its disk for as long as it runs, and if it is
+//! The program that works inside the demo's VM: it writes and checks its disk for as long as it runs, and if it is
 //! asked to its memory too, uses a TPM if there is one, and answers a client outside.
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //! lab the two files that say what blocks contain. Its words on the console are read by `testbed::vm`.
 //!
 //! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT [SWEPT_BYTES]]]`. Several devices are
-//! one disk, striped; 0 stands for none, of workers too: then the machine is idle but for its ticks.
+//! one disk, striped; 0 stands for none, of workers too: then the VM is idle but for its ticks.
 
 #[path = "guest_disk_check/memory.rs"]
 mod memory;
@@ -65,11 +65,11 @@ struct Arguments {
     workers: u64,
     fill_bytes: u64,
     seed: u64,
-    /// How much of the machine's memory is checked too.
+    /// How much of the VM's memory is checked too.
     memory_bytes: u64,
     /// Where clients are answered; 0: nowhere.
     port: u16,
-    /// How much of the machine's memory is written as fast as it goes.
+    /// How much of the VM's memory is written as fast as it goes.
     swept_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The two guests of the demo, behind one contract: a thread of this process, and a machine in QEMU.
+//! The two guests of the demo, behind one contract: a thread of this process, and a VM in QEMU.
 
 use std::future::Future;
 use std::path::Path;

@@ -6,7 +6,7 @@
 //!   QEMU ► tap "guest" ► bridge ► veth ───► bridge "lan", 10.78.0.1 ◄─── veth ◄ bridge ◄ tap "guest" ◄ QEMU
 //! ```
 //!
-//! It is apart from the links that the hosts' daemons talk over, as it is in most machine rooms. The switch learns where a
+//! It is apart from the links that the hosts' daemons talk over, as it is in most VM rooms. The switch learns where a
 //! guest is from what the guest sends, as any switch does.
 
 use std::net::Ipv4Addr;

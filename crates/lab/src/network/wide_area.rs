@@ -5,7 +5,7 @@
 //!   program ► TCP ► TUN ──► a thread, with a Line each way ──► TUN ► TCP ► program
 //! ```
 //!
-//! The kernel's own emulator (netem) is not on every machine, and those that it is not on cannot load it. TUN devices are
+//! The kernel's own emulator (netem) is not on every VM, and those that it is not on cannot load it. TUN devices are
 //! everywhere.
 
 mod conditions;

@@ -82,7 +82,7 @@ pub fn is_zero(block: &[u8]) -> bool {
 
 /// Adds a block to a digest of which version every block of a disk has; version 0 stands for zeroes.
 ///
-/// The machine in the demo tells its digest, and the image file is compared with it afterwards.
+/// The VM in the demo tells its digest, and the image file is compared with it afterwards.
 pub fn digest_block(digest: u64, block: u64, version: u32) -> u64 {
     mix(digest ^ mix(block ^ mix(u64::from(version))))
 }

@@ -1,4 +1,4 @@
-//! A small seeded generator: the same seed gives the same requests on every machine.
+//! A small seeded generator: the same seed gives the same requests on every VM.
 //!
 //! It stands alone, so that the checker inside the guest shares it.
 

@@ -1,7 +1,7 @@
 //! Where a driver finds the volumes of its migration: on its own lane, or of other lanes, which take part.
 //!
 //! ```text
-//!   control plane:  Together ──participation─► lane of the second volume ──► takes part
+//!   control plane:  group ─────participation─► lane of the second volume ──► takes part
 //!                      │      └─participation─► lane of the third volume  ──► takes part
 //!                      └────────────────────► lane of the first volume ───► driver: one participant for each
 //! ```
@@ -23,29 +23,29 @@ use super::target_volume::{Heard, TargetOrder, TargetVolume};
 use super::{CopySettings, Event, IncomingVolume, OutgoingVolume};
 use crate::peer::Service;
 
-/// Both ends of what a driver is told.
+/// Both ends of a driver's events.
 pub(crate) type Events<E> = (mpsc::UnboundedSender<E>, mpsc::UnboundedReceiver<E>);
 
-/// The volumes that leave group with the one of the driver's lane.
+/// The volumes that leave together with the one of the driver's lane.
 pub struct OutgoingGroup {
     pub(crate) events: Events<Event>,
     pub(crate) joined: Vec<JoinedSource>,
 }
 
-/// The volumes that come group with the one of the driver's lane.
+/// The volumes that come together with the one of the driver's lane.
 pub struct IncomingGroup {
     pub(crate) events: Events<Heard>,
     pub(crate) joined: Vec<JoinedTarget>,
 }
 
-/// For the lane of a volume that leaves group with others: whose driver it follows.
+/// For the lane of a volume that leaves together with others: with whose driver it takes part.
 pub struct SourceParticipation {
     index: VolumeIndex,
     events: mpsc::UnboundedSender<Event>,
     orders: mpsc::UnboundedReceiver<SourceOrder>,
 }
 
-/// For the lane of a volume that comes group with others: whose driver it follows.
+/// For the lane of a volume that comes together with others: with whose driver it takes part.
 pub struct TargetParticipation {
     index: VolumeIndex,
     events: mpsc::UnboundedSender<Heard>,
@@ -146,7 +146,7 @@ impl TargetParticipation {
 
 /// A volume of another lane that takes part with a source's driver, seen from its own channel to the target.
 ///
-/// It does not keep the volume's part, which ends with the migration.
+/// It does not keep the volume's own half, which ends with the migration.
 pub struct SourceParticipantRef(Weak<SourceVolume>);
 
 impl SourceParticipantRef {

@@ -17,7 +17,7 @@ pub const EXTENTS_MAX: usize = 4096;
 pub enum Head {
     /// The peer is asked for something; the payload is what is to be written.
     Call {
-        /// Its number; never used before on this line by this process.
+        /// Its number; never used before on this channel by this process.
         call: u64,
         /// Of what.
         address: Address,

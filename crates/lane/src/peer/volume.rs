@@ -45,7 +45,7 @@ pub struct PeerVolume {
     geometry: Geometry,
     handle: Handle,
     window: Window,
-    /// What the owner said last of its fence; `None`: nothing.
+    /// The fencing token that the owner told last; `None`: nothing.
     fence: Cell<Option<FencingToken>>,
     /// Claims of this host's clients, for an owner that takes whole blocks only.
     aligner: Aligner,
@@ -176,7 +176,7 @@ impl PeerVolume {
         }
     }
 
-    /// Tells the owner that a client has come; resolves as [`crate::Volume`]'s own does, and says what its fence is.
+    /// Tells the owner that a client has come; resolves as [`crate::Volume`]'s own does, and says which fencing token is the present one.
     pub(crate) async fn attach(&self) -> Result<Option<FencingToken>, IoError> {
         loop {
             if self.channel.known_capabilities().await < Capabilities::FencingTokens {

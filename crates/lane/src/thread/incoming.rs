@@ -153,7 +153,7 @@ impl Lane {
         });
     }
 
-    /// Takes the volume over without having heard COMMIT.
+    /// Takes the volume over without a COMMIT.
     pub(super) fn promote(&self, migration: MigrationId, promoted: Promoted) -> Result<(), Refused> {
         match &*self.migration.coming.borrow() {
             Some((coming, driver)) if *coming == migration => {
@@ -188,7 +188,7 @@ fn to_source(remote: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToSource>
     })
 }
 
-/// Hears what the source's half says.
+/// Takes messages of the source's half.
 struct FromSource {
     remote: MigrationId,
     driver: TargetHandle,
@@ -218,7 +218,7 @@ impl Listener for FromSource {
     }
 }
 
-/// Hears nothing: another host's clients only call.
+/// Ignores all messages: another host's clients only call.
 struct Nobody;
 
 impl Listener for Nobody {

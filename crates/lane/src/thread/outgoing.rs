@@ -217,7 +217,7 @@ impl Lane {
     }
 }
 
-/// A volume as another host serves it, reached over `line`.
+/// A volume as another host serves it, reached over `channel`.
 pub(super) fn owner_elsewhere(
     handle: &Handle,
     buffers: &BufferPool,
@@ -254,7 +254,7 @@ fn to_target(migration: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToTarg
     })
 }
 
-/// Hears what the target's half says.
+/// Takes messages of the target's half.
 struct FromTarget {
     migration: MigrationId,
     driver: SourceHandle,
@@ -288,7 +288,7 @@ impl Listener for FromTarget {
     }
 }
 
-/// Hears for a volume whose migration another lane drives: that one hears the rest.
+/// For a volume whose migration another lane drives, which gets the messages.
 struct OfParticipant(SourceParticipantRef);
 
 impl Listener for OfParticipant {
@@ -307,7 +307,7 @@ impl Listener for OfParticipant {
     }
 }
 
-/// Hears nothing: of a channel that is only calls.
+/// Ignores all messages: of a channel that is only calls.
 struct IgnoreMessages;
 
 impl Listener for IgnoreMessages {

@@ -105,7 +105,7 @@ pub(super) fn say(channel: &RpcChannel, message: &Message) {
     }
 }
 
-/// Hears nothing: of a channel that is only calls.
+/// Ignores all messages: of a channel that is only calls.
 pub(super) struct Deaf;
 
 impl Listener for Deaf {

@@ -21,7 +21,7 @@ pub(crate) enum BenchCommand {
     /// Measure migrations, idle and under load: beside off-line copies and QEMU's mirror.
     #[command(after_help = MIRROR_HELP)]
     Mirror(BenchMirrorArguments),
-    /// Measure for how long machines stand still when they move: beside QEMU's own migration.
+    /// Measure for how long VMs stand still when they move: beside QEMU's own migration.
     #[command(after_help = MACHINE_HELP)]
     Machine(BenchMachineArguments),
     /// Measure what migrations make of a link between two hosts: beside plain TCP and QEMU's mirror.
@@ -96,13 +96,13 @@ pub(crate) struct BenchMachineArguments {
     /// How often everything is measured; medians are taken of that.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
-    /// Size of either machine's disk, a multiple of 1 MiB.
+    /// Size of either VM's disk, a multiple of 1 MiB.
     #[arg(long, default_value = "256MiB", value_parser = parse_image_size)]
     pub(crate) size: u64,
     /// Where the temporary folder is made; by default where temporary files are.
     #[arg(long, value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
-    /// The folder that holds the machines' kernel and initramfs; by default the one that `make demo` fills.
+    /// The folder that holds the VMs' kernel and initramfs; by default the one that `make demo` fills.
     #[arg(long, value_name = "DIR")]
     pub(crate) image: Option<PathBuf>,
 }

@@ -10,25 +10,25 @@ use super::parse_size_of_at_least;
 const DEMO_BYTES_MIN: u64 = 128 << 20;
 /// Size of the disk that a thread works on, unless somebody says otherwise.
 const THREAD_DISK_BYTES: u64 = 1 << 30;
-/// The same of a virtual machine, which is slower.
+/// The same of a VM, which is slower.
 const MACHINE_DISK_BYTES: u64 = 512 << 20;
-/// The same of a virtual machine that moves there and home, as a whole.
+/// The same of a VM that moves there and home, as a whole.
 const MOVED_DISK_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
-    /// With a virtual machine in QEMU as guest, rather than a thread of this program.
+    /// With a VM in QEMU as guest, rather than a thread of this program.
     #[arg(long)]
     vm: bool,
     /// Between two hosts, there and home again: network namespaces as root, otherwise two daemons on loopback. The link
-    /// is cut once; with --vm the whole machine moves, over a link that stays, and a client outside keeps a connection to it.
+    /// is cut once; with --vm the whole VM moves, over a link that stays, and a client outside keeps a connection to it.
     #[arg(long)]
     hosts: bool,
     /// Size of the disk, a multiple of 1 MiB, of which half or more is filled [default: 1GiB; with --vm 512MiB; with both
     /// --vm and --hosts 256MiB].
     #[arg(long, value_parser = parse_demo_size)]
     size: Option<u64>,
-    /// The folder that holds the machine's kernel and initramfs; by default the one that `make demo` fills.
+    /// The folder that holds the VM's kernel and initramfs; by default the one that `make demo` fills.
     #[arg(long, value_name = "DIR", requires = "vm")]
     pub(crate) image: Option<PathBuf>,
     /// Write the migration's report, an HTML page, to this file.
@@ -44,11 +44,11 @@ pub(crate) struct DemoArguments {
 pub(crate) enum Scene {
     /// A disk between two stores, under a thread of this program.
     Stores,
-    /// A disk between two stores, under a virtual machine.
+    /// A disk between two stores, under a VM.
     MachineOnStores,
     /// A disk between two hosts, under a thread of this program.
     Hosts,
-    /// A virtual machine with its disk between two hosts.
+    /// A VM with its disk between two hosts.
     MovedMachine,
 }
 

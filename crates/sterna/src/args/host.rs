@@ -19,7 +19,7 @@ pub(crate) enum HostCommand {
         /// How long it is good.
         #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_080))]
         minutes: u64,
-        /// Let the other host bring machines, which run on this one.
+        /// Let the other host bring VMs, which run on this one.
         #[arg(long)]
         allow_machines: bool,
     },
@@ -66,7 +66,7 @@ pub(crate) struct JoinArguments {
     /// Read the invitation from this file; `-`: from the standard input.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Let the other host bring machines, which run on this one.
+    /// Let the other host bring VMs, which run on this one.
     #[arg(long)]
     pub(crate) allow_machines: bool,
 }
@@ -74,7 +74,7 @@ pub(crate) struct JoinArguments {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct MachinesArguments {
-    /// Let it bring machines, which run on this host.
+    /// Let it bring VMs, which run on this host.
     #[arg(long)]
     pub(crate) allow_machines: bool,
     /// Let it bring none from now on.

@@ -6,53 +6,53 @@ use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
-    /// Add a virtual machine by its definition. What could not move to another host is refused by name.
+    /// Add a VM by its definition. What could not move to another host is refused by name.
     #[command(after_help = ADD_HELP)]
     Add(AddVmArguments),
-    /// Start a machine, and return when its QEMU answers.
+    /// Start a VM, and return when its QEMU answers.
     #[command(after_help = "Example:\n  sterna vm start web1")]
     Start(VmArguments),
-    /// Stop a machine: press its power button, and cut its power if it does not shut down.
+    /// Stop a VM: press its power button, and cut its power if it does not shut down.
     #[command(after_help = "Examples:\n  sterna vm stop web1\n  sterna vm stop web1 --now")]
     Stop(StopVmArguments),
     /// Take over the disks of a running QEMU that somebody else has started: they can be moved then.
     #[command(after_help = ADOPT_HELP)]
     Adopt(AdoptArguments),
-    /// Give a machine its disks back as plain files; it goes on without Sterna.
+    /// Give a VM its disks back as plain files; it goes on without Sterna.
     #[command(after_help = "Example:\n  sterna vm release web1")]
     Release(VmArguments),
-    /// Let a machine run that is paused: by a disk's error, by a move or an adoption that came to nothing, by hand.
+    /// Let a VM run that is paused: by a disk's error, by a move or an adoption that came to nothing, by hand.
     #[command(after_help = "Example:\n  sterna vm resume web1")]
     Resume(VmArguments),
-    /// List the machines.
+    /// List the VMs.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna vm list")]
     List,
-    /// Show one machine: what it does, its disks, its process.
+    /// Show one VM: what it does, its disks, its process.
     #[command(after_help = "Example:\n  sterna vm show web1 --json")]
     Show(VmArguments),
-    /// Forget a machine that does not run. Its volumes stay.
+    /// Forget a VM that does not run. Its volumes stay.
     #[command(visible_alias = "rm", after_help = "Example:\n  sterna vm remove web1")]
     Remove(VmArguments),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct VmArguments {
-    /// Name of the machine.
+    /// Name of the VM.
     pub(crate) name: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct AddVmArguments {
-    /// Name of the machine: letters, digits, '.', '_' and '-'.
+    /// Name of the VM: letters, digits, '.', '_' and '-'.
     pub(crate) name: String,
-    /// A TOML file: the command that starts the machine, its disks and its files.
+    /// A TOML file: the command that starts the VM, its disks and its files.
     #[arg(long, value_name = "FILE")]
     pub(crate) definition: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StopVmArguments {
-    /// Name of the machine.
+    /// Name of the VM.
     pub(crate) name: String,
     /// Cut its power at once.
     #[arg(long, conflicts_with = "wait")]
@@ -64,7 +64,7 @@ pub(crate) struct StopVmArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct AdoptArguments {
-    /// Name for the machine; its volumes are called NAME, or NAME-0, NAME-1 and so on.
+    /// Name for the VM; its volumes are called NAME, or NAME-0, NAME-1 and so on.
     pub(crate) name: String,
     /// The socket of its monitor.
     #[arg(long, value_name = "SOCKET")]

@@ -116,10 +116,8 @@ fn nbd_text(report: &NbdReport) -> String {
 
 fn machine_text(report: &MachineReport) -> String {
     let MachineReport { environment, size_bytes, rounds, memory_bytes, .. } = report;
-    let machine = format!("machines of {}, {rounds} rounds", bytes(*memory_bytes));
-    heading(environment, *size_bytes, &machine)
-        + "\nHow long a machine stands still\n"
-        + &lines(&report.table())
+    let machine = format!("VMs of {}, {rounds} rounds", bytes(*memory_bytes));
+    heading(environment, *size_bytes, &machine) + "\nHow long a VM stands still\n" + &lines(&report.table())
 }
 
 fn mirror_text(report: &MirrorReport) -> String {

@@ -53,9 +53,9 @@ pub(crate) fn joined(peer: &Peer) -> String {
 /// What another host is trusted with.
 pub(crate) fn trust(peer: &Peer) -> String {
     match peer.machines {
-        true => format!("{} may bring machines, which run here\n", peer.name),
+        true => format!("{} may bring VMs, which run here\n", peer.name),
         false => {
-            format!("{0} may bring no machines here (sterna host set {0} --allow-machines)\n", peer.name)
+            format!("{0} may bring no VMs here (sterna host set {0} --allow-machines)\n", peer.name)
         }
     }
 }

@@ -1,13 +1,13 @@
-//! How virtual machines are printed for people.
+//! How VMs are printed for people.
 
 use api::{RemovedVm, Vm, VmState, WholeMove};
 
 use super::{dash, lines, properties, table};
 
-/// The machines as a table.
+/// The VMs as a table.
 pub(crate) fn list(vms: &Vec<Vm>) -> String {
     if vms.is_empty() {
-        return "no machines; add one with: sterna vm add NAME --definition FILE\n".to_owned();
+        return "no VMs; add one with: sterna vm add NAME --definition FILE\n".to_owned();
     }
     let mut table = table(&["VM", "STATE", "PROCESS", "VOLUMES"], &[2]);
     for vm in vms {
@@ -17,7 +17,7 @@ pub(crate) fn list(vms: &Vec<Vm>) -> String {
     lines(&table)
 }
 
-/// One machine, a line for each property.
+/// One VM, a line for each property.
 pub(crate) fn show(vm: &Vm) -> String {
     let mut rows = vec![("vm", vm.name.clone()), ("state", state(vm.state).to_owned())];
     rows.extend(vm.message.clone().map(|message| ("why", message)));
@@ -34,25 +34,25 @@ pub(crate) fn show(vm: &Vm) -> String {
     properties(&rows)
 }
 
-/// That a machine was added, and what may be wrong with it.
+/// That a VM was added, and what may be wrong with it.
 pub(crate) fn added(vm: &Vm) -> String {
     let warning = vm.message.as_ref().map(|message| format!("warning: {message}\n")).unwrap_or_default();
     format!("{} is added; start it: sterna vm start {}\n{warning}", vm.name, vm.name)
 }
 
-/// That a machine was started.
+/// That a VM was started.
 pub(crate) fn started(vm: &Vm) -> String {
     let process = vm.process.map(|process| format!(" (process {process})")).unwrap_or_default();
     format!("{} is {}{process}\n", vm.name, state(vm.state))
 }
 
-/// That a machine was stopped, and how if that is worth a word.
+/// That a VM was stopped, and how if that is worth a word.
 pub(crate) fn stopped(vm: &Vm) -> String {
     let how = vm.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
     format!("{} is stopped{how}\n", vm.name)
 }
 
-/// That a machine's disks were adopted.
+/// That a VM's disks were adopted.
 pub(crate) fn adopted(vm: &Vm) -> String {
     let mut text = format!("{} goes on; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
     match &vm.whole_move {
@@ -68,13 +68,13 @@ pub(crate) fn adopted(vm: &Vm) -> String {
     text
 }
 
-/// That a machine has its disks back.
+/// That a VM has its disks back.
 pub(crate) fn released(vm: &Vm) -> String {
     let message = vm.message.as_ref().map(|message| format!("; {message}")).unwrap_or_default();
     format!("{} has its disks back{message}\n", vm.name)
 }
 
-/// What has become of a machine.
+/// What has become of a VM.
 pub(crate) fn removed(removed: &RemovedVm) -> String {
     match removed.volumes.as_slice() {
         [] => format!("{} is no longer known here\n", removed.name),

@@ -1,4 +1,4 @@
-//! Disks of machines that somebody else has started: adopted, moved, and given back as plain files.
+//! Disks of VMs that somebody else has started: adopted, moved, and given back as plain files.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,14 +8,14 @@ use crate::scene::{DEADLINE, DISK_BYTES, Scene, code};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A machine that was started by hand; it ends with the test.
+/// A VM that was started by hand; it ends with the test.
 pub(crate) struct Machine {
     pub(crate) qemu: Child,
     pub(crate) image: PathBuf,
 }
 
 impl Machine {
-    /// Starts a machine on a raw image; `words` say how it is attached, with the image's path for `IMAGE`. `None` if there
+    /// Starts a VM on a raw image; `words` say how it is attached, with the image's path for `IMAGE`. `None` if there
     /// is no QEMU, which is told.
     pub(crate) fn start(scene: &Scene, words: &[&str]) -> Option<Self> {
         let image = scene.path("disk.raw");
@@ -61,7 +61,7 @@ pub(crate) fn adopt(scene: &Scene) -> String {
     scene.succeed(&["vm", "adopt", "m", "--qmp", scene.path("m.qmp").to_str().unwrap()])
 }
 
-/// Adopts a machine's disk, moves it to a store, gives it back, and compares what the machine has then with what it had.
+/// Adopts a VM's disk, moves it to a store, gives it back, and compares what the VM has then with what it had.
 fn check(words: &[&str]) {
     let scene = Scene::started();
     let Some(machine) = Machine::start(&scene, words) else { return };

@@ -1,4 +1,4 @@
-//! What can go wrong while disks are adopted or given back: the machine runs in the end, on its disk, and the next command works.
+//! What can go wrong while disks are adopted or given back: the VM runs in the end, on its disk, and the next command works.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -89,7 +89,7 @@ fn killed_at_each_step_of_an_adoption_and_of_a_release_the_machine_runs_on_its_d
     assert!(before == expected, "the image is another one");
 }
 
-/// Refused without a trace: the machine runs on its file, and nothing of it is known.
+/// Refused without a trace: the VM runs on its file, and nothing of it is known.
 fn check_refused(scene: &Scene, machine: &Machine, file: &Path, expected: &str) {
     let monitor = scene.path("m.qmp");
     let (_, refused) = scene.json(&["vm", "adopt", "m", "--qmp", monitor.to_str().unwrap()]);

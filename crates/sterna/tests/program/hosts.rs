@@ -78,7 +78,7 @@ fn an_invitation_is_read_from_a_file_and_from_the_environment() {
     std::fs::write(two.path("invitation"), invitation() + "\n").unwrap();
     let file = two.path("invitation").display().to_string();
     let joined = two.succeed(&["host", "join", &address, "--token-file", &file, "--allow-machines"]);
-    assert!(joined.contains("one may bring machines"), "{joined}");
+    assert!(joined.contains("one may bring VMs"), "{joined}");
     let mut command = three.command(&["host", "join", &address, "--json"]);
     let joined = command.env("STERNA_INVITATION", invitation()).output().unwrap();
     let joined: Value = serde_json::from_slice(&joined.stdout).unwrap();
@@ -99,8 +99,8 @@ fn a_host_may_bring_machines_only_after_that_was_said() {
     two.succeed(&["host", "join", &address, invitation["token"].as_str().unwrap()]);
     let machines = |scene: &Scene, name: &str| scene.json(&["host", "show", name]).1["machines"].as_bool();
     assert_eq!([machines(&one, "two"), machines(&two, "one")], [Some(true), Some(false)]);
-    assert!(two.succeed(&["host", "set", "one", "--allow-machines"]).contains("one may bring machines"));
-    assert!(one.succeed(&["host", "set", "two", "--deny-machines"]).contains("two may bring no machines"));
+    assert!(two.succeed(&["host", "set", "one", "--allow-machines"]).contains("one may bring VMs"));
+    assert!(one.succeed(&["host", "set", "two", "--deny-machines"]).contains("two may bring no VMs"));
     assert_eq!([machines(&one, "two"), machines(&two, "one")], [Some(false), Some(true)]);
     assert!(one.succeed(&["host", "list"]).contains("denied"));
     assert_eq!(one.json(&["host", "set", "nobody", "--deny-machines"]).0, 3);

@@ -1,4 +1,4 @@
-//! Virtual machines through the program: added, refused, started on a volume, seen, stopped; and the daemon's death.
+//! VMs through the program: added, refused, started on a volume, seen, stopped; and the daemon's death.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::scene::{DEADLINE, Scene, code};
 
-/// Firmware that finds nothing to boot is a machine that runs.
+/// Firmware that finds nothing to boot is a VM that runs.
 const DEFINITION: &str = r#"
     command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none",
         "-qmp", "unix:{qmp},server=on,wait=off", "-device", "virtio-blk-pci,drive=disk", "-blockdev",
@@ -18,7 +18,7 @@ const DEFINITION: &str = r#"
     root = "v"
 "#;
 
-/// A daemon whose machine `m` ends with the test, however that ends: machines outlive daemons.
+/// A daemon whose VM `m` ends with the test, however that ends: VMs outlive daemons.
 struct Stage {
     scene: Scene,
 }
@@ -65,7 +65,7 @@ fn definition(scene: &Scene, text: &str) -> PathBuf {
     path
 }
 
-/// Adds the machine `m`.
+/// Adds the VM `m`.
 fn add(scene: &Scene, text: &str) -> (i32, Value) {
     let path = definition(scene, text);
     scene.json(&["vm", "add", "m", "--definition", path.to_str().unwrap()])
@@ -75,7 +75,7 @@ fn show(scene: &Scene) -> Value {
     scene.json(&["vm", "show", "m"]).1
 }
 
-/// Waits until the machine does what `state` says.
+/// Waits until the VM does what `state` says.
 fn wait_for(scene: &Scene, state: &str) -> Value {
     let began = Instant::now();
     loop {
@@ -83,7 +83,7 @@ fn wait_for(scene: &Scene, state: &str) -> Value {
         if vm["state"] == state {
             return vm;
         }
-        assert!(began.elapsed() < DEADLINE, "the machine is never {state}: {vm}");
+        assert!(began.elapsed() < DEADLINE, "the VM is never {state}: {vm}");
     }
 }
 
@@ -129,7 +129,7 @@ fn machine_runs_on_while_the_daemon_is_killed_and_is_found_again() {
     scene.start(None);
     let found = wait_for(&scene, "running");
     assert_eq!(found["process"], process);
-    // In order, too: machines are not the daemon's to end.
+    // In order, too: VMs are not the daemon's to end.
     scene.stop();
     scene.start(None);
     assert_eq!(wait_for(&scene, "running")["process"], process);

@@ -1,10 +1,10 @@
-//! How the machine's disk is attached: the bus it hangs on, and the sectors it has.
+//! How the VM's disk is attached: the bus it hangs on, and the sectors it has.
 
 use anyhow::ensure;
 
 use super::console::SeenDisk;
 
-/// What kind of disk the machine finds.
+/// What kind of disk the VM finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskModel {
     /// The bus.
@@ -13,7 +13,7 @@ pub struct DiskModel {
     pub sector_bytes: u32,
 }
 
-/// A bus on which virtual machines find disks.
+/// A bus on which VMs find disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bus {
     /// A disk that is a PCI device by itself.
@@ -23,7 +23,7 @@ pub enum Bus {
 }
 
 impl DiskModel {
-    /// The disk of most machines.
+    /// The disk of most VMs.
     pub const USUAL: Self = Self { bus: Bus::VirtioBlk, sector_bytes: 512 };
 
     /// QEMU's devices that attach its block device `node`.
@@ -36,14 +36,14 @@ impl DiskModel {
         }
     }
 
-    /// Checks that the machine has found such a disk.
+    /// Checks that the VM has found such a disk.
     pub(super) fn check(self, seen: &SeenDisk) -> anyhow::Result<()> {
         let name = match self.bus {
             Bus::VirtioBlk => "/dev/vd",
             Bus::VirtioScsi => "/dev/sd",
         };
         let is_so = seen.device.starts_with(name) && seen.sector_bytes == u64::from(self.sector_bytes);
-        ensure!(is_so, "the machine has found another disk than {self:?}: {seen:?}");
+        ensure!(is_so, "the VM has found another disk than {self:?}: {seen:?}");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What the machine boots from: files that `scripts/guest-image` has built.
+//! What the VM boots from: files that `scripts/guest-image` has built.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ const VARIABLE: &str = "STERNA_GUEST_IMAGE";
 /// Where a package puts the guest image.
 const SYSTEM_FOLDER: &str = "/usr/share/sterna/guest-image";
 
-/// Kernel and initramfs of the machine.
+/// Kernel and initramfs of the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestImage {
     /// The kernel.
@@ -40,7 +40,7 @@ impl GuestImage {
         }
         let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
         bail!(
-            "there is no guest image in {}: build it with scripts/guest-image, or run the demo without a machine",
+            "there is no guest image in {}: build it with scripts/guest-image, or run the demo without a VM",
             folders.join(" or ")
         )
     }

@@ -14,14 +14,14 @@ use super::console::Console;
 use super::locked;
 use crate::daemon::with_tail;
 
-/// A machine that is silent for so long is lost; ticks come ten times a second while it works.
+/// A VM that is silent for so long is lost; ticks come ten times a second while it works.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Bytes that are read from a console at a time.
 const CHUNK_BYTES: usize = 4096;
 /// No line of the checker is as long; more of a line is dropped.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// The console of a machine. Clones are the same.
+/// The console of a VM. Clones are the same.
 #[derive(Clone, Debug)]
 pub(super) struct Talk {
     console: Arc<Mutex<Console>>,
@@ -43,7 +43,7 @@ impl Talk {
         locked(&self.console)
     }
 
-    /// Listens to the machine over one more connection, to its end, in a thread.
+    /// Listens to the VM over one more connection, to its end, in a thread.
     pub(super) fn listen(&self, output: impl Read + Send + 'static, unfinished: Unfinished) {
         self.console().open();
         let (console, changed) = (Arc::clone(&self.console), Arc::clone(&self.changed));
@@ -54,10 +54,10 @@ impl Talk {
         });
     }
 
-    /// Waits until the console has said what `condition` looks for; `what` the machine is to do.
+    /// Waits until the console has said what `condition` looks for; `what` the VM is to do.
     ///
     /// # Errors
-    /// If that takes longer than `deadline`, or the machine has failed or ended; the message ends with its console.
+    /// If that takes longer than `deadline`, or the VM has failed or ended; the message ends with its console.
     pub(super) async fn wait_for(
         &self,
         what: &str,
@@ -73,10 +73,10 @@ impl Talk {
                         return Ok(());
                     }
                     if let Some(why) = console.failure() {
-                        bail!("the machine could not {what}: {why}");
+                        bail!("the VM could not {what}: {why}");
                     }
                     if console.is_closed() {
-                        bail!("the machine ended before it could {what}");
+                        bail!("the VM ended before it could {what}");
                     }
                 }
                 // The sender is ours.
@@ -85,11 +85,11 @@ impl Talk {
         };
         let seconds = deadline.as_secs();
         let said = timeout(deadline, said).await;
-        said.unwrap_or_else(|_| Err(anyhow!("the machine did not {what} within {seconds} s")))
+        said.unwrap_or_else(|_| Err(anyhow!("the VM did not {what} within {seconds} s")))
             .map_err(|error| self.with_console(error))
     }
 
-    /// Ends with the reason as soon as the machine has failed, ended or fallen silent.
+    /// Ends with the reason as soon as the VM has failed, ended or fallen silent.
     pub(super) async fn failure(&self) -> anyhow::Error {
         let mut lines = self.changed.subscribe();
         loop {
@@ -104,7 +104,7 @@ impl Talk {
                 };
                 drop(console);
                 if let Some(why) = why {
-                    return self.with_console(anyhow!("the machine stopped working: {why}"));
+                    return self.with_console(anyhow!("the VM stopped working: {why}"));
                 }
             }
             let _ = timeout(SILENCE_MAX, lines.changed()).await;
@@ -113,7 +113,7 @@ impl Talk {
 
     /// Adds the last lines of the console to an error.
     pub(super) fn with_console(&self, error: anyhow::Error) -> anyhow::Error {
-        with_tail(error, "the machine's console", &self.console().text())
+        with_tail(error, "the VM's console", &self.console().text())
     }
 }
 

@@ -28,7 +28,7 @@ pub enum Use {
     AtStart,
 }
 
-/// The model of processor that a command asks for; `None`: that of the machine's type.
+/// The model of processor that a command asks for; `None`: that of the VM's type.
 pub fn processor_model(command: &[String]) -> Option<String> {
     let mut arguments = parse(command.get(1..).unwrap_or_default()).into_iter().rev();
     let value = arguments.find(|argument| argument.option == "-cpu")?.value?;

@@ -10,17 +10,17 @@ use crate::bench::{Environment, Summary};
 pub struct MachineReport {
     /// On what.
     pub environment: Environment,
-    /// Size of either machine's disk in bytes; half of it is data.
+    /// Size of either VM's disk in bytes; half of it is data.
     pub size_bytes: u64,
-    /// Memory of either machine in bytes.
+    /// Memory of either VM in bytes.
     pub memory_bytes: u64,
     /// How often everything was measured.
     pub rounds: u32,
-    /// The idle machine, then the busy one.
+    /// The idle VM, then the busy one.
     pub loads: Vec<LoadFigures>,
 }
 
-/// How long machines stood still that did the same.
+/// How long VMs stood still that did the same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadFigures {
     /// What they did: `idle` or `busy`.

@@ -1,4 +1,4 @@
-//! QEMU's own migration, of a machine whose disk both sides reach: from one process to another of the same command.
+//! QEMU's own migration, of a VM whose disk both sides reach: from one process to another of the same command.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -25,12 +25,12 @@ const END_PAUSE: Duration = Duration::from_millis(20);
 /// More than any stream carries, as Sterna tells QEMU too: its usual limit is 128 MiB/s.
 const UNLIMITED_BYTES_PER_SECOND: u64 = 1 << 40;
 
-/// A machine that QEMU moves by itself.
+/// A VM that QEMU moves by itself.
 pub(super) struct Peer {
     pub(super) machine: Vm,
     folder: PathBuf,
     disk: Address,
-    /// The process that the machine is in.
+    /// The process that the VM is in.
     current: Process,
     /// How many there have been.
     count: u32,
@@ -43,7 +43,7 @@ struct Process {
 }
 
 impl Peer {
-    /// Starts the machine on `disk`; its sockets are in `folder`.
+    /// Starts the VM on `disk`; its sockets are in `folder`.
     ///
     /// # Errors
     /// If QEMU does not start.
@@ -53,7 +53,7 @@ impl Peer {
         Ok(Self { machine, folder: folder.root().to_owned(), disk: disk.clone(), current, count: 1 })
     }
 
-    /// Moves the machine to a new process; returns for how long it stood still, in milliseconds.
+    /// Moves the VM to a new process; returns for how long it stood still, in milliseconds.
     ///
     /// # Errors
     /// If it does not get there.

@@ -1,4 +1,4 @@
-//! Memory that is checked and rewritten for as long as the machine works, so that a machine whose memory was moved wrongly
+//! Memory that is checked and rewritten for as long as the VM works, so that a VM whose memory was moved wrongly
 //! is found out: pages that were lost, mixed up, or left as they had been some rounds before.
 //!
 //! What a page must hold follows from its version, and the versions lie elsewhere in memory. A page that was moved without

@@ -1,6 +1,6 @@
 //! A small web server: each request on a connection is answered with how many have been answered before.
 //!
-//! The number is one of the machine's memory, so whoever asks sees that it is the same machine that answers. A connection
+//! The number is one of the VM's memory, so whoever asks sees that it is the same VM that answers. A connection
 //! is kept until its client closes it, and requests may be sent ahead of answers. Nothing of a request is read but its end.
 
 use std::io::{Read as _, Write as _};

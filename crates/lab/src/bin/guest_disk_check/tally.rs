@@ -1,4 +1,4 @@
-//! What the machine has done and found, told ten times a second.
+//! What the VM has done and found, told ten times a second.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::say;
 const TICK: Duration = Duration::from_millis(100);
 /// More lines about what is wrong than this tell nothing new.
 const ERRORS_TOLD_MAX: u64 = 16;
-/// More latencies than this are not kept for a tick; no emulated machine does a tenth of it.
+/// More latencies than this are not kept for a tick; no emulated VM does a tenth of it.
 const LATENCIES_MAX: usize = 1 << 17;
 
 /// What the workers have done, together.

@@ -1,9 +1,9 @@
-//! The machine's TPM, if it has one: used and checked for as long as the machine works, so that one whose state was moved
+//! The VM's TPM, if it has one: used and checked for as long as the VM works, so that one whose state was moved
 //! wrongly, or with other memory than its own, is found out.
 //!
 //! A register that can only be extended, and is empty after a reset, shows that the TPM's volatile state is that of this
 //! run; a counter that only grows, and outlasts a reset, shows that its lasting state is the latest. What both must hold is
-//! remembered in the machine's memory. The commands are those of the TPM 2.0 library specification, part 3.
+//! remembered in the VM's memory. The commands are those of the TPM 2.0 library specification, part 3.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -43,7 +43,7 @@ pub(crate) struct Tpm {
 }
 
 impl Tpm {
-    /// Looks for it, and tells what its counter says; `None`: the machine has none.
+    /// Looks for it, and tells what its counter says; `None`: the VM has none.
     pub(crate) fn find() -> Result<Option<Self>, String> {
         let device = match File::options().read(true).write(true).open(DEVICE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -1,11 +1,11 @@
-//! The demo with two hosts and a whole machine: it moves to the other host and home again, with its disk, its memory and
+//! The demo with two hosts and a whole VM: it moves to the other host and home again, with its disk, its memory and
 //! its connection to a client outside.
 //!
 //! ```text
 //!     host a: daemon, QEMU ◄────── link ──────► host b: daemon, QEMU         the hosts are paired
 //!                 └────── switch ──── client ─────┘                          a network of its own, where there are namespaces
 //!
-//!     machine boots ─► works ─┬─ before ─┬─ there ─┬─ at b ─┬─ home ─┬─ after ─┐   client asks all the while
+//!     VM boots ─► works ─┬─ before ─┬─ there ─┬─ at b ─┬─ home ─┬─ after ─┐   client asks all the while
 //!     report ◄─ compare the image file ◄─ daemons end ◄─ compare memory and disk ◄─┘
 //! ```
 //!
@@ -39,13 +39,13 @@ use crate::workload::{Baseline, Window};
 
 pub use self::report::{Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay};
 
-/// The machine's name.
+/// The VM's name.
 const MACHINE: &str = "web";
 /// Where it answers its client.
 const PORT: u16 = 80;
-/// How much of its memory the machine checks: with its kernel and its programs about a third of it.
+/// How much of its memory the VM checks: with its kernel and its programs about a third of it.
 const MEMORY_CHECKED_BYTES: u64 = 64 << 20;
-/// How the demo with a whole machine is run.
+/// How the demo with a whole VM is run.
 #[derive(Clone, Debug)]
 pub struct MovedVmOptions {
     /// The program whose `serve` is the daemons: normally the one that runs now.
@@ -54,7 +54,7 @@ pub struct MovedVmOptions {
     pub parent: Option<PathBuf>,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// What the machine does.
+    /// What the VM does.
     pub machine: VmOptions,
     /// How long it works before, between and after the migrations.
     pub margin: Duration,
@@ -67,15 +67,15 @@ pub struct MovedVmOptions {
 }
 
 impl MovedVmOptions {
-    /// The demo as everybody sees it, with a disk of so many bytes, half of which the machine fills at first.
+    /// The demo as everybody sees it, with a disk of so many bytes, half of which the VM fills at first.
     ///
     /// # Errors
-    /// If there is no image for the machine, in `image` or where it usually is.
+    /// If there is no image for the VM, in `image` or where it usually is.
     pub fn new(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
         Ok(Self::with_image(program, GuestImage::find(image)?, disk_bytes))
     }
 
-    /// The same with a machine that boots from `image`.
+    /// The same with a VM that boots from `image`.
     pub fn with_image(program: PathBuf, image: GuestImage, disk_bytes: u64) -> Self {
         let machine = VmOptions {
             fill_bytes: disk_bytes / 2,
@@ -98,7 +98,7 @@ impl MovedVmOptions {
     }
 }
 
-/// Runs the demo with a whole machine. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
+/// Runs the demo with a whole VM. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
 /// What went wrong, with the logs of the daemons; [`Interrupted`] after a signal. Wrong content and a lost connection are
@@ -111,7 +111,7 @@ pub async fn run_vm(options: MovedVmOptions, progress: &mut Progress) -> anyhow:
     .await
 }
 
-/// What is known when the machine is home again, and has compared its memory and its disk.
+/// What is known when the VM is home again, and has compared its memory and its disk.
 struct Travelled {
     stopped: StoppedVm,
     machine: String,
@@ -122,7 +122,7 @@ struct Travelled {
     legs: Vec<Leg>,
     whole: Felt,
     timeline: Timeline,
-    /// For how long the client, or the machine without one, was worse off than before; `None` if it did nothing then.
+    /// For how long the client, or the VM without one, was worse off than before; `None` if it did nothing then.
     disruption: Option<Duration>,
     /// `None` if nobody was connected.
     seen: Option<Seen>,
@@ -142,7 +142,7 @@ struct Leg {
 /// What the client saw.
 struct Seen {
     outcome: Outcome,
-    /// The longest time without an answer before the machine moved.
+    /// The longest time without an answer before the VM moved.
     gap_before: Duration,
 }
 
@@ -172,16 +172,16 @@ async fn play(
     report::report(travelled, options, link.description())
 }
 
-/// The hosts' link, and the machine's network where there can be one.
+/// The hosts' link, and the VM's network where there can be one.
 async fn networks(options: &MovedVmOptions) -> anyhow::Result<(Link, Option<Lan>)> {
     let link = Link::create(options.kind, options.rate)?;
     match link.lan() {
         Ok(lan) => Ok((link, lan)),
         Err(why) if options.kind.is_none() => {
-            tracing::warn!(%why, "the machine is on no network");
+            tracing::warn!(%why, "the VM is on no network");
             Ok((Link::create(Some(LinkKind::Loopback), options.rate)?, None))
         }
-        Err(why) => Err(why).context("make a network for the machine"),
+        Err(why) => Err(why).context("make a network for the VM"),
     }
 }
 
@@ -189,7 +189,7 @@ fn card(lan: &Lan) -> NetworkCard {
     NetworkCard { tap: lan.tap().to_owned(), address: lan.guest(), port: PORT }
 }
 
-/// Starts the machine at the first host, moves it to the second and home, and lets it compare what it has.
+/// Starts the VM at the first host, moves it to the second and home, and lets it compare what it has.
 async fn there_and_home(
     options: &MovedVmOptions,
     pair: &Pair,
@@ -199,7 +199,7 @@ async fn there_and_home(
 ) -> anyhow::Result<Travelled> {
     let Pair { near, far } = pair;
     near.create_volume(VOLUME, options.disk_bytes, STORE).await?;
-    progress.begin("booting a machine");
+    progress.begin("booting a VM");
     let definition = machine.definition(&[VOLUME], &[])?;
     near.start_vm(MACHINE, definition).await?;
     machine.begins_to_work().await?;
@@ -209,7 +209,7 @@ async fn there_and_home(
     };
     let measured = async {
         let (start, client_start) = (machine.mark(), client.as_ref().map(OutsideClient::mark));
-        let before = work("measuring the machine before", &machine, options.margin, progress).await;
+        let before = work("measuring the VM before", &machine, options.margin, progress).await;
         let leaves = client.as_ref().map(OutsideClient::mark);
         let mut legs = Vec::new();
         for _ in 0..options.round_trips.get() {
@@ -265,7 +265,7 @@ async fn there_and_home(
     })
 }
 
-/// Moves the machine from one host to the other, which is called `name`, and lets it work there.
+/// Moves the VM from one host to the other, which is called `name`, and lets it work there.
 async fn go(
     (from, to): (&Daemon, &Daemon),
     name: &str,
@@ -274,17 +274,17 @@ async fn go(
     margin: Duration,
     progress: &mut Progress,
 ) -> anyhow::Result<Leg> {
-    progress.begin(&format!("moving the machine to host {name}"));
+    progress.begin(&format!("moving the VM to host {name}"));
     let leaves = client.map(|client| (client, client.mark()));
     let way = travel((from, MACHINE, &format!("{name}:{STORE}")), machine, link, None, progress).await?;
     to.serves(VOLUME).await?;
     to.runs(MACHINE).await?;
-    let after = work(&format!("measuring the machine at host {name}"), machine, margin, progress).await;
+    let after = work(&format!("measuring the VM at host {name}"), machine, margin, progress).await;
     let gap = leaves.map(|(client, leaves)| client.longest_gap(&leaves, &client.mark()));
     Ok(Leg { way, after, gap })
 }
 
-/// What the disk felt since the machine left for the first time. The machine's clock stands still while it does, so that is
+/// What the disk felt since the VM left for the first time. The VM's clock stands still while it does, so that is
 /// added.
 fn windows(legs: &[Leg]) -> Vec<Window> {
     let of = |leg: &Leg| {
@@ -315,7 +315,7 @@ async fn connect(lan: &Lan) -> anyhow::Result<OutsideClient> {
 }
 
 impl Way {
-    /// How long the machine that moved stood still; zero if the daemon does not tell.
+    /// How long the VM that moved stood still; zero if the daemon does not tell.
     fn downtime(&self) -> Duration {
         let downtime = self.migration.machine.as_ref().and_then(|machine| machine.downtime.as_ref());
         downtime.map_or(Duration::ZERO, |parts| Duration::from_secs_f64(parts.total_ms.max(0.0) / 1000.0))

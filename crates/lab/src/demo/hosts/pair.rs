@@ -10,7 +10,7 @@ use super::NAMES;
 use super::link::Link;
 use crate::demo::start_daemon;
 
-/// Lets a demo's machine bring its kernel and its console, which are in folders of the demo's own.
+/// Lets a demo's VM bring its kernel and its console, which are in folders of the demo's own.
 const MACHINES: &str = "[machines]\nfolders = [\"/\"]\n";
 /// Both hosts' folders, in the order of [`NAMES`].
 pub(super) type Folders = [Folder; 2];

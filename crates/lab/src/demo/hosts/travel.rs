@@ -1,4 +1,4 @@
-//! One way of a volume, or of a machine with its volume: the migration, what its guest feels meanwhile, and the cut of the link.
+//! One way of a volume, or of a VM with its volume: the migration, what its guest feels meanwhile, and the cut of the link.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ pub(super) struct Way {
     pub(super) cut: Option<Cut>,
 }
 
-/// Moves the volume or machine `name` to `store`, and cuts the link meanwhile, if there is a plan for it.
+/// Moves the volume or VM `name` to `store`, and cuts the link meanwhile, if there is a plan for it.
 ///
 /// # Errors
 /// If it does not get there, or the link cannot be cut.

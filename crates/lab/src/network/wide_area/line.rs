@@ -1,4 +1,4 @@
-//! One direction of a wide-area link, as a machine without clock or device: packets and the time go in, packets come out.
+//! One direction of a wide-area link, as a VM without clock or device: packets and the time go in, packets come out.
 //!
 //! ```text
 //!   push ──► waiting ─────────► the wire ────► flying ─────────────► pop

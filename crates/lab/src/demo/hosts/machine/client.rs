@@ -1,12 +1,12 @@
-//! The client outside: it keeps one connection to the machine, asks at a steady rate whether or not it is answered, and
+//! The client outside: it keeps one connection to the VM, asks at a steady rate whether or not it is answered, and
 //! notes when each answer came.
 //!
 //! ```text
-//!   sender:   a request every 2 ms ──► machine
-//!   receiver: answer 0, 1, 2 … ◄────── machine      each must be the next number: the machine counts what it has answered
+//!   sender:   a request every 2 ms ──► VM
+//!   receiver: answer 0, 1, 2 … ◄────── VM      each must be the next number: the VM counts what it has answered
 //! ```
 //!
-//! That it does not wait for answers is what makes a latency honest: a request that comes while the machine stands still is
+//! That it does not wait for answers is what makes a latency honest: a request that comes while the VM stands still is
 //! as late as its user would find it.
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ const INTERVAL: Duration = Duration::from_millis(2);
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: guest\r\n\r\n";
 /// Requests that may wait for their answers, as many as are sent in a minute: then the client waits, too.
 const OUTSTANDING_MAX: usize = 30_000;
-/// How long connecting may take: the machine listens before it works.
+/// How long connecting may take: the VM listens before it works.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// A connection on which nothing comes for so long is lost.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -65,17 +65,17 @@ impl OutsideClient {
     /// Connects from `namespace`, and begins to ask.
     ///
     /// # Errors
-    /// If the machine is not reached.
+    /// If the VM is not reached.
     pub(super) fn connect(namespace: &Namespace, machine: SocketAddr) -> anyhow::Result<Self> {
         let stream = namespace
             .run(|| TcpStream::connect_timeout(&machine, CONNECT_MAX))?
-            .with_context(|| format!("connect to the machine at {machine}"))?;
+            .with_context(|| format!("connect to the VM at {machine}"))?;
         Self::over(stream)
     }
 
     fn over(stream: TcpStream) -> anyhow::Result<Self> {
-        stream.set_nodelay(true).context("prepare the connection to the machine")?;
-        stream.set_read_timeout(Some(SILENCE_MAX)).context("prepare the connection to the machine")?;
+        stream.set_nodelay(true).context("prepare the connection to the VM")?;
+        stream.set_read_timeout(Some(SILENCE_MAX)).context("prepare the connection to the VM")?;
         let shared = Arc::new(Shared {
             outstanding: Mutex::default(),
             recorder: Mutex::new(Recorder::new(Instant::now())),
@@ -83,7 +83,7 @@ impl OutsideClient {
             stop: AtomicBool::new(false),
         });
         let start = |work: fn(TcpStream, &Shared) -> io::Result<()>| {
-            let stream = stream.try_clone().context("share the connection to the machine")?;
+            let stream = stream.try_clone().context("share the connection to the VM")?;
             let shared = Arc::clone(&shared);
             anyhow::Ok(std::thread::spawn(move || {
                 if let Err(error) = work(stream, &shared) {
@@ -153,7 +153,7 @@ fn send(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-/// Takes answers until the machine has closed the connection, which it does after the last.
+/// Takes answers until the VM has closed the connection, which it does after the last.
 fn receive(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut found = Vec::new();
     for number in 0.. {
@@ -175,7 +175,7 @@ fn receive(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// What the machine says to the request of this number.
+/// What the VM says to the request of this number.
 fn answer(number: u64) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{number:010}\n").into_bytes()
 }
@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine that answers so many requests with what `word` says, then closes the connection.
+    /// A VM that answers so many requests with what `word` says, then closes the connection.
     fn client_of(answers: u64, word: fn(u64) -> Vec<u8>) -> OutsideClient {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

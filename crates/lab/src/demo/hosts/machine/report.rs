@@ -1,4 +1,4 @@
-//! What the demo with a whole machine shows at its end, for people and for programs.
+//! What the demo with a whole VM shows at its end, for people and for programs.
 
 use std::fmt;
 
@@ -13,14 +13,14 @@ use crate::demo::report::{
 };
 use crate::demo::{Felt, StoppedDemoGuest as _, Timeline};
 
-/// The result of the demo with a whole machine.
+/// The result of the demo with a whole VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MachineReport {
     /// What a program reads.
     pub figures: MachineFigures,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// What the machine did, in a few words.
+    /// What the VM did, in a few words.
     pub machine: String,
     /// What the hosts were, and what joined them.
     pub link: String,
@@ -30,9 +30,9 @@ pub struct MachineReport {
     pub connection: Option<Connection>,
     /// Requests to the disk that were completed, from the first mark to the last.
     pub requests: u64,
-    /// How much of its memory the machine has compared, in bytes.
+    /// How much of its memory the VM has compared, in bytes.
     pub memory_bytes: u64,
-    /// What the machine did to its disk from the first measurement to the last.
+    /// What the VM did to its disk from the first measurement to the last.
     pub timeline: Timeline,
     /// What was wrong: all of it is counted, the first few are told.
     pub wrong: Wrong,
@@ -40,18 +40,18 @@ pub struct MachineReport {
     pub history: Option<MigrationHistory>,
 }
 
-/// The figures of the demo with a whole machine. Names and number of the fields are a contract with those who read the JSON.
+/// The figures of the demo with a whole VM. Names and number of the fields are a contract with those who read the JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MachineFigures {
     /// Those of the demo: bytes and seconds of both ways together, and the rate on both. The longest stall is that of the
     /// disk, on either way; the disruption the client's, if there is one.
     #[serde(flatten)]
     pub demo: Figures,
-    /// How long the machine stood still, on the way on which that was longest, in milliseconds.
+    /// How long the VM stood still, on the way on which that was longest, in milliseconds.
     pub downtime_ms: f64,
     /// Of what that consists.
     pub downtime_parts: DowntimeParts,
-    /// The longest time between two answers to the client, from when the machine began to move, in milliseconds; `None`
+    /// The longest time between two answers to the client, from when the VM began to move, in milliseconds; `None`
     /// without a client.
     pub longest_connection_gap_ms: Option<f64>,
     /// Whether the client's one connection had all its answers, in order; `None` without a client.
@@ -78,7 +78,7 @@ pub struct MachineWay {
     pub bytes_moved: u64,
     /// What was sent of its memory; `None` if the daemon does not tell.
     pub memory: Option<MemoryMove>,
-    /// How long the machine stood still, in milliseconds.
+    /// How long the VM stood still, in milliseconds.
     pub downtime_ms: f64,
     /// Of what that consists.
     pub downtime_parts: DowntimeParts,
@@ -96,7 +96,7 @@ pub struct Connection {
     pub answers: u64,
     /// Why the connection was lost; `None` if it survived.
     pub lost: Option<String>,
-    /// The longest time without an answer before the machine moved, in milliseconds.
+    /// The longest time without an answer before the VM moved, in milliseconds.
     pub gap_before_ms: f64,
 }
 
@@ -109,7 +109,7 @@ impl MachineReport {
         serde_json::to_string(&self.figures)
     }
 
-    /// Whether everything is as it should be: what the machine has, and its connection.
+    /// Whether everything is as it should be: what the VM has, and its connection.
     pub fn is_good(&self) -> bool {
         self.figures.demo.verified && self.figures.connection_survived != Some(false)
     }
@@ -118,7 +118,7 @@ impl MachineReport {
 /// Puts together what was measured.
 ///
 /// # Errors
-/// If a daemon does not tell how long the machine stood still.
+/// If a daemon does not tell how long the VM stood still.
 pub(super) fn report(
     travelled: Travelled,
     options: &MovedVmOptions,
@@ -127,14 +127,14 @@ pub(super) fn report(
     let wrong = travelled.stopped.wrong();
     let ways = travelled.legs.iter().map(figures_of).collect::<anyhow::Result<Vec<_>>>()?;
     let longest = ways.iter().max_by(|one, other| one.downtime_ms.total_cmp(&other.downtime_ms));
-    let longest = longest.context("the machine has not moved")?;
+    let longest = longest.context("the VM has not moved")?;
     let on_the_way: Vec<Felt> = travelled.legs.iter().map(|leg| leg.way.felt).collect();
     let stall = on_the_way.iter().map(|felt| felt.longest_stall).max().unwrap_or_default();
     let gap_ms = ways.iter().filter_map(|way| way.connection_gap_ms).reduce(f64::max);
     let demo = Figures {
         bytes_moved: ways.iter().map(|way| way.bytes_moved).sum(),
         migration_seconds: ways.iter().map(|way| way.migration_seconds).sum(),
-        // The machine's clock stands still while it does.
+        // The VM's clock stands still while it does.
         longest_stall_ms: milliseconds_of(stall).max(longest.downtime_ms),
         iops_before: travelled.before.iops,
         iops_during: rate_of(&on_the_way),
@@ -170,9 +170,8 @@ pub(super) fn report(
 }
 
 fn figures_of(Leg { way, gap, .. }: &Leg) -> anyhow::Result<MachineWay> {
-    let machine = way.migration.machine.as_ref().context("the daemon does not tell of the machine")?;
-    let downtime =
-        machine.downtime.as_ref().context("the daemon does not tell how long the machine stood")?;
+    let machine = way.migration.machine.as_ref().context("the daemon does not tell of the VM")?;
+    let downtime = machine.downtime.as_ref().context("the daemon does not tell how long the VM stood")?;
     let closed_ms = way.migration.switch_over.map_or(0.0, |parts| parts.gate_closed_ms);
     let disk_ms = closed_ms.min(downtime.handover_ms);
     let downtime_parts =
@@ -195,7 +194,7 @@ impl fmt::Display for MachineReport {
         let disk = Bytes(self.disk_bytes);
         writeln!(
             formatter,
-            "A machine with a {disk} disk moved from host \"{near}\" to host \"{far}\" and home again"
+            "A VM with a {disk} disk moved from host \"{near}\" to host \"{far}\" and home again"
         )?;
         writeln!(formatter, "while it worked ({}):", self.machine)?;
         writeln!(formatter, "{}.\n", self.link)?;
@@ -232,12 +231,7 @@ impl fmt::Display for MachineReport {
 impl MachineReport {
     fn write_connection(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(connection) = &self.connection else {
-            return row(
-                formatter,
-                "connection",
-                "-",
-                "not measured: the machine is on no network without root",
-            );
+            return row(formatter, "connection", "-", "not measured: the VM is on no network without root");
         };
         let answers = grouped(connection.answers as f64);
         match &connection.lost {
@@ -264,7 +258,7 @@ impl MachineWay {
         };
         row(formatter, &format!("migration, {name}"), &seconds(self.migration_seconds), "")?;
         row(formatter, "  disk moved", &Bytes(self.bytes_moved).to_string(), &sent)?;
-        row(formatter, "  downtime", &milliseconds(self.downtime_ms), "the machine stood still:")?;
+        row(formatter, "  downtime", &milliseconds(self.downtime_ms), "the VM stood still:")?;
         row(formatter, "    memory", &milliseconds(memory_ms), "the last of it, and the devices")?;
         row(formatter, "    disk", &milliseconds(disk_ms), "its handover")?;
         row(formatter, "    start", &milliseconds(start_ms), "the first step, and word of it")?;
