@@ -34,8 +34,6 @@ test: export STERNA_GUEST_IMAGE := $(GUEST_IMAGE)
 # What a package or root would let run must run; what the kernel does not have is listed in the end (crates/omission).
 test: export STERNA_TESTS_MUST_RUN ?= 1
 test: export STERNA_TESTS_LEFT_OUT := $(TARGET)/left-out
-# Tests of the program mostly wait for daemons and links: twice as many at a time as there are processors.
-test: export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 test: ## Run every test: simulated migrations, planted bugs, a machine in QEMU, then the workspace.
 	scripts/install-packages test
 	scripts/guest-image $(GUEST_IMAGE)
