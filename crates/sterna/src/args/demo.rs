@@ -89,11 +89,11 @@ Examples:
 
 It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU. The exit code is 0 only if \
 everything held what the guest had written; with --hosts also only if the copy went on after the cut where it was, or the \
-machine's connection survived.
+VM's connection survived.
 
 --json prints the figures of the report; bytes and seconds of both ways of --hosts are added up, and two fields more are \
 printed: resumed, which is true only if what was copied shows that the copy did not begin anew, and longest_gap_ms, the \
 longest time in which nothing more arrived at the other host. With --hosts and --vm these are downtime_ms, how long the \
-machine stood still, with downtime_parts that add up to it, longest_connection_gap_ms and connection_survived, which are \
+VM stood still, with downtime_parts that add up to it, longest_connection_gap_ms and connection_survived, which are \
 null where no client can be outside. disruption_ms is the time in which the client, or the guest if there is none, had less \
 than 90 % of the requests of before, or a 99th percentile of their latency above twice that of before.";

@@ -356,7 +356,7 @@ mod tests {
             format!(
                 "  migration, {name:<9}       4.50 s
     disk moved              300 MiB   and 128 MiB of memory in 4 rounds
-    downtime             {downtime:>10}   the machine stood still:
+    downtime             {downtime:>10}   the VM stood still:
       memory             {memory:>10}   the last of it, and the devices
       disk               {disk:>10}   its handover
       start              {start:>10}   the first step, and word of it
@@ -364,7 +364,7 @@ mod tests {
 "
             )
         };
-        let expected = "A machine with a 256 MiB disk moved from host \"a\" to host \"b\" and home again
+        let expected = "A VM with a 256 MiB disk moved from host \"a\" to host \"b\" and home again
 while it worked (Linux in QEMU):
 two hosts.
 
