@@ -60,11 +60,19 @@ impl Change {
         }
     }
 
-    /// Cuts it into parts of at most so many bytes; a write, whose data are in memory anyway, stays one.
-    pub fn steps(&self, bytes: u64) -> impl Iterator<Item = Self> + use<'_> {
+    /// Into how many parts of at most so many bytes it can be cut; a write, whose data are in memory anyway, stays one.
+    pub fn steps(&self, bytes: u64) -> u64 {
+        match self {
+            Self::Write(..) => 1,
+            Self::Discard(range) | Self::Zero(range, ..) => range.length.div_ceil(bytes).max(1),
+        }
+    }
+
+    /// Cuts it into those parts, in order.
+    pub fn in_steps(&self, bytes: u64) -> impl Iterator<Item = Self> + use<'_> {
         let ByteRange { offset, length } = self.range();
-        let bytes = if matches!(self, Self::Write(..)) { length } else { bytes }.max(1);
-        (0..length.div_ceil(bytes).max(1)).map(move |number| {
+        let bytes = if matches!(self, Self::Write(..)) { length } else { bytes };
+        (0..self.steps(bytes)).map(move |number| {
             let start = number * bytes;
             self.part(ByteRange::new(offset + start, bytes.min(length - start)))
         })
@@ -80,13 +88,14 @@ mod tests {
         let zero =
             |length| Change::Zero(ByteRange::new(100, length), ZeroMode::MayUnmap, Durability::Durable);
         let ranges = |change: &Change| -> Vec<_> {
-            change.steps(10).map(|step| (step.range().offset, step.range().length)).collect()
+            change.in_steps(10).map(|step| (step.range().offset, step.range().length)).collect()
         };
         assert_eq!(ranges(&zero(25)), [(100, 10), (110, 10), (120, 5)]);
         assert_eq!(ranges(&zero(0)), [(100, 0)]);
-        assert!(zero(25).steps(10).all(|step| step.durability() == Durability::Durable));
+        assert!(zero(25).in_steps(10).all(|step| step.durability() == Durability::Durable));
         let write = Change::Write(100, Buffer::zeroed(25), Durability::Volatile);
-        assert_eq!(ranges(&write), [(100, 25)]);
+        assert_eq!((write.steps(10), ranges(&write)), (1, vec![(100, 25)]));
+        assert_eq!((zero(25).steps(10), zero(0).steps(10)), (3, 1));
     }
 
     #[test]

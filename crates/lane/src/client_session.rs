@@ -32,9 +32,9 @@ const CHANGE_STEP_BYTES: u64 = 256 << 20;
 pub(crate) enum Origin<'a> {
     /// A client of this host.
     Client(&'a LocalClient),
-    /// Another host, which was told of this fence.
+    /// Another host, which was told of this fencing token.
     Host(FencingToken),
-    /// Another host, which knows nothing of fences.
+    /// Another host, which knows nothing of fencing tokens.
     OldHost,
 }
 
@@ -143,7 +143,7 @@ impl Volume {
     }
 
     /// A client begins to use the volume: resolves when nothing that it may have left behind, at whichever host, can land
-    /// any more, with the owner's fence from then on. `None`: the owner knows nothing of fences.
+    /// any more, with the owner's fencing token from then on. `None`: the owner knows nothing of fencing tokens.
     ///
     /// # Errors
     /// The owner, on another host, cannot be asked.
@@ -252,7 +252,7 @@ impl ClientSession {
     }
 
     pub(crate) async fn changing(&self, change: Change) -> Result<(), IoError> {
-        if change.steps(CHANGE_STEP_BYTES).nth(1).is_some() {
+        if change.steps(CHANGE_STEP_BYTES) > 1 {
             // Boxed: few are as long, and every request would have to have room for it.
             return Box::pin(self.changing_in_steps(change)).await;
         }
@@ -262,7 +262,7 @@ impl ClientSession {
 
     /// Changes a long range part after part: whoever comes meanwhile, or closes the gate, waits for one of them.
     async fn changing_in_steps(&self, change: Change) -> Result<(), IoError> {
-        for step in change.steps(CHANGE_STEP_BYTES) {
+        for step in change.in_steps(CHANGE_STEP_BYTES) {
             self.begin_change().await?;
             self.below.change(step).await?;
         }
@@ -341,7 +341,7 @@ impl BlockDevice for ClientRequests {
 
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
         let made = self.volume.change(Origin::Client(&self.client), change);
-        // A client's change bears no fence, so it is made or fails.
+        // A client's change bears no fencing token, so it is made or fails.
         Box::pin(made.map(|changed| changed.map(drop)))
     }
 

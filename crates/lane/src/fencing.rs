@@ -1,4 +1,4 @@
-//! The fence of a volume: what its owner knows requests by that were on their way when a client came.
+//! The fencing token of a volume: what its owner knows requests by that were on their way when a client came.
 //!
 //! ```text
 //!   client ──► A ── W1, bears fence 7 ──► … a link that is silent … ─────────────► B: the fence is 8, W1 is not made
@@ -7,14 +7,14 @@
 //! A client that leaves a host does not know what becomes of the writes that it sent there. Elsewhere it sends them again,
 //! and newer ones, and none of the old ones may land on top of those. Therefore:
 //!
-//! - A change that comes by way of another host bears the fence that host was told of. The owner makes none that bears
-//!   another one than its present fence, but says what that is. The host asks again with it, if the client of that change
+//! - A change that comes by way of another host bears the fencing token that host was told of. The owner makes none that bears
+//!   another one than its present fencing token, but says what that is. The host asks again with it, if the client of that change
 //!   is there *at that moment* ([`Presence`]).
-//! - Before the first request of a connection, whichever host has that, the owner raises its fence, and lets the changes
+//! - Before the first request of a connection, whichever host has that, the owner raises its fencing token, and lets the changes
 //!   end that it has let through before, those of its own clients too: a store may turn the order of two writes round that
 //!   are under way together. What a connection has sent and nobody has read yet is made only if its client is there.
 //!
-//! So what bears the present fence was sent for a client that was there after the fence was raised last, and whoever has come
+//! So what bears the present fencing token was sent for a client that was there after the fencing token was raised last, and whoever has come
 //! since has not left anything behind.
 //!
 //! FencingTokens are compared for being the same alone, so a volume's next owner, or the next life of this one, has others.
@@ -27,7 +27,7 @@ use block::signal::Signal;
 use migration::planted::{Bug, broken};
 use serde::{Deserialize, Serialize};
 
-/// A fence, as hosts tell it to each other.
+/// A fencing token, as hosts tell it to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FencingToken {
     /// Of the lane that raised it: no two lanes, of whatever hosts, have the same.
@@ -37,18 +37,18 @@ pub struct FencingToken {
 }
 
 impl FencingToken {
-    /// The fence that a lane of this life has raised so often.
+    /// The fencing token that a lane of this life has raised so often.
     pub const fn new(life: u64, number: u64) -> Self {
         Self { life, number }
     }
 }
 
-/// What became of a change that bears a fence.
+/// What became of a change that bears a fencing token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
     /// It is made.
     Done,
-    /// It is not, and will not be: it bears another fence than this one, which is the present one.
+    /// It is not, and will not be: it bears another fencing token than this one, which is the present one.
     Refused(FencingToken),
 }
 
@@ -68,12 +68,12 @@ impl Presence for Always {
     }
 }
 
-/// The fence of one volume on this host, and the changes that are on either side of it.
+/// The fencing token of one volume on this host, and the changes that are on either side of it.
 #[derive(Default)]
 pub struct FencingTokens {
     life: Cell<u64>,
     number: Cell<u64>,
-    /// Another host knows the present fence.
+    /// Another host knows the present fencing token.
     is_told: Cell<bool>,
     /// How many clients have come, by whichever host, and how often the volume has.
     arrivals: Cell<u64>,
@@ -91,13 +91,13 @@ impl FencingTokens {
         self.life.set(life);
     }
 
-    /// The present fence, for another host.
+    /// The present fencing token, for another host.
     pub(crate) fn tell(&self) -> FencingToken {
         self.is_told.set(true);
         FencingToken::new(self.life.get(), self.number.get())
     }
 
-    /// Tells whether a change that bears this fence may be made.
+    /// Tells whether a change that bears this fencing token may be made.
     pub(crate) fn admits(&self, fence: FencingToken) -> bool {
         let is_present = self.is_told.get() && fence == FencingToken::new(self.life.get(), self.number.get());
         is_present || broken(Bug::FenceNotChecked)
@@ -110,7 +110,7 @@ impl FencingTokens {
         }
     }
 
-    /// Raises the fence for a client that comes; resolves when the changes of other hosts have ended that were let through
+    /// Raises the fencing token for a client that comes; resolves when the changes of other hosts have ended that were let through
     /// before.
     pub(crate) fn raise(&self) -> impl Future<Output = ()> + use<> {
         self.renew();
@@ -125,13 +125,13 @@ impl FencingTokens {
     }
 
     /// Resolves when the changes of this host's clients have ended that had been sent on before: a client that comes by the same
-    /// way may have been one of those. Who finds the volume here need not wait for what is elsewhere: it comes back with a fence
+    /// way may have been one of those. Who finds the volume here need not wait for what is elsewhere: it comes back with a fencing token
     /// that is not the present one.
     pub(crate) fn goes_on(&self) -> impl Future<Output = ()> + use<> {
         self.sent_on.all_before()
     }
 
-    /// The volume comes: what bears the fence of an earlier stay here is of no stay but that, and clients may have come to
+    /// The volume comes: what bears the fencing token of an earlier stay here is of no stay but that, and clients may have come to
     /// it elsewhere.
     pub(crate) fn changes_hands(&self) {
         self.arrivals.set(self.arrivals.get() + 1);

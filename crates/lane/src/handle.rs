@@ -40,7 +40,7 @@ pub struct LaneSettings {
     pub access: Access,
     /// Connections at a time; `None`: as many as suit a volume.
     pub connections_max: Option<usize>,
-    /// This lane's alone, among those of all hosts and at all times: its fences are known by it ([`crate::fencing`]).
+    /// This lane's alone, among those of all hosts and at all times: its fencing tokens are known by it ([`crate::fencing`]).
     pub life: u64,
     /// What clients get at first.
     pub opening: Opening,

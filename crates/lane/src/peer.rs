@@ -180,6 +180,19 @@ pub trait Listener {
     fn peer_restarted(&self);
 }
 
+/// Listens to a channel that carries nothing but calls.
+pub struct CallsOnly;
+
+impl Listener for CallsOnly {
+    fn message(&self, _: &[u8]) {}
+
+    fn link_lost(&self, _: &str) {}
+
+    fn link_restored(&self) {}
+
+    fn peer_restarted(&self) {}
+}
+
 /// A call that has not been answered.
 struct PendingRequest {
     answer: oneshot::Sender<Result<Answer, IoError>>,

@@ -109,9 +109,8 @@ pub fn start(
                         return None;
                     }
                 };
-                let lane = Rc::new(Lane::new(handle, engine, settings, home, control));
+                let lane = Rc::new(Lane::new(handle, engine, settings, home, control, listeners));
                 lane.leased.replace(leased);
-                lane.accept(listeners);
                 let _ = started.send(Ok(()));
                 lane.run(received).await
             });
@@ -156,7 +155,7 @@ struct Lane {
     counters: Rc<Counters>,
     pulse: Rc<Pulse>,
     /// What accepts its guests.
-    front_ends: RefCell<Vec<Box<dyn FrontEnd>>>,
+    front_ends: Vec<Box<dyn FrontEnd>>,
     /// Other hosts that use the volume, for clients that they have left.
     attached: RefCell<Vec<(Rc<RpcChannel>, Rc<Service>)>>,
     migration: Rc<CurrentMigration>,
@@ -188,6 +187,7 @@ impl Lane {
         mut settings: LaneSettings,
         home: Home,
         control: Rc<dyn Control>,
+        listeners: Listeners,
     ) -> Self {
         let size = home.device().geometry().size;
         let id = settings.volume;
@@ -214,6 +214,10 @@ impl Lane {
         if settings.opening == Opening::Waiting {
             drop(volume.close());
         }
+        let (counted, pulsed) = (Rc::clone(&counters), Rc::clone(&pulse));
+        let stacks = ClientStacks::new(&settings.name, Rc::clone(&volume), counted, pulsed, handle.clone());
+        // One for each kind of socket that guests may come by.
+        let nbd = NbdFrontEnd::begin(&handle, &engine, &settings, stacks, listeners);
         Self {
             handle,
             engine,
@@ -222,26 +226,12 @@ impl Lane {
             volume,
             counters,
             pulse,
-            front_ends: RefCell::default(),
+            front_ends: vec![Box::new(nbd)],
             attached: RefCell::default(),
             migration: Rc::default(),
             leased: RefCell::default(),
             is_growing: Cell::new(false),
         }
-    }
-
-    /// Has guests come by every front end that there is a socket for.
-    fn accept(&self, listeners: Listeners) {
-        let (counters, pulse) = (Rc::clone(&self.counters), Rc::clone(&self.pulse));
-        let stacks = ClientStacks::new(
-            &self.settings.name,
-            Rc::clone(&self.volume),
-            counters,
-            pulse,
-            self.handle.clone(),
-        );
-        let nbd = NbdFrontEnd::begin(&self.handle, &self.engine, &self.settings, stacks, listeners);
-        self.front_ends.borrow_mut().push(Box::new(nbd));
     }
 
     /// Serves until told to stop, or until nobody is left who could tell; returns the stay that has been closed in order.
@@ -430,7 +420,7 @@ impl Lane {
         let counters = &self.counters;
         LaneStatus {
             engine: self.engine.name(),
-            connections: self.front_ends.borrow().iter().map(|front_end| front_end.clients()).sum(),
+            connections: self.front_ends.iter().map(|front_end| front_end.clients()).sum(),
             clients_elsewhere: self.volume.clients().elsewhere(),
             led_here_by: self.volume.clients().ways(),
             awaits_word_of_clients: self.volume.clients().awaits_word(self.handle.now()),
@@ -461,8 +451,7 @@ impl Lane {
             let ended = current.ended.wait_for(|| is_over().then_some(()));
             select(Box::pin(ended), self.handle.sleep(deadline)).await;
         }
-        let drained: Vec<_> =
-            self.front_ends.borrow().iter().map(|front_end| front_end.drain(deadline)).collect();
+        let drained: Vec<_> = self.front_ends.iter().map(|front_end| front_end.drain(deadline)).collect();
         let connections: usize = join_all(drained).await.into_iter().sum();
         if connections > 0 {
             warn!(volume = %self.settings.name, connections, "connections were cut");

@@ -178,8 +178,8 @@ impl Gate {
 
     /// What the owner on another host answers; `None`: the volume has come here meanwhile, and is to be asked here.
     ///
-    /// The answer may be on a link that is silent for ever. **N.B.** What was sent lands here no more: it comes with a fence that
-    /// is not the present one. An owner that knows no fences is asked to the end.
+    /// The answer may be on a link that is silent for ever. **N.B.** What was sent lands here no more: it comes with a fencing token that
+    /// is not the present one. An owner that knows no fencing tokens is asked to the end.
     pub(crate) async fn unless_home<T>(
         &self,
         owner: &PeerVolume,

@@ -33,7 +33,7 @@ pub enum Head {
     },
     /// The payload is a message of a handover.
     Message,
-    /// The peer is asked to change a volume that it may own, and does so only if this is the owner's fence.
+    /// The peer is asked to change a volume that it may own, and does so only if this is the owner's fencing token.
     FencedCall {
         /// Its number, as of other calls.
         call: u64,
@@ -106,7 +106,7 @@ pub enum Operation {
     },
     /// See that the image is locked by the host that it is leased to.
     LeaseIsHeld,
-    /// A client begins to use the volume: raise its fence, and say what that is.
+    /// A client begins to use the volume: raise its fencing token, and say what that is.
     Attach,
     /// The payload says how many clients are led to the volume, by host ([`crate::clients`]); without one nobody is any
     /// more, nor will be by this channel_ends.
@@ -132,7 +132,7 @@ pub enum Answered {
     Read,
     /// Lengths in bytes and kinds of the first extents, at most [`EXTENTS_MAX`].
     Extents(Vec<(u64, Kind)>),
-    /// The fence of the volume. To a change: it was not made and will not be, for it bears another one.
+    /// The fencing token of the volume. To a change: it was not made and will not be, for it bears another one.
     Fenced(FencingToken),
 }
 

@@ -376,7 +376,7 @@ async fn attach(volume: &Volume) -> Result<Answered, IoError> {
     Ok(fence.map_or(Answered::Done, Answered::Fenced))
 }
 
-/// What stands behind a change that a peer asks for. One that knows fences and was not told of any bears one that nobody
+/// What stands behind a change that a peer asks for. One that knows fencing tokens and was not told of any bears one that nobody
 /// has: it is told.
 fn origin(question: Question, capabilities: Capabilities) -> Origin<'static> {
     match (question.fence, capabilities) {

@@ -60,7 +60,7 @@ pub struct PeerVolume {
 enum Asker {
     /// A client of this host.
     Client(Rc<dyn Presence>),
-    /// Another host, which was told of this fence.
+    /// Another host, which was told of this fencing token.
     Host(FencingToken),
 }
 
@@ -147,12 +147,12 @@ impl PeerVolume {
         self.while_there(&*presence, self.make(client, change)).await.map(drop)
     }
 
-    /// Has the owner change the volume for another host, which was told of this fence.
+    /// Has the owner change the volume for another host, which was told of this fencing token.
     pub(crate) async fn relay(&self, fence: FencingToken, change: Change) -> Result<Changed, IoError> {
         self.make(Asker::Host(fence), change).await
     }
 
-    /// Tells whether what was asked for may be asked for elsewhere, although it was not answered: an owner that knows no fences
+    /// Tells whether what was asked for may be asked for elsewhere, although it was not answered: an owner that knows no fencing tokens
     /// would make it whenever it comes. One that has not been heard of was asked for nothing.
     pub(crate) fn may_be_left(&self) -> bool {
         self.channel.capabilities() != Capabilities::Calls
@@ -160,7 +160,7 @@ impl PeerVolume {
 
     /// Asks for something as long as a client is there to be answered.
     ///
-    /// An owner that knows no fences is asked to the end: it would make what is given up whenever it comes.
+    /// An owner that knows no fencing tokens is asked to the end: it would make what is given up whenever it comes.
     pub(crate) async fn while_there<T>(
         &self,
         presence: &dyn Presence,
@@ -257,8 +257,8 @@ impl PeerVolume {
         loop {
             let permit = self.window.enter(payload.len()).await;
             let fence = match asker {
-                // N.B. at the very moment that it is sent: what is asked for with a fence is asked for by a client that was
-                // there after that fence was raised.
+                // N.B. at the very moment that it is sent: what is asked for with a fencing token is asked for by a client that was
+                // there after that fencing token was raised.
                 Asker::Client(presence) if !presence.is_there() => return Err(IoError::Closed),
                 Asker::Client(_) => self.fence.get(),
                 Asker::Host(fence) => Some(*fence),
@@ -390,7 +390,7 @@ impl Drop for PeerVolume {
 struct Blocks {
     volume: Rc<PeerVolume>,
     asker: Asker,
-    /// The owner's fence, if it refused a change that bears another one.
+    /// The owner's fencing token, if it refused a change that bears another one.
     refused: Cell<Option<FencingToken>>,
 }
 

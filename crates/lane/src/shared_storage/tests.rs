@@ -11,7 +11,7 @@ use futures_channel::mpsc;
 use super::*;
 use crate::peer::head::Address;
 use crate::peer::{
-    Capabilities, Channel, ChannelEvent, Listener, PeerStore, RequestPriority, RpcChannel, Service,
+    CallsOnly, Capabilities, Channel, ChannelEvent, PeerStore, RequestPriority, RpcChannel, Service,
 };
 use block::device::ALIGNMENT;
 use block::store::image::Caching;
@@ -177,15 +177,6 @@ impl Channel for Wire {
     }
 }
 
-struct IgnoreMessages;
-
-impl Listener for IgnoreMessages {
-    fn message(&self, _: &[u8]) {}
-    fn link_lost(&self, _: &str) {}
-    fn link_restored(&self) {}
-    fn peer_restarted(&self) {}
-}
-
 impl Scene {
     fn new(folder: PathBuf, handle: Handle, engine: Rc<dyn block::engine::Engine>) -> Self {
         let path = folder.join("v.img");
@@ -202,8 +193,8 @@ impl Scene {
         );
         service.offer(ADDRESS, Rc::clone(&leased) as Rc<dyn BlockDevice>);
         service.offer_lease(ADDRESS, Rc::clone(&leased));
-        handle.spawn(near.run(near_hears, nothing, Rc::new(IgnoreMessages)));
-        handle.spawn(far.run(far_hears, service, Rc::new(IgnoreMessages)));
+        handle.spawn(near.run(near_hears, nothing, Rc::new(CallsOnly)));
+        handle.spawn(far.run(far_hears, service, Rc::new(CallsOnly)));
         let (way, losses) = (Rc::default(), Rc::default());
         Self { folder, handle, engine, near, _far: far, shared, leased, way, losses }
     }

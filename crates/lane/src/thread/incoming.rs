@@ -21,7 +21,7 @@ use crate::driver::{
 use crate::filter::GateMode;
 use crate::handle::{IncomingOrder, IncomingRole, Promoted, Refused};
 use crate::peer::head::Address;
-use crate::peer::{Capabilities, Listener, PeerChannel, RpcChannel, Service};
+use crate::peer::{CallsOnly, Capabilities, Listener, PeerChannel, RpcChannel, Service};
 use crate::shared_storage::{ArrivingStore, LeasedImage};
 
 impl Lane {
@@ -80,7 +80,7 @@ impl Lane {
             }
             IncomingRole::Joins(participation) => {
                 self.join_incoming(order, coming, participation, &service, Rc::clone(&rpc));
-                Rc::new(Nobody)
+                Rc::new(CallsOnly)
             }
         };
         // A VM that waits reads its disks when it begins (design §5.10): it does so when nothing of them is missing.
@@ -171,7 +171,7 @@ impl Lane {
         let rpc = RpcChannel::new(channel.channel);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         service.offer_volume(Rc::clone(&self.volume), peer);
-        self.handle.spawn(rpc.run(channel.events, Rc::clone(&service), Rc::new(Nobody)));
+        self.handle.spawn(rpc.run(channel.events, Rc::clone(&service), Rc::new(CallsOnly)));
         self.attached.borrow_mut().push((rpc, service));
     }
 }
@@ -216,17 +216,4 @@ impl Listener for FromSource {
     fn peer_restarted(&self) {
         self.driver.link_back();
     }
-}
-
-/// Ignores all messages: another host's clients only call.
-struct Nobody;
-
-impl Listener for Nobody {
-    fn message(&self, _: &[u8]) {}
-
-    fn link_lost(&self, _: &str) {}
-
-    fn link_restored(&self) {}
-
-    fn peer_restarted(&self) {}
 }

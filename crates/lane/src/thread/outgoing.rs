@@ -22,7 +22,9 @@ use crate::driver::{
 };
 use crate::handle::{OutgoingChannels, OutgoingOrder, OutgoingRole, Refused, Rest};
 use crate::peer::head::Address;
-use crate::peer::{Listener, PeerChannel, PeerStore, PeerVolume, RequestPriority, RpcChannel, Service};
+use crate::peer::{
+    CallsOnly, Listener, PeerChannel, PeerStore, PeerVolume, RequestPriority, RpcChannel, Service,
+};
 use crate::resuming::{self, Rhythm};
 use crate::shared_storage::{HeldLease, ReplicaStore, SharedImage};
 
@@ -227,7 +229,7 @@ pub(super) fn owner_elsewhere(
 ) -> Rc<PeerVolume> {
     let rpc = RpcChannel::new(channel.channel);
     let nothing = Service::new(handle.clone(), buffers.clone());
-    handle.spawn(rpc.run(channel.events, nothing, Rc::new(IgnoreMessages)));
+    handle.spawn(rpc.run(channel.events, nothing, Rc::new(CallsOnly)));
     PeerVolume::new(rpc, volume, geometry, handle.clone(), buffers.clone())
 }
 
@@ -305,17 +307,4 @@ impl Listener for OfParticipant {
     fn peer_restarted(&self) {
         self.0.peer_restarted();
     }
-}
-
-/// Ignores all messages: of a channel that is only calls.
-struct IgnoreMessages;
-
-impl Listener for IgnoreMessages {
-    fn message(&self, _: &[u8]) {}
-
-    fn link_lost(&self, _: &str) {}
-
-    fn link_restored(&self) {}
-
-    fn peer_restarted(&self) {}
 }

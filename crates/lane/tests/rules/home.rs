@@ -15,7 +15,7 @@ use bytes::Bytes;
 use chronicle::BranchId;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Head, Operation};
-use lane::peer::{Capabilities, Channel, ChannelEvent, Listener, RequestPriority, RpcChannel, Service};
+use lane::peer::{CallsOnly, Capabilities, Channel, ChannelEvent, RequestPriority, RpcChannel, Service};
 use lane::{
     Control, IncomingGroup, IncomingVolume, Promoted, TargetDriver, TargetHandle, TargetPlan, Volume,
 };
@@ -42,25 +42,15 @@ struct ComingHome {
     service: Rc<Service>,
 }
 
-/// Hears and says nothing.
-struct IgnoreMessages;
+/// A channel to nobody.
+struct ToNobody;
 
-impl Channel for IgnoreMessages {
+impl Channel for ToNobody {
     fn send(&self, _: RequestPriority, _: Bytes, _: Bytes) {}
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::Unknown
     }
-}
-
-impl Listener for IgnoreMessages {
-    fn message(&self, _: &[u8]) {}
-
-    fn link_lost(&self, _: &str) {}
-
-    fn link_restored(&self) {}
-
-    fn peer_restarted(&self) {}
 }
 
 impl ComingHome {
@@ -173,8 +163,8 @@ async fn source_changes(scene: &Scene, home: &ComingHome) {
 /// Something that the source's half asks for over its line.
 async fn source_asks(scene: &Scene, home: &ComingHome, operation: Operation) {
     let (to_service, arrivals) = mpsc::unbounded();
-    let channel = RpcChannel::new(Box::new(IgnoreMessages));
-    scene.handle.spawn(channel.run(arrivals, Rc::clone(&home.service), Rc::new(IgnoreMessages)));
+    let channel = RpcChannel::new(Box::new(ToNobody));
+    scene.handle.spawn(channel.run(arrivals, Rc::clone(&home.service), Rc::new(CallsOnly)));
     let head = Head::Call { call: 1, address: Address::Replica(0), operation }.encode();
     let payload = Bytes::from_static(&[9; 4096]);
     to_service.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) }).unwrap();

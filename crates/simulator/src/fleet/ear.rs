@@ -104,16 +104,3 @@ pub(super) fn say(channel: &RpcChannel, message: &Message) {
         channel.send_message(bytes);
     }
 }
-
-/// Ignores all messages: of a channel that is only calls.
-pub(super) struct Deaf;
-
-impl Listener for Deaf {
-    fn message(&self, _: &[u8]) {}
-
-    fn link_lost(&self, _: &str) {}
-
-    fn link_restored(&self) {}
-
-    fn peer_restarted(&self) {}
-}

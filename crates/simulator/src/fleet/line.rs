@@ -290,12 +290,11 @@ mod tests {
     use block::{BufferPool, MemoryStore};
     use lane::filter::{Gate, GateMode};
     use lane::peer::head::{Address, Operation};
-    use lane::peer::{RpcChannel, Service};
+    use lane::peer::{CallsOnly, RpcChannel, Service};
 
     use super::*;
     use crate::driver::Clock;
     use crate::fleet::clock::{HostClock, HostDriver};
-    use crate::fleet::ear::Deaf;
     use crate::random::Random;
 
     /// Keeps the heads of what was sent.
@@ -322,7 +321,7 @@ mod tests {
         let (service, sent) = (Service::new(handle.clone(), buffers), Rc::new(RefCell::new(Vec::new())));
         let channel = RpcChannel::new(Box::new(Sent(Rc::clone(&sent))));
         let (line, arrivals) = mpsc::unbounded();
-        handle.spawn(channel.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
+        handle.spawn(channel.run(arrivals, Rc::clone(&service), Rc::new(CallsOnly)));
         let operation = Operation::Write { offset: 0, durable: false };
         // Each process begins to count its calls anew.
         let head = Head::Call { call: 0, address: Address::Replica(0), operation }.encode();

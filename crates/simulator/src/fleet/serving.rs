@@ -8,7 +8,7 @@ use block::filter::Aligner;
 use block::{BlockDevice, Geometry};
 use chronicle::StayId;
 use lane::filter::GateMode;
-use lane::peer::{PeerVolume, RpcChannel, Service};
+use lane::peer::{CallsOnly, PeerVolume, RpcChannel, Service};
 use lane::{
     Chronicler, ClientRequests, ClientSession, Home, Keeper, Keeping, Presence, SourceHandle,
     SourceParticipantRef, TargetHandle, Volume,
@@ -18,7 +18,7 @@ use migration::stay::{Beginning, Look};
 use migration::{MigrationId, StayKey};
 
 use super::branch::Branch;
-use super::ear::{Deaf, Ear};
+use super::ear::Ear;
 use super::link::{Link, Subject};
 use super::party::{Party, volume_id};
 use super::place::Place;
@@ -222,7 +222,7 @@ impl Party {
             link.line(subject).open(self.place, self.guard(subject, link.beyond(self.place)))?;
         let service = Service::new(self.handle.clone(), self.buffers.clone());
         let channel = RpcChannel::new(line);
-        self.handle.spawn(channel.run(arrivals, Rc::clone(&service), Rc::new(Deaf)));
+        self.handle.spawn(channel.run(arrivals, Rc::clone(&service), Rc::new(CallsOnly)));
         self.with_serving(|serving| {
             let peer = link.beyond(self.place);
             let volumes = serving.volumes.iter().flatten();
