@@ -149,9 +149,17 @@ impl Host {
     /// # Errors
     /// If it ends instead.
     pub fn start_with(&mut self, environment: &[(&str, &str)]) -> anyhow::Result<()> {
-        ensure!(self.daemon.is_none(), "the daemon runs already");
         let mut command = Command::new(&self.program);
         command.env("STERNA_LOG", "info").envs(environment.iter().copied());
+        self.start_by(command)
+    }
+
+    /// As [`Host::start`], by a command to which the daemon's arguments are added: by one that becomes the program.
+    ///
+    /// # Errors
+    /// If it ends instead.
+    pub fn start_by(&mut self, command: Command) -> anyhow::Result<()> {
+        ensure!(self.daemon.is_none(), "the daemon runs already");
         let daemon = Daemon::spawn(command, &self.folder)?;
         self.daemon.insert(daemon).wait_for_answer()
     }

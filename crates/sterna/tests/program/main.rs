@@ -24,3 +24,4 @@ mod remote;
 mod replicas;
 mod resize;
 mod scene;
+mod upgrade;

@@ -14,12 +14,12 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     for file in tree.files() {
         let path = file.path.as_str();
         let name = path.rsplit('/').next().unwrap();
-        let is_dead = if in_package(path).is_some() {
+        let is_dead = if let Some((_, own)) = in_package(path) {
             let is_known = KNOWN_NAMES.contains(&name) || name.ends_with(".snap");
             if name.ends_with(".rs") {
                 !alive.contains(path)
             } else {
-                !is_known && !is_named(tree, path, name)
+                !is_known && !is_named(tree, path, name) && !is_read_with_folder(tree, own)
             }
         } else {
             path.starts_with("scripts/") && !is_named(tree, path, name)
@@ -116,6 +116,15 @@ fn is_named(tree: &Tree, path: &str, name: &str) -> bool {
     tree.files().any(|file| file.path != path && is_reader(&file.path) && file.text.contains(name))
 }
 
+/// Tells whether a test names the folder of data that a file, by its path in its package, is in: it reads all of it.
+fn is_read_with_folder(tree: &Tree, own: &str) -> bool {
+    let mut parts = own.splitn(3, '/');
+    let (Some("tests"), Some(folder), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    tree.files().any(|file| file.path.ends_with(".rs") && file.text.contains(&format!("\"tests/{folder}\"")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::check;
@@ -150,11 +159,17 @@ mod tests {
             ("crates/x/src/lib.rs", "const PROGRAM: &str = \"client.py\";"),
             ("crates/x/tests/client.py", ""),
             ("crates/x/leftover.state", ""),
+            ("crates/x/tests/folders.rs", "read(\"tests/read\")"),
+            ("crates/x/tests/read/one/two.state", ""),
+            ("crates/x/tests/unread/three.state", ""),
             ("scripts/build", ""),
             ("scripts/old", ""),
             ("Makefile", "all:\n\tscripts/build\n"),
         ]);
-        assert_eq!(paths(&check(&tree)), ["crates/x/leftover.state", "scripts/old"]);
+        assert_eq!(
+            paths(&check(&tree)),
+            ["crates/x/leftover.state", "crates/x/tests/unread/three.state", "scripts/old"]
+        );
     }
 
     fn paths(findings: &[Finding]) -> Vec<String> {
