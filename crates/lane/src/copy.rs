@@ -14,11 +14,11 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, ByteRange, ExtentKind, Handle, IoError, ZeroMode};
-use chronicle::LayeredBitmap;
+use chronicle::{BlockSize, LayeredBitmap};
 use futures_channel::mpsc;
 use futures_util::future::{Either, select};
 use migration::VolumeIndex;
-use migration::strategy::{Mirror, Route, SourceFault, TargetFault, VolumeAction, VolumeEvent, WriteId};
+use migration::strategy::{Route, SourceFault, Strategy, TargetFault, VolumeAction, VolumeEvent, WriteId};
 
 use crate::driver::{Event, Replica, TargetContent};
 use crate::mover;
@@ -36,7 +36,7 @@ pub struct VolumeCopy {
     source: Rc<dyn BlockDevice>,
     target: Replica,
     buffers: BufferPool,
-    strategy: RefCell<Mirror>,
+    strategy: RefCell<Box<dyn Strategy>>,
     next_write: Cell<u64>,
     /// Writes that wait for the strategy's word.
     tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
@@ -85,7 +85,7 @@ impl VolumeCopy {
         source: Rc<dyn BlockDevice>,
         target: Replica,
         buffers: BufferPool,
-        strategy: Mirror,
+        strategy: Box<dyn Strategy>,
         notices: mpsc::UnboundedSender<Event>,
     ) -> Rc<Self> {
         let copy = Rc::new_cyclic(|me| Self {
@@ -142,8 +142,7 @@ impl VolumeCopy {
     /// Starts to copy what the target's copy of the volume lacks, and nothing else.
     ///
     /// **N.B.** Only once every write goes through the mirror filter and those that did not have ended.
-    pub(crate) fn begin_with(&self, lacking: &LayeredBitmap) {
-        let block_size = self.with_strategy(|strategy| strategy.block_size());
+    pub(crate) fn begin_with(&self, lacking: &LayeredBitmap, block_size: BlockSize) {
         for run in lacking.runs() {
             let (offset, length) = block_size.byte_range(run);
             self.event(VolumeEvent::Allocated(ByteRange::new(offset, length)));
@@ -179,8 +178,8 @@ impl VolumeCopy {
     }
 
     /// Looks at the strategy, for progress.
-    pub(crate) fn with_strategy<T>(&self, look: impl FnOnce(&mut Mirror) -> T) -> T {
-        look(&mut self.strategy.borrow_mut())
+    pub(crate) fn with_strategy<T>(&self, look: impl FnOnce(&mut dyn Strategy) -> T) -> T {
+        look(&mut **self.strategy.borrow_mut())
     }
 
     /// Announces a guest write to the strategy.

@@ -4,7 +4,7 @@
 //!                     guest writes                          target's answers
 //!                         │                                       │
 //!    ┌────────────────────▼─────────────┐        ┌────────────────▼──────┐
-//!    │ strategy::Mirror, one a volume   │        │ Target                │
+//!    │ Strategy (Mirror), one a volume  │        │ Target                │
 //!    │   block states, pacing           │        │   prepared, owner     │
 //!    └────────────┬─────────────────────┘        └────────────▲──────────┘
 //!         synchronised│  ▲ gate                               │ PREPARE, COMMIT, …
@@ -44,7 +44,7 @@ pub use failure::{CommitFault, Failure, GuestLocation};
 pub use identity::{Attempt, CommitId, HostId, MigrationId, VolumeId, VolumeIndex};
 pub use pacing::PacingSettings;
 pub use phase::Phase;
-pub use progress::{Progress, Waiting};
+pub use progress::{Progress, VolumeProgress, Waiting};
 pub use source::Source;
 pub use stay::StayKey;
 pub use target::Target;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::phase::Phase;
+use crate::source::Costs;
 use crate::strategy::Tally;
 
 /// How far a migration is, at one instant.
@@ -35,6 +36,27 @@ pub struct Progress {
     pub attempt: u32,
     /// What the strategies have decided so far.
     pub tally: Tally,
+}
+
+/// How far the copying of one volume is, at one instant.
+#[derive(Clone, Debug, Default)]
+pub struct VolumeProgress {
+    /// Bytes of blocks that have become synchronised since it began, each time counted.
+    pub bytes_synchronised: u64,
+    /// Bytes of blocks still missing or in flight.
+    pub bytes_missing: u64,
+    /// Part of it that is done. Never falls, never reaches 1.
+    pub fraction: f64,
+    /// What it waits for, and how much longer it will.
+    pub waiting: Option<Waiting>,
+    /// When it will have ended, counted from now, at the earliest and at the latest; `None` while nothing is known.
+    pub remaining: Option<(Duration, Duration)>,
+    /// Bytes a second that became synchronised of late.
+    pub copy_bytes_per_second: f64,
+    /// Why mirroring is suspended; `None` while it is not.
+    pub suspended: Option<&'static str>,
+    /// What it has cost.
+    pub costs: Costs,
 }
 
 /// Something that is waited for.

@@ -13,12 +13,48 @@ mod tally;
 mod values;
 mod writes;
 
-use chronicle::ByteRange;
+use std::time::Duration;
+
+use chronicle::{ByteRange, LayeredBitmap};
 
 pub use mirror::{Acknowledgement, Mirror, MirrorSettings};
 pub use tally::Tally;
 
 use crate::journal::FailureCode;
+use crate::progress::VolumeProgress;
+use crate::source::Costs;
+
+/// Brings one volume's replica up to date.
+///
+/// It is driven as every machine of the core is: an event or the time goes in, then all actions are taken before anything
+/// else is told.
+pub trait Strategy {
+    /// Takes what happened. An event that does not fit (an answer to something unknown) changes nothing.
+    fn handle_event(&mut self, now: Duration, event: VolumeEvent);
+
+    /// Does what is due.
+    fn handle_timeout(&mut self, now: Duration);
+
+    /// The next thing to be done.
+    fn poll_action(&mut self) -> Option<VolumeAction>;
+
+    /// When `handle_timeout` is to be called, at the latest, and what is waited for.
+    fn poll_timeout(&self) -> Option<(Duration, &'static str)>;
+
+    /// Changes the rate limit of what is copied.
+    fn set_bandwidth(&mut self, now: Duration, bytes_per_second: Option<u64>);
+
+    /// Everything that the target lacks if both hosts lose at this instant what is not durable: what is missing, in
+    /// flight, not confirmed to be durable there, or being written. `None` while it is not known, and during a try at
+    /// the handover: nothing more is asked of the source's store then.
+    fn lacking(&self) -> Option<LayeredBitmap>;
+
+    /// What it has cost so far.
+    fn costs(&self) -> Costs;
+
+    /// How far it is.
+    fn progress(&mut self, now: Duration) -> VolumeProgress;
+}
 
 /// A guest write (or discard, or zeroing), named by the lane while it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

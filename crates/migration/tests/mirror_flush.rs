@@ -7,7 +7,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    Acknowledgement, Copied, FlushId, Mirror, MirrorSettings, TargetFault, VolumeAction, VolumeEvent,
+    Acknowledgement, Copied, FlushId, Mirror, MirrorSettings, Strategy, TargetFault, VolumeAction,
+    VolumeEvent,
 };
 
 const BYTES: u64 = 1 << 20;

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
-use migration::strategy::{Acknowledgement, Copied, Mirror, MirrorSettings, VolumeAction, VolumeEvent};
+use migration::strategy::{
+    Acknowledgement, Copied, Mirror, MirrorSettings, Strategy, VolumeAction, VolumeEvent,
+};
 
 const NOW: Duration = Duration::from_secs(1);
 const BYTES: u64 = 4 << 20;

@@ -8,8 +8,8 @@ use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::journal::FailureCode;
 use migration::strategy::{
-    Acknowledgement, ChunkId, Copied, CopyFault, Mirror, MirrorSettings, Route, TargetFault, VolumeAction,
-    VolumeEvent, WriteId,
+    Acknowledgement, ChunkId, Copied, CopyFault, Mirror, MirrorSettings, Route, Strategy, TargetFault,
+    VolumeAction, VolumeEvent, WriteId,
 };
 
 const BLOCK: u64 = 4096;

@@ -9,7 +9,7 @@ use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
     Acknowledgement, ChunkId, Copied, CopyFault, FlushId, Mirror, MirrorSettings, Route, SourceFault,
-    TargetFault, VolumeAction, VolumeEvent, WriteId,
+    Strategy, TargetFault, VolumeAction, VolumeEvent, WriteId,
 };
 use proptest::prelude::*;
 

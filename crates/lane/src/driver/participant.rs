@@ -16,9 +16,9 @@ use chronicle::Generation;
 use futures_channel::mpsc;
 use migration::journal::ImageLocation;
 use migration::source::Costs;
-use migration::{VolumeId, VolumeIndex};
+use migration::{VolumeId, VolumeIndex, VolumeProgress};
 
-use super::source_volume::{SourceOrder, SourceVolume, VolumeProgress};
+use super::source_volume::{SourceOrder, SourceVolume};
 use super::target_volume::{Heard, TargetOrder, TargetVolume};
 use super::{CopySettings, Event, IncomingVolume, OutgoingVolume};
 use crate::peer::Service;

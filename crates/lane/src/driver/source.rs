@@ -21,11 +21,11 @@ use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Re
 use migration::message::{ToSource, ToTarget};
 use migration::source::{SourceEvent, SourceSettings};
 use migration::strategy::{VolumeAction, VolumeEvent};
-use migration::{CommitId, MigrationId, Phase, Source, VolumeId, VolumeIndex};
+use migration::{CommitId, MigrationId, Phase, Source, VolumeId, VolumeIndex, VolumeProgress};
 use tracing::{info, warn};
 
 use super::participant::SourceParticipant;
-use super::source_volume::{SourceOrder, SourceVolume, VolumeProgress};
+use super::source_volume::{SourceOrder, SourceVolume};
 use super::{SendMessage, SourcePlan};
 use crate::control::Control;
 use crate::peer::PriorityBoost;

@@ -10,7 +10,6 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Handle};
 use chronicle::Generation;
@@ -20,7 +19,7 @@ use futures_util::future::{Either, join, select};
 use migration::source::{Costs, SourceEvent};
 use migration::strategy::{Mirror, MirrorSettings, VolumeEvent};
 use migration::target::FlushResult;
-use migration::{Attempt, VolumeIndex, Waiting};
+use migration::{Attempt, VolumeIndex, VolumeProgress};
 use tracing::warn;
 
 use super::{CopySettings, Event, OutgoingVolume, flush};
@@ -63,19 +62,6 @@ pub(crate) enum SourceOrder {
     TakeBack(Option<Generation>),
     /// Let go of its store: the image is dealt with next.
     LetGo,
-}
-
-/// How far one volume is.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct VolumeProgress {
-    pub(crate) bytes_synchronised: u64,
-    pub(crate) bytes_missing: u64,
-    pub(crate) fraction: f64,
-    pub(crate) waiting: Option<Waiting>,
-    pub(crate) remaining: Option<(Duration, Duration)>,
-    pub(crate) copy_bytes_per_second: f64,
-    pub(crate) suspended: Option<&'static str>,
-    pub(crate) costs: Costs,
 }
 
 /// One volume's part.
@@ -221,29 +207,13 @@ impl SourceVolume {
             return VolumeProgress { costs: self.costs(), ..VolumeProgress::default() };
         };
         let now = self.handle.now();
-        copy.with_strategy(|strategy| {
-            let timeout = strategy.poll_timeout();
-            let waits = timeout
-                .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) })
-                .or(strategy.waits_for().map(|reason| Waiting { reason, remaining: None }));
-            let block_bytes = strategy.block_size().bytes();
-            VolumeProgress {
-                bytes_synchronised: strategy.blocks_synchronised() * block_bytes,
-                bytes_missing: strategy.blocks_remaining() * block_bytes,
-                fraction: strategy.fraction(),
-                waiting: waits,
-                remaining: strategy.remaining(),
-                copy_bytes_per_second: strategy.copy_bytes_per_second(),
-                suspended: strategy.suspended(),
-                costs: costs_of(strategy),
-            }
-        })
+        copy.with_strategy(|strategy| strategy.progress(now))
     }
 
     /// What its copying has cost.
     pub(crate) fn costs(&self) -> Costs {
         match &*self.copy.borrow() {
-            Some(copy) => copy.with_strategy(|strategy| costs_of(strategy)),
+            Some(copy) => copy.with_strategy(|strategy| strategy.costs()),
             None => *self.costs.borrow(),
         }
     }
@@ -354,16 +324,6 @@ async fn give_back(lease: Option<Rc<HeldLease>>) -> FlushResult {
     }
 }
 
-fn costs_of(strategy: &Mirror) -> Costs {
-    let copied = strategy.copied();
-    Costs {
-        bytes_copied: copied.bytes_written,
-        bytes_mirrored: strategy.bytes_mirrored(),
-        bytes_zero: copied.bytes_zero,
-        tally: strategy.tally(),
-    }
-}
-
 /// Says that a part is no longer there.
 struct Gone {
     index: VolumeIndex,
@@ -385,15 +345,16 @@ fn start_copy(
     notices: mpsc::UnboundedSender<Event>,
 ) -> Rc<VolumeCopy> {
     let source = leaving.volume.store();
+    let block_size = leaving.volume.block_size();
     let settings = MirrorSettings {
-        block_size: leaving.volume.block_size(),
+        block_size,
         size_bytes: source.geometry().size,
         pacing: settings.pacing.clone(),
         wait_max: settings.limits.mirror_wait_max,
         no_progress_max: settings.limits.no_progress_max,
         acknowledgement: settings.acknowledgement,
     };
-    let strategy = Mirror::new(settings);
+    let strategy = Box::new(Mirror::new(settings));
     let replica = leaving.replica.clone();
     let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), strategy, notices);
     let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
@@ -403,7 +364,7 @@ fn start_copy(
         in_place.await;
         // Not before: what passed the mirror by is in the chronicle when it has ended.
         match known.and_then(|(of, generation)| chronicler.lacking(of, generation)) {
-            Some(lacking) => begins.begin_with(&lacking),
+            Some(lacking) => begins.begin_with(&lacking, block_size),
             None => begins.begin().await,
         }
     });

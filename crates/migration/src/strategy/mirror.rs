@@ -31,9 +31,11 @@ use super::replica::ReplicaBlocks;
 use super::tally::Tally;
 use super::values::Values;
 use super::writes::{SourceSide, WriteState, Writes};
-use super::{Copied, VolumeAction, VolumeEvent};
+use super::{Copied, Strategy, VolumeAction, VolumeEvent};
 use crate::pacing::{Pacing, PacingSettings};
 use crate::planted::{Bug, broken};
+use crate::progress::{VolumeProgress, Waiting};
+use crate::source::Costs;
 
 /// What a mirror is told at its beginning.
 #[derive(Clone, Debug)]
@@ -235,8 +237,43 @@ impl Mirror {
         }
     }
 
-    /// Takes what happened. An event that does not fit (an answer to something unknown) changes nothing.
-    pub fn handle_event(&mut self, now: Duration, event: VolumeEvent) {
+    /// Blocks missing or in flight, those that late writes touch included.
+    pub fn blocks_remaining(&self) -> u64 {
+        self.replica.blocks_missing() + self.chunks.blocks()
+    }
+
+    /// What it has decided so far.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// What is waited for as long as it takes: the guest's own disk, which no deadline of a migration binds.
+    pub fn waits_for(&self) -> Option<&'static str> {
+        match self.stage {
+            Stage::Surveying => Some("what the source was asked for before the migration to end"),
+            Stage::Copying if self.link == Link::Away => Some("the other host to be reachable again"),
+            Stage::Copying if self.mover == Mover::Rests => Some("somebody to resume it"),
+            Stage::Copying if self.chunks.is_any_waiting() => {
+                Some("guest writes to blocks that are to be copied")
+            }
+            Stage::Copying if self.is_growing => Some("the volume to become larger"),
+            Stage::Copying | Stage::Stopped => None,
+        }
+    }
+
+    /// Tells whether guest writes are admitted no faster than the target takes them.
+    pub fn is_throttled(&self) -> bool {
+        self.admission.is_throttled()
+    }
+
+    /// Tells whether somebody has paused it.
+    pub fn is_paused(&self) -> bool {
+        self.mover == Mover::Rests
+    }
+}
+
+impl Strategy for Mirror {
+    fn handle_event(&mut self, now: Duration, event: VolumeEvent) {
         match event {
             VolumeEvent::Allocated(range) => self.replica.mark_missing(self.covering(range)),
             VolumeEvent::AllocationKnown => {
@@ -291,19 +328,16 @@ impl Mirror {
         self.advance(now);
     }
 
-    /// Does what is due.
-    pub fn handle_timeout(&mut self, now: Duration) {
+    fn handle_timeout(&mut self, now: Duration) {
         self.give_up_waiting(now);
         self.advance(now);
     }
 
-    /// The next thing to be done.
-    pub fn poll_action(&mut self) -> Option<VolumeAction> {
+    fn poll_action(&mut self) -> Option<VolumeAction> {
         self.actions.pop_front()
     }
 
-    /// When `handle_timeout` is to be called, at the latest, and what is waited for.
-    pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
+    fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         let patience = self.writes.iter().filter_map(|write| match write.state {
             WriteState::Mirrored { source: SourceSide::Answered { patience_ends }, .. } => {
                 Some((patience_ends, "the target to take a mirrored write"))
@@ -321,26 +355,12 @@ impl Mirror {
         patience.chain(retry).chain(tokens).chain(admits).chain(aims).chain(stuck).min_by_key(|(at, _)| *at)
     }
 
-    /// Changes the rate limit of the mover.
-    pub fn set_bandwidth(&mut self, now: Duration, bytes_per_second: Option<u64>) {
+    fn set_bandwidth(&mut self, now: Duration, bytes_per_second: Option<u64>) {
         self.pacing.set_rate(bytes_per_second);
         self.advance(now);
     }
 
-    /// Blocks missing or in flight, those that late writes touch included.
-    pub fn blocks_remaining(&self) -> u64 {
-        self.replica.blocks_missing() + self.chunks.blocks()
-    }
-
-    /// Bytes of a block.
-    pub fn block_size(&self) -> BlockSize {
-        self.settings.block_size
-    }
-
-    /// Everything that the target lacks if both hosts lose at this instant what is not durable: what is missing, in
-    /// flight, not confirmed to be durable there, or being written. `None` while it is not known, and during a try at
-    /// the handover: nothing more is asked of the source's store then.
-    pub fn lacking(&self) -> Option<LayeredBitmap> {
+    fn lacking(&self) -> Option<LayeredBitmap> {
         if self.stage != Stage::Copying || self.gate != Gate::Open {
             return None;
         }
@@ -353,71 +373,35 @@ impl Mirror {
         Some(lacking)
     }
 
-    /// Blocks that became synchronised, each time counted.
-    pub fn blocks_synchronised(&self) -> u64 {
-        self.meter.blocks()
-    }
-
-    /// The part of the copying that is done; never falls, never reaches 1.
-    pub fn fraction(&mut self) -> f64 {
-        let remaining = self.blocks_remaining();
-        self.meter.fraction(remaining)
-    }
-
-    /// When the copying will have ended, counted from now: at the earliest and at the latest.
-    pub fn remaining(&self) -> Option<(Duration, Duration)> {
-        self.meter.remaining(self.blocks_remaining())
-    }
-
-    /// Bytes that became synchronised a second, of late.
-    pub fn copy_bytes_per_second(&self) -> f64 {
-        self.meter.rate() * self.settings.block_size.bytes() as f64
-    }
-
-    /// What the mover has written.
-    pub fn copied(&self) -> Copied {
-        self.copied
-    }
-
-    /// Bytes of guest writes that the target took by value.
-    pub fn bytes_mirrored(&self) -> u64 {
-        self.bytes_mirrored
-    }
-
-    /// What it has decided so far.
-    pub fn tally(&self) -> Tally {
-        self.tally
-    }
-
-    /// Why mirroring is suspended.
-    pub fn suspended(&self) -> Option<&'static str> {
-        self.suspension.map(|suspension| suspension.reason)
-    }
-
-    /// What is waited for as long as it takes: the guest's own disk, which no deadline of a migration binds.
-    pub fn waits_for(&self) -> Option<&'static str> {
-        match self.stage {
-            Stage::Surveying => Some("what the source was asked for before the migration to end"),
-            Stage::Copying if self.link == Link::Away => Some("the other host to be reachable again"),
-            Stage::Copying if self.mover == Mover::Rests => Some("somebody to resume it"),
-            Stage::Copying if self.chunks.is_any_waiting() => {
-                Some("guest writes to blocks that are to be copied")
-            }
-            Stage::Copying if self.is_growing => Some("the volume to become larger"),
-            Stage::Copying | Stage::Stopped => None,
+    fn costs(&self) -> Costs {
+        Costs {
+            bytes_copied: self.copied.bytes_written,
+            bytes_mirrored: self.bytes_mirrored,
+            bytes_zero: self.copied.bytes_zero,
+            tally: self.tally,
         }
     }
 
-    /// Tells whether guest writes are admitted no faster than the target takes them.
-    pub fn is_throttled(&self) -> bool {
-        self.admission.is_throttled()
+    fn progress(&mut self, now: Duration) -> VolumeProgress {
+        let timeout = self.poll_timeout();
+        let waiting = timeout
+            .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) })
+            .or(self.waits_for().map(|reason| Waiting { reason, remaining: None }));
+        let (block_bytes, remaining) = (self.settings.block_size.bytes(), self.blocks_remaining());
+        VolumeProgress {
+            bytes_synchronised: self.meter.blocks() * block_bytes,
+            bytes_missing: remaining * block_bytes,
+            fraction: self.meter.fraction(remaining),
+            waiting,
+            remaining: self.meter.remaining(remaining),
+            copy_bytes_per_second: self.meter.rate() * block_bytes as f64,
+            suspended: self.suspension.map(|suspension| suspension.reason),
+            costs: self.costs(),
+        }
     }
+}
 
-    /// Tells whether somebody has paused it.
-    pub fn is_paused(&self) -> bool {
-        self.mover == Mover::Rests
-    }
-
+impl Mirror {
     /// Tells whether how a flush of the target ends is still to be heard: it must not end, and fail, beside one by which the
     /// target promises.
     fn awaits_flush(&self) -> bool {

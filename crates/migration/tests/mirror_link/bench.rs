@@ -8,8 +8,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    Acknowledgement, ChunkId, Copied, FlushId, Mirror, MirrorSettings, Route, VolumeAction, VolumeEvent,
-    WriteId,
+    Acknowledgement, ChunkId, Copied, FlushId, Mirror, MirrorSettings, Route, Strategy, VolumeAction,
+    VolumeEvent, WriteId,
 };
 
 /// Time after which a run has failed.
