@@ -223,7 +223,7 @@ impl Store {
         match &self.kind {
             StoreKind::Folder { folder, .. } => folder.check(),
             StoreKind::Single(Place::Device(path)) => check_device(Path::new(path)),
-            StoreKind::Single(_) => Ok(()),
+            StoreKind::Single(Place::Nbd(_) | Place::File(_)) => Ok(()),
         }
     }
 
@@ -235,8 +235,6 @@ impl Store {
         self.check().map_err(|problem| RequestError::StoreUnusable { name: self.name.clone(), problem })
     }
 
-    /// Its space; may sleep. `None`: it does not say.
-    ///
     /// Names of images in it that the journal knows nothing of: a folder's. May sleep.
     ///
     /// # Errors
@@ -248,6 +246,8 @@ impl Store {
         }
     }
 
+    /// Its space; may sleep. `None`: it does not say.
+    ///
     /// # Errors
     /// [`StoreProblem`].
     pub(crate) fn space(&self) -> Result<Option<Space>, StoreProblem> {
@@ -261,7 +261,7 @@ impl Store {
                     size.map_err(|source| StoreProblem::Unreadable { path: path.to_owned(), source })?;
                 Ok(Some(Space { total: size, free: size }))
             }
-            StoreKind::Single(_) => Ok(None),
+            StoreKind::Single(Place::Nbd(_) | Place::File(_)) => Ok(None),
         }
     }
 

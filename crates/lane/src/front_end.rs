@@ -4,7 +4,7 @@
 //!   guest ══ protocol ══► FrontEnd ── one a client ──► ClientStacks::of(): meter ─► client session ─► requests ─► gate
 //! ```
 //! A front end speaks a protocol, and knows of a volume only the device that it is given for each client. NBD is the one
-//! there is ([`nbd`]); another is a file beside that one, and a socket of its own among the lane's
+//! there is ([`nbd`]); another is a file beside that one, a line in [`begin`], and a socket of its own among the lane's
 //! [listeners](crate::Listeners).
 
 pub(crate) mod nbd;
@@ -12,6 +12,7 @@ pub(crate) mod nbd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use block::engine::Engine;
 use block::{BlockDevice, Handle};
 
 use crate::client_session::{ClientRequests, ClientSession};
@@ -19,8 +20,11 @@ use crate::control::LaneFuture;
 use crate::fault_log::FaultLog;
 use crate::fencing::Presence;
 use crate::filter::{Counters, Meter};
+use crate::handle::{LaneSettings, Listeners};
 use crate::pulse::Pulse;
 use crate::volume::Volume;
+
+use self::nbd::NbdFrontEnd;
 
 pub use nbd::{Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption};
 
@@ -34,7 +38,21 @@ pub(crate) trait FrontEnd {
     fn drain(&self, deadline: Duration) -> LaneFuture<usize>;
 }
 
+/// Begins to accept the guests of a volume: one front end for each kind of socket that they may come by.
+pub(crate) fn begin(
+    handle: &Handle,
+    engine: &Rc<dyn Engine>,
+    settings: &LaneSettings,
+    stacks: &ClientStacks,
+    listeners: Listeners,
+) -> Vec<Box<dyn FrontEnd>> {
+    let Listeners { unix, tcp } = listeners;
+    let nbd = NbdFrontEnd::begin(handle, engine, settings, stacks.clone(), unix, tcp);
+    vec![Box::new(nbd)]
+}
+
 /// Makes for each client of a volume what its requests go through down to the gate.
+#[derive(Clone)]
 pub(crate) struct ClientStacks {
     volume: Rc<Volume>,
     counters: Rc<Counters>,

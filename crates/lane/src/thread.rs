@@ -33,8 +33,7 @@ use crate::driver::{
     LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent, TargetHandle, TimeLimits,
 };
 use crate::filter::{Counters, GateMode};
-use crate::front_end::nbd::NbdFrontEnd;
-use crate::front_end::{ClientStacks, FrontEnd};
+use crate::front_end::{self, ClientStacks, FrontEnd};
 use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
     Opening, Refused, Rest,
@@ -216,8 +215,7 @@ impl Lane {
         }
         let (counted, pulsed) = (Rc::clone(&counters), Rc::clone(&pulse));
         let stacks = ClientStacks::new(&settings.name, Rc::clone(&volume), counted, pulsed, handle.clone());
-        // One for each kind of socket that guests may come by.
-        let nbd = NbdFrontEnd::begin(&handle, &engine, &settings, stacks, listeners);
+        let front_ends = front_end::begin(&handle, &engine, &settings, &stacks, listeners);
         Self {
             handle,
             engine,
@@ -226,7 +224,7 @@ impl Lane {
             volume,
             counters,
             pulse,
-            front_ends: vec![Box::new(nbd)],
+            front_ends,
             attached: RefCell::default(),
             migration: Rc::default(),
             leased: RefCell::default(),

@@ -216,7 +216,7 @@ fn store_kind(store: &Store) -> (api::StoreKind, String) {
     match store.kind() {
         StoreKind::Folder { folder, .. } => (api::StoreKind::Folder, folder.path().display().to_string()),
         StoreKind::Single(Place::Nbd(uri)) => (api::StoreKind::Nbd, uri.clone()),
-        StoreKind::Single(place) => (api::StoreKind::Device, place.to_string()),
+        StoreKind::Single(Place::Device(path) | Place::File(path)) => (api::StoreKind::Device, path.clone()),
     }
 }
 

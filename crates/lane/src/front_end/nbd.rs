@@ -1,5 +1,6 @@
 //! NBD, over the volume's unix socket and, where it has one, its port.
 
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use export::nbd;
 use super::{ClientStacks, FrontEnd};
 use crate::control::LaneFuture;
 use crate::fencing::Presence;
-use crate::handle::{LaneSettings, Listeners};
+use crate::handle::LaneSettings;
 
 pub use export::nbd::{
     Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption,
@@ -23,13 +24,14 @@ pub(crate) struct NbdFrontEnd {
 }
 
 impl NbdFrontEnd {
-    /// Makes the server, and has it accept clients on `listeners`.
+    /// Makes the server, and has it accept clients on the unix socket, and on the port if there is one.
     pub(crate) fn begin(
         handle: &Handle,
         engine: &Rc<dyn Engine>,
         settings: &LaneSettings,
         stacks: ClientStacks,
-        listeners: Listeners,
+        unix: OwnedFd,
+        tcp: Option<(OwnedFd, Encryption)>,
     ) -> Self {
         let export = nbd::Export {
             name: settings.name.clone(),
@@ -43,8 +45,8 @@ impl NbdFrontEnd {
         let limits = nbd::Limits { connections_max, ..standard };
         let exports = nbd::Exports::new([export]);
         let server = nbd::Server::new(handle.clone(), Rc::clone(engine), exports, limits);
-        server.serve(Arc::new(listeners.unix));
-        if let Some((listener, encryption)) = listeners.tcp {
+        server.serve(Arc::new(unix));
+        if let Some((listener, encryption)) = tcp {
             server.serve_encrypted(Arc::new(listener), encryption);
         }
         Self { server }
