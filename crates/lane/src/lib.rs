@@ -4,9 +4,9 @@
 //!   other threads ── messages ──► thread ──► driver (one a migration): Source and Target of the core
 //!                                   │            │ mirrors, gates
 //!                                   ▼            ▼
-//! NBD ──► meter ──► client session ──► volume: gate ──► align ──► tracker ──► [mirror] ──► store
-//!                                                             │  └─────► target store
-//!                                                           copy: the strategy of the core, and the mover
+//! NBD ──► meter ──► client session ──► volume: gate ──► align ──► tracker ──► [mirror] ──► flush debt ──► store
+//!                                                                                │  └─────► target store
+//!                                                                              copy: the strategy of the core, and the mover
 //! ```
 //!
 //! Everything but the thread itself is generic over its surroundings: the executor's driver (whose clock it goes by),

@@ -1,7 +1,7 @@
 //! One volume's live stack, and what a migration may do to it.
 //!
 //! ```text
-//!    export ────► gate ─┬──► align ──► tracker ──► [mirror] ──► store
+//!    export ────► gate ─┬──► align ──► tracker ──► [mirror] ──► flush debt ──► store
 //!    other hosts ──┘    └──► the volume at the host that owns it
 //!                  └ what is below it is replaced as a whole
 //! ```
