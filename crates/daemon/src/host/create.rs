@@ -341,12 +341,12 @@ fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), RequestError
     if size_bytes != 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Ok(());
     }
-    let detail = match (&image.place, size_bytes) {
+    let detail = match (image.place.file(), size_bytes) {
         (_, 0) => "it is empty".to_owned(),
-        (Place::File(_), size_bytes) => format!(
+        (Some(_), size_bytes) => format!(
             "its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}; grow it with: truncate -s %{SECTOR_BYTES} FILE"
         ),
-        (Place::Device(_) | Place::Nbd(_), size_bytes) => {
+        (None, size_bytes) => {
             format!("its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}")
         }
     };

@@ -49,10 +49,8 @@ impl GivenImage {
 /// # Errors
 /// [`RequestError::Storage`].
 pub(super) fn needed_bytes(opened: &Opened, path: &Path) -> Result<u64, RequestError> {
-    let backing: Vec<&Path> = match opened {
-        Opened::Qcow2(image) => image.backing_files().collect(),
-        Opened::File(_) | Opened::Remote(_) => Vec::new(),
-    };
+    let backing: Vec<&Path> =
+        if let Opened::Qcow2(image) = opened { image.backing_files().collect() } else { Vec::new() };
     let mut bytes = 0_u64;
     for path in std::iter::once(path).chain(backing) {
         let allocated = images::allocated_bytes(path);
@@ -90,14 +88,13 @@ fn is_named_qcow2(path: &Path) -> bool {
 /// # Errors
 /// [`RequestError::ImageUnsuitable`] for a format that cannot be served, unless it is said to be raw.
 pub(super) fn format_of(place: &Place, said: Option<ImageFormat>) -> Result<ImageFormat, RequestError> {
-    let path = match place {
-        Place::File(path) => Path::new(path),
-        // What is there is raw; a guest's disk may hold an image of any format as its content.
-        Place::Device(_) | Place::Nbd(_) if said != Some(ImageFormat::Qcow2) => return Ok(ImageFormat::Raw),
-        Place::Device(_) | Place::Nbd(_) => {
+    let Some(path) = place.file().map(Path::new) else {
+        if said == Some(ImageFormat::Qcow2) {
             let detail = "only files can be qcow2 images; leave --format out".to_owned();
             return Err(RequestError::ImageUnsuitable { path: place.name().into(), detail });
         }
+        // What is there is raw; a guest's disk may hold an image of any format as its content.
+        return Ok(ImageFormat::Raw);
     };
     if let Some(said) = said {
         return Ok(said);

@@ -445,13 +445,13 @@ impl Draw for MigrationPlan {
     fn warn_of_source(&mut self, order: &MigrateVolume) {
         for volume in &self.volumes {
             let (name, image) = (&volume.name, &volume.source.image);
-            match volume.source.kind {
-                api::ImageKind::File if order.keep_source => self.warnings.push(format!(
+            match (volume.source.kind, order.keep_source) {
+                (api::ImageKind::File, true) => self.warnings.push(format!(
                     "the old image of \"{name}\" is kept, and keeps {} bytes of its store",
                     volume.held_bytes
                 )),
-                api::ImageKind::File => {}
-                api::ImageKind::Device | api::ImageKind::Nbd => self.warnings.push(format!(
+                (api::ImageKind::File, false) => {}
+                _ => self.warnings.push(format!(
                     "{image} still holds the old copy of \"{name}\" afterwards, and is fenced"
                 )),
             }
