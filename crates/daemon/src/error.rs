@@ -315,6 +315,9 @@ pub(crate) enum RequestError {
     /// The migration is not under way.
     #[error("migration {0} has ended; see: sterna migration show {0}")]
     NotMigrating(MigrationId),
+    /// The migration was cancelled before anything was copied.
+    #[error("migration {0} was cancelled before it had begun")]
+    CancelledBeforehand(MigrationId),
     /// The migration cannot be cancelled any more.
     #[error("migration {0} can no longer be cancelled: it is being completed")]
     TooLate(MigrationId),
@@ -505,7 +508,7 @@ impl RequestError {
             Self::SameStore { .. } => ErrorCode::SameStore,
             Self::NoSpace { .. } | Self::Copy(CopyError::NoSpace { .. }) => ErrorCode::NoSpace,
             Self::AlreadyMigrating { .. } => ErrorCode::AlreadyMigrating,
-            Self::NotMigrating(_) => ErrorCode::NotMigrating,
+            Self::NotMigrating(_) | Self::CancelledBeforehand(_) => ErrorCode::NotMigrating,
             Self::TooLate(_) => ErrorCode::TooLate,
             Self::MigrationWaits(_) => ErrorCode::VolumeBusy,
             Self::QueueFull { .. } => ErrorCode::QueueFull,

@@ -22,11 +22,13 @@ mod elsewhere;
 mod exchange;
 pub(crate) mod export;
 mod given;
+mod incoming;
 mod kept;
 mod leave;
 mod manage_vms;
 mod migrate;
 mod move_vm;
+mod outgoing;
 mod pairing;
 mod plan;
 mod preflight;
@@ -42,6 +44,7 @@ mod retention;
 mod retry;
 mod run_hooks;
 mod serving;
+mod session;
 mod settled;
 mod shared;
 mod standing;
@@ -49,6 +52,7 @@ mod survey;
 mod together;
 
 pub(crate) use self::ahead::roomy;
+use self::session::Sessions;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -94,6 +98,8 @@ pub(crate) struct Host {
     /// What goes with migrations besides the journal.
     pub(crate) dockets: Arc<Dockets>,
     pub(crate) histories: Arc<Histories>,
+    /// Those who see to migrations.
+    sessions: Sessions,
     /// What clients of volumes' ports may or must do.
     encryption: Encryption,
     pub(crate) sockets: SocketFolder,
@@ -158,6 +164,7 @@ impl Host {
             migrations,
             queue,
             dockets,
+            sessions: Sessions::default(),
             moving,
             volume_hooks: VolumeHooks::new(tokio::runtime::Handle::current()),
             sockets,

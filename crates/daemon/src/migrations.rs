@@ -87,6 +87,22 @@ impl Migrations {
         self.lock().insert(migration, Tracked { volumes, news: watch::Sender::new(live) });
     }
 
+    /// Tracks a migration that goes on, unless it is tracked already.
+    pub(crate) fn track_again(&self, migration: MigrationId, volumes: impl Iterator<Item = VolumeId>) {
+        if self.subscribe(migration).is_none() {
+            self.track(migration, volumes.collect());
+        }
+    }
+
+    /// Shows a migration as ended that no lane has reported to have ended.
+    pub(crate) fn conclude(&self, migration: MigrationId, outcome: &Outcome) {
+        let is_reported = self.live(migration).is_none_or(|live| live.ended.is_some());
+        if !is_reported {
+            let outcome = outcome.clone();
+            self.report(Report::Ended { migration, outcome, summary: Summary::default() });
+        }
+    }
+
     /// Says that something that goes with a migration is settled only when it has ended. What is not tracked is not shown by
     /// this either.
     pub(crate) fn settle(self: &Arc<Self>, migration: MigrationId) -> Settling {

@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_channel::oneshot;
 use hypervisor::Hypervisor;
 use migration::journal::Outcome;
+use migration::session::VmPlace;
 use migration::{MigrationId, Phase};
 use tokio::task::{AbortHandle, JoinHandle};
 
@@ -90,9 +91,8 @@ impl Moving {
         lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
     }
 
-    /// The migration has ended; returns when nothing is done for it any more, with what may be left to be run for it.
-    pub(crate) async fn forget(&self, migration: MigrationId, outcome: &Outcome) -> Option<Arc<HookRunner>> {
-        let has_moved = matches!(outcome, Outcome::Moved { .. });
+    /// The migration has ended, and the VM is there; returns when nothing is done for it any more, with what may be left to be run for it.
+    pub(crate) async fn forget(&self, migration: MigrationId, place: VmPlace) -> Option<Arc<HookRunner>> {
         let mut hooks = None;
         if let Some(departure) = lock(&self.leaving).remove(&migration) {
             hooks = Some(departure.leaving.hooks());
@@ -105,7 +105,7 @@ impl Moving {
         let arrival = lock(&self.coming).remove(&migration);
         if let Some(Arrival { coming, takes_part }) = arrival {
             hooks = Some(coming.hooks());
-            if !(has_moved && coming.runs_ahead()) {
+            if !(place == VmPlace::Here && coming.runs_ahead()) {
                 coming.give_up();
             }
             // What carries the rest of its memory goes on by itself, as long as there is a hypervisor.

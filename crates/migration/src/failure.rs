@@ -1,27 +1,20 @@
-//! What a failure says: the cause, and where the guest runs.
+//! What a failure says.
 
-use crate::journal::FailureCode;
+use crate::journal::{FailureCode, Outcome};
 
-/// A failed migration. One failure has one owner: the machine that ends the migration with it.
+/// Why something could not be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The cause, for programs.
     pub code: FailureCode,
     /// The cause, for people: a fragment that follows "failed:".
     pub detail: String,
-    /// Where the guest runs after it.
-    pub guest: GuestLocation,
 }
 
-/// Where the guest runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuestLocation {
-    /// At the source.
-    RunsHere,
-    /// At the target.
-    RunsThere,
-    /// The journal could not be written at the commit point: only a restart will tell.
-    Unknown,
+impl From<Failure> for Outcome {
+    fn from(Failure { code, detail }: Failure) -> Self {
+        Self::Failed { code, detail }
+    }
 }
 
 /// A commit to the journal that failed.

@@ -10,6 +10,11 @@
 //!         synchronised│  ▲ gate                               │ PREPARE, COMMIT, …
 //!    ┌────────────────▼──┴──────────────────────────────────────────────┐
 //!    │ Source: one a migration, over all its volumes: phases, handover  │
+//!    └──────────▲───────────────────────────────────────────────────────┘
+//!       begun    │ ended
+//!    ┌───────────┴──────────────────────────────────────────────────────┐
+//!    │ Session: one a migration at each host: what is durable first,    │
+//!    │   what comes before the copying and after the end, restarts      │
 //!    └──────────────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -32,6 +37,7 @@ pub mod progress;
 pub mod promotion;
 pub mod recovery;
 pub mod retention;
+pub mod session;
 pub mod source;
 pub mod stay;
 pub mod strategy;
@@ -40,7 +46,7 @@ pub mod ticket;
 pub mod vm;
 pub mod wire;
 
-pub use failure::{CommitFault, Failure, GuestLocation};
+pub use failure::{CommitFault, Failure};
 pub use identity::{Attempt, CommitId, HostId, MigrationId, VolumeId, VolumeIndex};
 pub use pacing::PacingSettings;
 pub use phase::Phase;

@@ -78,6 +78,10 @@ pub enum Bug {
     PausedBeforeNoted,
     /// Decision 0046: that a guest was paused is forgotten before it was seen to run.
     ForgottenBeforeRunning,
+    /// That a migration came to nothing could not be made durable, and nobody tries it again.
+    EndNotRepeated,
+    /// 10: a VM's manifest goes to the other host before it is durable that the VM is leaving.
+    VmLeavesUnnoted,
 }
 
 impl Bug {
@@ -119,6 +123,8 @@ impl Bug {
         Self::DiscardedBeforeNoted,
         Self::PausedBeforeNoted,
         Self::ForgottenBeforeRunning,
+        Self::EndNotRepeated,
+        Self::VmLeavesUnnoted,
     ];
 
     /// The name by which the simulator's command line knows it.
@@ -160,6 +166,8 @@ impl Bug {
             Self::DiscardedBeforeNoted => "discarded-before-noted",
             Self::PausedBeforeNoted => "paused-before-noted",
             Self::ForgottenBeforeRunning => "forgotten-before-running",
+            Self::EndNotRepeated => "end-not-repeated",
+            Self::VmLeavesUnnoted => "vm-leaves-unnoted",
         }
     }
 }

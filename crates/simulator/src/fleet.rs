@@ -15,23 +15,25 @@
 mod branch;
 mod chronicles;
 mod clock;
-mod coming;
 mod control;
 mod ear;
+mod incoming;
 mod kept;
-mod leaving;
 mod line;
 mod link;
 mod luck;
 mod neighbours;
+mod outgoing;
 mod party;
 mod people;
 mod place;
 mod rogue;
 mod serving;
+mod session;
 mod stopping;
 pub(crate) mod tally;
 mod vm;
+mod vm_note;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -49,6 +51,7 @@ use self::people::People;
 use self::place::Place;
 use self::tally::{Event, Tally};
 use self::vm::SimVm;
+use self::vm_note::VmNote;
 use crate::coverage::Struck;
 use crate::disk::Medium;
 use crate::random::Random;
@@ -169,6 +172,9 @@ impl Fleet {
             tally: RefCell::default(),
         });
         fleet.parties.iter().for_each(|party| party.join(&fleet));
+        if fleet.vm.is_some() {
+            fleet.party(Place::A).vm_note.set(VmNote::Home);
+        }
         fleet
     }
 
@@ -321,6 +327,7 @@ impl Fleet {
             }
             if let Some(vm) = self.vm.as_ref().filter(|_| branch.number == TRUNK) {
                 vm.check_end(owner.place);
+                self.parties.iter().for_each(|party| party.check_vm_note(owner.place));
             }
         }
         let ended = |party: &&Rc<Party>| {

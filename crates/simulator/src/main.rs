@@ -113,6 +113,8 @@ impl Arguments {
             | Bug::OpenOnTrial
             | Bug::FenceNotChecked
             | Bug::DiscardedBeforeNoted
+            | Bug::EndNotRepeated
+            | Bug::VmLeavesUnnoted
             | Bug::PromiseForgotten
             | Bug::TryNotCounted
             | Bug::PromiseOfAnotherIncarnation

@@ -1,9 +1,6 @@
-//! Volumes arrive from another host: there is room for them, and their images are made. What follows is in
-//! `await_arrival.rs`.
+//! Volumes arrive from another host: there is room for them, and their images are made. In which order is decided by the
+//! migration's session (`incoming.rs`); what follows is in `await_arrival.rs`.
 //!
-//! ```text
-//!   offered ──► checks, image reserved ──► started, durably ──► image ──► lane waits ──► accepted
-//! ```
 //! A volume that comes home to clients whom it left here comes to the lane that has forwarded them.
 
 use std::sync::Arc;
@@ -13,13 +10,13 @@ use block::store::Opened;
 use chronicle::Generation;
 use lane::{ArrivingStore, LaneHandle, TargetContent};
 use migration::journal::{
-    ExportSettings, ImageLocation, MigratingVolume, MigrationState, Origin, Record, Side, VolumeRecord,
+    ExportSettings, ImageLocation, MigratingVolume, Origin, Record, Side, VolumeRecord,
 };
 use migration::wire::{
     Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
     RefusalCode, Sharing,
 };
-use migration::{HostId, MigrationId, VolumeId, authority};
+use migration::{CommitFault, HostId, MigrationId, VolumeId, authority};
 use transport::Session;
 
 use super::leave::refusal;
@@ -42,21 +39,9 @@ const BUSY_POLL: Duration = Duration::from_millis(50);
 /// Which image an earlier stay has left: by which departure, and of which generation.
 type LeftImage = (MigrationId, Generation);
 
-/// An arrival that is known to the journal.
-pub(super) struct Arrival {
-    /// Its number here.
-    pub(super) migration: MigrationId,
-    /// Its number at its source.
-    pub(super) remote: MigrationId,
-    /// How far it had come when a restart interrupted it; `None`: it begins.
-    pub(super) recorded: Option<Box<MigrationState>>,
-    /// The VM that comes along.
-    pub(super) vm: Option<String>,
-}
-
 /// A volume for which there is room.
-struct Expected {
-    record: VolumeRecord,
+pub(super) struct Expected {
+    pub(super) record: VolumeRecord,
     /// Whether the source keeps a replica.
     left_behind: LeftBehind,
     /// Whose its content was before Sterna served it.
@@ -108,20 +93,22 @@ impl Host {
                 Ok(Acceptance { volumes: volumes.collect(), incarnation: 0 })
             }
             None => {
-                let volumes = self.begin_arrival(session, peer, remote, offer).await;
+                let volumes = self.begin_incoming(session, remote, offer).await;
                 let volumes = volumes.map_err(|error| refusal(&error))?;
                 Ok(Acceptance { volumes, incarnation: 0 })
             }
         }
     }
 
-    async fn begin_arrival(
+    /// Looks whether what is offered may come, and takes names and places for it.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing is taken then.
+    pub(super) async fn make_room_for(
         self: &Arc<Self>,
-        session: &Session,
         peer: HostId,
-        remote: MigrationId,
-        offer: Offer,
-    ) -> Result<Vec<AcceptedVolume>, RequestError> {
+        offer: &Offer,
+    ) -> Result<Vec<Expected>, RequestError> {
         if !(1..=VOLUMES_MAX).contains(&offer.volumes.len()) {
             let text =
                 format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());
@@ -139,7 +126,7 @@ impl Host {
         blocking(descriptors::require_for_volume).await?;
         let mut expected = Vec::new();
         for offered in &offer.volumes {
-            match self.make_room(&offer, offered).await {
+            match self.make_room(offer, offered).await {
                 Ok(volume) => expected.push(volume),
                 Err(error) => {
                     forget_room(&expected);
@@ -147,16 +134,7 @@ impl Host {
                 }
             }
         }
-        let (vm, sharing) = (offer.vm.map(|vm| vm.name), offer.sharing);
-        let arrival = self.record_arrival(peer, remote, vm, &expected).await?;
-        let migration = arrival.migration;
-        let locations = expected.iter().map(|volume| volume.reserved.location.clone()).collect();
-        self.migrations.track(migration, expected.iter().map(|volume| volume.record.volume).collect());
-        let begun = self.make_and_wait(session, arrival, expected, sharing).await;
-        if let Err(error) = &begun {
-            self.end_arrival(migration, locations, error).await;
-        }
-        begun
+        Ok(expected)
     }
 
     /// Checks that a volume may come, and takes its name and a place for its image.
@@ -249,13 +227,16 @@ impl Host {
         }
     }
 
-    async fn record_arrival(
+    /// Makes durable that volumes come, under a number that no other migration has.
+    ///
+    /// # Errors
+    /// [`CommitFault`].
+    pub(super) async fn record_arrival(
         &self,
         peer: HostId,
         remote: MigrationId,
-        vm: Option<String>,
         expected: &[Expected],
-    ) -> Result<Arrival, RequestError> {
+    ) -> Result<MigrationId, CommitFault> {
         let starting = self.starting_migration.lock().await;
         let migration = self.next_identity(None);
         let peer_name = self.hosts.name_of(peer);
@@ -274,24 +255,20 @@ impl Host {
             origin: *origin,
         });
         // N.B. in one commit: a volume that arrives is never one of which it has been forgotten.
-        let result = self.journal.commit(std::iter::once(started).chain(told).collect()).await;
+        let recorded = self.journal.commit(std::iter::once(started).chain(told).collect()).await;
         drop(starting);
-        if let Err(fault) = result {
-            if fault == migration::CommitFault::NotWritten {
-                forget_room(expected);
-            }
-            return Err(fault.into());
-        }
-        Ok(Arrival { migration, remote, recorded: None, vm })
+        recorded.map(|()| migration)
     }
 
-    async fn make_and_wait(
-        self: &Arc<Self>,
-        session: &Session,
-        arrival: Arrival,
+    /// Makes the images of volumes that come; also says what of each is there.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(super) async fn make_images(
+        &self,
         expected: Vec<Expected>,
         sharing: Sharing,
-    ) -> Result<Vec<AcceptedVolume>, RequestError> {
+    ) -> Result<(Vec<AcceptedVolume>, Vec<Arriving>), RequestError> {
         let (mut answer, mut arriving) = (Vec::new(), Vec::new());
         for Expected { record, left_behind, reserved, claim, home, .. } in expected {
             let (store, content, replica) = self.make_image(&record, &reserved).await?;
@@ -299,8 +276,7 @@ impl Host {
             answer.push(accepted(record.volume, content, replica, beside));
             arriving.push(Arriving { record, left_behind, store, claim, home });
         }
-        self.wait_for_volumes(session, arrival, arriving).await?;
-        Ok(answer)
+        Ok((answer, arriving))
     }
 
     /// Makes a volume's image, or takes the one that an earlier stay has left; says what it holds, and of which generation.
@@ -353,7 +329,7 @@ impl Host {
 }
 
 /// Takes back what was taken for volumes that will not come: files that are empty, and in no journal.
-fn forget_room(expected: &[Expected]) {
+pub(super) fn forget_room(expected: &[Expected]) {
     for (path, _) in expected.iter().filter_map(|volume| volume.reserved.file.as_ref()) {
         if let Err(error) = std::fs::remove_file(path) {
             tracing::warn!(path = %path.display(), %error, "an empty file is left over");

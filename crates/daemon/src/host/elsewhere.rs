@@ -1,4 +1,4 @@
-//! Volumes that went to another host: what is left of them here, and how an interrupted departure goes on.
+//! Volumes that went to another host: what is left of them here, and what a start goes on with.
 //!
 //! Until its last client has left, wherever that is, or for good if somebody asked for that, this host forwards requests to
 //! the owner. A restart ends the connections of clients; forwarded again is then what was asked for, and what a VM of
@@ -7,21 +7,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::ZeroMode;
 use block::store::image::Patience;
 use block::store::{Holder, Opened};
-use chronicle::ReplicaOf;
-use lane::{LaneHandle, LaneStore, Listeners, Opening, OutgoingOrder, Rest, TargetContent};
-use migration::journal::{FailureCode, Forwarding, MigrationState, Moved, Record, Side, Stage, VolumeRecord};
+use lane::{LaneHandle, LaneStore, Listeners, Opening};
+use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
-use migration::source::Moves;
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 
-use super::leave::{Departure, round_trip, switch_over_max};
 use super::{Host, blocking};
 use crate::error::{RequestError, with_causes};
-use crate::hooks::Begun;
 use crate::opening;
 use crate::peers::channel::{self, Kind, Subject};
 use crate::volumes::Service;
@@ -60,8 +55,9 @@ impl Host {
         for (migration, recorded) in unfinished.into_iter().filter(|(_, known)| known.side != Side::OneHost) {
             let host = Arc::clone(self);
             let resumed = async move {
-                if let Some(reason) = host.resume_one(migration, recorded, None).await {
-                    tokio::spawn(async move { host.resume_in_the_end(migration, Some(reason)).await });
+                match recorded.side {
+                    Side::Incoming { .. } => host.resume_incoming(migration, &recorded).await,
+                    _ => host.resume_outgoing(migration, &recorded).await,
                 }
             };
             at_start(resumed, "an interrupted migration", &migration).await;
@@ -101,68 +97,6 @@ impl Host {
             tokio::spawn(Arc::clone(self).see_departure(name, volume, lane));
         }
         Ok(())
-    }
-
-    /// Goes on with one migration, or ends it; returns why it could do neither, which is logged if it is not what was `said`.
-    async fn resume_one(
-        self: &Arc<Self>,
-        migration: MigrationId,
-        recorded: MigrationState,
-        said: Option<&str>,
-    ) -> Option<String> {
-        let (names, stage) = (recorded.names.join(", "), recorded.stage.clone());
-        let targets = recorded.volumes.iter().map(|moving| moving.target.clone()).collect();
-        let is_incoming = matches!(recorded.side, Side::Incoming { .. });
-        if let Stage::Discarding(outcome) = stage {
-            // Nobody needs to be heard for it. At a start the recovery has done so already.
-            self.discard_arrival(migration, targets, outcome).await;
-            return None;
-        }
-        let resumed = match is_incoming {
-            true => self.resume_arrival(migration, recorded).await,
-            false => self.resume_departure(migration, recorded).await,
-        };
-        let Err(error) = resumed else { return None };
-        let reason = error.message();
-        if said != Some(reason.as_str()) {
-            tracing::error!(%migration, volumes = names, reason, "an interrupted migration cannot go on for the time being");
-        }
-        if let (true, Stage::Copying) = (is_incoming, stage) {
-            // Nothing was promised: its source is told that there is no such migration, and begins another one.
-            self.end_arrival(migration, targets, &error).await;
-            return None;
-        }
-        Some(reason)
-    }
-
-    /// Goes on with interrupted migrations between hosts whose lane has ended by a defect.
-    pub(super) fn resume_later(self: &Arc<Self>, concerned: impl Fn(&MigrationState) -> bool) {
-        let found: Vec<_> = self.journal.read(|state| {
-            let between =
-                state.unfinished().filter(|(_, known)| known.side != Side::OneHost && concerned(known));
-            between.map(|(id, _)| id).collect()
-        });
-        for migration in found {
-            let host = Arc::clone(self);
-            tokio::spawn(async move { host.resume_in_the_end(migration, None).await });
-        }
-    }
-
-    /// Tries again and again to go on with a migration whose image, or other host, is not to be had.
-    async fn resume_in_the_end(self: Arc<Self>, migration: MigrationId, mut said: Option<String>) {
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(RESUME_INTERVAL) => {}
-                () = self.stopping() => return,
-            }
-            let recorded = self.journal.read(|state| state.migrations.get(&migration).cloned());
-            let recorded = recorded.filter(|recorded| !recorded.has_ended());
-            let Some(recorded) = recorded else { return };
-            said = self.resume_one(migration, recorded, said.as_deref()).await;
-            if said.is_none() {
-                return;
-            }
-        }
     }
 
     /// What this host answers as the source of a migration that no lane has.
@@ -274,103 +208,6 @@ impl Host {
         }
     }
 
-    /// Goes on with a departure that a restart interrupted.
-    async fn resume_departure(
-        self: &Arc<Self>,
-        migration: MigrationId,
-        recorded: MigrationState,
-    ) -> Result<(), RequestError> {
-        let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
-        let session = self.hosts.session_with(*peer)?;
-        let vm = self.vm_of_departure(&recorded.names);
-        let is_copying = matches!(recorded.stage, Stage::Copying);
-        // N.B. A daemon that was killed between the two records, of the migration and of its VM, knows of no VM that
-        // leaves. The volumes of a VM do not go without it: the migration is cancelled below.
-        let stays = self.vm_at_home(&recorded.names).filter(|_| is_copying);
-        let may_leave = vm.is_some() || stays.is_some();
-        let moves = match (may_leave, is_copying) {
-            (true, _) => Moves::Vm,
-            // Whether the other host has hooks the daemon before this one knew.
-            (false, true) => Moves::VolumesAfterHooks,
-            (false, false) => Moves::Volumes,
-        };
-        let docket = self.dockets.of(migration, recorded.started_unix_ms).unwrap_or_default();
-        let ordered = docket.order.clone().unwrap_or_else(|| api::MigrateVolume::to(String::new()));
-        let mut departures = Vec::new();
-        for (moving, name) in recorded.volumes.iter().zip(&recorded.names) {
-            let volume = moving.volume;
-            let lane = match recorded.stage {
-                Stage::Released(_) => self.wait_for_owner(volume).await?,
-                _ => self.volumes.lane(name).await?,
-            };
-            let (here, generation) = self.journal.read(|state| {
-                let here = state.volumes.get(&volume).map(|known| known.record.generation);
-                let moved = || Some(state.moved.get(&volume)?.volume.record.generation);
-                (here, here.or_else(moved).unwrap_or_default())
-            });
-            let order = OutgoingOrder {
-                migration,
-                source: moving.source.clone(),
-                keep_source: recorded.keep_source,
-                bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
-                // If it is not known which parts of it are there, it may hold anything.
-                content: TargetContent::Unknown,
-                known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
-                zeroes: match ordered.allocation {
-                    api::Allocation::Thin => ZeroMode::MayUnmap,
-                    api::Allocation::Thick => ZeroMode::KeepAllocated,
-                },
-                shared: self.find_shared_again(migration, volume).await,
-                switch_over_max: switch_over_max(&session, moves),
-                round_trip: round_trip(&session),
-                moves,
-                rest: if docket.is_paused { Rest::Pause } else { Rest::Resume },
-                recorded: Some(Box::new(recorded.clone())),
-            };
-            departures.push(Departure { name: name.clone(), volume, generation, lane, order });
-        }
-        let Some(first) = departures.first().map(|departure| departure.lane.clone()) else { return Ok(()) };
-        self.migrations.track(migration, departures.iter().map(|departure| departure.volume).collect());
-        let reason = if let Some(vm) = vm {
-            self.resume_vm_migration(migration, vm, &session).await?
-        } else {
-            self.prepare_hooks_away(migration, &session, Begun::Perhaps);
-            let vm = stays.unwrap_or_default();
-            format!(
-                "this host's daemon was started again before {vm} had begun to leave; it goes on here: migrate it again"
-            )
-        };
-        self.hand_over_to(&session, migration, departures).await?;
-        if moves == Moves::Vm && is_copying {
-            // What the other host had of its memory went with the daemon that carried it.
-            tracing::warn!(%migration, reason, "a VM was on its way when this daemon was stopped; it stays here");
-            // Too late is as good.
-            let _ = first.fail(migration, FailureCode::VmStayed, reason).await;
-        }
-        Ok(())
-    }
-
-    /// A lane for a volume that was released to another host and may still come back: its clients wait.
-    async fn wait_for_owner(self: &Arc<Self>, volume: VolumeId) -> Result<LaneHandle, RequestError> {
-        let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
-        let missing = || RequestError::VolumeNotFound(volume.to_string());
-        let moved = moved.ok_or_else(missing)?;
-        let record = moved.volume.record.clone();
-        let store = match open_for_resuming(&record).await {
-            Ok(opened) => LaneStore::Here(opened),
-            // It has been dealt with, so the other host has the volume for good: only the end was not recorded.
-            Err(error) if error.code() == api::ErrorCode::ImageNotFound => self.store_elsewhere(&moved)?,
-            Err(error) => return Err(error),
-        };
-        let lane = self.start_waiting(&record, moved.volume.stay, store).await?;
-        self.volumes.add(&record.name, volume);
-        if let Some(attempt) = self.volumes.attempt(&record.name) {
-            self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
-            self.keep_serving(record.name, attempt, Some(lane.clone()));
-        }
-        Ok(lane)
-    }
-
     /// Serves a volume of another host to clients of this one.
     async fn forward(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
         let store = self.store_elsewhere(&moved)?;
@@ -392,7 +229,7 @@ impl Host {
     }
 
     /// The volume at the host that has it.
-    fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
+    pub(super) fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
         let session = self.hosts.session_with(moved.host)?;
         let (source, migration, id) = (self.peers.own(), moved.migration, moved.volume.record.volume);
         let volume = self.journal.read(|state| {

@@ -1,50 +1,34 @@
-//! A volume leaves for another host: checks here, an offer there, then the lane.
-//!
-//! ```text
-//!   checks ──► started, durably ──► offered ──► accepted: its image is there ──► lane
-//!                                      └─ refused, or no answer: ended, nothing is left
-//! ```
+//! A volume is to leave for another host: what is looked at here and there before anything is begun, and what is offered. Its
+//! migration is seen to in `outgoing.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::{MigrateVolume, Migration, SharedTarget};
-use block::ZeroMode;
-use chronicle::{Generation, ReplicaOf};
-use lane::{
-    LaneHandle, OutgoingChannels, OutgoingGroup, OutgoingOrder, OutgoingRole, Rest, SharedImage,
-    TargetContent,
-};
+use lane::LaneHandle;
 use migration::journal::{
-    FailureCode, Forwarding, ImageLocation, MigratingVolume, Origin, Outcome, Place, Record, Side, Summary,
-    VolumeRecord,
+    Forwarding, ImageLocation, MigratingVolume, Origin, Place, Record, Side, VolumeRecord,
 };
 use migration::source::Moves;
 use migration::wire::{
-    AcceptedVolume, Allocation, FormerContent, Held, LeftBehind, Offer, OfferedVm, OfferedVolume, Refusal,
-    RefusalCode, Sharing,
+    Allocation, LeftBehind, Offer, OfferedVm, OfferedVolume, Refusal, RefusalCode, Sharing,
 };
-use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
+use migration::{CommitFault, MigrationId};
 use transport::{Peer, Session};
 
 use super::Host;
 use super::ahead::{AheadVm, Thoroughness};
 use super::move_vm::{Company, HANDOVER_TIMEOUT};
+use super::outgoing::Hooks;
 use super::plan::check_order_elsewhere;
-use super::shared::Found;
-use crate::dockets::Docket;
 use crate::error::RequestError;
-use crate::hooks::Begun;
 use crate::migrations::image_format;
-use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
 use crate::replicas::is_replica;
 use crate::vms::{VmError, Vms};
 
 /// The version of the protocol from which on offers say whose the content of their volumes was.
-const ORIGINS_SINCE: u16 = 4;
-/// How long another host may take to answer an offer: it makes an image meanwhile, perhaps a thick one.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
+pub(super) const ORIGINS_SINCE: u16 = 4;
 /// How long it may take until there is a connection at all.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How often it is looked whether there is one.
@@ -63,42 +47,12 @@ pub(super) struct Departing {
     pub lane: LaneHandle,
 }
 
-/// A volume that leaves, and what its lane is told.
-pub(super) struct Departure {
-    /// Its name.
-    pub name: String,
-    /// Which it is.
-    pub volume: VolumeId,
-    /// The generation that it has here.
-    pub generation: Generation,
-    /// Who serves it.
-    pub lane: LaneHandle,
-    /// What its lane is told.
-    pub order: OutgoingOrder,
-}
-
 /// Where volumes are to go.
 pub(super) struct Elsewhere {
     /// The host.
     pub peer: Peer,
     /// The store there; empty: its only one.
     pub store: String,
-}
-
-/// What is known before anything is begun.
-struct Before {
-    /// What the user should know.
-    warnings: Vec<String>,
-    hooks: Hooks,
-}
-
-/// Whether something is to be run before volumes change hands.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hooks {
-    /// Neither host has anything.
-    None,
-    /// One of them has, or may have.
-    Some,
 }
 
 impl Host {
@@ -140,23 +94,8 @@ impl Host {
         check_order_elsewhere(&order)?;
         let session = self.hosts.session(&elsewhere.peer)?;
         self.reach(&session, &elsewhere.peer).await?;
-        let Before { warnings, hooks } =
-            self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
-        let migration = self.record_leaving(&departing, &elsewhere, &order).await?;
-        self.migrations.track(migration, departing.iter().map(|volume| volume.record.volume).collect());
-        self.begin_history(migration, departing.iter().map(|volume| volume.record.size_bytes).sum(), &order);
-        let names: Vec<_> = departing.iter().map(|volume| volume.record.name.clone()).collect();
-        let begun = self.offer_and_leave(departing, &elsewhere, migration, &order, company, hooks).await;
-        if let Err(error) = begun {
-            self.end_refused(migration, &error).await;
-            return Err(error);
-        }
-        if let Some(begun) = self.begun_unix_ms(migration).filter(|_| !warnings.is_empty()) {
-            let warn = |docket: &mut Docket| warnings.into_iter().for_each(|warning| docket.warn(warning));
-            self.dockets.note(migration, begun, warn).await;
-        }
-        tracing::info!(volumes = names.join(", "), %migration, host = %elsewhere.peer.name, "migration begun");
-        self.migrations.get(&self.journal, migration)
+        let looked = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
+        self.begin_outgoing((elsewhere, session), order, departing, company, looked).await
     }
 
     /// Looks ahead, as a dry run does: nothing is begun if something is in the way. Returns what the user should know.
@@ -167,7 +106,7 @@ impl Host {
         elsewhere: &Elsewhere,
         order: &MigrateVolume,
         company: Option<&Company>,
-    ) -> Result<Before, RequestError> {
+    ) -> Result<(Hooks, Vec<String>), RequestError> {
         let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
         // The other host looks at the VM itself when its volumes have been offered, and refuses it or not. What is only
         // to be known is asked for here.
@@ -185,7 +124,7 @@ impl Host {
         // One that has not said so may have some.
         let has_hooks = self.has_hooks() || ahead.surveyed.as_ref().is_none_or(|there| there.has_hooks);
         let hooks = if has_hooks { Hooks::Some } else { Hooks::None };
-        Ok(Before { warnings: ahead.into_result()?, hooks })
+        Ok((hooks, ahead.into_result()?))
     }
 
     /// Waits until there is a connection: nothing is begun with a host that is not there.
@@ -202,12 +141,16 @@ impl Host {
         tokio::time::timeout(CONNECT_MAX, connected).await.map_err(unreachable)
     }
 
-    async fn record_leaving(
+    /// Makes durable that volumes leave, under a number that no other migration has.
+    ///
+    /// # Errors
+    /// [`CommitFault`].
+    pub(super) async fn record_leaving(
         &self,
         departing: &[Departing],
         elsewhere: &Elsewhere,
         order: &MigrateVolume,
-    ) -> Result<MigrationId, RequestError> {
+    ) -> Result<MigrationId, CommitFault> {
         let starting = self.starting_migration.lock().await;
         let first = departing.first().map(|departing| departing.record.volume);
         let migration = self.next_identity(first);
@@ -242,154 +185,13 @@ impl Host {
         Ok(migration)
     }
 
-    async fn offer_and_leave(
-        self: &Arc<Self>,
-        departing: Vec<Departing>,
-        elsewhere: &Elsewhere,
-        migration: MigrationId,
-        order: &MigrateVolume,
-        company: Option<Company>,
-        hooks: Hooks,
-    ) -> Result<(), RequestError> {
-        let session = &self.hosts.session(&elsewhere.peer)?;
-        let host = elsewhere.peer.name.clone();
-        let vm = company.as_ref().map(|company| OfferedVm { name: company.name.clone() });
-        let moves = match (&company, hooks) {
-            (Some(_), _) => Moves::Vm,
-            (None, Hooks::Some) => Moves::VolumesAfterHooks,
-            (None, Hooks::None) => Moves::Volumes,
-        };
-        let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
-        let mut offer = offer(&records, &elsewhere.store, order, vm);
-        if session.version().is_some_and(|version| version >= ORIGINS_SINCE) {
-            self.tell_origins(&mut offer);
-        }
-        let answered = tokio::time::timeout(ANSWER_MAX, self.peers.offer(session, migration, offer)).await;
-        let acceptance = match answered {
-            Ok(Ok(acceptance)) => acceptance,
-            Ok(Err(refusal)) => return Err(RequestError::HostRefused { host, refusal }),
-            Err(_) => {
-                self.peers.give_up_offer(host_id(session.peer()), migration);
-                let reason = format!("it did not answer within {} s", ANSWER_MAX.as_secs());
-                return Err(RequestError::HostUnreachable { host, reason });
-            }
-        };
-        let peer = host_id(session.peer());
-        if !order.full && acceptance.volumes.iter().any(|accepted| held(accepted, peer).is_some()) {
-            self.note_held(migration, departing.iter().map(|departing| departing.record.clone()).collect())
-                .await;
-        }
-        if let Some(company) = company {
-            self.check_vm_at_target(migration, company, session, &elsewhere.peer.name).await?;
-        }
-        if moves == Moves::VolumesAfterHooks {
-            self.prepare_hooks_away(migration, session, Begun::No);
-        }
-        let mut found = Vec::new();
-        for Departing { record, .. } in &departing {
-            let accepted = acceptance.volumes.iter().find(|accepted| accepted.volume == record.volume);
-            let beside = accepted.and_then(|accepted| accepted.beside.as_ref());
-            found.extend(self.find_shared(record.volume, &record.name, beside).await);
-        }
-        self.note_shared(migration, &found).await;
-        let departures = departing.into_iter().map(|Departing { record, lane }| {
-            let accepted = acceptance.volumes.iter().find(|accepted| accepted.volume == record.volume);
-            let order = OutgoingOrder {
-                migration,
-                source: record.image,
-                keep_source: order.keep_source,
-                bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
-                content: accepted.map_or(TargetContent::Unknown, content),
-                known: accepted.filter(|_| !order.full).and_then(|accepted| held(accepted, peer)),
-                zeroes: match order.allocation {
-                    api::Allocation::Thin => ZeroMode::MayUnmap,
-                    api::Allocation::Thick => ZeroMode::KeepAllocated,
-                },
-                shared: shared_of(&found, record.volume),
-                switch_over_max: switch_over_max(session, moves),
-                round_trip: round_trip(session),
-                moves,
-                rest: Rest::Resume,
-                recorded: None,
-            };
-            Departure { name: record.name, volume: record.volume, generation: record.generation, lane, order }
-        });
-        self.hand_over_to(session, migration, departures.collect()).await
-    }
-
     /// Says whose the volumes' content was before Sterna served it.
-    fn tell_origins(&self, offer: &mut Offer) {
+    pub(super) fn tell_origins(&self, offer: &mut Offer) {
         self.journal.read(|state| {
             for offered in &mut offer.volumes {
                 offered.origin = state.origin_of(offered.volume);
             }
         });
-    }
-
-    /// Gives lanes their orders, and the lines to the other host. That of the first volume drives the migration, the
-    /// others follow it.
-    ///
-    /// # Errors
-    /// [`RequestError::VolumeUnavailable`]; no lane has begun then, or goes on.
-    pub(super) async fn hand_over_to(
-        self: &Arc<Self>,
-        session: &Session,
-        migration: MigrationId,
-        departures: Vec<Departure>,
-    ) -> Result<(), RequestError> {
-        let mut together = OutgoingGroup::default();
-        let mut departures = departures.into_iter();
-        let Some(first) = departures.next() else { return Ok(()) };
-        let mut leaving = vec![(first.name.clone(), first.volume, first.lane.clone())];
-        for departure in departures {
-            let Departure { volume, generation, .. } = departure;
-            let participation = together.add(volume, generation, departure.order.source.clone());
-            leaving.push((departure.name.clone(), volume, departure.lane.clone()));
-            let index = participation.index();
-            self.let_leave(session, index, departure, OutgoingRole::Joins(participation)).await?;
-        }
-        self.let_leave(session, VolumeIndex(0), first, OutgoingRole::Drives(together)).await?;
-        let host = Arc::clone(self);
-        tokio::spawn(async move {
-            if let Some(Outcome::Moved { .. }) = host.migrations.outcome(migration).await {
-                for (name, volume, lane) in leaving {
-                    tokio::spawn(Arc::clone(&host).see_departure(name, volume, lane));
-                }
-            }
-        });
-        Ok(())
-    }
-
-    async fn let_leave(
-        &self,
-        session: &Session,
-        volume: VolumeIndex,
-        departure: Departure,
-        role: OutgoingRole,
-    ) -> Result<(), RequestError> {
-        let migration = departure.order.migration;
-        let line = |kind| {
-            let subject = Subject { kind, source: self.peers.own(), migration, volume };
-            self.peers.line(session, subject)
-        };
-        let lines = OutgoingChannels { replica: line(Kind::Migration), owner: line(Kind::Forwarding) };
-        let left = departure.lane.leave(departure.order, lines, role).await;
-        left.map_err(|refused| RequestError::VolumeUnavailable {
-            volume: departure.name,
-            reason: refused.to_string(),
-        })
-    }
-
-    /// Ends a migration that the other host did not take. If it did after all, it asks, and is told that there is none.
-    async fn end_refused(&self, migration: MigrationId, error: &RequestError) {
-        let outcome = Outcome::Failed { code: FailureCode::HostRefused, detail: error.message() };
-        let summary = Summary::default();
-        let ended = Record::MigrationEnded { migration, outcome: outcome.clone(), summary };
-        if let Err(fault) = self.journal.commit(vec![ended]).await {
-            tracing::warn!(%migration, %fault, "that the migration has ended is left to the next start");
-        }
-        self.migrations.report(lane::Report::Ended { migration, outcome, summary });
-        self.histories.forget(migration);
     }
 }
 
@@ -446,28 +248,6 @@ pub(super) fn offer(
             SharedTarget::Auto => Sharing::Wanted,
             SharedTarget::Never => Sharing::Refused,
         },
-    }
-}
-
-fn shared_of(found: &[Found], volume: VolumeId) -> Option<SharedImage> {
-    found.iter().find(|found| found.volume == volume).map(|found| found.image.clone())
-}
-
-/// The replica that the other host has made the target of.
-fn held(accepted: &AcceptedVolume, host: HostId) -> Option<(ReplicaOf, Generation)> {
-    match accepted.held {
-        Held::Copy { departure, generation } => {
-            Some((ReplicaOf::Host { host: host.0, departure: departure.0 }, generation))
-        }
-        Held::Nothing => None,
-    }
-}
-
-/// What is where nothing of the volume is yet.
-fn content(accepted: &AcceptedVolume) -> TargetContent {
-    match accepted.elsewhere {
-        FormerContent::Zero => TargetContent::Zero,
-        FormerContent::Unknown => TargetContent::Unknown,
     }
 }
 

@@ -14,6 +14,7 @@ use lane::{LaneHandle, MigrationOrder, Refused, Report, Rest};
 use migration::journal::{
     FailureCode, ImageFormat, ImageLocation, MigratingVolume, Outcome, Record, Side, Summary, VolumeRecord,
 };
+use migration::session::Event;
 use migration::{CommitFault, MigrationId};
 
 use super::leave::Departing;
@@ -205,7 +206,10 @@ impl Host {
             Ok(()) => self.migrations.get(&self.journal, migration),
             Err(Refused::TooLate(_)) => Err(RequestError::TooLate(migration)),
             // The lane has not got it yet, or has just ended it.
-            Err(Refused::NotMigrating(_)) => Err(RequestError::VolumeBusy(name)),
+            Err(Refused::NotMigrating(_)) => match self.sessions.tell(migration, Event::Cancel) {
+                true => self.migrations.get(&self.journal, migration),
+                false => Err(RequestError::VolumeBusy(name)),
+            },
             Err(refused) => {
                 Err(RequestError::VolumeUnavailable { volume: name, reason: refused.to_string() })
             }

@@ -18,16 +18,14 @@ use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
 use futures_util::FutureExt;
 use hypervisor::qemu::memory_socket;
 use hypervisor::{Hypervisor, HypervisorError, RecoverMemory, RunState};
-use migration::journal::Outcome;
-use migration::message::ToTarget;
+use migration::journal::Stage;
 use migration::{HostId, MigrationId};
 use transport::Session;
 
 use super::Host;
 use super::leave::Departing;
 use crate::error::RequestError;
-use crate::hooks::{Begun, HookSide};
-use crate::migrations::Settling;
+use crate::hooks::{Begun, HookRunner, HookSide};
 use crate::moving::channel::VmChannel;
 use crate::moving::{
     Coming, Keeper, Leaving, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes, side_streams,
@@ -48,6 +46,19 @@ pub(super) struct Company {
     pub(super) downtime_max: Duration,
     /// When it may run there, and over how many streams its memory goes, as it was ordered.
     memory: (Memory, Option<u8>),
+}
+
+impl Company {
+    /// How the VM is to leave over this session.
+    pub(super) async fn wishes(&self, vm: &dyn Hypervisor, session: &Session) -> Wishes {
+        let terms = terms(vm, self.memory, session).await;
+        Wishes { downtime_max: self.downtime_max, terms }
+    }
+}
+
+/// How a VM is to leave whose migration a restart goes on with: only the rest of its memory may still go.
+pub(super) fn resumed_wishes() -> Wishes {
+    Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() }
 }
 
 /// What is known of a VM that is to come.
@@ -98,56 +109,18 @@ impl Host {
         self.migrate_away(departing, elsewhere, order, Some(company)).await
     }
 
-    /// The volumes are accepted: the other host is asked whether it could run the VM, before anything is copied.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the VM is at home as before.
-    pub(super) async fn check_vm_at_target(
-        self: &Arc<Self>,
+    /// What sees to a VM that leaves by this migration.
+    pub(super) fn leaving(
+        &self,
         migration: MigrationId,
-        company: Company,
+        name: &str,
+        vm: Arc<dyn Hypervisor>,
+        wishes: Wishes,
         session: &Session,
-        host: &str,
-    ) -> Result<(), RequestError> {
-        let qemu = self.vms.leaving(&company.name).await?;
+        hooks: Arc<HookRunner>,
+    ) -> Arc<Leaving> {
         let streams = self.peers.vm_streams(session, self.peers.own(), migration);
-        let hooks = self.hook_runner(migration, &company.name, HookSide::Source, host, Begun::No);
-        let terms = terms(&*qemu, company.memory, session).await;
-        let wishes = Wishes { downtime_max: company.downtime_max, terms };
-        let holds = Arc::clone(&self.vms.holds);
-        let leaving = Arc::new(Leaving::new((company.name.clone(), qemu, holds), streams, wishes, hooks));
-        if let Err(reason) = leaving.check(company.manifest).await {
-            self.settle(&company.name, Standing::Leaving, true).await;
-            // Its volumes wait there for nothing.
-            self.peers.tell_target(session, migration, ToTarget::Discard);
-            let (host, vm) = (host.to_owned(), company.name);
-            return Err(RequestError::VmRefused { vm, host, reason });
-        }
-        self.see_vm_off(migration, company.name, leaving);
-        Ok(())
-    }
-
-    /// The VM goes along with this migration; sees to it when that has ended.
-    fn see_vm_off(self: &Arc<Self>, migration: MigrationId, name: String, leaving: Arc<Leaving>) {
-        self.moving.leaves(migration, Arc::clone(&leaving));
-        let settling = self.migrations.settle(migration);
-        let host = Arc::clone(self);
-        tokio::spawn(async move {
-            // None: the daemon stops, and the next one finds out.
-            let Some(outcome) = host.migrations.outcome(migration).await else { return };
-            let hooks = host.moving.forget(migration, &outcome).await;
-            let is_here = !matches!(outcome, Outcome::Moved { .. });
-            host.settle(&name, Standing::Leaving, is_here).await;
-            tracing::info!(vm = %name, %migration, ?outcome, "the VM's migration has ended");
-            if let (true, Some(reason)) = (is_here, leaving.memory_lost()) {
-                host.vms.lose(&name, Some(leaving.vm()), memory_lost(&name, &reason)).await;
-            }
-            // The `after` hook may take long, and nobody waits for it.
-            drop(settling);
-            if let Some(hooks) = hooks {
-                hooks.after(&outcome).await;
-            }
-        });
+        Arc::new(Leaving::new((name.to_owned(), vm, Arc::clone(&self.vms.holds)), streams, wishes, hooks))
     }
 
     /// Looks whether the TPM of a VM, if it has one, can go with it.
@@ -221,19 +194,20 @@ impl Host {
         self.moving.comes(migration, &Arc::new(Coming::new(channel, hooks)), Arc::new(keeper));
     }
 
-    /// The migration of a VM that was to come has ended.
-    pub(super) async fn see_vm_in(
-        self: &Arc<Self>,
-        migration: MigrationId,
-        name: &str,
-        outcome: &Outcome,
-        settling: Settling,
-    ) {
-        let hooks = self.moving.forget(migration, outcome).await;
-        self.settle(name, Standing::Arriving, matches!(outcome, Outcome::Moved { .. })).await;
-        drop(settling);
-        if let Some(hooks) = hooks {
-            hooks.after(outcome).await;
+    /// What is known of a VM that comes along with volumes; `stage`: how far a restart found them.
+    pub(super) async fn expected(self: &Arc<Self>, vm: &str, stage: Option<&Stage>) -> Expected {
+        match stage {
+            None => Expected::Anew,
+            // N.B. without a promise it comes to nothing, and it may be waiting for the volumes that would wait for it.
+            Some(Stage::Copying) => Expected::Again(None),
+            Some(_) => {
+                let found = self.vms.found(vm).await;
+                // It may have been loaded just before the last daemon was killed.
+                let is_kept = self.vms.keep_tpm(vm).await.map_err(|error| {
+                    tracing::warn!(vm = %vm, %error, "a VM that came does not run without its TPM");
+                });
+                Expected::Again(found.filter(|_| is_kept.is_ok()))
+            }
         }
     }
 
@@ -281,54 +255,9 @@ impl Host {
         self.vm_with(volumes, Standing::Arriving)
     }
 
-    /// Goes on with a VM whose migration goes on after a restart; returns what is to be said if that has to end.
-    ///
-    /// One whose QEMU has ended goes on as well: its volumes are somewhere, and so it is.
-    ///
-    /// # Errors
-    /// [`RequestError`]: there is no such VM.
-    pub(super) async fn resume_vm_migration(
-        self: &Arc<Self>,
-        migration: MigrationId,
-        name: String,
-        session: &Session,
-    ) -> Result<String, RequestError> {
-        self.vms.until_found(&name).await;
-        let qemu = match self.vms.qemu(&name) {
-            Ok(qemu) => qemu,
-            Err(VmError::NotRunning(_)) => {
-                self.see_volumes_off(migration, name.clone());
-                return Ok(format!(
-                    "its QEMU ended while its memory was copied, as when its host goes down; it has not moved: sterna vm show {name} \
-                     says how it ended, and sterna vm start {name} starts it again here"
-                ));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let streams = self.peers.vm_streams(session, self.peers.own(), migration);
-        let host = self.hosts.name_of(crate::peers::host_id(session.peer()));
-        let hooks = self.hook_runner(migration, &name, HookSide::Source, &host, Begun::Perhaps);
-        let wishes = Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() };
-        let holds = Arc::clone(&self.vms.holds);
-        let leaving = Arc::new(Leaving::new((name.clone(), qemu, holds), streams, wishes, hooks));
-        leaving.resume_post_copy();
-        self.see_vm_off(migration, name.clone(), leaving);
-        Ok(format!(
-            "this host's daemon was started again while the memory of {name} was copied, which broke the copy; the VM goes on \
-             here: migrate it again"
-        ))
-    }
-
-    /// Sees to a VM without a QEMU when the migration of its volumes has ended: it is where they are.
-    fn see_volumes_off(self: &Arc<Self>, migration: MigrationId, name: String) {
-        let settling = self.migrations.settle(migration);
-        let host = Arc::clone(self);
-        tokio::spawn(async move {
-            // None: the daemon stops, and the next one finds out.
-            let Some(outcome) = host.migrations.outcome(migration).await else { return };
-            host.settle(&name, Standing::Leaving, !matches!(outcome, Outcome::Moved { .. })).await;
-            drop(settling);
-        });
+    /// Whether it is noted of a VM that it leaves.
+    pub(super) fn vm_is_leaving(&self, name: &str) -> bool {
+        self.vms.get(name).is_ok_and(|known| known.standing == Standing::Leaving)
     }
 
     fn vm_with(&self, volumes: &[String], standing: Standing) -> Option<String> {
@@ -429,7 +358,7 @@ pub(super) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) -> Result<(
 }
 
 /// What is said of a VM whose memory is lost, where its disks are.
-fn memory_lost(name: &str, reason: &str) -> String {
+pub(super) fn memory_lost(name: &str, reason: &str) -> String {
     format!(
         "its memory is lost: {reason}, and it ran before all of its memory had come (--memory post-copy). Its disks are whole, \
          and here; start it again: sterna vm start {name}"

@@ -104,12 +104,9 @@ impl Host {
                             // It has gone to another host, and its last clients with the thread that served them.
                             tracing::error!(volume = %name, "the thread that forwarded its clients has ended by a defect");
                             host.volumes.forget(&name, &attempt);
-                            host.resume_later(|recorded| recorded.names.contains(&name));
                             return;
                         }
                         host.lane_ended(&name, &attempt).await;
-                        // What goes to another host is not over with one thread: it goes on when the volume is served again.
-                        host.resume_later(|recorded| recorded.names.contains(&name));
                         ends.pause_after(began.elapsed())
                     }
                     Err(error) => {

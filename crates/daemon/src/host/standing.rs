@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use migration::journal::Side;
+use migration::session::VmPlace;
 use migration::vm::hold::Reason;
 
 use super::Host;
@@ -75,7 +76,25 @@ impl Host {
         });
     }
 
+    /// As [`Host::settle`], once.
+    ///
+    /// # Errors
+    /// Why it could not be noted, for people.
+    pub(super) async fn note_vm(&self, name: &str, standing: Standing, place: VmPlace) -> Result<(), String> {
+        self.try_to_settle(name, standing, place == VmPlace::Here).await.map_err(|error| {
+            tracing::error!(
+                vm = %name, %error,
+                "where the VM is could not be noted, and it cannot be moved, started or stopped until it is; it is tried again"
+            );
+            error.to_string()
+        })
+    }
+
     async fn try_to_settle(&self, name: &str, standing: Standing, is_here: bool) -> Result<(), VmError> {
+        if self.vms.get(name).is_ok_and(|known| known.standing != standing) {
+            // Somebody else has settled it, and it may be on its way again since.
+            return Ok(());
+        }
         let settled = match (standing, is_here) {
             (Standing::Home, _) => Ok(()),
             (Standing::Leaving, false) => self.vms.left(name).await,

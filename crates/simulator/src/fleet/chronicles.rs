@@ -149,7 +149,7 @@ impl SimChronicles {
         self.full_until.set(self.world.now() + window);
     }
 
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.world.now() < self.full_until.get()
     }
 

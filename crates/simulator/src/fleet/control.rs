@@ -83,7 +83,21 @@ impl Control for PartyControl {
         let party = self.party.upgrade();
         let peer = party.and_then(|party| Some((party.place, party.peer_of(migration)?)));
         match (self.vm(), peer) {
-            (Some(vm), Some((source, target))) => vm.stop(&self.party, (source, target), paused),
+            (Some(vm), Some((source, target))) => {
+                let daemon = Weak::clone(&self.party);
+                Box::pin(async move {
+                    let party = daemon.upgrade().ok_or("the daemon is gone")?;
+                    let other = party.fleet().map(|fleet| Rc::clone(fleet.party(target)));
+                    let other = other.ok_or("the simulation is over")?;
+                    let given_up = vm.given_up();
+                    party.memory_leaves(&other).await?;
+                    drop(party);
+                    if vm.given_up() != given_up {
+                        return Err("it was given up".to_owned());
+                    }
+                    vm.stop(&daemon, (source, target), paused).await
+                })
+            }
             _ => Box::pin(std::future::ready(Err("there is none".to_owned()))),
         }
     }

@@ -176,7 +176,7 @@ impl Fleet {
                 }
                 None => false,
             },
-            Fault::Cancel => self.party(source).cancel(),
+            Fault::Cancel => self.party(source).wish_to_cancel(),
             Fault::CancelThere => self.party(target).cancel_incoming(),
             Fault::ImageTouched => self.touch_an_image(),
             Fault::ClockJump => {

@@ -14,7 +14,6 @@ use migration::journal::{
 };
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
-use migration::source::Moves;
 use migration::strategy::Acknowledgement;
 use migration::{Attempt, MigrationId, PacingSettings, Phase, VolumeId};
 
@@ -22,13 +21,14 @@ use super::Fleet;
 use super::branch::TRUNK;
 use super::chronicles::SimChronicles;
 use super::clock::HostClock;
-use super::coming::Accepted;
+use super::incoming::Accepted;
 use super::kept::KeptImages;
 use super::link::{Link, Subject};
 use super::neighbours;
 use super::place::Place;
 use super::serving::Serving;
 use super::vm::SimVm;
+use super::vm_note::VmNote;
 use crate::checker::owner::{Permission, counts_upon, permission};
 use crate::disk::{DiskSettings, Role, SimDisk};
 use crate::guest::Guest;
@@ -89,6 +89,13 @@ pub(crate) struct Party {
     promised: RefCell<BTreeMap<MigrationId, (Attempt, Vec<Vec<u64>>)>>,
     /// What this daemon has said of volumes that it takes, by migration.
     pub(super) answers: RefCell<BTreeMap<Subject, Vec<Accepted>>>,
+    /// What is noted of the VM, and what is being noted.
+    pub(super) vm_note: Cell<VmNote>,
+    pub(super) vm_note_under_way: Cell<Option<VmNote>>,
+    /// The migration with which this daemon expects it.
+    pub(super) vm_expected: Cell<Option<Subject>>,
+    /// Which daemon of another host has said that it could run the VM.
+    pub(super) vm_examined_by: Cell<Option<(Place, u64)>>,
     /// The phase of the migration that goes out from here.
     phase: Cell<Option<Phase>>,
     incarnation: Cell<u64>,
@@ -216,6 +223,10 @@ impl Party {
                 forced: RefCell::default(),
                 promised: RefCell::default(),
                 answers: RefCell::default(),
+                vm_note: Cell::default(),
+                vm_note_under_way: Cell::default(),
+                vm_expected: Cell::default(),
+                vm_examined_by: Cell::default(),
                 phase: Cell::default(),
                 incarnation: Cell::default(),
                 is_up: Cell::default(),
@@ -236,11 +247,6 @@ impl Party {
     /// The VM that goes along with the volumes, if one does.
     pub(super) fn vm(&self) -> Option<Rc<SimVm>> {
         self.fleet()?.vm.clone()
-    }
-
-    /// What moves.
-    pub(super) fn moves(&self) -> Moves {
-        if self.vm().is_some() { Moves::Vm } else { Moves::Volumes }
     }
 
     /// The link to another host.
@@ -298,6 +304,9 @@ impl Party {
         let serving = self.serving.borrow_mut().take();
         drop(serving);
         self.phase.set(None);
+        self.vm_note_torn();
+        self.vm_examined_by.set(None);
+        self.vm_expected.set(None);
         self.answers.borrow_mut().clear();
         for link in &self.links {
             link.subjects().into_iter().for_each(|subject| link.line(subject).close(self.place));

@@ -7,13 +7,15 @@ use std::rc::{Rc, Weak};
 use block::filter::Aligner;
 use block::{BlockDevice, Geometry};
 use chronicle::StayId;
+use futures_channel::mpsc;
 use lane::filter::GateMode;
 use lane::peer::{CallsOnly, PeerVolume, RpcChannel, Service};
 use lane::{
     Chronicler, ClientRequests, ClientSession, Home, Keeper, Keeping, Presence, SourceHandle,
     SourceParticipantRef, TargetHandle, Volume,
 };
-use migration::journal::{MigrationState, Side, Stage, State};
+use migration::journal::{MigrationState, Side, State};
+use migration::session::Event;
 use migration::stay::{Beginning, Look};
 use migration::{MigrationId, StayKey};
 
@@ -35,6 +37,9 @@ pub(super) struct Serving {
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
     pub(super) target: RefCell<Option<(Subject, TargetHandle)>>,
+    /// Those who see to migrations, and how many have been begun.
+    pub(super) sessions: BTreeMap<u64, mpsc::UnboundedSender<Event>>,
+    pub(super) sessions_begun: u64,
 }
 
 /// One end of a migration's line.
@@ -83,6 +88,8 @@ impl Party {
             channels: BTreeMap::new(),
             source: RefCell::default(),
             target: RefCell::default(),
+            sessions: BTreeMap::new(),
+            sessions_begun: 0,
         });
         let count = self.manner.block_sizes.len();
         let volumes: Vec<_> = (0..count).map(|index| self.volume(&state, index)).collect();
@@ -98,15 +105,15 @@ impl Party {
         if let (true, Some(vm)) = (!state.volumes.is_empty() && resumes.is_empty(), self.vm()) {
             vm.settle(self.place);
         }
+        self.settle_vm();
         for id in resumes {
             let Some(recorded) = state.migrations.get(id) else { continue };
-            match (&recorded.side, &recorded.stage) {
-                (Side::Outgoing { .. }, Stage::Copying) => self.go_on_leaving(*id),
-                (Side::Outgoing { .. }, _) => self.leave(*id, Some(recorded), &[]),
-                (Side::Incoming { peer, remote, .. }, _) => {
-                    self.come(*id, (Place::of(*peer), *remote), recorded, Resumed::Yes);
+            match &recorded.side {
+                Side::Outgoing { .. } => self.resume_outgoing(*id, recorded),
+                Side::Incoming { peer, remote, .. } => {
+                    self.resume_incoming(*id, (Place::of(*peer), *remote));
                 }
-                (Side::OneHost, _) => {}
+                Side::OneHost => {}
             }
         }
     }
@@ -349,16 +356,17 @@ impl Party {
     pub(super) fn has_nothing_to_do(&self) -> bool {
         let serving = self.serving.borrow();
         let Some(serving) = &*serving else { return false };
-        let is_idle = serving.source.borrow().is_none() && serving.target.borrow().is_none();
+        let is_idle = serving.sessions.is_empty();
         is_idle
             && !self.is_stopping.get()
+            && !self.has_unsettled_vm()
             && self
                 .journal()
                 .look(|state, possible| possible.is_empty() && state.unfinished().next().is_none())
     }
 
-    /// Cancels the migration that goes out from here.
-    pub(super) fn cancel(&self) -> bool {
+    /// Cancels the migration that goes out from here, if a driver has it.
+    pub(super) fn cancel_driver(&self) -> bool {
         let serving = self.serving.borrow();
         let source = serving.as_ref().map(|serving| serving.source.borrow());
         source.is_some_and(|source| source.as_ref().is_some_and(|source| source.driver.cancel()))

@@ -101,6 +101,11 @@ impl SimVm {
         })
     }
 
+    /// How often it was told to go on at the source.
+    pub(super) fn given_up(&self) -> u64 {
+        self.given_up.get()
+    }
+
     /// Lets it run at the target.
     pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<Party>) -> LaneFuture<Result<(), String>> {
         let place = daemon.upgrade().map(|daemon| daemon.place);

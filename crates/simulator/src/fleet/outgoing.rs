@@ -1,10 +1,12 @@
 //! Volumes leave this host for another: what the daemon does before and around the source's half.
 
+use std::future::pending;
 use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, Geometry, ZeroMode};
 use chronicle::{Generation, ReplicaOf};
+use futures_channel::oneshot;
 use lane::peer::head::Address;
 use lane::peer::{PeerStore, RequestPriority};
 use lane::resuming;
@@ -13,30 +15,167 @@ use lane::{
 };
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, MigrationState, Outcome, Record, Side, Stage,
-    Summary,
 };
 use migration::message::ToTarget;
+use migration::session::{Action, Event, Role, Session, Step};
 use migration::source::{Moves, Peer};
 use migration::wire::Message;
-use migration::{Attempt, MigrationId, Phase};
+use migration::{Attempt, CommitFault, Failure, MigrationId, Phase};
 
-use super::coming::Accepted;
 use super::control::PartyControl;
 use super::ear::say;
+use super::incoming::{Accepted, Taken};
 use super::link::Subject;
 use super::party::{Party, volume_id};
 use super::place::Place;
 use super::serving::{Channel, SourceHalf};
-use crate::disk::Role;
+use super::session::{PATIENCE, Work};
+use super::vm_note::VmNote;
+use crate::disk;
 
 /// Pause before the other host is asked again to take a migration.
 const ASK_AGAIN: Duration = Duration::from_millis(30);
-/// How often it is asked.
-const ASKS_MAX: u32 = 200;
+/// Of so many VMs of a hundred the other host says that it cannot run them.
+const EXAMINED_PERCENT: u64 = 4;
+/// Of so many migrations of a hundred that begin a lane says that it has something else to do.
+const REFUSED_PERCENT: u64 = 3;
+
+/// A migration to another host, as its source sees to it.
+struct OutgoingMigration {
+    party: Rc<Party>,
+    /// Its number, once it has one.
+    id: Option<MigrationId>,
+    target: Place,
+    has_vm: bool,
+    /// What the target has of the volumes.
+    accepted: Vec<Accepted>,
+    /// A driver had it, or a restart goes on with it: the journal says how far it is.
+    is_resumed: bool,
+    /// How the driver ends it.
+    ends: Option<oneshot::Receiver<Outcome>>,
+}
+
+impl Work for OutgoingMigration {
+    async fn carry_out(&mut self, action: Action) -> Option<Event> {
+        Some(match action {
+            Action::Do(Step::Record) => self.record().await,
+            Action::Do(step) => Event::Done(step, self.perform(step).await),
+            Action::Recall => Event::Recalled(self.party.stage_of(self.id?)),
+            Action::Undo(_) => {
+                self.party.tell_to_discard(self.id?, self.target);
+                Event::Undone { left_over: String::new() }
+            }
+            Action::End(outcome) => Event::Ended(self.party.commit_end(self.id?, outcome).await),
+            Action::Note(place) => Event::Noted(self.party.note_vm_at(place).await),
+            Action::KeepVm | Action::Cancel => {
+                // Too late is as good.
+                self.party.cancel_driver();
+                return None;
+            }
+            Action::Conclude(_) => {
+                self.party.check_concluded(self.id?);
+                return None;
+            }
+            Action::Abandon(_) | Action::LetGo | Action::PlaceVolumes(_) | Action::Answer(_) => return None,
+        })
+    }
+
+    async fn driver_ends(&mut self) -> Event {
+        match &mut self.ends {
+            Some(ends) => match ends.await {
+                Ok(outcome) => Event::DriverEnded(outcome),
+                // The daemon goes.
+                Err(_) => pending().await,
+            },
+            None => Event::DriverLost,
+        }
+    }
+}
+
+impl OutgoingMigration {
+    /// Makes durable that it begins.
+    async fn record(&mut self) -> Event {
+        let (id, started) = self.party.started(self.target);
+        let committed = self.party.journal().commit(vec![started]).await;
+        self.id = Some(id);
+        match committed {
+            Ok(()) => Event::Done(Step::Record, Ok(())),
+            Err(CommitFault::NotWritten) => {
+                let detail = "the journal took nothing".to_owned();
+                Event::Done(Step::Record, Err(Failure { code: FailureCode::Internal, detail }))
+            }
+            Err(CommitFault::Unknown) => Event::Undecided,
+        }
+    }
+
+    async fn perform(&mut self, step: Step) -> Result<(), Failure> {
+        let Some(id) = self.id else { return Ok(()) };
+        match step {
+            Step::Offer => {
+                self.accepted = self.party.offer(id).await?;
+                Ok(())
+            }
+            Step::LetVmLeave => self.party.note_vm(VmNote::Leaving).await.map_err(internal),
+            Step::ExamineVm => self.party.examine_vm(id, self.target).await,
+            Step::Begin => {
+                let recorded = self.is_resumed.then(|| self.party.recorded(id)).flatten();
+                self.party.can_begin(id, recorded.as_ref())?;
+                let moves = if self.has_vm { Moves::Vm } else { Moves::Volumes };
+                let begun = self.party.leave(id, moves, recorded.as_ref(), &self.accepted);
+                let ends = begun.ok_or_else(|| internal("no lane takes it".to_owned()))?;
+                if recorded.is_some() {
+                    self.party.knock(id, self.target);
+                }
+                (self.ends, self.is_resumed) = (Some(ends), true);
+                Ok(())
+            }
+            Step::MakeRoom | Step::MakeImages | Step::Record => Ok(()),
+        }
+    }
+}
+
+fn internal(detail: String) -> Failure {
+    Failure { code: FailureCode::Internal, detail }
+}
 
 impl Party {
     /// Begins to move all volumes to another host.
     pub(super) fn begin_migration(self: &Rc<Self>, target: Place) {
+        let has_vm = self.vm().is_some();
+        let work = OutgoingMigration {
+            party: Rc::clone(self),
+            id: None,
+            target,
+            has_vm,
+            accepted: Vec::new(),
+            is_resumed: false,
+            ends: None,
+        };
+        self.run_session(Session::new(Role::Source, has_vm, PATIENCE), work);
+    }
+
+    /// Goes on with a migration that a restart interrupted.
+    pub(super) fn resume_outgoing(self: &Rc<Self>, id: MigrationId, recorded: &MigrationState) {
+        let Some((peer, _)) = recorded.side.peer() else { return };
+        // N.B. A daemon that was killed between the two records, of the migration and of its VM, knows of no VM that leaves.
+        let has_vm = match (self.vm_note.get(), &recorded.stage) {
+            (VmNote::Leaving, _) | (VmNote::Home, Stage::Copying) => true,
+            (VmNote::Home | VmNote::Arriving | VmNote::Nothing, _) => false,
+        };
+        let work = OutgoingMigration {
+            party: Rc::clone(self),
+            id: Some(id),
+            target: Place::of(peer),
+            has_vm,
+            accepted: Vec::new(),
+            is_resumed: true,
+            ends: None,
+        };
+        self.run_session(Session::resume(Role::Source, has_vm, PATIENCE), work);
+    }
+
+    /// That all volumes begin to move to another host, and the number of that.
+    fn started(&self, target: Place) -> (MigrationId, Record) {
         let id = self.next_migration();
         let state = self.journal().acknowledged();
         let keep_source = self.random.borrow_mut().percent(self.manner.keep_percent);
@@ -57,48 +196,71 @@ impl Party {
             forwarding: Forwarding::Always,
         };
         let volumes = moving.collect();
-        let started = Record::MigrationStarted { migration: id, volumes, keep_source, side };
         self.world.note("migration", id.0, target.index() as u64);
         self.world.say(|| format!("{}: {id} to {target}, kept: {keep_source}", self.place));
-        let (committed, me) = (self.journal().commit(vec![started]), Rc::clone(self));
-        self.handle.spawn(async move {
-            if committed.await.is_ok() {
-                me.ask_to_take(id);
-            }
-        });
+        (id, Record::MigrationStarted { migration: id, volumes, keep_source, side })
     }
 
-    /// Asks the other host to take a migration, until it has said that it does, or for long enough.
-    pub(super) fn ask_to_take(self: &Rc<Self>, id: MigrationId) {
-        let (me, handle) = (Rc::clone(self), self.handle.clone());
-        self.handle.spawn(async move {
-            for _ in 0..ASKS_MAX {
-                handle.sleep(ASK_AGAIN).await;
-                let Some((peer, recorded)) = me.still_copies(id) else { return };
-                if let Some(accepted) = me.asks_once(id, &peer, &recorded) {
-                    me.leave(id, None, &accepted);
-                    return;
+    /// Asks the other host to take a migration until it has answered.
+    async fn offer(self: &Rc<Self>, id: MigrationId) -> Result<Vec<Accepted>, Failure> {
+        loop {
+            self.handle.sleep(ASK_AGAIN).await;
+            let Some((peer, recorded)) = self.still_copies(id) else {
+                return Err(internal("it has ended".to_owned()));
+            };
+            if !self.can_hear(&peer) {
+                continue;
+            }
+            match peer.takes(self, id, &recorded) {
+                Taken::NotYet => {}
+                Taken::Accepted(accepted) => return Ok(accepted),
+                Taken::Refused => {
+                    let detail = "it was taken back there".to_owned();
+                    return Err(Failure { code: FailureCode::HostRefused, detail });
                 }
             }
-            me.end_refused(id).await;
-        });
+        }
     }
 
-    /// Goes on with a migration that a restart interrupted, when the other host can be heard. It is not offered again: a
-    /// host that knows nothing of it says so.
-    pub(super) fn go_on_leaving(self: &Rc<Self>, id: MigrationId) {
-        let (me, handle) = (Rc::clone(self), self.handle.clone());
-        self.handle.spawn(async move {
-            loop {
-                handle.sleep(ASK_AGAIN).await;
-                let Some((peer, recorded)) = me.still_copies(id) else { return };
-                if me.can_hear(&peer) && peer.can_go_on(me.place, id) {
-                    me.leave(id, Some(&recorded), &[]);
-                    me.knock(id, peer.place);
-                    return;
-                }
-            }
-        });
+    /// Asks the other host whether it could run the VM. What it says is forgotten with its daemon.
+    async fn examine_vm(&self, id: MigrationId, target: Place) -> Result<(), Failure> {
+        self.handle.sleep(ASK_AGAIN).await;
+        let peer = self.fleet().map(|fleet| Rc::clone(fleet.party(target)));
+        let Some(peer) = peer.filter(|peer| peer.is_up() && self.can_hear(peer)) else {
+            return Err(internal("the other host is not heard".to_owned()));
+        };
+        if peer.vm_expected.get() != Some(Subject::Migration(self.place, id)) {
+            return Err(internal("the other host was started again, and expects no VM".to_owned()));
+        }
+        self.perhaps_fails(EXAMINED_PERCENT, "the VM cannot run there")?;
+        self.vm_examined_by.set(Some((target, peer.incarnation())));
+        Ok(())
+    }
+
+    /// What the journal says of a migration.
+    fn recorded(&self, id: MigrationId) -> Option<MigrationState> {
+        self.journal().look(|state, _| state.migrations.get(&id).cloned())
+    }
+
+    /// Whether lanes can take a migration now.
+    fn can_begin(self: &Rc<Self>, id: MigrationId, recorded: Option<&MigrationState>) -> Result<(), Failure> {
+        let Some(recorded) = recorded else {
+            return self.perhaps_fails(REFUSED_PERCENT, "a lane has something else to do");
+        };
+        if recorded.stage != Stage::Copying {
+            return Ok(());
+        }
+        match self.still_copies(id) {
+            Some((peer, _)) if self.can_hear(&peer) && peer.can_go_on(self.place, id) => Ok(()),
+            _ => Err(internal("the other host is not heard".to_owned())),
+        }
+    }
+
+    /// Tells the other host to let go of what it may have taken.
+    fn tell_to_discard(self: &Rc<Self>, id: MigrationId, target: Place) {
+        if let Some(channel) = self.channel(target, Subject::Migration(self.place, id)) {
+            say(&channel.channel, &Message::ToTarget { migration: id, message: ToTarget::Discard });
+        }
     }
 
     /// Stands in for the calls on a store that is not there, which the daemon answers from its journal: of a migration that is
@@ -122,45 +284,19 @@ impl Party {
         self.link_to(peer.place).is_some_and(|link| link.is_up())
     }
 
-    fn asks_once(
+    /// The source's half begins, or goes on; says how it ends. `None`: it does not.
+    fn leave(
         self: &Rc<Self>,
         id: MigrationId,
-        peer: &Rc<Self>,
-        recorded: &MigrationState,
-    ) -> Option<Vec<Accepted>> {
-        if self.can_hear(peer) { peer.takes(self, id, recorded) } else { None }
-    }
-
-    /// Ends a migration that the other host did not take. If it did after all, it asks, and is told that there is none.
-    async fn end_refused(self: &Rc<Self>, id: MigrationId) {
-        let outcome = Outcome::Failed { code: FailureCode::HostRefused, detail: "no answer".to_owned() };
-        let ended = || Record::MigrationEnded {
-            migration: id,
-            outcome: outcome.clone(),
-            summary: Summary::default(),
-        };
-        while self.journal().commit(vec![ended()]).await.is_err() {
-            self.handle.sleep(ASK_AGAIN).await;
-        }
-        if let Some(peer) = self.peer_of(id) {
-            self.channel(peer, Subject::Migration(self.place, id));
-        }
-    }
-
-    /// The source's half begins, or goes on.
-    pub(super) fn leave(
-        self: &Rc<Self>,
-        id: MigrationId,
+        moves: Moves,
         recorded: Option<&MigrationState>,
         accepted: &[Accepted],
-    ) {
+    ) -> Option<oneshot::Receiver<Outcome>> {
         let state = self.journal().acknowledged();
-        let Some(known) = state.migrations.get(&id) else { return };
-        let Some(peer) = known.side.peer().map(|(peer, _)| Place::of(peer)) else { return };
-        let Some(channel) = self.channel(peer, Subject::Migration(self.place, id)) else { return };
-        let Some(mut volumes) = self.leaving_volumes(known, recorded, accepted, peer, &channel) else {
-            return;
-        };
+        let known = state.migrations.get(&id)?;
+        let peer = known.side.peer().map(|(peer, _)| Place::of(peer))?;
+        let channel = self.channel(peer, Subject::Migration(self.place, id))?;
+        let mut volumes = self.leaving_volumes(known, recorded, accepted, peer, &channel)?;
         let remembered: Vec<_> =
             volumes.iter().map(|leaving| (Rc::clone(&leaving.volume), leaving.replica.known)).collect();
         let copying = CopySettings {
@@ -186,7 +322,7 @@ impl Party {
             copying,
             switch_over_max: self.manner.limits.switch_over_max,
             peer: Peer::OtherHost,
-            moves: self.moves(),
+            moves,
         };
         let (subject, channel) = (channel.subject, Rc::clone(&channel.channel));
         let post = Box::new(move |message| say(&channel, &Message::ToTarget { migration: id, message }));
@@ -196,18 +332,14 @@ impl Party {
             None => Some(SourceDriver::new(handle, control, buffers, plan, post)),
             Some(recorded) => SourceDriver::resume(handle, control, buffers, plan, post, recorded),
         };
-        let Some((driver, source)) = made else { return };
-        if recorded.is_some_and(|recorded| recorded.stage == Stage::Copying) && self.moves() == Moves::Vm {
-            // What there was of its memory went with the daemon that carried it. Too late is as good.
-            source.cancel();
-        }
+        let (driver, source) = made?;
         let half = SourceHalf { subject, driver: source, followers };
         self.with_serving(|serving| serving.source.replace(Some(half)));
         if copies {
             self.enter_copying();
         }
         remembered.into_iter().for_each(|(volume, known)| self.remember(id, volume, known));
-        let me = Rc::clone(self);
+        let (me, (ended, ends)) = (Rc::clone(self), oneshot::channel());
         self.handle.spawn(async move {
             let outcome = driver.run().await;
             me.world.say(|| format!("{}: outgoing {id} ended: {outcome:?}", me.place));
@@ -218,7 +350,10 @@ impl Party {
             if let Some(fleet) = me.fleet() {
                 fleet.draw_kill_after_end(me.place);
             }
+            // The session may have gone with the daemon.
+            let _ = ended.send(outcome);
         });
+        Some(ends)
     }
 
     fn enter_copying(&self) {
@@ -252,7 +387,7 @@ impl Party {
                 serving.volumes[index].clone()?
             };
             if let Some(disk) = self.images.borrow().get(moving.source.place.name()) {
-                disk.set_role(Role::Source);
+                disk.set_role(disk::Role::Source);
             }
             let store = |priority| -> Rc<dyn BlockDevice> {
                 let address = Address::Replica(index as u32);

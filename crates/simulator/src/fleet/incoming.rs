@@ -1,17 +1,20 @@
 //! Volumes come to this host from another: what the daemon does before and around the target's half.
 
+use std::future::pending;
 use std::rc::Rc;
 
 use block::BlockDevice;
 use block::filter::FlushDebt;
 use chronicle::{Generation, ReplicaOf, StayId};
+use futures_channel::oneshot;
 use lane::filter::GateMode;
 use lane::peer::head::Address;
 use lane::{Control, Home, IncomingGroup, IncomingVolume, TargetContent, TargetDriver, TargetPlan};
-use migration::journal::{MigrationState, Record, Side, Stage};
+use migration::journal::{FailureCode, MigrationState, Outcome, Record, Side, Stage, State};
+use migration::session::{Action, Event, Role, Session, Step, Undo};
 use migration::source::Moves;
 use migration::wire::Message;
-use migration::{MigrationId, StayKey};
+use migration::{CommitFault, Failure, MigrationId, StayKey};
 
 use super::control::PartyControl;
 use super::ear::say;
@@ -19,7 +22,12 @@ use super::link::Subject;
 use super::party::Party;
 use super::place::Place;
 use super::serving::Resumed;
-use crate::disk::Role;
+use super::session::{PATIENCE, Work};
+use super::vm_note::VmNote;
+use crate::disk;
+
+/// Of so many of a hundred arrivals a step fails.
+const FAILS_PERCENT: u64 = 3;
 
 /// What a target says of a volume that it takes.
 #[derive(Clone, Copy, Debug)]
@@ -37,36 +45,190 @@ impl Accepted {
     }
 }
 
+/// What a target says to an offer.
+pub(super) enum Taken {
+    /// It is about to be ready.
+    NotYet,
+    /// Its lanes wait for the volumes.
+    Accepted(Vec<Accepted>),
+    /// It does not take them, or has let go of them.
+    Refused,
+}
+
+/// A migration from another host, as its target sees to it.
+struct IncomingMigration {
+    party: Rc<Party>,
+    from: Place,
+    /// Its number at its source.
+    remote: MigrationId,
+    /// What is offered; `None`: a restart goes on with it, by what the journal says.
+    offered: Option<(MigrationState, State)>,
+    has_vm: bool,
+    /// Its number here, once it has one.
+    id: Option<MigrationId>,
+    /// A driver had it, or a restart goes on with it.
+    is_resumed: bool,
+    /// How the driver ends it.
+    ends: Option<oneshot::Receiver<Outcome>>,
+}
+
+impl Work for IncomingMigration {
+    async fn carry_out(&mut self, action: Action) -> Option<Event> {
+        Some(match action {
+            Action::Do(Step::Record) => self.record().await,
+            Action::Do(step) => Event::Done(step, self.perform(step).await),
+            Action::Recall => Event::Recalled(self.party.stage_of(self.id?)),
+            Action::Abandon(outcome) => {
+                Event::Abandoned(self.party.commit_discarding(self.id?, outcome).await)
+            }
+            Action::Undo(undo) => {
+                if undo == Undo::Images {
+                    self.party.discard_images(self.id?);
+                }
+                Event::Undone { left_over: String::new() }
+            }
+            Action::End(outcome) => Event::Ended(self.party.commit_end(self.id?, outcome).await),
+            Action::Note(place) => Event::Noted(self.party.note_vm_at(place).await),
+            Action::PlaceVolumes(_) => {
+                self.party.see_arrival(self.id?);
+                return None;
+            }
+            Action::Conclude(_) => {
+                self.party.check_concluded(self.id?);
+                return None;
+            }
+            Action::LetGo | Action::KeepVm | Action::Cancel | Action::Answer(_) => return None,
+        })
+    }
+
+    async fn driver_ends(&mut self) -> Event {
+        match &mut self.ends {
+            Some(ends) => match ends.await {
+                Ok(outcome) => Event::DriverEnded(outcome),
+                // The daemon goes.
+                Err(_) => pending().await,
+            },
+            None => Event::DriverLost,
+        }
+    }
+}
+
+impl IncomingMigration {
+    /// Makes durable that it begins.
+    async fn record(&mut self) -> Event {
+        let Some((offered, there)) = &self.offered else { return Event::Done(Step::Record, Ok(())) };
+        let (id, started) = self.party.arrives((self.from, self.remote), offered, there);
+        let committed = self.party.journal().commit(vec![started]).await;
+        self.id = Some(id);
+        match committed {
+            Ok(()) => Event::Done(Step::Record, Ok(())),
+            Err(CommitFault::NotWritten) => {
+                let detail = "the journal took nothing".to_owned();
+                Event::Done(Step::Record, Err(Failure { code: FailureCode::Internal, detail }))
+            }
+            Err(CommitFault::Unknown) => Event::Undecided,
+        }
+    }
+
+    async fn perform(&mut self, step: Step) -> Result<(), Failure> {
+        let Some(id) = self.id else { return Ok(()) };
+        let recorded = self.party.journal().look(|state, _| state.migrations.get(&id).cloned());
+        let Some(recorded) = recorded else { return Ok(()) };
+        let subject = Subject::Migration(self.from, self.remote);
+        match step {
+            Step::MakeImages => {
+                self.party.make_images(subject, &recorded);
+                self.party.perhaps_fails(FAILS_PERCENT, "the store is full")
+            }
+            Step::Begin => {
+                self.party.perhaps_fails(FAILS_PERCENT, "an image is not to be had")?;
+                let resumed = if self.is_resumed { Resumed::Yes } else { Resumed::No };
+                // Whether the source keeps its images is not in this journal; to remember for nobody costs little.
+                let keeps = self.offered.as_ref().is_none_or(|(offered, _)| offered.keep_source);
+                let moves = if self.has_vm { Moves::Vm } else { Moves::Volumes };
+                self.party.vm_expected.set((moves == Moves::Vm).then_some(subject));
+                let numbers = (id, (self.from, self.remote));
+                let begun = self.party.comes_from(numbers, &recorded, resumed, keeps, moves).await;
+                let not_begun =
+                    || Failure { code: FailureCode::Internal, detail: "no lane takes it".to_owned() };
+                (self.ends, self.is_resumed) = (Some(begun.ok_or_else(not_begun)?), true);
+                Ok(())
+            }
+            Step::MakeRoom | Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
+        }
+    }
+}
+
 impl Party {
-    /// Takes a migration, if there is room for it; tells what it has of each volume once all is ready. `None`: not yet.
+    /// Takes a migration, if there is room for it; tells what it has of each volume once all is ready.
     pub(super) fn takes(
         self: &Rc<Self>,
         source: &Rc<Party>,
         remote: MigrationId,
         offered: &MigrationState,
-    ) -> Option<Vec<Accepted>> {
+    ) -> Taken {
         let from = source.place;
         let subject = Subject::Migration(from, remote);
         let known = self.journal().look(|state, _| Some(state.incoming(from.host(), remote)?.1.has_ended()));
         match known {
-            Some(true) => return Some(Vec::new()),
+            Some(true) => return Taken::Refused,
             Some(false) => {
-                let is_ready = self.with_serving(|serving| serving.target_of(subject).is_some())?;
+                let is_ready = self.with_serving(|serving| serving.target_of(subject).is_some());
                 let answer = self.answers.borrow().get(&subject).cloned();
-                // Nothing: the answer was lost with a daemon.
-                return is_ready.then(|| answer.unwrap_or_default());
+                return match is_ready {
+                    // Nothing: the answer was lost with a daemon.
+                    Some(true) => Taken::Accepted(answer.unwrap_or_default()),
+                    _ => Taken::NotYet,
+                };
             }
             None => {}
         }
         if !self.has_nothing_to_do() || !self.owners().1.is_empty() {
-            return None;
+            return Taken::NotYet;
         }
         let branch = source.journal().look(|state, _| source.branch_in(state));
         if !self.fleet().is_some_and(|fleet| fleet.may_come(branch, self.place)) {
-            return None;
+            return Taken::NotYet;
         }
         self.branch.set(branch);
-        let there = source.journal().acknowledged();
+        let has_vm = self.vm().is_some();
+        let work = IncomingMigration {
+            party: Rc::clone(self),
+            from,
+            remote,
+            offered: Some((offered.clone(), source.journal().acknowledged())),
+            has_vm,
+            id: None,
+            is_resumed: false,
+            ends: None,
+        };
+        self.run_session(Session::new(Role::Target, has_vm, PATIENCE), work);
+        Taken::NotYet
+    }
+
+    /// Goes on with a migration that a restart interrupted.
+    pub(super) fn resume_incoming(self: &Rc<Self>, id: MigrationId, (from, remote): (Place, MigrationId)) {
+        let has_vm = self.vm_note.get() == VmNote::Arriving;
+        let work = IncomingMigration {
+            party: Rc::clone(self),
+            from,
+            remote,
+            offered: None,
+            has_vm,
+            id: Some(id),
+            is_resumed: true,
+            ends: None,
+        };
+        self.run_session(Session::resume(Role::Target, has_vm, PATIENCE), work);
+    }
+
+    /// That volumes begin to come, and the number of that.
+    fn arrives(
+        &self,
+        (from, remote): (Place, MigrationId),
+        offered: &MigrationState,
+        there: &State,
+    ) -> (MigrationId, Record) {
         let records = offered.volumes.iter().filter_map(|moving| {
             let mut record = there.volumes.get(&moving.volume)?.record.clone();
             record.image = moving.target.clone();
@@ -78,21 +240,17 @@ impl Party {
             remote,
             volumes: records.collect(),
         };
-        let id = self.next_migration();
-        let volumes = offered.volumes.clone();
-        let started = Record::MigrationStarted { migration: id, volumes, keep_source: false, side };
-        let (committed, me) = (self.journal().commit(vec![started]), Rc::clone(self));
-        let keeps = offered.keep_source;
-        self.handle.spawn(async move {
-            if committed.await.is_ok() {
-                let state = me.journal().acknowledged();
-                if let Some(recorded) = state.migrations.get(&id) {
-                    me.make_images(subject, recorded);
-                    me.comes_from(id, (from, remote), recorded, Resumed::No, keeps).await;
-                }
-            }
-        });
-        None
+        let (id, volumes) = (self.next_migration(), offered.volumes.clone());
+        (id, Record::MigrationStarted { migration: id, volumes, keep_source: false, side })
+    }
+
+    /// Deletes the images of a migration that comes to nothing.
+    fn discard_images(&self, id: MigrationId) {
+        let volumes =
+            self.journal().look(|state, _| state.migrations.get(&id).map(|known| known.volumes.clone()));
+        for moving in volumes.into_iter().flatten() {
+            self.delete_image(moving.target.place.name());
+        }
     }
 
     /// Tells whether the source's half of a migration that a restart of its host interrupted can begin: the target's waits for
@@ -123,27 +281,15 @@ impl Party {
         self.answers.borrow_mut().insert(subject, accepted);
     }
 
-    /// The target's half goes on after a restart.
-    pub(super) fn come(
-        self: &Rc<Self>,
-        id: MigrationId,
-        remote: (Place, MigrationId),
-        recorded: &MigrationState,
-        resumed: Resumed,
-    ) {
-        let (me, recorded) = (Rc::clone(self), recorded.clone());
-        // Whether the source keeps its images is not in this journal; to remember for nobody costs little.
-        self.handle.spawn(async move { me.comes_from(id, remote, &recorded, resumed, true).await });
-    }
-
+    /// Lets lanes wait for the volumes; says how the target's half ends. `None`: it does not begin.
     async fn comes_from(
         self: &Rc<Self>,
-        id: MigrationId,
-        (from, remote): (Place, MigrationId),
+        (id, (from, remote)): (MigrationId, (Place, MigrationId)),
         recorded: &MigrationState,
         resumed: Resumed,
         keeps: bool,
-    ) {
+        moves: Moves,
+    ) -> Option<oneshot::Receiver<Outcome>> {
         let stay = StayId::Arrived(id.0);
         let coming = self.wait_for_volumes(stay, recorded, resumed);
         let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });
@@ -153,7 +299,7 @@ impl Party {
                 self.world.violated("chronicle", || error.to_string());
             }
         }
-        self.drive_incoming(id, (from, remote), recorded, resumed, coming);
+        self.drive_incoming((id, (from, remote)), recorded, resumed, coming, moves)
     }
 
     /// Makes what waits for each volume; of one that has left clients here, it is what they use.
@@ -172,7 +318,7 @@ impl Party {
                 self.world.violated("owner", || format!("{path} is gone, and {:?}", recorded.stage));
             }
             let disk = self.make_image(path, index);
-            disk.set_role(Role::Target);
+            disk.set_role(disk::Role::Target);
             let store: Rc<dyn BlockDevice> = disk.clone();
             let home = self.with_serving(|serving| serving.volumes[index].clone()).flatten();
             let volume = match home {
@@ -199,20 +345,20 @@ impl Party {
 
     fn drive_incoming(
         self: &Rc<Self>,
-        id: MigrationId,
-        (from, remote): (Place, MigrationId),
+        (id, (from, remote)): (MigrationId, (Place, MigrationId)),
         recorded: &MigrationState,
         resumed: Resumed,
         mut coming: Vec<IncomingVolume>,
-    ) {
+        moves: Moves,
+    ) -> Option<oneshot::Receiver<Outcome>> {
         let subject = Subject::Migration(from, remote);
-        let Some(channel) = self.channel(from, subject) else { return };
+        let channel = self.channel(from, subject)?;
         for (index, coming) in coming.iter().enumerate() {
             channel
                 .service
                 .offer(Address::Replica(index as u32), Rc::clone(&coming.store) as Rc<dyn BlockDevice>);
             // A VM that waits reads what it will find.
-            if self.moves() == Moves::Vm && coming.volume.gate().mode() == GateMode::Hold {
+            if moves == Moves::Vm && coming.volume.gate().mode() == GateMode::Hold {
                 coming.volume.gate().set_mode(GateMode::ReadsOnly);
             }
         }
@@ -229,7 +375,7 @@ impl Party {
             group,
             trial_max,
             service: Some(Rc::clone(service)),
-            moves: self.moves(),
+            moves,
         };
         let channel = Rc::clone(&channel.channel);
         let post = Box::new(move |message| say(&channel, &Message::ToSource { migration: remote, message }));
@@ -239,15 +385,17 @@ impl Party {
             Resumed::No => Some(TargetDriver::new(handle, control, buffers, plan, post)),
             Resumed::Yes => TargetDriver::resume(handle, control, buffers, plan, post, recorded),
         };
-        let Some((driver, target)) = made else { return };
+        let (driver, target) = made?;
         self.with_serving(|serving| serving.target.replace(Some((subject, target))));
-        let me = Rc::clone(self);
+        let (me, (ended, ends)) = (Rc::clone(self), oneshot::channel());
         self.handle.spawn(async move {
             let outcome = driver.run().await;
             me.world.say(|| format!("{}: incoming {id} ended: {outcome:?}", me.place));
             me.with_serving(|serving| serving.target.replace(None));
-            me.see_arrival(id);
+            // The session may have gone with the daemon.
+            let _ = ended.send(outcome);
         });
+        Some(ends)
     }
 
     /// Once volumes have come, or have not: a lane that only waited for one that did not is of no use.

@@ -1,0 +1,326 @@
+//! One session after the other is told what may happen, in every order that matters; and any events at random.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{Action, Answer, Event, Patience, Role, Session, Step, Undo, VmPlace};
+use crate::Attempt;
+use crate::failure::{CommitFault, Failure};
+use crate::journal::{FailureCode, Outcome, Stage};
+
+const PATIENCE: Patience = Patience {
+    offer_max: Duration::from_secs(60),
+    resume_interval: Duration::from_secs(5),
+    repeat_interval: Duration::from_secs(1),
+};
+
+fn new(role: Role, has_vm: bool) -> Session {
+    Session::new(role, has_vm, PATIENCE)
+}
+
+/// What the session asks for now.
+fn asked(session: &mut Session) -> Vec<Action> {
+    std::iter::from_fn(|| session.poll_action()).collect()
+}
+
+/// Tells the session something at second `at`; returns what it asks for then.
+fn tell(session: &mut Session, at: u64, event: Event) -> Vec<Action> {
+    session.handle_event(Duration::from_secs(at), event);
+    asked(session)
+}
+
+fn done(step: Step) -> Event {
+    Event::Done(step, Ok(()))
+}
+
+fn failure() -> Failure {
+    Failure { code: FailureCode::HostRefused, detail: "no room".to_owned() }
+}
+
+fn failed() -> Outcome {
+    failure().into()
+}
+
+fn moved() -> Outcome {
+    Outcome::Moved { left_over: String::new() }
+}
+
+/// Does all steps but those from `until` on.
+fn done_until(session: &mut Session, until: Step) {
+    while let Some(step) = session.doing().filter(|step| *step != until) {
+        tell(session, 0, done(step));
+    }
+}
+
+fn under_way(role: Role, has_vm: bool) -> Session {
+    let mut session = new(role, has_vm);
+    while let Some(step) = session.doing() {
+        tell(&mut session, 0, done(step));
+    }
+    assert!(session.is_under_way());
+    session
+}
+
+#[test]
+fn each_step_is_asked_for_when_the_one_before_it_is_done() {
+    for (role, has_vm) in
+        [(Role::Source, false), (Role::Source, true), (Role::Target, true), (Role::Local, false)]
+    {
+        let mut session = new(role, has_vm);
+        for step in role.steps(has_vm) {
+            assert_eq!(asked(&mut session), [Action::Do(*step)]);
+            session.handle_event(Duration::ZERO, done(*step));
+        }
+        assert_eq!(asked(&mut session), [Action::Answer(Answer::Begun)]);
+        assert!(session.is_under_way());
+    }
+}
+
+#[test]
+fn what_the_target_may_have_taken_is_given_back_before_the_end_is_durable() {
+    let mut session = new(Role::Source, true);
+    done_until(&mut session, Step::ExamineVm);
+    let refused = tell(&mut session, 1, Event::Done(Step::ExamineVm, Err(failure())));
+    assert_eq!(refused, [Action::Undo(Undo::Offer)]);
+    let undone = tell(&mut session, 1, Event::Undone { left_over: String::new() });
+    assert_eq!(undone, [Action::End(failed())]);
+    let ended = tell(&mut session, 1, Event::Ended(Ok(())));
+    assert_eq!(ended, [Action::PlaceVolumes(failed()), Action::Note(VmPlace::Here)]);
+    let noted = tell(&mut session, 1, Event::Noted(Ok(())));
+    assert_eq!(noted, [Action::Conclude(failed()), Action::Answer(Answer::Refused)]);
+    assert!(session.is_over());
+}
+
+#[test]
+fn room_of_which_no_journal_knows_is_given_back_and_nothing_is_recorded() {
+    let mut session = new(Role::Target, false);
+    done_until(&mut session, Step::Record);
+    let refused = tell(&mut session, 0, Event::Done(Step::Record, Err(failure())));
+    assert_eq!(refused, [Action::Undo(Undo::Room)]);
+    let undone = tell(&mut session, 0, Event::Undone { left_over: String::new() });
+    assert_eq!(undone, [Action::Answer(Answer::Refused)]);
+    assert!(session.is_over());
+}
+
+#[test]
+fn images_that_the_journal_knows_are_deleted_when_it_is_durable_that_they_will_be() {
+    let mut session = new(Role::Target, false);
+    done_until(&mut session, Step::MakeImages);
+    let refused = tell(&mut session, 0, Event::Done(Step::MakeImages, Err(failure())));
+    assert_eq!(refused, [Action::Abandon(failed())]);
+    let refused = tell(&mut session, 0, Event::Abandoned(Err(CommitFault::NotWritten)));
+    assert_eq!(refused, [Action::Answer(Answer::Refused)]);
+    session.handle_timeout(Duration::from_secs(1));
+    assert_eq!(asked(&mut session), [Action::Abandon(failed())]);
+    assert_eq!(tell(&mut session, 1, Event::Abandoned(Ok(()))), [Action::Undo(Undo::Images)]);
+    let undone = tell(&mut session, 0, Event::Undone { left_over: "a file".to_owned() });
+    assert_eq!(undone, [Action::End(failed().with_left_over("a file"))]);
+}
+
+#[test]
+fn nothing_is_touched_of_what_may_be_in_the_journal_or_not() {
+    let mut session = new(Role::Target, false);
+    done_until(&mut session, Step::Record);
+    asked(&mut session);
+    assert_eq!(tell(&mut session, 0, Event::Undecided), [Action::Answer(Answer::Refused)]);
+    assert!(session.is_over());
+}
+
+#[test]
+fn an_end_that_is_not_durable_is_tried_again_and_whoever_asked_is_told_meanwhile() {
+    let mut session = new(Role::Source, false);
+    done_until(&mut session, Step::Offer);
+    tell(&mut session, 0, Event::Done(Step::Offer, Err(failure())));
+    tell(&mut session, 0, Event::Undone { left_over: String::new() });
+    for at in [0, 1, 2] {
+        let told = tell(&mut session, at, Event::Ended(Err(CommitFault::NotWritten)));
+        let expected = if at == 0 { vec![Action::Answer(Answer::Refused)] } else { Vec::new() };
+        assert_eq!(told, expected);
+        assert_eq!(session.poll_timeout().map(|(due, _)| due), Some(Duration::from_secs(at + 1)));
+        session.handle_timeout(Duration::from_secs(at + 1));
+        assert_eq!(asked(&mut session), [Action::End(failed())]);
+    }
+    let ended = tell(&mut session, 9, Event::Ended(Ok(())));
+    assert_eq!(ended, [Action::PlaceVolumes(failed()), Action::Conclude(failed())]);
+}
+
+#[test]
+fn where_the_vm_is_is_noted_until_it_is_durable() {
+    for (role, outcome, place) in [
+        (Role::Source, moved(), VmPlace::Elsewhere),
+        (Role::Source, Outcome::Cancelled, VmPlace::Here),
+        (Role::Target, moved(), VmPlace::Here),
+        (Role::Target, failed(), VmPlace::Elsewhere),
+    ] {
+        let mut session = under_way(role, true);
+        let ended = tell(&mut session, 1, Event::DriverEnded(outcome.clone()));
+        assert_eq!(ended, [Action::PlaceVolumes(outcome.clone()), Action::Note(place)], "{role:?}");
+        assert_eq!(tell(&mut session, 1, Event::Noted(Err("a full folder".to_owned()))), []);
+        session.handle_timeout(Duration::from_secs(2));
+        assert_eq!(asked(&mut session), [Action::Note(place)]);
+        assert_eq!(tell(&mut session, 2, Event::Noted(Ok(()))), [Action::Conclude(outcome)]);
+    }
+}
+
+#[test]
+fn an_offer_is_not_waited_for_without_end() {
+    let mut session = new(Role::Source, false);
+    done_until(&mut session, Step::Offer);
+    asked(&mut session);
+    session.handle_timeout(Duration::from_secs(59));
+    assert_eq!(session.doing(), Some(Step::Offer));
+    session.handle_timeout(Duration::from_secs(60));
+    assert_eq!(asked(&mut session), [Action::Undo(Undo::Offer)]);
+    assert_eq!(tell(&mut session, 61, done(Step::Offer)), [], "it comes too late");
+}
+
+#[test]
+fn who_cancels_does_not_wait_for_a_host_that_is_not_there() {
+    let mut session = new(Role::Source, false);
+    done_until(&mut session, Step::Offer);
+    asked(&mut session);
+    assert_eq!(tell(&mut session, 1, Event::Cancel), [Action::Undo(Undo::Offer)]);
+    let undone = tell(&mut session, 1, Event::Undone { left_over: String::new() });
+    assert_eq!(undone, [Action::End(Outcome::Cancelled)]);
+}
+
+#[test]
+fn a_cancel_waits_for_the_step_that_is_being_done_and_goes_to_the_driver_after_the_last() {
+    let mut session = new(Role::Source, true);
+    done_until(&mut session, Step::LetVmLeave);
+    asked(&mut session);
+    assert_eq!(tell(&mut session, 1, Event::Cancel), []);
+    assert_eq!(tell(&mut session, 1, done(Step::LetVmLeave)), [Action::Undo(Undo::Offer)]);
+
+    let mut session = new(Role::Source, false);
+    done_until(&mut session, Step::Begin);
+    asked(&mut session);
+    assert_eq!(tell(&mut session, 1, Event::Cancel), []);
+    let begun = tell(&mut session, 1, done(Step::Begin));
+    assert_eq!(begun, [Action::Answer(Answer::Begun), Action::Cancel]);
+}
+
+fn resumed(role: Role, has_vm: bool, stage: Stage) -> Session {
+    let mut session = Session::resume(role, has_vm, PATIENCE);
+    assert_eq!(asked(&mut session), [Action::Recall]);
+    assert_eq!(tell(&mut session, 0, Event::Recalled(Some(stage))), [Action::Do(Step::Begin)]);
+    session
+}
+
+#[test]
+fn a_vm_stays_whose_memory_went_with_the_daemon_unless_its_volumes_are_released() {
+    let mut session = resumed(Role::Source, true, Stage::Copying);
+    assert_eq!(tell(&mut session, 0, done(Step::Begin)), [Action::KeepVm]);
+    for (role, has_vm, stage) in [
+        (Role::Source, true, Stage::Released(Attempt(1))),
+        (Role::Source, false, Stage::Copying),
+        (Role::Target, true, Stage::Copying),
+    ] {
+        let mut session = resumed(role, has_vm, stage);
+        assert_eq!(tell(&mut session, 0, done(Step::Begin)), []);
+    }
+}
+
+#[test]
+fn what_cannot_go_on_is_looked_at_again_and_found_as_it_is_by_then() {
+    let mut session = resumed(Role::Target, false, Stage::Prepared(Attempt(1)));
+    let refused = Event::Done(Step::Begin, Err(failure()));
+    assert_eq!(tell(&mut session, 10, refused), [Action::LetGo]);
+    assert_eq!(session.poll_timeout().map(|(due, _)| due), Some(Duration::from_secs(15)));
+    session.handle_timeout(Duration::from_secs(15));
+    assert_eq!(asked(&mut session), [Action::Recall]);
+    // It was promoted meanwhile.
+    let found = tell(&mut session, 15, Event::Recalled(Some(Stage::Ended(moved()))));
+    assert_eq!(found, [Action::PlaceVolumes(moved()), Action::Conclude(moved())]);
+}
+
+#[test]
+fn an_arrival_that_nothing_was_promised_of_ends_if_it_cannot_go_on() {
+    let mut session = resumed(Role::Target, false, Stage::Copying);
+    let refused = tell(&mut session, 0, Event::Done(Step::Begin, Err(failure())));
+    assert_eq!(refused, [Action::Abandon(failed())]);
+    let mut session = Session::resume(Role::Target, false, PATIENCE);
+    asked(&mut session);
+    let found = tell(&mut session, 0, Event::Recalled(Some(Stage::Discarding(Outcome::Cancelled))));
+    assert_eq!(found, [Action::Undo(Undo::Images)]);
+}
+
+#[test]
+fn a_driver_that_is_lost_is_begun_again_from_what_the_journal_says() {
+    let mut session = under_way(Role::Source, false);
+    assert_eq!(tell(&mut session, 1, Event::DriverLost), [Action::LetGo]);
+    session.handle_timeout(Duration::from_secs(6));
+    assert_eq!(asked(&mut session), [Action::Recall]);
+    let found = tell(&mut session, 6, Event::Recalled(Some(Stage::Copying)));
+    assert_eq!(found, [Action::Do(Step::Begin)]);
+    assert_eq!(tell(&mut session, 6, done(Step::Begin)), [], "whoever asked was told the first time");
+    assert!(session.is_under_way());
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let steps = prop_oneof![
+        Just(Step::MakeRoom),
+        Just(Step::Record),
+        Just(Step::Offer),
+        Just(Step::LetVmLeave),
+        Just(Step::ExamineVm),
+        Just(Step::MakeImages),
+        Just(Step::Begin),
+    ];
+    let stages = prop_oneof![
+        Just(None),
+        Just(Some(Stage::Copying)),
+        Just(Some(Stage::Released(Attempt(1)))),
+        Just(Some(Stage::Discarding(Outcome::Cancelled))),
+        Just(Some(Stage::Ended(moved()))),
+    ];
+    prop_oneof![
+        4 => (steps, any::<bool>())
+            .prop_map(|(step, ok)| Event::Done(step, if ok { Ok(()) } else { Err(failure()) })),
+        1 => Just(Event::Undecided),
+        1 => stages.prop_map(Event::Recalled),
+        1 => Just(Event::DriverEnded(moved())),
+        1 => Just(Event::DriverLost),
+        1 => Just(Event::Undone { left_over: String::new() }),
+        1 => any::<bool>().prop_map(|ok| Event::Abandoned(if ok { Ok(()) } else { Err(CommitFault::Unknown) })),
+        1 => any::<bool>().prop_map(|ok| Event::Ended(if ok { Ok(()) } else { Err(CommitFault::Unknown) })),
+        1 => any::<bool>().prop_map(|ok| Event::Noted(if ok { Ok(()) } else { Err(String::new()) })),
+        1 => Just(Event::Cancel),
+    ]
+}
+
+proptest! {
+    /// Whatever happens: who asked is told once, it is concluded once and never before its end is durable, and then nothing more
+    /// is asked for.
+    #[test]
+    fn it_is_concluded_once_and_not_before_its_end_is_durable(
+        role in prop_oneof![Just(Role::Source), Just(Role::Target), Just(Role::Local)],
+        has_vm: bool,
+        events in proptest::collection::vec(any_event(), 0..60),
+    ) {
+        let mut session = new(role, has_vm);
+        let (mut answers, mut conclusions, mut has_ended) = (0, 0, false);
+        for (second, event) in (0..).zip(events) {
+            let now = Duration::from_secs(100 * second);
+            session.handle_timeout(now);
+            has_ended |= matches!(
+                event,
+                Event::Ended(Ok(())) | Event::DriverEnded(_) | Event::Recalled(Some(Stage::Ended(_)))
+            );
+            session.handle_event(now, event);
+            for action in asked(&mut session) {
+                prop_assert!(conclusions == 0 || matches!(action, Action::Answer(_)));
+                match action {
+                    Action::Answer(_) => answers += 1,
+                    Action::Conclude(_) => {
+                        prop_assert!(has_ended);
+                        conclusions += 1;
+                    }
+                    _ => {}
+                }
+            }
+            prop_assert!(answers <= 1);
+        }
+    }
+}

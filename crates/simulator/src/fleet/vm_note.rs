@@ -1,0 +1,128 @@
+//! What a host has noted of the VM, durably: it stands in for the daemon's records of VMs.
+//!
+//! ```text
+//!   source   Home ──► Leaving ──► Home, or nothing        target   nothing ──► Arriving ──► Home, or nothing
+//! ```
+//! A note takes a moment; a full data folder does not take it, and a daemon that is killed meanwhile leaves the old one or the
+//! new one.
+
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use migration::session::VmPlace;
+
+use super::party::Party;
+use super::place::Place;
+
+/// How long a note takes at most.
+const NOTE_MAX: Duration = Duration::from_micros(300);
+/// Of so many notes of a hundred none is made.
+const FAILS_PERCENT: u64 = 3;
+/// Pause before a start notes again where the VM is.
+const NOTE_AGAIN: Duration = Duration::from_millis(20);
+
+/// What is noted of the VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum VmNote {
+    /// It is not here.
+    #[default]
+    Nothing,
+    /// It is here.
+    Home,
+    /// It is about to leave.
+    Leaving,
+    /// It is about to come.
+    Arriving,
+}
+
+impl Party {
+    /// Notes durably where the VM is.
+    pub(super) async fn note_vm(&self, note: VmNote) -> Result<(), String> {
+        let (pause, fails) = {
+            let mut random = self.random.borrow_mut();
+            (random.duration(Duration::from_micros(10), NOTE_MAX), random.percent(FAILS_PERCENT))
+        };
+        self.vm_note_under_way.set(Some(note));
+        let (done, noted) = oneshot::channel();
+        let (me, incarnation) = (Weak::clone(&self.me), self.incarnation());
+        self.world.clock.after(pause, move || {
+            let Some(party) = me.upgrade().filter(|party| party.incarnation() == incarnation) else { return };
+            party.vm_note_under_way.set(None);
+            let is_noted = !fails && !party.chronicles.is_full();
+            if is_noted {
+                party.world.say(|| format!("{}: VM {note:?}", party.place));
+                party.vm_note.set(note);
+            }
+            // Whoever asked may be gone.
+            let _ = done.send(is_noted);
+        });
+        match noted.await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("the data folder is full".to_owned()),
+            Err(_) => Err("the daemon is gone".to_owned()),
+        }
+    }
+
+    /// Notes durably where the VM is, once its migration has ended.
+    pub(super) async fn note_vm_at(&self, place: VmPlace) -> Result<(), String> {
+        self.note_vm(match place {
+            VmPlace::Here => VmNote::Home,
+            VmPlace::Elsewhere => VmNote::Nothing,
+        })
+        .await
+    }
+
+    /// A VM's memory is about to go to `target`: this host has noted that it leaves, and that one notes that it comes.
+    pub(super) async fn memory_leaves(&self, target: &Self) -> Result<(), String> {
+        let note = self.vm_note.get();
+        if note != VmNote::Leaving {
+            let detail = || format!("its memory leaves {}, where is noted: {note:?}", self.place);
+            self.world.violated("VM", detail);
+        }
+        if self.vm_examined_by.get() != Some((target.place, target.incarnation())) {
+            return Err("the other host was started again".to_owned());
+        }
+        target.note_vm(VmNote::Arriving).await
+    }
+
+    /// In the end the VM is noted at the host that has its volumes, and nowhere else.
+    pub(super) fn check_vm_note(&self, owner: Place) {
+        let expected = if self.place == owner { VmNote::Home } else { VmNote::Nothing };
+        let found = self.vm_note.get();
+        if found != expected {
+            let detail = || format!("the volumes are at {owner}, and at {} is noted: {found:?}", self.place);
+            self.world.violated("VM", detail);
+        }
+    }
+
+    /// Whether it is still to be noted where the VM is.
+    pub(super) fn has_unsettled_vm(&self) -> bool {
+        matches!(self.vm_note.get(), VmNote::Leaving | VmNote::Arriving)
+    }
+
+    /// The daemon is gone: a note that was under way is made, or is not.
+    pub(super) fn vm_note_torn(&self) {
+        if let Some(note) = self.vm_note_under_way.take()
+            && self.random.borrow_mut().percent(50)
+        {
+            self.vm_note.set(note);
+        }
+    }
+
+    /// After a start: a VM whose migration has ended, or never came to anything, is where its volumes are.
+    pub(super) fn settle_vm(self: &Rc<Self>) {
+        let is_under_way = self.journal().look(|state, _| state.unfinished().next().is_some());
+        if !self.has_unsettled_vm() || is_under_way {
+            return;
+        }
+        let is_here = !self.journal().look(|state, _| state.volumes.is_empty());
+        let place = if is_here { VmPlace::Here } else { VmPlace::Elsewhere };
+        let (me, handle) = (Rc::clone(self), self.handle.clone());
+        self.handle.spawn(async move {
+            while me.note_vm_at(place).await.is_err() {
+                handle.sleep(NOTE_AGAIN).await;
+            }
+        });
+    }
+}
