@@ -25,6 +25,7 @@ mod given;
 mod incoming;
 mod kept;
 mod leave;
+mod local;
 mod manage_vms;
 mod migrate;
 mod move_vm;

@@ -1,32 +1,24 @@
-//! Beginning and cancelling migrations. What happens in between is the lane's.
-//!
-//! ```text
-//!   checks ──► target reserved (empty) ──► started, durably ──► target as large as the volume ──► lane
-//! ```
-//! A crash leaves an empty file that no journal knows, or a migration that recovery ends: never somebody else's file
-//! that is taken for a half-made target. A device or an export is fenced by *started*, before anything is written there.
+//! Beginning and cancelling migrations: which of its kinds an order is, and what is asked of one that is under way. What happens
+//! in between is the sessions' (`local.rs`, `outgoing.rs`, `incoming.rs`) and the lanes'.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use api::{MigrateVolume, Migration, MigrationHistory};
-use lane::{LaneHandle, MigrationOrder, Refused, Report, Rest};
-use migration::journal::{
-    FailureCode, ImageFormat, ImageLocation, MigratingVolume, Outcome, Record, Side, Summary, VolumeRecord,
-};
+use lane::{Refused, Rest};
+use migration::MigrationId;
+use migration::journal::{ImageFormat, VolumeRecord};
 use migration::session::Event;
-use migration::{CommitFault, MigrationId};
 
 use super::leave::Departing;
 use super::move_vm::not_to_a_store;
 use super::queue::check_rate;
-use super::reserve::{Reserved, Wanted};
+use super::reserve::Wanted;
 use super::{Host, blocking, chain};
 use crate::error::RequestError;
 use crate::history::Facts;
 use crate::images;
 use crate::migrations::{image_format, parse_id};
-use crate::opening;
 
 impl Host {
     /// Begins to move a volume, or a VM, now.
@@ -61,16 +53,7 @@ impl Host {
         }
         self.check_move_here(&record, &order)?;
         let lane = self.volumes.lane(&name).await?;
-        let target = self.reserve_target(&record, &order).await?;
-        let migration = self.record_start(&record, &target, &order).await?;
-        self.migrations.track(migration, vec![volume]);
-        self.begin_history(migration, record.size_bytes, &order);
-        if let Err(error) = self.hand_to_lane(&lane, &record, migration, &target, &order).await {
-            self.end_unbegun(migration, target.location, &error).await;
-            return Err(error);
-        }
-        tracing::info!(volume = %name, %migration, target = %order.to, "migration begun");
-        self.migrations.get(&self.journal, migration)
+        self.begin_local(record, lane, order).await
     }
 
     /// Refuses a name that no volume has, of an order that is not for a VM that goes to another host.
@@ -226,26 +209,6 @@ impl Host {
         Ok(self.vms.get(name).is_ok() && (!is_volume || self.elsewhere(&order.to)?.is_some()))
     }
 
-    async fn reserve_target(
-        self: &Arc<Self>,
-        record: &VolumeRecord,
-        order: &MigrateVolume,
-    ) -> Result<Reserved, RequestError> {
-        let wanted = self.wanted_here(record, order).await?;
-        let copied = record.clone();
-        let reserved = self.reserve(wanted, move || allocated_bytes(&copied)).await?;
-        let (file, source) = (reserved.file.as_ref(), record.image.place.file().map(PathBuf::from));
-        if let (Some((path, file)), Some(source)) = (file, source) {
-            let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
-            blocking(move || {
-                images::dress(&file, &source);
-                Ok(())
-            })
-            .await?;
-        }
-        Ok(reserved)
-    }
-
     /// The image that is wanted of a volume in another store of this host.
     ///
     /// # Errors
@@ -272,99 +235,6 @@ impl Host {
             size_bytes: record.size_bytes,
             chain,
         })
-    }
-
-    /// Makes the start durable; the target's file goes again if that fails for certain.
-    async fn record_start(
-        &self,
-        record: &VolumeRecord,
-        target: &Reserved,
-        order: &MigrateVolume,
-    ) -> Result<MigrationId, RequestError> {
-        let starting = self.starting_migration.lock().await;
-        let migration = self.next_identity(Some(record.volume));
-        let moving = MigratingVolume {
-            volume: record.volume,
-            source: record.image.clone(),
-            target: target.location.clone(),
-        };
-        let started = Record::MigrationStarted {
-            migration,
-            volumes: vec![moving],
-            keep_source: order.keep_source,
-            side: Side::OneHost,
-        };
-        let result = self.journal.commit(vec![started]).await;
-        drop(starting);
-        if let Err(fault) = result {
-            if let (CommitFault::NotWritten, Some((path, _))) = (fault, &target.file) {
-                let _ = std::fs::remove_file(path);
-            }
-            return Err(fault.into());
-        }
-        Ok(migration)
-    }
-
-    async fn hand_to_lane(
-        self: &Arc<Self>,
-        lane: &LaneHandle,
-        record: &VolumeRecord,
-        migration: MigrationId,
-        reserved: &Reserved,
-        order: &MigrateVolume,
-    ) -> Result<(), RequestError> {
-        let file = match &reserved.file {
-            None => None,
-            Some((path, file)) => {
-                Some(file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?)
-            }
-        };
-        let (image, size, allocation) = (reserved.location.clone(), record.size_bytes, reserved.allocation);
-        let chain = reserved.chain.clone();
-        let target =
-            blocking(move || opening::make_target(&image, file.as_ref(), size, allocation, chain.as_ref()))
-                .await?;
-        // It may be in either when the daemon is killed.
-        let moved = VolumeRecord { image: reserved.location.clone(), ..record.clone() };
-        self.note_image(self.stay_of(record.volume), &moved).await;
-        let lane_order = MigrationOrder {
-            migration,
-            source: record.image.clone(),
-            target: reserved.location.clone(),
-            keep_source: order.keep_source,
-            bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
-            moves: self.prepare_hooks_here(migration),
-        };
-        lane.migrate(lane_order, target).await.map_err(|refused| match refused {
-            Refused::Migrating(migration) => {
-                RequestError::AlreadyMigrating { volume: record.name.clone(), migration }
-            }
-            refused => {
-                RequestError::VolumeUnavailable { volume: record.name.clone(), reason: refused.to_string() }
-            }
-        })
-    }
-
-    /// Ends a migration that the lane never got.
-    async fn end_unbegun(&self, migration: MigrationId, target: ImageLocation, error: &RequestError) {
-        let mut detail = error.message();
-        let discarded = tokio::task::spawn_blocking(move || images::discard(&target)).await;
-        if let Ok(Err(fault)) = discarded {
-            detail = format!("{detail}; left over: {fault}");
-        }
-        let code = match error.code() {
-            api::ErrorCode::NoSpace => FailureCode::TargetFull,
-            api::ErrorCode::StorageFailed | api::ErrorCode::TargetTooSmall => FailureCode::TargetFaulty,
-            _ => FailureCode::Internal,
-        };
-        let outcome = Outcome::Failed { code, detail };
-        let summary = Summary::default();
-        let ended = Record::MigrationEnded { migration, outcome: outcome.clone(), summary };
-        if let Err(fault) = self.journal.commit(vec![ended]).await {
-            tracing::warn!(%migration, %fault, "that the migration has ended is left to the next start");
-        }
-        self.migrations.report(Report::Ended { migration, outcome, summary });
-        self.histories.forget(migration);
     }
 }
 

@@ -17,7 +17,7 @@ use hypervisor::Hypervisor;
 use lane::LaneHandle;
 use migration::journal::{FailureCode, MigrationState, Outcome, Stage};
 use migration::message::ToTarget;
-use migration::session::{Action, Answer, Event, Role, Session, Step, Undo};
+use migration::session::{Action, Event, Role, Session, Step, Undo};
 use migration::source::Moves;
 use migration::wire::{Acceptance, OfferedVm};
 use migration::{CommitFault, MigrationId, VolumeId};
@@ -153,7 +153,8 @@ impl Work for OutgoingMigration {
                 return None;
             }
             Action::Answer(answer) => {
-                self.answer(answer);
+                // Whoever asked may be gone.
+                let _ = self.answer.take()?.send(self.task.answer(answer));
                 return None;
             }
             Action::Conclude(outcome) => {
@@ -319,16 +320,6 @@ impl OutgoingMigration {
         tracing::warn!(%migration, vm = %vm, reason, "a VM was on its way when this daemon was stopped; it stays here");
         // Too late is as good.
         let _ = lane.fail(migration, FailureCode::VmStayed, reason).await;
-    }
-
-    fn answer(&mut self, answer: Answer) {
-        let (Some(waiting), Some(migration)) = (self.answer.take(), self.task.migration) else { return };
-        let answer = match (answer, self.task.error.take()) {
-            (Answer::Refused, Some(error)) => Err(error),
-            _ => self.task.host.migrations.get(&self.task.host.journal, migration),
-        };
-        // Whoever asked may be gone.
-        let _ = waiting.send(answer);
     }
 
     async fn conclude(&mut self, outcome: &Outcome) {

@@ -12,10 +12,11 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api::Migration;
 use futures_util::future::select_all;
 use lane::LaneHandle;
 use migration::journal::{FailureCode, Outcome, Record, Stage, Summary};
-use migration::session::{Action, Event, Patience, Session, Step, VmPlace};
+use migration::session::{Action, Answer, Event, Patience, Session, Step, VmPlace};
 use migration::{CommitFault, Failure, MigrationId, VolumeId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
@@ -179,6 +180,15 @@ impl Task {
             let outcome = outcome.clone();
             // It may take long, and nobody waits for it.
             tokio::spawn(async move { hooks.after(&outcome).await });
+        }
+    }
+
+    /// What whoever ordered it is told.
+    pub(super) fn answer(&mut self, answer: Answer) -> Result<Migration, RequestError> {
+        match (answer, self.error.take(), self.migration) {
+            (Answer::Refused, Some(error), _) => Err(error),
+            (_, _, Some(migration)) => self.host.migrations.get(&self.host.journal, migration),
+            (_, _, None) => Err(RequestError::Internal("it has no number, and no reason".to_owned())),
         }
     }
 
