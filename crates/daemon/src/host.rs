@@ -1,59 +1,24 @@
 //! The control plane of one host: what the API can ask for, and the parts that carry it out.
 //!
 //! ```text
-//!   http ──► Host ──┬─ create, remove, resize, migrate    one file each: checks, then the journal, then the rest
-//!                   ├─ serving                    volumes get their lanes
-//!                   ├─ describe                   what people see
-//!                   └─ journal, stores, volumes, migrations, sockets
+//!   http ──► Host ──┬─ migrations   ordered, looked ahead at, begun, taken in, gone on with, promoted
+//!                   ├─ volumes      made, served, offered, made larger, removed
+//!                   ├─ vms          adopted and given back, moved, settled
+//!                   ├─ describe, pairing, release
+//!                   └─ the journal, the stores and whatever else it has: a file of the crate each
 //! ```
 //!
 //! An operation runs in a task of its own: a client that goes away does not leave it half done.
 
-mod adopt;
-mod adopted;
-mod ahead;
-mod arrive;
-mod await_arrival;
-mod branches;
-mod chain;
-mod create;
 mod describe;
-mod elsewhere;
-mod exchange;
-pub(crate) mod export;
-mod given;
-mod incoming;
-mod kept;
-mod leave;
-mod local;
-mod manage_vms;
-mod migrate;
-mod move_vm;
-mod outgoing;
+mod migrations;
 mod pairing;
-mod plan;
-mod preflight;
-mod probing;
-mod promote;
-mod prove;
-mod queue;
 mod release;
-mod remove;
-mod reserve;
-mod resize;
-mod retention;
-mod retry;
-mod run_hooks;
-mod serving;
-mod session;
-mod settled;
-mod shared;
-mod standing;
-mod survey;
-mod together;
+mod vms;
+pub(crate) mod volumes;
 
-pub(crate) use self::ahead::roomy;
-use self::session::Sessions;
+pub(crate) use self::migrations::ahead::roomy;
+use self::migrations::session::Sessions;
 
 use std::future::Future;
 use std::sync::Arc;

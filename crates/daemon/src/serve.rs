@@ -22,7 +22,7 @@ use crate::chronicles::Chronicles;
 use crate::config::{Config, DEFAULT_STORE, RunsAs, StoreConfig};
 use crate::descriptors;
 use crate::fail_point::{self, UnknownFailPoint};
-use crate::host::export::encryption;
+use crate::host::volumes::export::encryption;
 use crate::host::{Books, Host};
 use crate::hosts::Hosts;
 use crate::http;

@@ -1,0 +1,28 @@
+//! Migrations, as this host sees to them: ordered, looked ahead at, begun, taken in, gone on with, promoted.
+//!
+//! ```text
+//!   queue ─► migrate ─┬─► local ──────────────────┐
+//!                     └─► leave ─► outgoing ──────┴─► session ◄── incoming ◄── arrive, await_arrival ◄── another host
+//! ```
+
+pub(in crate::host) mod ahead;
+pub(in crate::host) mod arrive;
+pub(in crate::host) mod await_arrival;
+pub(in crate::host) mod branches;
+pub(in crate::host) mod forwarding;
+pub(in crate::host) mod incoming;
+pub(in crate::host) mod leave;
+pub(in crate::host) mod local;
+pub(in crate::host) mod migrate;
+pub(in crate::host) mod outgoing;
+pub(in crate::host) mod plan;
+pub(in crate::host) mod probing;
+pub(in crate::host) mod promote;
+pub(in crate::host) mod queue;
+pub(in crate::host) mod retry;
+pub(in crate::host) mod run_hooks;
+pub(in crate::host) mod session;
+pub(in crate::host) mod settled;
+pub(in crate::host) mod shared;
+pub(in crate::host) mod survey;
+pub(in crate::host) mod together;

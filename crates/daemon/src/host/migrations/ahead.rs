@@ -1,0 +1,273 @@
+//! Looks ahead at a migration to another host: everything that would be in the way is found before anything is begun.
+//!
+//! ```text
+//!   here: hooks, how long the VM may stand still ──┐
+//!   there: Survey ──► Surveyed ─────────────────────────┴─► Ahead: refusals, warnings, where the images would be
+//! ```
+//! A dry run shows all of it ([`crate::host::migrations::plan`]); a migration is not begun if there is a refusal. What is seen may change, so
+//! the offer is looked at again when it is made.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::MigrateVolume;
+use migration::VolumeId;
+use migration::journal::VolumeRecord;
+use migration::wire::{OfferedVm, Refusal, RefusalCode, Survey, Surveyed};
+use transport::Session;
+
+use crate::error::RequestError;
+use crate::host::migrations::leave::{Elsewhere, offer};
+use crate::host::migrations::migrate::allocated_bytes;
+use crate::host::{Host, blocking};
+use crate::peers::veil::veiled;
+
+/// How long the other host may take to look: it starts a QEMU, and may ask stores that are slow.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// What is asked before a migration begins is asked again with the offer: a host that does not answer in time, or has a
+/// version that does not know the question, keeps nobody waiting for long.
+const ANSWER_BEFORE_OFFER_MAX: Duration = Duration::from_secs(5);
+/// The version of the protocol from which on volumes in looks ahead are called so that nobody learns their identities.
+const VEILS_SINCE: u16 = 3;
+/// How long a round trip is measured again that would be too long: one of a busy link is not always the shortest.
+const MEASURE_MAX: Duration = Duration::from_millis(1500);
+const MEASURE_PAUSE: Duration = Duration::from_millis(50);
+/// Bytes of a small VM's devices, which are sent while it stands still.
+const DEVICES_BYTES_MIN: u64 = 32 << 10;
+/// What a VM has been seen to stand still for besides the way: its last memory, flushes, journals.
+const STAND_TYPICAL: Duration = Duration::from_millis(50);
+
+/// A VM that is to go along, as far as it is looked at.
+pub(in crate::host) struct AheadVm {
+    /// Its name.
+    pub name: String,
+    /// How long it may stand still.
+    pub downtime_max: Duration,
+    /// What is needed to run it, without its files. In a migration only the files that it finds there are looked at by this:
+    /// the other host looks at all else by itself, before anything is copied.
+    pub manifest: Vec<u8>,
+}
+
+/// What is ahead.
+pub(in crate::host) struct Ahead {
+    /// Everything that is in the way.
+    pub refusals: Vec<RequestError>,
+    /// What the user should know besides.
+    pub warnings: Vec<String>,
+    /// What the other host said; `None`: nothing.
+    pub surveyed: Option<Surveyed>,
+    /// What each volume holds, in bytes.
+    pub held_bytes: Vec<u64>,
+    /// How long an idle VM would stand still at least; `None`: there is none, or nothing was measured.
+    pub stand_min: Option<Duration>,
+}
+
+/// How much is asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::host) enum Thoroughness {
+    /// For a dry run: whatever can be seen.
+    DryRun,
+    /// For a migration: what it finds out by itself before anything is copied is left to it.
+    BeforeOffer,
+}
+
+impl Host {
+    /// Looks ahead at a migration of these volumes over `session`.
+    pub(in crate::host) async fn look_ahead(
+        self: &Arc<Self>,
+        session: &Session,
+        records: &[VolumeRecord],
+        elsewhere: &Elsewhere,
+        order: &MigrateVolume,
+        vm: Option<&AheadVm>,
+        thoroughness: Thoroughness,
+    ) -> Ahead {
+        let host = elsewhere.peer.name.clone();
+        let mut ahead = Ahead {
+            refusals: Vec::new(),
+            warnings: Vec::new(),
+            surveyed: None,
+            held_bytes: self.held_bytes(records).await,
+            stand_min: None,
+        };
+        self.look_at_hooks(&mut ahead).await;
+        if let Some(vm) = vm {
+            self.look_at_stand(session, vm, &mut ahead).await;
+        }
+        let offered = vm.map(|vm| OfferedVm { name: vm.name.clone() });
+        let mut offer = offer(records, &elsewhere.store, order, offered);
+        // An older host would not know its own volumes again.
+        if session.version().is_none_or(|version| version >= VEILS_SINCE) {
+            offer.volumes.iter_mut().for_each(|offered| offered.volume = veiled(offered.volume));
+        }
+        let called: Vec<VolumeId> = offer.volumes.iter().map(|offered| offered.volume).collect();
+        let survey = Survey {
+            offer,
+            held_bytes: ahead.held_bytes.clone(),
+            vm: vm.map(|vm| vm.manifest.clone()).unwrap_or_default(),
+        };
+        let limit = match thoroughness {
+            Thoroughness::DryRun => ANSWER_MAX,
+            Thoroughness::BeforeOffer => ANSWER_BEFORE_OFFER_MAX,
+        };
+        match tokio::time::timeout(limit, self.peers.survey(session, survey)).await.ok().flatten() {
+            Some(mut surveyed) => {
+                for place in &mut surveyed.places {
+                    let mut volumes = called.iter().zip(records);
+                    let record = volumes.find(|(called, _)| **called == place.volume);
+                    place.volume = record.map_or(place.volume, |(_, record)| record.volume);
+                }
+                let refused = |refusal: &Refusal| RequestError::HostRefused {
+                    host: host.clone(),
+                    refusal: refusal.clone(),
+                };
+                ahead.refusals.extend(surveyed.refusals.iter().map(refused));
+                ahead.warnings.extend(surveyed.warnings.iter().map(|text| format!("at {host}: {text}")));
+                ahead.surveyed = Some(surveyed);
+            }
+            None if thoroughness == Thoroughness::DryRun => {
+                let reason = format!(
+                    "it did not say within {} s what it would do; its version may be older",
+                    limit.as_secs()
+                );
+                ahead.refusals.push(RequestError::HostUnreachable { host, reason });
+            }
+            // The offer has its own patience.
+            None => {}
+        }
+        ahead
+    }
+
+    /// What volumes hold, in bytes; of what cannot be told, its size.
+    pub(in crate::host) async fn held_bytes(&self, records: &[VolumeRecord]) -> Vec<u64> {
+        let records = records.to_vec();
+        let sizes: Vec<u64> = records.iter().map(|record| record.size_bytes).collect();
+        let held = blocking(move || {
+            let held = records.iter().map(|record| match record.image.place.file() {
+                Some(_) => allocated_bytes(record).unwrap_or(record.size_bytes),
+                None => record.size_bytes,
+            });
+            Ok(held.collect())
+        });
+        held.await.unwrap_or(sizes)
+    }
+
+    pub(in crate::host) async fn look_at_hooks(&self, ahead: &mut Ahead) {
+        let hooks = self.config.hooks.clone();
+        let looked = blocking(move || Ok((hooks.before_problem(), hooks.after_problem())));
+        if let Ok((before, after)) = looked.await {
+            ahead.refusals.extend(before.map(RequestError::Invalid));
+            ahead.warnings.extend(after);
+        }
+    }
+
+    /// Looks whether a VM can stand still for as short as it is to.
+    async fn look_at_stand(&self, session: &Session, vm: &AheadVm, ahead: &mut Ahead) {
+        let deadline = tokio::time::Instant::now() + MEASURE_MAX;
+        let mut least = stand_min(session);
+        while let Some(stand) = least
+            && stand > vm.downtime_max
+            && tokio::time::Instant::now() < deadline
+        {
+            tokio::time::sleep(MEASURE_PAUSE).await;
+            least = stand_min(session).into_iter().chain(least).min();
+        }
+        ahead.stand_min = least;
+        let Some(stand) = least else { return };
+        if stand > vm.downtime_max {
+            ahead.refusals.push(RequestError::DowntimeUnreachable {
+                vm: vm.name.clone(),
+                least: stand,
+                wanted: vm.downtime_max,
+            });
+        } else if stand * 2 + STAND_TYPICAL > vm.downtime_max {
+            ahead.warnings.push(format!(
+                "the VM may stand still for {} ms, and the way alone takes {:.0} ms of that: it may stand still for \
+                 longer, or the move be given up; --max-downtime {} is safer",
+                vm.downtime_max.as_millis(),
+                milliseconds(stand),
+                roomy(stand).as_millis()
+            ));
+        }
+    }
+}
+
+impl Ahead {
+    /// What is in the way, as one answer.
+    ///
+    /// # Errors
+    /// Everything that the other host says, or the first thing that is said here.
+    pub(in crate::host) fn into_result(self) -> Result<Vec<String>, RequestError> {
+        let mut refusals = self.refusals.into_iter();
+        let Some(first) = refusals.next() else { return Ok(self.warnings) };
+        let RequestError::HostRefused { host, mut refusal } = first else { return Err(first) };
+        for other in refusals {
+            if let RequestError::HostRefused { refusal: other, .. } = other {
+                refusal.detail = format!("{}; {}", refusal.detail, other.detail);
+            }
+        }
+        if refusal.code == RefusalCode::Busy {
+            // That passes: the offer waits for it.
+            return Ok(self.warnings);
+        }
+        Err(RequestError::HostRefused { host, refusal })
+    }
+}
+
+/// How long any VM stands still at least: once there with the last of it, half the way back with the word that it is
+/// there, and half the way with the word that it may run (hard case 27); and what its devices take. `None`: the way has not
+/// been measured.
+pub(in crate::host) fn stand_min(session: &Session) -> Option<Duration> {
+    let status = session.status();
+    let up = || status.connections.iter().filter(|connection| connection.is_up);
+    let round_trip = up().filter_map(|connection| connection.round_trip).min()?;
+    let speed: u64 = up().filter_map(|connection| connection.bytes_per_second).sum();
+    let devices = match speed {
+        0 => Duration::ZERO,
+        speed => Duration::from_secs_f64(DEVICES_BYTES_MIN as f64 / speed as f64),
+    };
+    Some(round_trip * 3 / 2 + devices)
+}
+
+/// A time to stand still that leaves room: in steps of 100 ms.
+pub(crate) fn roomy(stand: Duration) -> Duration {
+    let milliseconds = (stand * 2 + STAND_TYPICAL).as_millis().div_ceil(100) * 100;
+    Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::MAX))
+}
+
+pub(in crate::host) fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_to_stand_still_leaves_room() {
+        assert_eq!(roomy(Duration::from_millis(270)), Duration::from_millis(600));
+        assert_eq!(roomy(Duration::ZERO), Duration::from_millis(100));
+    }
+
+    #[test]
+    fn what_the_other_host_says_is_one_answer_and_what_passes_is_none() {
+        let refused = |code, detail: &str| RequestError::HostRefused {
+            host: "beta".to_owned(),
+            refusal: Refusal { code, detail: detail.to_owned() },
+        };
+        let ahead = |refusals| Ahead {
+            refusals,
+            warnings: vec!["slow".to_owned()],
+            surveyed: None,
+            held_bytes: Vec::new(),
+            stand_min: None,
+        };
+        assert_eq!(ahead(Vec::new()).into_result().unwrap(), ["slow"]);
+        let both = vec![refused(RefusalCode::NoSpace, "full"), refused(RefusalCode::NameTaken, "taken")];
+        let error = ahead(both).into_result().unwrap_err();
+        assert!(error.to_string().ends_with("full; taken"), "{error}");
+        assert!(ahead(vec![refused(RefusalCode::Busy, "later")]).into_result().is_ok());
+        let here = vec![RequestError::Invalid("hook".to_owned()), refused(RefusalCode::NoSpace, "full")];
+        assert_eq!(ahead(here).into_result().unwrap_err().to_string(), "hook");
+    }
+}

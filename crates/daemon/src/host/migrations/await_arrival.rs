@@ -1,0 +1,232 @@
+//! Volumes that arrive have lanes that wait for them; what becomes of those when the migration has ended.
+//!
+//! ```text
+//!   lanes wait, their gates closed ──► orders: the first drives, the others take part ──► accepted
+//!        … the source's and the target's half do the rest … ──► moved here: served │ otherwise: nothing is left
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use chronicle::{ReplicaOf, StayId};
+use lane::{
+    ArrivingStore, IncomingGroup, IncomingOrder, IncomingRole, LaneHandle, LaneStore, Listeners, Opening,
+};
+use migration::journal::{MigrationState, Outcome, Side, VolumeRecord};
+use migration::source::Moves;
+use migration::wire::LeftBehind;
+use migration::{MigrationId, StayKey, VolumeIndex};
+use transport::Session;
+
+use crate::error::{RequestError, with_causes};
+use crate::host::Host;
+use crate::host::migrations::arrive::Arriving;
+use crate::peers::channel::{Kind, Subject};
+use crate::volumes::{Claim, Service};
+
+/// An arrival that is in the journal.
+pub(in crate::host) struct Arrival {
+    /// Its number here.
+    pub(in crate::host) migration: MigrationId,
+    /// Its number at its source.
+    pub(in crate::host) remote: MigrationId,
+    /// How far it had come when a restart interrupted it; `None`: it begins.
+    pub(in crate::host) recorded: Option<Box<MigrationState>>,
+    /// Whether a VM comes along.
+    pub(in crate::host) moves: Moves,
+}
+
+/// A volume whose lane waits for it.
+pub(in crate::host) struct Awaited {
+    pub(in crate::host) record: VolumeRecord,
+    left_behind: LeftBehind,
+    /// Who waits for it.
+    pub(in crate::host) lane: LaneHandle,
+    /// Where it comes to, if that is not what the lane serves already.
+    store: Option<ArrivingStore>,
+    claim: Claim,
+    /// What ends the attempts to serve it, once it is here.
+    attempt: Arc<AtomicBool>,
+    /// Its clients are forwarded by the lane to which it comes.
+    is_home: bool,
+}
+
+impl Host {
+    /// Lets lanes wait for the volumes, or those that forward their clients.
+    ///
+    /// # Errors
+    /// [`RequestError`]; no lane waits then.
+    pub(in crate::host) async fn await_volumes(
+        self: &Arc<Self>,
+        stay: StayId,
+        arriving: Vec<Arriving>,
+    ) -> Result<Vec<Awaited>, RequestError> {
+        let mut awaited = Vec::new();
+        for Arriving { record, left_behind, store, claim, home } in arriving {
+            let started = match home {
+                Some(lane) => {
+                    self.note_image(stay, &record).await;
+                    Ok((lane, Some(store), true))
+                }
+                None => {
+                    let started = self.start_waiting(&record, stay, LaneStore::Arriving(store)).await;
+                    started.map(|lane| (lane, None, false))
+                }
+            };
+            match started {
+                Ok((lane, store, is_home)) => {
+                    let attempt = Arc::default();
+                    awaited.push(Awaited { record, left_behind, lane, store, claim, attempt, is_home });
+                }
+                Err(error) => {
+                    self.stop_waiting(awaited).await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(awaited)
+    }
+
+    /// Gives lanes their orders: that of the first volume drives the migration, the others take part.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(in crate::host) async fn let_come(
+        &self,
+        session: &Session,
+        arrival: &Arrival,
+        awaited: &mut [Awaited],
+    ) -> Result<(), RequestError> {
+        let mut together = IncomingGroup::default();
+        let mut roles = Vec::new();
+        for volume in awaited.iter().skip(1) {
+            let participation = together.add(volume.record.image.clone());
+            roles.push((participation.index(), IncomingRole::Joins(participation)));
+        }
+        roles.push((VolumeIndex(0), IncomingRole::Drives(together)));
+        for (index, role) in roles {
+            let Some(volume) = awaited.get_mut(index.as_usize()) else { continue };
+            let peer = crate::peers::host_id(session.peer());
+            let record = &volume.record;
+            let order = IncomingOrder {
+                migration: arrival.migration,
+                remote: arrival.remote,
+                generation: record.generation,
+                left_behind: match volume.left_behind {
+                    LeftBehind::Nothing => None,
+                    LeftBehind::Replica => {
+                        Some(ReplicaOf::Host { host: peer.0, departure: arrival.remote.0 })
+                    }
+                },
+                image: record.image.clone(),
+                moves: arrival.moves,
+                recorded: arrival.recorded.clone(),
+            };
+            let (kind, migration) = (Kind::Migration, arrival.remote);
+            let channel = self.peers.line(session, Subject { kind, source: peer, migration, volume: index });
+            let come = volume.lane.come(order, volume.store.take(), channel, role).await;
+            come.map_err(|refused| {
+                let (volume, reason) = (record.name.clone(), refused.to_string());
+                RequestError::VolumeUnavailable { volume, reason }
+            })?;
+        }
+        for volume in awaited {
+            let (lane, migration) = (volume.lane.clone(), arrival.migration);
+            volume.attempt = volume.claim.arriving(volume.record.volume, lane, migration);
+            tracing::info!(volume = %volume.record.name, %migration, "a volume arrives");
+        }
+        Ok(())
+    }
+
+    /// Ends lanes that were to wait for volumes that will not come.
+    pub(in crate::host) async fn stop_waiting(&self, awaited: Vec<Awaited>) {
+        for volume in awaited.into_iter().filter(|volume| !volume.is_home) {
+            volume.lane.stop(self.config.limits.stop_wait_max).await;
+        }
+    }
+
+    /// A lane whose clients wait.
+    pub(in crate::host) async fn start_waiting(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        stay: StayId,
+        store: LaneStore,
+    ) -> Result<LaneHandle, RequestError> {
+        let access = self.socket_access(&record.export)?;
+        let bound = self.sockets.bind_volume(&record.name, &access);
+        let unix = bound.map_err(|error| RequestError::VolumeUnavailable {
+            volume: record.name.clone(),
+            reason: with_causes(&error),
+        })?;
+        let listeners = Listeners { unix, tcp: self.listen_on_port(record)? };
+        self.start_lane(record, stay, store, listeners, Opening::Waiting).await
+    }
+
+    /// Remembers that a volume may be in this image in a stay that begins: a lane that is there already does not look.
+    pub(in crate::host) async fn note_image(&self, stay: StayId, record: &VolumeRecord) {
+        let (chronicles, image) = (self.chronicles.clone(), record.image.clone());
+        let key = StayKey { volume: record.volume, stay };
+        if let Err(error) = tokio::task::spawn_blocking(move || chronicles.note_image(key, &image)).await {
+            tracing::warn!(volume = %record.name, %error, "how its image looks is not recorded");
+        }
+    }
+
+    /// Serves a volume that has come, or lets go of what waited for it.
+    pub(in crate::host) async fn place_arrival(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        awaited: Awaited,
+        outcome: &Outcome,
+    ) {
+        let Awaited { record, lane, claim, attempt, is_home, .. } = awaited;
+        let name = record.name;
+        if matches!(outcome, Outcome::Moved { .. }) {
+            tracing::info!(volume = %name, %migration, "the volume is this host's");
+            if !is_home {
+                self.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
+                self.keep_serving(name, attempt, Some(lane));
+            }
+            return;
+        }
+        if is_home {
+            // Its clients are forwarded as before.
+            return;
+        }
+        lane.stop(self.config.limits.stop_wait_max).await;
+        let socket = self.sockets.volume_socket(&name);
+        if let Err(error) = crate::sockets::remove(&socket) {
+            tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not come is left over");
+        }
+        claim.removed();
+    }
+
+    /// Lets go of volumes whose lanes do not wait for them any more, or are to begin anew.
+    pub(in crate::host) async fn let_go_of(&self, awaited: Vec<Awaited>) {
+        for volume in awaited {
+            if !volume.is_home {
+                volume.lane.stop(self.config.limits.stop_wait_max).await;
+            }
+            volume.claim.removed();
+        }
+    }
+
+    /// The images of an arrival that goes on after a restart.
+    ///
+    /// # Errors
+    /// [`RequestError`]: one of them is not to be had.
+    pub(in crate::host) async fn reopen_arrivals(
+        self: &Arc<Self>,
+        recorded: &MigrationState,
+    ) -> Result<Vec<Arriving>, RequestError> {
+        let Side::Incoming { volumes, .. } = recorded.side.clone() else { return Ok(Vec::new()) };
+        let mut arriving = Vec::new();
+        for record in volumes {
+            let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
+            let store = self.reopen_arriving(&record, recorded).await?;
+            // It is not in the journal; to remember for nobody costs little.
+            let left_behind = LeftBehind::Replica;
+            arriving.push(Arriving { record, left_behind, store, claim, home });
+        }
+        Ok(arriving)
+    }
+}

@@ -1,0 +1,282 @@
+//! Volumes that went to another host: what is left of them here, and what a start goes on with.
+//!
+//! Until its last client has left, wherever that is, or for good if somebody asked for that, this host forwards requests to
+//! the owner. A restart ends the connections of clients; forwarded again is then what was asked for, and what a VM of
+//! this host runs on. Clients of other hosts are, as soon as they ask for something.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use block::store::image::Patience;
+use block::store::{Holder, Opened};
+use lane::{LaneHandle, LaneStore, Listeners, Opening};
+use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, VolumeRecord};
+use migration::message::{ToSource, ToTarget};
+use migration::recovery;
+use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
+
+use crate::error::{RequestError, with_causes};
+use crate::host::{Host, blocking};
+use crate::opening;
+use crate::peers::channel::{self, Kind, Subject};
+use crate::volumes::Service;
+
+/// Time between two attempts to go on with an interrupted migration.
+const RESUME_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the last writes of a killed daemon are waited for when its migrations go on.
+const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long a start waits for one thing that it goes on with: a hypervisor that hangs keeps nobody else from being served.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether a volume has a lane, besides being told.
+const LANE_POLL: Duration = Duration::from_millis(100);
+/// How often it is looked whether the clients of a volume that is away have left.
+const CLIENTS_POLL: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// Goes on with what other hosts take part in, after a start: interrupted migrations, and forwarding.
+    pub(crate) async fn resume_with_others(self: &Arc<Self>) {
+        let (unfinished, moved) = self.journal.read(|state| {
+            let unfinished: Vec<_> = state.unfinished().map(|(id, known)| (id, known.clone())).collect();
+            (unfinished, state.moved.values().cloned().collect::<Vec<_>>())
+        });
+        // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
+        for moved in moved {
+            let name = moved.volume.record.name.clone();
+            let is_needed = moved.forwarding == Forwarding::Always || self.has_vm_on(&name);
+            if self.has_ended(moved.migration) && is_needed {
+                let volume = moved.volume.record.volume;
+                if let Err(error) = self.forward_and_see(moved).await {
+                    let reason = error.message();
+                    tracing::error!(volume = %name, reason, "its clients are not forwarded yet; it is tried again");
+                    tokio::spawn(Arc::clone(self).forward_in_the_end(name, volume));
+                }
+            }
+        }
+        for (migration, recorded) in unfinished.into_iter().filter(|(_, known)| known.side != Side::OneHost) {
+            let host = Arc::clone(self);
+            let resumed = async move {
+                match recorded.side {
+                    Side::Incoming { .. } => host.resume_incoming(migration, &recorded).await,
+                    _ => host.resume_outgoing(migration, &recorded).await,
+                }
+            };
+            at_start(resumed, "an interrupted migration", &migration).await;
+        }
+    }
+
+    /// Tries again and again to forward the clients of a volume whose host is not known now, or whose socket cannot be made.
+    async fn forward_in_the_end(self: Arc<Self>, name: String, volume: VolumeId) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(RESUME_INTERVAL) => {}
+                () = self.stopping() => return,
+            }
+            let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
+            // It has come home, or is to be forgotten.
+            let Some(moved) = moved.filter(|moved| self.has_ended(moved.migration)) else { return };
+            let Ok((claim, _)) = self.volumes.claim_new(&name) else {
+                match self.volumes.service(&name) {
+                    // Another host's clients have asked for it meanwhile, or the name is another volume's.
+                    Some(Service::Serving(_)) => return,
+                    _ => continue,
+                }
+            };
+            if self.forward_and_see(moved).await.is_ok() {
+                drop(claim);
+                tracing::info!(volume = %name, "its clients are forwarded");
+                return;
+            }
+        }
+    }
+
+    /// Serves a volume of another host to clients of this one, until the last of them has gone.
+    async fn forward_and_see(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
+        let (name, volume) = (moved.volume.record.name.clone(), moved.volume.record.volume);
+        self.forward(moved).await?;
+        if let Some(Service::Serving(lane)) = self.volumes.service(&name) {
+            tokio::spawn(Arc::clone(self).see_departure(name, volume, lane));
+        }
+        Ok(())
+    }
+
+    /// What this host answers as the source of a migration that no lane has.
+    pub(crate) fn answer_as_source(
+        &self,
+        peer: HostId,
+        migration: MigrationId,
+        message: &ToSource,
+    ) -> Option<ToTarget> {
+        self.journal.read(|state| recovery::answer_as_source(state, peer, migration, message))
+    }
+
+    /// What this host answers as the target of a migration that no lane has, in that order.
+    pub(crate) fn answers_as_target(
+        &self,
+        peer: HostId,
+        remote: MigrationId,
+        message: &ToTarget,
+    ) -> Vec<ToSource> {
+        self.journal.read(|state| recovery::answers_as_target(state, peer, remote, message))
+    }
+
+    /// The lane to which another host's clients of a volume lead: of a volume that is here, or will be, its own; of one
+    /// that has gone on from here, one that forwards. `None`: this host knows nothing of it.
+    ///
+    /// It takes as long as the volume takes to be served: those clients wait, as those of this host do, who cannot
+    /// connect meanwhile.
+    pub(crate) async fn lane_of(self: &Arc<Self>, volume: VolumeId) -> Option<LaneHandle> {
+        loop {
+            let changed = self.volumes.changed();
+            let (name, moved) = self.journal.read(|state| {
+                let moved = state.moved.get(&volume).cloned();
+                let here = state.volumes.get(&volume).map(|here| here.record.name.clone());
+                Some((here.or_else(|| Some(moved.as_ref()?.volume.record.name.clone()))?, moved))
+            })?;
+            match (self.volumes.service(&name), moved) {
+                // The journal may say that it has arrived when this process is only about to hear of it.
+                (Some(Service::Serving(lane) | Service::Arriving(lane, _)), _) => return Some(lane),
+                (None, Some(moved)) if self.has_ended(moved.migration) => {
+                    return self.forward_on_demand(moved).await;
+                }
+                _ => {}
+            }
+            tokio::select! {
+                _ = tokio::time::timeout(LANE_POLL, changed) => {}
+                () = self.stopping() => return None,
+            }
+        }
+    }
+
+    /// Forwards what is asked of a volume that has gone on from here: its former clients at another host have not
+    /// heard of that yet.
+    async fn forward_on_demand(self: &Arc<Self>, moved: Moved) -> Option<LaneHandle> {
+        let name = moved.volume.record.name.clone();
+        let (claim, _) = self.volumes.claim_new(&name).ok()?;
+        if let Err(error) = self.forward_and_see(moved).await {
+            tracing::error!(volume = %name, reason = %error.message(), "another host's clients are not forwarded");
+            return None;
+        }
+        drop(claim);
+        let Some(Service::Serving(lane)) = self.volumes.service(&name) else { return None };
+        Some(lane)
+    }
+
+    /// Tells whether a VM of this host runs on a volume: it stays when its volume alone goes elsewhere, and connects again
+    /// after a restart.
+    fn has_vm_on(&self, volume: &str) -> bool {
+        let is_adopted = || {
+            let adoptions = self.adoptions().ok();
+            adoptions.is_some_and(|adoptions| adoptions.find(|adopted| adopted.uses(volume)).is_some())
+        };
+        self.vms.runs_on(volume) || is_adopted()
+    }
+
+    fn has_ended(&self, migration: MigrationId) -> bool {
+        self.journal.read(|state| state.migrations.get(&migration).is_none_or(MigrationState::has_ended))
+    }
+
+    /// Sees to the clients of a volume that has left: they are forwarded by its lane until the last of them is gone.
+    pub(in crate::host) async fn see_departure(
+        self: Arc<Self>,
+        name: String,
+        volume: VolumeId,
+        lane: LaneHandle,
+    ) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(CLIENTS_POLL) => {}
+                () = lane.ended() => return,
+            }
+            let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
+            // It has come home.
+            let Some(moved) = moved else { return };
+            // N.B. as long as another host leads its clients through here, whether they ask for anything just now or not. One
+            // that has the volume itself leads nobody here any more.
+            let in_use = lane.status().await.map_or(0, |status| {
+                let led = status.led_here_by.iter().filter(|host| **host != moved.host).count();
+                status.connections + status.requests_in_flight + led
+            });
+            if moved.forwarding == Forwarding::Always || in_use > 0 || self.has_vm_on(&name) {
+                continue;
+            }
+            // An operation that has the volume is likely to bring it home.
+            let Ok((claim, _)) = self.volumes.claim(&name) else { continue };
+            claim.removing();
+            lane.stop(self.config.limits.stop_wait_max).await;
+            let socket = self.sockets.volume_socket(&name);
+            if let Err(error) = crate::sockets::remove(&socket) {
+                tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");
+            }
+            claim.removed();
+            tracing::info!(volume = %name, host = %moved.host_name, "the last client has left; the volume is gone from here");
+            return;
+        }
+    }
+
+    /// Serves a volume of another host to clients of this one.
+    async fn forward(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
+        let store = self.store_elsewhere(&moved)?;
+        let (record, stay) = (moved.volume.record, moved.volume.stay);
+        let access = self.socket_access(&record.export)?;
+        let bound = self.sockets.bind_volume(&record.name, &access);
+        let unix = bound.map_err(|error| RequestError::VolumeUnavailable {
+            volume: record.name.clone(),
+            reason: with_causes(&error),
+        })?;
+        let listeners = Listeners { unix, tcp: self.listen_on_port(&record)? };
+        let lane = self.start_lane(&record, stay, store, listeners, Opening::Serving).await?;
+        self.volumes.add(&record.name, record.volume);
+        if let Some(attempt) = self.volumes.attempt(&record.name) {
+            self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
+            self.keep_serving(record.name, attempt, Some(lane));
+        }
+        Ok(())
+    }
+
+    /// The volume at the host that has it.
+    pub(in crate::host) fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
+        let session = self.hosts.session_with(moved.host)?;
+        let (source, migration, id) = (self.peers.own(), moved.migration, moved.volume.record.volume);
+        let volume = self.journal.read(|state| {
+            let volumes = &state.migrations.get(&migration)?.volumes;
+            VolumeIndex::all(volumes.len())
+                .zip(volumes)
+                .find(|(_, moving)| moving.volume == id)
+                .map(|(index, _)| index)
+        });
+        let subject = |volume| Subject { kind: Kind::Forwarding, source, migration, volume };
+        let line = match volume {
+            Some(volume) => self.peers.line(&session, subject(volume)),
+            None => self.peers.free_line(&session, channel::positions_of_forgotten(id).map(subject)),
+        };
+        Ok(LaneStore::Elsewhere { channel: line, size_bytes: moved.volume.record.size_bytes })
+    }
+
+    /// Forgets where a volume went; clients that are forwarded are cut off.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(in crate::host) async fn forget_moved(&self, volume: VolumeId) -> Result<(), RequestError> {
+        Ok(self.journal.commit(vec![Record::MovedForgotten { volume }]).await?)
+    }
+}
+
+/// Opens the image of a volume whose migration goes on; a killed daemon's last writes are waited for.
+pub(in crate::host) async fn open_for_resuming(record: &VolumeRecord) -> Result<Opened, RequestError> {
+    let (record, deadline) = (record.clone(), Instant::now() + GHOST_WAIT_MAX);
+    let patience =
+        move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
+    blocking(move || opening::open(&record, None, patience)).await
+}
+
+/// Does what a start has to do, and lets the start go on without it if that takes long.
+pub(in crate::host) async fn at_start(
+    work: impl Future<Output = ()> + Send + 'static,
+    what: &str,
+    which: &(dyn std::fmt::Display + Sync),
+) {
+    let task = tokio::spawn(work);
+    if tokio::time::timeout(START_PATIENCE, task).await.is_err() {
+        tracing::warn!(%which, "the start goes on, and {what} is seen to when what it waits for is there");
+    }
+}

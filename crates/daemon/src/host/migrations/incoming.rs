@@ -1,0 +1,288 @@
+//! A migration from another host, as its target sees to it: what its [session](migration::session) asks for is done here.
+//!
+//! ```text
+//!   MakeRoom    names, places and limits (arrive.rs)
+//!   Record      started, durably, under a number of its own
+//!   MakeImages  or takes those that an earlier stay has left
+//!   Begin       lanes wait, their gates closed (await_arrival.rs); what is to be run for a VM, or hooks
+//! ```
+
+use std::sync::Arc;
+
+use chronicle::StayId;
+use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Side};
+use migration::session::{Action, Answer, Event, Role, Session, Step, Undo};
+use migration::source::Moves;
+use migration::wire::{AcceptedVolume, Offer};
+use migration::{HostId, MigrationId};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
+
+use crate::error::RequestError;
+use crate::hooks::Begun;
+use crate::host::Host;
+use crate::host::migrations::arrive::{Arriving, Expected, forget_room};
+use crate::host::migrations::await_arrival::{Arrival, Awaited};
+use crate::host::migrations::session::{PATIENCE, Task, Work, run};
+use crate::images;
+use crate::peers::host_id;
+use crate::vms::Standing;
+
+/// A migration from another host.
+pub(in crate::host) struct IncomingMigration {
+    task: Task,
+    peer: HostId,
+    /// Its number at its source.
+    remote: MigrationId,
+    /// What is offered, and over which session; `None`: a restart goes on with it, by what the journal says.
+    offered: Option<(transport::Session, Offer)>,
+    /// Volumes for which there is room.
+    expected: Vec<Expected>,
+    /// Volumes whose images are there, and what its source is told of them.
+    arriving: Vec<Arriving>,
+    accepted: Vec<AcceptedVolume>,
+    /// Volumes whose lanes wait for them.
+    awaited: Vec<Awaited>,
+    answer: Option<oneshot::Sender<Result<Vec<AcceptedVolume>, RequestError>>>,
+}
+
+impl Host {
+    /// Takes a migration that is offered; returns when lanes wait for its volumes.
+    ///
+    /// # Errors
+    /// [`RequestError`]: nothing of it is here.
+    pub(in crate::host) async fn begin_incoming(
+        self: &Arc<Self>,
+        session: &transport::Session,
+        remote: MigrationId,
+        offer: Offer,
+    ) -> Result<Vec<AcceptedVolume>, RequestError> {
+        let (answer, answered) = oneshot::channel();
+        let vm = offer.vm.as_ref().map(|vm| vm.name.clone());
+        let machine = Session::new(Role::Target, vm.is_some(), PATIENCE);
+        let (mut work, wishes) = IncomingMigration::new(self, host_id(session.peer()), remote, vm);
+        work.offered = Some((session.clone(), offer));
+        work.answer = Some(answer);
+        tokio::spawn(run(Arc::clone(self), machine, work, wishes));
+        answered.await.unwrap_or(Err(RequestError::ShuttingDown))
+    }
+
+    /// Goes on with a migration that a restart interrupted; returns when that was tried once.
+    pub(in crate::host) async fn resume_incoming(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        recorded: &MigrationState,
+    ) {
+        let Side::Incoming { peer, remote, .. } = recorded.side else { return };
+        let vm = self.vm_of_arrival(&recorded.names);
+        let machine = Session::resume(Role::Target, vm.is_some(), PATIENCE);
+        let (mut work, wishes) = IncomingMigration::new(self, peer, remote, vm);
+        let is_tried = work.task.resumes(migration);
+        tokio::spawn(run(Arc::clone(self), machine, work, wishes));
+        // Dropped, it says the same.
+        let _ = is_tried.await;
+    }
+}
+
+impl Work for IncomingMigration {
+    async fn carry_out(&mut self, action: Action) -> Option<Event> {
+        Some(match action {
+            Action::Do(Step::Record) => self.record().await,
+            Action::Do(step) => {
+                let done = self.perform(step).await;
+                self.task.done(step, done, FailureCode::TargetFaulty)
+            }
+            Action::Recall => Event::Recalled(self.task.host.stage_of(self.task.migration?)),
+            Action::Abandon(outcome) => {
+                Event::Abandoned(self.task.host.commit_discarding(self.task.migration?, &outcome).await)
+            }
+            Action::Undo(undo) => Event::Undone { left_over: self.undo(undo).await },
+            Action::End(outcome) => {
+                Event::Ended(self.task.host.commit_end(self.task.migration?, &outcome).await)
+            }
+            Action::Note(place) => Event::Noted(self.task.note(Standing::Arriving, place).await),
+            Action::LetGo => {
+                let awaited = std::mem::take(&mut self.awaited);
+                self.task.host.let_go_of(awaited).await;
+                return None;
+            }
+            Action::PlaceVolumes(outcome) => {
+                self.place_volumes(&outcome).await;
+                return None;
+            }
+            Action::Answer(answer) => {
+                self.answer(answer);
+                return None;
+            }
+            Action::Conclude(outcome) => {
+                self.task.conclude(&outcome);
+                return None;
+            }
+            // They are its source's, and its lane's.
+            Action::KeepVm | Action::Cancel => return None,
+        })
+    }
+
+    async fn driver_ends(&mut self) -> Event {
+        let lanes = self.awaited.iter().map(|volume| volume.lane.clone()).collect();
+        match self.task.migration {
+            Some(migration) => self.task.host.driver_ends(migration, lanes).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl IncomingMigration {
+    fn new(
+        host: &Arc<Host>,
+        peer: HostId,
+        remote: MigrationId,
+        vm: Option<String>,
+    ) -> (Self, UnboundedReceiver<Event>) {
+        let (task, wishes) = Task::new(host, vm);
+        let work = Self {
+            task,
+            peer,
+            remote,
+            offered: None,
+            expected: Vec::new(),
+            arriving: Vec::new(),
+            accepted: Vec::new(),
+            awaited: Vec::new(),
+            answer: None,
+        };
+        (work, wishes)
+    }
+
+    async fn perform(&mut self, step: Step) -> Result<(), RequestError> {
+        match step {
+            Step::MakeRoom => self.make_room().await,
+            Step::MakeImages => self.make_images().await,
+            Step::Begin => self.begin().await,
+            Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
+        }
+    }
+
+    async fn make_room(&mut self) -> Result<(), RequestError> {
+        if let Some((_, offer)) = &self.offered {
+            self.expected = self.task.host.make_room_for(self.peer, offer).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes durable that it begins.
+    async fn record(&mut self) -> Event {
+        let recorded = self.task.host.record_arrival(self.peer, self.remote, &self.expected).await;
+        let volumes = self.expected.iter().map(|volume| volume.record.volume).collect();
+        self.task.recorded(recorded, volumes)
+    }
+
+    async fn make_images(&mut self) -> Result<(), RequestError> {
+        let Some((_, offer)) = &self.offered else { return Ok(()) };
+        let expected = std::mem::take(&mut self.expected);
+        (self.accepted, self.arriving) = self.task.host.make_images(expected, offer.sharing).await?;
+        Ok(())
+    }
+
+    async fn begin(&mut self) -> Result<(), RequestError> {
+        let Some(migration) = self.task.migration else { return Ok(()) };
+        self.task.hold_back_the_end();
+        let arriving = std::mem::take(&mut self.arriving);
+        if let (Some((session, _)), false) = (self.offered.clone(), arriving.is_empty()) {
+            return self.let_come(&session, migration, arriving, None).await;
+        }
+        let begun = self.begin_again(migration).await;
+        begun.inspect_err(|error| self.task.say(error))
+    }
+
+    /// Goes on with what a restart, or the end of a lane, interrupted.
+    async fn begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
+        let recorded = self.task.host.journal.read(|state| state.migrations.get(&migration).cloned());
+        let Some(recorded) = recorded else { return Ok(()) };
+        let session = self.task.host.hosts.session_with(self.peer)?;
+        self.task.host.migrations.track_again(migration, recorded.volumes.iter().map(|moving| moving.volume));
+        let arriving = self.task.host.reopen_arrivals(&recorded).await?;
+        self.let_come(&session, migration, arriving, Some(recorded)).await
+    }
+
+    async fn let_come(
+        &mut self,
+        session: &transport::Session,
+        migration: MigrationId,
+        arriving: Vec<Arriving>,
+        recorded: Option<MigrationState>,
+    ) -> Result<(), RequestError> {
+        let host = Arc::clone(&self.task.host);
+        let names = arriving.iter().map(|volume| volume.record.name.clone()).collect();
+        let mut awaited = host.await_volumes(StayId::Arrived(migration.0), arriving).await?;
+        let numbers = (migration, self.remote);
+        match &self.task.vm {
+            Some(vm) => {
+                let expected = host.expected(vm, recorded.as_ref().map(|known| &known.stage)).await;
+                host.expect_vm(session, numbers, vm, names, expected);
+            }
+            None => {
+                let begun = if recorded.is_some() { Begun::Perhaps } else { Begun::No };
+                host.prepare_hooks_in(migration, self.remote, session, begun);
+            }
+        }
+        let moves = if self.task.vm.is_some() { Moves::Vm } else { Moves::Volumes };
+        let recorded = recorded.map(Box::new);
+        let arrival = Arrival { migration, remote: self.remote, recorded, moves };
+        if let Err(error) = host.let_come(session, &arrival, &mut awaited).await {
+            host.stop_waiting(awaited).await;
+            return Err(error);
+        }
+        self.awaited = awaited;
+        Ok(())
+    }
+
+    /// Gives back what was taken for volumes that do not come; returns what could not be deleted, for people.
+    async fn undo(&mut self, undo: Undo) -> String {
+        self.arriving.clear();
+        match undo {
+            Undo::Room => {
+                forget_room(&self.expected);
+                String::new()
+            }
+            Undo::Images => {
+                let recorded = self.task.migration.and_then(|migration| {
+                    self.task.host.journal.read(|state| state.migrations.get(&migration).cloned())
+                });
+                let targets =
+                    recorded.into_iter().flat_map(|known| known.volumes).map(|moving| moving.target);
+                discard(targets.collect()).await
+            }
+            Undo::Offer => String::new(),
+        }
+    }
+
+    async fn place_volumes(&mut self, outcome: &Outcome) {
+        let Some(migration) = self.task.migration else { return };
+        for awaited in std::mem::take(&mut self.awaited) {
+            self.task.host.place_arrival(migration, awaited, outcome).await;
+        }
+        self.expected.clear();
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        let Some(waiting) = self.answer.take() else { return };
+        let answer = match (answer, self.task.error.take()) {
+            (Answer::Refused, error) => {
+                Err(error.unwrap_or_else(|| RequestError::Internal("it came to nothing".to_owned())))
+            }
+            (Answer::Begun, _) => Ok(std::mem::take(&mut self.accepted)),
+        };
+        // The host that asked may be gone.
+        let _ = waiting.send(answer);
+    }
+}
+
+/// Deletes images of which nothing was promised; returns what could not be, for people.
+async fn discard(targets: Vec<ImageLocation>) -> String {
+    let discarded = tokio::task::spawn_blocking(move || {
+        let faults = targets.iter().filter_map(|target| images::discard(target).err());
+        faults.map(|fault| fault.to_string()).collect::<Vec<_>>().join("; ")
+    });
+    discarded.await.unwrap_or_default()
+}

@@ -1,0 +1,275 @@
+//! A volume is to leave for another host: what is looked at here and there before anything is begun, and what is offered. Its
+//! migration is seen to in `outgoing.rs`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{MigrateVolume, Migration, SharedTarget};
+use lane::LaneHandle;
+use migration::journal::{
+    Forwarding, ImageLocation, MigratingVolume, Origin, Place, Record, Side, VolumeRecord,
+};
+use migration::source::Moves;
+use migration::wire::{
+    Allocation, LeftBehind, Offer, OfferedVm, OfferedVolume, Refusal, RefusalCode, Sharing,
+};
+use migration::{CommitFault, MigrationId};
+use transport::{Peer, Session};
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::host::migrations::ahead::{AheadVm, Thoroughness};
+use crate::host::migrations::outgoing::Hooks;
+use crate::host::migrations::plan::check_order_elsewhere;
+use crate::host::vms::move_vm::{Company, HANDOVER_TIMEOUT};
+use crate::migrations::image_format;
+use crate::peers::host_id;
+use crate::replicas::is_replica;
+use crate::vms::{VmError, Vms};
+
+/// The version of the protocol from which on offers say whose the content of their volumes was.
+pub(in crate::host) const ORIGINS_SINCE: u16 = 4;
+/// How long it may take until there is a connection at all.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked whether there is one.
+const CONNECT_POLL: Duration = Duration::from_millis(20);
+/// How long the gates may be closed before the commit point, beside the round trips: as on one host.
+const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
+/// Round trips that lie between the closing of the gates and the commit point: what is still in flight, and *prepare*.
+/// One more, because a round trip is not always the same.
+const SWITCH_OVER_ROUND_TRIPS: u32 = 3;
+
+/// A volume that is to leave.
+pub(in crate::host) struct Departing {
+    /// What it is.
+    pub record: VolumeRecord,
+    /// Who serves it.
+    pub lane: LaneHandle,
+}
+
+/// Where volumes are to go.
+pub(in crate::host) struct Elsewhere {
+    /// The host.
+    pub peer: Peer,
+    /// The store there; empty: its only one.
+    pub store: String,
+}
+
+impl Host {
+    /// The host that `to` names, as HOST or HOST:STORE; `None`: it is a store of this host.
+    ///
+    /// # Errors
+    /// [`RequestError::DestinationNotFound`]; [`RequestError::Invalid`]: it is this host's own name.
+    pub(in crate::host) fn elsewhere(&self, to: &str) -> Result<Option<Elsewhere>, RequestError> {
+        if self.stores.get(to).is_ok() {
+            return Ok(None);
+        }
+        let (host, store) = to.split_once(':').unwrap_or((to, ""));
+        match self.hosts.find(host) {
+            Some(peer) => Ok(Some(Elsewhere { peer, store: store.to_owned() })),
+            None if self.hosts.own().is_none() => self.stores.get(to).map(|_| None),
+            None if self.hosts.is_own_name(host) => Err(RequestError::Invalid(format!(
+                "\"{host}\" is this host; what is to stay here goes to one of its stores: {}",
+                self.stores.known()
+            ))),
+            None => Err(RequestError::DestinationNotFound {
+                name: to.to_owned(),
+                stores: self.stores.known(),
+                hosts: self.hosts.names(),
+            }),
+        }
+    }
+
+    /// Begins to move volumes to another host: all of them, or none.
+    ///
+    /// # Errors
+    /// [`RequestError`]: they stay where they are, and nothing is left there.
+    pub(in crate::host) async fn migrate_away(
+        self: &Arc<Self>,
+        departing: Vec<Departing>,
+        elsewhere: Elsewhere,
+        order: MigrateVolume,
+        company: Option<Company>,
+    ) -> Result<Migration, RequestError> {
+        check_order_elsewhere(&order)?;
+        let session = self.hosts.session(&elsewhere.peer)?;
+        self.reach(&session, &elsewhere.peer).await?;
+        let looked = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
+        self.begin_outgoing((elsewhere, session), order, departing, company, looked).await
+    }
+
+    /// Looks ahead, as a dry run does: nothing is begun if something is in the way. Returns what the user should know.
+    async fn look_before(
+        self: &Arc<Self>,
+        session: &Session,
+        departing: &[Departing],
+        elsewhere: &Elsewhere,
+        order: &MigrateVolume,
+        company: Option<&Company>,
+    ) -> Result<(Hooks, Vec<String>), RequestError> {
+        let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
+        // The other host looks at the VM itself when its volumes have been offered, and refuses it or not. What is only
+        // to be known is asked for here.
+        let vm = company.map(|company| {
+            let manifest = Vms::files_alone(&company.manifest)?;
+            Ok::<_, VmError>(AheadVm {
+                name: company.name.clone(),
+                downtime_max: company.downtime_max,
+                manifest,
+            })
+        });
+        let vm = vm.transpose()?;
+        let asked = Thoroughness::BeforeOffer;
+        let ahead = self.look_ahead(session, &records, elsewhere, order, vm.as_ref(), asked).await;
+        // One that has not said so may have some.
+        let has_hooks = self.has_hooks() || ahead.surveyed.as_ref().is_none_or(|there| there.has_hooks);
+        let hooks = if has_hooks { Hooks::Some } else { Hooks::None };
+        Ok((hooks, ahead.into_result()?))
+    }
+
+    /// Waits until there is a connection: nothing is begun with a host that is not there.
+    pub(in crate::host) async fn reach(&self, session: &Session, peer: &Peer) -> Result<(), RequestError> {
+        let connected = async {
+            while !session.status().is_connected {
+                tokio::time::sleep(CONNECT_POLL).await;
+            }
+        };
+        let unreachable = |_| RequestError::HostUnreachable {
+            host: peer.name.clone(),
+            reason: session.status().last_error.unwrap_or_else(|| "it does not answer".to_owned()),
+        };
+        tokio::time::timeout(CONNECT_MAX, connected).await.map_err(unreachable)
+    }
+
+    /// Makes durable that volumes leave, under a number that no other migration has.
+    ///
+    /// # Errors
+    /// [`CommitFault`].
+    pub(in crate::host) async fn record_leaving(
+        &self,
+        departing: &[Departing],
+        elsewhere: &Elsewhere,
+        order: &MigrateVolume,
+    ) -> Result<MigrationId, CommitFault> {
+        let starting = self.starting_migration.lock().await;
+        let first = departing.first().map(|departing| departing.record.volume);
+        let migration = self.next_identity(first);
+        let peer = &elsewhere.peer;
+        // Where exactly its image is there, is the other host's affair.
+        let store = match elsewhere.store.as_str() {
+            "" => peer.name.clone(),
+            store => format!("{}:{store}", peer.name),
+        };
+        let moving = |Departing { record, .. }: &Departing| {
+            let format = order.format.map_or(record.image.format, image_format);
+            let target = ImageLocation { store: store.clone(), place: Place::File(String::new()), format };
+            MigratingVolume { volume: record.volume, source: record.image.clone(), target }
+        };
+        let volumes = departing.iter().map(moving).collect();
+        let side = Side::Outgoing {
+            peer: host_id(peer.id),
+            peer_name: peer.name.clone(),
+            store: elsewhere.store.clone(),
+            forwarding: forwarding(order),
+        };
+        let keep_source = order.keep_source;
+        let started = Record::MigrationStarted { migration, volumes, keep_source, side };
+        // N.B. before the beginning: a restart goes on as it was ordered, or has nothing to go on with. On a full disk a
+        // migration begins all the same, and its order is known until the daemon ends.
+        if let Err(error) = self.dockets.announce(migration, order).await {
+            tracing::warn!(%migration, %error, "how a migration was ordered cannot be kept");
+        }
+        self.journal.commit(vec![started]).await?;
+        drop(starting);
+        self.note_order(migration, order).await;
+        Ok(migration)
+    }
+
+    /// Says whose the volumes' content was before Sterna served it.
+    pub(in crate::host) fn tell_origins(&self, offer: &mut Offer) {
+        self.journal.read(|state| {
+            for offered in &mut offer.volumes {
+                offered.origin = state.origin_of(offered.volume);
+            }
+        });
+    }
+}
+
+/// How long the gates may be closed, given how far away the other host is.
+pub(in crate::host) fn switch_over_max(session: &Session, moves: Moves) -> Duration {
+    let near = match moves {
+        Moves::Volumes | Moves::VolumesAfterHooks => SWITCH_OVER_MAX,
+        Moves::Vm => HANDOVER_TIMEOUT,
+    };
+    near + round_trip(session) * SWITCH_OVER_ROUND_TRIPS
+}
+
+/// The longest way to the other host and back, as it was measured last.
+pub(in crate::host) fn round_trip(session: &Session) -> Duration {
+    let status = session.status();
+    let round_trips = status.connections.iter().filter_map(|connection| connection.round_trip);
+    round_trips.max().unwrap_or_default()
+}
+
+fn forwarding(order: &MigrateVolume) -> Forwarding {
+    if order.serve_here { Forwarding::Always } else { Forwarding::WhileConnected }
+}
+
+/// What is offered to another host.
+pub(in crate::host) fn offer(
+    records: &[VolumeRecord],
+    store: &str,
+    order: &MigrateVolume,
+    vm: Option<OfferedVm>,
+) -> Offer {
+    let volume = |record: &VolumeRecord| OfferedVolume {
+        volume: record.volume,
+        name: record.name.clone(),
+        size_bytes: record.size_bytes,
+        block_size_bytes: record.block_size_bytes,
+        generation: record.generation,
+        left_behind: match order.keep_source && is_replica(&record.image) {
+            true => LeftBehind::Replica,
+            false => LeftBehind::Nothing,
+        },
+        origin: Origin::Unknown,
+    };
+    Offer {
+        volumes: records.iter().map(volume).collect(),
+        store: store.to_owned(),
+        format: order.format.map(image_format),
+        allocation: match order.allocation {
+            api::Allocation::Thin => Allocation::Thin,
+            api::Allocation::Thick => Allocation::Thick,
+        },
+        forwarding: forwarding(order),
+        vm,
+        sharing: match order.shared_target {
+            SharedTarget::Auto => Sharing::Wanted,
+            SharedTarget::Never => Sharing::Refused,
+        },
+    }
+}
+
+/// What another host is told of what went wrong here.
+pub(in crate::host) fn refusal(error: &RequestError) -> Refusal {
+    let code = match (error, error.code()) {
+        (RequestError::BranchPresent { .. } | RequestError::BranchLedTo { .. }, _) => {
+            RefusalCode::VolumePresent
+        }
+        (_, api::ErrorCode::NoSpace | api::ErrorCode::TargetTooSmall) => RefusalCode::NoSpace,
+        (_, api::ErrorCode::StoreNotFound) => RefusalCode::UnknownStore,
+        (_, api::ErrorCode::VolumeExists) => RefusalCode::NameTaken,
+        (_, api::ErrorCode::InvalidRequest | api::ErrorCode::StoreOccupied) => RefusalCode::Unsuitable,
+        (_, api::ErrorCode::VolumeBusy | api::ErrorCode::AlreadyMigrating) => RefusalCode::Busy,
+        _ => RefusalCode::Failed,
+    };
+    // Who asked names a store behind this host's name, which is not the same everywhere.
+    let detail = match error {
+        RequestError::StoreNotChosen { known } => {
+            format!("it has several stores; name one, as in --to HOST:STORE: {known}")
+        }
+        error => error.message(),
+    };
+    Refusal { code, detail }
+}

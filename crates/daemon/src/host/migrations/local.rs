@@ -1,0 +1,260 @@
+//! A migration to another store of this host: what its [session](migration::session) asks for is done here.
+//!
+//! ```text
+//!   MakeRoom    the target is checked and reserved, empty
+//!   Record      started, durably, under a number of its own
+//!   MakeImages  the target becomes as large as the volume
+//!   Begin       the lane has both halves
+//! ```
+//! A crash leaves an empty file that no journal knows, or a migration that recovery ends: never somebody else's file
+//! that is taken for a half-made target. A device or an export is fenced by *started*, before anything is written there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use api::{MigrateVolume, Migration};
+use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused};
+use migration::journal::{FailureCode, MigratingVolume, Record, Side, VolumeRecord};
+use migration::session::{Action, Event, Role, Session, Step, Undo};
+use migration::{CommitFault, MigrationId};
+use tokio::sync::oneshot;
+
+use crate::error::RequestError;
+use crate::host::migrations::migrate::allocated_bytes;
+use crate::host::migrations::session::{PATIENCE, Task, Work, run};
+use crate::host::volumes::reserve::Reserved;
+use crate::host::{Host, blocking};
+use crate::images;
+use crate::opening;
+
+/// A migration to another store of this host.
+struct LocalMigration {
+    task: Task,
+    record: VolumeRecord,
+    lane: LaneHandle,
+    order: MigrateVolume,
+    /// The place of the target.
+    reserved: Option<Reserved>,
+    /// The target, open, until the lane has it.
+    target: Option<MigrationTarget>,
+    answer: Option<oneshot::Sender<Result<Migration, RequestError>>>,
+}
+
+impl Host {
+    /// Begins to move a volume to another store; returns when its lane copies it.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the volume stays where it is, and nothing of the target is left.
+    pub(in crate::host) async fn begin_local(
+        self: &Arc<Self>,
+        record: VolumeRecord,
+        lane: LaneHandle,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        let (answer, answered) = oneshot::channel();
+        let (task, wishes) = Task::new(self, None);
+        let answer = Some(answer);
+        let work = LocalMigration { task, record, lane, order, reserved: None, target: None, answer };
+        let session = Session::new(Role::Local, false, PATIENCE);
+        tokio::spawn(run(Arc::clone(self), session, work, wishes));
+        answered.await.unwrap_or(Err(RequestError::ShuttingDown))
+    }
+
+    /// Checks the target and takes its place; a file is made as the volume's own is.
+    async fn reserve_target(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        order: &MigrateVolume,
+    ) -> Result<Reserved, RequestError> {
+        let wanted = self.wanted_here(record, order).await?;
+        let copied = record.clone();
+        let reserved = self.reserve(wanted, move || allocated_bytes(&copied)).await?;
+        let (file, source) = (reserved.file.as_ref(), record.image.place.file().map(PathBuf::from));
+        if let (Some((path, file)), Some(source)) = (file, source) {
+            let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
+            blocking(move || {
+                images::dress(&file, &source);
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(reserved)
+    }
+}
+
+impl Work for LocalMigration {
+    async fn carry_out(&mut self, action: Action) -> Option<Event> {
+        Some(match action {
+            Action::Do(Step::Record) => self.record().await,
+            Action::Do(step) => {
+                let done = self.perform(step).await;
+                let code = done.as_ref().err().map_or(FailureCode::Internal, cause);
+                self.task.done(step, done, code)
+            }
+            Action::Recall => Event::Recalled(self.task.host.stage_of(self.task.migration?)),
+            Action::Undo(undo) => Event::Undone { left_over: self.undo(undo).await },
+            Action::End(outcome) => {
+                Event::Ended(self.task.host.commit_end(self.task.migration?, &outcome).await)
+            }
+            Action::Cancel => {
+                // Too late is as good: whoever asks for it hears that from the lane.
+                let _ = self.lane.cancel(self.task.migration?).await;
+                return None;
+            }
+            Action::Answer(answer) => {
+                // Whoever asked may be gone.
+                let _ = self.answer.take()?.send(self.task.answer(answer));
+                return None;
+            }
+            Action::Conclude(outcome) => {
+                self.task.conclude(&outcome);
+                return None;
+            }
+            // The volume is where it is served, a start discards by itself, and no VM goes along.
+            Action::PlaceVolumes(_)
+            | Action::LetGo
+            | Action::Abandon(_)
+            | Action::KeepVm
+            | Action::Note(_) => return None,
+        })
+    }
+
+    async fn driver_ends(&mut self) -> Event {
+        match self.task.migration {
+            Some(migration) => self.task.host.driver_ends(migration, vec![self.lane.clone()]).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl LocalMigration {
+    async fn perform(&mut self, step: Step) -> Result<(), RequestError> {
+        match step {
+            Step::MakeRoom => {
+                let host = Arc::clone(&self.task.host);
+                self.reserved = Some(host.reserve_target(&self.record, &self.order).await?);
+                Ok(())
+            }
+            Step::MakeImages => self.make_image().await,
+            Step::Begin => self.begin().await,
+            Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
+        }
+    }
+
+    /// Makes durable that it begins.
+    async fn record(&mut self) -> Event {
+        let recorded = match &self.reserved {
+            Some(reserved) => self.task.host.record_local(&self.record, reserved, &self.order).await,
+            None => Err(CommitFault::NotWritten),
+        };
+        if let Ok(migration) = recorded {
+            self.task.host.begin_history(migration, self.record.size_bytes, &self.order);
+        }
+        self.task.recorded(recorded, vec![self.record.volume])
+    }
+
+    async fn make_image(&mut self) -> Result<(), RequestError> {
+        let Some(reserved) = &self.reserved else { return Ok(()) };
+        let file = match &reserved.file {
+            None => None,
+            Some((path, file)) => {
+                Some(file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?)
+            }
+        };
+        let (image, allocation) = (reserved.location.clone(), reserved.allocation);
+        let (size, chain) = (self.record.size_bytes, reserved.chain.clone());
+        let make = move || opening::make_target(&image, file.as_ref(), size, allocation, chain.as_ref());
+        self.target = Some(blocking(make).await?);
+        // It may be in either when the daemon is killed.
+        let moved = VolumeRecord { image: reserved.location.clone(), ..self.record.clone() };
+        let host = &self.task.host;
+        host.note_image(host.stay_of(self.record.volume), &moved).await;
+        Ok(())
+    }
+
+    async fn begin(&mut self) -> Result<(), RequestError> {
+        let name = self.record.name.clone();
+        let (Some(migration), Some(reserved), Some(target)) =
+            (self.task.migration, &self.reserved, self.target.take())
+        else {
+            let reason = "a migration on one host does not go on after its thread has ended".to_owned();
+            return Err(RequestError::VolumeUnavailable { volume: name, reason });
+        };
+        let order = MigrationOrder {
+            migration,
+            source: self.record.image.clone(),
+            target: reserved.location.clone(),
+            keep_source: self.order.keep_source,
+            bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
+            moves: self.task.host.prepare_hooks_here(migration),
+        };
+        self.lane.migrate(order, target).await.map_err(|refused| match refused {
+            Refused::Migrating(migration) => {
+                RequestError::AlreadyMigrating { volume: name.clone(), migration }
+            }
+            refused => RequestError::VolumeUnavailable { volume: name.clone(), reason: refused.to_string() },
+        })?;
+        tracing::info!(volume = %name, %migration, target = %self.order.to, "migration begun");
+        // From now on the journal keeps its place.
+        self.reserved = None;
+        Ok(())
+    }
+
+    /// Gives the target's place back; returns what could not be deleted, for people.
+    async fn undo(&mut self, undo: Undo) -> String {
+        self.target = None;
+        let Some(reserved) = self.reserved.take() else { return String::new() };
+        match (undo, reserved.file) {
+            (Undo::Room, Some((path, _))) => {
+                // It is empty, and in no journal.
+                let _ = std::fs::remove_file(path);
+                String::new()
+            }
+            (Undo::Images, _) => {
+                if let Some(migration) = self.task.migration {
+                    self.task.host.histories.forget(migration);
+                }
+                let target = reserved.location;
+                let discarded = tokio::task::spawn_blocking(move || images::discard(&target)).await;
+                discarded.ok().and_then(Result::err).map(|fault| fault.to_string()).unwrap_or_default()
+            }
+            (Undo::Room | Undo::Offer, _) => String::new(),
+        }
+    }
+}
+
+impl Host {
+    /// Makes durable that a volume moves to another store, under a number that no other migration has.
+    async fn record_local(
+        &self,
+        record: &VolumeRecord,
+        target: &Reserved,
+        order: &MigrateVolume,
+    ) -> Result<MigrationId, CommitFault> {
+        let starting = self.starting_migration.lock().await;
+        let migration = self.next_identity(Some(record.volume));
+        let moving = MigratingVolume {
+            volume: record.volume,
+            source: record.image.clone(),
+            target: target.location.clone(),
+        };
+        let started = Record::MigrationStarted {
+            migration,
+            volumes: vec![moving],
+            keep_source: order.keep_source,
+            side: Side::OneHost,
+        };
+        let recorded = self.journal.commit(vec![started]).await;
+        drop(starting);
+        recorded.map(|()| migration)
+    }
+}
+
+/// What a failure is to programs.
+fn cause(error: &RequestError) -> FailureCode {
+    match error.code() {
+        api::ErrorCode::NoSpace => FailureCode::TargetFull,
+        api::ErrorCode::StorageFailed | api::ErrorCode::TargetTooSmall => FailureCode::TargetFaulty,
+        _ => FailureCode::Internal,
+    }
+}

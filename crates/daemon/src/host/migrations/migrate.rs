@@ -1,0 +1,270 @@
+//! Beginning and cancelling migrations: which of its kinds an order is, and what is asked of one that is under way. What happens
+//! in between is the sessions' (`local.rs`, `outgoing.rs`, `incoming.rs`) and the lanes'.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use api::{MigrateVolume, Migration, MigrationHistory};
+use lane::{Refused, Rest};
+use migration::MigrationId;
+use migration::journal::{ImageFormat, VolumeRecord};
+use migration::session::Event;
+
+use crate::error::RequestError;
+use crate::history::Facts;
+use crate::host::migrations::leave::Departing;
+use crate::host::migrations::queue::check_rate;
+use crate::host::vms::move_vm::not_to_a_store;
+use crate::host::volumes::chain;
+use crate::host::volumes::reserve::Wanted;
+use crate::host::{Host, blocking};
+use crate::images;
+use crate::migrations::{image_format, parse_id};
+
+impl Host {
+    /// Begins to move a volume, or a VM, now.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the volume stays where it is, and nothing of the target is left.
+    pub(in crate::host) async fn begin_migration(
+        self: Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        check_rate(&order)?;
+        self.names_together(&name, &order)?;
+        if self.means_vm(&name, &order)? {
+            return self.migrate_vm(name, order).await;
+        }
+        if let Some(adopted) = self.adoptions()?.get(&name)
+            && self.elsewhere(&order.to)?.is_some()
+        {
+            return self.migrate_adopted(adopted, order).await;
+        }
+        self.check_is_volume(&name, &order)?;
+        check_has_no_memory(&name, &order)?;
+        if !order.together_with.is_empty() {
+            return self.migrate_together(name, order).await;
+        }
+        let (_claim, volume) = self.claim_at_rest(&name).await?;
+        let record = self.record(volume, &name)?;
+        if let Some(elsewhere) = self.elsewhere(&order.to)? {
+            let lane = self.volumes.lane(&name).await?;
+            return self.migrate_away(vec![Departing { record, lane }], elsewhere, order, None).await;
+        }
+        self.check_move_here(&record, &order)?;
+        let lane = self.volumes.lane(&name).await?;
+        self.begin_local(record, lane, order).await
+    }
+
+    /// Refuses a name that no volume has, of an order that is not for a VM that goes to another host.
+    ///
+    /// # Errors
+    /// [`RequestError::NothingToMove`], [`RequestError::VolumeGone`]; [`RequestError::Invalid`]: it is a VM.
+    pub(in crate::host) fn check_is_volume(
+        &self,
+        name: &str,
+        order: &MigrateVolume,
+    ) -> Result<(), RequestError> {
+        match self.record_named(name) {
+            Err(RequestError::VolumeNotFound(_)) => {}
+            Err(RequestError::VolumeElsewhere { volume, host, migration })
+                if self.volumes.service(name).is_none() =>
+            {
+                return Err(RequestError::VolumeGone { volume, host, migration });
+            }
+            // Whoever takes the volume says best what else is wrong with it.
+            _ => return Ok(()),
+        }
+        Err(match self.adoptions()?.get(name) {
+            None => RequestError::NothingToMove(name.to_owned()),
+            Some(adopted) => {
+                let disks = adopted.disks.iter().map(|disk| disk.volume.clone());
+                not_to_a_store(&disks.collect::<Vec<_>>(), order)
+            }
+        })
+    }
+
+    /// Refuses what cannot be meant by a move to a store of this host.
+    ///
+    /// # Errors
+    /// [`RequestError::SameStore`], [`RequestError::Invalid`], [`RequestError::StoreNotFound`].
+    pub(in crate::host) fn check_move_here(
+        &self,
+        record: &VolumeRecord,
+        order: &MigrateVolume,
+    ) -> Result<(), RequestError> {
+        if record.image.store == order.to {
+            return Err(RequestError::SameStore { volume: record.name.clone(), store: order.to.clone() });
+        }
+        if order.serve_here {
+            let text =
+                "every client is served here after a move between stores of one host; leave --serve-here out";
+            return Err(RequestError::Invalid(text.to_owned()));
+        }
+        self.stores.get(&order.to).map(drop)
+    }
+
+    /// Notes that the other host has an old image to begin with, and what the volumes hold: what was sent is compared
+    /// with that.
+    pub(in crate::host) async fn note_held(&self, migration: MigrationId, records: Vec<VolumeRecord>) {
+        let held = blocking(move || records.iter().map(allocated_bytes).sum::<Result<u64, _>>()).await;
+        if let (Ok(held), Some(begun)) = (held, self.begun_unix_ms(migration)) {
+            self.dockets.note(migration, begun, |docket| docket.held_bytes = Some(held)).await;
+        }
+    }
+
+    /// A migration with what was recorded of it.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`].
+    pub(crate) async fn migration_history(
+        self: Arc<Self>,
+        migration: MigrationId,
+    ) -> Result<MigrationHistory, RequestError> {
+        blocking(move || {
+            let shown = self.migrations.get(&self.journal, migration)?;
+            let recording = self.histories.get(migration, shown.started_unix_ms);
+            Ok(MigrationHistory { migration: shown, recording })
+        })
+        .await
+    }
+
+    pub(in crate::host) fn begin_history(
+        &self,
+        migration: MigrationId,
+        size_bytes: u64,
+        order: &MigrateVolume,
+    ) {
+        let started = self.journal.read(|state| Some(state.migrations.get(&migration)?.started_unix_ms));
+        let facts = Facts {
+            started_unix_ms: started.unwrap_or_default(),
+            size_bytes,
+            bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+            mirror_wait_max: self.config.limits.mirror_wait_max,
+        };
+        self.histories.begin(migration, facts);
+    }
+
+    /// Lets a migration rest, or go on.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`].
+    pub(crate) async fn rest_migration(
+        self: Arc<Self>,
+        id: String,
+        rest: Rest,
+    ) -> Result<Migration, RequestError> {
+        let (migration, name) = self.running_named(&id)?;
+        match self.volumes.lane(&name).await?.rest(migration, rest).await {
+            Ok(()) => {
+                // Answered only then: whoever has paused it finds it paused by the next daemon, too.
+                if let Some(begun) = self.begun_unix_ms(migration) {
+                    self.dockets
+                        .note(migration, begun, |docket| docket.is_paused = rest == Rest::Pause)
+                        .await;
+                }
+                self.migrations.get(&self.journal, migration)
+            }
+            // It is on its way here: its source is who lets it rest. Or it has just ended.
+            Err(_) => Err(RequestError::VolumeBusy(name)),
+        }
+    }
+
+    /// A migration that is under way, and the name of its volume.
+    fn running_named(&self, id: &str) -> Result<(MigrationId, String), RequestError> {
+        let migration = parse_id(id)?;
+        self.require_begun(migration)?;
+        let found = self.journal.read(|state| {
+            let state = state.migrations.get(&migration)?;
+            Some((state.has_ended(), state.names.first().cloned().unwrap_or_default()))
+        });
+        match found {
+            None => Err(RequestError::MigrationNotFound(id.to_owned())),
+            Some((true, _)) => Err(RequestError::NotMigrating(migration)),
+            Some((false, name)) => Ok((migration, name)),
+        }
+    }
+
+    /// Asks for a migration to be cancelled.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::TooLate`].
+    pub(crate) async fn cancel_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
+        if let Some(cancelled) = self.withdraw(parse_id(&id)?).await? {
+            return Ok(cancelled);
+        }
+        let (migration, name) = self.running_named(&id)?;
+        match self.volumes.lane_of_migration(&name).await?.cancel(migration).await {
+            Ok(()) => self.migrations.get(&self.journal, migration),
+            Err(Refused::TooLate(_)) => Err(RequestError::TooLate(migration)),
+            // The lane has not got it yet, or has just ended it.
+            Err(Refused::NotMigrating(_)) => match self.sessions.tell(migration, Event::Cancel) {
+                true => self.migrations.get(&self.journal, migration),
+                false => Err(RequestError::VolumeBusy(name)),
+            },
+            Err(refused) => {
+                Err(RequestError::VolumeUnavailable { volume: name, reason: refused.to_string() })
+            }
+        }
+    }
+
+    /// Whether a name is meant as that of a VM of ours: if there is a volume of that name, too, what goes to a store of this
+    /// host is the volume, because no VM does.
+    ///
+    /// # Errors
+    /// [`RequestError`]: nothing is called as the target is.
+    pub(in crate::host) fn means_vm(&self, name: &str, order: &MigrateVolume) -> Result<bool, RequestError> {
+        let is_volume = self.volumes.service(name).is_some();
+        Ok(self.vms.get(name).is_ok() && (!is_volume || self.elsewhere(&order.to)?.is_some()))
+    }
+
+    /// The image that is wanted of a volume in another store of this host.
+    ///
+    /// # Errors
+    /// [`RequestError`]: its chain cannot be kept.
+    pub(in crate::host) async fn wanted_here(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        order: &MigrateVolume,
+    ) -> Result<Wanted, RequestError> {
+        let chain = match order.keep_chain {
+            false => None,
+            true => {
+                let (host, record, order) = (Arc::clone(self), record.clone(), order.clone());
+                Some(blocking(move || chain::kept(&record, &order, host.stores.get(&order.to)?)).await?)
+            }
+        };
+        let kept_format = chain.is_some().then_some(ImageFormat::Qcow2);
+        Ok(Wanted {
+            store: order.to.clone(),
+            volume: record.name.clone(),
+            format: order.format.map(image_format).or(kept_format),
+            otherwise: record.image.format,
+            allocation: order.allocation,
+            size_bytes: record.size_bytes,
+            chain,
+        })
+    }
+}
+
+/// Refuses for a volume what is said of a VM's memory.
+///
+/// # Errors
+/// [`RequestError::Invalid`].
+pub(in crate::host) fn check_has_no_memory(name: &str, order: &MigrateVolume) -> Result<(), RequestError> {
+    if order.memory == api::Memory::PreCopy && order.memory_streams.is_none() {
+        return Ok(());
+    }
+    let text = format!("\"{name}\" is a volume, and has no memory: leave --memory and --memory-streams out");
+    Err(RequestError::Invalid(text))
+}
+
+/// Bytes that a copy of the volume will need, about; 0 if nobody can tell.
+pub(in crate::host) fn allocated_bytes(record: &VolumeRecord) -> Result<u64, RequestError> {
+    let Some(path) = record.image.place.file().map(Path::new) else { return Ok(0) };
+    // What a qcow2 image stands on is not counted: its lane has it open, and it may be shared with others.
+    let allocated =
+        images::allocated_bytes(path).map_err(|error| RequestError::storage("examine", path, &error))?;
+    Ok(allocated.min(record.size_bytes))
+}

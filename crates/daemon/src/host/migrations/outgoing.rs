@@ -1,0 +1,345 @@
+//! A migration to another host, as its source sees to it: what its [session](migration::session) asks for is done here.
+//!
+//! ```text
+//!   Record      started, durably, under a number of its own
+//!   Offer       what is offered; what the target has of it
+//!   LetVmLeave  nobody else starts, stops or removes the VM
+//!   ExamineVm   the target says whether it could run it
+//!   Begin       hooks, images that both hosts have, and the lanes' orders: that of the first volume drives (lane.rs)
+//! ```
+
+mod begin;
+
+use std::sync::Arc;
+
+use api::{MigrateVolume, Migration};
+use hypervisor::Hypervisor;
+use lane::LaneHandle;
+use migration::journal::{FailureCode, MigrationState, Outcome, Stage};
+use migration::message::ToTarget;
+use migration::session::{Action, Event, Role, Session, Step, Undo};
+use migration::source::Moves;
+use migration::wire::{Acceptance, OfferedVm};
+use migration::{CommitFault, MigrationId, VolumeId};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
+
+use self::begin::held;
+use crate::error::RequestError;
+use crate::hooks::{Begun, HookSide};
+use crate::host::Host;
+use crate::host::migrations::leave::{Departing, Elsewhere, ORIGINS_SINCE, offer};
+use crate::host::migrations::session::{PATIENCE, Task, Work, run};
+use crate::host::vms::move_vm::{Company, memory_lost};
+use crate::moving::Leaving;
+use crate::peers::host_id;
+use crate::vms::Standing;
+
+/// Whether something is to be run before volumes change hands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::host) enum Hooks {
+    /// Neither host has anything.
+    None,
+    /// One of them has, or may have.
+    Some,
+}
+
+/// A migration to another host.
+pub(in crate::host) struct OutgoingMigration {
+    task: Task,
+    /// What is ordered; `None`: a restart goes on with it, by what the journal says.
+    order: Option<Ordered>,
+    /// It is known to those who bring VMs to a stand.
+    leaving: Option<Arc<Leaving>>,
+    /// Those who serve the volumes, that of the first one first; none before they have their orders.
+    lanes: Vec<(String, VolumeId, LaneHandle)>,
+    /// Why the VM stays whose volumes a restart goes on with.
+    stays: String,
+    answer: Option<oneshot::Sender<Result<Migration, RequestError>>>,
+}
+
+/// What is ordered, and what has come of that so far.
+pub(in crate::host) struct Ordered {
+    pub(in crate::host) elsewhere: Elsewhere,
+    pub(in crate::host) session: transport::Session,
+    pub(in crate::host) order: MigrateVolume,
+    pub(in crate::host) volumes: Vec<Departing>,
+    pub(in crate::host) company: Option<Company>,
+    pub(in crate::host) hooks: Hooks,
+    /// What the user should know.
+    pub(in crate::host) warnings: Vec<String>,
+    /// What the target has of the volumes.
+    pub(in crate::host) acceptance: Option<Acceptance>,
+    /// The VM's hypervisor, once it is leaving.
+    qemu: Option<Arc<dyn Hypervisor>>,
+}
+
+impl Host {
+    /// Begins a migration that was looked at; returns when its volumes are accepted and copied.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the volumes stay where they are, and nothing is left there.
+    pub(in crate::host) async fn begin_outgoing(
+        self: &Arc<Self>,
+        (elsewhere, session): (Elsewhere, transport::Session),
+        order: MigrateVolume,
+        volumes: Vec<Departing>,
+        company: Option<Company>,
+        (hooks, warnings): (Hooks, Vec<String>),
+    ) -> Result<Migration, RequestError> {
+        let (answer, answered) = oneshot::channel();
+        let vm = company.as_ref().map(|company| company.name.clone());
+        let machine = Session::new(Role::Source, vm.is_some(), PATIENCE);
+        let ordered = Ordered {
+            elsewhere,
+            session,
+            order,
+            volumes,
+            company,
+            hooks,
+            warnings,
+            acceptance: None,
+            qemu: None,
+        };
+        let (mut work, wishes) = OutgoingMigration::new(self, Some(ordered), vm);
+        work.answer = Some(answer);
+        tokio::spawn(run(Arc::clone(self), machine, work, wishes));
+        answered.await.unwrap_or(Err(RequestError::ShuttingDown))
+    }
+
+    /// Goes on with a migration that a restart interrupted; returns when that was tried once.
+    pub(in crate::host) async fn resume_outgoing(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        recorded: &MigrationState,
+    ) {
+        let is_copying = recorded.stage == Stage::Copying;
+        let stays = || self.vm_at_home(&recorded.names).filter(|_| is_copying);
+        let vm = self.vm_of_departure(&recorded.names).or_else(stays);
+        let machine = Session::resume(Role::Source, vm.is_some(), PATIENCE);
+        let (mut work, wishes) = OutgoingMigration::new(self, None, vm);
+        let is_tried = work.task.resumes(migration);
+        tokio::spawn(run(Arc::clone(self), machine, work, wishes));
+        // Dropped, it says the same.
+        let _ = is_tried.await;
+    }
+}
+
+impl Work for OutgoingMigration {
+    async fn carry_out(&mut self, action: Action) -> Option<Event> {
+        Some(match action {
+            Action::Do(Step::Record) => self.record().await,
+            Action::Do(step) => {
+                let done = self.perform(step).await;
+                self.task.done(step, done, FailureCode::HostRefused)
+            }
+            Action::Recall => Event::Recalled(self.task.host.stage_of(self.task.migration?)),
+            Action::Undo(undo) => {
+                self.undo(undo);
+                Event::Undone { left_over: String::new() }
+            }
+            Action::End(outcome) => Event::Ended(self.end(&outcome).await),
+            // It has no images here.
+            Action::Abandon(_) | Action::LetGo => return None,
+            Action::PlaceVolumes(outcome) => {
+                self.place_volumes(&outcome);
+                return None;
+            }
+            Action::Note(place) => Event::Noted(self.task.note(Standing::Leaving, place).await),
+            Action::KeepVm => {
+                self.keep_vm().await;
+                return None;
+            }
+            Action::Cancel => {
+                // Too late is as good: whoever asks for it hears that from the lane.
+                let (_, _, lane) = self.lanes.first()?;
+                let _ = lane.cancel(self.task.migration?).await;
+                return None;
+            }
+            Action::Answer(answer) => {
+                // Whoever asked may be gone.
+                let _ = self.answer.take()?.send(self.task.answer(answer));
+                return None;
+            }
+            Action::Conclude(outcome) => {
+                self.conclude(&outcome).await;
+                return None;
+            }
+        })
+    }
+
+    async fn driver_ends(&mut self) -> Event {
+        let lanes = self.lanes.iter().map(|(_, _, lane)| lane.clone()).collect();
+        match self.task.migration {
+            Some(migration) => self.task.host.driver_ends(migration, lanes).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl OutgoingMigration {
+    fn new(host: &Arc<Host>, order: Option<Ordered>, vm: Option<String>) -> (Self, UnboundedReceiver<Event>) {
+        let (task, wishes) = Task::new(host, vm);
+        let work = Self { task, order, leaving: None, lanes: Vec::new(), stays: String::new(), answer: None };
+        (work, wishes)
+    }
+
+    /// What goes along, and what is to be done before the volumes change hands.
+    fn moves(&self) -> Moves {
+        match (&self.task.vm, self.order.as_ref().map(|ordered| ordered.hooks)) {
+            (Some(_), _) => Moves::Vm,
+            (None, Some(Hooks::None)) => Moves::Volumes,
+            (None, Some(Hooks::Some) | None) => Moves::VolumesAfterHooks,
+        }
+    }
+
+    async fn perform(&mut self, step: Step) -> Result<(), RequestError> {
+        match step {
+            Step::Offer => self.offer().await,
+            Step::LetVmLeave => self.let_vm_leave().await,
+            Step::ExamineVm => self.examine_vm().await,
+            Step::Begin => self.begin().await,
+            Step::MakeRoom | Step::MakeImages | Step::Record => Ok(()),
+        }
+    }
+
+    /// Makes durable that it begins.
+    async fn record(&mut self) -> Event {
+        let Some(ordered) = &self.order else { return Event::Done(Step::Record, Ok(())) };
+        let host = Arc::clone(&self.task.host);
+        let recorded = host.record_leaving(&ordered.volumes, &ordered.elsewhere, &ordered.order).await;
+        let records = ordered.volumes.iter().map(|volume| &volume.record);
+        if let Ok(migration) = recorded {
+            let bytes = records.clone().map(|record| record.size_bytes).sum();
+            host.begin_history(migration, bytes, &ordered.order);
+        }
+        self.task.recorded(recorded, records.map(|record| record.volume).collect())
+    }
+
+    /// Asks the other host to take the volumes.
+    async fn offer(&mut self) -> Result<(), RequestError> {
+        let (Some(ordered), Some(migration)) = (&mut self.order, self.task.migration) else { return Ok(()) };
+        let (session, order) = (&ordered.session, &ordered.order);
+        let vm = self.task.vm.as_ref().map(|name| OfferedVm { name: name.clone() });
+        let records: Vec<_> = ordered.volumes.iter().map(|volume| volume.record.clone()).collect();
+        let mut offer = offer(&records, &ordered.elsewhere.store, order, vm);
+        if session.version().is_some_and(|version| version >= ORIGINS_SINCE) {
+            self.task.host.tell_origins(&mut offer);
+        }
+        let acceptance = self.task.host.peers.offer(session, migration, offer).await.map_err(|refusal| {
+            RequestError::HostRefused { host: ordered.elsewhere.peer.name.clone(), refusal }
+        })?;
+        let peer = host_id(session.peer());
+        if !order.full && acceptance.volumes.iter().any(|accepted| held(accepted, peer).is_some()) {
+            self.task.host.note_held(migration, records).await;
+        }
+        ordered.acceptance = Some(acceptance);
+        Ok(())
+    }
+
+    /// Nobody else starts, stops or removes the VM from now on, whatever becomes of this daemon.
+    async fn let_vm_leave(&mut self) -> Result<(), RequestError> {
+        let (Some(ordered), Some(vm)) = (&mut self.order, &self.task.vm) else { return Ok(()) };
+        ordered.qemu = Some(self.task.host.vms.leaving(vm).await?);
+        Ok(())
+    }
+
+    /// Asks the other host whether it could run the VM, before anything is copied.
+    async fn examine_vm(&mut self) -> Result<(), RequestError> {
+        let (Some(ordered), Some(vm), Some(migration)) =
+            (&mut self.order, &self.task.vm, self.task.migration)
+        else {
+            return Ok(());
+        };
+        let (Some(qemu), Some(company)) = (ordered.qemu.take(), ordered.company.take()) else {
+            return Ok(());
+        };
+        let (host, session) = (&ordered.elsewhere.peer.name, &ordered.session);
+        let hooks = self.task.host.hook_runner(migration, vm, HookSide::Source, host, Begun::No);
+        let wishes = company.wishes(&*qemu, session).await;
+        let leaving = self.task.host.leaving(migration, vm, qemu, wishes, session, hooks);
+        leaving.check(company.manifest).await.map_err(|reason| RequestError::VmRefused {
+            vm: vm.clone(),
+            host: host.clone(),
+            reason,
+        })?;
+        self.vm_leaves(migration, leaving);
+        Ok(())
+    }
+
+    /// The VM is brought to a stand when the lanes ask for it.
+    fn vm_leaves(&mut self, migration: MigrationId, leaving: Arc<Leaving>) {
+        self.task.host.moving.leaves(migration, Arc::clone(&leaving));
+        self.leaving = Some(leaving);
+    }
+
+    async fn begin(&mut self) -> Result<(), RequestError> {
+        let Some(migration) = self.task.migration else { return Ok(()) };
+        self.task.hold_back_the_end();
+        match self.order.is_some() && self.lanes.is_empty() {
+            true => self.begin_anew(migration).await,
+            false => self.begin_again(migration).await,
+        }
+    }
+
+    fn undo(&self, undo: Undo) {
+        if let (Undo::Offer, Some(ordered), Some(migration)) = (undo, &self.order, self.task.migration) {
+            self.task.host.peers.give_up_offer(host_id(ordered.session.peer()), migration);
+            // What it has taken waits there for nothing. If it does not hear this it asks, and is told.
+            self.task.host.peers.tell_target(&ordered.session, migration, ToTarget::Discard);
+        }
+    }
+
+    async fn end(&mut self, outcome: &Outcome) -> Result<(), CommitFault> {
+        let Some(migration) = self.task.migration else { return Ok(()) };
+        if self.task.error.is_none() {
+            self.task.error = self.order.as_ref().map(|ordered| match outcome {
+                Outcome::Failed { detail, .. } => RequestError::HostUnreachable {
+                    host: ordered.elsewhere.peer.name.clone(),
+                    reason: detail.clone(),
+                },
+                _ => RequestError::CancelledBeforehand(migration),
+            });
+        }
+        self.task.host.commit_end(migration, outcome).await
+    }
+
+    /// Clients of volumes that have left are forwarded, until the last of them is gone.
+    fn place_volumes(&self, outcome: &Outcome) {
+        if matches!(outcome, Outcome::Moved { .. }) {
+            for (name, volume, lane) in self.lanes.iter().cloned() {
+                tokio::spawn(Arc::clone(&self.task.host).see_departure(name, volume, lane));
+            }
+        }
+    }
+
+    /// Has the driver end it: what the other host had of the VM's memory went with the daemon that carried it.
+    async fn keep_vm(&self) {
+        let (Some(migration), Some(vm), Some((_, _, lane))) =
+            (self.task.migration, &self.task.vm, self.lanes.first())
+        else {
+            return;
+        };
+        let reason = self.stays.clone();
+        tracing::warn!(%migration, vm = %vm, reason, "a VM was on its way when this daemon was stopped; it stays here");
+        // Too late is as good.
+        let _ = lane.fail(migration, FailureCode::VmStayed, reason).await;
+    }
+
+    async fn conclude(&mut self, outcome: &Outcome) {
+        let Some(migration) = self.task.migration else { return };
+        let host = &self.task.host;
+        let has_moved = matches!(outcome, Outcome::Moved { .. });
+        if let (Some(vm), Some(leaving)) = (&self.task.vm, &self.leaving) {
+            tracing::info!(vm = %vm, %migration, ?outcome, "the VM's migration has ended");
+            if let (false, Some(reason)) = (has_moved, leaving.memory_lost()) {
+                host.vms.lose(vm, Some(leaving.vm()), memory_lost(vm, &reason)).await;
+            }
+        }
+        if self.order.is_some() && self.lanes.is_empty() {
+            // Nothing was copied.
+            host.histories.forget(migration);
+        }
+        self.task.conclude(outcome);
+    }
+}

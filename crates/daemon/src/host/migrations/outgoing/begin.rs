@@ -1,0 +1,300 @@
+//! Lanes get their orders for a migration to another host: for one that begins, and for one that a restart goes on with.
+
+use std::sync::Arc;
+
+use block::ZeroMode;
+use chronicle::{Generation, ReplicaOf};
+use lane::{
+    LaneHandle, LaneStore, OutgoingChannels, OutgoingGroup, OutgoingOrder, OutgoingRole, Rest, SharedImage,
+    TargetContent,
+};
+use migration::journal::{MigrationState, Side, Stage};
+use migration::source::Moves;
+use migration::wire::{AcceptedVolume, FormerContent, Held};
+use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
+use transport::Session;
+
+use super::OutgoingMigration;
+use crate::dockets::Docket;
+use crate::error::RequestError;
+use crate::hooks::{Begun, HookSide};
+use crate::host::Host;
+use crate::host::migrations::forwarding::open_for_resuming;
+use crate::host::migrations::leave::{Departing, round_trip, switch_over_max};
+use crate::host::migrations::shared::Found;
+use crate::host::vms::move_vm::resumed_wishes;
+use crate::peers::channel::{Kind, Subject};
+use crate::peers::host_id;
+use crate::vms::VmError;
+use crate::volumes::Service;
+
+/// A volume that leaves, and what its lane is told.
+struct Departure {
+    name: String,
+    volume: VolumeId,
+    /// The generation that it has here.
+    generation: Generation,
+    lane: LaneHandle,
+    order: OutgoingOrder,
+}
+
+impl OutgoingMigration {
+    /// The volumes are accepted: lanes begin.
+    pub(super) async fn begin_anew(&mut self, migration: MigrationId) -> Result<(), RequestError> {
+        let moves = self.moves();
+        let Some(ordered) = &mut self.order else { return Ok(()) };
+        let Some(acceptance) = &ordered.acceptance else { return Ok(()) };
+        let (host, session, order) = (&self.task.host, &ordered.session, &ordered.order);
+        if moves == Moves::VolumesAfterHooks {
+            host.prepare_hooks_away(migration, session, Begun::No);
+        }
+        let accepted =
+            |volume: VolumeId| acceptance.volumes.iter().find(|accepted| accepted.volume == volume);
+        let mut found = Vec::new();
+        for Departing { record, .. } in &ordered.volumes {
+            let beside = accepted(record.volume).and_then(|accepted| accepted.beside.as_ref());
+            found.extend(host.find_shared(record.volume, &record.name, beside).await);
+        }
+        host.note_shared(migration, &found).await;
+        let peer = host_id(session.peer());
+        let departures = ordered.volumes.iter().map(|Departing { record, lane }| {
+            let accepted = accepted(record.volume);
+            let order = OutgoingOrder {
+                migration,
+                source: record.image.clone(),
+                keep_source: order.keep_source,
+                bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+                content: accepted.map_or(TargetContent::Unknown, content),
+                known: accepted.filter(|_| !order.full).and_then(|accepted| held(accepted, peer)),
+                zeroes: zeroes(order.allocation),
+                shared: shared_of(&found, record.volume),
+                switch_over_max: switch_over_max(session, moves),
+                round_trip: round_trip(session),
+                moves,
+                rest: Rest::Resume,
+                recorded: None,
+            };
+            let (name, lane) = (record.name.clone(), lane.clone());
+            Departure { name, volume: record.volume, generation: record.generation, lane, order }
+        });
+        self.lanes = host.give_orders(session, departures.collect()).await?;
+        let names: Vec<_> = ordered.volumes.iter().map(|volume| volume.record.name.as_str()).collect();
+        let other = &ordered.elsewhere.peer.name;
+        tracing::info!(volumes = names.join(", "), %migration, host = %other, "migration begun");
+        let warnings = std::mem::take(&mut ordered.warnings);
+        if let Some(begun) = host.begun_unix_ms(migration).filter(|_| !warnings.is_empty()) {
+            let warn = |docket: &mut Docket| warnings.into_iter().for_each(|warning| docket.warn(warning));
+            host.dockets.note(migration, begun, warn).await;
+        }
+        Ok(())
+    }
+
+    /// Goes on with what a restart, or the end of a lane, interrupted.
+    pub(super) async fn begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
+        let begun = self.try_to_begin_again(migration).await;
+        begun.inspect_err(|error| self.task.say(error))
+    }
+
+    async fn try_to_begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
+        let host = Arc::clone(&self.task.host);
+        let recorded = host.journal.read(|state| state.migrations.get(&migration).cloned());
+        let Some(recorded) = recorded else { return Ok(()) };
+        let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
+        let session = host.hosts.session_with(*peer)?;
+        let is_copying = matches!(recorded.stage, Stage::Copying);
+        let moves = match (&self.task.vm, is_copying) {
+            (Some(_), _) => Moves::Vm,
+            // Whether the other host has hooks the daemon before this one knew.
+            (None, true) => Moves::VolumesAfterHooks,
+            (None, false) => Moves::Volumes,
+        };
+        let mut departures = Vec::new();
+        for position in 0..recorded.volumes.len() {
+            departures.push(host.departure_again(migration, &recorded, position, &session, moves).await?);
+        }
+        host.migrations.track_again(migration, departures.iter().map(|departure| departure.volume));
+        self.prepare_again(migration, &session).await?;
+        self.lanes = host.give_orders(&session, departures).await?;
+        Ok(())
+    }
+
+    /// What is to be known of the VM, and of hooks, before lanes ask for it.
+    async fn prepare_again(&mut self, migration: MigrationId, session: &Session) -> Result<(), RequestError> {
+        let host = Arc::clone(&self.task.host);
+        let Some(vm) = self.task.vm.clone() else {
+            host.prepare_hooks_away(migration, session, Begun::Perhaps);
+            return Ok(());
+        };
+        if !host.vm_is_leaving(&vm) {
+            // N.B. A daemon that was killed between the two records, of the migration and of its VM. The volumes of a VM do
+            // not go without it.
+            host.prepare_hooks_away(migration, session, Begun::Perhaps);
+            self.stays = format!(
+                "this host's daemon was started again before {vm} had begun to leave; it goes on here: migrate it again"
+            );
+            return Ok(());
+        }
+        host.vms.until_found(&vm).await;
+        let qemu = match host.vms.qemu(&vm) {
+            Ok(qemu) => qemu,
+            // It goes on as well: its volumes are somewhere, and so it is.
+            Err(VmError::NotRunning(_)) => {
+                self.stays = format!(
+                    "its QEMU ended while its memory was copied, as when its host goes down; it has not moved: sterna vm show {vm} \
+                     says how it ended, and sterna vm start {vm} starts it again here"
+                );
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let other = host.hosts.name_of(host_id(session.peer()));
+        let hooks = host.hook_runner(migration, &vm, HookSide::Source, &other, Begun::Perhaps);
+        let leaving = host.leaving(migration, &vm, qemu, resumed_wishes(), session, hooks);
+        leaving.resume_post_copy();
+        self.vm_leaves(migration, leaving);
+        self.stays = format!(
+            "this host's daemon was started again while the memory of {vm} was copied, which broke the copy; the VM goes on here: \
+             migrate it again"
+        );
+        Ok(())
+    }
+}
+
+impl Host {
+    /// A volume of a migration that goes on, with its lane.
+    async fn departure_again(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        recorded: &MigrationState,
+        position: usize,
+        session: &Session,
+        moves: Moves,
+    ) -> Result<Departure, RequestError> {
+        let (moving, name) = (&recorded.volumes[position], &recorded.names[position]);
+        let volume = moving.volume;
+        let lane = match recorded.stage {
+            Stage::Released(_) => self.wait_for_owner(volume).await?,
+            _ => self.volumes.lane(name).await?,
+        };
+        let docket = self.dockets.of(migration, recorded.started_unix_ms).unwrap_or_default();
+        let ordered = docket.order.unwrap_or_else(|| api::MigrateVolume::to(String::new()));
+        let (here, generation) = self.journal.read(|state| {
+            let here = state.volumes.get(&volume).map(|known| known.record.generation);
+            let moved = || Some(state.moved.get(&volume)?.volume.record.generation);
+            (here, here.or_else(moved).unwrap_or_default())
+        });
+        let order = OutgoingOrder {
+            migration,
+            source: moving.source.clone(),
+            keep_source: recorded.keep_source,
+            bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
+            // If it is not known which parts of it are there, it may hold anything.
+            content: TargetContent::Unknown,
+            known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
+            zeroes: zeroes(ordered.allocation),
+            shared: self.find_shared_again(migration, volume).await,
+            switch_over_max: switch_over_max(session, moves),
+            round_trip: round_trip(session),
+            moves,
+            rest: if docket.is_paused { Rest::Pause } else { Rest::Resume },
+            recorded: Some(Box::new(recorded.clone())),
+        };
+        Ok(Departure { name: name.clone(), volume, generation, lane, order })
+    }
+
+    /// A lane for a volume that was released to another host and may still come back: its clients wait.
+    async fn wait_for_owner(self: &Arc<Self>, volume: VolumeId) -> Result<LaneHandle, RequestError> {
+        let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
+        let missing = || RequestError::VolumeNotFound(volume.to_string());
+        let moved = moved.ok_or_else(missing)?;
+        let record = moved.volume.record.clone();
+        let store = match open_for_resuming(&record).await {
+            Ok(opened) => LaneStore::Here(opened),
+            // It has been dealt with, so the other host has the volume for good: only the end was not recorded.
+            Err(error) if error.code() == api::ErrorCode::ImageNotFound => self.store_elsewhere(&moved)?,
+            Err(error) => return Err(error),
+        };
+        let lane = self.start_waiting(&record, moved.volume.stay, store).await?;
+        self.volumes.add(&record.name, volume);
+        if let Some(attempt) = self.volumes.attempt(&record.name) {
+            self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
+            self.keep_serving(record.name, attempt, Some(lane.clone()));
+        }
+        Ok(lane)
+    }
+
+    /// Gives lanes their orders, and the channels to the other host. That of the first volume drives the migration, the
+    /// others take part. Returns them.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeUnavailable`]; no lane has begun then, or goes on.
+    async fn give_orders(
+        &self,
+        session: &Session,
+        departures: Vec<Departure>,
+    ) -> Result<Vec<(String, VolumeId, LaneHandle)>, RequestError> {
+        let mut together = OutgoingGroup::default();
+        let mut departures = departures.into_iter();
+        let Some(first) = departures.next() else { return Ok(Vec::new()) };
+        let mut leaving = vec![(first.name.clone(), first.volume, first.lane.clone())];
+        for departure in departures {
+            let Departure { volume, generation, .. } = departure;
+            let participation = together.add(volume, generation, departure.order.source.clone());
+            leaving.push((departure.name.clone(), volume, departure.lane.clone()));
+            let index = participation.index();
+            self.let_leave(session, index, departure, OutgoingRole::Joins(participation)).await?;
+        }
+        self.let_leave(session, VolumeIndex(0), first, OutgoingRole::Drives(together)).await?;
+        Ok(leaving)
+    }
+
+    async fn let_leave(
+        &self,
+        session: &Session,
+        volume: VolumeIndex,
+        departure: Departure,
+        role: OutgoingRole,
+    ) -> Result<(), RequestError> {
+        let migration = departure.order.migration;
+        let line = |kind| {
+            let subject = Subject { kind, source: self.peers.own(), migration, volume };
+            self.peers.line(session, subject)
+        };
+        let lines = OutgoingChannels { replica: line(Kind::Migration), owner: line(Kind::Forwarding) };
+        let left = departure.lane.leave(departure.order, lines, role).await;
+        left.map_err(|refused| RequestError::VolumeUnavailable {
+            volume: departure.name,
+            reason: refused.to_string(),
+        })
+    }
+}
+
+fn shared_of(found: &[Found], volume: VolumeId) -> Option<SharedImage> {
+    found.iter().find(|found| found.volume == volume).map(|found| found.image.clone())
+}
+
+/// The replica that the other host has made the target of.
+pub(super) fn held(accepted: &AcceptedVolume, host: HostId) -> Option<(ReplicaOf, Generation)> {
+    match accepted.held {
+        Held::Copy { departure, generation } => {
+            Some((ReplicaOf::Host { host: host.0, departure: departure.0 }, generation))
+        }
+        Held::Nothing => None,
+    }
+}
+
+/// What is where nothing of the volume is yet.
+fn content(accepted: &AcceptedVolume) -> TargetContent {
+    match accepted.elsewhere {
+        FormerContent::Zero => TargetContent::Zero,
+        FormerContent::Unknown => TargetContent::Unknown,
+    }
+}
+
+/// How zeroes are written at the target: those of a thin image become holes.
+fn zeroes(allocation: api::Allocation) -> ZeroMode {
+    match allocation {
+        api::Allocation::Thin => ZeroMode::MayUnmap,
+        api::Allocation::Thick => ZeroMode::KeepAllocated,
+    }
+}

@@ -1,0 +1,196 @@
+//! Takes over a complete copy whose source is not heard any more (design §5.13). Which copies that are is decided in
+//! `migration::promotion`, from the journal alone.
+//!
+//! ```text
+//!   prepared, its lane waits ──► the target's half takes it over; clients that wait go on
+//!   no lane (its source is not known here any more, its image was not to be had), or handed back
+//!                            ──► lanes end ──► promoted and ended, durably ──► served like any volume
+//! ```
+//! With the ticket that the source prints after *released* nobody else has the volume. By force the source may go on with
+//! it: then there are two branches of one history, and the journal remembers that.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use chronicle::BranchId;
+use lane::{LaneHandle, Promoted};
+use migration::HostId;
+use migration::journal::{MigrationState, Promotion, Side, VolumeRecord};
+use migration::promotion::{self, Promotable, Waits};
+use migration::ticket::Ticket;
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::host::migrations::forwarding::open_for_resuming;
+use crate::host::volumes::create::random_bytes;
+use crate::vms::Standing;
+use crate::volumes::{Claim, Service};
+
+/// How long the volume may take to be served: a commit, and a first read.
+const SERVED_MAX: Duration = Duration::from_secs(10);
+/// How long a lane that waits for a volume may take to end.
+const GIVEN_BACK_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked meanwhile, besides being told.
+const GIVEN_BACK_POLL: Duration = Duration::from_millis(50);
+
+impl Host {
+    /// Takes a volume over.
+    ///
+    /// # Errors
+    /// [`RequestError::NotPrepared`], [`RequestError::NotPromotable`], [`RequestError::NoTicket`], [`RequestError::Ticket`]:
+    /// nothing has changed.
+    pub(crate) async fn promote_volume(
+        self: Arc<Self>,
+        name: String,
+        order: api::PromoteVolume,
+    ) -> Result<api::Volume, RequestError> {
+        let (waiting, recorded) = self.find_promotable(&name)?;
+        let promotion = match order.ticket {
+            Some(ticket) => self.redeem(&Ticket::parse(&ticket)?, &waiting, &name)?,
+            None if order.force => {
+                let branch = |(volume, _): &(_, _)| (*volume, BranchId(random_bytes()));
+                Promotion::Force { branches: waiting.generations.iter().map(branch).collect() }
+            }
+            None => return Err(RequestError::NoTicket),
+        };
+        tracing::warn!(volume = %name, migration = %waiting.migration, ?promotion, "a volume is promoted");
+        match self.lane_that_waits(&waiting, &recorded) {
+            Some(lane) => {
+                let Promotable { migration, attempt, generations, .. } = waiting;
+                let refused = |_| RequestError::NotPrepared(name.clone());
+                let promoted = Promoted { attempt, generations, promotion };
+                lane.promote(migration, promoted).await.map_err(refused)?;
+                // It is served, or comes back as what it was; what is shown says which.
+                let _ = tokio::time::timeout(SERVED_MAX, self.volumes.arrived(&name)).await;
+            }
+            None => self.promote_without_lane(&waiting, &recorded, promotion).await?,
+        }
+        self.volumes.lane(&name).await?;
+        self.describe_volume(&name).await
+    }
+
+    fn find_promotable(&self, name: &str) -> Result<(Promotable, MigrationState), RequestError> {
+        self.journal.read(|state| {
+            let waiting = promotion::waiting_named(state, name);
+            if let Some((waiting, recorded)) = waiting {
+                return Ok((waiting, recorded.clone()));
+            }
+            let comes = |recorded: &MigrationState| {
+                matches!(recorded.side, Side::Incoming { .. })
+                    && recorded.names.iter().any(|known| known == name)
+            };
+            let found = state.unfinished().find(|(_, recorded)| comes(recorded));
+            Err(match found.map(|(id, recorded)| (id, promotion::promotable(id, recorded))) {
+                Some((migration, Err(reason))) => {
+                    RequestError::NotPromotable { volume: name.to_owned(), migration, reason }
+                }
+                _ => RequestError::NotPrepared(name.to_owned()),
+            })
+        })
+    }
+
+    /// The lane that takes all of a migration's volumes over: that of the first one, where the target's half is.
+    fn lane_that_waits(&self, waiting: &Promotable, recorded: &MigrationState) -> Option<LaneHandle> {
+        // One that was handed back has its store below the gate already, and its half only waits for a word.
+        if waiting.waits == Waits::ForDiscard {
+            return None;
+        }
+        match self.volumes.service(recorded.names.first()?)? {
+            Service::Arriving(lane, migration) if migration == waiting.migration => Some(lane),
+            // One that has come home to the lane that forwarded its clients.
+            Service::Serving(lane)
+                if self.volumes.arrival_of(recorded.names.first()?) == Some(waiting.migration) =>
+            {
+                Some(lane)
+            }
+            _ => None,
+        }
+    }
+
+    /// Makes volumes this host's by its journal, and serves them like any other.
+    async fn promote_without_lane(
+        self: &Arc<Self>,
+        waiting: &Promotable,
+        recorded: &MigrationState,
+        promotion: Promotion,
+    ) -> Result<(), RequestError> {
+        let Side::Incoming { volumes, .. } = &recorded.side else { return Ok(()) };
+        let vm = self.vm_of_arrival(&recorded.names);
+        let mut taken = Vec::new();
+        for record in volumes {
+            taken.push((self.take_from_arrival(&record.name).await?, record));
+        }
+        // If that fails, the arrival goes on by itself: whoever saw its lane end, or found none, tries again.
+        self.commit_promotion(waiting, volumes, promotion).await?;
+        for (claim, record) in taken {
+            claim.created(record.volume);
+            drop(claim);
+            self.serve_in_background(&record.name);
+        }
+        if let Some(vm) = vm {
+            self.settle(&vm, Standing::Arriving, true).await;
+        }
+        Ok(())
+    }
+
+    /// Makes durable that volumes were promoted, after a look at their images.
+    async fn commit_promotion(
+        &self,
+        waiting: &Promotable,
+        volumes: &[VolumeRecord],
+        promotion: Promotion,
+    ) -> Result<(), RequestError> {
+        for record in volumes {
+            // Locked until it has been looked at, and no longer: whoever serves it opens it anew.
+            drop(open_for_resuming(record).await?);
+        }
+        // The lanes that could have changed that are gone; what they had asked for is in the journal before this.
+        let unchanged = self.find_promotable(&first_name(volumes));
+        match unchanged {
+            Ok((still, _)) if still == *waiting => {}
+            Ok(_) => return Err(RequestError::NotPrepared(first_name(volumes))),
+            Err(error) => return Err(error),
+        }
+        self.journal.commit(waiting.records(promotion)).await?;
+        Ok(())
+    }
+
+    /// Ends what waits for a volume that comes, if anything does, and takes its name.
+    async fn take_from_arrival(self: &Arc<Self>, name: &str) -> Result<Claim, RequestError> {
+        if let Some(Service::Arriving(lane, _) | Service::Serving(lane)) = self.volumes.service(name) {
+            if let Some(attempt) = self.volumes.attempt(name) {
+                attempt.store(true, Ordering::SeqCst);
+            }
+            lane.stop(self.config.limits.stop_wait_max).await;
+        }
+        let taken = async {
+            loop {
+                let changed = self.volumes.changed();
+                match self.volumes.claim_new(name) {
+                    Ok((claim, _)) => return claim,
+                    Err(_) => drop(tokio::time::timeout(GIVEN_BACK_POLL, changed).await),
+                }
+            }
+        };
+        let taken = tokio::time::timeout(GIVEN_BACK_MAX, taken).await;
+        taken.map_err(|_| RequestError::VolumeBusy(name.to_owned()))
+    }
+
+    fn redeem(&self, ticket: &Ticket, waiting: &Promotable, name: &str) -> Result<Promotion, RequestError> {
+        let own = self.hosts.own().unwrap_or(HostId([0; 32]));
+        let redeemed =
+            self.journal.read(|state| ticket.redeem(state, own).map(|(migration, _)| migration))?;
+        if redeemed != waiting.migration {
+            return Err(RequestError::NotPrepared(name.to_owned()));
+        }
+        Ok(Promotion::Ticket)
+    }
+}
+
+fn first_name(volumes: &[VolumeRecord]) -> String {
+    volumes.first().map(|first| first.name.clone()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

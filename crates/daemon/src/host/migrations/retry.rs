@@ -1,0 +1,128 @@
+//! Doing once more what a migration did not come to: the same volume or VM, the same target, the same options.
+
+use std::sync::Arc;
+
+use api::Migration;
+use migration::MigrationId;
+use migration::journal::{MigrationState, Outcome, Side, Stage};
+
+use crate::dockets::Docket;
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::migrations::parse_id;
+
+impl Host {
+    /// Begins once more what a migration did not come to, under a new number.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`]; [`RequestError::CannotRetry`]: it is under way, has come to its end, or
+    /// its volume is not here any more; those of [`Host::migrate`].
+    pub(crate) async fn retry_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
+        let migration = parse_id(&id)?;
+        let refused = |reason: String| RequestError::CannotRetry { migration, reason };
+        if self.queue.has(migration) {
+            let reason = format!("it waits for its turn; see: sterna migration show {migration}");
+            return Err(refused(reason));
+        }
+        let known = self.journal.read(|state| state.migrations.get(&migration).cloned());
+        let known = known.ok_or(RequestError::MigrationNotFound(id))?;
+        check_end(migration, &known).map_err(refused)?;
+        let docket = self.dockets.of(migration, known.started_unix_ms);
+        let Some(docket @ Docket { order: Some(_), .. }) = docket else {
+            return Err(refused(unrecorded(&known)));
+        };
+        self.check_volumes(&docket).map_err(refused)?;
+        let Docket { name, order: Some(order), .. } = docket else { return Err(refused(unrecorded(&known))) };
+        self.order_migration(name, order, Some(migration)).await
+    }
+
+    /// Whether the volumes are those that were to move: their names may be others' by now.
+    fn check_volumes(&self, docket: &Docket) -> Result<(), String> {
+        let (gone, away) = self.journal.read(|state| {
+            let here = |id: &String| state.volumes.keys().any(|volume| volume.to_string() == *id);
+            let gone = docket.volumes.iter().find(|id| !here(id));
+            let moved = |id: &String| {
+                state.moved.values().find(|moved| moved.volume.record.volume.to_string() == *id)
+            };
+            (gone.is_some(), gone.and_then(moved).map(|moved| moved.host_name.clone()))
+        });
+        match (gone, away) {
+            (false, _) => Ok(()),
+            (true, Some(host)) => Err(format!("\"{}\" is at the host \"{host}\" by now", docket.name)),
+            (true, None) => Err(format!("\"{}\" is no longer here; see: sterna volume list", docket.name)),
+        }
+    }
+}
+
+/// Whether a migration ended without having moved anything.
+fn check_end(migration: MigrationId, known: &MigrationState) -> Result<(), String> {
+    if let Side::Incoming { peer_name, .. } = &known.side {
+        return Err(format!("it came from the host \"{peer_name}\": retry it there"));
+    }
+    match &known.stage {
+        Stage::Ended(Outcome::Moved { .. }) => {
+            Err(format!("it has ended well; see: sterna migration show {migration}"))
+        }
+        Stage::Ended(_) => Ok(()),
+        _ => Err(format!(
+            "it is under way; wait for it (sterna migration watch {migration}) or cancel it (sterna migration cancel \
+             {migration})"
+        )),
+    }
+}
+
+fn unrecorded(known: &MigrationState) -> String {
+    let volume = known.names.first().map_or("VOLUME", String::as_str);
+    let target = known.volumes.first().map_or("STORE", |moving| moving.target.store.as_str());
+    format!("what was ordered is not recorded; order it anew: sterna migrate {volume} --to {target}")
+}
+
+#[cfg(test)]
+mod tests {
+    use migration::journal::{FailureCode, Forwarding, MigrationState, Outcome, Side, Stage, Summary};
+    use migration::{Attempt, HostId, MigrationId};
+
+    use super::check_end;
+
+    fn check(side: Side, stage: Stage) -> Result<(), String> {
+        let known = MigrationState {
+            volumes: Vec::new(),
+            names: Vec::new(),
+            keep_source: false,
+            stage,
+            aborted: Attempt::NONE,
+            started_unix_ms: 0,
+            ended_unix_ms: None,
+            summary: Summary::default(),
+            side,
+            promotion: None,
+            returning: Vec::new(),
+        };
+        check_end(MigrationId(7), &known)
+    }
+
+    #[test]
+    fn only_what_was_begun_here_and_came_to_nothing_is_done_once_more() {
+        let failed = || Outcome::Failed { code: FailureCode::TargetFull, detail: String::new() };
+        for outcome in [failed(), Outcome::Cancelled, Outcome::HandedBack { detail: String::new() }] {
+            assert_eq!(check(Side::OneHost, Stage::Ended(outcome)), Ok(()));
+        }
+        let outgoing = Side::Outgoing {
+            peer: HostId([1; 32]),
+            peer_name: "beta".to_owned(),
+            store: String::new(),
+            forwarding: Forwarding::WhileConnected,
+        };
+        assert_eq!(check(outgoing, Stage::Ended(failed())), Ok(()));
+        let moved = Outcome::Moved { left_over: String::new() };
+        assert!(check(Side::OneHost, Stage::Ended(moved)).unwrap_err().contains("ended well"));
+        assert!(check(Side::OneHost, Stage::Copying).unwrap_err().contains("under way"));
+        let incoming = Side::Incoming {
+            peer: HostId([1; 32]),
+            peer_name: "beta".to_owned(),
+            remote: MigrationId(3),
+            volumes: Vec::new(),
+        };
+        assert!(check(incoming, Stage::Ended(failed())).unwrap_err().contains("\"beta\""));
+    }
+}

@@ -1,0 +1,319 @@
+//! Runs sessions: one task a migration, which carries out what [`Session`] decides, one thing at a time.
+//!
+//! ```text
+//!   Session ── Action ──► Work (outgoing.rs, incoming.rs) ── Event ──► Session
+//!      ▲                        └─ under way: what becomes of the driver
+//!      └─ the time, and wishes of people
+//! ```
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::Migration;
+use futures_util::future::select_all;
+use lane::LaneHandle;
+use migration::journal::{FailureCode, Outcome, Record, Stage, Summary};
+use migration::session::{Action, Answer, Event, Patience, Session, Step, VmPlace};
+use migration::{CommitFault, Failure, MigrationId, VolumeId};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::error::RequestError;
+use crate::hooks::HookRunner;
+use crate::host::Host;
+use crate::migrations::Settling;
+use crate::vms::Standing;
+
+/// How patient this host is.
+pub(in crate::host) const PATIENCE: Patience = Patience {
+    // It makes an image meanwhile, perhaps a thick one.
+    offer_max: Duration::from_secs(60),
+    resume_interval: Duration::from_secs(5),
+    repeat_interval: Duration::from_secs(1),
+};
+
+/// What a session's actions are carried out by.
+pub(in crate::host) trait Work: Send {
+    /// Does it, and says what has come of it.
+    fn carry_out(&mut self, action: Action) -> impl Future<Output = Option<Event>> + Send;
+
+    /// Resolves when the migration's driver has ended it, or is gone.
+    fn driver_ends(&mut self) -> impl Future<Output = Event> + Send;
+}
+
+/// Whom wishes about a migration go to.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions(Mutex<BTreeMap<MigrationId, UnboundedSender<Event>>>);
+
+/// What the work of either side has in common.
+pub(in crate::host) struct Task {
+    pub(in crate::host) host: Arc<Host>,
+    /// The migration's number here, once it has one.
+    pub(in crate::host) migration: Option<MigrationId>,
+    /// The VM that goes along.
+    pub(in crate::host) vm: Option<String>,
+    /// Why it came to nothing.
+    pub(in crate::host) error: Option<RequestError>,
+    wishes: UnboundedSender<Event>,
+    /// Dropped when it has been tried to go on with it.
+    tried: Option<oneshot::Sender<()>>,
+    /// What was said last of why it cannot go on.
+    said: String,
+    /// Until it is dropped nobody is told that it has ended.
+    settling: Option<Settling>,
+    hooks_after: Option<Arc<HookRunner>>,
+}
+
+impl Sessions {
+    /// Tells the session of a migration; says whether there is one.
+    pub(in crate::host) fn tell(&self, migration: MigrationId, wish: Event) -> bool {
+        self.lock().get(&migration).is_some_and(|session| session.send(wish).is_ok())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<MigrationId, UnboundedSender<Event>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Task {
+    /// A migration without a number yet, and what its session is told.
+    pub(in crate::host) fn new(host: &Arc<Host>, vm: Option<String>) -> (Self, UnboundedReceiver<Event>) {
+        let (wishes, heard) = unbounded_channel();
+        let task = Self {
+            host: Arc::clone(host),
+            migration: None,
+            vm,
+            error: None,
+            wishes,
+            tried: None,
+            said: String::new(),
+            settling: None,
+            hooks_after: None,
+        };
+        (task, heard)
+    }
+
+    /// It is this migration, with which a restart goes on; the answer is dropped when that was tried once.
+    pub(in crate::host) fn resumes(&mut self, migration: MigrationId) -> oneshot::Receiver<()> {
+        self.publish(migration);
+        let (tried, is_tried) = oneshot::channel();
+        self.tried = Some(tried);
+        is_tried
+    }
+
+    /// *Started* is durable, or not.
+    pub(in crate::host) fn recorded(
+        &mut self,
+        recorded: Result<MigrationId, CommitFault>,
+        volumes: Vec<VolumeId>,
+    ) -> Event {
+        match recorded {
+            Ok(migration) => {
+                self.publish(migration);
+                self.host.migrations.track(migration, volumes);
+                Event::Done(Step::Record, Ok(()))
+            }
+            Err(fault) => {
+                let failure = self.failed(FailureCode::Internal, fault.into());
+                match fault {
+                    CommitFault::Unknown => Event::Undecided,
+                    CommitFault::NotWritten => Event::Done(Step::Record, Err(failure)),
+                }
+            }
+        }
+    }
+
+    /// A step is done, or cannot be.
+    pub(in crate::host) fn done(
+        &mut self,
+        step: Step,
+        done: Result<(), RequestError>,
+        code: FailureCode,
+    ) -> Event {
+        self.tried = None;
+        Event::Done(step, done.map_err(|error| self.failed(code, error)))
+    }
+
+    fn failed(&mut self, code: FailureCode, error: RequestError) -> Failure {
+        let failure = Failure { code, detail: error.message() };
+        self.error = Some(error);
+        failure
+    }
+
+    /// Says why it cannot go on, unless that was said before.
+    pub(in crate::host) fn say(&mut self, error: &RequestError) {
+        let reason = error.message();
+        if self.said != reason {
+            let migration = self.migration.map(|migration| migration.to_string());
+            tracing::error!(migration, reason, "an interrupted migration cannot go on for the time being");
+        }
+        self.said = reason;
+    }
+
+    /// With a VM, nobody is told that it has ended before it is noted where the VM is.
+    pub(in crate::host) fn hold_back_the_end(&mut self) {
+        if let (Some(migration), Some(_), None) = (self.migration, &self.vm, &self.settling) {
+            self.settling = Some(self.host.migrations.settle(migration));
+        }
+    }
+
+    /// Notes where the VM is, after nothing is done for its move any more; until then it has `standing`.
+    pub(in crate::host) async fn note(&mut self, standing: Standing, place: VmPlace) -> Result<(), String> {
+        let (Some(migration), Some(vm)) = (self.migration, &self.vm) else { return Ok(()) };
+        if let Some(hooks) = self.host.moving.forget(migration, place).await {
+            self.hooks_after = Some(hooks);
+        }
+        let noted = self.host.note_vm(vm, standing, place).await;
+        if noted.is_err() {
+            // It may take long, and where the VM runs is no secret.
+            drop(self.settling.take());
+        }
+        noted
+    }
+
+    /// It is over: whoever watches is told, and what is to be run after it is run.
+    pub(in crate::host) fn conclude(&mut self, outcome: &Outcome) {
+        if let Some(migration) = self.migration {
+            self.host.migrations.conclude(migration, outcome);
+        }
+        drop(self.settling.take());
+        if let Some(hooks) = self.hooks_after.take() {
+            let outcome = outcome.clone();
+            // It may take long, and nobody waits for it.
+            tokio::spawn(async move { hooks.after(&outcome).await });
+        }
+    }
+
+    /// What whoever ordered it is told.
+    pub(in crate::host) fn answer(&mut self, answer: Answer) -> Result<Migration, RequestError> {
+        match (answer, self.error.take(), self.migration) {
+            (Answer::Refused, Some(error), _) => Err(error),
+            (_, _, Some(migration)) => self.host.migrations.get(&self.host.journal, migration),
+            (_, _, None) => Err(RequestError::Internal("it has no number, and no reason".to_owned())),
+        }
+    }
+
+    /// From now on others know of it.
+    fn publish(&mut self, migration: MigrationId) {
+        self.migration = Some(migration);
+        self.host.sessions.lock().insert(migration, self.wishes.clone());
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        if let Some(migration) = self.migration {
+            self.host.sessions.lock().remove(&migration);
+        }
+    }
+}
+
+impl Host {
+    /// How far the journal says that a migration is.
+    pub(in crate::host) fn stage_of(&self, migration: MigrationId) -> Option<Stage> {
+        self.journal.read(|state| state.migrations.get(&migration).map(|known| known.stage.clone()))
+    }
+
+    /// Makes durable that a migration has ended that no driver has.
+    ///
+    /// # Errors
+    /// [`CommitFault`].
+    pub(in crate::host) async fn commit_end(
+        &self,
+        migration: MigrationId,
+        outcome: &Outcome,
+    ) -> Result<(), CommitFault> {
+        let (outcome, summary) = (outcome.clone(), Summary::default());
+        let ended = self.journal.commit(vec![Record::MigrationEnded { migration, outcome, summary }]).await;
+        ended.inspect_err(|fault| {
+            tracing::warn!(%migration, %fault, "that the migration has ended is not in the journal yet; it is tried again");
+        })
+    }
+
+    /// Makes durable that the images of a migration are deleted here, which nobody was promised.
+    ///
+    /// # Errors
+    /// [`CommitFault`].
+    pub(in crate::host) async fn commit_discarding(
+        &self,
+        migration: MigrationId,
+        outcome: &Outcome,
+    ) -> Result<(), CommitFault> {
+        let outcome = outcome.clone();
+        self.journal.commit(vec![Record::Discarding { migration, outcome }]).await
+    }
+
+    /// Resolves when the driver of a migration has ended it, or with the first of its lanes.
+    pub(in crate::host) async fn driver_ends(&self, migration: MigrationId, lanes: Vec<LaneHandle>) -> Event {
+        if lanes.is_empty() {
+            return Event::DriverLost;
+        }
+        let ended = lanes.iter().map(|lane| Box::pin(lane.ended()));
+        tokio::select! {
+            biased;
+            Some(outcome) = self.migrations.outcome(migration) => Event::DriverEnded(outcome),
+            _ = select_all(ended) => Event::DriverLost,
+        }
+    }
+}
+
+/// Runs a session to its end, or until the daemon stops: the next one finds in the journal how far it was.
+pub(in crate::host) async fn run(
+    host: Arc<Host>,
+    mut session: Session,
+    mut work: impl Work,
+    mut wishes: UnboundedReceiver<Event>,
+) {
+    let origin = Instant::now();
+    let mut stopping = pin!(host.stopping());
+    loop {
+        let event = if let Some(action) = session.poll_action() {
+            let step = match &action {
+                Action::Do(step) => Some(*step),
+                _ => None,
+            };
+            let mut done = pin!(work.carry_out(action));
+            loop {
+                tokio::select! {
+                    biased;
+                    event = &mut done => break event,
+                    Some(wish) = wishes.recv() => session.handle_event(origin.elapsed(), wish),
+                    () = due(origin, &session) => session.handle_timeout(origin.elapsed()),
+                    () = &mut stopping, if step == Some(Step::Offer) => return,
+                }
+                if step.is_some() && session.doing() != step {
+                    break None;
+                }
+            }
+        } else if session.is_over() {
+            return;
+        } else {
+            let is_under_way = session.is_under_way();
+            tokio::select! {
+                biased;
+                event = work.driver_ends(), if is_under_way => Some(event),
+                () = &mut stopping => return,
+                Some(wish) = wishes.recv() => Some(wish),
+                () = due(origin, &session) => {
+                    session.handle_timeout(origin.elapsed());
+                    None
+                }
+            }
+        };
+        if let Some(event) = event {
+            session.handle_event(origin.elapsed(), event);
+        }
+    }
+}
+
+/// Resolves when the session wants to be called again.
+async fn due(origin: Instant, session: &Session) {
+    match session.poll_timeout() {
+        Some((at, _)) => tokio::time::sleep_until(origin + at).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,66 @@
+//! What follows an arrival, and what a command for the volume waits for.
+//!
+//! ```text
+//!   owned here, durably ──► its source is told, and says *moved* ──► somebody gives the next command here
+//!          └──► ended, durably; its lane hears of it; the arrival gives the volume back ──► the next command is taken
+//! ```
+//! The source's end is reported when the volume is owned here: what this host still records of that is its own affair, and
+//! no reason to refuse a command. So the next command waits for it, and is refused only if that takes too long.
+
+use std::time::Duration;
+
+use migration::journal::MigrationState;
+use migration::{MigrationId, VolumeId};
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::volumes::Claim;
+
+/// How long a command waits at most: two commits, and a start of a volume's VM.
+const SETTLED_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked, besides being told.
+const SETTLED_POLL: Duration = Duration::from_millis(20);
+
+impl Host {
+    /// Claims a volume for one operation that no migration of it may be under way for.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`],
+    /// [`RequestError::AlreadyMigrating`].
+    pub(in crate::host) async fn claim_at_rest(&self, name: &str) -> Result<(Claim, VolumeId), RequestError> {
+        self.settled(name).await;
+        let (claim, volume) = self.volumes.claim(name)?;
+        match self.migrations.running_of(volume) {
+            None => Ok((claim, volume)),
+            Some(migration) => Err(RequestError::AlreadyMigrating { volume: name.to_owned(), migration }),
+        }
+    }
+
+    /// Resolves when nothing is left to be done here of a migration by which the volume has come to where it is; or when that
+    /// takes too long, and whoever asks is told what is still under way.
+    pub(in crate::host) async fn settled(&self, name: &str) {
+        let settled = async {
+            loop {
+                let changed = self.volumes.changed();
+                if !self.is_settling(name) {
+                    return;
+                }
+                let _ = tokio::time::timeout(SETTLED_POLL, changed).await;
+            }
+        };
+        if tokio::time::timeout(SETTLED_MAX, settled).await.is_err() {
+            tracing::warn!(volume = %name, "what follows the volume's arrival takes long");
+        }
+    }
+
+    fn is_settling(&self, name: &str) -> bool {
+        let claimed = self.volumes.arrival_of(name);
+        let volume = self.journal.read(|state| state.volume_named(name).map(|(volume, _)| volume));
+        let running = volume.and_then(|volume| self.migrations.running_of(volume));
+        let has_arrived = |migration: MigrationId| {
+            self.journal
+                .read(|state| state.migrations.get(&migration).is_some_and(MigrationState::has_arrived))
+        };
+        claimed.is_some_and(has_arrived) || running.is_some_and(has_arrived)
+    }
+}

@@ -1,0 +1,160 @@
+//! Images of migrations between hosts that both hosts can open: which may be leased here, and which are found here.
+//!
+//! ```text
+//!   target: image made ──► token put beside it ──► said in the acceptance
+//!   source: looks in its folders for it ──► noted in the docket ──► the lane tries, and says which way blocks take
+//! ```
+//! What is found is proved by the lanes ([`lane::shared_storage`]); whatever is not, goes over the link.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use block::device::ALIGNMENT;
+use block::store::image::Caching;
+use block::store::{Image, Opened};
+use lane::shared_storage::Secret;
+use lane::{ArrivingStore, Leasable, Promise, SharedImage};
+use migration::journal::{ImageLocation, MigrationState, Stage, VolumeRecord};
+use migration::wire::{Beside, Sharing};
+use migration::{MigrationId, VolumeId};
+
+use crate::dockets::SharedNote;
+use crate::error::RequestError;
+use crate::host::describe::answer;
+use crate::host::migrations::forwarding::open_for_resuming;
+use crate::host::{Host, blocking};
+use crate::stores::{StoreKind, image_name};
+
+/// Where this host may have another host's image.
+pub(in crate::host) struct Found {
+    pub(in crate::host) volume: VolumeId,
+    pub(in crate::host) image: SharedImage,
+}
+
+impl Host {
+    /// Makes a target that may be leased to its source's host, if that wants it and the image is fit for it; also says what
+    /// that host is to look for.
+    pub(in crate::host) async fn offer_lease(
+        &self,
+        record: &VolumeRecord,
+        store: Opened,
+        sharing: Sharing,
+    ) -> (ArrivingStore, Option<Beside>) {
+        let image = match (sharing, store) {
+            (Sharing::Wanted, Opened::File(image)) if is_lendable(&record.image, &image) => image,
+            (_, store) => return (ArrivingStore::Own(store), None),
+        };
+        let path = image.path().to_owned();
+        let file = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        let offered = blocking(move || {
+            SharedImage::offer(&path)
+                .map_err(|error| RequestError::storage("put a token beside", &path, &error))
+        });
+        match (offered.await, file) {
+            (Ok(shared), Some(file)) => {
+                let beside = Beside { file, token: shared.token.0 };
+                let leasable =
+                    Leasable { size_bytes: image.size(), image: Some(image), shared, promise: Promise::None };
+                (ArrivingStore::Leasable(Box::new(leasable)), Some(beside))
+            }
+            (offered, _) => {
+                if let Err(error) = offered {
+                    tracing::warn!(volume = %record.name, reason = %error.message(), "its image is not leased");
+                }
+                (ArrivingStore::Own(image.into()), None)
+            }
+        }
+    }
+
+    /// The target of a migration that a restart interrupted: it may be leased out at this moment.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it cannot be opened.
+    pub(in crate::host) async fn reopen_arriving(
+        &self,
+        record: &VolumeRecord,
+        recorded: &MigrationState,
+    ) -> Result<ArrivingStore, RequestError> {
+        let (path, size_bytes) = (record.image.place.file().map(PathBuf::from), record.size_bytes);
+        let shared = blocking(move || {
+            let Some(path) = path else { return Ok(None) };
+            let is_there = std::fs::metadata(&path).is_ok_and(|found| found.len() == size_bytes);
+            Ok(SharedImage::find(&path).ok().flatten().filter(|_| is_there))
+        });
+        let Some(shared) = shared.await? else {
+            return Ok(ArrivingStore::Own(open_for_resuming(record).await?));
+        };
+        let (image, promise) = match recorded.stage {
+            // Its source has it open, or will ask for it.
+            Stage::Copying => (None, Promise::None),
+            // N.B. nothing is taken over that is not locked here.
+            _ => match open_for_resuming(record).await? {
+                Opened::File(image) => (Some(image), Promise::Given),
+                other => return Ok(ArrivingStore::Own(other)),
+            },
+        };
+        Ok(ArrivingStore::Leasable(Box::new(Leasable { image, shared, size_bytes, promise })))
+    }
+
+    /// Looks whether this host has the folder where the other one has made an image for the volume `name`.
+    pub(in crate::host) async fn find_shared(
+        &self,
+        volume: VolumeId,
+        name: &str,
+        beside: Option<&Beside>,
+    ) -> Option<Found> {
+        let Beside { file, token } = beside?;
+        // Whatever a peer calls it: it is looked for in folders of this host.
+        if image_name(file).is_none_or(|(found, _)| found != name) {
+            return None;
+        }
+        let stores = self.stores.iter().filter_map(|store| match store.kind() {
+            StoreKind::Folder { folder, .. } => Some(folder.path().to_owned()),
+            StoreKind::Single(_) => None,
+        });
+        let folders = stores.chain(self.config.hosts.shared_folders.iter().cloned());
+        let images = folders.map(|folder| SharedImage { path: folder.join(file), token: Secret(*token) });
+        for image in images.collect::<Vec<_>>() {
+            let look = image.clone();
+            // A server that does not answer keeps nobody waiting for long.
+            if answer(&self.looks, move || look.is_there()).await == Some(true) {
+                return Some(Found { volume, image });
+            }
+        }
+        None
+    }
+
+    /// Notes which images were found: a restart of this daemon goes on with them.
+    pub(in crate::host) async fn note_shared(&self, migration: MigrationId, found: &[Found]) {
+        let note = |found: &Found| {
+            let path = found.image.path.to_str()?.to_owned();
+            Some(SharedNote { volume: found.volume.to_string(), path, is_used: None })
+        };
+        let notes: Vec<_> = found.iter().filter_map(note).collect();
+        if let (false, Some(begun)) = (notes.is_empty(), self.begun_unix_ms(migration)) {
+            self.dockets.note(migration, begun, |docket| docket.shared = notes).await;
+        }
+    }
+
+    /// The image that was found for a volume before a restart. That it is the right one is proved anew.
+    pub(in crate::host) async fn find_shared_again(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        volume: VolumeId,
+    ) -> Option<SharedImage> {
+        let docket = self.dockets.of(migration, self.begun_unix_ms(migration)?)?;
+        let volume = volume.to_string();
+        let noted = docket.shared.into_iter().find(|noted| noted.volume == volume)?;
+        if noted.is_used == Some(false) {
+            return None;
+        }
+        answer(&self.looks, move || SharedImage::find(Path::new(&noted.path)).ok().flatten()).await?
+    }
+}
+
+/// What is not cut into whole blocks of direct I/O could not be read while it is leased.
+fn is_lendable(location: &ImageLocation, image: &Image) -> bool {
+    location.place.file().is_some()
+        && image.caching() == Caching::Direct
+        && image.size().is_multiple_of(u64::from(ALIGNMENT))
+}

@@ -1,0 +1,180 @@
+//! What this host would say to an offer: everything that is in the way, and where the images would be. Nothing is taken.
+//!
+//! ```text
+//!   names ─ stores ─ space ─► the VM: QEMU, processor, memory, files, ports ─► hooks ─► refusals, warnings, places
+//! ```
+//! The same looks are taken when a migration is offered ([`crate::host::migrations::arrive`]), when the first that fails ends it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use migration::journal::{ImageFormat, Place};
+use migration::wire::{
+    Allocation, Offer, OfferedVolume, Refusal, RefusalCode, Survey, Surveyed, SurveyedPlace,
+};
+use migration::{HostId, VolumeId};
+
+use crate::error::{RequestError, with_causes};
+use crate::host::migrations::leave::refusal;
+use crate::host::volumes::reserve::Wanted;
+use crate::host::{Host, blocking};
+use crate::moving::Terms;
+use crate::names;
+use crate::peers::channel::VOLUMES_MAX;
+use crate::peers::veil::unveiled;
+use crate::replicas::{self, is_replica};
+use crate::vms::{Differences, Scope, Vms};
+
+impl Host {
+    /// Looks at everything that an offer would need here.
+    pub(crate) async fn survey(self: &Arc<Self>, peer: HostId, survey: Survey) -> Surveyed {
+        let Survey { mut offer, held_bytes, vm } = survey;
+        let called: Vec<VolumeId> = offer.volumes.iter().map(|offered| offered.volume).collect();
+        self.journal.read(|state| {
+            offer.volumes.iter_mut().for_each(|offered| offered.volume = unveiled(state, offered.volume));
+        });
+        // Each starts a QEMU and looks at stores: as many at a time as for descriptions.
+        let _permit = Arc::clone(&self.looks).acquire_owned().await;
+        let mut found = Surveyed {
+            refusals: Vec::new(),
+            warnings: Vec::new(),
+            places: Vec::new(),
+            has_hooks: self.has_hooks(),
+        };
+        if !(1..=VOLUMES_MAX).contains(&offer.volumes.len()) {
+            let detail =
+                format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());
+            found.refusals.push(Refusal { code: RefusalCode::Unsuitable, detail });
+            return found;
+        }
+        if (offer.vm.is_some() || !vm.is_empty())
+            && let Err(error) = self.check_may_bring_vms(peer)
+        {
+            // N.B. nothing else: what it would take to run a VM here is nobody's business who may not bring one.
+            found.refusals.push(refusal(&error));
+            return found;
+        }
+        if let Some(name) = offer.vm.as_ref().map(|vm| &vm.name)
+            && let Err(error) = self.check_vm_name(name)
+        {
+            found.refusals.push(refusal(&error));
+        }
+        let mut needed = BTreeMap::<String, u64>::new();
+        for ((offered, held), called) in offer.volumes.iter().zip(held_bytes).zip(called) {
+            match self.look_for_room(&offer, offered).await {
+                Ok(place) => {
+                    let bytes = match offer.allocation {
+                        Allocation::Thick => offered.size_bytes,
+                        // What it lacks nobody knows yet.
+                        Allocation::Thin if place.has_replica => 0,
+                        Allocation::Thin => held,
+                    };
+                    *needed.entry(place.store.clone()).or_default() += bytes;
+                    // In the words of whoever asks.
+                    found.places.push(SurveyedPlace { volume: called, ..place });
+                }
+                Err(error) => found.refusals.push(refusal(&error)),
+            }
+        }
+        let host = Arc::clone(self);
+        let has_room = blocking(move || {
+            needed.into_iter().try_for_each(|(store, bytes)| host.stores.get(&store)?.require_space(bytes))
+        });
+        found.refusals.extend(has_room.await.err().as_ref().map(refusal));
+        if !vm.is_empty() {
+            self.look_at_vm(&vm, &mut found).await;
+        }
+        let hooks = self.config.hooks.clone();
+        let problems = blocking(move || Ok((hooks.before_problem(), hooks.after_problem())));
+        if let Ok((before, after)) = problems.await {
+            found.refusals.extend(before.map(|detail| Refusal { code: RefusalCode::Unsuitable, detail }));
+            found.warnings.extend(after);
+        }
+        found
+    }
+
+    /// Whether a VM could run here.
+    async fn look_at_vm(&self, vm: &[u8], found: &mut Surveyed) {
+        let unsuitable = |detail: String| Refusal { code: RefusalCode::Unsuitable, detail };
+        match Vms::compare_files(vm).await {
+            Ok((Differences { faults, warnings }, scope)) => {
+                found.refusals.extend(faults.into_iter().map(unsuitable));
+                found.warnings.extend(warnings);
+                if scope == Scope::Files {
+                    return;
+                }
+            }
+            Err(error) => return found.refusals.push(unsuitable(error.to_string())),
+        }
+        found.refusals.extend(self.vms.examine(vm, Terms::default()).await.err().map(unsuitable));
+    }
+
+    /// Where the image of a volume would be; its name is free, and its store can be used.
+    async fn look_for_room(
+        self: &Arc<Self>,
+        offer: &Offer,
+        offered: &OfferedVolume,
+    ) -> Result<SurveyedPlace, RequestError> {
+        let name = offered.name.clone();
+        names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
+        self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
+        self.refuse_other_branch(offered)?;
+        // Given back at once.
+        drop(self.claim_when_free(&name, offered.volume).await?);
+        let wanted = self.wanted(offer, offered)?;
+        let (host, volume) = (Arc::clone(self), offered.volume);
+        blocking(move || {
+            let (claim, looked) = host.look_at_place(&wanted, || Ok(0))?;
+            drop(claim);
+            let store = host.stores.get(&wanted.store)?;
+            let space = store.space().ok().flatten();
+            let image = looked.location;
+            if let (Place::Device(path), Some(space)) = (&image.place, space)
+                && space.total < wanted.size_bytes
+            {
+                let detail = format!("it has {} bytes; choose another store", space.total);
+                let (place, needed) = (path.clone(), wanted.size_bytes);
+                return Err(RequestError::TargetTooSmall { place, needed, detail });
+            }
+            let is_held = |path: &str| {
+                let (data_dir, id) = (&host.config.data_dir, volume.to_string());
+                is_replica(&image) && replicas::would_take(data_dir, &id, wanted.size_bytes, Path::new(path))
+            };
+            Ok(SurveyedPlace {
+                volume,
+                has_replica: wanted.allocation == api::Allocation::Thin
+                    && image.place.file().is_some_and(is_held),
+                store: image.store,
+                place: image.place.name().to_owned(),
+                format: image.format,
+                free_bytes: space.map(|space| space.free),
+            })
+        })
+        .await
+    }
+
+    /// The image that is wanted of an offered volume.
+    ///
+    /// # Errors
+    /// [`RequestError::StoreNotFound`], [`RequestError::StoreNotChosen`].
+    pub(in crate::host) fn wanted(
+        &self,
+        offer: &Offer,
+        offered: &OfferedVolume,
+    ) -> Result<Wanted, RequestError> {
+        let store = Some(offer.store.as_str()).filter(|store| !store.is_empty());
+        Ok(Wanted {
+            store: self.stores.choose(store)?.name().to_owned(),
+            volume: offered.name.clone(),
+            format: offer.format,
+            otherwise: ImageFormat::Raw,
+            allocation: match offer.allocation {
+                Allocation::Thin => api::Allocation::Thin,
+                Allocation::Thick => api::Allocation::Thick,
+            },
+            size_bytes: offered.size_bytes,
+            chain: None,
+        })
+    }
+}

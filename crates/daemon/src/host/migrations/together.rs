@@ -1,0 +1,77 @@
+//! Several volumes that move in one migration without a VM: to another host, all of them or none (decision 0033).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use api::{MigrateVolume, Migration};
+use migration::journal::VolumeRecord;
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::host::migrations::leave::Departing;
+use crate::peers::channel::VOLUMES_MAX;
+
+impl Host {
+    /// Begins to move several volumes to another host: `name`, and what the order names besides.
+    ///
+    /// # Errors
+    /// [`RequestError`]: all of them stay where they are, and nothing is left there.
+    pub(in crate::host) async fn migrate_together(
+        self: &Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        let names = self.names_together(&name, &order)?;
+        let Some(elsewhere) = self.elsewhere(&order.to)? else { return Err(only_to_a_host(&order)) };
+        let (mut claims, mut departing) = (Vec::new(), Vec::new());
+        for name in names {
+            let (claim, volume) = self.claim_at_rest(&name).await?;
+            claims.push(claim);
+            let record: VolumeRecord = self.record(volume, &name)?;
+            departing.push(Departing { record, lane: self.volumes.lane(&name).await? });
+        }
+        self.migrate_away(departing, elsewhere, order, None).await
+    }
+
+    /// The volumes of an order, the first one first.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`]: one of them is named twice, or is a VM; there are too many.
+    pub(in crate::host) fn names_together(
+        &self,
+        name: &str,
+        order: &MigrateVolume,
+    ) -> Result<Vec<String>, RequestError> {
+        let names: Vec<String> = std::iter::once(name)
+            .chain(order.together_with.iter().map(String::as_str))
+            .map(str::to_owned)
+            .collect();
+        if names.len() > VOLUMES_MAX {
+            let text = format!("a migration has {VOLUMES_MAX} volumes at most, not {}", names.len());
+            return Err(RequestError::Invalid(text));
+        }
+        let mut seen = BTreeSet::new();
+        for name in &names {
+            if !seen.insert(name) {
+                return Err(RequestError::Invalid(format!("\"{name}\" is named twice")));
+            }
+            if names.len() > 1 && self.vms.get(name).is_ok() {
+                let text = format!(
+                    "\"{name}\" is a VM, which moves with all its volumes and with nothing else: sterna migrate {name} \
+                     --to {}",
+                    order.to
+                );
+                return Err(RequestError::Invalid(text));
+            }
+        }
+        Ok(names)
+    }
+}
+
+/// Several volumes were to move to a store of this host.
+pub(in crate::host) fn only_to_a_host(order: &MigrateVolume) -> RequestError {
+    RequestError::Invalid(format!(
+        "several volumes move as one to another host only; to the store \"{}\" of this one they move one by one",
+        order.to
+    ))
+}

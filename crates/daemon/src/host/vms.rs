@@ -1,0 +1,10 @@
+//! VMs, as the API asks for them: adopted and given back, moved, settled where their volumes are.
+
+pub(in crate::host) mod adopt;
+pub(in crate::host) mod adopted;
+pub(in crate::host) mod exchange;
+pub(in crate::host) mod manage;
+pub(in crate::host) mod move_vm;
+pub(in crate::host) mod preflight;
+pub(in crate::host) mod prove;
+pub(in crate::host) mod standing;

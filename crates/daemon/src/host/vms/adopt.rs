@@ -1,0 +1,490 @@
+//! Taking over the disks of a VM that somebody else has started, and giving them back, without a restart.
+//!
+//! ```text
+//!   adopt      prove ─► remember ─► note ─► pause ─► each disk: off its file ─► volume ─► over its export ─► resume
+//!   release    prove ─► remember ─► note ─► pause ─► each disk: volume gone ─► back to its file ─► resume ─► forget
+//! ```
+//! The VM is paused for the moment in which an image changes hands, so that QEMU can let go of its locks before the
+//! volume takes them, and the other way round: at no time can two write to it. It takes as long as making a volume does.
+//! Whatever can be proved is proved before, by QEMU itself ([`crate::host::vms::prove`]); what fails all the same is undone
+//! ([`crate::host::vms::exchange`]). If a daemon dies in between, the next one finds the note, and ends what was begun.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{AdoptVm, Vm};
+use hypervisor::qemu::command_line::script::GivenBack;
+use hypervisor::qemu::{LocalDisk, Qemu};
+use hypervisor::{HypervisorError, RunState};
+use migration::vm::exchange::Goal;
+use migration::vm::hold::Reason;
+use tokio::time::Instant;
+
+use crate::error::RequestError;
+use crate::host::vms::adopted;
+use crate::host::vms::exchange::{Exchanged, IsNew, QemuEnded, name_of};
+use crate::host::{Host, blocking};
+use crate::journal::now_unix_ms;
+use crate::names;
+use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Ran, Reached, VmError, launched};
+
+/// How long an operation may take until its answer says that it goes on in the background.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+impl Host {
+    /// Takes over disks of a VM that runs.
+    ///
+    /// # Errors
+    /// [`RequestError`]; the VM has its disks as before then, and runs, or the text says what keeps it.
+    pub(crate) async fn adopt_vm(self: Arc<Self>, name: String, order: AdoptVm) -> Result<Vm, RequestError> {
+        names::check(&name).map_err(|reason| {
+            RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
+        })?;
+        let turn = self.vms.turn(&name)?;
+        let adoptions = self.adoptions()?;
+        if adoptions.get(&name).is_some() || self.vms.get(&name).is_ok() {
+            return Err(VmError::Exists(name).into());
+        }
+        let monitor = PathBuf::from(&order.monitor);
+        let no_monitor = |source| VmError::NoMonitor { vm: name.clone(), source };
+        let qemu = Qemu::connect(&monitor).await.map_err(no_monitor)?;
+        let disks = choose(&name, &qemu, &order.disks).await?;
+        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+        let volume = |index: usize| if disks.len() == 1 { name.clone() } else { format!("{name}-{index}") };
+        let adopted = Adopted {
+            name: name.clone(),
+            monitor,
+            disks: disks
+                .iter()
+                .enumerate()
+                .map(|(index, disk)| AdoptedDisk::of(disk, volume(index), number(index)))
+                .collect(),
+            added_unix_ms: now_unix_ms(),
+        };
+        if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
+            return Err(RequestError::VolumeExists(disk.volume.clone()));
+        }
+        self.prove_adoptable(&name, &qemu, &disks, &adopted).await?;
+        let was_running = runs(&name, &qemu).await?;
+        // The monitor serves one client at a time.
+        drop(qemu);
+        // N.B. Before anything is changed in QEMU: a daemon that is killed from here on knows what to give back.
+        self.remember_adopted(adopted.clone()).await?;
+        if let Err(error) = self.vms.holds.hold(&name, Reason::Adopt, was_running).await {
+            self.forget_adopted(&name).await?;
+            return Err(error.into());
+        }
+        let host = Arc::clone(&self);
+        let order = adopted.clone();
+        let work = async move { host.finish_adoption(&order, IsNew::Yes, turn).await };
+        self.answer_within(&name, work).await?;
+        Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
+    }
+
+    /// Gives a VM its disks back as plain files, where they are by now; also one that Sterna has started, which goes on
+    /// without Sterna from then on.
+    ///
+    /// # Errors
+    /// [`RequestError`]; what could not be given back is served as before.
+    pub(crate) async fn release_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        let turn = self.vms.turn(&name)?;
+        // Of a VM that is, or is on its way, elsewhere nothing can be given back here.
+        let _operation = match self.vms.get(&name) {
+            Ok(_) => Some(self.vms.operate(&name)?),
+            Err(_) => None,
+        };
+        let mut shown = self.describe_vm(&name).await?;
+        let is_ours = self.vms.get(&name).is_ok();
+        let adopted = match self.adoptions()?.get(&name) {
+            Some(adopted) => self.where_it_is_now(adopted)?,
+            None => self.describe_own(&name).await?,
+        };
+        let qemu = match self.monitor_of(&adopted).await {
+            Ok(qemu) => qemu,
+            Err(error) if self.has_ended_qemu(&adopted, &error) => {
+                self.stop_serving(&adopted).await?;
+                shown.message = self.end_release(&adopted).await?;
+                return Ok(shown);
+            }
+            Err(error) => return Err(VmError::of(&name)(error).into()),
+        };
+        self.prove_releasable(&qemu, &adopted).await?;
+        let was_running = runs(&name, &qemu).await?;
+        drop(qemu);
+        // N.B. Where the images are is known from here on, whatever becomes of their volumes.
+        self.remember_adopted(adopted.clone()).await?;
+        if let Err(error) = self.vms.holds.hold(&name, Reason::Release, was_running).await {
+            if is_ours {
+                self.forget_adopted(&name).await?;
+            }
+            return Err(error.into());
+        }
+        let host = Arc::clone(&self);
+        let work = async move { host.finish_release(&adopted, IsNew::Yes, turn).await };
+        shown.message = self.answer_within(&name, work).await?;
+        shown.state = api::VmState::Running;
+        if !was_running {
+            shown.state = api::VmState::Paused;
+        }
+        Ok(shown)
+    }
+
+    /// Lets a VM run that is paused, for whatever reason.
+    ///
+    /// # Errors
+    /// [`RequestError`]; what keeps it from running.
+    pub(crate) async fn resume_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        let turn = self.vms.turn(&name)?;
+        let adopted = self.adoptions()?.get(&name);
+        if self.vms.get(&name).is_ok() {
+            // Of one that is on its way somebody else decides whether it runs.
+            drop(self.vms.operate(&name)?);
+        }
+        let find = self.hypervisor_of(&name, adopted.as_ref());
+        match find().await {
+            Reached::There(_) => {}
+            Reached::Silent(reason) => return Err(VmError::Paused { vm: name, why: reason }.into()),
+            Reached::Ended if adopted.is_some() || self.vms.get(&name).is_ok() => {
+                return Err(VmError::NotRunning(name).into());
+            }
+            Reached::Ended => return Err(VmError::NotFound(name).into()),
+        }
+        self.vms.holds.hold(&name, Reason::Resume, true).await?;
+        let (host, resumed) = (Arc::clone(&self), name.clone());
+        let work = async move {
+            if let Some(adopted) = adopted {
+                host.regain_disks(&adopted).await?;
+            }
+            host.let_it_run(&resumed).await?;
+            drop(turn);
+            Ok(())
+        };
+        self.answer_within(&name, work).await?;
+        self.describe_vm(&name).await
+    }
+
+    /// Ends what a killed daemon had begun with the disks of VMs, and lets those run that it had paused. VMs on their
+    /// way to another host are settled by their migrations.
+    pub(crate) fn settle_holds(self: &Arc<Self>) {
+        for note in self.vms.holds.list() {
+            let host = Arc::clone(self);
+            tokio::spawn(async move {
+                let name = note.name;
+                tracing::info!(vm = %name, reason = ?note.reason, "a VM may have been left paused");
+                if let Err(error) = host.settle_hold(&name, note.reason).await {
+                    tracing::warn!(vm = %name, reason = error.message(), "a VM that was left paused");
+                }
+            });
+        }
+    }
+
+    async fn settle_hold(self: &Arc<Self>, name: &str, reason: NotedReason) -> Result<(), RequestError> {
+        if reason == NotedReason::Move {
+            self.vms.until_found(name).await;
+            return match self.vms.get(name) {
+                Ok(known) if known.standing != crate::vms::Standing::Home => Ok(()),
+                _ => self.let_it_run(name).await,
+            };
+        }
+        let turn = self.vms.turn(name)?;
+        let adopted = self.adoptions()?.get(name);
+        for kept in adopted.iter().flat_map(|adopted| &adopted.disks) {
+            self.until_decided(&kept.volume).await;
+        }
+        match (adopted, reason) {
+            (Some(adopted), NotedReason::Adopt) => self.finish_adoption(&adopted, IsNew::No, turn).await,
+            (Some(adopted), NotedReason::Release) => {
+                self.finish_release(&adopted, IsNew::No, turn).await.map(drop)
+            }
+            (adopted, _) => {
+                if let Some(adopted) = adopted {
+                    self.regain_disks(&adopted).await?;
+                }
+                self.let_it_run(name).await
+            }
+        }
+    }
+
+    /// Brings the disks of an adopted VM over their volumes, and lets it run; if that cannot be, it has its files again, and
+    /// is not adopted.
+    async fn finish_adoption(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        is_new: IsNew,
+        _turn: crate::vms::Turn,
+    ) -> Result<(), RequestError> {
+        let (name, began) = (&adopted.name, Instant::now());
+        let exchanged = self.exchange_disks(adopted, Goal::Volumes, is_new).await;
+        let Ok(Exchanged { goal, failure }) = exchanged else {
+            self.stop_serving(adopted).await?;
+            self.forget_adopted(name).await?;
+            self.vms.holds.forget(name).await;
+            return Err(VmError::NotRunning(name.clone()).into());
+        };
+        self.let_it_run(name).await?;
+        if goal == Goal::Volumes {
+            tracing::info!(vm = %name, disks = adopted.disks.len(), pause = ?began.elapsed(), "the VM's disks are served");
+            return Ok(());
+        }
+        self.forget_adopted(name).await?;
+        tracing::warn!(vm = %name, "the VM has its disks as before, and is not adopted");
+        let interrupted =
+            || VmError::Disk { vm: name.clone(), why: "the daemon was started again".to_owned() };
+        Err(failure.unwrap_or_else(|| interrupted().into()))
+    }
+
+    /// Brings the disks of a VM back to their files, lets it run, and forgets it; if that cannot be, they are served as
+    /// before. Returns what is to be said of it.
+    async fn finish_release(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        is_new: IsNew,
+        _turn: crate::vms::Turn,
+    ) -> Result<Option<String>, RequestError> {
+        let (name, began) = (&adopted.name, Instant::now());
+        match self.exchange_disks(adopted, Goal::Files, is_new).await {
+            Ok(Exchanged { goal: Goal::Files, .. }) => {}
+            Ok(Exchanged { goal: Goal::Volumes, failure }) => {
+                self.let_it_run(name).await?;
+                if self.vms.get(name).is_ok() {
+                    // It is a VM of ours as before.
+                    self.forget_adopted(name).await?;
+                }
+                let unknown = || VmError::Disk { vm: name.clone(), why: "QEMU does not say why".to_owned() };
+                return Err(failure.unwrap_or_else(|| unknown().into()));
+            }
+            Err(QemuEnded) => self.stop_serving(adopted).await?,
+        }
+        self.let_it_run(name).await?;
+        tracing::info!(vm = %name, pause = ?began.elapsed(), "the VM has its disks back");
+        self.end_release(adopted).await
+    }
+
+    /// Forgets a VM that has its disks back; says how it is started without Sterna if we started it.
+    async fn end_release(self: &Arc<Self>, adopted: &Adopted) -> Result<Option<String>, RequestError> {
+        let name = &adopted.name;
+        let mut message = None;
+        if self.vms.get(name).is_ok() {
+            let images = adopted.disks.iter().map(|kept| GivenBack {
+                path: kept.file.clone(),
+                format: kept.format.clone(),
+                volume: kept.volume.clone(),
+            });
+            let written = self.vms.write_script(name, images.collect()).await;
+            if let Err(error) = &written {
+                tracing::warn!(vm = %name, %error, "how the VM is started without Sterna is not written down");
+            }
+            message = written.ok().flatten().map(|path| format!("to start it again: {}", path.display()));
+        }
+        self.vms.let_go(name).await?;
+        self.forget_adopted(name).await?;
+        self.vms.holds.forget(name).await;
+        Ok(message)
+    }
+
+    /// Leads disks that are over nothing over their volumes again.
+    async fn regain_disks(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
+        let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
+        let qemu = self.monitor_of(adopted).await.map_err(failed)?;
+        let has_lost_one = self.has_lost_a_disk(adopted, &qemu).await.map_err(failed)?;
+        drop(qemu);
+        if has_lost_one {
+            let adopted = self.where_it_is_now(adopted.clone())?;
+            // Its end is seen by whoever lets it run.
+            let _ = self.exchange_disks(&adopted, Goal::Volumes, IsNew::Yes).await;
+        }
+        Ok(())
+    }
+
+    /// Lets a VM run that we have paused.
+    pub(in crate::host) async fn let_it_run(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
+        let adopted = self.adoptions()?.get(name);
+        match self.vms.holds.let_run(name, self.hypervisor_of(name, adopted.as_ref())).await {
+            Ran::Runs => Ok(()),
+            Ran::Ended => Err(VmError::NotRunning(name.to_owned()).into()),
+            Ran::Elsewhere => {
+                let why =
+                    "it may run at the host that it was on its way to, and must not run at both".to_owned();
+                Err(VmError::Paused { vm: name.to_owned(), why }.into())
+            }
+        }
+    }
+
+    /// What finds the hypervisor of a VM, ours or adopted.
+    fn hypervisor_of(
+        self: &Arc<Self>,
+        name: &str,
+        adopted: Option<&Adopted>,
+    ) -> impl Fn() -> futures_util::future::BoxFuture<'static, Reached> + use<> {
+        let (host, name, adopted) = (Arc::clone(self), name.to_owned(), adopted.cloned());
+        move || {
+            let (host, name, adopted) = (Arc::clone(&host), name.clone(), adopted.clone());
+            Box::pin(async move {
+                match (host.vms.get(&name), adopted) {
+                    (Ok(known), _) => match known.life {
+                        Life::Alive(alive) => Reached::There(alive.qemu),
+                        Life::Starting => Reached::Silent("its QEMU does not answer".to_owned()),
+                        Life::Stopped | Life::Crashed(_) => Reached::Ended,
+                    },
+                    (Err(_), Some(adopted)) => match Qemu::connect(&adopted.monitor).await {
+                        Ok(qemu) => Reached::There(Arc::new(qemu)),
+                        Err(error) if error.nobody_listens() => Reached::Ended,
+                        Err(error) => Reached::Silent(error.to_string()),
+                    },
+                    (Err(_), None) => Reached::Ended,
+                }
+            })
+        }
+    }
+
+    /// Runs work to its end; if that takes long, the answer says that it goes on.
+    async fn answer_within<T: Send + 'static>(
+        self: &Arc<Self>,
+        name: &str,
+        work: impl Future<Output = Result<T, RequestError>> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        match tokio::time::timeout(ANSWER_WITHIN, tokio::spawn(work)).await {
+            Ok(done) => done.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string()))),
+            Err(_) => {
+                let why = self.vms.holds.why(name).unwrap_or_else(|| "QEMU does not answer".to_owned());
+                Err(VmError::Paused { vm: name.to_owned(), why }.into())
+            }
+        }
+    }
+
+    /// An adopted VM with the places where its images are by now.
+    fn where_it_is_now(&self, adopted: Adopted) -> Result<Adopted, RequestError> {
+        let mut adopted = adopted;
+        for kept in &mut adopted.disks {
+            // One without a volume has it back, or is over nothing.
+            let Ok(record) = self.record_named(&kept.volume) else { continue };
+            let place = &record.image.place;
+            let Some(file) = place.file() else {
+                let detail =
+                    "a VM gets its disks back as files of this host; move the volume to a folder here first";
+                return Err(RequestError::ImageUnsuitable {
+                    path: place.name().into(),
+                    detail: detail.to_owned(),
+                });
+            };
+            kept.file = file.into();
+            kept.format = name_of(record.image.format).to_owned();
+        }
+        Ok(adopted)
+    }
+
+    /// Describes a VM that Sterna has started as one whose disks were adopted.
+    async fn describe_own(self: &Arc<Self>, name: &str) -> Result<Adopted, RequestError> {
+        let known = self.vms.get(name)?;
+        let qemu = self.vms.qemu(name)?;
+        let mut disks = Vec::new();
+        for (index, volume) in known.volumes.iter().enumerate() {
+            let address = self.export_named(volume);
+            let disk = qemu.disk_over(&address).await.map_err(VmError::of(name))?;
+            let Some(disk) = disk else {
+                let why = format!("QEMU has no disk that is over the volume {volume}");
+                return Err(VmError::Disk { vm: name.to_owned(), why }.into());
+            };
+            let number = disk.number().unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX));
+            disks.push(AdoptedDisk::of(&disk, volume.clone(), number));
+        }
+        let adopted =
+            Adopted { name: name.to_owned(), monitor: known.monitor, disks, added_unix_ms: now_unix_ms() };
+        self.where_it_is_now(adopted)
+    }
+
+    /// The monitor of a VM whose disks are served; of one among ours there is a connection already.
+    pub(in crate::host) async fn monitor_of(&self, adopted: &Adopted) -> Result<Arc<Qemu>, HypervisorError> {
+        self.vms.until_found(&adopted.name).await;
+        match self.vms.qemu(&adopted.name) {
+            Ok(qemu) => Ok(qemu),
+            Err(_) => Qemu::connect(&adopted.monitor).await.map(Arc::new),
+        }
+    }
+
+    /// Whether a VM's QEMU has ended, by how its monitor answers.
+    pub(in crate::host) fn has_ended_qemu(&self, adopted: &Adopted, error: &HypervisorError) -> bool {
+        error.nobody_listens() && self.vms.qemu(&adopted.name).is_err()
+    }
+
+    /// Describes the adopted VMs.
+    pub(in crate::host) async fn describe_adopted(&self) -> Vec<Vm> {
+        let mut adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
+        // One that leaves is among ours.
+        adopted.retain(|vm| self.vms.get(&vm.name).is_err());
+        futures_util::future::join_all(
+            adopted.iter().map(|vm| self.describe_held(vm, adopted::ANSWER_TIMEOUT)),
+        )
+        .await
+    }
+
+    /// Describes an adopted VM; `None`: there is none of that name.
+    pub(in crate::host) async fn describe_adopted_one(&self, name: &str) -> Option<Vm> {
+        let adopted = self.adoptions().ok()?.get(name).filter(|_| self.vms.get(name).is_err())?;
+        Some(self.describe_held(&adopted, adopted::ANSWER_TIMEOUT).await)
+    }
+
+    async fn describe_held(&self, adopted: &Adopted, answer_max: Duration) -> Vm {
+        let mut vm = adopted::describe(adopted, answer_max).await;
+        if vm.state != api::VmState::Running {
+            vm.message = self.vms.holds.why(&adopted.name).or(vm.message);
+        }
+        vm
+    }
+
+    async fn remember_adopted(self: &Arc<Self>, adopted: Adopted) -> Result<(), RequestError> {
+        let host = Arc::clone(self);
+        blocking(move || Ok(host.adoptions()?.put(&adopted).map_err(VmError::from)?)).await
+    }
+
+    async fn forget_adopted(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
+        let (host, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || Ok(host.adoptions()?.remove(&name).map(drop).map_err(VmError::from)?)).await
+    }
+}
+
+/// Whether a VM runs at present.
+async fn runs(name: &str, qemu: &Qemu) -> Result<bool, RequestError> {
+    Ok(qemu.status().await.map_err(VmError::of(name))? == RunState::Running)
+}
+
+/// The disks that are asked for, or all that can be written; each must be one that can be adopted.
+async fn choose(name: &str, qemu: &Qemu, wanted: &[String]) -> Result<Vec<LocalDisk>, RequestError> {
+    let refuse = |why: String| RequestError::from(VmError::Disk { vm: name.to_owned(), why });
+    let found = qemu.local_disks().await.map_err(VmError::of(name))?;
+    let seen = launched(name, qemu).await?;
+    let mut chosen = Vec::new();
+    for disk in found {
+        let (device, node) = match &disk {
+            Ok(disk) => (disk.device.as_str(), disk.node.as_str()),
+            Err(staying) => (staying.device.as_str(), ""),
+        };
+        let is_wanted = wanted.iter().any(|wanted| wanted == device || wanted == node);
+        match disk {
+            _ if !is_wanted && !wanted.is_empty() => {}
+            Ok(disk) if wanted.is_empty() && (disk.options.is_read_only || disk.is_firmware()) => {}
+            Ok(disk) => {
+                let named = seen.resolve(&disk.file).ok_or_else(|| {
+                    let file = disk.file.display();
+                    refuse(format!(
+                        "{}: where its image {file} is cannot be told; start it with absolute paths",
+                        disk.device
+                    ))
+                })?;
+                chosen.push(LocalDisk { file: named, ..disk });
+            }
+            // Firmware goes along with its VM as a file.
+            Err(staying) if wanted.is_empty() && staying.is_firmware() => {}
+            Err(staying) => return Err(refuse(staying.to_string())),
+        }
+    }
+    match wanted
+        .iter()
+        .find(|wanted| !chosen.iter().any(|disk| disk.device == **wanted || disk.node == **wanted))
+    {
+        Some(missing) => Err(refuse(format!("QEMU has no disk {missing}"))),
+        None if chosen.is_empty() => Err(refuse("it has no disk that could be adopted".to_owned())),
+        None => Ok(chosen),
+    }
+}

@@ -1,0 +1,118 @@
+//! VMs whose disks were adopted, as people see them, and their move to another host as a whole.
+//!
+//! ```text
+//!   the running QEMU: its command, its devices ──► a definition ──► among ours, for as long as it leaves
+//!                                                      └─ what keeps it here, or stays behind: by name, before a byte moves
+//! ```
+//! From then on it is a VM like any other ([`crate::host::vms::move_vm`]); what differs is what becomes of it if it stays
+//! ([`crate::vms`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{MigrateVolume, Migration, Vm, VmState, WholeMove};
+use hypervisor::RunState;
+use hypervisor::qemu::Qemu;
+use hypervisor::qemu::command_line::derived::Running;
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::vms::{Adopted, Derived, VmError, derive, launched};
+
+/// How long a VM may take to say what it does, before it is left out.
+pub(in crate::host) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same right after it was adopted, when somebody wants to know what can be done with it.
+pub(in crate::host) const SETTLED_TIMEOUT: Duration = Duration::from_secs(15);
+
+impl Host {
+    /// Begins to move an adopted VM to another host, with its disks.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it goes on here, adopted as before, and nothing is left there.
+    pub(in crate::host) async fn migrate_adopted(
+        self: &Arc<Self>,
+        adopted: Adopted,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        let name = adopted.name.clone();
+        let qemu = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(&name))?;
+        let derived = derived(&adopted, &qemu).await?;
+        for what in &derived.left_behind {
+            tracing::info!(vm = %name, %what, "something of the VM stays behind");
+        }
+        self.vms.take_in(&adopted, qemu, derived.text).await?;
+        let begun = self.migrate_vm(name.clone(), order).await;
+        if begun.is_err() {
+            self.vms.let_go_unless_leaving(&name).await?;
+        }
+        begun
+    }
+}
+
+/// Asks a VM that is somebody else's what it does, for so long at most, and leaves its monitor to others.
+pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
+    let asked = async {
+        let qemu = Qemu::connect(&adopted.monitor).await?;
+        let state = qemu.status().await?;
+        let derived = match derived(adopted, &qemu).await {
+            Ok(derived) => unblocked(&adopted.name, &qemu).await.map(|()| derived),
+            Err(error) => Err(error),
+        };
+        Ok::<_, hypervisor::HypervisorError>((qemu.process(), qemu.version().to_string(), state, derived))
+    };
+    let answer = tokio::time::timeout(answer_max, asked).await;
+    let (state, message) = match &answer {
+        Ok(Ok((_, _, RunState::Running, _))) => (VmState::Running, None),
+        Ok(Ok((_, _, state, _))) => (VmState::Paused, Some(format!("QEMU says: {state}"))),
+        Ok(Err(error)) if error.is_gone() => (VmState::Stopped, Some(error.to_string())),
+        Ok(Err(error)) => (VmState::Unknown, Some(error.to_string())),
+        Err(_) => (VmState::Unknown, Some("its monitor serves somebody else, or does not answer".to_owned())),
+    };
+    let (process, hypervisor, derived) = match answer.ok().and_then(Result::ok) {
+        Some((process, version, _, derived)) => (process, Some(format!("QEMU {version}")), Some(derived)),
+        None => (None, None, None),
+    };
+    let (definition, whole_move) = match derived {
+        Some(Ok(Derived { text, left_behind })) => {
+            (Some(text), Some(WholeMove { obstacle: None, left_behind }))
+        }
+        Some(Err(error)) => {
+            (None, Some(WholeMove { obstacle: Some(error.message()), left_behind: Vec::new() }))
+        }
+        None => (None, None),
+    };
+    Vm {
+        name: adopted.name.clone(),
+        state,
+        message,
+        volumes: adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
+        process: process.and_then(|id| u32::try_from(id).ok()),
+        hypervisor,
+        monitor: adopted.monitor.display().to_string(),
+        log: None,
+        definition,
+        whole_move,
+        added_unix_ms: adopted.added_unix_ms,
+    }
+}
+
+/// Looks whether QEMU could migrate the VM as it is: not every device can.
+async fn unblocked(name: &str, qemu: &Qemu) -> Result<(), RequestError> {
+    let reasons = qemu.migration_blockers().await.map_err(VmError::of(name))?;
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    Err(RequestError::VmUnmovable { vm: name.to_owned(), reason: reasons.join("; ") })
+}
+
+/// What another host would have to run of an adopted VM, as it is now.
+pub(in crate::host) async fn derived(adopted: &Adopted, qemu: &Qemu) -> Result<Derived, RequestError> {
+    let name = &adopted.name;
+    let process = launched(name, qemu).await?;
+    let running = Running::of(qemu).await.map_err(VmError::of(name))?;
+    let unmovable = |error: crate::vms::DefinitionError| RequestError::VmUnmovable {
+        vm: name.clone(),
+        reason: error.to_string(),
+    };
+    derive(adopted, &process, &running).map_err(unmovable)
+}

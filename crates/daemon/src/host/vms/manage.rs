@@ -1,0 +1,181 @@
+//! VMs, as the API asks for them: checks that need the volumes, and what people see.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{NewVm, RemovedVm, StopVm, Vm, VmState};
+use hypervisor::RunState;
+use hypervisor::qemu::RECONNECT_SECONDS;
+
+use crate::error::RequestError;
+use crate::host::{Host, blocking};
+use crate::names;
+use crate::vms::{Definition, Ended, Ending, Known, Life, Standing, VmError};
+/// The longest that it may be given: a client waits meanwhile.
+const SHUT_DOWN_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How long QEMU may take to say what a VM does before that is left out of its description.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// Adds a VM.
+    ///
+    /// # Errors
+    /// [`RequestError`]; there is no such VM then.
+    pub(crate) async fn add_vm(self: Arc<Self>, order: NewVm) -> Result<Vm, RequestError> {
+        let NewVm { name, definition } = order;
+        if self.adoptions()?.get(&name).is_some() {
+            return Err(VmError::Exists(name).into());
+        }
+        names::check(&name).map_err(|reason| {
+            RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
+        })?;
+        let checked = Definition::parse(&definition).map_err(VmError::from)?;
+        let volumes = checked.volumes();
+        if let Some(missing) = volumes.iter().find(|volume| self.volumes.service(volume).is_none()) {
+            return Err(RequestError::VolumeNotFound(missing.clone()));
+        }
+        let (host, added) = (Arc::clone(&self), name.clone());
+        blocking(move || Ok(host.vms.add(&added, &definition)?)).await?;
+        tracing::info!(vm = %name, "VM added");
+        let mut vm = self.describe_vm(&name).await?;
+        vm.message = short_wait(&checked);
+        Ok(vm)
+    }
+
+    /// Starts a VM whose volumes are served.
+    ///
+    /// # Errors
+    /// [`RequestError`]; it does not run then.
+    pub(crate) async fn start_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        self.refuse_adopted(&name)?;
+        for volume in self.vms.get(&name)?.volumes {
+            self.volumes.lane(&volume).await?;
+        }
+        self.vms.start(&name, &self.sockets).await?;
+        self.describe_vm(&name).await
+    }
+
+    /// Stops a VM.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(crate) async fn stop_vm(self: Arc<Self>, name: String, how: StopVm) -> Result<Vm, RequestError> {
+        self.refuse_adopted(&name)?;
+        let wait = Duration::from_secs(how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT));
+        if wait > SHUT_DOWN_TIMEOUT {
+            return Err(RequestError::Invalid("a guest is waited for an hour at most: wait_s".to_owned()));
+        }
+        let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
+        let ended = self.vms.stop(&name, ending).await?;
+        tracing::info!(vm = %name, "VM stopped");
+        let mut vm = self.describe_vm(&name).await?;
+        if ended == Ended::PowerCut && !how.now {
+            let why =
+                format!("its guest did not shut down within {} s, so its power was cut", wait.as_secs());
+            vm.message = Some(why);
+        }
+        Ok(vm)
+    }
+
+    /// Forgets a VM.
+    ///
+    /// # Errors
+    /// [`RequestError`]; it is there as before then.
+    pub(crate) async fn remove_vm(self: Arc<Self>, name: String) -> Result<RemovedVm, RequestError> {
+        self.refuse_adopted(&name)?;
+        let volumes = self.vms.get(&name)?.volumes;
+        let (host, removed) = (Arc::clone(&self), name.clone());
+        blocking(move || Ok(host.vms.remove(&removed)?)).await?;
+        tracing::info!(vm = %name, "VM removed");
+        Ok(RemovedVm { name, volumes })
+    }
+
+    /// Describes the VMs, by name.
+    pub(crate) async fn describe_vms(&self) -> Vec<Vm> {
+        let known = self.vms.list().into_iter().map(|known| self.describe_known(known));
+        let mut vms = futures_util::future::join_all(known).await;
+        vms.extend(self.describe_adopted().await);
+        vms.sort_by(|one, other| one.name.cmp(&other.name));
+        vms
+    }
+
+    fn refuse_adopted(&self, name: &str) -> Result<(), RequestError> {
+        match self.adoptions()?.get(name) {
+            Some(_) => Err(VmError::Adopted(name.to_owned()).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Describes one VM.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is none of that name.
+    pub(crate) async fn describe_vm(&self, name: &str) -> Result<Vm, RequestError> {
+        match self.describe_adopted_one(name).await {
+            Some(vm) => Ok(vm),
+            None => Ok(self.describe_known(self.vms.get(name)?).await),
+        }
+    }
+
+    async fn describe_known(&self, known: Known) -> Vm {
+        let mut vm = describe(known).await;
+        if vm.state == VmState::Paused {
+            vm.message = self.vms.holds.why(&vm.name).or(vm.message);
+        }
+        vm
+    }
+}
+
+/// What is said of disks that do not wait for the daemon as long as they should.
+fn short_wait(definition: &Definition) -> Option<String> {
+    let (disk, seconds) = definition.short_waits().into_iter().next()?;
+    Some(format!(
+        "its disk {disk} has reconnect-delay={seconds}, which is too short for a daemon that is away for 30 s: QEMU would tell the \
+         guest of an I/O error; write reconnect-delay={RECONNECT_SECONDS}"
+    ))
+}
+
+async fn describe(known: Known) -> Vm {
+    let (state, message) = state(&known).await;
+    let alive = match &known.life {
+        Life::Alive(alive) => Some(alive),
+        Life::Stopped | Life::Starting | Life::Crashed(_) => None,
+    };
+    Vm {
+        state,
+        message,
+        volumes: known.volumes,
+        process: alive.and_then(|alive| u32::try_from(alive.process_id()).ok()),
+        hypervisor: alive.map(|alive| format!("QEMU {}", alive.qemu.version())),
+        monitor: known.monitor.display().to_string(),
+        log: known.log.map(|log| log.display().to_string()),
+        definition: Some(known.definition),
+        whole_move: None,
+        added_unix_ms: known.added_unix_ms,
+        name: known.name,
+    }
+}
+
+async fn state(known: &Known) -> (VmState, Option<String>) {
+    let (state, message) = match &known.life {
+        Life::Stopped => (VmState::Stopped, None),
+        Life::Starting => (VmState::Starting, Some("its QEMU does not answer yet".to_owned())),
+        Life::Crashed(message) => (VmState::Crashed, Some(message.clone())),
+        Life::Alive(alive) => match tokio::time::timeout(ANSWER_TIMEOUT, alive.qemu.status()).await {
+            Ok(Ok(RunState::Running)) => (VmState::Running, None),
+            Ok(Ok(RunState::Paused)) => (VmState::Paused, None),
+            Ok(Ok(RunState::IoError)) => {
+                let why = "a disk answered with an error; it goes on when it is told to: sterna vm resume";
+                (VmState::Paused, Some(why.to_owned()))
+            }
+            Ok(Ok(other)) => (VmState::Paused, Some(format!("QEMU says: {other}"))),
+            Ok(Err(error)) => (VmState::Running, Some(error.to_string())),
+            Err(_) => (VmState::Running, Some("its QEMU does not answer".to_owned())),
+        },
+    };
+    match (known.standing, &known.life) {
+        (Standing::Arriving, Life::Alive(_) | Life::Starting) => (VmState::Arriving, message),
+        (Standing::Leaving, Life::Alive(_) | Life::Starting) => (VmState::Leaving, message),
+        _ => (state, message),
+    }
+}

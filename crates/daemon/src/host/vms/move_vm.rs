@@ -1,0 +1,419 @@
+//! A VM moves with its volumes, and is where they are: what this host does when it leaves, comes, and after a restart.
+//!
+//! ```text
+//!   source                                        target
+//!   checks ──► offer, with its name ────────────► name free ──► its volumes arrive
+//!   manifest ─────────────────────────────────────► could it run?
+//!   volumes copied ──► memory ──► stands ───────► loaded
+//!   volumes released ───────────────────────────► owned ──► it runs
+//!   left: its QEMU ended, forgotten               arrived: at home
+//! ```
+//! What of that is decided is decided by its volumes' migration, in the journals ([`crate::moving`]).
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
+use futures_util::FutureExt;
+use hypervisor::qemu::memory_socket;
+use hypervisor::{Hypervisor, HypervisorError, RecoverMemory, RunState};
+use migration::journal::Stage;
+use migration::{HostId, MigrationId};
+use transport::Session;
+
+use crate::error::RequestError;
+use crate::hooks::{Begun, HookRunner, HookSide};
+use crate::host::Host;
+use crate::host::migrations::leave::Departing;
+use crate::moving::channel::VmChannel;
+use crate::moving::{
+    Coming, Keeper, Leaving, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes, side_streams,
+};
+use crate::vms::{Standing, VmError, Vms};
+
+/// How long a VM may stand still, if nobody says.
+const DOWNTIME_DEFAULT: Duration = Duration::from_millis(300);
+/// How long its disks may take to be handed over while it stands still: a VM that is moved late is better off than one
+/// that is not moved and stood still for that.
+pub(in crate::host) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A VM that is to go along with its volumes.
+pub(in crate::host) struct Company {
+    pub(in crate::host) name: String,
+    /// What the other host must be given to run it.
+    pub(in crate::host) manifest: Vec<u8>,
+    pub(in crate::host) downtime_max: Duration,
+    /// When it may run there, and over how many streams its memory goes, as it was ordered.
+    memory: (Memory, Option<u8>),
+}
+
+impl Company {
+    /// How the VM is to leave over this session.
+    pub(in crate::host) async fn wishes(&self, vm: &dyn Hypervisor, session: &Session) -> Wishes {
+        let terms = terms(vm, self.memory, session).await;
+        Wishes { downtime_max: self.downtime_max, terms }
+    }
+}
+
+/// How a VM is to leave whose migration a restart goes on with: only the rest of its memory may still go.
+pub(in crate::host) fn resumed_wishes() -> Wishes {
+    Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() }
+}
+
+/// What is known of a VM that is to come.
+pub(in crate::host) enum Expected {
+    /// Nothing: it is to be started.
+    Anew,
+    /// That an earlier daemon expected it; it may be here, and loaded.
+    Again(Option<Arc<dyn Hypervisor>>),
+}
+
+impl Host {
+    /// Begins to move a VM to another host, with all its volumes.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it goes on here, and nothing is left there.
+    pub(in crate::host) async fn migrate_vm(
+        self: &Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        let known = self.vms.get(&name)?;
+        let Some(elsewhere) = self.elsewhere(&order.to)? else {
+            return Err(not_to_a_store(&known.volumes, &order));
+        };
+        let qemu = self.vms.qemu(&name)?;
+        check_order(&order)?;
+        check_movable(&name, &*qemu).await?;
+        self.check_tpm(&name)?;
+        if order.memory == Memory::PostCopy {
+            check_post_copy(&name, &*qemu).await?;
+        }
+        let company = Company {
+            manifest: self.manifest_of(&name, &known.volumes).await?,
+            downtime_max: downtime_max(&order),
+            memory: (order.memory, order.memory_streams),
+            name,
+        };
+        let (mut claims, mut departing) = (Vec::new(), Vec::new());
+        for volume in &known.volumes {
+            let (claim, id) = self.claim_at_rest(volume).await?;
+            claims.push(claim);
+            let record = self.record(id, volume)?;
+            departing.push(Departing { record, lane: self.volumes.lane(volume).await? });
+        }
+        if departing.is_empty() {
+            return Err(no_volumes(&company.name));
+        }
+        self.migrate_away(departing, elsewhere, order, Some(company)).await
+    }
+
+    /// What sees to a VM that leaves by this migration.
+    pub(in crate::host) fn leaving(
+        &self,
+        migration: MigrationId,
+        name: &str,
+        vm: Arc<dyn Hypervisor>,
+        wishes: Wishes,
+        session: &Session,
+        hooks: Arc<HookRunner>,
+    ) -> Arc<Leaving> {
+        let streams = self.peers.vm_streams(session, self.peers.own(), migration);
+        Arc::new(Leaving::new((name.to_owned(), vm, Arc::clone(&self.vms.holds)), streams, wishes, hooks))
+    }
+
+    /// Looks whether the TPM of a VM, if it has one, can go with it.
+    ///
+    /// # Errors
+    /// [`RequestError::VmUnmovable`].
+    pub(in crate::host) fn check_tpm(&self, name: &str) -> Result<(), RequestError> {
+        self.vms.tpm_obstacle(name).map_or(Ok(()), |reason| {
+            Err(RequestError::VmUnmovable { vm: name.to_owned(), reason: reason.to_owned() })
+        })
+    }
+
+    /// Looks whether a host may bring VMs. What else would be in a VM's way is not looked at before that, and not
+    /// told.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`].
+    pub(in crate::host) fn check_may_bring_vms(&self, peer: HostId) -> Result<(), RequestError> {
+        if self.hosts.may_bring_vms(peer) {
+            return Ok(());
+        }
+        let text = match self.config.hosts.machines {
+            false => "it takes no VMs from other hosts; machines = true below [hosts] in its configuration lets them come".to_owned(),
+            true => {
+                let name = self.hosts.name_of(peer);
+                format!("it takes no VMs from this host; there: sterna host set {name} --allow-machines")
+            }
+        };
+        Err(RequestError::Invalid(text))
+    }
+
+    /// Looks whether a VM of this name may be here.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(in crate::host) fn check_vm_name(&self, name: &str) -> Result<(), RequestError> {
+        crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
+        if self.adoptions()?.get(name).is_some() {
+            return Err(VmError::Exists(name.to_owned()).into());
+        }
+        match self.vms.get(name) {
+            Err(VmError::NotFound(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => Err(VmError::Exists(name.to_owned()).into()),
+        }
+    }
+
+    /// A VM comes with the volumes of this migration, which has another number at its source.
+    pub(in crate::host) fn expect_vm(
+        self: &Arc<Self>,
+        session: &Session,
+        (migration, remote): (MigrationId, MigrationId),
+        name: &str,
+        volumes: Vec<String>,
+        expected: Expected,
+    ) {
+        let peer = crate::peers::host_id(session.peer());
+        let channel = VmChannel::new(self.peers.vm_streams(session, peer, remote));
+        let hooks =
+            |begun| self.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
+        if let Expected::Again(Some(qemu)) = expected {
+            let hooks = hooks(Begun::Perhaps);
+            let coming = Coming::found(channel, qemu, hooks);
+            let may_run_ahead = self.vms.lifeline(name).is_some();
+            let coming = if may_run_ahead { coming.may_run_ahead() } else { coming };
+            self.moving.came(migration, Arc::new(coming));
+            return;
+        }
+        let hooks = hooks(if matches!(expected, Expected::Anew) { Begun::No } else { Begun::Perhaps });
+        let keeper = Reception { host: Arc::clone(self), name: name.to_owned(), volumes };
+        self.moving.comes(migration, &Arc::new(Coming::new(channel, hooks)), Arc::new(keeper));
+    }
+
+    /// What is known of a VM that comes along with volumes; `stage`: how far a restart found them.
+    pub(in crate::host) async fn expected(self: &Arc<Self>, vm: &str, stage: Option<&Stage>) -> Expected {
+        match stage {
+            None => Expected::Anew,
+            // N.B. without a promise it comes to nothing, and it may be waiting for the volumes that would wait for it.
+            Some(Stage::Copying) => Expected::Again(None),
+            Some(_) => {
+                let found = self.vms.found(vm).await;
+                // It may have been loaded just before the last daemon was killed.
+                let is_kept = self.vms.keep_tpm(vm).await.map_err(|error| {
+                    tracing::warn!(vm = %vm, %error, "a VM that came does not run without its TPM");
+                });
+                Expected::Again(found.filter(|_| is_kept.is_ok()))
+            }
+        }
+    }
+
+    /// The source of a VM that runs here, and whose stream has broken, says what becomes of the rest of its memory.
+    pub(crate) async fn post_copy_request(
+        self: &Arc<Self>,
+        session: &Session,
+        remote: MigrationId,
+        said: PostCopyRequest,
+    ) {
+        let peer = crate::peers::host_id(session.peer());
+        let names = self.journal.read(|state| Some(state.incoming(peer, remote)?.1.names.clone()));
+        let Some(names) = names else { return };
+        let channel = VmChannel::without_main(self.peers.vm_streams(session, peer, remote));
+        let known = names.first().and_then(|volume| self.vms.get(&self.vms.user_of(volume)?).ok());
+        let Some(known) = known else {
+            return channel.send(&VmMessage::lost("it is not known at the target"));
+        };
+        let (vms, name) = (Arc::clone(&self.vms), known.name.clone());
+        let recovery = PostCopyRecovery {
+            memory_socket: memory_socket(&known.monitor),
+            lifeline: self.vms.lifeline(&known.name).map(|lifeline| lifeline as Arc<dyn RecoverMemory>),
+            // N.B. it may take the rest of the memory to answer.
+            found: async move { vms.found(&name).await }.boxed().shared(),
+        };
+        let keeper = Reception { host: Arc::clone(self), name: known.name, volumes: names };
+        match said {
+            PostCopyRequest::Recover(stream) => recovery.recover(channel, stream, Arc::new(keeper)).await,
+            PostCopyRequest::Lost(reason) => recovery.lose(reason, &keeper).await,
+        }
+    }
+
+    /// The VM that goes along with an outgoing migration that a restart interrupted.
+    pub(in crate::host) fn vm_of_departure(&self, volumes: &[String]) -> Option<String> {
+        self.vm_with(volumes, Standing::Leaving)
+    }
+
+    /// The VM whose volumes these are, and of which nothing says that it leaves.
+    pub(in crate::host) fn vm_at_home(&self, volumes: &[String]) -> Option<String> {
+        self.vm_with(volumes, Standing::Home)
+    }
+
+    /// The VM that comes along with an incoming migration that a restart interrupted.
+    pub(in crate::host) fn vm_of_arrival(&self, volumes: &[String]) -> Option<String> {
+        self.vm_with(volumes, Standing::Arriving)
+    }
+
+    /// Whether it is noted of a VM that it leaves.
+    pub(in crate::host) fn vm_is_leaving(&self, name: &str) -> bool {
+        self.vms.get(name).is_ok_and(|known| known.standing == Standing::Leaving)
+    }
+
+    fn vm_with(&self, volumes: &[String], standing: Standing) -> Option<String> {
+        let name = self.vms.user_of(volumes.first()?)?;
+        let known = self.vms.get(&name).ok()?;
+        (known.standing == standing).then_some(name)
+    }
+}
+
+/// Takes a VM in that comes.
+struct Reception {
+    host: Arc<Host>,
+    name: String,
+    volumes: Vec<String>,
+}
+
+impl Reception {
+    /// Looks whether a manifest is of the VM that was offered.
+    fn check_offered(&self, manifest: &[u8]) -> Result<(), String> {
+        let (name, volumes) = Vms::announced(manifest).map_err(|error| error.to_string())?;
+        if name != self.name || volumes != self.volumes {
+            return Err(format!(
+                "the VM \"{name}\" with the volumes {} is not the one that was offered",
+                volumes.join(", ")
+            ));
+        }
+        self.host.check_vm_name(&name).map_err(|error| error.message())
+    }
+}
+
+impl Keeper for Reception {
+    fn check(
+        &self,
+        manifest: &[u8],
+        wished: Terms,
+    ) -> Pin<Box<dyn Future<Output = Result<Terms, String>> + Send>> {
+        let is_offered = self.check_offered(manifest);
+        let (host, manifest) = (Arc::clone(&self.host), manifest.to_vec());
+        Box::pin(async move {
+            is_offered?;
+            host.check_arrival(&manifest, wished).await
+        })
+    }
+
+    fn lose(&self, reason: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let (host, name) = (Arc::clone(&self.host), self.name.clone());
+        Box::pin(async move {
+            tracing::error!(vm = %name, reason, "the memory of a VM that runs here is lost");
+            let vm = host.vms.qemu(&name).ok();
+            let vm = vm.as_deref().map(|vm| vm as &dyn Hypervisor);
+            host.vms.lose(&name, vm, memory_lost(&name, &reason)).await;
+        })
+    }
+
+    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+        let (host, name) = (Arc::clone(&self.host), self.name.clone());
+        Box::pin(async move { host.vms.keep_tpm(&name).await.map_err(|error| error.to_string()) })
+    }
+
+    fn start(
+        &self,
+        manifest: Vec<u8>,
+        terms: Terms,
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, String>> + Send>> {
+        let host = Arc::clone(&self.host);
+        Box::pin(async move {
+            let arrival = host.vms.prepare_arrival(&manifest, terms, &host.sockets).await;
+            let arrival = arrival.map_err(|error| error.to_string())?;
+            tracing::info!(vm = %arrival.name, "a VM waits for its memory");
+            Ok(arrival.vm)
+        })
+    }
+}
+
+/// Looks whether what is ordered of a VM's memory makes sense.
+pub(in crate::host) fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
+    match order.memory_streams {
+        Some(streams) if !(1..=MEMORY_STREAMS_MAX).contains(&streams) => {
+            let text = format!("memory goes over 1 to {MEMORY_STREAMS_MAX} streams, not {streams}");
+            Err(RequestError::Invalid(text))
+        }
+        Some(2..) if order.memory == Memory::PostCopy => {
+            let text = "QEMU sends memory over one stream if some of it may follow later; leave --memory-streams out";
+            Err(RequestError::Invalid(text.to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Looks whether a VM can run elsewhere before all of its memory is there, as far as can be seen here.
+pub(in crate::host) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
+    let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
+    let silent = |error: HypervisorError| unmovable(error.to_string());
+    match vm.post_copy_blocker().await.map_err(silent)? {
+        None => Ok(()),
+        Some(reason) => Err(unmovable(format!("--memory post-copy: {reason}"))),
+    }
+}
+
+/// What is said of a VM whose memory is lost, where its disks are.
+pub(in crate::host) fn memory_lost(name: &str, reason: &str) -> String {
+    format!(
+        "its memory is lost: {reason}, and it ran before all of its memory had come (--memory post-copy). Its disks are whole, \
+         and here; start it again: sterna vm start {name}"
+    )
+}
+
+/// Which way a VM's memory is wished to go over this session.
+async fn terms(vm: &dyn Hypervisor, ordered: (Memory, Option<u8>), session: &Session) -> Terms {
+    let (memory, streams) = ordered;
+    if memory == Memory::PostCopy {
+        return Terms { side_streams: 0, post_copy: true };
+    }
+    let memory_bytes = vm.memory_bytes().await.unwrap_or_default();
+    let side_streams = side_streams(streams, memory_bytes, session.status().connections.len());
+    let can = side_streams > 0 && vm.knows_side_streams().await.unwrap_or(false);
+    Terms { side_streams: if can { side_streams } else { 0 }, post_copy: false }
+}
+
+/// A VM was to move to a store of this host.
+pub(in crate::host) fn not_to_a_store(volumes: &[String], order: &MigrateVolume) -> RequestError {
+    RequestError::Invalid(format!(
+        "a VM moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} --to {}",
+        order.to,
+        volumes.first().map_or("VOLUME", String::as_str),
+        order.to
+    ))
+}
+
+/// A VM was to move that has no volumes.
+pub(in crate::host) fn no_volumes(vm: &str) -> RequestError {
+    RequestError::Invalid(format!(
+        "the VM \"{vm}\" has no volume, and a VM is where its volumes are: start it there"
+    ))
+}
+
+/// How long a VM may stand still.
+pub(in crate::host) fn downtime_max(order: &MigrateVolume) -> Duration {
+    order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis)
+}
+
+/// Looks whether a VM can be moved as it is now.
+///
+/// # Errors
+/// [`RequestError::VmUnmovable`], with all that keeps it.
+pub(in crate::host) async fn check_movable(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
+    let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
+    let silent = |error: HypervisorError| unmovable(error.to_string());
+    match vm.run_state().await.map_err(silent)? {
+        RunState::Running => {}
+        other => return Err(unmovable(format!("it does not run (QEMU says: {other})"))),
+    }
+    if vm.memory_progress().await.map_err(silent)?.status.is_post_copy() {
+        let text = "the rest of its memory is still coming from where it was; wait until that is here";
+        return Err(unmovable(text.to_owned()));
+    }
+    let reasons = vm.migration_blockers().await.map_err(silent)?;
+    if reasons.is_empty() { Ok(()) } else { Err(unmovable(reasons.join("; "))) }
+}

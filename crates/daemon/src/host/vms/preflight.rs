@@ -1,0 +1,97 @@
+//! Before a VM moves: what the source says that it needs, and whether the target has it.
+//!
+//! ```text
+//!   source: manifest_of ── definition, files, needs ──► target: check_arrival ── what QEMU and the kernel there have, space
+//! ```
+//! Nothing is copied before the target has answered.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use migration::journal::Side;
+
+use crate::error::RequestError;
+use crate::host::{Host, blocking};
+use crate::images;
+use crate::moving::Terms;
+use crate::vms::{Differences, Vms};
+
+impl Host {
+    /// What another host must be given to run a VM with these volumes.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(in crate::host) async fn manifest_of(
+        self: &Arc<Self>,
+        name: &str,
+        volumes: &[String],
+    ) -> Result<Vec<u8>, RequestError> {
+        let mut places = Vec::new();
+        for volume in volumes {
+            let record = self.record_named(volume)?;
+            places.push((volume.clone(), record.image.place, record.size_bytes));
+        }
+        let held = blocking(move || {
+            let held = places.into_iter().map(|(volume, place, size_bytes)| {
+                // A device takes what it is large; what an image stands on is looked for while it is copied.
+                let taken = place.file().and_then(|path| images::allocated_bytes(Path::new(path)).ok());
+                (volume, taken.map_or(size_bytes, |taken| taken.min(size_bytes)))
+            });
+            Ok(held.collect())
+        })
+        .await?;
+        Ok(self.vms.definition(name, held).await?)
+    }
+
+    /// Looks whether this host has what a VM needs that is to come with volumes whose images have been reserved, and
+    /// says on which of the wished terms its memory can come.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    pub(in crate::host) async fn check_arrival(
+        self: &Arc<Self>,
+        manifest: &[u8],
+        wished: Terms,
+    ) -> Result<Terms, String> {
+        let compared = Vms::compare_files(manifest).await.map_err(|error| error.to_string())?;
+        // What is only to be known was said before the VM was offered.
+        let (Differences { faults, .. }, _) = compared;
+        if !faults.is_empty() {
+            return Err(faults.join("; "));
+        }
+        let (held, terms) = self.vms.examine(manifest, wished).await?;
+        let host = Arc::clone(self);
+        let checked = blocking(move || host.check_space(&held));
+        checked.await.map_err(|error| error.message())?;
+        Ok(terms)
+    }
+
+    /// Looks whether volumes that come fit into their stores. It may sleep.
+    fn check_space(&self, held: &[(String, u64)]) -> Result<(), RequestError> {
+        let mut needed = BTreeMap::<String, u64>::new();
+        for (volume, bytes) in held {
+            let image = self.journal.read(|state| {
+                let mut coming = state.unfinished().filter_map(|(_, known)| match &known.side {
+                    Side::Incoming { volumes, .. } => Some(volumes),
+                    _ => None,
+                });
+                coming
+                    .find_map(|volumes| volumes.iter().find(|record| record.name == *volume))
+                    .map(|record| record.image.clone())
+            });
+            // A device or an export was looked at when it was reserved.
+            let Some((image, path)) = image.as_ref().and_then(|image| Some((image, image.place.file()?)))
+            else {
+                continue;
+            };
+            // One that was kept from an earlier stay has its space already.
+            let taken = images::allocated_bytes(Path::new(path)).unwrap_or(0);
+            *needed.entry(image.store.clone()).or_default() += bytes.saturating_sub(taken);
+        }
+        for (store, bytes) in needed {
+            self.stores.get(&store)?.require_space(bytes)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Where a VM is that was to move: where its volumes are, once their migration has ended.
+//!
+//! ```text
+//!   was leaving   its volumes are here  → stayed          was arriving   its volumes are here  → arrived
+//!                 they are elsewhere    → left                           they are elsewhere    → abandoned
+//! ```
+//! Until that is noted nobody can move, start or stop the VM, so it is tried until the data folder takes it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use migration::journal::Side;
+use migration::session::VmPlace;
+use migration::vm::hold::Reason;
+
+use crate::host::Host;
+use crate::host::migrations::forwarding::at_start;
+use crate::vms::{Standing, VmError};
+
+/// Time between two attempts to note where a VM is.
+const SETTLE_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// After a start: VMs whose migration has ended, or never came to anything, are where their volumes are.
+    pub(crate) async fn settle_vms(self: &Arc<Self>) {
+        for (name, standing) in self.vms.unsettled() {
+            let (host, which) = (Arc::clone(self), name.clone());
+            at_start(async move { host.settle_vm(&name, standing).await }, "a VM", &which).await;
+        }
+    }
+
+    async fn settle_vm(self: &Arc<Self>, name: &str, standing: Standing) {
+        let Ok(known) = self.vms.get(name) else { return };
+        if self.is_under_way(&known.volumes) {
+            return;
+        }
+        let is_here = known.volumes.iter().all(|volume| self.owns(volume));
+        if is_here {
+            // N.B. Before it is settled: one that was adopted is not among ours from then on.
+            self.vms.until_found(name).await;
+            if let Err(error) = self.vms.holds.hold(name, Reason::Move, true).await {
+                tracing::error!(vm = %name, %error, "whether the VM runs is not noted");
+            }
+            if let Err(error) = self.let_it_run(name).await {
+                tracing::warn!(vm = %name, reason = error.message(), "the VM does not go on");
+            }
+        }
+        self.settle(name, standing, is_here).await;
+    }
+
+    /// Notes where a VM of this standing is. What cannot be noted now is noted as soon as it can be.
+    pub(in crate::host) async fn settle(self: &Arc<Self>, name: &str, standing: Standing, is_here: bool) {
+        let Err(error) = self.try_to_settle(name, standing, is_here).await else { return };
+        tracing::error!(
+            vm = %name, %error,
+            "where the VM is could not be noted, and it cannot be moved, started or stopped until it is; it is tried again"
+        );
+        let (host, name) = (Arc::clone(self), name.to_owned());
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = tokio::time::sleep(SETTLE_INTERVAL) => {}
+                    // The next start looks by itself.
+                    () = host.stopping() => return,
+                }
+                let is_settled = match host.vms.get(&name) {
+                    // N.B. Somebody else may have settled it, and it may be on its way again since.
+                    Ok(known) => known.standing != standing || host.is_under_way(&known.volumes),
+                    Err(_) => true,
+                };
+                if is_settled || host.try_to_settle(&name, standing, is_here).await.is_ok() {
+                    tracing::info!(vm = %name, "where the VM is has been noted");
+                    return;
+                }
+            }
+        });
+    }
+
+    /// As [`Host::settle`], once.
+    ///
+    /// # Errors
+    /// Why it could not be noted, for people.
+    pub(in crate::host) async fn note_vm(
+        &self,
+        name: &str,
+        standing: Standing,
+        place: VmPlace,
+    ) -> Result<(), String> {
+        self.try_to_settle(name, standing, place == VmPlace::Here).await.map_err(|error| {
+            tracing::error!(
+                vm = %name, %error,
+                "where the VM is could not be noted, and it cannot be moved, started or stopped until it is; it is tried again"
+            );
+            error.to_string()
+        })
+    }
+
+    async fn try_to_settle(&self, name: &str, standing: Standing, is_here: bool) -> Result<(), VmError> {
+        if self.vms.get(name).is_ok_and(|known| known.standing != standing) {
+            // Somebody else has settled it, and it may be on its way again since.
+            return Ok(());
+        }
+        let settled = match (standing, is_here) {
+            (Standing::Home, _) => Ok(()),
+            (Standing::Leaving, false) => self.vms.left(name).await,
+            (Standing::Arriving, false) => self.vms.abandon_arrival(name).await,
+            (Standing::Leaving, true) => self.vms.stayed(name).await,
+            (Standing::Arriving, true) => self.vms.arrived(name).await,
+        };
+        match settled {
+            // It was refused before it was here.
+            Err(VmError::NotFound(_)) => Ok(()),
+            settled => settled,
+        }
+    }
+
+    fn is_under_way(&self, volumes: &[String]) -> bool {
+        self.journal.read(|state| {
+            let mut between = state.unfinished().filter(|(_, known)| known.side != Side::OneHost);
+            between.any(|(_, known)| known.names.iter().any(|name| volumes.contains(name)))
+        })
+    }
+
+    fn owns(&self, volume: &str) -> bool {
+        self.journal.read(|state| state.volumes.values().any(|known| known.record.name == volume))
+    }
+}

@@ -1,0 +1,43 @@
+//! Migrations that keep a chain: the new image stands on what the present one stands on. Who may, and on what.
+
+use std::path::Path;
+
+use api::{Allocation, ImageFormat as AskedFormat, MigrateVolume};
+use block::store::qcow2::TopLayer;
+use migration::journal::{ImageFormat, VolumeRecord};
+
+use crate::error::RequestError;
+use crate::stores::{Store, StoreKind};
+
+/// The top of the chain that a new image in `store` is to stand on as well; sleeps.
+///
+/// # Errors
+/// [`RequestError`]: the volume has no chain, what it stands on is not there, or the new image cannot be qcow2.
+pub(in crate::host) fn kept(
+    record: &VolumeRecord,
+    order: &MigrateVolume,
+    store: &Store,
+) -> Result<TopLayer, RequestError> {
+    let invalid = |why: &str| {
+        let name = &record.name;
+        Err(RequestError::Invalid(format!("the chain of volume \"{name}\" cannot be kept: {why}")))
+    };
+    if !matches!(store.kind(), StoreKind::Folder { .. }) {
+        return invalid("only a store that is a folder can hold a qcow2 image; leave --keep-chain out");
+    }
+    if order.format == Some(AskedFormat::Raw) {
+        return invalid("a raw image stands on nothing; leave --format out, or --keep-chain");
+    }
+    if order.allocation == Allocation::Thick {
+        return invalid("all of its space cannot be taken as well; leave --thick out, or --keep-chain");
+    }
+    let path = match (record.image.format, record.image.place.file()) {
+        (ImageFormat::Qcow2, Some(path)) => Path::new(path),
+        _ => return invalid("its image is not qcow2 and stands on nothing; leave --keep-chain out"),
+    };
+    let top = TopLayer::of(path)?;
+    if top.backing.is_none() {
+        return invalid("its image stands on no backing file; leave --keep-chain out");
+    }
+    Ok(top)
+}

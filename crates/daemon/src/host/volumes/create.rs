@@ -1,0 +1,398 @@
+//! Making volumes: a new image in a store, or one that is served where it is.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use api::{NewVolume, VolumeSource};
+use block::store::{Access, ImageError};
+use chronicle::{BlockSize, Generation};
+use lane::TargetContent;
+use migration::journal::{
+    ExportAccess, ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord,
+};
+use migration::{CommitFault, VolumeId};
+
+use crate::copying;
+use crate::descriptors;
+use crate::error::{RequestError, with_causes};
+use crate::fail_point::{self, Step};
+use crate::host::volumes::export::export_settings;
+use crate::host::volumes::given::{self, GivenImage};
+use crate::host::{Host, blocking};
+use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES};
+use crate::migrations::image_format;
+use crate::names;
+use crate::opening::{self, at_once};
+use crate::stores::{StoreClaim, new_path, path_text};
+use crate::volumes::{Claim, Creation, Service};
+
+impl Host {
+    /// Makes a volume and serves it.
+    ///
+    /// # Errors
+    /// [`RequestError`]: there is no such volume then, except after [`RequestError::VolumeUnavailable`].
+    pub(crate) async fn create_volume(
+        self: Arc<Self>,
+        order: NewVolume,
+    ) -> Result<api::Volume, RequestError> {
+        let NewVolume { name, source, export } = order;
+        names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
+        self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
+        let export = export_settings(&export)?;
+        blocking(descriptors::require_for_volume).await?;
+        let (claim, creation) = self.volumes.claim_new(&name)?;
+        match source {
+            VolumeSource::Create { size_bytes, store, image, format } => {
+                let image = image.map(absolute).transpose()?;
+                let format = format.map(image_format);
+                let order = NewImage { name: name.clone(), size_bytes, store, image, format, export };
+                self.create_image(&claim, order, creation).await?;
+            }
+            VolumeSource::Add { image, device, nbd, format, fenced } => {
+                let place = given_place(image, device, nbd)?;
+                let order = AdoptedImage { place, format: format.map(image_format), export };
+                let fences = if fenced { Fences::Pass } else { Fences::Hold };
+                self.adopt_image(&claim, &name, order, fences).await?;
+            }
+        }
+        tracing::info!(volume = %name, "volume made");
+        self.serve_in_background(&name);
+        self.first_service(&name).await?;
+        drop(claim);
+        self.describe_volume(&name).await
+    }
+
+    /// Makes an image beside where it will be, records the volume, then puts the image in its place.
+    async fn create_image(
+        self: &Arc<Self>,
+        claim: &Claim,
+        order: NewImage,
+        creation: Arc<Creation>,
+    ) -> Result<(), RequestError> {
+        let (name, export) = (order.name.clone(), order.export.clone());
+        let host = Arc::clone(self);
+        let staged = blocking(move || host.stage_image(&order, &creation)).await?;
+        let record = record(&name, staged.size_bytes, staged.image.clone(), export);
+        let file = staged.image.place.file().map(PathBuf::from);
+        let new = file.as_deref().map(new_path);
+        if let Err(fault) = self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await {
+            if let (CommitFault::NotWritten, Some(new)) = (fault, &new) {
+                let _ = std::fs::remove_file(new);
+            }
+            return Err(fault.into());
+        }
+        // N.B. From here on a restart finds the volume, and puts the image in its place by itself.
+        if let (Some(file), Some(new)) = (file, new) {
+            let staged = new.clone();
+            let placed = blocking(move || {
+                images::rename_without_replacing(&staged, &file)
+                    .map_err(|error| RequestError::storage("make", &file, &error))
+            });
+            if let Err(error) = placed.await {
+                self.journal.commit(vec![Record::VolumeRemoved { volume: record.volume }]).await?;
+                let _ = std::fs::remove_file(&new);
+                return Err(error);
+            }
+        }
+        claim.created(record.volume);
+        Ok(())
+    }
+
+    /// Makes the image, a file under its unfinished name; sleeps.
+    fn stage_image(&self, order: &NewImage, creation: &Arc<Creation>) -> Result<Staged, RequestError> {
+        let store = self.stores.choose(order.store.as_deref())?;
+        store.require()?;
+        let image = store.image_of(&order.name, order.format, ImageFormat::Raw)?;
+        let claim = self.journal.read(|state| store.claim(state))?;
+        let given = order.image.as_deref().map(GivenImage::open).transpose()?;
+        let size_bytes = size_of(order.size_bytes, given.as_ref())?;
+        if let Some(given) = &given {
+            store.require_space(given.allocated_bytes)?;
+            creation.bytes_total.store(given.size_bytes, Ordering::Relaxed);
+        }
+        let staged = |image| Staged { image, size_bytes, _claim: claim };
+        let Some(path) = image.place.file().map(Path::new) else {
+            // What is there says nothing of who needs it: the configuration does.
+            let target = opening::open_whole(&image, Access::ReadWrite, at_once)?;
+            let target = opening::narrow(target, &image.place, size_bytes)?;
+            let source = given.map(|given| given.opened);
+            copying::fill(source, target, TargetContent::Unknown, &creation.bytes_done)?;
+            return Ok(staged(image));
+        };
+        if path.symlink_metadata().is_ok() {
+            return Err(RequestError::TargetExists { path: path.to_owned() });
+        }
+        let new = new_path(path);
+        // The name is claimed and the store is ours: what is there is the left-over of an attempt that failed.
+        let _ = std::fs::remove_file(&new);
+        fail_point::before(Step::CreateImage);
+        stage_file(&new, image.format, size_bytes, given, creation).inspect_err(|_| {
+            let _ = std::fs::remove_file(&new);
+        })?;
+        fail_point::after(Step::CreateImage);
+        Ok(staged(image))
+    }
+
+    async fn adopt_image(
+        self: &Arc<Self>,
+        claim: &Claim,
+        name: &str,
+        order: AdoptedImage,
+        fences: Fences,
+    ) -> Result<(), RequestError> {
+        let AdoptedImage { place, format, export } = order;
+        let access = match export.access {
+            ExportAccess::ReadWrite => Access::ReadWrite,
+            ExportAccess::ReadOnly => Access::ReadOnly,
+        };
+        let image = blocking(move || {
+            let place = one_spelling(place)?;
+            let format = given::format_in_place(&place, format)?;
+            Ok(ImageLocation { store: String::new(), place, format })
+        })
+        .await?;
+        self.check_free(&image.place, fences)?;
+        let opened = image.clone();
+        let size_bytes = blocking(move || {
+            // The lock is tried here, so that an image that is in use is refused, and taken again by the lane.
+            let store = opening::open_whole(&opened, access, at_once)?;
+            check_size(&opened, store.size())?;
+            Ok(store.size())
+        })
+        .await?;
+        let record = record(name, size_bytes, image, export);
+        self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await?;
+        claim.created(record.volume);
+        Ok(())
+    }
+
+    /// Checks that a place holds no volume of ours, and nothing that a migration left there.
+    fn check_free(&self, place: &Place, fences: Fences) -> Result<(), RequestError> {
+        let store = self.stores.of_place(place);
+        if let Some(store) = store {
+            let detail = format!("it is the store \"{store}\"; make a volume there: sterna volume create");
+            return Err(RequestError::ImageUnsuitable { path: place.name().into(), detail });
+        }
+        self.journal.read(|state| {
+            let is_here = |image: &ImageLocation| image.place == *place;
+            let volume = state.volumes.values().find(|volume| is_here(&volume.record.image));
+            if let Some(volume) = volume {
+                let volume = volume.record.name.clone();
+                return Err(RequestError::PlaceTaken { place: place.clone(), volume });
+            }
+            match state.reservations.get(place) {
+                Some(fence) if fences == Fences::Hold => {
+                    Err(RequestError::Fenced { place: place.clone(), fence: fence.clone() })
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// Resolves when a volume is served, or cannot be, or there is none.
+    pub(in crate::host) async fn until_decided(&self, name: &str) {
+        loop {
+            let changed = self.volumes.changed();
+            match self.volumes.service(name) {
+                Some(Service::Starting | Service::Creating(_)) => changed.await,
+                _ => return,
+            }
+        }
+    }
+
+    /// Waits until a new volume is served, or cannot be.
+    async fn first_service(&self, name: &str) -> Result<(), RequestError> {
+        loop {
+            let changed = self.volumes.changed();
+            match self.volumes.service(name) {
+                Some(Service::Starting | Service::Creating(_)) => changed.await,
+                Some(Service::Serving(_) | Service::Arriving(..)) => return Ok(()),
+                Some(Service::Waiting(reason) | Service::Failed(reason)) => {
+                    let reason = format!("it was made, but {reason}");
+                    return Err(RequestError::VolumeUnavailable { volume: name.to_owned(), reason });
+                }
+                Some(Service::Removing) | None => return Err(RequestError::VolumeNotFound(name.to_owned())),
+            }
+        }
+    }
+}
+
+/// What image is to be made.
+struct NewImage {
+    name: String,
+    size_bytes: Option<u64>,
+    store: Option<String>,
+    /// An image to copy; absolute.
+    image: Option<PathBuf>,
+    /// `None`: that of the store.
+    format: Option<ImageFormat>,
+    export: ExportSettings,
+}
+
+/// What image is to be served where it is.
+struct AdoptedImage {
+    place: Place,
+    /// `None`: what it begins with tells.
+    format: Option<ImageFormat>,
+    export: ExportSettings,
+}
+
+/// Whether fences are heeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fences {
+    Hold,
+    Pass,
+}
+
+/// An image that was made; a file is not yet in its place.
+struct Staged {
+    image: ImageLocation,
+    size_bytes: u64,
+    _claim: StoreClaim,
+}
+
+/// Makes a file under its unfinished name, and fills it.
+fn stage_file(
+    new: &Path,
+    format: ImageFormat,
+    size_bytes: u64,
+    given: Option<GivenImage>,
+    creation: &Arc<Creation>,
+) -> Result<(), RequestError> {
+    // The lock on the new image is kept while it is filled, and taken again by the lane.
+    let made = opening::create_file(new, format, size_bytes)?;
+    match given {
+        None => Ok(()),
+        Some(given) if (given.format, format) == (ImageFormat::Raw, ImageFormat::Raw) => {
+            Ok(images::copy_into(&given.path, new, &creation.bytes_done)?)
+        }
+        Some(given) => {
+            Ok(copying::fill(Some(given.opened), made, TargetContent::Zero, &creation.bytes_done)?)
+        }
+    }
+}
+
+fn size_of(asked: Option<u64>, given: Option<&GivenImage>) -> Result<u64, RequestError> {
+    let size = match (asked, given) {
+        (Some(size), _) => size,
+        (None, Some(given)) => given.size_bytes.next_multiple_of(SIZE_STEP_BYTES),
+        (None, None) => return Err(RequestError::Invalid("say how large the volume is to be".to_owned())),
+    };
+    if size == 0 && asked.is_none() {
+        let detail = "the image is empty: say how large the volume is to be (--size)".to_owned();
+        return Err(RequestError::Invalid(detail));
+    }
+    if size == 0 || !size.is_multiple_of(SECTOR_BYTES) {
+        let detail = format!(
+            "the size {size} is no multiple of {SECTOR_BYTES} bytes; the next one is {}",
+            size.max(1).checked_next_multiple_of(SECTOR_BYTES).unwrap_or(SECTOR_BYTES),
+        );
+        return Err(RequestError::Invalid(detail));
+    }
+    match given {
+        Some(given) if given.size_bytes > size => Err(RequestError::TargetTooSmall {
+            place: format!("a volume of {size} bytes"),
+            needed: given.size_bytes,
+            detail: "give a larger --size, or none".to_owned(),
+        }),
+        _ => Ok(size),
+    }
+}
+
+/// Where an image is that was given in one of three ways.
+fn given_place(
+    image: Option<String>,
+    device: Option<String>,
+    nbd: Option<String>,
+) -> Result<Place, RequestError> {
+    match (image, device, nbd) {
+        (Some(path), None, None) => Ok(Place::File(path_text(&absolute(path)?)?)),
+        (None, Some(path), None) => Ok(Place::Device(path_text(&absolute(path)?)?)),
+        (None, None, Some(uri)) => {
+            let uri: nbd_protocol::NbdUri = uri
+                .parse()
+                .map_err(|error: nbd_protocol::UriError| RequestError::Invalid(error.to_string()))?;
+            Ok(Place::Nbd(uri.to_string()))
+        }
+        _ => Err(RequestError::Invalid(
+            "give one of: a file (image), a block device (device), an NBD server's export (nbd)".to_owned(),
+        )),
+    }
+}
+
+/// One file has many spellings; the journal has the one that does not change. Of a device that is the name that people
+/// gave it: its number is another one after the next start.
+fn one_spelling(place: Place) -> Result<Place, RequestError> {
+    let Place::File(path) = place else { return Ok(place) };
+    let path = PathBuf::from(path);
+    let found = path.canonicalize().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+            ImageError::NotFound { path: path.clone() }.into()
+        }
+        std::io::ErrorKind::PermissionDenied => ImageError::NotPermitted { path: path.clone() }.into(),
+        _ => RequestError::storage("follow", &path, &error),
+    })?;
+    Ok(Place::File(path_text(&found)?))
+}
+
+fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), RequestError> {
+    if size_bytes != 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
+        return Ok(());
+    }
+    let detail = match (image.place.file(), size_bytes) {
+        (_, 0) => "it is empty".to_owned(),
+        (Some(_), size_bytes) => format!(
+            "its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}; grow it with: truncate -s %{SECTOR_BYTES} FILE"
+        ),
+        (None, size_bytes) => {
+            format!("its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}")
+        }
+    };
+    Err(RequestError::ImageUnsuitable { path: image.place.name().into(), detail })
+}
+
+fn record(name: &str, size_bytes: u64, image: ImageLocation, export: ExportSettings) -> VolumeRecord {
+    VolumeRecord {
+        volume: new_identity(),
+        name: name.to_owned(),
+        size_bytes,
+        // A power of two within the bounds, so it fits.
+        block_size_bytes: u32::try_from(BlockSize::DEFAULT.bytes()).unwrap_or(BlockSize::MIN_BYTES),
+        image,
+        generation: Generation(0),
+        export,
+    }
+}
+
+/// An identity that no other volume on any host has.
+fn new_identity() -> VolumeId {
+    VolumeId(random_bytes())
+}
+
+/// A number that nobody else has.
+pub(in crate::host) fn random_number() -> u64 {
+    // Half of it is random enough.
+    u128::from_le_bytes(random_bytes()) as u64
+}
+
+/// What nobody else has.
+pub(in crate::host) fn random_bytes() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    if random.is_err() {
+        // Without a source of randomness the time is unique enough on one host.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        bytes = now.as_nanos().to_le_bytes();
+    }
+    bytes
+}
+
+fn absolute(path: String) -> Result<PathBuf, RequestError> {
+    let path = PathBuf::from(path);
+    if path.is_absolute() {
+        return Ok(path);
+    }
+    Err(RequestError::Invalid(format!("the path {} of the image must be absolute", path.display())))
+}

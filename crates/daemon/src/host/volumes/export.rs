@@ -1,0 +1,167 @@
+//! How volumes are offered: what a request says of it, the journal remembers, and the configuration otherwise says.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use lane::{Credentials, Encryption};
+use migration::journal::{ExportAccess, ExportSettings, VolumeRecord};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
+use crate::error::{RequestError, with_causes};
+use crate::host::{Host, blocking};
+use crate::sockets;
+
+impl Host {
+    /// What clients of other hosts connect to.
+    pub(in crate::host) fn tcp_uri(&self, record: &VolumeRecord) -> Option<String> {
+        let scheme = match self.encryption {
+            Encryption::Off => "nbd",
+            Encryption::Offered(_) | Encryption::Required(_) => "nbds",
+        };
+        record.export.listen.as_ref().map(|address| format!("{scheme}://{address}/{}", record.name))
+    }
+
+    /// Listens on a volume's port, if it has one.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeUnavailable`].
+    pub(in crate::host) fn listen_on_port(
+        &self,
+        record: &VolumeRecord,
+    ) -> Result<Option<(OwnedFd, Encryption)>, RequestError> {
+        let Some(address) = &record.export.listen else { return Ok(None) };
+        let volume = record.name.clone();
+        let listener = sockets::listen(address).map_err(|error| {
+            let reason = format!("its port {address} cannot be listened on: {error}");
+            RequestError::VolumeUnavailable { volume: volume.clone(), reason }
+        })?;
+        if let Some(missing) = self.missing_address(record) {
+            tracing::warn!(%volume, %missing, "the volume is served there as soon as the address is this host's");
+        }
+        let is_local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+        if matches!(self.encryption, Encryption::Off) && !is_local {
+            tracing::warn!(%volume, %address, "whoever reaches this port can use the volume: no TLS is configured");
+        }
+        Ok(Some((listener.into(), self.encryption.clone())))
+    }
+
+    /// The address of a volume's port, if this host does not have it: clients cannot reach the volume there yet.
+    #[expect(clippy::unused_self, reason = "it is asked of the host beside what else is asked of it")]
+    pub(in crate::host) fn missing_address(&self, record: &VolumeRecord) -> Option<SocketAddr> {
+        let address: SocketAddr = record.export.listen.as_ref()?.parse().ok()?;
+        let tried = UdpSocket::bind((address.ip(), 0));
+        tried.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable).then_some(address)
+    }
+
+    /// Who may use a volume's unix socket.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`]: its owner is no longer known to this host.
+    pub(in crate::host) fn socket_access(
+        &self,
+        settings: &ExportSettings,
+    ) -> Result<SocketAccess, RequestError> {
+        let otherwise = &self.config.volume_sockets;
+        let owner = settings.socket_owner.as_deref().map(|owner| {
+            owner
+                .parse()
+                .map_err(|fault: crate::config::SocketFault| RequestError::Invalid(fault.to_string()))
+        });
+        Ok(SocketAccess {
+            mode: settings.socket_mode.map_or(otherwise.mode, SocketMode::from_bits),
+            owner: owner.transpose()?.or_else(|| otherwise.owner.clone()),
+        })
+    }
+}
+
+impl Host {
+    /// Reads the certificates of volumes' ports again whenever the process is told to hang up, for connections that begin
+    /// from then on.
+    pub(crate) async fn read_certificates_at_hang_up(self: Arc<Self>) {
+        let mut hang_ups = match signal(SignalKind::hangup()) {
+            Ok(hang_ups) => hang_ups,
+            Err(error) => {
+                tracing::warn!(%error, "certificates are not read again");
+                return;
+            }
+        };
+        while hang_ups.recv().await.is_some() {
+            let host = Arc::clone(&self);
+            let read = blocking(move || {
+                host.read_certificates();
+                Ok(())
+            });
+            // It says itself what it could not read.
+            let _ = read.await;
+        }
+    }
+
+    fn read_certificates(&self) {
+        let (Encryption::Offered(credentials) | Encryption::Required(credentials), Some(tls)) =
+            (&self.encryption, &self.config.nbd.tls)
+        else {
+            tracing::info!("told to read certificates again, and there are none");
+            return;
+        };
+        match credentials.reload(&tls.files) {
+            Ok(()) => {
+                tracing::info!(certificate = %tls.files.certificate.display(), "certificates have been read again");
+            }
+            Err(error) => {
+                let reason = with_causes(&error);
+                tracing::error!(%reason, "certificates cannot be read again; those of before go on being used");
+            }
+        }
+    }
+}
+
+/// TLS on the ports of volumes, as the configuration says; may sleep.
+///
+/// # Errors
+/// [`lane::CredentialsError`].
+pub(crate) fn encryption(config: &NbdConfig) -> Result<Encryption, lane::CredentialsError> {
+    let Some(tls) = &config.tls else { return Ok(Encryption::Off) };
+    let credentials = Credentials::load(&tls.files)?;
+    Ok(match tls.policy {
+        TlsPolicy::Offered => Encryption::Offered(credentials),
+        TlsPolicy::Required => Encryption::Required(credentials),
+    })
+}
+
+fn listen_address(text: &str) -> Result<SocketAddr, RequestError> {
+    let invalid = |why: &str| RequestError::Invalid(format!("--listen {text}: {why}"));
+    let address: SocketAddr = text
+        .parse()
+        .map_err(|_| invalid("write ADDRESS:PORT, for example 192.0.2.1:10809 or [2001:db8::1]:10809"))?;
+    if address.port() == 0 {
+        return Err(invalid("clients must know the port: choose one, for example 10809"));
+    }
+    Ok(address)
+}
+
+/// What a request says, checked.
+///
+/// # Errors
+/// [`RequestError::Invalid`].
+pub(in crate::host) fn export_settings(asked: &api::ExportSettings) -> Result<ExportSettings, RequestError> {
+    let invalid = |fault: crate::config::SocketFault| RequestError::Invalid(fault.to_string());
+    let mode = asked.socket_mode.as_deref().map(str::parse::<SocketMode>).transpose().map_err(invalid)?;
+    // The name is remembered, not its number: that is looked up when the socket is made.
+    if let Some(owner) = &asked.socket_owner {
+        owner.parse::<crate::config::SocketOwner>().map_err(invalid)?;
+    }
+    let listen = asked.listen.as_deref().map(listen_address).transpose()?;
+    if asked.connections_max == Some(0) {
+        return Err(RequestError::Invalid("nobody could connect with 0 connections at most".to_owned()));
+    }
+    Ok(ExportSettings {
+        access: if asked.read_only { ExportAccess::ReadOnly } else { ExportAccess::ReadWrite },
+        listen: listen.map(|address| address.to_string()),
+        socket_mode: mode.map(SocketMode::bits),
+        socket_owner: asked.socket_owner.clone(),
+        connections_max: asked.connections_max,
+    })
+}

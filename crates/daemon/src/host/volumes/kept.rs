@@ -1,0 +1,190 @@
+//! Images that migrations left and that were kept: listed, and dropped when somebody says that nobody needs them.
+//!
+//! ```text
+//!   drop:  the volume's name claimed ─► nobody holds the file ─► its record goes, durably ─► the file goes
+//! ```
+//! A crash in between leaves a file that is listed as before, and that no way home begins with: dropping it again ends
+//! what was begun.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::{DropReplica, Replica};
+use block::store::Access;
+use migration::journal::{ImageLocation, Place, Record, State};
+
+use crate::error::RequestError;
+use crate::host::describe::answer;
+use crate::host::{Host, blocking};
+use crate::images;
+use crate::kept::{self, Kept};
+use crate::migrations::image_location;
+use crate::opening::{self, at_once};
+use crate::replicas;
+use crate::volumes::Claim;
+
+impl Host {
+    /// Describes the images that were kept, by volume and age. Those of a store that does not answer are left out.
+    pub(crate) async fn describe_replicas(self: &Arc<Self>) -> Vec<Replica> {
+        let found = self.find_kept().await;
+        let data_dir = self.config.data_dir.clone();
+        let described =
+            tokio::task::spawn_blocking(move || found.iter().map(|kept| describe(&data_dir, kept)).collect());
+        described.await.unwrap_or_default()
+    }
+
+    /// Deletes an image that was kept.
+    ///
+    /// # Errors
+    /// [`RequestError::ReplicaNotFound`]; [`RequestError::ReplicaInUse`], [`RequestError::Invalid`]: it stays.
+    pub(crate) async fn drop_replica(
+        self: Arc<Self>,
+        volume: String,
+        which: DropReplica,
+    ) -> Result<Replica, RequestError> {
+        let found = self.find_kept().await;
+        choose(&found, &volume, which.migration.as_deref())?;
+        // N.B. A volume that comes home has its name claimed from before it looks for its replica to its arrival.
+        let _claim = self.claim_replica(&volume)?;
+        // It may have been taken meanwhile.
+        let found = self.find_kept().await;
+        let kept = choose(&found, &volume, which.migration.as_deref())?.clone();
+        let data_dir = self.config.data_dir.clone();
+        let (shown, kept) = blocking(move || Ok((describe(&data_dir, &kept), kept))).await?;
+        let Some(path) = kept::file_of(&kept) else {
+            self.journal.commit(vec![Record::ReservationLifted { place: kept.image.place.clone() }]).await?;
+            tracing::info!(%volume, place = %kept.image.place, "what a migration kept there is given up");
+            return Ok(shown);
+        };
+        if kept.image.is_adopted() {
+            let text = format!(
+                "{} was somebody's before it was served in place, so it is not deleted; if nobody needs it: rm {}",
+                path.display(),
+                path.display()
+            );
+            return Err(RequestError::Invalid(text));
+        }
+        self.check_unused(&path)?;
+        let (data_dir, image) = (self.config.data_dir.clone(), kept.image.clone());
+        blocking(move || delete(&data_dir, &path, &image)).await?;
+        tracing::info!(%volume, migration = %kept.migration, image = %kept.image.place, "a kept image is deleted");
+        Ok(shown)
+    }
+
+    /// Deletes an image that no way home begins with, so that no volume's name need be claimed meanwhile.
+    ///
+    /// # Errors
+    /// [`RequestError::ReplicaInUse`], [`RequestError::PlaceTaken`], [`RequestError::Storage`]: it stays.
+    pub(in crate::host) async fn drop_spare(&self, spare: &Kept) -> Result<(), RequestError> {
+        let Some(path) = kept::file_of(spare) else { return Ok(()) };
+        self.check_unused(&path)?;
+        let (data_dir, image) = (self.config.data_dir.clone(), spare.image.clone());
+        blocking(move || delete(&data_dir, &path, &image)).await
+    }
+
+    pub(in crate::host) async fn find_kept(self: &Arc<Self>) -> Vec<Kept> {
+        let state = Arc::new(self.journal.read(State::clone));
+        let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
+        let looks = names.into_iter().map(|name| {
+            let (host, state, asked) = (Arc::clone(self), Arc::clone(&state), name.clone());
+            async move {
+                let found =
+                    answer(&self.looks, move || kept::in_store(host.stores.get(&asked).ok()?, &state).ok());
+                let found = found.await.flatten();
+                if found.is_none() {
+                    tracing::warn!(store = %name, "what is kept in it cannot be seen");
+                }
+                found.unwrap_or_default()
+            }
+        });
+        let mut found = futures_util::future::join_all(looks).await.concat();
+        let host = Arc::clone(self);
+        let elsewhere = answer(&self.looks, move || kept::elsewhere(&host.stores, &state));
+        found.extend(elsewhere.await.unwrap_or_default());
+        found.sort_by(|a, b| (&a.volume, a.migration).cmp(&(&b.volume, b.migration)));
+        found
+    }
+
+    /// Keeps the volume of that name from coming home meanwhile.
+    fn claim_replica(&self, volume: &str) -> Result<Claim, RequestError> {
+        let in_use = || RequestError::ReplicaInUse {
+            volume: volume.to_owned(),
+            user: "something is being done with the volume; wait until it is served again".to_owned(),
+        };
+        match self.volumes.claim_new(volume) {
+            Ok((claim, _)) => Ok(claim),
+            Err(_) => self.volumes.claim(volume).map(|(claim, _)| claim).map_err(|_| in_use()),
+        }
+    }
+
+    /// Checks that no volume is served from the file.
+    fn check_unused(&self, path: &Path) -> Result<(), RequestError> {
+        let is_it = |image: &ImageLocation| image.place.file().map(Path::new) == Some(path);
+        let user = self.journal.read(|state| {
+            let user = state.volumes.values().find(|known| is_it(&known.record.image));
+            user.map(|known| known.record.name.clone())
+        });
+        match user {
+            None => Ok(()),
+            Some(volume) => {
+                let place = Place::File(path.display().to_string());
+                Err(RequestError::PlaceTaken { place, volume })
+            }
+        }
+    }
+}
+
+/// The image of a volume that is meant.
+fn choose<'a>(found: &'a [Kept], volume: &str, migration: Option<&str>) -> Result<&'a Kept, RequestError> {
+    let of_volume: Vec<&Kept> = found.iter().filter(|kept| kept.volume == volume).collect();
+    let fits = |kept: &&&Kept| migration.is_none_or(|id| kept.migration.to_string() == id);
+    let chosen: Vec<&&Kept> = of_volume.iter().filter(fits).collect();
+    let names =
+        |kept: &[&Kept]| kept.iter().map(|kept| kept.migration.to_string()).collect::<Vec<_>>().join(", ");
+    match chosen.as_slice() {
+        [one] => Ok(one),
+        [] => Err(RequestError::ReplicaNotFound { volume: volume.to_owned(), known: names(&of_volume) }),
+        _ => Err(RequestError::Invalid(format!(
+            "{} images of \"{volume}\" were kept; say which, --migration with one of {}, or --all",
+            of_volume.len(),
+            names(&of_volume)
+        ))),
+    }
+}
+
+/// Deletes a file that nobody holds; sleeps.
+fn delete(data_dir: &Path, path: &Path, image: &ImageLocation) -> Result<(), RequestError> {
+    // Whatever is in it, its lock is that of a file.
+    let whole = ImageLocation::raw_file(image.store.clone(), path.display().to_string());
+    // N.B. Held until the file is gone.
+    let held = opening::open_whole(&whole, Access::ReadWrite, at_once);
+    if let Err(error) = &held
+        && error.code() == api::ErrorCode::ImageInUse
+    {
+        return Err(RequestError::ReplicaInUse { volume: path.display().to_string(), user: error.message() });
+    }
+    // N.B. First: what is begun with in a way home must be whole.
+    replicas::forget(data_dir, path).map_err(|error| RequestError::storage("forget", path, &error))?;
+    images::discard(image).map_err(|fault| RequestError::Storage {
+        operation: fault.operation,
+        path: PathBuf::from(fault.path),
+        detail: fault.detail,
+    })
+}
+
+fn describe(data_dir: &Path, kept: &Kept) -> Replica {
+    let image = image_location(&kept.image);
+    Replica {
+        volume: kept.volume.clone(),
+        migration: kept.migration.to_string(),
+        went_to: kept.went_to.clone(),
+        store: image.store,
+        image: image.image,
+        kind: image.kind,
+        format: image.format,
+        size_bytes: kept.size_bytes,
+        allocated_bytes: kept.allocated_bytes,
+        kept_unix_ms: kept.kept_unix_ms,
+        shortens_return: kept::file_of(kept).is_some_and(|path| replicas::is_untouched(data_dir, &path)),
+    }
+}

@@ -1,0 +1,198 @@
+//! Removing volumes: what Sterna made goes, what was somebody's stays, also in a store that it has moved to.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::{RemoveVolume, RemovedVolume};
+use migration::VolumeId;
+use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
+
+use crate::error::RequestError;
+use crate::host::{Host, blocking};
+use crate::images;
+use crate::stores::removed_path;
+use crate::vms::VmError;
+use crate::volumes::{Claim, Service, Users};
+
+/// How long a client that has just left may still be counted: its VM is stopped and the volume removed in one script.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+/// How often it is looked meanwhile.
+const FAREWELL_POLL: Duration = Duration::from_millis(20);
+
+impl Host {
+    /// Stops serving a volume and forgets it.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the volume is served as before then.
+    pub(crate) async fn remove_volume(
+        self: Arc<Self>,
+        name: String,
+        how: RemoveVolume,
+    ) -> Result<RemovedVolume, RequestError> {
+        if let Some(vm) = self.vms.user_of(&name) {
+            return Err(RequestError::VolumeOfVm { volume: name, vm });
+        }
+        if let Some(vm) = self.adoptions()?.find(|adopted| adopted.uses(&name)).map(|adopted| adopted.name) {
+            return Err(VmError::Adopted(vm).into());
+        }
+        self.remove_unused_volume(name, how).await
+    }
+
+    /// The same for a volume that no VM needs, whatever is remembered of VMs.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the volume is served as before then.
+    pub(in crate::host) async fn remove_unused_volume(
+        self: Arc<Self>,
+        name: String,
+        how: RemoveVolume,
+    ) -> Result<RemovedVolume, RequestError> {
+        let (claim, volume) = self.claim_at_rest(&name).await?;
+        self.require_unordered(volume, &name)?;
+        self.refuse_in_use(&name, how).await?;
+        if self.journal.read(|state| state.moved.contains_key(&volume)) {
+            return self.remove_forwarding(claim, volume, name).await;
+        }
+        let record = self.record(volume, &name)?;
+        let fate = ImageFate::of(
+            &record.image,
+            self.journal.read(|state| state.origin_of(volume)),
+            wish(&record, how)?,
+        );
+        if let Some(Service::Serving(lane)) = claim.removing() {
+            lane.stop(self.config.limits.stop_wait_max).await;
+        }
+        if let Err(error) = self.forget(&record, fate).await {
+            claim.not_removed();
+            self.serve_in_background(&name);
+            return Err(error);
+        }
+        let socket = self.sockets.volume_socket(&name);
+        if let Err(error) = crate::sockets::remove(&socket) {
+            tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
+        }
+        let chronicles = self.chronicles.clone();
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || chronicles.forget_volume(volume)).await {
+            tracing::warn!(volume = %name, %error, "what was kept of its chronicle is left over");
+        }
+        claim.removed();
+        tracing::info!(volume = %name, "volume removed");
+        let (image_fate, kept_because) = match fate {
+            ImageFate::Delete => (api::ImageFate::Deleted, None),
+            ImageFate::Keep => (api::ImageFate::Kept, None),
+            ImageFate::KeepGiven => (api::ImageFate::Kept, Some(api::KeptBecause::Given)),
+            ImageFate::KeepUnknown => (api::ImageFate::Kept, Some(api::KeptBecause::Unknown)),
+        };
+        let image = record.image.place.name().to_owned();
+        Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
+    }
+
+    /// Ends what is left here of a volume that another host has.
+    async fn remove_forwarding(
+        &self,
+        claim: Claim,
+        volume: VolumeId,
+        name: String,
+    ) -> Result<RemovedVolume, RequestError> {
+        let host = self.journal.read(|state| state.moved.get(&volume).map(|moved| moved.host_name.clone()));
+        self.forget_moved(volume).await?;
+        if let Some(Service::Serving(lane)) = claim.removing() {
+            lane.stop(self.config.limits.stop_wait_max).await;
+        }
+        let socket = self.sockets.volume_socket(&name);
+        if let Err(error) = crate::sockets::remove(&socket) {
+            tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
+        }
+        claim.removed();
+        tracing::info!(volume = %name, "clients are no longer forwarded");
+        let image_fate = api::ImageFate::Elsewhere;
+        Ok(RemovedVolume { name, image: String::new(), image_fate, kept_because: None, host })
+    }
+
+    async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
+        let Some(Service::Serving(lane)) = self.volumes.service(name) else { return Ok(()) };
+        let deadline = Instant::now() + FAREWELL_MAX;
+        loop {
+            let status = lane.status().await.unwrap_or_default();
+            let elsewhere = self.hosts.clients_by_name(&status.clients_elsewhere);
+            let is_free = status.connections == 0 && elsewhere.is_empty() && !status.awaits_word_of_clients;
+            if is_free || how.force {
+                return Ok(());
+            }
+            if Instant::now() < deadline {
+                tokio::time::sleep(FAREWELL_POLL).await;
+                continue;
+            }
+            let (volume, connections) = (name.to_owned(), status.connections);
+            return Err(if connections == 0 && elsewhere.is_empty() {
+                RequestError::ClientsUnknown(volume)
+            } else {
+                RequestError::VolumeInUse { volume, clients: Users { connections, elsewhere } }
+            });
+        }
+    }
+
+    /// Puts the image aside, records that the volume is gone, then deletes the image.
+    async fn forget(&self, record: &VolumeRecord, fate: ImageFate) -> Result<(), RequestError> {
+        let removed = Record::VolumeRemoved { volume: record.volume };
+        let Some(path) = doomed(record, fate) else {
+            return Ok(self.journal.commit(vec![removed]).await?);
+        };
+        let aside = path.clone();
+        blocking(move || put_aside(&aside)).await?;
+        // N.B. Until this is durable a restart puts the image back; from then on it deletes it.
+        if let Err(fault) = self.journal.commit(vec![removed]).await {
+            let back = images::rename_without_replacing(&removed_path(&path), &path);
+            back.map_err(|error| RequestError::storage("put back", &path, &error))?;
+            return Err(fault.into());
+        }
+        let deleted = blocking(move || {
+            let aside = removed_path(&path);
+            let deleted = std::fs::remove_file(&aside).and_then(|()| images::sync_folder_of(&aside));
+            ignore_missing(deleted).map_err(|error| RequestError::storage("delete", &aside, &error))
+        });
+        if let Err(error) = deleted.await {
+            tracing::warn!(reason = %error.message(), "the image of a removed volume stays until the next start");
+        }
+        Ok(())
+    }
+}
+
+/// What is to be done with the image.
+///
+/// # Errors
+/// [`RequestError::Invalid`]: that cannot be done.
+fn wish(record: &VolumeRecord, how: RemoveVolume) -> Result<ImageWish, RequestError> {
+    match (how.keep_image, how.delete_image) {
+        (false, false) => Ok(ImageWish::Unsaid),
+        (true, false) => Ok(ImageWish::Keep),
+        (true, true) => Err(RequestError::Invalid("an image cannot be both kept and deleted".to_owned())),
+        (false, true) if record.image.is_adopted() || record.image.place.file().is_none() => {
+            let place = &record.image.place;
+            Err(RequestError::Invalid(format!(
+                "{place} is in no folder of a store, so Sterna does not delete it; remove the volume without --delete-image"
+            )))
+        }
+        (false, true) => Ok(ImageWish::Delete),
+    }
+}
+
+/// The file that goes with the volume, if one does.
+fn doomed(record: &VolumeRecord, fate: ImageFate) -> Option<PathBuf> {
+    record.image.place.file().filter(|_| fate == ImageFate::Delete).map(PathBuf::from)
+}
+
+fn put_aside(path: &Path) -> Result<(), RequestError> {
+    ignore_missing(images::rename_without_replacing(path, &removed_path(path)))
+        .map_err(|error| RequestError::storage("rename", path, &error))
+}
+
+/// An image that is gone already is no obstacle.
+fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}

@@ -1,0 +1,105 @@
+//! Gives up images that were kept when there are too many of them: which, `migration::retention` decides.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use migration::journal::State;
+use migration::retention::{KeptImage, RetentionLimits, Standing, surplus};
+
+use crate::host::{Host, blocking};
+use crate::kept::{self, Kept};
+use crate::replicas;
+
+/// How often it is looked whether the journal says something else than before.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+impl Host {
+    /// Keeps what migrations have kept within its limits, until the daemon stops.
+    pub(crate) fn begin_retention(self: &Arc<Self>) {
+        let host = Arc::clone(self);
+        tokio::spawn(async move {
+            let mut seen = None;
+            loop {
+                let version = host.journal.version();
+                let is_quiet = host.journal.read(|state| state.unfinished().next().is_none());
+                if is_quiet && seen.replace(version) != Some(version) {
+                    host.give_up_surplus().await;
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(LOOK_INTERVAL) => {}
+                    () = host.stopping() => return,
+                }
+            }
+        });
+    }
+
+    async fn give_up_surplus(self: &Arc<Self>) {
+        let found = self.find_kept().await;
+        if found.is_empty() {
+            return;
+        }
+        let host = Arc::clone(self);
+        let judged = blocking(move || {
+            let state = host.journal.read(State::clone);
+            let mut bytes_per_store_max = BTreeMap::new();
+            for store in host.stores.iter() {
+                if let Ok(Some(space)) = store.space() {
+                    let percent = u64::from(host.config.limits.kept.percent_of_store);
+                    bytes_per_store_max.insert(store.name().to_owned(), space.total / 100 * percent);
+                }
+            }
+            let images_per_volume_max = host.config.limits.kept.images_per_volume as usize;
+            let limits = RetentionLimits { images_per_volume_max, bytes_per_store_max };
+            let images: Vec<KeptImage> = found
+                .iter()
+                .map(|kept| KeptImage {
+                    volume: kept.volume.clone(),
+                    migration: kept.migration,
+                    store: kept.image.store.clone(),
+                    allocated_bytes: kept.allocated_bytes.unwrap_or(0),
+                    standing: standing(&state, &found, kept, |kept| {
+                        kept::file_of(kept)
+                            .is_some_and(|path| replicas::is_untouched(&host.config.data_dir, &path))
+                    }),
+                })
+                .collect();
+            Ok(surplus(&images, &limits).into_iter().map(|at| found[at].clone()).collect::<Vec<_>>())
+        });
+        for spare in judged.await.unwrap_or_default() {
+            match self.drop_spare(&spare).await {
+                Ok(()) => tracing::info!(
+                    volume = %spare.volume,
+                    image = %spare.image.place,
+                    "more images are kept than limits.kept_images_per_volume or limits.kept_percent_of_store allow: the oldest is given up"
+                ),
+                Err(error) => {
+                    tracing::debug!(volume = %spare.volume, reason = %error.message(), "a kept image cannot be given up yet");
+                }
+            }
+        }
+    }
+}
+
+/// Whether anything relies on a kept image. What is not known to be spare is needed.
+fn standing(state: &State, all: &[Kept], kept: &Kept, is_replica: impl Fn(&Kept) -> bool) -> Standing {
+    let is_file_in_store = kept.allocated_bytes.is_some() && !kept.image.is_adopted();
+    let left_by = state.migrations.get(&kept.migration).filter(|known| known.has_ended());
+    let position = left_by.and_then(|known| known.names.iter().position(|name| *name == kept.volume));
+    let volume =
+        left_by.zip(position).and_then(|(known, at)| known.volumes.get(at)).map(|moving| moving.volume);
+    let Some(volume) = volume.filter(|_| is_file_in_store && !is_replica(kept)) else {
+        return Standing::Needed;
+    };
+    // The volume itself is newer than all that was kept of it; of one that is at another host the newest copy here may be the
+    // last one.
+    let is_newest = || {
+        let others = all.iter().filter(|other| other.volume == kept.volume);
+        others.map(|other| other.migration).max() == Some(kept.migration)
+    };
+    if state.volumes.contains_key(&volume) || state.moved.contains_key(&volume) && !is_newest() {
+        Standing::Spare
+    } else {
+        Standing::Needed
+    }
+}

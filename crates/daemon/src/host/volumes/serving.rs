@@ -1,0 +1,327 @@
+//! Volumes get their lanes: at the start, after they were made, and again when what was in the way is gone.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use block::engine::EngineChoice;
+use block::store::Opened;
+use block::store::image::Patience;
+use chronicle::{BlockSize, Kept, StayId};
+use lane::{LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
+use migration::journal::{ExportAccess, MigrationState, Moved, Stage, VolumeRecord};
+use migration::{StayKey, VolumeId};
+
+use crate::config::EngineSetting;
+use crate::control::LaneControl;
+use crate::error::{RequestError, with_causes};
+use crate::host::volumes::create::random_number;
+use crate::host::{Host, blocking};
+use crate::opening;
+use crate::recovery;
+use crate::volumes::Service;
+
+/// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long a lane is served at least before its end counts as the first one again.
+const STEADY: Duration = Duration::from_secs(60);
+/// Pause before a lane is started again whose thread has ended: a guest is waiting, so it is short the first time, and
+/// twice as long each time after that.
+const RESTART_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often in a row a volume's thread has ended.
+#[derive(Default)]
+struct Ends {
+    in_a_row: u32,
+}
+
+impl Ends {
+    /// The pause before the next start, when the lane was there for `served`.
+    fn pause_after(&mut self, served: Duration) -> Duration {
+        self.in_a_row = if served >= STEADY { 0 } else { self.in_a_row };
+        let pause = RESTART_INTERVAL.saturating_mul(2_u32.saturating_pow(self.in_a_row));
+        self.in_a_row += 1;
+        pause.min(RETRY_INTERVAL)
+    }
+}
+
+impl Host {
+    /// Begins to serve every volume of the journal; resolves when it is known which ones must wait.
+    pub(crate) async fn serve_all(self: &Arc<Self>) {
+        let volumes = self.journal.read(|state| {
+            let records = state.volumes.iter().map(|(id, volume)| (volume.record.name.clone(), *id));
+            records.collect::<Vec<_>>()
+        });
+        for (name, volume) in volumes {
+            self.volumes.add(&name, volume);
+            self.serve_in_background(&name);
+        }
+        self.volumes.started().await;
+    }
+
+    /// Begins to serve a volume that is known, and goes on trying until it is removed or the daemon stops.
+    pub(in crate::host) fn serve_in_background(self: &Arc<Self>, name: &str) {
+        if let Some(attempt) = self.volumes.attempt(name) {
+            self.keep_serving(name.to_owned(), attempt, None);
+        }
+    }
+
+    /// Goes on serving a volume, with `first` as its lane if that is there, until it is removed, has gone to another
+    /// host, or the daemon stops.
+    pub(in crate::host) fn keep_serving(
+        self: &Arc<Self>,
+        name: String,
+        attempt: Arc<AtomicBool>,
+        mut first: Option<LaneHandle>,
+    ) {
+        let host = Arc::clone(self);
+        tokio::spawn(async move {
+            // Guests connect to the socket at once, and wait there for the lane.
+            let mut listener = None;
+            let mut said = String::new();
+            let mut ends = Ends::default();
+            while !attempt.load(Ordering::SeqCst) {
+                let tried = match first.take() {
+                    Some(lane) => Ok(lane),
+                    None => host.try_to_serve(&name, &attempt, &mut listener).await,
+                };
+                let pause = match tried {
+                    Ok(lane) => {
+                        let began = Instant::now();
+                        host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
+                        if attempt.load(Ordering::SeqCst) {
+                            // It was removed while it began to be served: nobody else knows the lane, which has its image locked.
+                            lane.stop(host.config.limits.stop_wait_max).await;
+                            return;
+                        }
+                        lane.ended().await;
+                        if attempt.load(Ordering::SeqCst) {
+                            return;
+                        }
+                        if host.record_named(&name).is_err() {
+                            // It has gone to another host, and its last clients with the thread that served them.
+                            tracing::error!(volume = %name, "the thread that forwarded its clients has ended by a defect");
+                            host.volumes.forget(&name, &attempt);
+                            return;
+                        }
+                        host.lane_ended(&name, &attempt).await;
+                        ends.pause_after(began.elapsed())
+                    }
+                    Err(error) => {
+                        let reason = error.message();
+                        if reason != said {
+                            tracing::error!(volume = %name, %reason, "the volume cannot be served");
+                        }
+                        said.clone_from(&reason);
+                        host.volumes.set(&name, &attempt, Service::Failed(reason));
+                        RETRY_INTERVAL
+                    }
+                };
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = host.given_up(&attempt) => return,
+                }
+            }
+        });
+    }
+
+    /// Puts right what a lane left whose thread has ended by a defect: its migration ends as after a crash.
+    async fn lane_ended(&self, name: &str, attempt: &Arc<AtomicBool>) {
+        tracing::error!(volume = %name, "the volume's thread has ended by a defect; it is started again");
+        let reason = "its thread has ended by a defect, and is started again".to_owned();
+        self.volumes.set(name, attempt, Service::Failed(reason));
+        let Ok(record) = self.record_named(name) else { return };
+        let ended = match recovery::run_of(&self.journal, record.volume).await {
+            Ok(ended) => ended,
+            Err(error) => {
+                // It is served from where the journal says it is, whether or not the migration has ended there.
+                tracing::error!(volume = %name, %error, "an interrupted migration is left to the next start");
+                return;
+            }
+        };
+        for migration in ended {
+            let recorded = self.journal.read(|state| state.migrations.get(&migration).cloned());
+            if let Some(MigrationState { stage: Stage::Ended(outcome), summary, .. }) = recorded {
+                self.histories.migration_ended(migration, &tokio::runtime::Handle::current());
+                self.migrations.report(Report::Ended { migration, outcome, summary });
+            }
+        }
+    }
+
+    /// Serves a volume once: `image` is open, or is opened as soon as nobody else holds it.
+    async fn try_to_serve(
+        self: &Arc<Self>,
+        name: &str,
+        attempt: &Arc<AtomicBool>,
+        listener: &mut Option<OwnedFd>,
+    ) -> Result<LaneHandle, RequestError> {
+        if listener.is_none() {
+            let bound =
+                self.sockets.bind_volume(name, &self.socket_access(&self.record_named(name)?.export)?);
+            *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
+        }
+        self.finish_resize(name, attempt).await?;
+        let record = self.record_named(name)?;
+        let (host, given_up, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
+        let store = blocking(move || host.wait_for_image(&opened, None, &given_up)).await?;
+        if attempt.load(Ordering::SeqCst) {
+            return Err(RequestError::VolumeNotFound(name.to_owned()));
+        }
+        let tcp = self.listen_on_port(&record)?;
+        let Some(unix) = listener.take() else {
+            return Err(RequestError::Internal("a volume has no socket".to_owned()));
+        };
+        let listeners = Listeners { unix, tcp };
+        let stay = self.stay_of(record.volume);
+        self.start_lane(&record, stay, LaneStore::Here(store), listeners, Opening::Serving).await
+    }
+
+    /// Starts the lane of a volume.
+    pub(in crate::host) async fn start_lane(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        stay: StayId,
+        store: LaneStore,
+        listeners: Listeners,
+        opening: Opening,
+    ) -> Result<LaneHandle, RequestError> {
+        let block_size =
+            BlockSize::new(record.block_size_bytes).map_err(|error| unavailable(&record.name, &error))?;
+        let own_limit = record.export.connections_max.and_then(|limit| usize::try_from(limit).ok());
+        let is_here = !matches!(store, LaneStore::Elsewhere { .. });
+        let kept = if is_here { self.kept_chronicle(record, stay).await? } else { None };
+        let settings = LaneSettings {
+            volume: record.volume,
+            name: record.name.clone(),
+            block_size,
+            generation: record.generation,
+            stay,
+            kept: kept.map(Box::new),
+            mirror_wait_max: self.config.limits.mirror_wait_max,
+            access: match record.export.access {
+                ExportAccess::ReadWrite => lane::Access::ReadWrite,
+                ExportAccess::ReadOnly => lane::Access::ReadOnly,
+            },
+            connections_max: own_limit.or(self.config.nbd.connections_max),
+            life: random_number(),
+            opening,
+        };
+        let engine = match self.config.engine {
+            EngineSetting::Auto => EngineChoice::Auto,
+            EngineSetting::IoUring => EngineChoice::Ring,
+            EngineSetting::Threads => EngineChoice::Threads,
+        };
+        let control = LaneControl {
+            volume: record.volume,
+            journal: self.journal.clone(),
+            migrations: Arc::clone(&self.migrations),
+            histories: Arc::clone(&self.histories),
+            chronicles: self.chronicles.clone(),
+            data_dir: self.config.data_dir.clone(),
+            moving: Arc::clone(&self.moving),
+            volume_hooks: Arc::clone(&self.volume_hooks),
+            runtime: tokio::runtime::Handle::current(),
+        };
+        let name = record.name.clone();
+        let lane = blocking(move || {
+            let started = lane::start(settings, store, listeners, engine, || control.into_control());
+            started.map_err(|error| unavailable(&name, &error))
+        });
+        lane.await
+    }
+
+    /// What is believed of what was kept of a stay, by a lane that is about to use the volume's image here.
+    async fn kept_chronicle(
+        &self,
+        record: &VolumeRecord,
+        stay: StayId,
+    ) -> Result<Option<Kept>, RequestError> {
+        let (chronicles, record) = (self.chronicles.clone(), record.clone());
+        let key = StayKey { volume: record.volume, stay };
+        blocking(move || {
+            let believed = chronicles.open_stay(key, &record.image);
+            believed.map_err(|error| unavailable(&record.name, &error))
+        })
+        .await
+    }
+
+    /// The stay of a volume that is here, or was here last.
+    pub(in crate::host) fn stay_of(&self, volume: VolumeId) -> StayId {
+        self.journal.read(|state| {
+            let here = state.volumes.get(&volume);
+            let known = here.or_else(|| Some(&state.moved.get(&volume)?.volume));
+            known.map_or(StayId::Made, |known| known.stay)
+        })
+    }
+
+    /// The volume's record in the journal.
+    pub(in crate::host) fn record(&self, volume: VolumeId, name: &str) -> Result<VolumeRecord, RequestError> {
+        self.journal.read(|state| match (state.volumes.get(&volume), state.moved.get(&volume)) {
+            (Some(volume), _) => Ok(volume.record.clone()),
+            (None, Some(moved)) => Err(elsewhere(moved)),
+            (None, None) => Err(RequestError::VolumeNotFound(name.to_owned())),
+        })
+    }
+
+    pub(in crate::host) fn record_named(&self, name: &str) -> Result<VolumeRecord, RequestError> {
+        self.journal.read(|state| match state.volume_named(name) {
+            Some((_, volume)) => Ok(volume.record.clone()),
+            None => {
+                let moved = state.moved.values().find(|moved| moved.volume.record.name == name);
+                Err(moved.map_or_else(|| RequestError::VolumeNotFound(name.to_owned()), elsewhere))
+            }
+        })
+    }
+
+    /// Opens an image as soon as nobody else holds it, saying who does; sleeps.
+    pub(in crate::host) fn wait_for_image(
+        &self,
+        record: &VolumeRecord,
+        grows_to: Option<u64>,
+        attempt: &Arc<AtomicBool>,
+    ) -> Result<Opened, RequestError> {
+        let (name, place) = (&record.name, &record.image.place);
+        let mut said = None;
+        let opened = opening::open(record, grows_to, |holder| {
+            if attempt.load(Ordering::SeqCst) {
+                return Patience::GiveUp;
+            }
+            if said.as_ref() != Some(holder) {
+                tracing::warn!(volume = %name, image = %place, %holder, "waiting for the image");
+                let reason =
+                    format!("its image is in use by {holder}; it is served as soon as that has ended");
+                self.volumes.set(name, attempt, Service::Waiting(reason));
+                said = Some(holder.clone());
+            }
+            Patience::Wait
+        });
+        if said.is_some() && opened.is_ok() {
+            tracing::info!(volume = %name, "the image is free");
+        }
+        opened
+    }
+
+    async fn given_up(&self, attempt: &Arc<AtomicBool>) {
+        loop {
+            let changed = self.volumes.changed();
+            if attempt.load(Ordering::SeqCst) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+fn elsewhere(moved: &Moved) -> RequestError {
+    RequestError::VolumeElsewhere {
+        volume: moved.volume.record.name.clone(),
+        host: moved.host_name.clone(),
+        migration: moved.migration,
+    }
+}
+
+fn unavailable(volume: &str, error: &dyn std::error::Error) -> RequestError {
+    RequestError::VolumeUnavailable { volume: volume.to_owned(), reason: with_causes(error) }
+}
