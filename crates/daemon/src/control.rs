@@ -17,7 +17,7 @@ use crate::history::Histories;
 use crate::images;
 use crate::journal::{Journal, step_of};
 use crate::migrations::Migrations;
-use crate::moving::Moving;
+use crate::moving::VmMoves;
 use crate::replicas::{self, Facts};
 use crate::volume_hooks::VolumeHooks;
 
@@ -31,7 +31,7 @@ pub(crate) struct LaneControl {
     pub(crate) chronicles: Chronicles,
     /// Where records of what is kept of volumes that have left are.
     pub(crate) data_dir: PathBuf,
-    pub(crate) moving: Arc<Moving>,
+    pub(crate) moving: Arc<VmMoves>,
     pub(crate) volume_hooks: Arc<VolumeHooks>,
     /// Whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,

@@ -35,7 +35,7 @@ use crate::history::Histories;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::Migrations;
-use crate::moving::Moving;
+use crate::moving::VmMoves;
 use crate::peers::Peers;
 use crate::queue::Queue;
 use crate::recovery;
@@ -76,7 +76,7 @@ pub(crate) struct Host {
     /// What is run before volumes change hands that go without a VM.
     pub(crate) volume_hooks: Arc<VolumeHooks>,
     /// VMs on their way from here and to here.
-    pub(crate) moving: Arc<Moving>,
+    pub(crate) moving: Arc<VmMoves>,
     /// The VMs whose disks volumes are.
     pub(crate) vms: Arc<Vms>,
     started_unix_ms: u64,
@@ -114,7 +114,7 @@ impl Host {
         let queue = Arc::new(Queue::new(config.limits.queue));
         let dockets = Arc::new(journal.read(|state| Dockets::open(&config.data_dir, state)));
         migrations.add_waiting(&queue, &dockets);
-        let moving = Moving::new(tokio::runtime::Handle::current());
+        let moving = VmMoves::new(tokio::runtime::Handle::current());
         migrations.ask_of_vms(&moving);
         Arc::new(Self {
             encryption,

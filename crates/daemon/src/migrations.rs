@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use crate::dockets::{Docket, Dockets};
 use crate::error::RequestError;
 use crate::journal::Journal;
-use crate::moving::Moving;
+use crate::moving::VmMoves;
 use crate::queue::{Need, Queue, UnderWay};
 
 pub(crate) use view::{image_format, image_location, phase as api_phase, queued};
@@ -34,7 +34,7 @@ pub(crate) struct Migrations {
     /// Who this host is to others: part of its tickets.
     own: OnceLock<Box<dyn Fn() -> Option<HostId> + Send + Sync>>,
     /// What is known of VMs that go along.
-    moving: OnceLock<Arc<Moving>>,
+    moving: OnceLock<Arc<VmMoves>>,
     /// Those that wait for their turn, and what goes with all of them.
     waiting: OnceLock<(Arc<Queue>, Arc<Dockets>)>,
 }
@@ -274,7 +274,7 @@ impl Migrations {
     }
 
     /// Says who knows of VMs that go along.
-    pub(crate) fn ask_of_vms(&self, moving: &Arc<Moving>) {
+    pub(crate) fn ask_of_vms(&self, moving: &Arc<VmMoves>) {
         // It is said once.
         let _ = self.moving.set(Arc::clone(moving));
     }

@@ -1,16 +1,16 @@
 //! VMs that move between hosts: their memory, and when they stand still and run.
 //!
 //! ```text
-//!   source's lane ── stop_vm, entered ──► Moving ──► Leaving ══ Line ══► Coming ◄── Moving ◄── run_machine ── target's
+//!   source's lane ── stop_vm, entered ──► VmMoves ──► OutgoingVm ══ Line ══► IncomingVm ◄── VmMoves ◄── run_machine ── target's
 //! ```
 //! A VM is where its volumes are: what is decided about them, in the journals of both hosts, decides here.
 
 pub(crate) mod channel;
 mod choice;
-mod coming;
 mod convergence;
-mod leaving;
+mod incoming;
 pub(crate) mod message;
+mod outgoing;
 mod stream;
 mod window;
 
@@ -30,17 +30,17 @@ use tokio::task::{AbortHandle, JoinHandle};
 use crate::hooks::HookRunner;
 
 pub(crate) use choice::side_streams;
-pub(crate) use coming::post_copy::PostCopyRecovery;
-pub(crate) use coming::{Coming, Keeper};
-pub(crate) use leaving::post_copy::PostCopyState;
-pub(crate) use leaving::{Account, Leaving, Wishes};
+pub(crate) use incoming::post_copy::PostCopyRecovery;
+pub(crate) use incoming::{IncomingVm, Keeper};
 pub(crate) use message::{Terms, VmMessage};
+pub(crate) use outgoing::post_copy::PostCopyState;
+pub(crate) use outgoing::{Account, OutgoingVm, Wishes};
 
 /// Accounts of VMs that have left: what `migration list` is likely to be asked for.
 const ACCOUNTS_MAX: usize = 100;
 
 /// The VMs that move at present.
-pub(crate) struct Moving {
+pub(crate) struct VmMoves {
     runtime: tokio::runtime::Handle,
     leaving: Mutex<BTreeMap<MigrationId, Departure>>,
     coming: Mutex<BTreeMap<MigrationId, Arrival>>,
@@ -49,18 +49,18 @@ pub(crate) struct Moving {
 }
 
 struct Arrival {
-    coming: Arc<Coming>,
+    coming: Arc<IncomingVm>,
     /// What takes part in the copying of its memory.
     takes_part: Option<JoinHandle<()>>,
 }
 
 struct Departure {
-    leaving: Arc<Leaving>,
+    leaving: Arc<OutgoingVm>,
     /// What copies the memory, while something does.
     stops: Option<AbortHandle>,
 }
 
-impl Moving {
+impl VmMoves {
     /// Nothing moves yet.
     pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
         Arc::new(Self {
@@ -72,12 +72,12 @@ impl Moving {
     }
 
     /// A VM goes along with the volumes of this migration.
-    pub(crate) fn leaves(&self, migration: MigrationId, leaving: Arc<Leaving>) {
+    pub(crate) fn leaves(&self, migration: MigrationId, leaving: Arc<OutgoingVm>) {
         lock(&self.leaving).insert(migration, Departure { leaving, stops: None });
     }
 
     /// A VM comes along with the volumes of this migration.
-    pub(crate) fn comes(&self, migration: MigrationId, coming: &Arc<Coming>, keeper: Arc<dyn Keeper>) {
+    pub(crate) fn comes(&self, migration: MigrationId, coming: &Arc<IncomingVm>, keeper: Arc<dyn Keeper>) {
         let takes_part = {
             let coming = Arc::clone(coming);
             self.runtime.spawn(async move { coming.take_part(&*keeper).await })
@@ -87,7 +87,7 @@ impl Moving {
     }
 
     /// The VM of this migration is here already, from before a restart.
-    pub(crate) fn came(&self, migration: MigrationId, coming: Arc<Coming>) {
+    pub(crate) fn came(&self, migration: MigrationId, coming: Arc<IncomingVm>) {
         lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
     }
 

@@ -78,7 +78,7 @@ impl HypervisorError {
         matches!(self, Self::Gone(_) | Self::Unreachable { .. })
     }
 
-    /// Whether nobody listens where the hypervisor should: it has ended, or does not listen yet. One that may not be connected
+    /// Whether nobody listens where the hypervisor should: it has ended, or does not listen yet. A socket that may not be connected
     /// to is none of these.
     pub fn nobody_listens(&self) -> bool {
         let Self::Unreachable { source, .. } = self else { return false };

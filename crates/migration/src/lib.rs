@@ -13,7 +13,7 @@
 //!    └──────────▲───────────────────────────────────────────────────────┘
 //!       begun    │ ended
 //!    ┌───────────┴──────────────────────────────────────────────────────┐
-//!    │ Session: one a migration at each host: what is durable first,    │
+//!    │ MigrationSession: one at each host: what is durable first,       │
 //!    │   what comes before the copying and after the end, restarts      │
 //!    └──────────────────────────────────────────────────────────────────┘
 //! ```

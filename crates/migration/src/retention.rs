@@ -19,12 +19,12 @@ pub struct KeptImage {
     /// Bytes that it takes there.
     pub allocated_bytes: u64,
     /// Whether anything relies on it.
-    pub standing: Standing,
+    pub necessity: Necessity,
 }
 
 /// Whether anything relies on an image that was kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Necessity {
     /// A later state of its volume is known, and no way home begins with it.
     Spare,
     /// It may be the only copy of something, or was somebody's, or a way home begins with it.
@@ -54,7 +54,7 @@ pub fn surplus(kept: &[KeptImage], limits: &RetentionLimits) -> Vec<usize> {
     let mut gone = Vec::new();
     for position in oldest_first {
         let image = &kept[position];
-        if image.standing == Standing::Needed {
+        if image.necessity == Necessity::Needed {
             continue;
         }
         let (Some(count), Some(bytes)) =
@@ -74,17 +74,17 @@ pub fn surplus(kept: &[KeptImage], limits: &RetentionLimits) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KeptImage, RetentionLimits, Standing, surplus};
+    use super::{KeptImage, Necessity, RetentionLimits, surplus};
     use crate::identity::MigrationId;
 
     /// Image number `migration` of a volume, of 10 bytes.
-    fn image(volume: &str, migration: u64, standing: Standing) -> KeptImage {
+    fn image(volume: &str, migration: u64, necessity: Necessity) -> KeptImage {
         KeptImage {
             volume: volume.to_owned(),
             migration: MigrationId(migration),
             store: "a".to_owned(),
             allocated_bytes: 10,
-            standing,
+            necessity,
         }
     }
 
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_oldest_go_first_until_there_are_few_enough() {
-        let kept = [5, 1, 3, 2].map(|migration| image("v", migration, Standing::Spare));
+        let kept = [5, 1, 3, 2].map(|migration| image("v", migration, Necessity::Spare));
         check(&kept, 4, 100, &[]);
         check(&kept, 2, 100, &[1, 2]);
         check(&kept, 4, 25, &[1, 2]);
@@ -108,8 +108,11 @@ mod tests {
 
     #[test]
     fn a_volume_is_not_thinned_for_another_ones_number_but_for_the_space_of_both() {
-        let kept =
-            [image("v", 1, Standing::Spare), image("w", 2, Standing::Spare), image("w", 3, Standing::Spare)];
+        let kept = [
+            image("v", 1, Necessity::Spare),
+            image("w", 2, Necessity::Spare),
+            image("w", 3, Necessity::Spare),
+        ];
         check(&kept, 1, 100, &[2]);
         check(&kept, 9, 20, &[1]);
     }
@@ -117,9 +120,9 @@ mod tests {
     #[test]
     fn what_is_needed_counts_and_stays() {
         let kept = [
-            image("v", 1, Standing::Needed),
-            image("v", 2, Standing::Spare),
-            image("v", 3, Standing::Needed),
+            image("v", 1, Necessity::Needed),
+            image("v", 2, Necessity::Spare),
+            image("v", 3, Necessity::Needed),
         ];
         check(&kept, 1, 100, &[2]);
         check(&kept, 0, 0, &[2]);

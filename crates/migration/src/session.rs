@@ -20,7 +20,7 @@ mod state;
 mod tests;
 
 pub use event::{Action, Answer, Event, Step, Undo, VmPlace};
-pub use state::Session;
+pub use state::MigrationSession;
 
 use std::time::Duration;
 

@@ -12,7 +12,7 @@ mod event;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use attempt::Standing;
+use attempt::SyncState;
 use early::Early;
 
 use crate::handover::Handover;
@@ -48,7 +48,7 @@ pub struct Source {
     settlings_failed: u32,
     /// Tries below or at this will not be released; durable in the journal.
     aborted: Attempt,
-    replicas: Vec<Standing>,
+    replicas: Vec<SyncState>,
     early: Early,
     /// A failure, or a wish to end, that came while the release was undecided.
     pending_end: Option<Outcome>,
@@ -132,7 +132,7 @@ impl Source {
     /// Makes the machine of a migration that begins to copy.
     pub fn new(now: Duration, settings: SourceSettings) -> Self {
         Self {
-            replicas: vec![Standing::Behind; settings.volumes.len()],
+            replicas: vec![SyncState::Behind; settings.volumes.len()],
             early: Early::default(),
             settings,
             began: now,
@@ -178,9 +178,9 @@ impl Source {
     /// Takes what happened. What does not fit the phase changes nothing: it is late, or repeated.
     pub fn handle_event(&mut self, now: Duration, event: SourceEvent) {
         match event {
-            SourceEvent::Synchronised(volume) => self.stands(now, volume, Standing::Synchronised),
-            SourceEvent::Converged(volume) => self.stands(now, volume, Standing::Converged),
-            SourceEvent::Behind(volume) => self.stands(now, volume, Standing::Behind),
+            SourceEvent::Synchronised(volume) => self.stands(now, volume, SyncState::Synchronised),
+            SourceEvent::Converged(volume) => self.stands(now, volume, SyncState::Converged),
+            SourceEvent::Behind(volume) => self.stands(now, volume, SyncState::Behind),
             SourceEvent::VolumeFailed { code, detail } => {
                 self.end_before_release(Outcome::Failed { code, detail });
             }
@@ -264,7 +264,7 @@ impl Source {
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Copying { not_before } => self
-                .all_at_least(Standing::Converged)
+                .all_at_least(SyncState::Converged)
                 .then_some((*not_before, "a pause before the next try at the handover")),
             State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => None,
             State::Closing { began, open } => {

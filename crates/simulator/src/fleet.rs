@@ -6,7 +6,7 @@
 //!                │ a host: SourceDriver                    another: TargetDriver │
 //!                └───── PeerStore, messages ═══ link: late, out of order, broken ═══ Service
 //!
-//!   A ──► B ──► A ──► C ──► B …      people: begin migrations, promote, bring guests to where their volumes are
+//!   A ──► B ──► A ──► C ──► B …      operators: begin migrations, promote, bring guests to where their volumes are
 //! ```
 //! Each host has an executor of its own, and clocks of its own. What a host's daemon does dies with it; disks, journals,
 //! kept images and guests stay. Guests stay where they are, follow their volumes, or go to
@@ -16,16 +16,16 @@ mod branch;
 mod chronicles;
 mod clock;
 mod control;
-mod ear;
+mod faults;
+mod host;
 mod incoming;
 mod kept;
 mod line;
 mod link;
-mod luck;
+mod listener;
 mod neighbours;
+mod operators;
 mod outgoing;
-mod party;
-mod people;
 mod place;
 mod rogue;
 mod serving;
@@ -44,10 +44,10 @@ use migration::journal::Stage;
 
 use self::branch::{Branch, Branches, TRUNK};
 use self::clock::{HostClock, HostDriver};
+use self::host::SimHost;
 use self::link::Link;
 use self::neighbours::Neighbours;
-use self::party::Party;
-use self::people::People;
+use self::operators::Operators;
 use self::place::Place;
 use self::tally::{Event, Tally};
 use self::vm::SimVm;
@@ -73,10 +73,10 @@ const DOWN_MAX: Duration = Duration::from_secs(2);
 pub(crate) struct Fleet {
     pub(crate) world: Rc<World>,
     random: RefCell<Random>,
-    parties: Vec<Rc<Party>>,
+    hosts: Vec<Rc<SimHost>>,
     links: Vec<Rc<Link>>,
     branches: Branches,
-    people: People,
+    operators: Operators,
     neighbours: Neighbours,
     /// The VM that goes along, if one does.
     vm: Option<Rc<SimVm>>,
@@ -106,7 +106,7 @@ pub(crate) fn simulate(seed: u64, hosts: u8, options: &Options, audience: Audien
         }
         let crashes = std::mem::take(&mut *fleet.crashes.borrow_mut());
         for (place, how) in crashes {
-            if fleet.party(place).is_up() {
+            if fleet.host(place).is_up() {
                 executors[place.index()].drop_tasks();
                 fleet.crashed(place, how);
             }
@@ -149,11 +149,11 @@ impl Fleet {
         around: Vec<(block::Handle, Rc<HostClock>)>,
         vm: Option<Rc<SimVm>>,
     ) -> Rc<Self> {
-        let hosts = around.len();
-        let party::Beginnings { parties, guests, links } = party::make(world, random, scenario, around);
+        let count = around.len();
+        let host::Beginnings { hosts, guests, links } = host::make(world, random, scenario, around);
         let branches = Branches::default();
         branches.open(guests, Place::A);
-        let people = People::draw(random, hosts, vm.is_some());
+        let operators = Operators::draw(random, count, vm.is_some());
         let neighbours = match vm {
             None => Neighbours::draw(random, scenario.volumes.iter().map(|plan| plan.disk.size_bytes)),
             // It stands still before its disks change hands, and so would they have to.
@@ -162,30 +162,30 @@ impl Fleet {
         let fleet = Rc::new(Self {
             world: Rc::clone(world),
             random: RefCell::new(random.fork()),
-            parties,
+            hosts,
             links,
             branches,
-            people,
+            operators,
             neighbours,
             vm,
             crashes: RefCell::default(),
             tally: RefCell::default(),
         });
-        fleet.parties.iter().for_each(|party| party.join(&fleet));
+        fleet.hosts.iter().for_each(|host| host.join(&fleet));
         if fleet.vm.is_some() {
-            fleet.party(Place::A).vm_note.set(VmNote::Home);
+            fleet.host(Place::A).vm_note.set(VmNote::Home);
         }
         fleet
     }
 
     fn begin(self: &Rc<Self>) {
-        self.draw_luck();
-        self.parties.iter().for_each(|party| party.boot());
+        self.draw_faults();
+        self.hosts.iter().for_each(|host| host.boot());
         self.look_later();
     }
 
-    fn party(&self, place: Place) -> &Rc<Party> {
-        &self.parties[place.index()]
+    fn host(&self, place: Place) -> &Rc<SimHost> {
+        &self.hosts[place.index()]
     }
 
     fn link(&self, one: Place, other: Place) -> Option<&Rc<Link>> {
@@ -204,16 +204,16 @@ impl Fleet {
     }
 
     fn crashed(self: &Rc<Self>, place: Place, how: Stop) {
-        let party = self.party(place);
+        let host = self.host(place);
         let how = if how == Stop::PowerCut && !self.may_lose_power(place) { Stop::Kill } else { how };
         self.world.note("crash", place.index() as u64, how as u64);
         self.world.say(|| format!("{place}: {how:?}"));
-        let was_source = party.phase().is_some();
+        let was_source = host.phase().is_some();
         if self.branches.all().len() > 1 {
             self.tally(Event::BranchKill);
         }
-        self.keep_what_nobody_was_told_of(party);
-        party.crashed(how);
+        self.keep_what_nobody_was_told_of(host);
+        host.crashed(how);
         self.neighbours.crashed(place);
         if was_source {
             self.world.set_phase(None);
@@ -236,7 +236,7 @@ impl Fleet {
         let me = Rc::downgrade(self);
         self.world.clock.after(down, move || {
             if let Some(fleet) = me.upgrade() {
-                fleet.party(place).boot();
+                fleet.host(place).boot();
             }
         });
     }
@@ -244,13 +244,13 @@ impl Fleet {
     /// A daemon that is killed between a failed flush and its answer takes with it that anything was lost; nothing finds that
     /// out afterwards (`docs/failure-model.md`). So nothing is lost then. Nor is what has been released: it is compared with the
     /// target's, which has what guests have seen.
-    fn keep_what_nobody_was_told_of(&self, party: &Party) {
-        if party.may_have_released() {
-            party.images.borrow().values().for_each(|disk| disk.with_medium(Medium::keep_lost));
+    fn keep_what_nobody_was_told_of(&self, host: &SimHost) {
+        if host.may_have_released() {
+            host.images.borrow().values().for_each(|disk| disk.with_medium(Medium::keep_lost));
         }
-        for branch in self.branches.all().iter().filter(|branch| party.may_own(branch.number)) {
+        for branch in self.branches.all().iter().filter(|branch| host.may_own(branch.number)) {
             for (index, guest) in branch.guests.iter().enumerate() {
-                let Some((disk, vouches)) = party.own_disk(index) else { continue };
+                let Some((disk, vouches)) = host.own_disk(index) else { continue };
                 let Some(lost_at) = disk.lost_at() else { continue };
                 let is_told = guest.told_of_loss_at().is_some_and(|told_at| told_at >= lost_at);
                 if vouches || !is_told {
@@ -264,19 +264,19 @@ impl Fleet {
     /// are no part of this. So a host loses power only while no guest can notice that at another.
     fn may_lose_power(&self, place: Place) -> bool {
         self.branches.all().iter().all(|branch| {
-            let mut owners = self.parties.iter().filter(|party| party.may_own(branch.number));
+            let mut owners = self.hosts.iter().filter(|host| host.may_own(branch.number));
             match branch.home() == place {
-                true => owners.all(|party| party.place == place),
-                false => !self.party(place).may_own(branch.number),
+                true => owners.all(|host| host.place == place),
+                false => !self.host(place).may_own(branch.number),
             }
         })
     }
 
     /// At most one host has a volume in its books, also if what is on its way to any journal is found there.
-    fn journal_changed(self: &Rc<Self>, changed: &Party) {
+    fn journal_changed(self: &Rc<Self>, changed: &SimHost) {
         self.see_promotion(changed);
         let (here, perhaps_here) = changed.owners();
-        for other in self.parties.iter().filter(|other| other.place != changed.place) {
+        for other in self.hosts.iter().filter(|other| other.place != changed.place) {
             let (there, perhaps_there) = other.owners();
             // What is certain of one must not be possible of the other.
             for (certain, possible) in [(&here, &perhaps_there), (&there, &perhaps_here)] {
@@ -287,7 +287,7 @@ impl Fleet {
                 }
             }
         }
-        self.parties.iter().for_each(|party| party.check_released());
+        self.hosts.iter().for_each(|host| host.check_released());
         for branch in self.branches.all() {
             self.excuse(&branch);
         }
@@ -297,7 +297,7 @@ impl Fleet {
     fn excuse(&self, branch: &Branch) {
         let now = self.world.now();
         let mut excuses = self.world.excuses.borrow_mut();
-        match self.party(branch.home()).owns(branch.number) {
+        match self.host(branch.home()).owns(branch.number) {
             true => excuses.end(branch.number, now),
             false => excuses.begin(branch.number, now),
         }
@@ -305,16 +305,16 @@ impl Fleet {
 
     /// What a volume of a branch holds at its owner.
     fn content_of(&self, branch: usize, index: usize) -> Option<Vec<u64>> {
-        let owner = self.parties.iter().find(|party| party.owns(branch))?;
+        let owner = self.hosts.iter().find(|host| host.owns(branch))?;
         owner.content_of(index)
     }
 
     fn check_end(&self) {
         for branch in self.branches.all() {
-            let owns = |party: &&Rc<Party>| party.owners().0.iter().any(|(of, _)| *of == branch.number);
-            let owners: Vec<_> = self.parties.iter().filter(owns).collect();
+            let owns = |host: &&Rc<SimHost>| host.owners().0.iter().any(|(of, _)| *of == branch.number);
+            let owners: Vec<_> = self.hosts.iter().filter(owns).collect();
             let [owner] = owners[..] else {
-                let places: Vec<_> = owners.iter().map(|party| party.place).collect();
+                let places: Vec<_> = owners.iter().map(|host| host.place).collect();
                 let detail = || format!("branch {} is owned by {places:?}", branch.number);
                 self.world.violated("owner", detail);
                 continue;
@@ -327,15 +327,15 @@ impl Fleet {
             }
             if let Some(vm) = self.vm.as_ref().filter(|_| branch.number == TRUNK) {
                 vm.check_end(owner.place);
-                self.parties.iter().for_each(|party| party.check_vm_note(owner.place));
+                self.hosts.iter().for_each(|host| host.check_vm_note(owner.place));
             }
         }
-        let ended = |party: &&Rc<Party>| {
-            party.journal().look(|state, _| {
+        let ended = |host: &&Rc<SimHost>| {
+            host.journal().look(|state, _| {
                 state.migrations.values().all(|migration| matches!(migration.stage, Stage::Ended(_)))
             })
         };
-        if !self.parties.iter().all(|party| ended(&party)) {
+        if !self.hosts.iter().all(|host| ended(&host)) {
             self.world.violated("journal", || "a migration is not ended".to_owned());
         }
     }
@@ -357,16 +357,16 @@ impl Fleet {
     }
 
     fn unfinished(&self) -> String {
-        let parties: Vec<_> = self.parties.iter().map(|party| party.describe()).collect();
+        let hosts: Vec<_> = self.hosts.iter().map(|host| host.describe()).collect();
         let branches = self.branches.all();
         let guests = branches.iter().flat_map(|branch| &branch.guests);
         let guests: Vec<_> = guests.filter(|guest| !guest.is_idle()).map(|guest| guest.waits_for()).collect();
-        format!("{}; {}", parties.join("; "), guests.join("; "))
+        format!("{}; {}", hosts.join("; "), guests.join("; "))
     }
 
     /// Takes apart what holds each other.
     fn clear(&self) {
-        self.parties.iter().for_each(|party| party.clear());
+        self.hosts.iter().for_each(|host| host.clear());
         self.links.iter().for_each(|link| link.clear());
         for branch in self.branches.all() {
             branch.guests.iter().for_each(|guest| guest.disconnect());

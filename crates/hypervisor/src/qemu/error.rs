@@ -88,7 +88,7 @@ pub enum ErrorClass {
     DeviceNotFound,
     /// The kernel cannot do what is asked for.
     KvmMissingCapability,
-    /// One that this program does not know.
+    /// A class that this program does not know.
     Other(String),
 }
 

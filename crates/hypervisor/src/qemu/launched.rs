@@ -60,7 +60,7 @@ impl Launched {
         let (mut files, mut descriptors) = (Vec::new(), Vec::new());
         for entry in std::fs::read_dir(process.join("fd"))? {
             let entry = entry?.path();
-            // One that was closed meanwhile has none.
+            // A descriptor that was closed meanwhile leads nowhere.
             files.extend(std::fs::read_link(&entry).ok().filter(|file| file.is_absolute()));
             // N.B. that leads to the file itself, not to what has its name here.
             let open = std::fs::metadata(&entry).ok();

@@ -53,7 +53,7 @@ pub enum Event {
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Do this, then say [`Event::Done`]. A step that is [not wanted any more](super::Session::doing) may be dropped.
+    /// Do this, then say [`Event::Done`]. A step that is [not wanted any more](super::MigrationSession::doing) may be dropped.
     Do(Step),
     /// Look what the journal says of it, then say [`Event::Recalled`].
     Recall,

@@ -11,7 +11,7 @@ use crate::planted::{Bug, broken};
 
 /// One migration, as one host sees to it.
 #[derive(Debug)]
-pub struct Session {
+pub struct MigrationSession {
     role: Role,
     has_vm: bool,
     patience: Patience,
@@ -61,7 +61,7 @@ enum State {
     Over,
 }
 
-impl Session {
+impl MigrationSession {
     /// Makes the session of a migration that begins.
     pub fn new(role: Role, has_vm: bool, patience: Patience) -> Self {
         let state = State::Interrupted { retry_at: None };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{Action, Answer, Event, Patience, Role, Session, Step, Undo, VmPlace};
+use super::{Action, Answer, Event, MigrationSession, Patience, Role, Step, Undo, VmPlace};
 use crate::Attempt;
 use crate::failure::{CommitFault, Failure};
 use crate::journal::{FailureCode, Outcome, Stage};
@@ -15,17 +15,17 @@ const PATIENCE: Patience = Patience {
     repeat_interval: Duration::from_secs(1),
 };
 
-fn new(role: Role, has_vm: bool) -> Session {
-    Session::new(role, has_vm, PATIENCE)
+fn new(role: Role, has_vm: bool) -> MigrationSession {
+    MigrationSession::new(role, has_vm, PATIENCE)
 }
 
 /// What the session asks for now.
-fn asked(session: &mut Session) -> Vec<Action> {
+fn asked(session: &mut MigrationSession) -> Vec<Action> {
     std::iter::from_fn(|| session.poll_action()).collect()
 }
 
 /// Tells the session something at second `at`; returns what it asks for then.
-fn tell(session: &mut Session, at: u64, event: Event) -> Vec<Action> {
+fn tell(session: &mut MigrationSession, at: u64, event: Event) -> Vec<Action> {
     session.handle_event(Duration::from_secs(at), event);
     asked(session)
 }
@@ -47,13 +47,13 @@ fn moved() -> Outcome {
 }
 
 /// Does all steps but those from `until` on.
-fn done_until(session: &mut Session, until: Step) {
+fn done_until(session: &mut MigrationSession, until: Step) {
     while let Some(step) = session.doing().filter(|step| *step != until) {
         tell(session, 0, done(step));
     }
 }
 
-fn under_way(role: Role, has_vm: bool) -> Session {
+fn under_way(role: Role, has_vm: bool) -> MigrationSession {
     let mut session = new(role, has_vm);
     while let Some(step) = session.doing() {
         tell(&mut session, 0, done(step));
@@ -201,8 +201,8 @@ fn a_cancel_waits_for_the_step_that_is_being_done_and_goes_to_the_driver_after_t
     assert_eq!(begun, [Action::Answer(Answer::Begun), Action::Cancel]);
 }
 
-fn resumed(role: Role, has_vm: bool, stage: Stage) -> Session {
-    let mut session = Session::resume(role, has_vm, PATIENCE);
+fn resumed(role: Role, has_vm: bool, stage: Stage) -> MigrationSession {
+    let mut session = MigrationSession::resume(role, has_vm, PATIENCE);
     assert_eq!(asked(&mut session), [Action::Recall]);
     assert_eq!(tell(&mut session, 0, Event::Recalled(Some(stage))), [Action::Do(Step::Begin)]);
     session
@@ -240,7 +240,7 @@ fn an_arrival_that_nothing_was_promised_of_ends_if_it_cannot_go_on() {
     let mut session = resumed(Role::Target, false, Stage::Copying);
     let refused = tell(&mut session, 0, Event::Done(Step::Begin, Err(failure())));
     assert_eq!(refused, [Action::Abandon(failed())]);
-    let mut session = Session::resume(Role::Target, false, PATIENCE);
+    let mut session = MigrationSession::resume(Role::Target, false, PATIENCE);
     asked(&mut session);
     let found = tell(&mut session, 0, Event::Recalled(Some(Stage::Discarding(Outcome::Cancelled))));
     assert_eq!(found, [Action::Undo(Undo::Images)]);

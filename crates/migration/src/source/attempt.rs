@@ -25,25 +25,25 @@ const REST: Duration = Duration::from_millis(10);
 
 impl Source {
     /// A volume's replica stands so from now on.
-    pub(super) fn stands(&mut self, now: Duration, volume: VolumeIndex, standing: Standing) {
+    pub(super) fn stands(&mut self, now: Duration, volume: VolumeIndex, state: SyncState) {
         let Some(known) = self.replicas.get_mut(volume.as_usize()) else { return };
-        let before = std::mem::replace(known, standing);
-        match (&self.state, standing) {
-            (State::Copying { .. }, Standing::Converged | Standing::Synchronised)
-                if before == Standing::Behind =>
+        let before = std::mem::replace(known, state);
+        match (&self.state, state) {
+            (State::Copying { .. }, SyncState::Converged | SyncState::Synchronised)
+                if before == SyncState::Behind =>
             {
                 self.rest(now);
             }
-            (State::MovingMemory, Standing::Converged | Standing::Synchronised) => self.try_early(now),
+            (State::MovingMemory, SyncState::Converged | SyncState::Synchronised) => self.try_early(now),
             (State::Closing { open, .. }, _) if open.is_empty() => self.prepare_if_complete(now),
             // N.B. what is lost while the target promises may come back without being durable: its promise is of before.
-            (State::Preparing { .. }, Standing::Behind | Standing::Converged) => self.give_up_attempt(now),
+            (State::Preparing { .. }, SyncState::Behind | SyncState::Converged) => self.give_up_attempt(now),
             _ => {}
         }
     }
 
-    pub(super) fn all_at_least(&self, standing: Standing) -> bool {
-        self.replicas.iter().all(|known| *known >= standing)
+    pub(super) fn all_at_least(&self, state: SyncState) -> bool {
+        self.replicas.iter().all(|known| *known >= state)
     }
 
     pub(super) fn volumes(&self) -> impl Iterator<Item = VolumeIndex> + use<> {
@@ -59,7 +59,7 @@ impl Source {
 
     pub(super) fn try_handover(&mut self, now: Duration) {
         let State::Copying { not_before } = self.state else { return };
-        if !self.all_at_least(Standing::Converged) || now < not_before {
+        if !self.all_at_least(SyncState::Converged) || now < not_before {
             return;
         }
         self.settlings += 1;
@@ -96,7 +96,7 @@ impl Source {
     }
 
     fn go_on_settled(&mut self, now: Duration) {
-        if !self.all_at_least(Standing::Converged) {
+        if !self.all_at_least(SyncState::Converged) {
             self.state = State::Copying { not_before: now };
             return;
         }
@@ -173,12 +173,12 @@ impl Source {
     fn prepare_if_complete(&mut self, now: Duration) {
         let State::Closing { began, .. } = &self.state else { return };
         let gates_closing_at = *began;
-        if !self.all_at_least(Standing::Converged) && self.settings.moves != Moves::Vm {
+        if !self.all_at_least(SyncState::Converged) && self.settings.moves != Moves::Vm {
             // The last mirrored writes failed at the target: they are copied, and then it is tried again.
             self.give_up_attempt(now);
             return;
         }
-        if !self.all_at_least(Standing::Synchronised) {
+        if !self.all_at_least(SyncState::Synchronised) {
             return;
         }
         let attempt = self.attempt;
@@ -214,7 +214,7 @@ impl Source {
         let State::Preparing { prepared: true, unflushed, gates_closing_at, .. } = &self.state else {
             return;
         };
-        if unflushed.is_empty() && !self.all_at_least(Standing::Synchronised) {
+        if unflushed.is_empty() && !self.all_at_least(SyncState::Synchronised) {
             // The target lost what it had applied, perhaps before its flush could make it durable (hard case 13).
             self.give_up_attempt(now);
         } else if unflushed.is_empty() && self.early != Early::UnderWay {
@@ -316,7 +316,7 @@ impl Source {
 
 /// How near a replica is to its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
+pub(super) enum SyncState {
     Behind,
     Converged,
     Synchronised,

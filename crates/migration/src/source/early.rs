@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use super::attempt::Standing;
+use super::attempt::SyncState;
 use super::{Source, SourceAction, State};
 use crate::identity::Attempt;
 use crate::journal::{FailureCode, Outcome};
@@ -48,7 +48,7 @@ impl Source {
     /// Begins, as soon as what is left arrives soon enough.
     pub(super) fn try_early(&mut self, now: Duration) {
         let is_due = matches!(self.state, State::MovingMemory) && self.early == Early::Due;
-        if is_due && self.all_at_least(Standing::Converged) {
+        if is_due && self.all_at_least(SyncState::Converged) {
             self.early = Early::UnderWay;
             self.close_gates(now);
         }

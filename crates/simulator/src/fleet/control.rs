@@ -9,7 +9,7 @@ use migration::journal::{ImageLocation, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase};
 
-use super::party::Party;
+use super::host::SimHost;
 use super::place::Place;
 use super::tally::Event;
 use super::vm::SimVm;
@@ -17,34 +17,34 @@ use super::vm::SimVm;
 /// How long dealing with an image takes.
 const FILE_WORK: Duration = Duration::from_micros(300);
 
-pub(super) struct PartyControl {
-    party: Weak<Party>,
+pub(super) struct HostControl {
+    host: Weak<SimHost>,
     incarnation: u64,
     /// The source of the migration, where its phases are entered.
     source: Place,
 }
 
-impl PartyControl {
-    pub(super) fn new(party: &Rc<Party>, source: Place) -> Rc<Self> {
-        Rc::new(Self { party: Rc::downgrade(party), incarnation: party.incarnation(), source })
+impl HostControl {
+    pub(super) fn new(host: &Rc<SimHost>, source: Place) -> Rc<Self> {
+        Rc::new(Self { host: Rc::downgrade(host), incarnation: host.incarnation(), source })
     }
 
     fn vm(&self) -> Option<Rc<SimVm>> {
-        self.party.upgrade()?.vm()
+        self.host.upgrade()?.vm()
     }
 
     /// Deals with an image on a helper thread.
     fn file_work(
         &self,
         image: ImageLocation,
-        work: impl FnOnce(&Party, &str) + 'static,
+        work: impl FnOnce(&SimHost, &str) + 'static,
     ) -> LaneFuture<Result<(), ControlFault>> {
         let (done, dealt_with) = oneshot::channel();
-        if let Some(party) = self.party.upgrade() {
-            let (me, incarnation) = (Weak::clone(&self.party), self.incarnation);
-            party.world.clock.after(FILE_WORK, move || {
-                if let Some(party) = me.upgrade().filter(|party| party.incarnation() == incarnation) {
-                    work(&party, image.place.name());
+        if let Some(host) = self.host.upgrade() {
+            let (me, incarnation) = (Weak::clone(&self.host), self.incarnation);
+            host.world.clock.after(FILE_WORK, move || {
+                if let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) {
+                    work(&host, image.place.name());
                     // The lane may be gone.
                     let _ = done.send(());
                 }
@@ -60,38 +60,38 @@ impl PartyControl {
     }
 }
 
-impl Control for PartyControl {
+impl Control for HostControl {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
-        match self.party.upgrade() {
-            Some(party) => party.journal().commit(records),
+        match self.host.upgrade() {
+            Some(host) => host.journal().commit(records),
             None => Box::pin(std::future::ready(Err(CommitFault::Unknown))),
         }
     }
 
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
-        self.file_work(image, move |party, path| match retirement {
-            Retirement::Delete => party.delete_image(path),
-            Retirement::Keep => party.keep_image(path),
+        self.file_work(image, move |host, path| match retirement {
+            Retirement::Delete => host.delete_image(path),
+            Retirement::Keep => host.keep_image(path),
         })
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
-        self.file_work(image, Party::delete_image)
+        self.file_work(image, SimHost::delete_image)
     }
 
     fn stop_vm(&self, migration: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
-        let party = self.party.upgrade();
-        let peer = party.and_then(|party| Some((party.place, party.peer_of(migration)?)));
+        let host = self.host.upgrade();
+        let peer = host.and_then(|host| Some((host.place, host.peer_of(migration)?)));
         match (self.vm(), peer) {
             (Some(vm), Some((source, target))) => {
-                let daemon = Weak::clone(&self.party);
+                let daemon = Weak::clone(&self.host);
                 Box::pin(async move {
-                    let party = daemon.upgrade().ok_or("the daemon is gone")?;
-                    let other = party.fleet().map(|fleet| Rc::clone(fleet.party(target)));
+                    let host = daemon.upgrade().ok_or("the daemon is gone")?;
+                    let other = host.fleet().map(|fleet| Rc::clone(fleet.host(target)));
                     let other = other.ok_or("the simulation is over")?;
                     let given_up = vm.given_up();
-                    party.memory_leaves(&other).await?;
-                    drop(party);
+                    host.memory_leaves(&other).await?;
+                    drop(host);
                     if vm.given_up() != given_up {
                         return Err("it was given up".to_owned());
                     }
@@ -104,7 +104,7 @@ impl Control for PartyControl {
 
     fn run_vm(&self, _: MigrationId) -> LaneFuture<Result<(), String>> {
         match self.vm() {
-            Some(vm) => vm.run_there(&self.party),
+            Some(vm) => vm.run_there(&self.host),
             None => Box::pin(std::future::ready(Err("there is none".to_owned()))),
         }
     }
@@ -112,15 +112,15 @@ impl Control for PartyControl {
     fn report(&self, _: Report) {}
 
     fn entered(&self, _: MigrationId, phase: Phase) {
-        if let Some(party) = self.party.upgrade().filter(|party| party.place == self.source) {
+        if let Some(host) = self.host.upgrade().filter(|host| host.place == self.source) {
             if let (Phase::Discarding, Some(vm)) = (phase, self.vm()) {
-                vm.go_on(party.place);
+                vm.go_on(host.place);
             }
-            party.world.note("phase", phase as u64, 0);
-            party.world.say(|| format!("{}: phase {phase}", party.place));
-            party.world.set_phase(Some(phase));
-            party.set_phase(Some(phase));
-            if let Some(fleet) = party.fleet() {
+            host.world.note("phase", phase as u64, 0);
+            host.world.say(|| format!("{}: phase {phase}", host.place));
+            host.world.set_phase(Some(phase));
+            host.set_phase(Some(phase));
+            if let Some(fleet) = host.fleet() {
                 if phase == Phase::TakingBack {
                     fleet.tally(Event::HandBack);
                 }

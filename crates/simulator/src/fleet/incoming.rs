@@ -11,15 +11,15 @@ use lane::filter::GateMode;
 use lane::peer::head::Address;
 use lane::{Control, Home, IncomingGroup, IncomingVolume, TargetContent, TargetDriver, TargetPlan};
 use migration::journal::{FailureCode, MigrationState, Outcome, Record, Side, Stage, State};
-use migration::session::{Action, Event, Role, Session, Step, Undo};
+use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
 use migration::wire::Message;
 use migration::{CommitFault, Failure, MigrationId, StayKey};
 
-use super::control::PartyControl;
-use super::ear::say;
+use super::control::HostControl;
+use super::host::SimHost;
 use super::link::Subject;
-use super::party::Party;
+use super::listener::send;
 use super::place::Place;
 use super::serving::Resumed;
 use super::session::{PATIENCE, Work};
@@ -57,7 +57,7 @@ pub(super) enum Taken {
 
 /// A migration from another host, as its target sees to it.
 struct IncomingMigration {
-    party: Rc<Party>,
+    host: Rc<SimHost>,
     from: Place,
     /// Its number at its source.
     remote: MigrationId,
@@ -77,24 +77,24 @@ impl Work for IncomingMigration {
         Some(match action {
             Action::Do(Step::Record) => self.record().await,
             Action::Do(step) => Event::Done(step, self.perform(step).await),
-            Action::Recall => Event::Recalled(self.party.stage_of(self.id?)),
+            Action::Recall => Event::Recalled(self.host.stage_of(self.id?)),
             Action::Abandon(outcome) => {
-                Event::Abandoned(self.party.commit_discarding(self.id?, outcome).await)
+                Event::Abandoned(self.host.commit_discarding(self.id?, outcome).await)
             }
             Action::Undo(undo) => {
                 if undo == Undo::Images {
-                    self.party.discard_images(self.id?);
+                    self.host.discard_images(self.id?);
                 }
                 Event::Undone { left_over: String::new() }
             }
-            Action::End(outcome) => Event::Ended(self.party.commit_end(self.id?, outcome).await),
-            Action::Note(place) => Event::Noted(self.party.note_vm_at(place).await),
+            Action::End(outcome) => Event::Ended(self.host.commit_end(self.id?, outcome).await),
+            Action::Note(place) => Event::Noted(self.host.note_vm_at(place).await),
             Action::PlaceVolumes(_) => {
-                self.party.see_arrival(self.id?);
+                self.host.see_arrival(self.id?);
                 return None;
             }
             Action::Conclude(_) => {
-                self.party.check_concluded(self.id?);
+                self.host.check_concluded(self.id?);
                 return None;
             }
             Action::LetGo | Action::KeepVm | Action::Cancel | Action::Answer(_) => return None,
@@ -117,8 +117,8 @@ impl IncomingMigration {
     /// Makes durable that it begins.
     async fn record(&mut self) -> Event {
         let Some((offered, there)) = &self.offered else { return Event::Done(Step::Record, Ok(())) };
-        let (id, started) = self.party.arrives((self.from, self.remote), offered, there);
-        let committed = self.party.journal().commit(vec![started]).await;
+        let (id, started) = self.host.arrives((self.from, self.remote), offered, there);
+        let committed = self.host.journal().commit(vec![started]).await;
         self.id = Some(id);
         match committed {
             Ok(()) => Event::Done(Step::Record, Ok(())),
@@ -132,23 +132,23 @@ impl IncomingMigration {
 
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {
         let Some(id) = self.id else { return Ok(()) };
-        let recorded = self.party.journal().look(|state, _| state.migrations.get(&id).cloned());
+        let recorded = self.host.journal().look(|state, _| state.migrations.get(&id).cloned());
         let Some(recorded) = recorded else { return Ok(()) };
         let subject = Subject::Migration(self.from, self.remote);
         match step {
             Step::MakeImages => {
-                self.party.make_images(subject, &recorded);
-                self.party.perhaps_fails(FAILS_PERCENT, "the store is full")
+                self.host.make_images(subject, &recorded);
+                self.host.perhaps_fails(FAILS_PERCENT, "the store is full")
             }
             Step::Begin => {
-                self.party.perhaps_fails(FAILS_PERCENT, "an image is not to be had")?;
+                self.host.perhaps_fails(FAILS_PERCENT, "an image is not to be had")?;
                 let resumed = if self.is_resumed { Resumed::Yes } else { Resumed::No };
                 // Whether the source keeps its images is not in this journal; to remember for nobody costs little.
                 let keeps = self.offered.as_ref().is_none_or(|(offered, _)| offered.keep_source);
                 let moves = if self.has_vm { Moves::Vm } else { Moves::Volumes };
-                self.party.vm_expected.set((moves == Moves::Vm).then_some(subject));
+                self.host.vm_expected.set((moves == Moves::Vm).then_some(subject));
                 let numbers = (id, (self.from, self.remote));
-                let begun = self.party.comes_from(numbers, &recorded, resumed, keeps, moves).await;
+                let begun = self.host.comes_from(numbers, &recorded, resumed, keeps, moves).await;
                 let not_begun =
                     || Failure { code: FailureCode::Internal, detail: "no lane takes it".to_owned() };
                 (self.ends, self.is_resumed) = (Some(begun.ok_or_else(not_begun)?), true);
@@ -159,11 +159,11 @@ impl IncomingMigration {
     }
 }
 
-impl Party {
+impl SimHost {
     /// Takes a migration, if there is room for it; tells what it has of each volume once all is ready.
     pub(super) fn takes(
         self: &Rc<Self>,
-        source: &Rc<Party>,
+        source: &Rc<SimHost>,
         remote: MigrationId,
         offered: &MigrationState,
     ) -> Taken {
@@ -193,7 +193,7 @@ impl Party {
         self.branch.set(branch);
         let has_vm = self.vm().is_some();
         let work = IncomingMigration {
-            party: Rc::clone(self),
+            host: Rc::clone(self),
             from,
             remote,
             offered: Some((offered.clone(), source.journal().acknowledged())),
@@ -202,7 +202,7 @@ impl Party {
             is_resumed: false,
             ends: None,
         };
-        self.run_session(Session::new(Role::Target, has_vm, PATIENCE), work);
+        self.run_session(MigrationSession::new(Role::Target, has_vm, PATIENCE), work);
         Taken::NotYet
     }
 
@@ -210,7 +210,7 @@ impl Party {
     pub(super) fn resume_incoming(self: &Rc<Self>, id: MigrationId, (from, remote): (Place, MigrationId)) {
         let has_vm = self.vm_note.get() == VmNote::Arriving;
         let work = IncomingMigration {
-            party: Rc::clone(self),
+            host: Rc::clone(self),
             from,
             remote,
             offered: None,
@@ -219,7 +219,7 @@ impl Party {
             is_resumed: true,
             ends: None,
         };
-        self.run_session(Session::resume(Role::Target, has_vm, PATIENCE), work);
+        self.run_session(MigrationSession::resume(Role::Target, has_vm, PATIENCE), work);
     }
 
     /// That volumes begin to come, and the number of that.
@@ -378,8 +378,8 @@ impl Party {
             moves,
         };
         let channel = Rc::clone(&channel.channel);
-        let post = Box::new(move |message| say(&channel, &Message::ToSource { migration: remote, message }));
-        let control: Rc<dyn Control> = PartyControl::new(self, from);
+        let post = Box::new(move |message| send(&channel, &Message::ToSource { migration: remote, message }));
+        let control: Rc<dyn Control> = HostControl::new(self, from);
         let (handle, buffers) = (self.handle.clone(), &self.buffers);
         let made = match resumed {
             Resumed::No => Some(TargetDriver::new(handle, control, buffers, plan, post)),

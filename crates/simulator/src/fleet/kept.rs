@@ -10,7 +10,7 @@ use chronicle::Generation;
 use migration::journal::Moved;
 use migration::{MigrationId, StayKey, VolumeId};
 
-use super::party::Party;
+use super::host::SimHost;
 use crate::checker::owner::{Permission, permission};
 use crate::disk::{Medium, Role};
 
@@ -58,7 +58,7 @@ impl KeptImages {
     }
 }
 
-impl Party {
+impl SimHost {
     /// Keeps an image that a volume has left, under another name; done already is done.
     pub(super) fn keep_image(&self, path: &str) {
         let left = self.journal().look(|state, _| {

@@ -105,12 +105,8 @@ impl Neighbours {
             if client.connection.borrow().is_some() {
                 continue;
             }
-            let welcoming: Vec<_> = fleet
-                .parties
-                .iter()
-                .filter(|party| party.welcomes_clients())
-                .map(|party| party.place)
-                .collect();
+            let welcoming: Vec<_> =
+                fleet.hosts.iter().filter(|host| host.welcomes_clients()).map(|host| host.place).collect();
             if !welcoming.is_empty() {
                 client.connect(fleet, random.pick(&welcoming));
             }
@@ -133,10 +129,10 @@ impl Neighbour {
     }
 
     fn connect(self: &Rc<Self>, fleet: &Rc<Fleet>, place: Place) {
-        let party = fleet.party(place);
-        let Some((device, caller)) = party.way_of_client(self.volume) else { return };
+        let host = fleet.host(place);
+        let Some((device, caller)) = host.way_of_client(self.volume) else { return };
         *self.connection.borrow_mut() = Some((place, Rc::clone(&caller)));
-        let (me, fleet, handle) = (Rc::clone(self), Rc::downgrade(fleet), party.handle.clone());
+        let (me, fleet, handle) = (Rc::clone(self), Rc::downgrade(fleet), host.handle.clone());
         let asked = handle.clone();
         handle.spawn(async move {
             let wrong = me.work(&device, &asked, &caller).await;

@@ -17,16 +17,16 @@ use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, MigrationState, Outcome, Record, Side, Stage,
 };
 use migration::message::ToTarget;
-use migration::session::{Action, Event, Role, Session, Step};
+use migration::session::{Action, Event, MigrationSession, Role, Step};
 use migration::source::{Moves, Peer};
 use migration::wire::Message;
 use migration::{Attempt, CommitFault, Failure, MigrationId, Phase};
 
-use super::control::PartyControl;
-use super::ear::say;
+use super::control::HostControl;
+use super::host::{SimHost, volume_id};
 use super::incoming::{Accepted, Taken};
 use super::link::Subject;
-use super::party::{Party, volume_id};
+use super::listener::send;
 use super::place::Place;
 use super::serving::{Channel, SourceHalf};
 use super::session::{PATIENCE, Work};
@@ -42,7 +42,7 @@ const REFUSED_PERCENT: u64 = 3;
 
 /// A migration to another host, as its source sees to it.
 struct OutgoingMigration {
-    party: Rc<Party>,
+    host: Rc<SimHost>,
     /// Its number, once it has one.
     id: Option<MigrationId>,
     target: Place,
@@ -60,20 +60,20 @@ impl Work for OutgoingMigration {
         Some(match action {
             Action::Do(Step::Record) => self.record().await,
             Action::Do(step) => Event::Done(step, self.perform(step).await),
-            Action::Recall => Event::Recalled(self.party.stage_of(self.id?)),
+            Action::Recall => Event::Recalled(self.host.stage_of(self.id?)),
             Action::Undo(_) => {
-                self.party.tell_to_discard(self.id?, self.target);
+                self.host.tell_to_discard(self.id?, self.target);
                 Event::Undone { left_over: String::new() }
             }
-            Action::End(outcome) => Event::Ended(self.party.commit_end(self.id?, outcome).await),
-            Action::Note(place) => Event::Noted(self.party.note_vm_at(place).await),
+            Action::End(outcome) => Event::Ended(self.host.commit_end(self.id?, outcome).await),
+            Action::Note(place) => Event::Noted(self.host.note_vm_at(place).await),
             Action::KeepVm | Action::Cancel => {
                 // Too late is as good.
-                self.party.cancel_driver();
+                self.host.cancel_driver();
                 return None;
             }
             Action::Conclude(_) => {
-                self.party.check_concluded(self.id?);
+                self.host.check_concluded(self.id?);
                 return None;
             }
             Action::Abandon(_) | Action::LetGo | Action::PlaceVolumes(_) | Action::Answer(_) => return None,
@@ -95,8 +95,8 @@ impl Work for OutgoingMigration {
 impl OutgoingMigration {
     /// Makes durable that it begins.
     async fn record(&mut self) -> Event {
-        let (id, started) = self.party.started(self.target);
-        let committed = self.party.journal().commit(vec![started]).await;
+        let (id, started) = self.host.started(self.target);
+        let committed = self.host.journal().commit(vec![started]).await;
         self.id = Some(id);
         match committed {
             Ok(()) => Event::Done(Step::Record, Ok(())),
@@ -112,19 +112,19 @@ impl OutgoingMigration {
         let Some(id) = self.id else { return Ok(()) };
         match step {
             Step::Offer => {
-                self.accepted = self.party.offer(id).await?;
+                self.accepted = self.host.offer(id).await?;
                 Ok(())
             }
-            Step::LetVmLeave => self.party.note_vm(VmNote::Leaving).await.map_err(internal),
-            Step::ExamineVm => self.party.examine_vm(id, self.target).await,
+            Step::LetVmLeave => self.host.note_vm(VmNote::Leaving).await.map_err(internal),
+            Step::ExamineVm => self.host.examine_vm(id, self.target).await,
             Step::Begin => {
-                let recorded = self.is_resumed.then(|| self.party.recorded(id)).flatten();
-                self.party.can_begin(id, recorded.as_ref())?;
+                let recorded = self.is_resumed.then(|| self.host.recorded(id)).flatten();
+                self.host.can_begin(id, recorded.as_ref())?;
                 let moves = if self.has_vm { Moves::Vm } else { Moves::Volumes };
-                let begun = self.party.leave(id, moves, recorded.as_ref(), &self.accepted);
+                let begun = self.host.leave(id, moves, recorded.as_ref(), &self.accepted);
                 let ends = begun.ok_or_else(|| internal("no lane takes it".to_owned()))?;
                 if recorded.is_some() {
-                    self.party.knock(id, self.target);
+                    self.host.knock(id, self.target);
                 }
                 (self.ends, self.is_resumed) = (Some(ends), true);
                 Ok(())
@@ -138,12 +138,12 @@ fn internal(detail: String) -> Failure {
     Failure { code: FailureCode::Internal, detail }
 }
 
-impl Party {
+impl SimHost {
     /// Begins to move all volumes to another host.
     pub(super) fn begin_migration(self: &Rc<Self>, target: Place) {
         let has_vm = self.vm().is_some();
         let work = OutgoingMigration {
-            party: Rc::clone(self),
+            host: Rc::clone(self),
             id: None,
             target,
             has_vm,
@@ -151,7 +151,7 @@ impl Party {
             is_resumed: false,
             ends: None,
         };
-        self.run_session(Session::new(Role::Source, has_vm, PATIENCE), work);
+        self.run_session(MigrationSession::new(Role::Source, has_vm, PATIENCE), work);
     }
 
     /// Goes on with a migration that a restart interrupted.
@@ -163,7 +163,7 @@ impl Party {
             (VmNote::Home | VmNote::Arriving | VmNote::Nothing, _) => false,
         };
         let work = OutgoingMigration {
-            party: Rc::clone(self),
+            host: Rc::clone(self),
             id: Some(id),
             target: Place::of(peer),
             has_vm,
@@ -171,7 +171,7 @@ impl Party {
             is_resumed: true,
             ends: None,
         };
-        self.run_session(Session::resume(Role::Source, has_vm, PATIENCE), work);
+        self.run_session(MigrationSession::resume(Role::Source, has_vm, PATIENCE), work);
     }
 
     /// That all volumes begin to move to another host, and the number of that.
@@ -225,7 +225,7 @@ impl Party {
     /// Asks the other host whether it could run the VM. What it says is forgotten with its daemon.
     async fn examine_vm(&self, id: MigrationId, target: Place) -> Result<(), Failure> {
         self.handle.sleep(ASK_AGAIN).await;
-        let peer = self.fleet().map(|fleet| Rc::clone(fleet.party(target)));
+        let peer = self.fleet().map(|fleet| Rc::clone(fleet.host(target)));
         let Some(peer) = peer.filter(|peer| peer.is_up() && self.can_hear(peer)) else {
             return Err(internal("the other host is not heard".to_owned()));
         };
@@ -259,7 +259,7 @@ impl Party {
     /// Tells the other host to let go of what it may have taken.
     fn tell_to_discard(self: &Rc<Self>, id: MigrationId, target: Place) {
         if let Some(channel) = self.channel(target, Subject::Migration(self.place, id)) {
-            say(&channel.channel, &Message::ToTarget { migration: id, message: ToTarget::Discard });
+            send(&channel.channel, &Message::ToTarget { migration: id, message: ToTarget::Discard });
         }
     }
 
@@ -268,7 +268,7 @@ impl Party {
     fn knock(self: &Rc<Self>, id: MigrationId, peer: Place) {
         if let Some(channel) = self.channel(peer, Subject::Migration(self.place, id)) {
             let message = ToTarget::Prepare(Attempt::NONE);
-            say(&channel.channel, &Message::ToTarget { migration: id, message });
+            send(&channel.channel, &Message::ToTarget { migration: id, message });
         }
     }
 
@@ -277,7 +277,7 @@ impl Party {
         let state = self.journal().acknowledged();
         let recorded = state.migrations.get(&id).filter(|recorded| !recorded.has_ended())?.clone();
         let target = Place::of(recorded.side.peer()?.0);
-        Some((Rc::clone(self.fleet()?.party(target)), recorded))
+        Some((Rc::clone(self.fleet()?.host(target)), recorded))
     }
 
     fn can_hear(&self, peer: &Self) -> bool {
@@ -325,9 +325,9 @@ impl Party {
             moves,
         };
         let (subject, channel) = (channel.subject, Rc::clone(&channel.channel));
-        let post = Box::new(move |message| say(&channel, &Message::ToTarget { migration: id, message }));
+        let post = Box::new(move |message| send(&channel, &Message::ToTarget { migration: id, message }));
         let (handle, buffers) = (self.handle.clone(), &self.buffers);
-        let control: Rc<dyn Control> = PartyControl::new(self, self.place);
+        let control: Rc<dyn Control> = HostControl::new(self, self.place);
         let made = match recorded {
             None => Some(SourceDriver::new(handle, control, buffers, plan, post)),
             Some(recorded) => SourceDriver::resume(handle, control, buffers, plan, post, recorded),
@@ -434,8 +434,8 @@ impl Party {
         let (handle, me) = (self.handle.clone(), self.weak());
         let subject = Subject::Migration(self.place, id);
         let is_over = move || {
-            let party = me.upgrade();
-            let serving = party.as_ref().map(|party| party.serving.borrow());
+            let host = me.upgrade();
+            let serving = host.as_ref().map(|host| host.serving.borrow());
             let serving = serving.as_ref().and_then(|serving| serving.as_ref());
             serving.is_none_or(|serving| serving.source_of(subject).is_none())
         };

@@ -16,9 +16,9 @@ use migration::authority::{Denied, Request, Role, judge};
 use migration::journal::{Outcome, Side, Stage};
 
 use super::Fleet;
+use super::host::{SimHost, volume_id};
 use super::line::{BESIDES, Guard, Judged};
 use super::link::{Link, Subject};
-use super::party::{Party, volume_id};
 use super::place::Place;
 use super::tally::Event;
 use crate::disk::SECTOR_BYTES;
@@ -33,34 +33,34 @@ const GARBAGE: [u8; SECTOR_BYTES as usize] = {
     sector
 };
 
-impl Party {
+impl SimHost {
     /// Judges what comes over a line from another host.
     pub(super) fn guard(&self, subject: Subject, from: Place) -> Guard {
         let me = Weak::clone(&self.me);
         Box::new(move |head, payload| {
-            let Some(party) = me.upgrade() else { return Judged::Heard };
+            let Some(host) = me.upgrade() else { return Judged::Heard };
             match Asked::by(head, payload) {
                 Asked::Nothing | Asked::Garbled => Judged::Heard,
-                Asked::Message(request) => match party.judge(subject, from, request) {
+                Asked::Message(request) => match host.judge(subject, from, request) {
                     // The journal answers what is said of a migration that it does not know.
                     Ok(()) | Err(Denied::Unknown) => Judged::Heard,
                     Err(denied) => {
-                        party.honest_is_refused(from, request, denied);
+                        host.honest_is_refused(from, request, denied);
                         Judged::LeftOut
                     }
                 },
-                Asked::Call(call, _) if call >= BESIDES && !party.is_asked_by_a_rogue(subject, from) => {
+                Asked::Call(call, _) if call >= BESIDES && !host.is_asked_by_a_rogue(subject, from) => {
                     // The volumes have gone on since it was asked: there is nothing to be seen.
                     Judged::Refused(call)
                 }
-                Asked::Call(call, request) => match party.judge(subject, from, request) {
+                Asked::Call(call, request) => match host.judge(subject, from, request) {
                     Ok(()) => Judged::Heard,
                     Err(denied) => {
                         // What has ended may have been on its way for long: its guest tells if it still waits for it.
                         let is_over = denied == Denied::Over;
                         let is_honest = call < BESIDES && matches!(request, Request::Volume(_)) && !is_over;
                         if is_honest {
-                            party.honest_is_refused(from, request, denied);
+                            host.honest_is_refused(from, request, denied);
                         }
                         Judged::Refused(call)
                     }
@@ -85,7 +85,7 @@ impl Party {
     fn is_asked_by_a_rogue(&self, subject: Subject, from: Place) -> bool {
         let Subject::Clients(source, migration) = subject else { return false };
         let Some(fleet) = self.fleet() else { return false };
-        source == from && fleet.party(from).ended_relation() == Some((self.place, migration))
+        source == from && fleet.host(from).ended_relation() == Some((self.place, migration))
     }
 
     fn honest_is_refused(&self, from: Place, request: Request, denied: Denied) {
@@ -97,8 +97,8 @@ impl Party {
     /// there, and went on to a third. What that migration gave has ended.
     fn ended_relation(&self) -> Option<(Place, MigrationId)> {
         let fleet = self.fleet()?;
-        let elsewhere = fleet.parties.iter().filter(|party| party.place != self.place && party.is_up());
-        let owner = elsewhere.filter(|party| party.owns_and_rests()).map(|party| party.place).next()?;
+        let elsewhere = fleet.hosts.iter().filter(|host| host.place != self.place && host.is_up());
+        let owner = elsewhere.filter(|host| host.owns_and_rests()).map(|host| host.place).next()?;
         self.journal().look(|state, possible| {
             if !possible.is_empty() || state.unfinished().next().is_some() {
                 return None;
@@ -130,14 +130,14 @@ impl Party {
 impl Fleet {
     /// A host goes on asking for what it was given once.
     pub(super) fn perhaps_go_rogue(&self) {
-        for party in self.parties.iter().filter(|party| party.is_up()) {
-            let Some((owner, migration)) = party.ended_relation() else { continue };
+        for host in self.hosts.iter().filter(|host| host.is_up()) {
+            let Some((owner, migration)) = host.ended_relation() else { continue };
             if !self.random.borrow_mut().percent(ASKS_PERCENT) {
                 continue;
             }
-            if let Some(link) = self.link(party.place, owner) {
+            if let Some(link) = self.link(host.place, owner) {
                 self.tally(Event::Rogue);
-                go_rogue(link, party.place, migration);
+                go_rogue(link, host.place, migration);
             }
         }
     }

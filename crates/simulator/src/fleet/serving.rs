@@ -20,9 +20,9 @@ use migration::stay::{Beginning, Look};
 use migration::{MigrationId, StayKey};
 
 use super::branch::Branch;
-use super::ear::Ear;
+use super::host::{SimHost, volume_id};
 use super::link::{Link, Subject};
-use super::party::{Party, volume_id};
+use super::listener::MigrationListener;
 use super::place::Place;
 use crate::guest::{Caller, Connection};
 use crate::probe::Probe;
@@ -78,7 +78,7 @@ impl Serving {
     }
 }
 
-impl Party {
+impl SimHost {
     /// Serves what the journal says is this host's, and goes on with migrations.
     pub(super) fn serve(self: &Rc<Self>, resumes: &[MigrationId]) {
         let state = self.journal().acknowledged();
@@ -211,7 +211,7 @@ impl Party {
         let link = self.link_to(place)?;
         // The other host hears it, now or when it is there again.
         link.line(subject).is_known_to(place);
-        self.fleet()?.party(place).line_of_clients(link, subject);
+        self.fleet()?.host(place).line_of_clients(link, subject);
         let channel = self.line_of_clients(link, subject)?;
         let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
         let (handle, buffers) = (self.handle.clone(), self.buffers.clone());
@@ -250,7 +250,7 @@ impl Party {
         let service = Service::new(self.handle.clone(), self.buffers.clone());
         let channel = RpcChannel::new(line);
         let channel = Rc::new(Channel { subject, channel, service });
-        let ear = Ear::new(self, peer, Rc::downgrade(&channel));
+        let ear = MigrationListener::new(self, peer, Rc::downgrade(&channel));
         self.handle.spawn(channel.channel.run(arrivals, Rc::clone(&channel.service), ear));
         let kept = Rc::clone(&channel);
         self.with_serving(|serving| serving.channels.insert(subject, kept));

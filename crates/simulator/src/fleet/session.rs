@@ -1,4 +1,4 @@
-//! Runs sessions, as the daemon does: what [`Session`] decides is carried out, one thing at a time.
+//! Runs sessions, as the daemon does: what [`MigrationSession`] decides is carried out, one thing at a time.
 
 use std::future::pending;
 use std::pin::pin;
@@ -10,10 +10,10 @@ use futures_channel::mpsc;
 use futures_util::StreamExt as _;
 use futures_util::future::{Either, select};
 use migration::journal::{FailureCode, Outcome, Record, Stage, Summary};
-use migration::session::{Action, Event, Patience, Session};
+use migration::session::{Action, Event, MigrationSession, Patience};
 use migration::{CommitFault, Failure, MigrationId};
 
-use super::party::Party;
+use super::host::SimHost;
 
 /// How patient hosts are: what takes minutes elsewhere is over in seconds here.
 pub(super) const PATIENCE: Patience = Patience {
@@ -31,9 +31,9 @@ pub(super) trait Work {
     async fn driver_ends(&mut self) -> Event;
 }
 
-impl Party {
+impl SimHost {
     /// Runs a session until it is over, or the daemon goes.
-    pub(super) fn run_session(self: &Rc<Self>, session: Session, work: impl Work + 'static) {
+    pub(super) fn run_session(self: &Rc<Self>, session: MigrationSession, work: impl Work + 'static) {
         let (wishes, heard) = mpsc::unbounded();
         let number = self.with_serving(|serving| {
             serving.sessions_begun += 1;
@@ -105,7 +105,7 @@ impl Party {
 
 async fn run(
     handle: &Handle,
-    mut session: Session,
+    mut session: MigrationSession,
     mut work: impl Work,
     mut wishes: mpsc::UnboundedReceiver<Event>,
 ) {

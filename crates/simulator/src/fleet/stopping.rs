@@ -15,7 +15,7 @@ use lane::{Home, Volume};
 use migration::StayKey;
 
 use super::Fleet;
-use super::party::{Party, volume_id};
+use super::host::{SimHost, volume_id};
 use super::place::Place;
 use super::tally::Event;
 use crate::disk::SimDisk;
@@ -57,12 +57,12 @@ impl Fleet {
         for _ in 0..random.pick(&[0, 0, 0, 1, 3]) {
             let at = random.duration(Duration::from_millis(1), LATEST);
             let window = random.duration(Duration::from_millis(1), FULL_MAX);
-            let place = random.pick(&self.parties.iter().map(|party| party.place).collect::<Vec<_>>());
+            let place = random.pick(&self.hosts.iter().map(|host| host.place).collect::<Vec<_>>());
             let me = Rc::downgrade(self);
             self.world.clock.at(at, move || {
                 if let Some(fleet) = me.upgrade() {
                     fleet.tally(Event::FolderFull);
-                    fleet.party(place).chronicles.fill_for(window);
+                    fleet.host(place).chronicles.fill_for(window);
                 }
             });
         }
@@ -95,7 +95,7 @@ impl Fleet {
         let delay = random.duration(Duration::from_micros(10), within);
         let me = Rc::downgrade(self);
         self.world.clock.after(delay, move || {
-            if let Some(fleet) = me.upgrade().filter(|fleet| fleet.party(place).is_up()) {
+            if let Some(fleet) = me.upgrade().filter(|fleet| fleet.host(place).is_up()) {
                 fleet.tally(Event::KillAfterEnd);
                 fleet.crash(place, Stop::Kill);
             }
@@ -105,34 +105,34 @@ impl Fleet {
     /// Stops the daemon of a host that has volumes and nothing else to do, or kills it: what it has marked is all that its
     /// successor knows then.
     fn stop_an_owner(self: &Rc<Self>) {
-        let rests = |party: &&Rc<Party>| {
-            party.is_up() && party.has_nothing_to_do() && !party.owners().0.is_empty() && self.vm.is_none()
+        let rests = |host: &&Rc<SimHost>| {
+            host.is_up() && host.has_nothing_to_do() && !host.owners().0.is_empty() && self.vm.is_none()
         };
-        let Some(party) = self.parties.iter().find(rests) else { return };
+        let Some(host) = self.hosts.iter().find(rests) else { return };
         if self.random.borrow_mut().percent(KILLED_PERCENT) {
             self.tally(Event::KillAtRest);
-            self.crash(party.place, Stop::Kill);
+            self.crash(host.place, Stop::Kill);
             return;
         }
-        let (fleet, party) = (Rc::clone(self), Rc::clone(party));
-        party.handle.clone().spawn(async move {
-            if party.close_in_order().await {
+        let (fleet, host) = (Rc::clone(self), Rc::clone(host));
+        host.handle.clone().spawn(async move {
+            if host.close_in_order().await {
                 fleet.tally(Event::StopInOrder);
                 if fleet.random.borrow_mut().percent(CHANGED_PERCENT) {
-                    fleet.change_an_image(&party);
+                    fleet.change_an_image(&host);
                 }
-                fleet.crash(party.place, Stop::Kill);
+                fleet.crash(host.place, Stop::Kill);
             }
         });
     }
 
     /// Somebody writes to a sector of an image that nobody serves: its guest finds that there.
-    fn change_an_image(&self, party: &Party) {
+    fn change_an_image(&self, host: &SimHost) {
         let branches = self.branches.all();
         // Of two branches it is not known here whose image it is.
         let [branch] = &branches[..] else { return };
         for (index, guest) in branch.guests.iter().enumerate() {
-            let Some(disk) = party.disk_of(index) else { continue };
+            let Some(disk) = host.disk_of(index) else { continue };
             let (sector, token) = guest.finds_written(&mut self.random.borrow_mut());
             disk.with_medium(|medium| medium.prefill(sector, token));
         }
@@ -140,7 +140,7 @@ impl Fleet {
     }
 }
 
-impl Party {
+impl SimHost {
     /// Closes everything as a daemon does that is stopped; tells whether it was not kept from it.
     async fn close_in_order(&self) -> bool {
         let closing = self.volumes_here();

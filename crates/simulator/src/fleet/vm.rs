@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use lane::LaneFuture;
 
-use super::party::Party;
+use super::host::SimHost;
 use super::place::Place;
 use crate::random::Random;
 use crate::world::World;
@@ -72,7 +72,7 @@ impl SimVm {
     /// before that, and may say so.
     pub(super) fn stop(
         self: &Rc<Self>,
-        daemon: &Weak<Party>,
+        daemon: &Weak<SimHost>,
         (source, target): (Place, Place),
         paused: oneshot::Sender<()>,
     ) -> LaneFuture<Result<(), String>> {
@@ -107,7 +107,7 @@ impl SimVm {
     }
 
     /// Lets it run at the target.
-    pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<Party>) -> LaneFuture<Result<(), String>> {
+    pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<SimHost>) -> LaneFuture<Result<(), String>> {
         let place = daemon.upgrade().map(|daemon| daemon.place);
         self.after(START_MAX, daemon, move |vm, succeeds| {
             let target = match vm.at.get() {
@@ -162,7 +162,7 @@ impl SimVm {
     fn after(
         self: &Rc<Self>,
         longest: Duration,
-        daemon: &Weak<Party>,
+        daemon: &Weak<SimHost>,
         what: impl FnOnce(&Self, bool) -> Result<(), String> + 'static,
     ) -> LaneFuture<Result<(), String>> {
         let (delay, succeeds) = {

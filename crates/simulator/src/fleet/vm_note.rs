@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use migration::session::VmPlace;
 
-use super::party::Party;
+use super::host::SimHost;
 use super::place::Place;
 
 /// How long a note takes at most.
@@ -36,7 +36,7 @@ pub(super) enum VmNote {
     Arriving,
 }
 
-impl Party {
+impl SimHost {
     /// Notes durably where the VM is.
     pub(super) async fn note_vm(&self, note: VmNote) -> Result<(), String> {
         let (pause, fails) = {
@@ -47,12 +47,12 @@ impl Party {
         let (done, noted) = oneshot::channel();
         let (me, incarnation) = (Weak::clone(&self.me), self.incarnation());
         self.world.clock.after(pause, move || {
-            let Some(party) = me.upgrade().filter(|party| party.incarnation() == incarnation) else { return };
-            party.vm_note_under_way.set(None);
-            let is_noted = !fails && !party.chronicles.is_full();
+            let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) else { return };
+            host.vm_note_under_way.set(None);
+            let is_noted = !fails && !host.chronicles.is_full();
             if is_noted {
-                party.world.say(|| format!("{}: VM {note:?}", party.place));
-                party.vm_note.set(note);
+                host.world.say(|| format!("{}: VM {note:?}", host.place));
+                host.vm_note.set(note);
             }
             // Whoever asked may be gone.
             let _ = done.send(is_noted);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use chronicle::StayId;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Side};
-use migration::session::{Action, Answer, Event, Role, Session, Step, Undo};
+use migration::session::{Action, Answer, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
 use migration::wire::{AcceptedVolume, Offer};
 use migration::{HostId, MigrationId};
@@ -59,7 +59,7 @@ impl Host {
     ) -> Result<Vec<AcceptedVolume>, RequestError> {
         let (answer, answered) = oneshot::channel();
         let vm = offer.vm.as_ref().map(|vm| vm.name.clone());
-        let machine = Session::new(Role::Target, vm.is_some(), PATIENCE);
+        let machine = MigrationSession::new(Role::Target, vm.is_some(), PATIENCE);
         let (mut work, wishes) = IncomingMigration::new(self, host_id(session.peer()), remote, vm);
         work.offered = Some((session.clone(), offer));
         work.answer = Some(answer);
@@ -75,7 +75,7 @@ impl Host {
     ) {
         let Side::Incoming { peer, remote, .. } = recorded.side else { return };
         let vm = self.vm_of_arrival(&recorded.names);
-        let machine = Session::resume(Role::Target, vm.is_some(), PATIENCE);
+        let machine = MigrationSession::resume(Role::Target, vm.is_some(), PATIENCE);
         let (mut work, wishes) = IncomingMigration::new(self, peer, remote, vm);
         let is_tried = work.task.resumes(migration);
         tokio::spawn(run(Arc::clone(self), machine, work, wishes));

@@ -121,7 +121,7 @@ impl Host {
         let vm = vm.transpose()?;
         let asked = Thoroughness::BeforeOffer;
         let ahead = self.look_ahead(session, &records, elsewhere, order, vm.as_ref(), asked).await;
-        // One that has not said so may have some.
+        // A host that has not said so may have some.
         let has_hooks = self.has_hooks() || ahead.surveyed.as_ref().is_none_or(|there| there.has_hooks);
         let hooks = if has_hooks { Hooks::Some } else { Hooks::None };
         Ok((hooks, ahead.into_result()?))

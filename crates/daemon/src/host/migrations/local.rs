@@ -15,7 +15,7 @@ use std::sync::Arc;
 use api::{MigrateVolume, Migration};
 use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused};
 use migration::journal::{FailureCode, MigratingVolume, Record, Side, VolumeRecord};
-use migration::session::{Action, Event, Role, Session, Step, Undo};
+use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::{CommitFault, MigrationId};
 use tokio::sync::oneshot;
 
@@ -55,7 +55,7 @@ impl Host {
         let (task, wishes) = Task::new(self, None);
         let answer = Some(answer);
         let work = LocalMigration { task, record, lane, order, reserved: None, target: None, answer };
-        let session = Session::new(Role::Local, false, PATIENCE);
+        let session = MigrationSession::new(Role::Local, false, PATIENCE);
         tokio::spawn(run(Arc::clone(self), session, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }

@@ -17,7 +17,7 @@ use hypervisor::Hypervisor;
 use lane::LaneHandle;
 use migration::journal::{FailureCode, MigrationState, Outcome, Stage};
 use migration::message::ToTarget;
-use migration::session::{Action, Event, Role, Session, Step, Undo};
+use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
 use migration::wire::{Acceptance, OfferedVm};
 use migration::{CommitFault, MigrationId, VolumeId};
@@ -31,7 +31,7 @@ use crate::host::Host;
 use crate::host::migrations::leave::{Departing, Elsewhere, ORIGINS_SINCE, offer};
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::vms::move_vm::{Company, memory_lost};
-use crate::moving::Leaving;
+use crate::moving::OutgoingVm;
 use crate::peers::host_id;
 use crate::vms::Standing;
 
@@ -50,7 +50,7 @@ pub(in crate::host) struct OutgoingMigration {
     /// What is ordered; `None`: a restart goes on with it, by what the journal says.
     order: Option<Ordered>,
     /// It is known to those who bring VMs to a stand.
-    leaving: Option<Arc<Leaving>>,
+    leaving: Option<Arc<OutgoingVm>>,
     /// Those who serve the volumes, that of the first one first; none before they have their orders.
     lanes: Vec<(String, VolumeId, LaneHandle)>,
     /// Why the VM stays whose volumes a restart goes on with.
@@ -89,7 +89,7 @@ impl Host {
     ) -> Result<Migration, RequestError> {
         let (answer, answered) = oneshot::channel();
         let vm = company.as_ref().map(|company| company.name.clone());
-        let machine = Session::new(Role::Source, vm.is_some(), PATIENCE);
+        let machine = MigrationSession::new(Role::Source, vm.is_some(), PATIENCE);
         let ordered = Ordered {
             elsewhere,
             session,
@@ -116,7 +116,7 @@ impl Host {
         let is_copying = recorded.stage == Stage::Copying;
         let stays = || self.vm_at_home(&recorded.names).filter(|_| is_copying);
         let vm = self.vm_of_departure(&recorded.names).or_else(stays);
-        let machine = Session::resume(Role::Source, vm.is_some(), PATIENCE);
+        let machine = MigrationSession::resume(Role::Source, vm.is_some(), PATIENCE);
         let (mut work, wishes) = OutgoingMigration::new(self, None, vm);
         let is_tried = work.task.resumes(migration);
         tokio::spawn(run(Arc::clone(self), machine, work, wishes));
@@ -268,7 +268,7 @@ impl OutgoingMigration {
     }
 
     /// The VM is brought to a stand when the lanes ask for it.
-    fn vm_leaves(&mut self, migration: MigrationId, leaving: Arc<Leaving>) {
+    fn vm_leaves(&mut self, migration: MigrationId, leaving: Arc<OutgoingVm>) {
         self.task.host.moving.leaves(migration, Arc::clone(&leaving));
         self.leaving = Some(leaving);
     }

@@ -37,7 +37,7 @@ use crate::vms::{Adopted, VmError};
 
 /// What the VM of a dry run is.
 enum Company {
-    /// One that Sterna runs.
+    /// A VM that Sterna runs.
     Ours(Arc<Qemu>),
     /// One whose disks were adopted, and what would stay behind of it.
     Adopted(Arc<Qemu>, String),

@@ -92,13 +92,13 @@ impl Host {
 
     /// The lane that takes all of a migration's volumes over: that of the first one, where the target's half is.
     fn lane_that_waits(&self, waiting: &Promotable, recorded: &MigrationState) -> Option<LaneHandle> {
-        // One that was handed back has its store below the gate already, and its half only waits for a word.
+        // A copy that was handed back has its store below the gate already, and its half only waits for a word.
         if waiting.waits == Waits::ForDiscard {
             return None;
         }
         match self.volumes.service(recorded.names.first()?)? {
             Service::Arriving(lane, migration) if migration == waiting.migration => Some(lane),
-            // One that has come home to the lane that forwarded its clients.
+            // A volume that has come home to the lane that forwarded its clients.
             Service::Serving(lane)
                 if self.volumes.arrival_of(recorded.names.first()?) == Some(waiting.migration) =>
             {

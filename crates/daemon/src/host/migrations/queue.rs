@@ -5,7 +5,7 @@
 //!                  │           └── none: docket, durably ─► waits ─► its turn ─► begun │ ended: why it could not be
 //!                  └─ what is wrong with it: whoever begins it says that                └─ withdrawn: cancelled
 //! ```
-//! One that waits has its number from the beginning, and keeps it. It is in the journal from its beginning on, or when it
+//! A migration that waits has its number from the beginning, and keeps it. It is in the journal from its beginning on, or when it
 //! has ended without one.
 
 use std::sync::Arc;

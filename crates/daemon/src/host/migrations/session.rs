@@ -1,7 +1,7 @@
-//! Runs sessions: one task a migration, which carries out what [`Session`] decides, one thing at a time.
+//! Runs sessions: one task a migration, which carries out what [`MigrationSession`] decides, one thing at a time.
 //!
 //! ```text
-//!   Session ── Action ──► Work (outgoing.rs, incoming.rs) ── Event ──► Session
+//!   MigrationSession ── Action ──► Work (outgoing.rs, incoming.rs, local.rs) ── Event ──► MigrationSession
 //!      ▲                        └─ under way: what becomes of the driver
 //!      └─ the time, and wishes of people
 //! ```
@@ -16,7 +16,7 @@ use api::Migration;
 use futures_util::future::select_all;
 use lane::LaneHandle;
 use migration::journal::{FailureCode, Outcome, Record, Stage, Summary};
-use migration::session::{Action, Answer, Event, Patience, Session, Step, VmPlace};
+use migration::session::{Action, Answer, Event, MigrationSession, Patience, Step, VmPlace};
 use migration::{CommitFault, Failure, MigrationId, VolumeId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
@@ -264,7 +264,7 @@ impl Host {
 /// Runs a session to its end, or until the daemon stops: the next one finds in the journal how far it was.
 pub(in crate::host) async fn run(
     host: Arc<Host>,
-    mut session: Session,
+    mut session: MigrationSession,
     mut work: impl Work,
     mut wishes: UnboundedReceiver<Event>,
 ) {
@@ -311,7 +311,7 @@ pub(in crate::host) async fn run(
 }
 
 /// Resolves when the session wants to be called again.
-async fn due(origin: Instant, session: &Session) {
+async fn due(origin: Instant, session: &MigrationSession) {
     match session.poll_timeout() {
         Some((at, _)) => tokio::time::sleep_until(origin + at).await,
         None => pending().await,

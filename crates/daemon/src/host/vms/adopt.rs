@@ -411,7 +411,7 @@ impl Host {
     /// Describes the adopted VMs.
     pub(in crate::host) async fn describe_adopted(&self) -> Vec<Vm> {
         let mut adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
-        // One that leaves is among ours.
+        // A VM that leaves is among ours.
         adopted.retain(|vm| self.vms.get(&vm.name).is_err());
         futures_util::future::join_all(
             adopted.iter().map(|vm| self.describe_held(vm, adopted::ANSWER_TIMEOUT)),

@@ -28,7 +28,7 @@ use crate::host::Host;
 use crate::host::migrations::leave::Departing;
 use crate::moving::channel::VmChannel;
 use crate::moving::{
-    Coming, Keeper, Leaving, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes, side_streams,
+    IncomingVm, Keeper, OutgoingVm, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes, side_streams,
 };
 use crate::vms::{Standing, VmError, Vms};
 
@@ -118,9 +118,9 @@ impl Host {
         wishes: Wishes,
         session: &Session,
         hooks: Arc<HookRunner>,
-    ) -> Arc<Leaving> {
+    ) -> Arc<OutgoingVm> {
         let streams = self.peers.vm_streams(session, self.peers.own(), migration);
-        Arc::new(Leaving::new((name.to_owned(), vm, Arc::clone(&self.vms.holds)), streams, wishes, hooks))
+        Arc::new(OutgoingVm::new((name.to_owned(), vm, Arc::clone(&self.vms.holds)), streams, wishes, hooks))
     }
 
     /// Looks whether the TPM of a VM, if it has one, can go with it.
@@ -183,7 +183,7 @@ impl Host {
             |begun| self.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
         if let Expected::Again(Some(qemu)) = expected {
             let hooks = hooks(Begun::Perhaps);
-            let coming = Coming::found(channel, qemu, hooks);
+            let coming = IncomingVm::found(channel, qemu, hooks);
             let may_run_ahead = self.vms.lifeline(name).is_some();
             let coming = if may_run_ahead { coming.may_run_ahead() } else { coming };
             self.moving.came(migration, Arc::new(coming));
@@ -191,7 +191,7 @@ impl Host {
         }
         let hooks = hooks(if matches!(expected, Expected::Anew) { Begun::No } else { Begun::Perhaps });
         let keeper = Reception { host: Arc::clone(self), name: name.to_owned(), volumes };
-        self.moving.comes(migration, &Arc::new(Coming::new(channel, hooks)), Arc::new(keeper));
+        self.moving.comes(migration, &Arc::new(IncomingVm::new(channel, hooks)), Arc::new(keeper));
     }
 
     /// What is known of a VM that comes along with volumes; `stage`: how far a restart found them.

@@ -85,7 +85,7 @@ impl Host {
             else {
                 continue;
             };
-            // One that was kept from an earlier stay has its space already.
+            // An image that was kept from an earlier stay has its space already.
             let taken = images::allocated_bytes(Path::new(path)).unwrap_or(0);
             *needed.entry(image.store.clone()).or_default() += bytes.saturating_sub(taken);
         }

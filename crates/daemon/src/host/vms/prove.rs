@@ -44,7 +44,7 @@ impl Host {
         Ok(())
     }
 
-    /// Looks whether a VM could have the images of its disks back, where they are by now. One that its QEMU may not open is
+    /// Looks whether a VM could have the images of its disks back, where they are by now. An image that its QEMU may not open is
     /// given to the user that it runs as, if we may do that.
     ///
     /// # Errors

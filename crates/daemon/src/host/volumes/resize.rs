@@ -42,7 +42,7 @@ impl Host {
 
     /// Brings the image of a volume to the size in the journal, if a growth was interrupted.
     ///
-    /// One that cannot grow after all keeps the size that it had: its guest is not kept waiting for room.
+    /// A volume that cannot grow after all keeps the size that it had: its guest is not kept waiting for room.
     ///
     /// # Errors
     /// [`RequestError`]: the image cannot be used now.

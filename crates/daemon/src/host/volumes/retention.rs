@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use migration::journal::State;
-use migration::retention::{KeptImage, RetentionLimits, Standing, surplus};
+use migration::retention::{KeptImage, Necessity, RetentionLimits, surplus};
 
 use crate::host::{Host, blocking};
 use crate::kept::{self, Kept};
@@ -58,7 +58,7 @@ impl Host {
                     migration: kept.migration,
                     store: kept.image.store.clone(),
                     allocated_bytes: kept.allocated_bytes.unwrap_or(0),
-                    standing: standing(&state, &found, kept, |kept| {
+                    necessity: necessity(&state, &found, kept, |kept| {
                         kept::file_of(kept)
                             .is_some_and(|path| replicas::is_untouched(&host.config.data_dir, &path))
                     }),
@@ -82,14 +82,14 @@ impl Host {
 }
 
 /// Whether anything relies on a kept image. What is not known to be spare is needed.
-fn standing(state: &State, all: &[Kept], kept: &Kept, is_replica: impl Fn(&Kept) -> bool) -> Standing {
+fn necessity(state: &State, all: &[Kept], kept: &Kept, is_replica: impl Fn(&Kept) -> bool) -> Necessity {
     let is_file_in_store = kept.allocated_bytes.is_some() && !kept.image.is_adopted();
     let left_by = state.migrations.get(&kept.migration).filter(|known| known.has_ended());
     let position = left_by.and_then(|known| known.names.iter().position(|name| *name == kept.volume));
     let volume =
         left_by.zip(position).and_then(|(known, at)| known.volumes.get(at)).map(|moving| moving.volume);
     let Some(volume) = volume.filter(|_| is_file_in_store && !is_replica(kept)) else {
-        return Standing::Needed;
+        return Necessity::Needed;
     };
     // The volume itself is newer than all that was kept of it; of one that is at another host the newest copy here may be the
     // last one.
@@ -98,8 +98,8 @@ fn standing(state: &State, all: &[Kept], kept: &Kept, is_replica: impl Fn(&Kept)
         others.map(|other| other.migration).max() == Some(kept.migration)
     };
     if state.volumes.contains_key(&volume) || state.moved.contains_key(&volume) && !is_newest() {
-        Standing::Spare
+        Necessity::Spare
     } else {
-        Standing::Needed
+        Necessity::Needed
     }
 }

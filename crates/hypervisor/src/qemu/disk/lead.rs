@@ -89,7 +89,7 @@ impl Qemu {
         number: u32,
     ) -> Result<LocalDisk, HypervisorError> {
         let node = below.node.as_str();
-        // One that a killed daemon left is used by nothing: the disk is not over it, or nobody would lead it there.
+        // A node that a killed daemon left is used by nothing: the disk is not over it, or nobody would lead it there.
         self.drop_node(node).await;
         self.tell("blockdev-add", below.options.clone(), DRAIN_DEADLINE).await?;
         let led = if disk.is_named && disk.format == below.format {
@@ -99,7 +99,7 @@ impl Qemu {
         };
         match led {
             Ok(led) => {
-                // First what stands on the others. One that nobody named goes by itself.
+                // First what stands on the others. A node that nobody named goes by itself.
                 let format = Some(&disk.node).filter(|format| disk.is_named && **format != led.node);
                 // Whoever gives a disk back may not know what it was over last.
                 let ours = [EXPORT_NODE, FILE_NODE, NOTHING_NODE].map(|begin| format!("{begin}{number}"));

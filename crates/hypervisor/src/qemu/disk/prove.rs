@@ -24,7 +24,7 @@ impl Qemu {
         number: u32,
     ) -> Result<(), HypervisorError> {
         let node = format!("{TRIED_NODE}{number}");
-        // One that the server leaves at once must not be connected to again.
+        // A server that hangs up at once must not be connected to again.
         let once = ExportAddress { reconnect_s: 0, ..export.clone() };
         self.open(&node, export_options(&node, &once, &disk.options)).await?;
         self.drop_node(&node).await;

@@ -138,7 +138,7 @@ impl Drop for Exchange {
     }
 }
 
-/// One that waits for an answer. Dropping it ends the wait.
+/// A command that waits for an answer. Dropping it ends the wait.
 struct Waiting<'a> {
     shared: &'a Shared,
     identity: u64,

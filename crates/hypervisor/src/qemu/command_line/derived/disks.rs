@@ -70,7 +70,7 @@ impl Nodes {
         let mut next = vec![name.to_owned()];
         while let Some(values) = next.pop().and_then(|name| self.nodes.get(&name)) {
             for (_, value) in values.pairs().into_iter().filter(|(key, _)| is_child(key)) {
-                // One that is made with its parent is no name; and a graph has no rings.
+                // A node that is made with its parent is not given by its name; and a graph has no rings.
                 if self.nodes.contains_key(&value) && below.insert(value.clone()) {
                     next.push(value);
                 }

@@ -7,43 +7,43 @@ use lane::peer::{Listener, RpcChannel};
 use migration::recovery;
 use migration::wire::{self, Message};
 
-use super::party::Party;
+use super::host::SimHost;
 use super::place::Place;
 use super::serving::{Channel, Serving};
 
 /// Listens on the line of one migration.
-pub(super) struct Ear {
-    party: Weak<Party>,
+pub(super) struct MigrationListener {
+    host: Weak<SimHost>,
     incarnation: u64,
     peer: Place,
     channel: Weak<Channel>,
 }
 
-impl Ear {
-    pub(super) fn new(party: &Rc<Party>, peer: Place, channel: Weak<Channel>) -> Rc<Self> {
-        Rc::new(Self { party: Rc::downgrade(party), incarnation: party.incarnation(), peer, channel })
+impl MigrationListener {
+    pub(super) fn new(host: &Rc<SimHost>, peer: Place, channel: Weak<Channel>) -> Rc<Self> {
+        Rc::new(Self { host: Rc::downgrade(host), incarnation: host.incarnation(), peer, channel })
     }
 
-    fn with(&self, tell: impl FnOnce(&Party, &Serving, &Rc<Channel>)) {
-        let party = self.party.upgrade().filter(|party| party.incarnation() == self.incarnation);
-        let (Some(party), Some(channel)) = (party, self.channel.upgrade()) else { return };
-        if let Some(serving) = &*party.serving.borrow() {
-            tell(&party, serving, &channel);
+    fn with(&self, tell: impl FnOnce(&SimHost, &Serving, &Rc<Channel>)) {
+        let host = self.host.upgrade().filter(|host| host.incarnation() == self.incarnation);
+        let (Some(host), Some(channel)) = (host, self.channel.upgrade()) else { return };
+        if let Some(serving) = &*host.serving.borrow() {
+            tell(&host, serving, &channel);
         }
     }
 }
 
-impl Listener for Ear {
+impl Listener for MigrationListener {
     fn message(&self, message: &[u8]) {
-        self.with(|party, serving, channel| {
+        self.with(|host, serving, channel| {
             let peer = self.peer.host();
-            let state = party.journal().acknowledged();
+            let state = host.journal().acknowledged();
             match wire::decode(message) {
                 Ok(Message::ToSource { migration, message }) => match serving.source_of(channel.subject) {
                     Some(source) => source.driver.deliver(message),
                     None => {
                         if let Some(message) = recovery::answer_as_source(&state, peer, migration, &message) {
-                            say(&channel.channel, &Message::ToTarget { migration, message });
+                            send(&channel.channel, &Message::ToTarget { migration, message });
                         }
                     }
                 },
@@ -55,12 +55,12 @@ impl Listener for Ear {
                         None => {
                             let answer = recovery::answer_as_target(&state, peer, migration, &message);
                             if let Some(message) = answer {
-                                say(&channel.channel, &Message::ToSource { migration, message });
+                                send(&channel.channel, &Message::ToSource { migration, message });
                             }
                         }
                     }
                 }
-                other => party.world.violated("link", || format!("a message that nobody sends: {other:?}")),
+                other => host.world.violated("link", || format!("a message that nobody sends: {other:?}")),
             }
         });
     }
@@ -99,7 +99,7 @@ impl Listener for Ear {
 }
 
 /// Says something of a migration to the other host.
-pub(super) fn say(channel: &RpcChannel, message: &Message) {
+pub(super) fn send(channel: &RpcChannel, message: &Message) {
     if let Ok(bytes) = wire::encode(message) {
         channel.send_message(bytes);
     }

@@ -12,7 +12,7 @@ use super::*;
 use crate::config::HooksConfig;
 use crate::hooks::{Begun, HookContext, HookSide};
 use crate::moving::channel::tests::ends;
-use crate::moving::coming::{Coming, Keeper};
+use crate::moving::incoming::{IncomingVm, Keeper};
 
 /// A target's host that runs whatever comes.
 struct Host(Arc<FakeVm>);
@@ -48,8 +48,8 @@ impl Keeper for Host {
 /// A VM at two hosts, in a folder with the sockets of both.
 struct Scene {
     folder: TempDir,
-    leaving: Arc<Leaving>,
-    coming: Arc<Coming>,
+    leaving: Arc<OutgoingVm>,
+    coming: Arc<IncomingVm>,
     source: Arc<FakeVm>,
     target: Arc<FakeVm>,
 }
@@ -63,8 +63,8 @@ impl Scene {
         let vm: Arc<dyn Hypervisor> = Arc::<FakeVm>::clone(&source);
         let wishes = Wishes { downtime_max: Duration::from_millis(300), terms: Terms::default() };
         let named = ("web1".to_owned(), vm, Holds::open(folder.path()));
-        let leaving = Arc::new(Leaving::new(named, Arc::new(here), wishes, no_hooks(HookSide::Source)));
-        let coming = Coming::new(VmChannel::new(Arc::new(there)), no_hooks(HookSide::Target));
+        let leaving = Arc::new(OutgoingVm::new(named, Arc::new(here), wishes, no_hooks(HookSide::Source)));
+        let coming = IncomingVm::new(VmChannel::new(Arc::new(there)), no_hooks(HookSide::Target));
         Self { folder, leaving, coming: Arc::new(coming), source, target }
     }
 

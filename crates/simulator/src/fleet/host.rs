@@ -64,7 +64,7 @@ pub(crate) struct Manner {
 pub(super) type Owned = (usize, VolumeId);
 
 /// A host.
-pub(crate) struct Party {
+pub(crate) struct SimHost {
     pub(super) me: Weak<Self>,
     pub(super) place: Place,
     pub(crate) world: Rc<World>,
@@ -110,7 +110,7 @@ pub(crate) struct Party {
 
 /// What a simulation of several hosts begins with.
 pub(super) struct Beginnings {
-    pub(super) parties: Vec<Rc<Party>>,
+    pub(super) hosts: Vec<Rc<SimHost>>,
     pub(super) guests: Vec<Rc<Guest>>,
     pub(super) links: Vec<Rc<Link>>,
 }
@@ -120,7 +120,7 @@ pub(super) fn make(
     world: &Rc<World>,
     random: &mut Random,
     scenario: &Scenario,
-    hosts: Vec<(Handle, Rc<HostClock>)>,
+    around: Vec<(Handle, Rc<HostClock>)>,
 ) -> Beginnings {
     let (mut records, mut guests, mut images) = (Vec::new(), Vec::new(), BTreeMap::new());
     let mut geometries = Vec::new();
@@ -134,20 +134,20 @@ pub(super) fn make(
         images.insert(path, volume.disk);
     }
     let manner = Rc::new(Manner::draw(random, scenario, geometries));
-    let places: Vec<_> = Place::all(hosts.len()).collect();
+    let places: Vec<_> = Place::all(around.len()).collect();
     let mut links = Vec::new();
     for (index, one) in places.iter().enumerate() {
         let others = &places[index + 1..];
         links.extend(others.iter().map(|other| Link::new(world, random.fork(), [*one, *other])));
     }
-    let mut parties = Vec::new();
-    for (place, (handle, clock)) in places.into_iter().zip(hosts) {
+    let mut hosts = Vec::new();
+    for (place, (handle, clock)) in places.into_iter().zip(around) {
         let links = links.iter().filter(|link| link.touches(place)).cloned().collect();
         let (records, images) = (std::mem::take(&mut records), std::mem::take(&mut images));
         let environment = Environment { handle, clock, manner: Rc::clone(&manner), links };
-        parties.push(Party::new(world, random.fork(), place, environment, records, images));
+        hosts.push(SimHost::new(world, random.fork(), place, environment, records, images));
     }
-    Beginnings { parties, guests, links }
+    Beginnings { hosts, guests, links }
 }
 
 /// What a host finds around it.
@@ -183,7 +183,7 @@ impl Manner {
     }
 }
 
-impl Party {
+impl SimHost {
     fn new(
         world: &Rc<World>,
         mut random: Random,
@@ -194,10 +194,10 @@ impl Party {
     ) -> Rc<Self> {
         let Environment { handle, clock, manner, links } = environment;
         Rc::new_cyclic(|me: &Weak<Self>| {
-            let party = Weak::clone(me);
+            let host = Weak::clone(me);
             let changed = move |journal: &SimJournal| {
-                if let Some(party) = party.upgrade() {
-                    party.journal_changed(journal);
+                if let Some(host) = host.upgrade() {
+                    host.journal_changed(journal);
                 }
             };
             let wall = Rc::clone(&clock);
@@ -291,8 +291,8 @@ impl Party {
         self.is_up.set(true);
         self.world.note("boot", self.place.index() as u64, self.incarnation.get());
         self.world.say(|| format!("{}: boot", self.place));
-        if let Some(party) = self.me.upgrade() {
-            self.handle.spawn(async move { party.run_daemon().await });
+        if let Some(host) = self.me.upgrade() {
+            self.handle.spawn(async move { host.run_daemon().await });
         }
     }
 
@@ -357,11 +357,11 @@ impl Party {
         let delay = self.random.borrow_mut().duration(Duration::from_millis(1), RESTART_AFTER);
         let me = Weak::clone(&self.me);
         self.world.clock.after(delay, move || {
-            let Some(party) = me.upgrade().filter(|party| party.incarnation.get() == incarnation) else {
+            let Some(host) = me.upgrade().filter(|host| host.incarnation.get() == incarnation) else {
                 return;
             };
-            if let Some(fleet) = party.fleet() {
-                fleet.crash(party.place, Stop::Kill);
+            if let Some(fleet) = host.fleet() {
+                fleet.crash(host.place, Stop::Kill);
             }
         });
     }
@@ -476,7 +476,7 @@ impl Party {
         for (id, migration) in released {
             let fleet = self.fleet();
             let target = fleet.as_ref().zip(migration.side.peer());
-            let Some(target) = target.map(|(fleet, (peer, _))| fleet.party(Place::of(peer))) else {
+            let Some(target) = target.map(|(fleet, (peer, _))| fleet.host(Place::of(peer))) else {
                 continue;
             };
             let promised = target.journal.look(|acknowledged, possible| {

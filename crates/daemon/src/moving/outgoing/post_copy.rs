@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{CONNECT_TIMEOUT, Carrying, DEVICE_TIMEOUT, Leaving, Listening, explain, overdue};
+use super::{CONNECT_TIMEOUT, Carrying, DEVICE_TIMEOUT, Listening, OutgoingVm, explain, overdue};
 use crate::moving::carried;
 use crate::moving::channel::{FIRST_RECOVERY_STREAM, PeerStatus, VmChannel};
 use crate::moving::message::VmMessage;
@@ -98,7 +98,7 @@ impl PostCopy {
     }
 }
 
-impl Leaving {
+impl OutgoingVm {
     /// Why the VM's memory is lost, if it is.
     pub(crate) fn memory_lost(&self) -> Option<String> {
         self.post_copy.lost()

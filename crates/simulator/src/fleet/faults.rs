@@ -1,4 +1,4 @@
-//! Bad luck between hosts: what goes wrong, drawn by phase or by time, and how it strikes.
+//! Faults between hosts: what goes wrong, drawn by phase or by time, and how it strikes.
 //!
 //! *Source*, *target* and *link* are those of the migration under way; between migrations, of the one that might be next.
 
@@ -28,7 +28,7 @@ const GONE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs
 const KILLS_OF_TWO: usize = 20;
 /// In how many of a hundred simulations with forced promotions a copy is handed back, and its source lost soon after.
 const HANDED_BACK_PERCENT: u64 = 25;
-/// How often each kind of bad luck is drawn, compared with others.
+/// How often each kind of fault is drawn, compared with others.
 const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::Kill, 4),
     (Fault::KillTarget, 4),
@@ -57,11 +57,11 @@ const WEIGHTS: [(Fault, usize); 23] = [
 
 impl Fleet {
     /// Draws what goes wrong.
-    pub(super) fn draw_luck(self: &Rc<Self>) {
+    pub(super) fn draw_faults(self: &Rc<Self>) {
         let mut random = self.random.borrow_mut();
         let mut faults: Vec<_> =
             WEIGHTS.iter().flat_map(|(fault, weight)| std::iter::repeat_n(*fault, *weight)).collect();
-        if self.parties.len() == 2 {
+        if self.hosts.len() == 2 {
             faults.extend(std::iter::repeat_n(Fault::Kill, KILLS_OF_TWO));
         }
         for _ in 0..random.pick(&[0, 1, 2, 3, 4, 6, 9]) {
@@ -69,7 +69,7 @@ impl Fleet {
             self.draw_one(&mut random, fault);
         }
         self.draw_stops(&mut random);
-        if self.people.may_force() {
+        if self.operators.may_force() {
             // Whoever is to be tempted to force has not heard of a host since that was promised something.
             for _ in 0..2 {
                 let fault = random.pick(&[Fault::Kill, Fault::LinkGone, Fault::LinkCut, Fault::LinkSilent]);
@@ -150,9 +150,8 @@ impl Fleet {
 
     fn strike(&self, plan: &Planned) {
         let Some((source, target)) = self.concerned() else { return };
-        let other =
-            self.parties.iter().map(|party| party.place).find(|place| ![source, target].contains(place));
-        let phase = self.party(source).phase();
+        let other = self.hosts.iter().map(|host| host.place).find(|place| ![source, target].contains(place));
+        let phase = self.host(source).phase();
         let has_struck = match plan.fault {
             Fault::Kill => self.perhaps_crash(Some(source), Stop::Kill),
             Fault::KillTarget => self.perhaps_crash(Some(target), Stop::Kill),
@@ -176,12 +175,12 @@ impl Fleet {
                 }
                 None => false,
             },
-            Fault::Cancel => self.party(source).wish_to_cancel(),
-            Fault::CancelThere => self.party(target).cancel_incoming(),
+            Fault::Cancel => self.host(source).wish_to_cancel(),
+            Fault::CancelThere => self.host(target).cancel_incoming(),
             Fault::ImageTouched => self.touch_an_image(),
             Fault::ClockJump => {
                 let place = self.random.borrow_mut().pick(&[source, target]);
-                self.party(place).clock.jump(&mut self.random.borrow_mut());
+                self.host(place).clock.jump(&mut self.random.borrow_mut());
                 true
             }
             _ => {
@@ -197,24 +196,24 @@ impl Fleet {
     /// The source and the target of the migration under way, or of one that might be next.
     fn concerned(&self) -> Option<(Place, Place)> {
         let leaving = |place: Place| {
-            let party = self.party(place);
-            let id = party.journal().look(|state, _| {
+            let host = self.host(place);
+            let id = host.journal().look(|state, _| {
                 state.unfinished().find(|(_, migration)| migration.side.has_source()).map(|(id, _)| id)
             })?;
-            Some((place, party.peer_of(id)?))
+            Some((place, host.peer_of(id)?))
         };
-        let places = Place::all(self.parties.len());
+        let places = Place::all(self.hosts.len());
         if let Some(found) = places.clone().find_map(leaving) {
             return Some(found);
         }
-        let owner = self.parties.iter().find(|party| !party.owners().0.is_empty())?.place;
+        let owner = self.hosts.iter().find(|host| !host.owners().0.is_empty())?.place;
         let others: Vec<_> = places.filter(|place| *place != owner).collect();
         let other = (!others.is_empty()).then(|| self.random.borrow_mut().pick(&others))?;
         Some((owner, other))
     }
 
     fn perhaps_crash(&self, place: Option<Place>, how: Stop) -> bool {
-        let Some(place) = place.filter(|place| self.party(*place).is_up()) else { return false };
+        let Some(place) = place.filter(|place| self.host(*place).is_up()) else { return false };
         self.crash(place, how);
         // Where a power cut would be noticed by guests elsewhere it is a kill.
         how == Stop::Kill || self.may_lose_power(place)
@@ -228,9 +227,9 @@ impl Fleet {
 
     /// Somebody writes to an image that was kept, or puts another in its place.
     fn touch_an_image(&self) -> bool {
-        for party in &self.parties {
-            let Some(path) = party.kept.touch() else { continue };
-            if let Some(disk) = party.images.borrow().get(&path) {
+        for host in &self.hosts {
+            let Some(path) = host.kept.touch() else { continue };
+            if let Some(disk) = host.images.borrow().get(&path) {
                 disk.with_medium(|medium| {
                     (0..medium.current().len()).for_each(|sector| medium.prefill(sector, u64::MAX));
                 });

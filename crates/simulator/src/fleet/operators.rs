@@ -1,4 +1,4 @@
-//! What people do: they begin migrations, bring guests to where their volumes are, and promote what waits for a host that
+//! What operators do: they begin migrations, bring guests to where their volumes are, and promote what waits for a host that
 //! is not heard any more.
 
 use std::cell::Cell;
@@ -15,8 +15,8 @@ use migration::{MigrationId, Phase, VolumeId};
 
 use super::Fleet;
 use super::branch::{Branch, TRUNK};
+use super::host::SimHost;
 use super::link::Subject;
-use super::party::Party;
 use super::place::Place;
 use super::tally::Event;
 use crate::random::Random;
@@ -32,8 +32,8 @@ const PROMOTES_PERCENT: u64 = 4;
 /// Of a hundred starts at which a complete copy waits for a source that is not heard, in so many it is promoted at once.
 const PROMOTES_AT_START_PERCENT: u64 = 30;
 
-/// What people are about to do.
-pub(super) struct People {
+/// What operators are about to do.
+pub(super) struct Operators {
     migrations_left: Cell<u32>,
     /// At how many of a hundred looks at volumes that rest somebody moves them.
     begins_percent: u64,
@@ -47,7 +47,7 @@ pub(super) struct People {
     is_settling: Cell<bool>,
 }
 
-impl People {
+impl Operators {
     pub(super) fn draw(random: &mut Random, hosts: usize, has_machine: bool) -> Self {
         // A VM has one source and one target; what forcing makes of it is another story.
         let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_machine;
@@ -87,8 +87,8 @@ impl Fleet {
     }
 
     fn look(self: &Rc<Self>) {
-        self.parties.iter().for_each(|party| self.perhaps_promote(party));
-        self.parties.iter().for_each(|party| self.perhaps_end_lanes(party));
+        self.hosts.iter().for_each(|host| self.perhaps_promote(host));
+        self.hosts.iter().for_each(|host| self.perhaps_end_lanes(host));
         self.neighbours.look(self);
         let branches = self.branches.all();
         if let [branch] = &branches[..] {
@@ -96,13 +96,13 @@ impl Fleet {
             self.perhaps_wander(branch);
         }
         branches.iter().for_each(|branch| self.see_to(branch, &branches));
-        let is_idle = self.parties.iter().all(|party| party.is_up() && party.has_nothing_to_do());
+        let is_idle = self.hosts.iter().all(|host| host.is_up() && host.has_nothing_to_do());
         let mut guests = branches.iter().flat_map(|branch| &branch.guests);
         let are_done = guests.all(|guest| guest.has_done_its_work());
-        if !is_idle || !are_done || self.people.migrations_left.get() > 0 {
+        if !is_idle || !are_done || self.operators.migrations_left.get() > 0 {
             return;
         }
-        if !self.people.is_settling.replace(true) {
+        if !self.operators.is_settling.replace(true) {
             branches.iter().flat_map(|branch| &branch.guests).for_each(|guest| guest.be_quiet());
         }
         if branches.iter().all(|branch| branch.is_idle()) {
@@ -113,7 +113,7 @@ impl Fleet {
 
     /// Sees to a branch whose volumes rest: they, or its guests, go elsewhere.
     fn see_to(self: &Rc<Self>, branch: &Branch, branches: &[Rc<Branch>]) {
-        let Some(owner) = self.parties.iter().find(|party| party.owns(branch.number)) else { return };
+        let Some(owner) = self.hosts.iter().find(|host| host.owns(branch.number)) else { return };
         if !owner.is_up() || !owner.has_nothing_to_do() {
             return;
         }
@@ -127,35 +127,35 @@ impl Fleet {
             self.tally_arrival(branch, owner.place);
             random = self.random.borrow_mut();
             // Of two branches, guests of one must not be led to the volumes of the other.
-            if is_away && (branches.len() > 1 || random.percent(self.people.follow_percent)) {
+            if is_away && (branches.len() > 1 || random.percent(self.operators.follow_percent)) {
                 self.begin_to_follow(branch, owner.place);
                 return;
             }
         }
-        if self.people.migrations_left.get() == 0 || !random.percent(self.people.begins_percent) {
+        if self.operators.migrations_left.get() == 0 || !random.percent(self.operators.begins_percent) {
             return;
         }
         if is_away && branches.len() > 1 {
             self.begin_to_follow(branch, owner.place);
             return;
         }
-        let fits = |party: &&Rc<Party>| {
-            party.place != owner.place
-                && party.owners().1.is_empty()
-                && party.journal().look(|state, _| state.unfinished().next().is_none())
-                && self.may_come(branch.number, party.place)
+        let fits = |host: &&Rc<SimHost>| {
+            host.place != owner.place
+                && host.owners().1.is_empty()
+                && host.journal().look(|state, _| state.unfinished().next().is_none())
+                && self.may_come(branch.number, host.place)
         };
-        let targets: Vec<_> = self.parties.iter().filter(fits).map(|party| party.place).collect();
+        let targets: Vec<_> = self.hosts.iter().filter(fits).map(|host| host.place).collect();
         if targets.is_empty() {
-            if branches.len() >= self.parties.len() {
+            if branches.len() >= self.hosts.len() {
                 // Each host has a branch: nothing can move any more.
-                self.people.migrations_left.set(0);
+                self.operators.migrations_left.set(0);
             }
             return;
         }
         let target = random.pick(&targets);
         drop(random);
-        self.people.migrations_left.set(self.people.migrations_left.get() - 1);
+        self.operators.migrations_left.set(self.operators.migrations_left.get() - 1);
         if let Some(vm) = self.vm.as_ref().filter(|_| branch.number == TRUNK) {
             vm.settle(owner.place);
         }
@@ -165,7 +165,7 @@ impl Fleet {
     /// Tells whether volumes of a branch may come to a host: guests of another branch must not be led to them.
     pub(super) fn may_come(&self, number: usize, place: Place) -> bool {
         self.branches.all().iter().filter(|other| other.number != number).all(|other| {
-            other.home() != place && self.party(other.home()).owns(other.number) && other.goes.get().is_none()
+            other.home() != place && self.host(other.home()).owns(other.number) && other.goes.get().is_none()
         })
     }
 
@@ -192,7 +192,7 @@ impl Fleet {
     }
 
     /// Guests that are to follow their volumes do so when nothing of theirs is under way.
-    fn move_home(&self, branch: &Branch, owner: &Party) {
+    fn move_home(&self, branch: &Branch, owner: &SimHost) {
         if !branch.is_idle() {
             return;
         }
@@ -206,7 +206,7 @@ impl Fleet {
                 // The host that it was connected to is still down.
                 guest.check_after_power_cut(&found);
             }
-            if !self.people.is_settling.get() {
+            if !self.operators.is_settling.get() {
                 guest.be_busy();
             }
         }
@@ -217,11 +217,11 @@ impl Fleet {
     /// Guests leave the host that they are connected to, whatever is under way, and ask for it again at another one.
     fn perhaps_wander(&self, branch: &Branch) {
         let mut random = self.random.borrow_mut();
-        if self.people.wander_percent == 0 || !random.percent(self.people.wander_percent) {
+        if self.operators.wander_percent == 0 || !random.percent(self.operators.wander_percent) {
             return;
         }
-        let fits = |party: &&Rc<Party>| party.place != branch.home() && party.welcomes_clients();
-        let targets: Vec<_> = self.parties.iter().filter(fits).collect();
+        let fits = |host: &&Rc<SimHost>| host.place != branch.home() && host.welcomes_clients();
+        let targets: Vec<_> = self.hosts.iter().filter(fits).collect();
         if targets.is_empty() || branch.goes.get().is_some() || branch.power_was_cut.get() {
             return;
         }
@@ -236,8 +236,8 @@ impl Fleet {
     }
 }
 
-impl Party {
-    /// Lets people promote what waits here before any lane does; returns the migrations that still go on, unless the journal
+impl SimHost {
+    /// Lets operators promote what waits here before any lane does; returns the migrations that still go on, unless the journal
     /// failed.
     pub(super) async fn promote_before_serving(
         self: &Rc<Self>,
@@ -257,12 +257,12 @@ impl Party {
 // Promotions.
 impl Fleet {
     /// Promotes what waits at a host, if its source is not heard.
-    fn perhaps_promote(&self, party: &Rc<Party>) {
+    fn perhaps_promote(&self, host: &Rc<SimHost>) {
         let waiting = {
-            let serving = party.serving.borrow();
+            let serving = host.serving.borrow();
             let target = serving.as_ref().and_then(|serving| serving.target.borrow().clone());
             let Some((Subject::Migration(source, number), driver)) = target else { return };
-            party.journal().look(|state, possible| {
+            host.journal().look(|state, possible| {
                 let (id, recorded) = state.incoming(source.host(), number)?;
                 let Stage::Prepared(attempt) = recorded.stage else { return None };
                 possible.is_empty().then(|| Waiting {
@@ -276,20 +276,20 @@ impl Fleet {
             })
         };
         let Some(waiting) = waiting else { return };
-        let source = self.party(waiting.source);
-        if self.hears(party, source.place) || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
+        let source = self.host(waiting.source);
+        if self.hears(host, source.place) || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
             return;
         }
         let Some(found) = source.journal().what_is_certain() else { return };
-        let stage = found.outgoing(party.place.host(), waiting.number).map(|outgoing| &outgoing.stage);
+        let stage = found.outgoing(host.place.host(), waiting.number).map(|outgoing| &outgoing.stage);
         match stage {
-            Some(Stage::Released(_)) => self.promote_released(party, &waiting, &found),
-            Some(Stage::Copying) if self.people.may_force() && self.branches.all().len() == 1 => {
+            Some(Stage::Released(_)) => self.promote_released(host, &waiting, &found),
+            Some(Stage::Copying) if self.operators.may_force() && self.branches.all().len() == 1 => {
                 // Guests that are led by the target's host would be led to the other branch.
                 let are_with_source =
                     self.branches.all().iter().all(|branch| branch.home() == waiting.source);
                 if cannot_release(source) && are_with_source {
-                    self.force(party, &waiting);
+                    self.force(host, &waiting);
                 }
             }
             _ => {}
@@ -298,44 +298,44 @@ impl Fleet {
 
     /// Somebody is about to promote a copy that was handed back: the daemon ends what waits with it first, which is here
     /// that it is started again.
-    fn perhaps_end_lanes(&self, party: &Rc<Party>) {
-        if !self.people.may_force() || !party.is_up() || party.serving.borrow().is_none() {
+    fn perhaps_end_lanes(&self, host: &Rc<SimHost>) {
+        if !self.operators.may_force() || !host.is_up() || host.serving.borrow().is_none() {
             return;
         }
-        let waits_for = party.journal().look(|state, possible| {
+        let waits_for = host.journal().look(|state, possible| {
             let (copy, recorded) = waiting(state).find(|(copy, _)| copy.waits == Waits::ForDiscard)?;
             let (peer, _) = recorded.side.peer()?;
             possible.is_empty().then_some((copy.migration, Place::of(peer)))
         });
         let Some((migration, source)) = waits_for else { return };
-        if self.hears(party, source) || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
+        if self.hears(host, source) || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
             return;
         }
-        self.world.say(|| format!("{}: {migration} was handed back, and is to be promoted", party.place));
-        self.crash(party.place, Stop::Kill);
+        self.world.say(|| format!("{}: {migration} was handed back, and is to be promoted", host.place));
+        self.crash(host.place, Stop::Kill);
     }
 
     /// Tells whether a host is there, and is heard by this one.
-    fn hears(&self, party: &Party, other: Place) -> bool {
-        self.party(other).is_up() && self.link(other, party.place).is_some_and(|link| link.is_up())
+    fn hears(&self, host: &SimHost, other: Place) -> bool {
+        self.host(other).is_up() && self.link(other, host.place).is_some_and(|link| link.is_up())
     }
 
     /// What somebody promotes at a host that has just been started, before any lane of it waits: the source is not heard, and
     /// for all that this host knows it never will be.
-    pub(super) fn promotes_at_start(&self, party: &Rc<Party>, id: MigrationId) -> Option<Vec<Record>> {
-        let recorded = party.journal().look(|state, _| state.migrations.get(&id).cloned())?;
+    pub(super) fn promotes_at_start(&self, host: &Rc<SimHost>, id: MigrationId) -> Option<Vec<Record>> {
+        let recorded = host.journal().look(|state, _| state.migrations.get(&id).cloned())?;
         let waiting = promotable(id, &recorded).ok()?;
         let Side::Incoming { peer, remote, .. } = &recorded.side else { return None };
-        let source = self.party(Place::of(*peer));
-        let may_force = self.people.may_force() && self.branches.all().len() == 1;
-        if self.hears(party, source.place)
+        let source = self.host(Place::of(*peer));
+        let may_force = self.operators.may_force() && self.branches.all().len() == 1;
+        if self.hears(host, source.place)
             || !may_force
             || !self.random.borrow_mut().percent(PROMOTES_AT_START_PERCENT)
         {
             return None;
         }
         let found = source.journal().what_is_certain()?;
-        let stage = found.outgoing(party.place.host(), *remote).map(|outgoing| &outgoing.stage)?;
+        let stage = found.outgoing(host.place.host(), *remote).map(|outgoing| &outgoing.stage)?;
         let are_with_source = self.branches.all().iter().all(|branch| branch.home() == source.place);
         let fits = match stage {
             // One that has heard of the way back goes on with them, as soon as its journal says so.
@@ -347,7 +347,7 @@ impl Fleet {
         if !fits {
             return None;
         }
-        self.world.say(|| format!("{}: force {id} before anything waits for it", party.place));
+        self.world.say(|| format!("{}: force {id} before anything waits for it", host.place));
         if waiting.waits == Waits::ForDiscard {
             self.tally(Event::HandedBackPromoted);
         }
@@ -364,17 +364,17 @@ impl Fleet {
         Promotion::Force { branches: branches.collect() }
     }
 
-    fn promote_released(&self, party: &Party, waiting: &Waiting, found: &State) {
-        if self.people.may_force() && self.random.borrow_mut().percent(50) {
-            self.force(party, waiting);
+    fn promote_released(&self, host: &SimHost, waiting: &Waiting, found: &State) {
+        if self.operators.may_force() && self.random.borrow_mut().percent(50) {
+            self.force(host, waiting);
             return;
         }
         let ticket = Ticket::print(found, waiting.source.host(), waiting.number);
         let ticket = ticket.and_then(|ticket| Ticket::parse(&ticket.to_string()));
         let redeemed = ticket.and_then(|ticket| {
-            let redeemed = party
+            let redeemed = host
                 .journal()
-                .look(|state, _| ticket.redeem(state, party.place.host()).map(|(migration, _)| migration))?;
+                .look(|state, _| ticket.redeem(state, host.place.host()).map(|(migration, _)| migration))?;
             Ok((ticket, redeemed))
         });
         match redeemed {
@@ -387,8 +387,8 @@ impl Fleet {
         }
     }
 
-    fn force(&self, party: &Party, waiting: &Waiting) {
-        self.world.say(|| format!("{}: force {}", party.place, waiting.id));
+    fn force(&self, host: &SimHost, waiting: &Waiting) {
+        self.world.say(|| format!("{}: force {}", host.place, waiting.id));
         let generations = next_of_incoming(&waiting.recorded);
         let promotion = self.branching(&generations);
         waiting.driver.promote(Promoted { attempt: waiting.attempt, generations, promotion });
@@ -396,49 +396,49 @@ impl Fleet {
 
     /// A forced promotion is in a host's journal: if its source has not released the volumes, there are two branches from
     /// here on.
-    pub(super) fn see_promotion(self: &Rc<Self>, party: &Party) {
-        let state = party.journal().acknowledged();
-        self.see_branches_end(party, &state);
+    pub(super) fn see_promotion(self: &Rc<Self>, host: &SimHost) {
+        let state = host.journal().acknowledged();
+        self.see_branches_end(host, &state);
         let forced = state.migrations.iter().rev().find(|(id, migration)| {
             matches!(migration.promotion, Some(Promotion::Force { .. }))
                 && matches!(migration.stage, Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }))
-                && !party.forced.borrow().contains_key(id)
+                && !host.forced.borrow().contains_key(id)
         });
         let Some((id, recorded)) = forced else { return };
         let Side::Incoming { peer, remote, .. } = &recorded.side else { return };
-        let source = self.party(Place::of(*peer));
+        let source = self.host(Place::of(*peer));
         let released = source.journal().what_is_certain().is_some_and(|found| {
-            let outgoing = found.outgoing(party.place.host(), *remote);
+            let outgoing = found.outgoing(host.place.host(), *remote);
             outgoing.is_some_and(|outgoing| {
                 matches!(outgoing.stage, Stage::Released(_) | Stage::Ended(Outcome::Moved { .. }))
             })
         });
         if released {
             self.tally(Event::ForceInstead);
-            party.forced.borrow_mut().insert(*id, party.branch.get());
+            host.forced.borrow_mut().insert(*id, host.branch.get());
             return;
         }
         self.tally(Event::Branch);
-        let found = party.content_at(recorded, |moving| &moving.target);
-        if party.promised(*id).is_none_or(|promised| promised != found) {
-            let detail = || format!("what {} promised of {id} is not what was promoted", party.place);
+        let found = host.content_at(recorded, |moving| &moving.target);
+        if host.promised(*id).is_none_or(|promised| promised != found) {
+            let detail = || format!("what {} promised of {id} is not what was promoted", host.place);
             self.world.violated("content", detail);
         }
-        let Some(former) = self.branches.get(party.branch.get()) else { return };
+        let Some(former) = self.branches.get(host.branch.get()) else { return };
         let mut random = self.random.borrow_mut();
         let guests = former.guests.iter().zip(&found);
         let guests = guests.map(|(guest, found)| guest.begin_anew(random.fork(), found)).collect();
         drop(random);
-        let number = self.branches.open(guests, party.place);
-        party.forced.borrow_mut().insert(*id, number);
-        let (me, place) = (Rc::downgrade(self), party.place);
+        let number = self.branches.open(guests, host.place);
+        host.forced.borrow_mut().insert(*id, number);
+        let (me, place) = (Rc::downgrade(self), host.place);
         // Not from within the journal.
         self.world.clock.after(Duration::ZERO, move || {
             let Some(fleet) = me.upgrade() else { return };
-            let party = fleet.party(place);
+            let host = fleet.host(place);
             let branch = fleet.branches.all().into_iter().find(|branch| branch.number == number);
-            if let Some(branch) = branch.filter(|_| party.serving.borrow().is_some()) {
-                party.connect(&branch);
+            if let Some(branch) = branch.filter(|_| host.serving.borrow().is_some()) {
+                host.connect(&branch);
             }
         });
     }
@@ -446,8 +446,8 @@ impl Fleet {
 
 impl Fleet {
     /// A copy that was promoted by force and does not answer is handed back: its branch has never begun.
-    fn see_branches_end(&self, party: &Party, state: &State) {
-        party.forced.borrow_mut().retain(|id, number| {
+    fn see_branches_end(&self, host: &SimHost, state: &State) {
+        host.forced.borrow_mut().retain(|id, number| {
             let stage = state.migrations.get(id).map(|migration| &migration.stage);
             let is_over = matches!(stage, Some(Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. })));
             if let Some(branch) = self.branches.get(*number).filter(|_| is_over && *number != TRUNK) {
@@ -461,7 +461,7 @@ impl Fleet {
 
 /// Tells whether a source that has not released its volumes cannot do so upon anything that it has been promised: it is
 /// down, or has given up the try. It may go on with them.
-fn cannot_release(source: &Party) -> bool {
+fn cannot_release(source: &SimHost) -> bool {
     !source.is_up() || matches!(source.phase(), Some(Phase::Copying | Phase::Discarding))
 }
 

@@ -60,7 +60,7 @@ pub(crate) trait Keeper: Send + Sync {
 }
 
 /// A VM that comes.
-pub(crate) struct Coming {
+pub(crate) struct IncomingVm {
     channel: VmChannel,
     /// Its hypervisor, once that waits for its memory.
     started: OnceCell<Arc<dyn Hypervisor>>,
@@ -74,7 +74,7 @@ pub(crate) struct Coming {
     hooks: Arc<HookRunner>,
 }
 
-impl Coming {
+impl IncomingVm {
     /// A VM that is to come over `channel`.
     pub(crate) fn new(channel: VmChannel, hooks: Arc<HookRunner>) -> Self {
         Self {
@@ -118,7 +118,7 @@ impl Coming {
         self.runs_ahead.load(Ordering::Acquire)
     }
 
-    /// Ends [`Coming::take_part`] soon: the migration does not wait for it any more.
+    /// Ends [`IncomingVm::take_part`] soon: the migration does not wait for it any more.
     pub(crate) fn give_up(&self) {
         self.is_over.send_replace(true);
     }

@@ -96,7 +96,7 @@ pub(crate) struct Wishes {
 }
 
 /// A VM that leaves.
-pub(crate) struct Leaving {
+pub(crate) struct OutgoingVm {
     name: String,
     vm: Arc<dyn Hypervisor>,
     /// What lets it run again here.
@@ -110,7 +110,7 @@ pub(crate) struct Leaving {
     hooks: Arc<HookRunner>,
 }
 
-impl Leaving {
+impl OutgoingVm {
     /// A VM that is to leave by `streams`; nothing is done yet.
     pub(crate) fn new(
         (name, vm, holds): (String, Arc<dyn Hypervisor>, Arc<Holds>),
@@ -154,7 +154,7 @@ impl Leaving {
     }
 
     /// Copies the memory and brings the VM to a stand, loaded at the target. That the future is dropped breaks the
-    /// stream; [`Leaving::go_on`] lets the VM run again. `paused` is told when the VM does nothing any more, while
+    /// stream; [`OutgoingVm::go_on`] lets the VM run again. `paused` is told when the VM does nothing any more, while
     /// its last memory and its devices are still sent.
     ///
     /// # Errors
@@ -166,7 +166,7 @@ impl Leaving {
         }
     }
 
-    /// As [`Leaving::stop`], with what broke in the end for the reason.
+    /// As [`OutgoingVm::stop`], with what broke in the end for the reason.
     async fn copy_and_stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
         let terms = self.agreed();
         let sides = self.channel.side_streams(terms.side_streams);
