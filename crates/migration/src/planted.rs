@@ -82,6 +82,8 @@ pub enum Bug {
     EndNotRepeated,
     /// 10: a VM's manifest goes to the other host before it is durable that the VM is leaving.
     VmLeavesUnnoted,
+    /// Volumes change hands although what is to be run before that has not been run.
+    HooksNotAwaited,
 }
 
 impl Bug {
@@ -125,6 +127,7 @@ impl Bug {
         Self::ForgottenBeforeRunning,
         Self::EndNotRepeated,
         Self::VmLeavesUnnoted,
+        Self::HooksNotAwaited,
     ];
 
     /// The name by which the simulator's command line knows it.
@@ -168,6 +171,7 @@ impl Bug {
             Self::ForgottenBeforeRunning => "forgotten-before-running",
             Self::EndNotRepeated => "end-not-repeated",
             Self::VmLeavesUnnoted => "vm-leaves-unnoted",
+            Self::HooksNotAwaited => "hooks-not-awaited",
         }
     }
 }

@@ -17,6 +17,7 @@ mod chronicles;
 mod clock;
 mod control;
 mod faults;
+mod hooks;
 mod host;
 mod incoming;
 mod kept;

@@ -115,6 +115,7 @@ impl Arguments {
             | Bug::DiscardedBeforeNoted
             | Bug::EndNotRepeated
             | Bug::VmLeavesUnnoted
+            | Bug::HooksNotAwaited
             | Bug::PromiseForgotten
             | Bug::TryNotCounted
             | Bug::PromiseOfAnotherIncarnation

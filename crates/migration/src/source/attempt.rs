@@ -102,6 +102,7 @@ impl Source {
         }
         match self.settings.moves {
             Moves::Volumes => self.close_gates(now),
+            Moves::VolumesAfterHooks if broken(Bug::HooksNotAwaited) => self.close_gates(now),
             Moves::VolumesAfterHooks => {
                 self.state = State::RunningHooks;
                 self.actions.push_back(SourceAction::RunHooks);

@@ -102,6 +102,13 @@ impl Control for HostControl {
         }
     }
 
+    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        match self.host.upgrade() {
+            Some(host) => host.run_hooks(migration),
+            None => Box::pin(std::future::ready(Err("the daemon is gone".to_owned()))),
+        }
+    }
+
     fn run_vm(&self, _: MigrationId) -> LaneFuture<Result<(), String>> {
         match self.vm() {
             Some(vm) => vm.run_there(&self.host),
@@ -111,7 +118,13 @@ impl Control for HostControl {
 
     fn report(&self, _: Report) {}
 
-    fn entered(&self, _: MigrationId, phase: Phase) {
+    fn entered(&self, migration: MigrationId, phase: Phase) {
+        if let (Phase::Closing, Some(host)) = (phase, self.host.upgrade())
+            && host.hooks.are_missing(migration)
+        {
+            let detail = || format!("the gates close for {migration}, and its hooks have not been run");
+            host.world.violated("hooks", detail);
+        }
         if let Some(host) = self.host.upgrade().filter(|host| host.place == self.source) {
             if let (Phase::Discarding, Some(vm)) = (phase, self.vm()) {
                 vm.go_on(host.place);

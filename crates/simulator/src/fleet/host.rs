@@ -21,6 +21,7 @@ use super::Fleet;
 use super::branch::TRUNK;
 use super::chronicles::SimChronicles;
 use super::clock::HostClock;
+use super::hooks::SimHooks;
 use super::incoming::Accepted;
 use super::kept::KeptImages;
 use super::link::{Link, Subject};
@@ -89,6 +90,8 @@ pub(crate) struct SimHost {
     promised: RefCell<BTreeMap<MigrationId, (Attempt, Vec<Vec<u64>>)>>,
     /// What this daemon has said of volumes that it takes, by migration.
     pub(super) answers: RefCell<BTreeMap<Subject, Vec<Accepted>>>,
+    /// What is run before volumes change hands.
+    pub(super) hooks: SimHooks,
     /// What is noted of the VM, and what is being noted.
     pub(super) vm_note: Cell<VmNote>,
     pub(super) vm_note_under_way: Cell<Option<VmNote>>,
@@ -223,6 +226,7 @@ impl SimHost {
                 forced: RefCell::default(),
                 promised: RefCell::default(),
                 answers: RefCell::default(),
+                hooks: SimHooks::default(),
                 vm_note: Cell::default(),
                 vm_note_under_way: Cell::default(),
                 vm_expected: Cell::default(),
@@ -304,6 +308,7 @@ impl SimHost {
         let serving = self.serving.borrow_mut().take();
         drop(serving);
         self.phase.set(None);
+        self.hooks.forget();
         self.vm_note_torn();
         self.vm_examined_by.set(None);
         self.vm_expected.set(None);

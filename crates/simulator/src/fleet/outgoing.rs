@@ -35,6 +35,10 @@ use crate::disk;
 
 /// Pause before the other host is asked again to take a migration.
 const ASK_AGAIN: Duration = Duration::from_millis(30);
+/// Before so many migrations of a hundred something is to be run.
+const HOOKS_PERCENT: u64 = 30;
+/// Of so many starts of a hundred at which a released migration is to go on, its image is not to be had at once.
+const MISSING_PERCENT: u64 = 10;
 /// Of so many VMs of a hundred the other host says that it cannot run them.
 const EXAMINED_PERCENT: u64 = 4;
 /// Of so many migrations of a hundred that begin a lane says that it has something else to do.
@@ -47,6 +51,8 @@ struct OutgoingMigration {
     id: Option<MigrationId>,
     target: Place,
     has_vm: bool,
+    /// Something is to be run before the volumes change hands.
+    has_hooks: bool,
     /// What the target has of the volumes.
     accepted: Vec<Accepted>,
     /// A driver had it, or a restart goes on with it: the journal says how far it is.
@@ -120,7 +126,8 @@ impl OutgoingMigration {
             Step::Begin => {
                 let recorded = self.is_resumed.then(|| self.host.recorded(id)).flatten();
                 self.host.can_begin(id, recorded.as_ref())?;
-                let moves = if self.has_vm { Moves::Vm } else { Moves::Volumes };
+                let moves = self.moves(recorded.as_ref());
+                self.host.hooks.expect(id, moves);
                 let begun = self.host.leave(id, moves, recorded.as_ref(), &self.accepted);
                 let ends = begun.ok_or_else(|| internal("no lane takes it".to_owned()))?;
                 if recorded.is_some() {
@@ -130,6 +137,18 @@ impl OutgoingMigration {
                 Ok(())
             }
             Step::MakeRoom | Step::MakeImages | Step::Record => Ok(()),
+        }
+    }
+}
+
+impl OutgoingMigration {
+    /// What moves. Whether the other host has hooks a daemon knows that has asked it, and no later one.
+    fn moves(&self, recorded: Option<&MigrationState>) -> Moves {
+        match recorded {
+            _ if self.has_vm => Moves::Vm,
+            None if self.has_hooks => Moves::VolumesAfterHooks,
+            Some(recorded) if recorded.stage == Stage::Copying => Moves::VolumesAfterHooks,
+            None | Some(_) => Moves::Volumes,
         }
     }
 }
@@ -147,6 +166,7 @@ impl SimHost {
             id: None,
             target,
             has_vm,
+            has_hooks: self.random.borrow_mut().percent(HOOKS_PERCENT),
             accepted: Vec::new(),
             is_resumed: false,
             ends: None,
@@ -167,6 +187,7 @@ impl SimHost {
             id: Some(id),
             target: Place::of(peer),
             has_vm,
+            has_hooks: true,
             accepted: Vec::new(),
             is_resumed: true,
             ends: None,
@@ -248,7 +269,7 @@ impl SimHost {
             return self.perhaps_fails(REFUSED_PERCENT, "a lane has something else to do");
         };
         if recorded.stage != Stage::Copying {
-            return Ok(());
+            return self.perhaps_fails(MISSING_PERCENT, "its image is not to be had");
         }
         match self.still_copies(id) {
             Some((peer, _)) if self.can_hear(&peer) && peer.can_go_on(self.place, id) => Ok(()),

@@ -9,16 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use chronicle::{ReplicaOf, StayId};
-use lane::{
-    ArrivingStore, IncomingGroup, IncomingOrder, IncomingRole, LaneHandle, LaneStore, Listeners, Opening,
-};
+use lane::{ArrivingStore, IncomingGroup, IncomingOrder, IncomingRole, LaneHandle, LaneStore, Opening};
 use migration::journal::{MigrationState, Outcome, Side, VolumeRecord};
 use migration::source::Moves;
 use migration::wire::LeftBehind;
 use migration::{MigrationId, StayKey, VolumeIndex};
 use transport::Session;
 
-use crate::error::{RequestError, with_causes};
+use crate::error::RequestError;
 use crate::host::Host;
 use crate::host::migrations::arrive::Arriving;
 use crate::peers::channel::{Kind, Subject};
@@ -152,13 +150,7 @@ impl Host {
         stay: StayId,
         store: LaneStore,
     ) -> Result<LaneHandle, RequestError> {
-        let access = self.socket_access(&record.export)?;
-        let bound = self.sockets.bind_volume(&record.name, &access);
-        let unix = bound.map_err(|error| RequestError::VolumeUnavailable {
-            volume: record.name.clone(),
-            reason: with_causes(&error),
-        })?;
-        let listeners = Listeners { unix, tcp: self.listen_on_port(record)? };
+        let listeners = self.listeners(record)?;
         self.start_lane(record, stay, store, listeners, Opening::Waiting).await
     }
 

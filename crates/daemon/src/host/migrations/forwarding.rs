@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use block::store::image::Patience;
 use block::store::{Holder, Opened};
-use lane::{LaneHandle, LaneStore, Listeners, Opening};
+use lane::{LaneHandle, LaneStore, Opening};
 use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 
-use crate::error::{RequestError, with_causes};
+use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::opening;
 use crate::peers::channel::{self, Kind, Subject};
@@ -217,13 +217,7 @@ impl Host {
     async fn forward(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
         let store = self.store_elsewhere(&moved)?;
         let (record, stay) = (moved.volume.record, moved.volume.stay);
-        let access = self.socket_access(&record.export)?;
-        let bound = self.sockets.bind_volume(&record.name, &access);
-        let unix = bound.map_err(|error| RequestError::VolumeUnavailable {
-            volume: record.name.clone(),
-            reason: with_causes(&error),
-        })?;
-        let listeners = Listeners { unix, tcp: self.listen_on_port(&record)? };
+        let listeners = self.listeners(&record)?;
         let lane = self.start_lane(&record, stay, store, listeners, Opening::Serving).await?;
         self.volumes.add(&record.name, record.volume);
         if let Some(attempt) = self.volumes.attempt(&record.name) {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use lane::{Credentials, Encryption};
+use lane::{Credentials, Encryption, Listeners};
 use migration::journal::{ExportAccess, ExportSettings, VolumeRecord};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -22,6 +22,19 @@ impl Host {
             Encryption::Offered(_) | Encryption::Required(_) => "nbds",
         };
         record.export.listen.as_ref().map(|address| format!("{scheme}://{address}/{}", record.name))
+    }
+
+    /// Listens for a volume's clients, at its socket and its port.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeUnavailable`]; [`RequestError`]: who may use the socket cannot be told.
+    pub(in crate::host) fn listeners(&self, record: &VolumeRecord) -> Result<Listeners, RequestError> {
+        let access = self.socket_access(&record.export)?;
+        let unix = self.sockets.bind_volume(&record.name, &access).map_err(|error| {
+            let (volume, reason) = (record.name.clone(), with_causes(&error));
+            RequestError::VolumeUnavailable { volume, reason }
+        })?;
+        Ok(Listeners { unix, tcp: self.listen_on_port(record)? })
     }
 
     /// Listens on a volume's port, if it has one.

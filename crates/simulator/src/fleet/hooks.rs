@@ -1,0 +1,70 @@
+//! What administrators have both hosts run before volumes change hands: it takes a while, and may fail.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use lane::LaneFuture;
+use migration::MigrationId;
+use migration::source::Moves;
+
+use super::host::SimHost;
+
+/// How long they take at most.
+const RUN_MAX: Duration = Duration::from_millis(30);
+/// Of so many runs of a hundred one fails.
+const FAILS_PERCENT: u64 = 8;
+
+/// Migrations of this daemon that must not hand anything over before their hooks have been run.
+#[derive(Default)]
+pub(super) struct SimHooks(RefCell<BTreeSet<MigrationId>>);
+
+impl SimHooks {
+    /// A driver has a migration.
+    pub(super) fn expect(&self, migration: MigrationId, moves: Moves) {
+        if moves == Moves::VolumesAfterHooks {
+            self.0.borrow_mut().insert(migration);
+        }
+    }
+
+    /// Whether a migration has hooks that have not been run.
+    pub(super) fn are_missing(&self, migration: MigrationId) -> bool {
+        self.0.borrow().contains(&migration)
+    }
+
+    /// The daemon is gone.
+    pub(super) fn forget(&self) {
+        self.0.borrow_mut().clear();
+    }
+}
+
+impl SimHost {
+    /// Runs the hooks of both hosts.
+    pub(super) fn run_hooks(self: &Rc<Self>, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+        let (pause, fails) = {
+            let mut random = self.random.borrow_mut();
+            (random.duration(Duration::from_micros(100), RUN_MAX), random.percent(FAILS_PERCENT))
+        };
+        let (done, ended) = oneshot::channel();
+        let (me, incarnation) = (self.weak(), self.incarnation());
+        self.world.clock.after(pause, move || {
+            if let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) {
+                if !fails {
+                    host.hooks.0.borrow_mut().remove(&migration);
+                }
+                // The lane may have given up.
+                let _ = done.send(());
+            }
+        });
+        Box::pin(async move {
+            match ended.await {
+                Ok(()) if fails => Err("a hook fails".to_owned()),
+                Ok(()) => Ok(()),
+                // The daemon is gone, and whoever waits here with it.
+                Err(_) => std::future::pending().await,
+            }
+        })
+    }
+}
