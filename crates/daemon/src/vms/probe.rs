@@ -18,8 +18,8 @@ use super::needs::Found;
 use crate::config::{QemuUser, RunsAs};
 use crate::qemu_sockets;
 
-/// How long a QEMU without a VM may take to start and to answer.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a QEMU without a VM may take to start and to answer: whoever asks waits for two of them.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
 /// Where the kernel offers to run guests.
 const KVM: &str = "/dev/kvm";
 /// How the program ends that changes the user, if it does not find the one that it is to become.
@@ -28,7 +28,16 @@ const NOT_FOUND: i32 = 127;
 const MEMORY: &str = "/proc/meminfo";
 const PROCESSORS: &str = "/proc/cpuinfo";
 
-/// Asks a program what it could make, as whom QEMU runs as here; `folder` is for its monitor's socket.
+/// Why a program has not said what it could make, in words for people.
+enum Unsaid {
+    /// It runs, and does not answer: another one may.
+    Silent(String),
+    /// It does not run.
+    NotRun(String),
+}
+
+/// Asks a program what it could make, as whom QEMU runs as here; `folder` is for its monitor's socket. One that falls silent
+/// on a busy host is asked once more, as a new process.
 ///
 /// # Errors
 /// Why it does not answer, in words for people.
@@ -38,10 +47,34 @@ pub(super) async fn probe(
     folder: &Path,
     runs_as: &RunsAs,
 ) -> Result<Found, String> {
+    probe_twice((program, uses_kvm), folder, runs_as, PROBE_TIMEOUT).await
+}
+
+async fn probe_twice(
+    program: (&str, bool),
+    folder: &Path,
+    runs_as: &RunsAs,
+    limit: Duration,
+) -> Result<Found, String> {
+    match probe_once(program, folder, runs_as, limit).await {
+        Ok(found) => return Ok(found),
+        Err(Unsaid::NotRun(reason)) => return Err(reason),
+        Err(Unsaid::Silent(reason)) => tracing::warn!(reason, "it is asked once more"),
+    }
+    let again = probe_once(program, folder, runs_as, limit).await;
+    again.map_err(|(Unsaid::Silent(reason) | Unsaid::NotRun(reason))| reason)
+}
+
+async fn probe_once(
+    (program, uses_kvm): (&str, bool),
+    folder: &Path,
+    runs_as: &RunsAs,
+    limit: Duration,
+) -> Result<Found, Unsaid> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let socket = folder.join(format!("probe-{}-{number}.qmp", std::process::id()));
-    let cannot = |error: io::Error| format!("{program} cannot be started there: {error}");
+    let cannot = |error: io::Error| Unsaid::NotRun(format!("{program} cannot be started there: {error}"));
     let user = match runs_as {
         RunsAs::Other(user) => Some(user),
         RunsAs::Daemon | RunsAs::Root => None,
@@ -76,9 +109,9 @@ pub(super) async fn probe(
         .kill_on_drop(true)
         .spawn();
     let missing = || {
-        format!(
+        Unsaid::NotRun(format!(
             "there is no {program} there: install QEMU (Debian: qemu-system-x86), or put it on the daemon's path"
-        )
+        ))
     };
     let mut child = child.map_err(|error| match (error.kind(), user) {
         (io::ErrorKind::NotFound, None) => missing(),
@@ -86,7 +119,7 @@ pub(super) async fn probe(
     })?;
     let asked = async {
         tokio::select! {
-            asked = tokio::time::timeout(PROBE_TIMEOUT, ask(&socket, has_kvm)) => Ok(asked),
+            asked = tokio::time::timeout(limit, ask(&socket, has_kvm, limit)) => Ok(asked),
             ended = child.wait() => Err(ended),
         }
     };
@@ -97,13 +130,18 @@ pub(super) async fn probe(
     let _ = qemu_sockets::remove_folder(&socket);
     let asked = asked.map_err(|ended| match ended {
         Ok(status) if user.is_some() && status.code() == Some(NOT_FOUND) => missing(),
-        Ok(status) => format!("{program} there does not say what it can: it ended ({status})"),
+        Ok(status) => {
+            Unsaid::NotRun(format!("{program} there does not say what it can: it ended ({status})"))
+        }
         Err(error) => cannot(error),
     })?;
     match asked {
         Ok(Ok(found)) => Ok(found),
-        Ok(Err(error)) => Err(format!("{program} there does not say what it can: {error}")),
-        Err(_) => Err(format!("{program} there did not answer within {} s", PROBE_TIMEOUT.as_secs())),
+        Ok(Err(error)) => Err(Unsaid::Silent(format!("{program} there does not say what it can: {error}"))),
+        Err(_) => {
+            let seconds = limit.as_secs();
+            Err(Unsaid::Silent(format!("{program} there did not answer within {seconds} s")))
+        }
     }
 }
 
@@ -133,11 +171,11 @@ fn command(user: Option<&QemuUser>, words: &[&str]) -> Command {
     command
 }
 
-async fn ask(socket: &Path, has_kvm: bool) -> Result<Found, HypervisorError> {
-    if let Err(error) = qemu_sockets::take_out_within(socket, PROBE_TIMEOUT).await {
+async fn ask(socket: &Path, has_kvm: bool, limit: Duration) -> Result<Found, HypervisorError> {
+    if let Err(error) = qemu_sockets::take_out_within(socket, limit).await {
         return Err(QmpError::Connect { socket: socket.to_owned(), source: error }.into());
     }
-    let qemu = Qemu::connect_within(socket, PROBE_TIMEOUT).await?;
+    let qemu = Qemu::connect_within(socket, limit).await?;
     Ok(Found {
         version: qemu.version().clone(),
         machine_types: qemu.machine_types().await?,
@@ -182,5 +220,26 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let missing = probe("qemu-system-none", false, folder.path(), &RunsAs::Daemon).await.unwrap_err();
         assert!(missing.contains("install QEMU"), "{missing}");
+    }
+    #[tokio::test]
+    async fn a_program_that_falls_silent_is_asked_once_more() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        const QEMU: &str = "qemu-system-x86_64";
+        if std::process::Command::new(QEMU).arg("--version").output().is_err() {
+            return omission::machine_lacks(QEMU);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (program, silent) = (folder.path().join("qemu"), folder.path().join("silent"));
+        let text = format!(
+            "#!/bin/sh\n[ -e {0} ] && rm {0} && exec sleep 600\nexec {QEMU} \"$@\"\n",
+            silent.display()
+        );
+        std::fs::write(&program, text).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(&silent, "").unwrap();
+        let (name, limit) = (program.to_str().unwrap(), Duration::from_secs(6));
+        let found = probe_twice((name, false), folder.path(), &RunsAs::Daemon, limit).await.unwrap();
+        assert!(!silent.exists() && !found.machine_types.is_empty());
     }
 }
