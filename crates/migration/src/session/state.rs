@@ -22,6 +22,8 @@ pub struct MigrationSession {
     undo: Option<Undo>,
     /// How far the journal says that it is, if a driver is to go on with what was interrupted.
     resumed: Option<Stage>,
+    /// A driver of this daemon has had it, and may have it still.
+    has_begun: bool,
     is_cancelled: bool,
     is_answered: bool,
     actions: VecDeque<Action>,
@@ -89,6 +91,7 @@ impl MigrationSession {
             is_recorded: false,
             undo: None,
             resumed: None,
+            has_begun: false,
             is_cancelled: false,
             is_answered: false,
             actions: VecDeque::new(),
@@ -133,7 +136,10 @@ impl MigrationSession {
                 }
             }
             (State::UnderWay, Event::Cancel) => self.actions.push_back(Action::Cancel),
-            (State::Interrupted { .. }, Event::Cancel) => self.is_cancelled = true,
+            (State::Interrupted { .. }, Event::Cancel) => {
+                self.is_cancelled = true;
+                self.perhaps_give_up();
+            }
             (State::Interrupted { .. }, Event::Recalled(stage)) => self.recalled(now, stage),
             (State::UnderWay, Event::DriverEnded(outcome)) => self.ended(outcome),
             (State::UnderWay, Event::DriverLost) => self.look_again(now),
@@ -253,7 +259,18 @@ impl MigrationSession {
         }
     }
 
+    /// What a restart cannot go on with, and nothing was released of, ends if somebody wishes that: the other host, or the image,
+    /// may be gone for good. **N.B.** Only if no driver has had it since.
+    fn perhaps_give_up(&mut self) {
+        let is_copying = matches!(self.resumed, Some(Stage::Copying));
+        if self.is_cancelled && is_copying && self.role == Role::Source && !self.has_begun {
+            self.undo = Some(Undo::Offer);
+            self.come_to_nothing(Outcome::Cancelled);
+        }
+    }
+
     fn begun(&mut self) {
+        self.has_begun = true;
         self.state = State::UnderWay;
         self.answer(Answer::Begun);
         let is_copying = matches!(self.resumed, Some(Stage::Copying));
@@ -292,6 +309,7 @@ impl MigrationSession {
     fn look_again(&mut self, now: Duration) {
         self.actions.push_back(Action::LetGo);
         self.state = State::Interrupted { retry_at: Some(now + self.patience.resume_interval) };
+        self.perhaps_give_up();
     }
 
     /// No driver has it, and none will.

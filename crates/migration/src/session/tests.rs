@@ -236,6 +236,28 @@ fn what_cannot_go_on_is_looked_at_again_and_found_as_it_is_by_then() {
 }
 
 #[test]
+fn what_no_driver_can_go_on_with_and_was_not_released_ends_if_somebody_wishes_that() {
+    for cancelled_first in [true, false] {
+        let mut session = resumed(Role::Source, false, Stage::Copying);
+        let refused = Event::Done(Step::Begin, Err(failure()));
+        let (first, then) = if cancelled_first { (Event::Cancel, refused) } else { (refused, Event::Cancel) };
+        let mut all = tell(&mut session, 1, first);
+        all.extend(tell(&mut session, 2, then));
+        assert_eq!(all, [Action::LetGo, Action::Undo(Undo::Offer)]);
+        let undone = tell(&mut session, 2, Event::Undone { left_over: String::new() });
+        assert_eq!(undone, [Action::End(Outcome::Cancelled)]);
+    }
+    // The other host may have what was released, and a driver that was lost may have released it.
+    let mut session = resumed(Role::Source, false, Stage::Released(Attempt(1)));
+    tell(&mut session, 1, Event::Done(Step::Begin, Err(failure())));
+    assert_eq!(tell(&mut session, 2, Event::Cancel), []);
+    let mut session = resumed(Role::Source, false, Stage::Copying);
+    tell(&mut session, 1, done(Step::Begin));
+    tell(&mut session, 2, Event::DriverLost);
+    assert_eq!(tell(&mut session, 3, Event::Cancel), []);
+}
+
+#[test]
 fn an_arrival_that_nothing_was_promised_of_ends_if_it_cannot_go_on() {
     let mut session = resumed(Role::Target, false, Stage::Copying);
     let refused = tell(&mut session, 0, Event::Done(Step::Begin, Err(failure())));

@@ -118,8 +118,13 @@ impl Work for IncomingMigration {
                 self.task.conclude(&outcome);
                 return None;
             }
-            // They are its source's, and its lane's.
-            Action::KeepVm | Action::Cancel => return None,
+            Action::Cancel => {
+                // Too late is as good: whoever asks for it hears that from the lane.
+                let _ = self.awaited.first()?.lane.cancel(self.task.migration?).await;
+                return None;
+            }
+            // It is its source's.
+            Action::KeepVm => return None,
         })
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use api::{MigrateVolume, Migration, MigrationHistory};
 use lane::{Refused, Rest};
 use migration::MigrationId;
-use migration::journal::{ImageFormat, VolumeRecord};
+use migration::journal::{ImageFormat, Stage, VolumeRecord};
 use migration::session::Event;
 
 use crate::error::RequestError;
@@ -195,18 +195,30 @@ impl Host {
             return Ok(cancelled);
         }
         let (migration, name) = self.running_named(&id)?;
-        match self.volumes.lane_of_migration(&name).await?.cancel(migration).await {
+        let cancelled = match self.volumes.lane_of_migration(&name).await {
+            Ok(lane) => lane.cancel(migration).await,
+            Err(error) => return self.cancel_without_lane(migration).unwrap_or(Err(error)),
+        };
+        match cancelled {
             Ok(()) => self.migrations.get(&self.journal, migration),
             Err(Refused::TooLate(_)) => Err(RequestError::TooLate(migration)),
             // The lane has not got it yet, or has just ended it.
-            Err(Refused::NotMigrating(_)) => match self.sessions.tell(migration, Event::Cancel) {
-                true => self.migrations.get(&self.journal, migration),
-                false => Err(RequestError::VolumeBusy(name)),
-            },
+            Err(Refused::NotMigrating(_)) => {
+                self.cancel_without_lane(migration).unwrap_or(Err(RequestError::VolumeBusy(name)))
+            }
             Err(refused) => {
                 Err(RequestError::VolumeUnavailable { volume: name, reason: refused.to_string() })
             }
         }
+    }
+
+    /// Asks for a migration to be cancelled that no lane has; `None`: nobody sees to it.
+    fn cancel_without_lane(&self, migration: MigrationId) -> Option<Result<Migration, RequestError>> {
+        if matches!(self.stage_of(migration)?, Stage::Released(_) | Stage::HandedBack | Stage::Owned(_)) {
+            return Some(Err(RequestError::TooLate(migration)));
+        }
+        let is_told = self.sessions.tell(migration, Event::Cancel);
+        is_told.then(|| self.migrations.get(&self.journal, migration))
     }
 
     /// Whether a name is meant as that of a VM of ours: if there is a volume of that name, too, what goes to a store of this
