@@ -260,10 +260,12 @@ impl MigrationSession {
     }
 
     /// What a restart cannot go on with, and nothing was released of, ends if somebody wishes that: the other host, or the image,
-    /// may be gone for good. **N.B.** Only if no driver has had it since.
+    /// may be gone for good. **N.B.** Only if no driver has had it since, and no VM goes along: it may stand still, and it is a
+    /// driver that lets it go on.
     fn perhaps_give_up(&mut self) {
         let is_copying = matches!(self.resumed, Some(Stage::Copying));
-        if self.is_cancelled && is_copying && self.role == Role::Source && !self.has_begun {
+        let is_alone = self.role == Role::Source && !self.has_vm && !self.has_begun;
+        if self.is_cancelled && is_copying && is_alone {
             self.undo = Some(Undo::Offer);
             self.come_to_nothing(Outcome::Cancelled);
         }

@@ -255,6 +255,10 @@ fn what_no_driver_can_go_on_with_and_was_not_released_ends_if_somebody_wishes_th
     tell(&mut session, 1, done(Step::Begin));
     tell(&mut session, 2, Event::DriverLost);
     assert_eq!(tell(&mut session, 3, Event::Cancel), []);
+    // A VM may stand still, and only a driver lets it go on.
+    let mut session = resumed(Role::Source, true, Stage::Copying);
+    tell(&mut session, 1, Event::Done(Step::Begin, Err(failure())));
+    assert_eq!(tell(&mut session, 2, Event::Cancel), []);
 }
 
 #[test]
