@@ -1,6 +1,5 @@
 //! Volumes come to this host from another: what the daemon does before and around the target's half.
 
-use std::future::pending;
 use std::rc::Rc;
 
 use block::BlockDevice;
@@ -14,7 +13,7 @@ use migration::journal::{FailureCode, MigrationState, Outcome, Record, Side, Sta
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
 use migration::wire::Message;
-use migration::{CommitFault, Failure, MigrationId, StayKey};
+use migration::{Failure, MigrationId, StayKey};
 
 use super::control::HostControl;
 use super::host::SimHost;
@@ -22,7 +21,7 @@ use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use super::serving::Resumed;
-use super::session::{PATIENCE, Work};
+use super::session::{PATIENCE, Work, driver_ends, recorded};
 use super::vm_note::VmNote;
 use crate::disk;
 
@@ -102,14 +101,7 @@ impl Work for IncomingMigration {
     }
 
     async fn driver_ends(&mut self) -> Event {
-        match &mut self.ends {
-            Some(ends) => match ends.await {
-                Ok(outcome) => Event::DriverEnded(outcome),
-                // The daemon goes.
-                Err(_) => pending().await,
-            },
-            None => Event::DriverLost,
-        }
+        driver_ends(&mut self.ends).await
     }
 }
 
@@ -120,14 +112,7 @@ impl IncomingMigration {
         let (id, started) = self.host.arrives((self.from, self.remote), offered, there);
         let committed = self.host.journal().commit(vec![started]).await;
         self.id = Some(id);
-        match committed {
-            Ok(()) => Event::Done(Step::Record, Ok(())),
-            Err(CommitFault::NotWritten) => {
-                let detail = "the journal took nothing".to_owned();
-                Event::Done(Step::Record, Err(Failure { code: FailureCode::Internal, detail }))
-            }
-            Err(CommitFault::Unknown) => Event::Undecided,
-        }
+        recorded(committed)
     }
 
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {

@@ -1,6 +1,5 @@
 //! Volumes leave this host for another: what the daemon does before and around the source's half.
 
-use std::future::pending;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use migration::message::ToTarget;
 use migration::session::{Action, Event, MigrationSession, Role, Step};
 use migration::source::{Moves, Peer};
 use migration::wire::Message;
-use migration::{Attempt, CommitFault, Failure, MigrationId, Phase};
+use migration::{Attempt, Failure, MigrationId, Phase};
 
 use super::control::HostControl;
 use super::host::{SimHost, volume_id};
@@ -29,7 +28,7 @@ use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use super::serving::{Channel, SourceHalf};
-use super::session::{PATIENCE, Work};
+use super::session::{PATIENCE, Work, driver_ends, recorded};
 use super::vm_note::VmNote;
 use crate::disk;
 
@@ -87,14 +86,7 @@ impl Work for OutgoingMigration {
     }
 
     async fn driver_ends(&mut self) -> Event {
-        match &mut self.ends {
-            Some(ends) => match ends.await {
-                Ok(outcome) => Event::DriverEnded(outcome),
-                // The daemon goes.
-                Err(_) => pending().await,
-            },
-            None => Event::DriverLost,
-        }
+        driver_ends(&mut self.ends).await
     }
 }
 
@@ -104,14 +96,7 @@ impl OutgoingMigration {
         let (id, started) = self.host.started(self.target);
         let committed = self.host.journal().commit(vec![started]).await;
         self.id = Some(id);
-        match committed {
-            Ok(()) => Event::Done(Step::Record, Ok(())),
-            Err(CommitFault::NotWritten) => {
-                let detail = "the journal took nothing".to_owned();
-                Event::Done(Step::Record, Err(Failure { code: FailureCode::Internal, detail }))
-            }
-            Err(CommitFault::Unknown) => Event::Undecided,
-        }
+        recorded(committed)
     }
 
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {

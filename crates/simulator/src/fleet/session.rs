@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::Handle;
-use futures_channel::mpsc;
+use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt as _;
 use futures_util::future::{Either, select};
 use migration::journal::{FailureCode, Outcome, Record, Stage, Summary};
-use migration::session::{Action, Event, MigrationSession, Patience};
+use migration::session::{Action, Event, MigrationSession, Patience, Step};
 use migration::{CommitFault, Failure, MigrationId};
 
 use super::host::SimHost;
@@ -100,6 +100,30 @@ impl SimHost {
             true => Err(Failure { code: FailureCode::Internal, detail: what.to_owned() }),
             false => Ok(()),
         }
+    }
+}
+
+/// What has come of making *started* durable.
+pub(super) fn recorded(committed: Result<(), CommitFault>) -> Event {
+    match committed {
+        Ok(()) => Event::Done(Step::Record, Ok(())),
+        Err(CommitFault::NotWritten) => {
+            let detail = "the journal took nothing".to_owned();
+            Event::Done(Step::Record, Err(Failure { code: FailureCode::Internal, detail }))
+        }
+        Err(CommitFault::Unknown) => Event::Undecided,
+    }
+}
+
+/// Resolves when a driver has ended what it had; at once if there is none.
+pub(super) async fn driver_ends(ends: &mut Option<oneshot::Receiver<Outcome>>) -> Event {
+    match ends {
+        Some(ends) => match ends.await {
+            Ok(outcome) => Event::DriverEnded(outcome),
+            // The daemon goes.
+            Err(_) => pending().await,
+        },
+        None => Event::DriverLost,
     }
 }
 
