@@ -36,7 +36,7 @@ pub(crate) mod tally;
 mod vm;
 mod vm_note;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -78,6 +78,8 @@ pub(crate) struct Fleet {
     links: Vec<Rc<Link>>,
     branches: Branches,
     operators: Operators,
+    /// So many daemons are still to be killed soon after it is durable that they know a copy no more.
+    kills_after_forgetting: Cell<u32>,
     neighbours: Neighbours,
     /// The VM that goes along, if one does.
     vm: Option<Rc<SimVm>>,
@@ -167,6 +169,7 @@ impl Fleet {
             links,
             branches,
             operators,
+            kills_after_forgetting: Cell::default(),
             neighbours,
             vm,
             crashes: RefCell::default(),

@@ -14,7 +14,7 @@ use std::convert::Infallible;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use chronicle::{BlockRange, Epoch, Kept};
+use chronicle::{BlockRange, Epoch, Kept, ReplicaOf};
 use futures_channel::oneshot;
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::StayKey;
@@ -45,12 +45,16 @@ pub(crate) struct SimChronicles {
     busy_until: Cell<Duration>,
     /// Until then nothing can be written that takes space.
     full_until: Cell<Duration>,
+    /// Called when it is durable that a copy is known no more.
+    copy_forgotten: Box<dyn Fn()>,
 }
 
 /// What there is of one stay.
 #[derive(Default)]
 struct Files {
     kept: Option<Vec<u8>>,
+    /// The copies that it names.
+    copies: BTreeSet<ReplicaOf>,
     marks: BTreeMap<Epoch, BTreeSet<u64>>,
     image: Option<Vec<u8>>,
 }
@@ -63,7 +67,11 @@ enum Work {
 }
 
 impl SimChronicles {
-    pub(super) fn new(world: &Rc<World>, mut random: Random) -> Rc<Self> {
+    pub(super) fn new(
+        world: &Rc<World>,
+        mut random: Random,
+        copy_forgotten: impl Fn() + 'static,
+    ) -> Rc<Self> {
         let latency_max = random.pick(&LATENCIES_MAX);
         Rc::new_cyclic(|me| Self {
             latency_max,
@@ -76,6 +84,7 @@ impl SimChronicles {
             next: Cell::default(),
             busy_until: Cell::default(),
             full_until: Cell::default(),
+            copy_forgotten: Box::new(copy_forgotten),
         })
     }
 
@@ -191,8 +200,12 @@ impl SimChronicles {
             let Some(me) = me.upgrade() else { return };
             let work = me.under_way.borrow_mut().remove(&number);
             if let Some(work) = work {
+                let before = me.copies();
                 // The lane may be gone.
                 let _ = done.send(me.apply(work));
+                if !before.is_subset(&me.copies()) {
+                    (me.copy_forgotten)();
+                }
             }
         });
         Box::pin(async move {
@@ -215,6 +228,7 @@ impl SimChronicles {
                 let mut files = self.files.borrow_mut();
                 let files = files.entry(key).or_default();
                 files.kept = Some(kept.encode(key.volume.0, key.stay));
+                files.copies = kept.replicas.keys().copied().collect();
                 files.marks.retain(|epoch, _| *epoch > kept.through);
             }
             Work::Forget(key, through) => self.forget_through(key, through),
@@ -235,7 +249,14 @@ impl SimChronicles {
         let mut files = self.files.borrow_mut();
         let files = files.entry(key).or_default();
         files.kept = None;
+        files.copies.clear();
         files.marks.retain(|epoch, _| *epoch > through);
+    }
+
+    /// The copies that a restart would know.
+    fn copies(&self) -> BTreeSet<(StayKey, ReplicaOf)> {
+        let files = self.files.borrow();
+        files.iter().flat_map(|(key, files)| files.copies.iter().map(|of| (*key, *of))).collect()
     }
 
     /// What an open file is known to hold is not written again.

@@ -203,6 +203,12 @@ impl SimHost {
                     host.journal_changed(journal);
                 }
             };
+            let host = Weak::clone(me);
+            let copy_forgotten = move || {
+                if let Some((fleet, host)) = host.upgrade().and_then(|host| Some((host.fleet()?, host))) {
+                    fleet.draw_kill_after_forgetting(host.place);
+                }
+            };
             let wall = Rc::clone(&clock);
             let journal = SimJournal::new(world, random.fork(), records, move || wall.unix_ms(), changed);
             Self {
@@ -210,7 +216,7 @@ impl SimHost {
                 place,
                 world: Rc::clone(world),
                 journal,
-                chronicles: SimChronicles::new(world, random.fork()),
+                chronicles: SimChronicles::new(world, random.fork(), copy_forgotten),
                 random: RefCell::new(random),
                 handle,
                 clock,

@@ -28,7 +28,7 @@ const LOOK_LATER: Duration = Duration::from_millis(25);
 const LATER: Duration = Duration::from_secs(8);
 /// Of a hundred looks at something that could be done, in so many it is.
 const BEGINS_PERCENT: [u64; 3] = [30, 30, 4];
-const PROMOTES_PERCENT: u64 = 4;
+const PROMOTES_PERCENT: [u64; 3] = [4, 4, 40];
 /// Of a hundred starts at which a complete copy waits for a source that is not heard, in so many it is promoted at once.
 const PROMOTES_AT_START_PERCENT: u64 = 30;
 
@@ -41,6 +41,8 @@ pub(super) struct Operators {
     follow_percent: u64,
     /// At how many of a hundred looks guests go to another host by themselves, whatever is under way.
     wander_percent: u64,
+    /// At how many of a hundred looks what waits for a host that is not heard is promoted.
+    promotes_percent: u64,
     /// Somebody may force a promotion.
     may_force: bool,
     /// Guests ask for nothing more: the end is near.
@@ -62,6 +64,7 @@ impl Operators {
             follow_percent: random.pick(&[0, 30, 70]),
             // One host at a time runs a VM; and guests of the source must not be led to a copy that is forced.
             wander_percent: if has_machine || may_force { 0 } else { random.pick(&[0, 0, 1, 5, 20]) },
+            promotes_percent: random.pick(&PROMOTES_PERCENT),
             may_force,
             is_settling: Cell::default(),
         }
@@ -277,7 +280,9 @@ impl Fleet {
         };
         let Some(waiting) = waiting else { return };
         let source = self.host(waiting.source);
-        if self.hears(host, source.place) || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
+        if self.hears(host, source.place)
+            || !self.random.borrow_mut().percent(self.operators.promotes_percent)
+        {
             return;
         }
         let Some(found) = source.journal().what_is_certain() else { return };
@@ -308,7 +313,7 @@ impl Fleet {
             possible.is_empty().then_some((copy.migration, Place::of(peer)))
         });
         let Some((migration, source)) = waits_for else { return };
-        if self.hears(host, source) || !self.random.borrow_mut().percent(PROMOTES_PERCENT) {
+        if self.hears(host, source) || !self.random.borrow_mut().percent(self.operators.promotes_percent) {
             return;
         }
         self.world.say(|| format!("{}: {migration} was handed back, and is to be promoted", host.place));

@@ -16,6 +16,7 @@ use migration::StayKey;
 
 use super::Fleet;
 use super::host::{SimHost, volume_id};
+use super::link::Break;
 use super::place::Place;
 use super::tally::Event;
 use crate::disk::SimDisk;
@@ -37,6 +38,13 @@ const KILLED_AFTER_END_PERCENT: u64 = 30;
 /// … how soon at the latest: one of these.
 const KILLED_WITHIN: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(200)];
+/// How many daemons are killed soon after it is durable that they know a copy no more …
+const KILLS_AFTER_FORGETTING: [u32; 3] = [0, 1, 6];
+/// … at so many of a hundred such times.
+const KILLED_AFTER_FORGETTING_PERCENT: u64 = 60;
+/// … and in so many of a hundred of these it does not reach other hosts any more even before that, for so long at most.
+const CUT_OFF_PERCENT: u64 = 60;
+const AWAY_MAX: Duration = Duration::from_secs(1);
 /// In how many of a hundred cases it is killed instead.
 const KILLED_PERCENT: u64 = 50;
 /// In how many of a hundred stops somebody changes an image.
@@ -54,6 +62,7 @@ impl Fleet {
                 }
             });
         }
+        self.kills_after_forgetting.set(random.pick(&KILLS_AFTER_FORGETTING));
         for _ in 0..random.pick(&[0, 0, 0, 1, 3]) {
             let at = random.duration(Duration::from_millis(1), LATEST);
             let window = random.duration(Duration::from_millis(1), FULL_MAX);
@@ -87,16 +96,41 @@ impl Fleet {
 
     /// Draws whether the daemon that was the source of a migration is killed soon after that has ended.
     pub(super) fn draw_kill_after_end(self: &Rc<Self>, place: Place) {
-        let mut random = self.random.borrow_mut();
-        if !random.percent(KILLED_AFTER_END_PERCENT) {
+        if self.random.borrow_mut().percent(KILLED_AFTER_END_PERCENT) {
+            self.kill_soon(place, Event::KillAfterEnd);
+        }
+    }
+
+    /// Draws whether a daemon is killed soon after it is durable that it knows a copy no more: what is written from then
+    /// on has to be marked for those that are left.
+    pub(super) fn draw_kill_after_forgetting(self: &Rc<Self>, place: Place) {
+        let left = self.kills_after_forgetting.get();
+        if left > 0 && self.random.borrow_mut().percent(KILLED_AFTER_FORGETTING_PERCENT) {
+            self.kills_after_forgetting.set(left - 1);
+            self.perhaps_cut_off(place);
+            self.kill_soon(place, Event::KillAfterForgetting);
+        }
+    }
+
+    /// Of a host that is about to go down the network is often gone first: what it is written does not arrive anywhere else.
+    fn perhaps_cut_off(&self, place: Place) {
+        if !self.random.borrow_mut().percent(CUT_OFF_PERCENT) {
             return;
         }
+        for link in self.links.iter().filter(|link| link.touches(place)) {
+            let away = self.random.borrow_mut().duration(Duration::from_millis(1), AWAY_MAX);
+            link.break_for(Break::Silent, away);
+        }
+    }
+
+    fn kill_soon(self: &Rc<Self>, place: Place, why: Event) {
+        let mut random = self.random.borrow_mut();
         let within = random.pick(&KILLED_WITHIN);
         let delay = random.duration(Duration::from_micros(10), within);
         let me = Rc::downgrade(self);
         self.world.clock.after(delay, move || {
             if let Some(fleet) = me.upgrade().filter(|fleet| fleet.host(place).is_up()) {
-                fleet.tally(Event::KillAfterEnd);
+                fleet.tally(why);
                 fleet.crash(place, Stop::Kill);
             }
         });

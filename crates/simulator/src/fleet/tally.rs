@@ -22,6 +22,8 @@ pub(crate) enum Event {
     KillAtRest,
     /// The daemon of a source was killed soon after its migration had ended.
     KillAfterEnd,
+    /// A daemon was killed soon after it was durable that it knows a copy no more.
+    KillAfterForgetting,
     /// Somebody has changed a volume's own image while its daemon was stopped.
     OwnImageTouched,
     /// A data folder was full for a while.
@@ -57,7 +59,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 21] = [
+    const ALL: [Self; 22] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -66,6 +68,7 @@ impl Event {
         Self::StopInOrder,
         Self::KillAtRest,
         Self::KillAfterEnd,
+        Self::KillAfterForgetting,
         Self::OwnImageTouched,
         Self::FolderFull,
         Self::HandBack,
@@ -91,6 +94,7 @@ impl Event {
             Self::StopInOrder => "an owner's daemon is stopped in order",
             Self::KillAtRest => "an owner's daemon is killed at rest",
             Self::KillAfterEnd => "a source's daemon is killed after the end",
+            Self::KillAfterForgetting => "a daemon is killed as it forgets a copy",
             Self::OwnImageTouched => "its image is changed meanwhile",
             Self::FolderFull => "data folder full for a while",
             Self::HandBack => "handed back",
