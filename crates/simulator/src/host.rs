@@ -11,6 +11,7 @@ mod daemon;
 mod ending;
 mod faults;
 mod images;
+mod local;
 mod migrations;
 
 use std::cell::{Cell, RefCell};
@@ -20,8 +21,10 @@ use std::time::Duration;
 
 use block::{BufferPool, Handle};
 use chronicle::Generation;
+use futures_channel::mpsc;
 use lane::{SourceHandle, Volume};
 use migration::journal::{ExportSettings, ImageLocation, Record, State, VolumeRecord};
+use migration::session::Event;
 use migration::{Phase, VolumeId};
 
 use crate::checker::journal::PhaseWatch;
@@ -55,6 +58,8 @@ pub(crate) struct Host {
     images: RefCell<BTreeMap<String, Rc<SimDisk>>>,
     /// Images that somebody was told of that they are left, or that were kept on purpose.
     excused: RefCell<BTreeSet<String>>,
+    /// Places that are taken for images that are not made yet: empty files, which a start does not look for.
+    rooms: RefCell<BTreeSet<String>>,
     images_made: Cell<u32>,
     disks_made: Cell<u32>,
     /// What is true now, for finding out what changes.
@@ -74,6 +79,8 @@ pub(crate) struct Host {
 struct Serving {
     volumes: Vec<Rc<Volume>>,
     migration: Option<Running>,
+    /// Where wishes about a migration go.
+    session: Option<mpsc::UnboundedSender<Event>>,
 }
 
 /// A migration under way.
@@ -137,6 +144,7 @@ impl Host {
                 guests,
                 images: RefCell::new(images),
                 excused: RefCell::default(),
+                rooms: RefCell::default(),
                 images_made: Cell::new(made),
                 disks_made: Cell::new(made),
                 state: RefCell::default(),
@@ -166,6 +174,7 @@ impl Host {
         self.world.set_phase(None);
         self.incarnation.set(self.incarnation.get() + 1);
         *self.serving.borrow_mut() = None;
+        self.rooms.take();
         self.journal.crash();
         for disk in self.images.borrow().values() {
             // Whether anybody was told of it is not followed here: it had not been lost.

@@ -25,6 +25,7 @@ mod paused;
 mod probe;
 mod random;
 mod scenario;
+mod session;
 mod simulation;
 #[cfg(test)]
 mod tests;

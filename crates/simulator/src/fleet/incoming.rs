@@ -21,9 +21,9 @@ use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use super::serving::Resumed;
-use super::session::{PATIENCE, Work, driver_ends, recorded};
 use super::vm_note::VmNote;
 use crate::disk;
+use crate::session::{PATIENCE, Work, driver_ends, recorded};
 
 /// Of so many of a hundred arrivals a step fails.
 const FAILS_PERCENT: u64 = 3;

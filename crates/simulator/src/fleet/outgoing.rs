@@ -28,9 +28,9 @@ use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use super::serving::{Channel, SourceHalf};
-use super::session::{PATIENCE, Work, driver_ends, recorded};
 use super::vm_note::VmNote;
 use crate::disk;
+use crate::session::{PATIENCE, Work, driver_ends, recorded};
 
 /// Pause before the other host is asked again to take a migration.
 const ASK_AGAIN: Duration = Duration::from_millis(30);

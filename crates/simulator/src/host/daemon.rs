@@ -98,7 +98,7 @@ impl Host {
             let handle = self.handle.clone();
             guest.connect(Connection { device, handle, caller: Rc::default() });
         }
-        *self.serving.borrow_mut() = Some(Serving { volumes, migration: None });
+        *self.serving.borrow_mut() = Some(Serving { volumes, migration: None, session: None });
         self.world.note("serves", self.incarnation.get(), 0);
         self.next_migration();
     }

@@ -45,13 +45,7 @@ impl Host {
         match planned.fault {
             Fault::Kill => self.world.stop(Stop::Kill),
             Fault::PowerCut => self.world.stop(Stop::PowerCut),
-            Fault::Cancel => {
-                let driver = self.running(|running| running.driver.clone());
-                if let Some(driver) = driver {
-                    self.world.struck(Fault::Cancel);
-                    driver.cancel();
-                }
-            }
+            Fault::Cancel => self.cancel(),
             Fault::TargetRestart => self.restart_target(),
             fault => {
                 self.world.faults.open(planned, self.world.now());

@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use block::{BlockDevice, ZeroMode};
 use lane::{LocalDriver, Plan, PlannedVolume, TargetContent};
-use migration::journal::{ImageLocation, MigratingVolume, Record, Side, State};
-use migration::{MigrationId, Phase};
+use migration::MigrationId;
+use migration::journal::{ImageLocation, MigratingVolume, State};
 
 use super::{Host, Running, Serving};
 use crate::checker::journal::{PhaseWatch, unrecovered};
@@ -29,40 +29,9 @@ impl Host {
             if host.is_alive(incarnation)
                 && let Some(host) = host.me.upgrade()
             {
-                let handle = host.handle.clone();
-                handle.spawn(async move { host.migrate().await });
+                host.begin_local();
             }
         });
-    }
-
-    pub(super) async fn migrate(self: Rc<Self>) {
-        let number = self.migrations_begun.get();
-        self.migrations_begun.set(number + 1);
-        let plan = self.scenario.migrations[number].clone();
-        let state = self.journal.acknowledged();
-        let id = MigrationId(state.next_migration);
-        let moving = self.choose_targets(&state);
-        let (volumes, keep_source) = (moving.clone(), plan.keep_source);
-        let started = Record::MigrationStarted { migration: id, volumes, keep_source, side: Side::OneHost };
-        if self.journal.commit(vec![started]).await.is_err() {
-            self.give_up_soon();
-            return;
-        }
-        // Images exist only once the journal knows of them: a restart finds them all.
-        self.make_targets(&moving, &plan);
-        let driver = {
-            let mut serving = self.serving.borrow_mut();
-            let Some(serving) = serving.as_mut() else { return };
-            let (running, driver) = self.drive(id, &plan, &moving, serving);
-            serving.migration = Some(running);
-            driver
-        };
-        self.world.note("migration", id.0, moving.len() as u64);
-        self.entered(id, Phase::Copying);
-        let outcome = driver.run().await;
-        self.world.say(|| format!("migration {id} ended: {outcome:?}"));
-        self.world.note("migration ended", id.0, 0);
-        self.migration_ended();
     }
 
     pub(super) fn choose_targets(&self, state: &State) -> Vec<MigratingVolume> {
@@ -94,6 +63,7 @@ impl Host {
             self.disks_made.set(number + 1);
             let disk = SimDisk::new(&self.world, number, settings, random.fork());
             disk.set_permission(self.journal.look(|state, _| permission(state, moving.target.place.name())));
+            self.rooms.borrow_mut().remove(moving.target.place.name());
             self.images.borrow_mut().insert(moving.target.place.name().to_owned(), disk);
         }
     }
@@ -142,20 +112,28 @@ impl Host {
         (Running { driver: source, targets, phases, progress }, driver)
     }
 
-    pub(super) fn migration_ended(&self) {
+    /// The driver has ended what it had.
+    pub(super) fn driver_ended(&self) {
         if let Some(serving) = self.serving.borrow_mut().as_mut() {
             serving.migration = None;
         }
         self.world.set_phase(None);
+    }
+
+    /// Nobody sees to a migration any more.
+    pub(super) fn migration_ended(&self) {
+        if let Some(serving) = self.serving.borrow_mut().as_mut() {
+            serving.session = None;
+        }
         for disk in self.images.borrow().values() {
             disk.set_role(Role::Bystander);
             disk.release_hung();
         }
-        let state = self.journal.acknowledged();
         if self.journal.is_closed() {
             return;
         }
-        let images = self.images.borrow().keys().cloned().collect();
+        let state = self.journal.acknowledged();
+        let images = self.images.borrow().keys().chain(&*self.rooms.borrow()).cloned().collect();
         if let Some(wrong) = unrecovered(&state, &images, &self.excused.borrow()) {
             self.world.violated("journal", || wrong);
         }

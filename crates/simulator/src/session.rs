@@ -1,0 +1,123 @@
+//! Runs sessions, as the daemon does: what [`MigrationSession`] decides is carried out, one thing at a time.
+
+use std::future::pending;
+use std::pin::pin;
+use std::time::Duration;
+
+use block::Handle;
+use futures_channel::{mpsc, oneshot};
+use futures_util::StreamExt as _;
+use futures_util::future::{Either, select};
+use migration::journal::{FailureCode, Outcome};
+use migration::session::{Action, Event, MigrationSession, Patience, Step};
+use migration::{CommitFault, Failure};
+
+/// How patient hosts are: what takes minutes elsewhere is over in seconds here.
+pub(crate) const PATIENCE: Patience = Patience {
+    offer_max: Duration::from_secs(6),
+    resume_interval: Duration::from_millis(30),
+    repeat_interval: Duration::from_millis(30),
+};
+
+/// What a session's actions are carried out by.
+pub(crate) trait Work {
+    /// Does it, and says what has come of it.
+    async fn carry_out(&mut self, action: Action) -> Option<Event>;
+
+    /// Resolves when the migration's driver has ended it.
+    async fn driver_ends(&mut self) -> Event;
+}
+
+/// What has come of making *started* durable.
+pub(crate) fn recorded(committed: Result<(), CommitFault>) -> Event {
+    match committed {
+        Ok(()) => Event::Done(Step::Record, Ok(())),
+        Err(CommitFault::NotWritten) => {
+            let detail = "the journal took nothing".to_owned();
+            Event::Done(Step::Record, Err(Failure { code: FailureCode::Internal, detail }))
+        }
+        Err(CommitFault::Unknown) => Event::Undecided,
+    }
+}
+
+/// Resolves when a driver has ended what it had; at once if there is none.
+pub(crate) async fn driver_ends(ends: &mut Option<oneshot::Receiver<Outcome>>) -> Event {
+    match ends {
+        Some(ends) => match ends.await {
+            Ok(outcome) => Event::DriverEnded(outcome),
+            // The daemon goes.
+            Err(_) => pending().await,
+        },
+        None => Event::DriverLost,
+    }
+}
+
+/// Runs a session until it is over.
+pub(crate) async fn run(
+    handle: &Handle,
+    mut session: MigrationSession,
+    mut work: impl Work,
+    mut wishes: mpsc::UnboundedReceiver<Event>,
+) {
+    loop {
+        let event = if let Some(action) = session.poll_action() {
+            let step = match &action {
+                Action::Do(step) => Some(*step),
+                _ => None,
+            };
+            let mut done = pin!(work.carry_out(action));
+            loop {
+                let due = session.poll_timeout().map(|(due, _)| due);
+                match select(&mut done, pin!(told(handle, due, &mut wishes))).await {
+                    Either::Left((event, _)) => break event,
+                    Either::Right((Some(wish), _)) => session.handle_event(handle.now(), wish),
+                    Either::Right((None, _)) => session.handle_timeout(handle.now()),
+                }
+                if step.is_some() && session.doing() != step {
+                    break None;
+                }
+            }
+        } else if session.is_over() {
+            return;
+        } else {
+            let (is_under_way, due) = (session.is_under_way(), session.poll_timeout().map(|(due, _)| due));
+            let ends = async { if is_under_way { work.driver_ends().await } else { pending().await } };
+            match select(pin!(ends), pin!(told(handle, due, &mut wishes))).await {
+                Either::Left((event, _)) => Some(event),
+                Either::Right((Some(wish), _)) => Some(wish),
+                Either::Right((None, _)) => {
+                    session.handle_timeout(handle.now());
+                    None
+                }
+            }
+        };
+        if let Some(event) = event {
+            session.handle_event(handle.now(), event);
+        }
+    }
+}
+
+/// Resolves with a wish, or with nothing when it is `due`.
+async fn told(
+    handle: &Handle,
+    due: Option<Duration>,
+    wishes: &mut mpsc::UnboundedReceiver<Event>,
+) -> Option<Event> {
+    let is_due = async {
+        match due {
+            Some(due) => handle.sleep_until(due).await,
+            None => pending().await,
+        }
+    };
+    let wish = async {
+        match wishes.next().await {
+            Some(wish) => wish,
+            // The daemon is about to go.
+            None => pending().await,
+        }
+    };
+    match select(pin!(wish), pin!(is_due)).await {
+        Either::Left((wish, _)) => Some(wish),
+        Either::Right(((), _)) => None,
+    }
+}
