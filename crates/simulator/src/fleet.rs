@@ -28,6 +28,7 @@ mod neighbours;
 mod operators;
 mod outgoing;
 mod place;
+mod promised;
 mod rogue;
 mod serving;
 mod session;

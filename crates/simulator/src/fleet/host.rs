@@ -9,9 +9,7 @@ use block::{BlockDevice, BufferPool, Geometry, Handle};
 use chronicle::{BlockSize, MarkPolicy};
 use lane::TimeLimits;
 use lane::resuming::Rhythm;
-use migration::journal::{
-    ImageLocation, MigratingVolume, MigrationState, Promotion, Record, Side, Stage, State,
-};
+use migration::journal::{MigrationState, Promotion, Record, Side, Stage, State};
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
 use migration::strategy::Acknowledgement;
@@ -87,7 +85,7 @@ pub(crate) struct SimHost {
     /// Branches that forced promotions have opened here, by migration.
     pub(super) forced: RefCell<BTreeMap<MigrationId, usize>>,
     /// What volumes held when they were promised to be taken over, by migration, and in which try.
-    promised: RefCell<BTreeMap<MigrationId, (Attempt, Vec<Vec<u64>>)>>,
+    pub(super) promised: RefCell<BTreeMap<MigrationId, (Attempt, Vec<Vec<u64>>)>>,
     /// What this daemon has said of volumes that it takes, by migration.
     pub(super) answers: RefCell<BTreeMap<Subject, Vec<Accepted>>>,
     /// What is run before volumes change hands.
@@ -431,107 +429,6 @@ impl SimHost {
         let (certain, possible) = self.owners();
         certain == possible
             && certain.iter().filter(|(of, _)| *of == branch).count() == self.manner.block_sizes.len()
-    }
-
-    /// Remembers what volumes held when they were promised to be taken over. Nothing changes that from then on, until
-    /// the promise is taken back or redeemed (design §5.11).
-    fn note_promises(&self, journal: &SimJournal) {
-        journal.look(|state, _| {
-            let mut promised = self.promised.borrow_mut();
-            // What was promoted is still compared with what was promised.
-            promised.retain(|id, _| {
-                state.migrations.get(id).is_some_and(|m| !m.has_ended() || m.promotion.is_some())
-            });
-            for (id, migration) in state.unfinished() {
-                match (&migration.side, &migration.stage) {
-                    // A promise that comes late is overtaken by that of the next try.
-                    (Side::Incoming { .. }, Stage::Prepared(attempt))
-                        if promised.get(&id).is_none_or(|(of, _)| of != attempt) =>
-                    {
-                        let found = self.content_at(migration, |moving| &moving.target);
-                        promised.insert(id, (*attempt, found));
-                    }
-                    (_, Stage::Copying) => drop(promised.remove(&id)),
-                    _ => {}
-                }
-            }
-        });
-    }
-
-    /// What volumes held when they were promised, if they are the ones of this migration.
-    pub(super) fn promised(&self, id: MigrationId) -> Option<Vec<Vec<u64>>> {
-        self.promised.borrow().get(&id).map(|(_, held)| held.clone())
-    }
-
-    /// What images of a migration hold.
-    pub(super) fn content_at(
-        &self,
-        migration: &MigrationState,
-        image: impl Fn(&MigratingVolume) -> &ImageLocation,
-    ) -> Vec<Vec<u64>> {
-        let images = self.images.borrow();
-        let content = |moving: &MigratingVolume| {
-            let disk = images.get(image(moving).place.name());
-            disk.map(|disk| disk.with_medium(|medium| medium.current().to_vec())).unwrap_or_default()
-        };
-        migration.volumes.iter().map(content).collect()
-    }
-
-    /// At the commit point, until the target owns the volumes, both disks hold the same, durably.
-    pub(super) fn check_released(&self) {
-        let released: Vec<_> = {
-            let state = self.journal.acknowledged();
-            let unfinished = state.unfinished().filter(|(_, m)| matches!(m.stage, Stage::Released(_)));
-            unfinished.map(|(id, migration)| (id, migration.clone())).collect()
-        };
-        for (id, migration) in released {
-            let fleet = self.fleet();
-            let target = fleet.as_ref().zip(migration.side.peer());
-            let Some(target) = target.map(|(fleet, (peer, _))| fleet.host(Place::of(peer))) else {
-                continue;
-            };
-            let promised = target.journal.look(|acknowledged, possible| {
-                let promised = |state: &State| match state.incoming(self.place.host(), id)?.1.stage {
-                    Stage::Prepared(attempt) => Some(Stage::Released(attempt)),
-                    _ => None,
-                };
-                promised(acknowledged).filter(|_| possible.iter().all(|state| promised(state).is_some()))
-            });
-            let Some(promised) = promised else { continue };
-            if promised != migration.stage {
-                let detail = || format!("{id} is {:?} on the promise of {promised:?}", migration.stage);
-                self.world.violated("owner", detail);
-            }
-            self.check_same(id, &migration, target);
-        }
-    }
-
-    fn check_same(&self, id: MigrationId, migration: &MigrationState, target: &Self) {
-        for moving in &migration.volumes {
-            let source = self.images.borrow().get(moving.source.place.name()).cloned();
-            let copy = target.images.borrow().get(moving.target.place.name()).cloned();
-            let (Some(source), Some(copy)) = (source, copy) else {
-                self.world.violated("owner", || format!("an image of {id} is gone at the commit point"));
-                continue;
-            };
-            source.with_medium(|source| {
-                copy.with_medium(|copy| {
-                    let mut pairs = source.current().iter().zip(copy.current());
-                    if let Some(sector) = pairs.position(|(source, copy)| source != copy) {
-                        let (here, there) = (source.current()[sector], copy.current()[sector]);
-                        self.world.violated("content", || {
-                            format!("{id} is released, and sector {sector} is {here:x} here, {there:x} there")
-                        });
-                    }
-                    for (medium, name) in [(source, "source"), (copy, "target")] {
-                        if !medium.is_durable() {
-                            let detail = || format!("{id} is released and the {name} is not durable");
-                            self.world.violated("content", detail);
-                        }
-                    }
-                });
-            });
-        }
     }
 
     /// Tells whether the journal may say that volumes are released, and not yet that their target has them.
