@@ -12,17 +12,12 @@ pub(crate) mod nbd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use block::Handle;
 use block::engine::Engine;
-use block::{BlockDevice, Handle};
 
-use crate::client_session::{ClientRequests, ClientSession};
 use crate::control::LaneFuture;
-use crate::fault_log::FaultLog;
-use crate::fencing::Presence;
-use crate::filter::{Counters, Meter};
 use crate::handle::{LaneSettings, Listeners};
-use crate::pulse::Pulse;
-use crate::volume::Volume;
+use crate::stack::ClientStacks;
 
 use self::nbd::NbdFrontEnd;
 
@@ -49,41 +44,4 @@ pub(crate) fn begin(
     let Listeners { unix, tcp } = listeners;
     let nbd = NbdFrontEnd::begin(handle, engine, settings, stacks.clone(), unix, tcp);
     vec![Box::new(nbd)]
-}
-
-/// Makes for each client of a volume what its requests go through down to the gate.
-#[derive(Clone)]
-pub(crate) struct ClientStacks {
-    volume: Rc<Volume>,
-    counters: Rc<Counters>,
-    pulse: Rc<Pulse>,
-    faults: Rc<FaultLog>,
-    handle: Handle,
-}
-
-impl ClientStacks {
-    /// For the volume that people call `name`; its clients' requests are counted together.
-    pub(crate) fn new(
-        name: &str,
-        volume: Rc<Volume>,
-        counters: Rc<Counters>,
-        pulse: Rc<Pulse>,
-        handle: Handle,
-    ) -> Self {
-        Self { volume, counters, pulse, faults: Rc::new(FaultLog::new(name.to_owned())), handle }
-    }
-
-    /// What one client's requests go through.
-    pub(crate) fn of(&self, presence: Rc<dyn Presence>) -> Rc<dyn BlockDevice> {
-        let requests = ClientRequests::new(Rc::clone(&self.volume), Rc::clone(&presence));
-        let session = ClientSession::new(Rc::clone(&self.volume), presence, Rc::new(requests));
-        let (counters, pulse, faults) =
-            (Rc::clone(&self.counters), Rc::clone(&self.pulse), Rc::clone(&self.faults));
-        Rc::new(Meter::new(session, counters, pulse, faults, self.handle.clone()))
-    }
-
-    /// The volume as no client in particular sees it: to be asked what it is like.
-    pub(crate) fn volume(&self) -> Rc<dyn BlockDevice> {
-        self.volume.device()
-    }
 }

@@ -20,7 +20,7 @@ use crate::control::Control;
 use crate::copy::VolumeCopy;
 use crate::driver::SourceHandle;
 use crate::handle::{Refused, StoreRole};
-use crate::volume::Volume;
+use crate::stack::Volume;
 
 /// Makes `volume` `size` bytes large; `driver` is that of its migration, if it is being migrated.
 ///

@@ -14,14 +14,12 @@
 //! volumes as the product.
 
 pub mod chronicler;
-mod client_session;
 pub mod clients;
 pub mod control;
 pub mod copy;
 pub mod driver;
 mod fault_log;
 pub mod fencing;
-pub mod filter;
 mod front_end;
 pub mod growth;
 mod handle;
@@ -32,13 +30,12 @@ mod pulse;
 mod recorder;
 pub mod resuming;
 pub mod shared_storage;
+pub mod stack;
 mod thread;
-pub mod volume;
 
 use block::signal;
 
 pub use chronicler::{Chronicler, Keeper, Keeping, NotDurable};
-pub use client_session::{ClientRequests, ClientSession};
 pub use clients::{ByHost, Clients};
 pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
 pub use driver::{
@@ -57,8 +54,8 @@ pub use handle::{
 pub use latency::Latencies;
 pub use pulse::Window;
 pub use shared_storage::{ArrivingStore, DataPath, Leasable, Promise, SharedImage};
+pub use stack::{ClientRequests, ClientSession, Home, Volume};
 pub use thread::{LaneError, start};
-pub use volume::{Home, Volume};
 
 /// Time between two reports of progress.
 pub const REPORT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);

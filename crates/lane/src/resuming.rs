@@ -16,7 +16,7 @@ use migration::MigrationId;
 use migration::strategy::VolumeEvent;
 use tracing::warn;
 
-use crate::volume::Volume;
+use crate::stack::Volume;
 
 /// Time between two times at least: each is a flush there, and a small file here.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);

@@ -32,8 +32,7 @@ use crate::control::Control;
 use crate::driver::{
     LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent, TargetHandle, TimeLimits,
 };
-use crate::filter::{Counters, GateMode};
-use crate::front_end::{self, ClientStacks, FrontEnd};
+use crate::front_end::{self, FrontEnd};
 use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
     Opening, Refused, Rest,
@@ -43,7 +42,7 @@ use crate::pulse::Pulse;
 use crate::recorder::Recorder;
 use crate::shared_storage::LeasedImage;
 use crate::signal::Signal;
-use crate::volume::{Home, Volume};
+use crate::stack::{ClientStacks, Counters, GateMode, Home, Volume};
 
 /// Stack of a lane's thread: its futures are on the heap, so little is needed.
 const STACK_BYTES: usize = 512 << 10;

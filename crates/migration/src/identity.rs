@@ -48,7 +48,7 @@ impl Attempt {
     }
 
     /// The last number of the run of the source that this try belongs to. No run gets there: it makes
-    /// [`crate::source::ATTEMPTS_MAX`] tries.
+    /// [`crate::handover::source::ATTEMPTS_MAX`] tries.
     pub fn last_of_run(self) -> Self {
         Self(self.0 | RUN_MASK)
     }

@@ -26,31 +26,26 @@
 
 pub mod authority;
 pub mod failure;
-pub mod handover;
+mod handover;
 pub mod identity;
 pub mod journal;
-pub mod message;
 mod pacing;
-pub mod phase;
 pub mod planted;
 pub mod progress;
-pub mod promotion;
 pub mod recovery;
 pub mod retention;
 pub mod session;
-pub mod source;
 pub mod stay;
 pub mod strategy;
-pub mod target;
-pub mod ticket;
 pub mod vm;
 pub mod wire;
 
 pub use failure::{CommitFault, Failure};
+pub use handover::phase::Phase;
+pub use handover::source::Source;
+pub use handover::target::Target;
+pub use handover::{message, phase, promotion, source, target, ticket};
 pub use identity::{Attempt, CommitId, HostId, MigrationId, VolumeId, VolumeIndex};
 pub use pacing::PacingSettings;
-pub use phase::Phase;
 pub use progress::{Progress, VolumeProgress, Waiting};
-pub use source::Source;
 pub use stay::StayKey;
-pub use target::Target;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::phase::Phase;
-use crate::source::Costs;
+use crate::handover::phase::Phase;
+use crate::handover::source::Costs;
 use crate::strategy::Tally;
 
 /// How far a migration is, at one instant.

@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use chronicle::Generation;
 
+use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 use crate::journal::{
     FailureCode, ImageLocation, MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary,
 };
-use crate::message::{ToSource, ToTarget};
 use crate::planted::{Bug, broken};
 
 /// A step of recovery. Steps are done in order, and each again after another crash: all of them can be repeated.

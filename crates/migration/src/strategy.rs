@@ -20,9 +20,9 @@ use chronicle::{ByteRange, LayeredBitmap};
 pub use mirror::{Acknowledgement, Mirror, MirrorSettings};
 pub use tally::Tally;
 
+use crate::handover::source::Costs;
 use crate::journal::FailureCode;
 use crate::progress::VolumeProgress;
-use crate::source::Costs;
 
 /// Brings one volume's replica up to date.
 ///

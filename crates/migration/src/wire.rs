@@ -23,8 +23,8 @@ pub use opening::{
 };
 pub use survey::{ProbeSeen, Survey, Surveyed, SurveyedPlace};
 
+use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::MigrationId;
-use crate::message::{ToSource, ToTarget};
 
 /// Version of the encoding that this program writes; the transport agrees upon one that both ends know.
 pub const VERSION: u8 = 1;

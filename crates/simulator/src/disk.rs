@@ -24,7 +24,7 @@ use block::{
     BlockDevice, Buffer, ByteRange, Change, Durability, Extent, Geometry, IoError, IoFuture, ZeroMode,
 };
 use lane::Volume;
-use lane::filter::GateMode;
+use lane::stack::GateMode;
 use migration::Phase;
 use migration::stay::Look;
 use rustix::io::Errno;

@@ -14,7 +14,7 @@ use migration::{MigrationId, PacingSettings};
 use super::participant::{IncomingGroup, OutgoingGroup};
 use crate::peer::{PeerVolume, RpcChannel, Service};
 use crate::shared_storage::{HeldLease, LeasedImage};
-use crate::volume::Volume;
+use crate::stack::Volume;
 
 /// A migration between two stores of this host: what is to be migrated, and within which limits.
 pub struct Plan {

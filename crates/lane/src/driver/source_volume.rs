@@ -25,10 +25,9 @@ use tracing::warn;
 use super::{CopySettings, Event, OutgoingVolume, flush};
 use crate::REPORT_INTERVAL;
 use crate::copy::VolumeCopy;
-use crate::filter::GateMode;
 use crate::peer::PriorityBoost;
 use crate::shared_storage::HeldLease;
-use crate::volume::{Home, Volume};
+use crate::stack::{GateMode, Home, Volume};
 
 /// What a driver has done for a volume of its migration.
 #[derive(Clone, Copy, Debug)]

@@ -18,11 +18,10 @@ use migration::{Attempt, VolumeIndex};
 use tracing::warn;
 
 use super::{IncomingVolume, flush};
-use crate::filter::GateMode;
 use crate::peer::Service;
 use crate::peer::head::Address;
 use crate::shared_storage::LeasedImage;
-use crate::volume::Home;
+use crate::stack::{GateMode, Home};
 
 /// Bytes read from the target's store to see whether it answers, before writes are let through.
 const TRIAL_BYTES: u64 = 4096;

@@ -9,10 +9,11 @@ use block::Handle;
 use block::engine::Engine;
 use export::nbd;
 
-use super::{ClientStacks, FrontEnd};
+use super::FrontEnd;
 use crate::control::LaneFuture;
 use crate::fencing::Presence;
 use crate::handle::LaneSettings;
+use crate::stack::ClientStacks;
 
 pub use export::nbd::{
     Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption,

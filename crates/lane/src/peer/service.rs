@@ -16,12 +16,11 @@ use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
 use super::window::WINDOW_BYTES;
 use super::{Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
-use crate::client_session::{Origin, Route};
 use crate::clients::{ByHost, Way};
 use crate::fencing::{Changed, FencingToken};
 use crate::shared_storage::{LeasedImage, Secret};
 use crate::signal::Signal;
-use crate::volume::Volume;
+use crate::stack::{Origin, Route, Volume};
 
 /// Calls of one peer that are carried out at a time; more wait. Enough for a disk to be busy, and few enough that what
 /// they hold of memory stays within what the channel lets through.

@@ -81,7 +81,7 @@ fn the_end_is_told_once_however_the_recording_ends() {
 struct Scene {
     handle: Handle,
     pulse: Rc<Pulse>,
-    counters: Rc<crate::filter::Counters>,
+    counters: Rc<crate::stack::Counters>,
     control: Rc<Remembering>,
 }
 
@@ -164,7 +164,7 @@ fn ended() -> Report {
 fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) -> F) -> Vec<Recorded> {
     let mut executor = Executor::new(JumpingClock::default());
     let handle = executor.handle();
-    let counters = Rc::<crate::filter::Counters>::default();
+    let counters = Rc::<crate::stack::Counters>::default();
     let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
     let control = Rc::<Remembering>::default();
     let scene = Scene { handle, pulse, counters, control: Rc::clone(&control) };

@@ -18,11 +18,11 @@ use crate::control::Report;
 use crate::driver::{
     IncomingGroup, IncomingVolume, SendMessage, TargetDriver, TargetHandle, TargetParticipation, TargetPlan,
 };
-use crate::filter::GateMode;
 use crate::handle::{IncomingOrder, IncomingRole, Promoted, Refused};
 use crate::peer::head::Address;
 use crate::peer::{CallsOnly, Capabilities, Listener, PeerChannel, RpcChannel, Service};
 use crate::shared_storage::{ArrivingStore, LeasedImage};
+use crate::stack::GateMode;
 
 impl Lane {
     /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is

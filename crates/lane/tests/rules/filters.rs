@@ -13,7 +13,7 @@ use block::{
 };
 use chronicle::{BlockSize, Chronicle, Epoch};
 use lane::Chronicler;
-use lane::filter::{Gate, GateMode, Tracker};
+use lane::stack::{Gate, GateMode, Tracker};
 use migration::journal::{Outcome, Record};
 use migration::{VolumeId, VolumeIndex};
 use rustix::io::Errno;

@@ -13,12 +13,12 @@ use chronicle::{BlockSize, Generation};
 use futures_channel::{mpsc, oneshot};
 use futures_util::future::join_all;
 use lane::Volume;
-use lane::filter::{Gate, GateMode};
 use lane::peer::head::Address;
 use lane::peer::{
     Capabilities, Channel, ChannelEvent, Listener, PeerStore, PeerVolume, RequestPriority, RpcChannel,
     Service,
 };
+use lane::stack::{Gate, GateMode};
 use migration::{HostId, VolumeId};
 
 use super::support::{SIZE, play};

@@ -32,10 +32,10 @@ use super::tally::Tally;
 use super::values::Values;
 use super::writes::{SourceSide, WriteState, Writes};
 use super::{Copied, Strategy, VolumeAction, VolumeEvent};
+use crate::handover::source::Costs;
 use crate::pacing::{Pacing, PacingSettings};
 use crate::planted::{Bug, broken};
 use crate::progress::{VolumeProgress, Waiting};
-use crate::source::Costs;
 
 /// What a mirror is told at its beginning.
 #[derive(Clone, Debug)]

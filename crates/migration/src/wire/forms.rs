@@ -13,9 +13,9 @@ use super::opening::{
 use super::survey::ProbeSeen;
 use super::survey_forms::{SurveyForm, SurveyedForm};
 use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, PROBES_MAX, VOLUMES_MAX, WireError};
+use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{Forwarding, ImageFormat, Origin};
-use crate::message::{ToSource, ToTarget};
 
 type Generations = Vec<([u8; 16], u64)>;
 

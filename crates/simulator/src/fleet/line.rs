@@ -288,9 +288,9 @@ impl lane::peer::Channel for Sender {
 mod tests {
     use block::executor::Executor;
     use block::{BufferPool, MemoryStore};
-    use lane::filter::{Gate, GateMode};
     use lane::peer::head::{Address, Operation};
     use lane::peer::{CallsOnly, RpcChannel, Service};
+    use lane::stack::{Gate, GateMode};
 
     use super::*;
     use crate::driver::Clock;

@@ -8,8 +8,8 @@ use block::filter::Aligner;
 use block::{BlockDevice, Geometry};
 use chronicle::StayId;
 use futures_channel::mpsc;
-use lane::filter::GateMode;
 use lane::peer::{CallsOnly, PeerVolume, RpcChannel, Service};
+use lane::stack::GateMode;
 use lane::{
     Chronicler, ClientRequests, ClientSession, Home, Keeper, Keeping, Presence, SourceHandle,
     SourceParticipantRef, TargetHandle, Volume,

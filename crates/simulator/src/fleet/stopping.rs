@@ -10,7 +10,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use lane::filter::GateMode;
+use lane::stack::GateMode;
 use lane::{Home, Volume};
 use migration::StayKey;
 

@@ -15,11 +15,11 @@ use std::time::Duration;
 use attempt::SyncState;
 use early::Early;
 
-use crate::handover::Handover;
+use crate::handover::message::ToTarget;
+use crate::handover::phase::Phase;
+use crate::handover::released::Handover;
 use crate::identity::{Attempt, CommitId, VolumeIndex};
 use crate::journal::{MigrationState, Outcome, Side, Stage, Summary};
-use crate::message::ToTarget;
-use crate::phase::Phase;
 
 pub use attempt::ATTEMPTS_MAX;
 pub use event::{Costs, Moves, Peer, SourceAction, SourceEvent, SourceSettings};

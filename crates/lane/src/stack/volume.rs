@@ -23,8 +23,8 @@ use crate::chronicler::{Chronicler, NotDurable};
 use crate::clients::Clients;
 use crate::copy::VolumeCopy;
 use crate::fencing::FencingTokens;
-use crate::filter::{Gate, GateMode, MirrorFilter, Tracker};
 use crate::peer::PeerVolume;
+use crate::stack::{Gate, GateMode, MirrorFilter, Tracker};
 
 /// The first epoch of a volume's life: "since the epoch before" can be asked for.
 const FIRST_EPOCH: Epoch = Epoch(1);

@@ -11,9 +11,9 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode};
 
-use crate::client_session::ClientSession;
 use crate::fault_log::FaultLog;
 use crate::pulse::Pulse;
+use crate::stack::ClientSession;
 
 /// What guests have asked for since the lane began.
 #[derive(Debug, Default)]

@@ -6,12 +6,12 @@ use chronicle::Generation;
 
 use super::early::Early;
 use super::{DiscardStep, Moves, ReleaseFate, Source, SourceAction, State};
+use crate::handover::message::ToTarget;
+use crate::handover::phase::Phase;
+use crate::handover::target::FlushResult;
 use crate::identity::{Attempt, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, Outcome, Record};
-use crate::message::ToTarget;
-use crate::phase::Phase;
 use crate::planted::{Bug, broken};
-use crate::target::FlushResult;
 
 /// Tries at the handover before the migration fails: each of them closes gates, so guests notice it.
 pub const ATTEMPTS_MAX: u32 = 10;
@@ -326,9 +326,9 @@ pub(super) enum SyncState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handover::message::ToSource;
+    use crate::handover::source::{SourceEvent, SourceSettings};
     use crate::identity::MigrationId;
-    use crate::message::ToSource;
-    use crate::source::{SourceEvent, SourceSettings};
 
     #[test]
     fn a_try_begins_a_little_after_the_copying_has_ended() {
@@ -337,7 +337,7 @@ mod tests {
             migration: MigrationId(1),
             volumes: vec![(VolumeId([1; 16]), Generation(0))],
             switch_over_max: Duration::from_secs(1),
-            peer: crate::source::Peer::SameHost,
+            peer: crate::handover::source::Peer::SameHost,
             moves: Moves::Volumes,
         };
         let copied = Duration::from_secs(5);
@@ -358,7 +358,7 @@ mod tests {
                 migration: MigrationId(1),
                 volumes: vec![(VolumeId([1; 16]), Generation(0))],
                 switch_over_max: Duration::from_secs(1),
-                peer: crate::source::Peer::OtherHost,
+                peer: crate::handover::source::Peer::OtherHost,
                 moves: Moves::VolumesAfterHooks,
             };
             let mut source = Source::new(Duration::ZERO, settings);
@@ -401,7 +401,7 @@ mod tests {
                 migration: MigrationId(1),
                 volumes: vec![(VolumeId([1; 16]), Generation(0))],
                 switch_over_max: Duration::from_secs(1),
-                peer: crate::source::Peer::OtherHost,
+                peer: crate::handover::source::Peer::OtherHost,
                 moves: Moves::Volumes,
             };
             let mut source = Source::new(Duration::ZERO, settings);

@@ -8,12 +8,12 @@ use super::{
     COMMIT_RETRY, End, FlushResult, Journal, Ownership, QUERY_INTERVAL, State, Target, TargetAction, given_up,
 };
 use crate::failure::CommitFault;
+use crate::handover::message::{ToSource, ToTarget};
+use crate::handover::source::Moves;
+use crate::handover::target::Wrote;
 use crate::identity::{Attempt, VolumeId, VolumeIndex};
 use crate::journal::{Outcome, Promotion};
-use crate::message::{ToSource, ToTarget};
 use crate::planted::{Bug, broken};
-use crate::source::Moves;
-use crate::target::Wrote;
 
 impl Target {
     pub(super) fn received(&mut self, now: Duration, message: ToTarget) {

@@ -6,11 +6,11 @@ use chronicle::Generation;
 
 use super::{DiscardStep, REPEAT, ReleaseFate, Source, SourceAction, State};
 use crate::failure::CommitFault;
-use crate::handover::{Handover, Step, handed_back_and_promoted};
+use crate::handover::message::{ToSource, ToTarget};
+use crate::handover::phase::Phase;
+use crate::handover::released::{Handover, Step, handed_back_and_promoted};
 use crate::identity::{CommitId, VolumeId};
 use crate::journal::{FailureCode, Outcome, Record};
-use crate::message::{ToSource, ToTarget};
-use crate::phase::Phase;
 use crate::planted::{Bug, broken};
 
 impl Source {

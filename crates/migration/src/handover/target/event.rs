@@ -3,9 +3,9 @@
 use chronicle::Generation;
 
 use crate::failure::CommitFault;
+use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, CommitId, VolumeId, VolumeIndex};
 use crate::journal::{Outcome, Promotion, Record};
-use crate::message::{ToSource, ToTarget};
 
 /// What happened at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,11 +25,11 @@ use std::time::Duration;
 
 use chronicle::Generation;
 
+use crate::handover::message::ToSource;
+use crate::handover::source::Moves;
 use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, MigrationState, Outcome, Promotion, Record, Side, Stage, Summary};
-use crate::message::ToSource;
 use crate::planted::{Bug, broken};
-use crate::source::Moves;
 
 pub use event::{FlushResult, TargetAction, TargetEvent, Wrote};
 

@@ -19,9 +19,8 @@ use migration::planted::{Bug, broken};
 
 use crate::clients::Client;
 use crate::fencing::{Always, Changed, FencingToken, Presence};
-use crate::filter::{Access, Again, GateMode};
 use crate::peer::PeerVolume;
-use crate::volume::Volume;
+use crate::stack::{Access, Again, GateMode, Volume};
 
 /// Bytes of a range that are zeroed or discarded at once: who connects meanwhile waits for no more. A store that has to write
 /// zeroes takes a second or two for it.

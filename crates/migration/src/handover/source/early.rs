@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use super::attempt::SyncState;
 use super::{Source, SourceAction, State};
+use crate::handover::phase::Phase;
 use crate::identity::Attempt;
 use crate::journal::{FailureCode, Outcome};
-use crate::phase::Phase;
 
 /// How far the early try is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,12 +5,12 @@ use std::time::Duration;
 use chronicle::Generation;
 
 use crate::failure::CommitFault;
+use crate::handover::message::{ToSource, ToTarget};
+use crate::handover::phase::Phase;
+use crate::handover::target::FlushResult;
 use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, Outcome, Record, Summary};
-use crate::message::{ToSource, ToTarget};
-use crate::phase::Phase;
 use crate::strategy::Tally;
-use crate::target::FlushResult;
 
 /// What a source is told at its beginning.
 #[derive(Clone, Debug)]

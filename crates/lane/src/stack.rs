@@ -1,0 +1,27 @@
+//! What a guest's request goes through: one layer over the other, from the client to the store.
+//!
+//! ```text
+//!   meter ─► client session ─► gate ─► align ─► tracker ─► [mirror] ─► flush debt ─► store
+//!   └ for each client ────┘   └ for each volume: Volume ──────────────────────────┘
+//!     ClientStacks::of()
+//! ```
+//! What any stack may have (align, flush debt) is in `block`.
+
+mod client_session;
+mod client_stacks;
+mod gate;
+mod meter;
+mod mirror;
+mod tracker;
+pub mod volume;
+
+pub use client_session::{ClientRequests, ClientSession};
+pub(crate) use client_session::{Origin, Route};
+pub(crate) use client_stacks::ClientStacks;
+pub(crate) use gate::{Access, Again};
+pub use gate::{Gate, GateMode};
+pub use meter::Counters;
+pub(crate) use meter::Meter;
+pub use mirror::MirrorFilter;
+pub use tracker::Tracker;
+pub use volume::{Home, Volume};
