@@ -42,6 +42,7 @@
 //!
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
 
+pub mod folders;
 mod hooks;
 mod hosts;
 mod keys;
@@ -72,7 +73,7 @@ pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
 pub use stores::{StoreConfig, StoreFault};
 
-use crate::folders::Folders;
+use crate::config::folders::Folders;
 
 /// Name of the store that there is when none is configured.
 pub const DEFAULT_STORE: &str = "default";

@@ -14,10 +14,10 @@ use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
 
 use self::images::{code_of_image, code_of_qcow2, code_of_remote};
-use crate::copying::FillError;
-use crate::growing::GrowError;
 use crate::hosts::HostsError;
 use crate::images::CopyError;
+use crate::images::copying::FillError;
+use crate::images::growing::GrowError;
 use crate::names::InvalidName;
 use crate::stores::{Occupant, StoreProblem};
 use crate::vms::VmError;
@@ -344,7 +344,7 @@ pub(crate) enum RequestError {
         /// Which volume.
         volume: String,
         /// By whom.
-        clients: crate::volumes::Users,
+        clients: crate::volumes::registry::Users,
     },
     /// Clients may have been left at the host that it came from.
     #[error(

@@ -27,23 +27,23 @@ use std::time::Duration;
 use lane::Encryption;
 use tokio::sync::{Mutex, Semaphore, watch};
 
-use crate::chronicles::Chronicles;
 use crate::config::Config;
-use crate::dockets::Dockets;
 use crate::error::RequestError;
-use crate::history::Histories;
+use crate::files::sockets::SocketFolder;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
-use crate::migrations::Migrations;
-use crate::moving::VmMoves;
+use crate::migrations::history::Histories;
+use crate::migrations::metadata::MetadataFolder;
+use crate::migrations::queue::Queue;
+use crate::migrations::recovery;
+use crate::migrations::registry::Migrations;
+use crate::migrations::volume_hooks::VolumeHooks;
 use crate::peers::Peers;
-use crate::queue::Queue;
-use crate::recovery;
-use crate::sockets::SocketFolder;
 use crate::stores::Stores;
+use crate::vms::moving::VmMoves;
 use crate::vms::{Adoptions, VmError, Vms};
-use crate::volume_hooks::VolumeHooks;
-use crate::volumes::{Service, Volumes};
+use crate::volumes::chronicles::Chronicles;
+use crate::volumes::registry::{Service, Volumes};
 
 /// Operations under way at a time. More wait; each may hold a helper thread.
 const OPERATIONS_MAX: u32 = 32;
@@ -62,7 +62,7 @@ pub(crate) struct Host {
     /// Migrations that wait for their turn.
     pub(crate) queue: Arc<Queue>,
     /// What goes with migrations besides the journal.
-    pub(crate) dockets: Arc<Dockets>,
+    pub(crate) metadata_folder: Arc<MetadataFolder>,
     pub(crate) histories: Arc<Histories>,
     /// Those who see to migrations.
     sessions: Sessions,
@@ -112,8 +112,8 @@ impl Host {
             move || hosts.own()
         });
         let queue = Arc::new(Queue::new(config.limits.queue));
-        let dockets = Arc::new(journal.read(|state| Dockets::open(&config.data_dir, state)));
-        migrations.add_waiting(&queue, &dockets);
+        let metadata_folder = Arc::new(journal.read(|state| MetadataFolder::open(&config.data_dir, state)));
+        migrations.add_waiting(&queue, &metadata_folder);
         let moving = VmMoves::new(tokio::runtime::Handle::current());
         migrations.ask_of_vms(&moving);
         Arc::new(Self {
@@ -129,7 +129,7 @@ impl Host {
             volumes: Arc::default(),
             migrations,
             queue,
-            dockets,
+            metadata_folder,
             sessions: Sessions::default(),
             moving,
             volume_hooks: VolumeHooks::new(tokio::runtime::Handle::current()),
@@ -199,7 +199,7 @@ impl Host {
         }
         for (name, _, _) in self.volumes.list() {
             let path = self.sockets.volume_socket(&name);
-            if let Err(error) = crate::sockets::remove(&path) {
+            if let Err(error) = crate::files::sockets::remove(&path) {
                 tracing::warn!(path = %path.display(), %error, "a socket is left over");
             }
         }

@@ -26,7 +26,7 @@ use transport::{
 use self::known::Known;
 pub(crate) use self::known::{Acquaintance, Trust};
 use crate::config::{Config, HostsConfig};
-use crate::listing::ListingError;
+use crate::files::listing::ListingError;
 
 /// Name of the identity's folder in the data folder.
 const IDENTITY_FOLDER: &str = "identity";

@@ -27,7 +27,7 @@ use utoipa_axum::routes;
 
 use crate::error::RequestError;
 use crate::host::Host;
-use crate::migrations::parse_id;
+use crate::migrations::registry::parse_id;
 
 pub use openapi::document as openapi_document;
 pub(crate) use server::serve;

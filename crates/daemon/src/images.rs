@@ -1,5 +1,18 @@
 //! Image files as the control plane handles them: looked at, copied in, deleted, fenced. Everything here may sleep.
+//!
+//! ```text
+//!   opening     opens the images of volumes, and makes those of targets
+//!   copying     fills a new image from another one
+//!   growing     ends a growth that was interrupted
+//!   replicas    images that a volume left behind, and that it may come home to
+//!   inventory   every image that a migration left and that was kept
+//! ```
 
+pub(crate) mod copying;
+pub(crate) mod growing;
+pub(crate) mod inventory;
+pub(crate) mod opening;
+pub(crate) mod replicas;
 mod shrink;
 
 use std::fs::{File, OpenOptions};
@@ -13,11 +26,12 @@ use lane::ControlFault;
 use migration::MigrationId;
 use migration::journal::ImageLocation;
 use migration::recovery::Retirement;
-use rustix::fs::{RenameFlags, SeekFrom};
+use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use self::shrink::Doomed;
 use crate::fail_point::{self, Step};
+use crate::files::folder_entries::{rename_without_replacing, sync_folder_of, with_suffix};
 
 /// Size of the sectors that guests see: the size of every volume is a multiple of it.
 pub(crate) const SECTOR_BYTES: u64 = 512;
@@ -123,30 +137,6 @@ pub(crate) fn copy_into(from: &Path, to: &Path, done: &AtomicU64) -> Result<(), 
         }
         _ => CopyError::Io { from: from.to_owned(), to: to.to_owned(), source },
     })
-}
-
-/// Renames a file unless there is one of the new name, durably.
-pub(crate) fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
-    let here = rustix::fs::CWD;
-    match rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE) {
-        // Some file systems do not know the flag; the store is ours alone.
-        Err(Errno::INVAL | Errno::NOSYS) if !to.exists() => std::fs::rename(from, to)?,
-        result => result?,
-    }
-    sync_folder_of(to)
-}
-
-/// Makes the names in the folder of `path` durable.
-pub(crate) fn sync_folder_of(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all()
-}
-
-/// Adds to a path's file name.
-pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }
 
 fn delete(path: &Path) -> Result<(), ControlFault> {

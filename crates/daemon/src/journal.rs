@@ -24,7 +24,7 @@ use migration::CommitFault;
 use migration::journal::{CodecError, Inconsistent, Record, State};
 use tokio::sync::oneshot;
 
-use crate::lock::FolderLock;
+use crate::files::lock::FolderLock;
 pub(crate) use file::now_unix_ms;
 use file::{JournalFile, ReplaceFault};
 pub(crate) use writer::step_of;

@@ -7,55 +7,39 @@
 //!              │                    │ Control: commits, images, reports
 //!              ├──► migrations ◄────┤
 //!              ├──► journal    ◄────┘
-//!              ├──► stores, images, sockets
+//!              ├──► stores, images ──► files
 //!              ├──► vms ──► hypervisor: QEMU processes
 //!              └──► hosts ──► transport ──► peers: what other hosts say
 //! ```
 //!
+//! `host` has the operations, what can be asked for: those on volumes in `host/volumes/`, for example. The other rooms
+//! have what operations need; only `serve`, `http` and `peers` know a `Host`.
+//!
 //! Nothing here is on the path of a guest's request. What must be remembered is in the journal before it is acted
 //! upon; what is here besides is forgotten at a restart, and found again from the journal.
 
-mod chronicles;
 pub mod config;
-mod control;
-mod copying;
-mod descriptors;
-mod dockets;
 mod error;
 pub mod fail_point;
-pub mod folders;
-mod growing;
-mod history;
+mod files;
 mod hooks;
 mod host;
 mod hosts;
 mod http;
 mod images;
 mod journal;
-mod kept;
-mod listing;
-mod lock;
 mod migrations;
-mod moving;
 pub mod names;
-mod opening;
 mod peers;
-mod qemu_sockets;
-mod queue;
-mod recovery;
-mod replicas;
 mod serve;
-mod sockets;
 mod stores;
 mod vms;
-mod volume_hooks;
 mod volumes;
-mod whole_file;
 
+pub use config::folders::Folders;
 pub use config::{Config, ConfigError, EngineSetting, StoreConfig};
-pub use folders::Folders;
+pub use files::lock::LockError;
+pub use files::sockets::SocketError;
 pub use http::openapi_document;
 pub use journal::{JOURNAL_FILE, JournalError, read_journal};
-pub use lock::LockError;
 pub use serve::{Daemon, ServeError, serve};
-pub use sockets::SocketError;

@@ -35,7 +35,7 @@ use self::routes::{Former, Routes, SessionChannel};
 use self::surveys::Questions;
 use self::turns::Turns;
 use crate::host::Host;
-use crate::moving;
+use crate::vms::moving;
 
 type Answer = oneshot::Sender<Result<Acceptance, Refusal>>;
 

@@ -18,20 +18,20 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::chronicles::Chronicles;
 use crate::config::{Config, DEFAULT_STORE, RunsAs, StoreConfig};
-use crate::descriptors;
 use crate::fail_point::{self, UnknownFailPoint};
+use crate::files::descriptors;
+use crate::files::lock::{FolderLock, LockError};
+use crate::files::sockets::{self, SocketError, SocketFolder};
 use crate::host::volumes::export::encryption;
 use crate::host::{Books, Host};
 use crate::hosts::Hosts;
 use crate::http;
 use crate::journal::{Journal, JournalError};
-use crate::lock::{FolderLock, LockError};
+use crate::migrations::recovery;
 use crate::peers::Peers;
-use crate::recovery;
-use crate::sockets::{self, SocketError, SocketFolder};
 use crate::stores::Stores;
+use crate::volumes::chronicles::Chronicles;
 
 /// Why a daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]

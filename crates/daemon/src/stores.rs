@@ -15,7 +15,7 @@ use migration::journal::{ImageFormat, ImageLocation, Place, ReservedContent, Sta
 
 use crate::config::StoreConfig;
 use crate::error::{RequestError, with_causes};
-use crate::lock::LockError;
+use crate::files::lock::LockError;
 
 pub(crate) use folder::{Folder, image_name, new_path, removed_path};
 

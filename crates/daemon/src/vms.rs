@@ -26,10 +26,12 @@ mod holds;
 mod life;
 mod lifelines;
 mod manifest;
+pub(crate) mod moving;
 mod needs;
 mod probe;
 mod process;
 pub(crate) mod proof;
+pub(crate) mod qemu_sockets;
 mod same_files;
 #[cfg(test)]
 mod tests;
@@ -58,9 +60,8 @@ use self::manifest::Manifest;
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
 use crate::config::MachinesConfig;
+use crate::files::sockets::{Grants, SocketFolder};
 use crate::journal::now_unix_ms;
-use crate::qemu_sockets;
-use crate::sockets::{Grants, SocketFolder};
 
 /// Folder in the data folder: one of each VM, with its files and its log.
 const FOLDER: &str = "vms";

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{Config, ConfigError, EngineSetting, Overrides, SocketAccess, StoreConfig};
-use crate::folders::Folders;
+use crate::config::folders::Folders;
 
 fn folders() -> Folders {
     Folders { config_file: None, data_dir: Some("/data".into()), runtime_dir: "/run/s".into() }

@@ -14,11 +14,11 @@ use tokio::sync::Semaphore;
 
 use super::Host;
 use crate::error::RequestError;
+use crate::files::sockets::volume_uri;
 use crate::images;
-use crate::migrations::image_location;
-use crate::sockets::volume_uri;
+use crate::migrations::view::image_location;
 use crate::stores::{Store, StoreKind};
-use crate::volumes::Service;
+use crate::volumes::registry::Service;
 
 /// How long a lane or a store may take to answer before its part of a description is left out: somebody who looks
 /// at a host with one hung disk sees the rest.

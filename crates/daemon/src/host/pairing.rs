@@ -13,7 +13,7 @@ use super::describe::ANSWER_MAX;
 use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::hosts::Trust;
-use crate::volumes::Service;
+use crate::volumes::registry::Service;
 
 impl Host {
     /// Makes this host's identity.

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use serde::{Deserialize, Serialize};
 use transport::{HostId, InvitationId, Link, Peer, Peers};
 
-use crate::listing::{Listed, Listing, ListingError};
+use crate::files::listing::{Listed, Listing, ListingError};
 
 /// Invitations whose terms are remembered: as many as can be open.
 const TERMS_MAX: usize = 1000;

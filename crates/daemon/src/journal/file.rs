@@ -14,8 +14,8 @@ use rustix::fs::OFlags;
 
 use super::JournalError;
 use crate::fail_point::{self, Step};
-use crate::images::sync_folder_of;
-use crate::whole_file::{Left, believe};
+use crate::files::folder_entries::sync_folder_of;
+use crate::files::whole_file::{Left, believe};
 
 /// Size beyond which the journal is compacted as soon as no migration would have to wait for it.
 pub(super) const COMPACT_BYTES: usize = 1 << 20;

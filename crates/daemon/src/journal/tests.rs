@@ -17,8 +17,8 @@ use tokio::sync::oneshot;
 use super::file::{self, COMPACT_BYTES, NextFrame, ReplaceFault, Storage};
 use super::writer::{Request, Writer};
 use super::{JOURNAL_FILE, Journal, JournalError};
-use crate::lock::FolderLock;
-use crate::whole_file::page_cache::Cached;
+use crate::files::lock::FolderLock;
+use crate::files::whole_file::page_cache::Cached;
 
 fn open(folder: &Path) -> Result<Journal, JournalError> {
     // A journal that was dropped gives its lock up a moment later, when its thread has ended.

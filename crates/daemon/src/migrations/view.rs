@@ -9,10 +9,10 @@ use api::{
 use migration::journal::{self, FailureCode, Outcome, Place, Side, Stage, Summary};
 use migration::{MigrationId, Phase, Progress};
 
-use super::Live;
-use crate::dockets::Docket;
 use crate::journal::now_unix_ms;
-use crate::moving::{Account, PostCopyState};
+use crate::migrations::metadata::Metadata;
+use crate::migrations::registry::Live;
+use crate::vms::moving::{Account, PostCopyState};
 
 /// The migration as the API shows it.
 pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: Option<&Live>) -> Migration {
@@ -77,26 +77,26 @@ pub(crate) fn queued(
 }
 
 /// Adds what goes with a migration besides the journal.
-pub(super) fn add_docket(shown: &mut Migration, docket: &Docket) {
+pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     let id = |number: u64| MigrationId(number).to_string();
     if shown.volume.is_empty() {
         // It never began, and its volumes are not here any more.
-        shown.volume.clone_from(&docket.name);
+        shown.volume.clone_from(&metadata.name);
     }
-    shown.retry_of = docket.retry_of.map(id);
-    shown.retried_as = docket.retried_as.map(id);
-    shown.replica = docket.held_bytes.map(|bytes_held| ReplicaUsed {
+    shown.retry_of = metadata.retry_of.map(id);
+    shown.retried_as = metadata.retried_as.map(id);
+    shown.replica = metadata.held_bytes.map(|bytes_held| ReplicaUsed {
         bytes_held,
         bytes_spared: bytes_held.saturating_sub(shown.bytes_copied.saturating_add(shown.bytes_zero)),
     });
     shown.shared =
-        !docket.shared.is_empty() && docket.shared.iter().all(|shared| shared.is_used == Some(true));
-    if docket.is_paused && shown.state == MigrationState::Running && shown.phase == api::Phase::Copying {
+        !metadata.shared.is_empty() && metadata.shared.iter().all(|shared| shared.is_used == Some(true));
+    if metadata.is_paused && shown.state == MigrationState::Running && shown.phase == api::Phase::Copying {
         shown.state = MigrationState::Paused;
         (shown.bytes_per_second, shown.remaining_seconds) = (0.0, None);
     }
-    if !docket.warnings.is_empty() {
-        let said = shown.message.iter().chain(&docket.warnings).map(String::as_str);
+    if !metadata.warnings.is_empty() {
+        let said = shown.message.iter().chain(&metadata.warnings).map(String::as_str);
         shown.message = Some(said.collect::<Vec<_>>().join("; "));
     }
 }

@@ -20,7 +20,7 @@ use transport::{ChannelId, Priority, Session};
 
 use super::channel::{Kind, Subject};
 use super::{host_id, lock, send};
-use crate::moving;
+use crate::vms::moving;
 
 /// The version of the protocol from which on hosts know the fences of volumes.
 const FENCES_SINCE: u16 = 2;

@@ -16,8 +16,8 @@ use std::sync::{Mutex, PoisonError};
 use migration::journal::{ImageFormat, State};
 
 use super::{Space, StoreProblem};
-use crate::images::{self, rename_without_replacing, with_suffix};
-use crate::lock::FolderLock;
+use crate::files::folder_entries::{rename_without_replacing, sync_folder_of, with_suffix};
+use crate::files::lock::FolderLock;
 use crate::names;
 
 /// Suffixes of images.
@@ -183,5 +183,5 @@ fn settle_file(path: &Path, known: &BTreeSet<&Path>) -> std::io::Result<()> {
         }
         (None, _) => Ok(()),
     }?;
-    images::sync_folder_of(path)
+    sync_folder_of(path)
 }

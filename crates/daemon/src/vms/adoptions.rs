@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use hypervisor::qemu::{BlockNode, DiskOptions, ImageFile, LocalDisk};
 use serde::{Deserialize, Serialize};
 
-use crate::listing::{Listed, Listing};
+use crate::files::listing::{Listed, Listing};
 
 /// The VMs whose disks were adopted.
 pub(crate) type Adoptions = Listing<Adopted>;

@@ -22,9 +22,9 @@ use super::catalogue::{Fate, Record, Standing};
 use super::manifest::{self, Manifest};
 use super::needs::Needs;
 use super::{Alive, Definition, Differences, Life, VmError, Vms, probe, same_files, tpm};
+use crate::files::sockets::SocketFolder;
 use crate::journal::now_unix_ms;
-use crate::moving::Terms;
-use crate::sockets::SocketFolder;
+use crate::vms::moving::Terms;
 
 /// What makes QEMU wait for a VM's memory, and not run it by itself.
 const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::listing::{Listed, Listing};
+use crate::files::listing::{Listed, Listing};
 
 /// The VMs that there are.
 pub(super) type Catalogue = Listing<Record>;

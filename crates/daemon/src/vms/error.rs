@@ -9,7 +9,7 @@ use hypervisor::qemu::command_line::allowed::NotAllowed;
 
 use super::definition::DefinitionError;
 use super::manifest::ManifestError;
-use crate::listing::ListingError;
+use crate::files::listing::ListingError;
 
 /// Why something was not done with a VM.
 #[derive(Debug, thiserror::Error)]

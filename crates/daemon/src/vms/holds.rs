@@ -19,8 +19,8 @@ use tokio::time::Instant;
 
 use super::VmError;
 use super::arrival::blocking;
+use crate::files::listing::{Listed, Listing};
 use crate::journal::now_unix_ms;
-use crate::listing::{Listed, Listing};
 
 /// The guests that are, or may be, paused for a reason of ours.
 pub(crate) struct Holds {

@@ -20,8 +20,8 @@ use super::{
 use crate::config::{QemuUser, RunsAs};
 use crate::error::with_causes;
 use crate::fail_point::{self, Step};
-use crate::qemu_sockets;
-use crate::sockets::SocketFolder;
+use crate::files::sockets::SocketFolder;
+use crate::vms::qemu_sockets;
 
 /// Only the user that runs the daemon may steer VMs.
 const MONITORS_FOLDER_MODE: u32 = 0o700;

@@ -8,7 +8,7 @@ use hypervisor::qemu::Lifeline;
 
 use super::{VmError, Vms};
 use crate::config::RunsAs;
-use crate::qemu_sockets;
+use crate::vms::qemu_sockets;
 
 impl Vms {
     /// Makes the way to the QEMU of a VM that is to be started, and returns the words that its command needs for it.

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::needs::Needs;
+use crate::files::whole_file;
 use crate::names;
-use crate::whole_file;
 
 /// Version of the form.
 const VERSION: u32 = 1;

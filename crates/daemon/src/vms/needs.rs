@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::probe;
 use super::same_files::Fingerprint;
-use crate::moving::Terms;
+use crate::vms::moving::Terms;
 
 /// Models of processors that are whatever the host has.
 const OF_HOST: [&str; 2] = ["host", "max"];

@@ -16,7 +16,7 @@ use tokio::process::Command;
 
 use super::needs::Found;
 use crate::config::{QemuUser, RunsAs};
-use crate::qemu_sockets;
+use crate::vms::qemu_sockets;
 
 /// How long a QEMU without a VM may take to start and to answer: whoever asks waits for two of them.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(12);

@@ -4,7 +4,7 @@ use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 
 use super::*;
-use crate::moving::Terms;
+use crate::vms::moving::Terms;
 
 /// Longer than any step takes while every processor is busy with something else.
 const DEADLINE: Duration = Duration::from_secs(120);

@@ -23,7 +23,8 @@ use tokio::time::timeout;
 
 use super::process::{self, Process};
 use crate::config::QemuUser;
-use crate::{qemu_sockets, whole_file};
+use crate::files::whole_file;
+use crate::vms::qemu_sockets;
 
 /// The program.
 pub(super) const PROGRAM: &str = "swtpm";

@@ -19,17 +19,17 @@ use migration::wire::{
 use migration::{CommitFault, HostId, MigrationId, VolumeId, authority};
 use transport::Session;
 
-use crate::descriptors;
 use crate::error::{RequestError, with_causes};
+use crate::files::descriptors;
 use crate::host::migrations::leave::refusal;
 use crate::host::volumes::reserve::Reserved;
 use crate::host::{Host, blocking};
 use crate::images;
+use crate::images::opening;
+use crate::images::replicas::{self, is_replica};
 use crate::names;
-use crate::opening;
 use crate::peers::channel::VOLUMES_MAX;
-use crate::replicas::{self, is_replica};
-use crate::volumes::{Claim, Service};
+use crate::volumes::registry::{Claim, Service};
 
 /// How long an offer waits for something else that is being done with the volume.
 const BUSY_MAX: Duration = Duration::from_secs(5);

@@ -20,7 +20,7 @@ use crate::error::RequestError;
 use crate::host::Host;
 use crate::host::migrations::arrive::Arriving;
 use crate::peers::channel::{Kind, Subject};
-use crate::volumes::{Claim, Service};
+use crate::volumes::registry::{Claim, Service};
 
 /// An arrival that is in the journal.
 pub(in crate::host) struct Arrival {
@@ -186,7 +186,7 @@ impl Host {
         }
         lane.stop(self.config.limits.stop_wait_max).await;
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::sockets::remove(&socket) {
+        if let Err(error) = crate::files::sockets::remove(&socket) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not come is left over");
         }
         claim.removed();

@@ -17,9 +17,9 @@ use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
-use crate::opening;
+use crate::images::opening;
 use crate::peers::channel::{self, Kind, Subject};
-use crate::volumes::Service;
+use crate::volumes::registry::Service;
 
 /// Time between two attempts to go on with an interrupted migration.
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
@@ -204,7 +204,7 @@ impl Host {
             claim.removing();
             lane.stop(self.config.limits.stop_wait_max).await;
             let socket = self.sockets.volume_socket(&name);
-            if let Err(error) = crate::sockets::remove(&socket) {
+            if let Err(error) = crate::files::sockets::remove(&socket) {
                 tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");
             }
             claim.removed();

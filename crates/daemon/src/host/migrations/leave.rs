@@ -22,9 +22,9 @@ use crate::host::migrations::ahead::{AheadVm, Thoroughness};
 use crate::host::migrations::outgoing::Hooks;
 use crate::host::migrations::plan::check_order_elsewhere;
 use crate::host::vms::move_vm::{Company, HANDOVER_TIMEOUT};
-use crate::migrations::image_format;
+use crate::images::replicas::is_replica;
+use crate::migrations::view::image_format;
 use crate::peers::host_id;
-use crate::replicas::is_replica;
 use crate::vms::{VmError, Vms};
 
 /// The version of the protocol from which on offers say whose the content of their volumes was.
@@ -176,7 +176,7 @@ impl Host {
         let started = Record::MigrationStarted { migration, volumes, keep_source, side };
         // N.B. before the beginning: a restart goes on as it was ordered, or has nothing to go on with. On a full disk a
         // migration begins all the same, and its order is known until the daemon ends.
-        if let Err(error) = self.dockets.announce(migration, order).await {
+        if let Err(error) = self.metadata_folder.announce(migration, order).await {
             tracing::warn!(%migration, %error, "how a migration was ordered cannot be kept");
         }
         self.journal.commit(vec![started]).await?;

@@ -25,7 +25,7 @@ use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::volumes::reserve::Reserved;
 use crate::host::{Host, blocking};
 use crate::images;
-use crate::opening;
+use crate::images::opening;
 
 /// A migration to another store of this host.
 struct LocalMigration {

@@ -11,15 +11,16 @@ use migration::journal::{ImageFormat, Stage, VolumeRecord};
 use migration::session::Event;
 
 use crate::error::RequestError;
-use crate::history::Facts;
 use crate::host::migrations::leave::Departing;
-use crate::host::migrations::queue::check_rate;
+use crate::host::migrations::orders::check_rate;
 use crate::host::vms::move_vm::not_to_a_store;
 use crate::host::volumes::chain;
 use crate::host::volumes::reserve::Wanted;
 use crate::host::{Host, blocking};
 use crate::images;
-use crate::migrations::{image_format, parse_id};
+use crate::migrations::history::Facts;
+use crate::migrations::registry::parse_id;
+use crate::migrations::view::image_format;
 
 impl Host {
     /// Begins to move a volume, or a VM, now.
@@ -110,7 +111,7 @@ impl Host {
     pub(in crate::host) async fn note_held(&self, migration: MigrationId, records: Vec<VolumeRecord>) {
         let held = blocking(move || records.iter().map(allocated_bytes).sum::<Result<u64, _>>()).await;
         if let (Ok(held), Some(begun)) = (held, self.begun_unix_ms(migration)) {
-            self.dockets.note(migration, begun, |docket| docket.held_bytes = Some(held)).await;
+            self.metadata_folder.note(migration, begun, |metadata| metadata.held_bytes = Some(held)).await;
         }
     }
 
@@ -160,8 +161,8 @@ impl Host {
             Ok(()) => {
                 // Answered only then: whoever has paused it finds it paused by the next daemon, too.
                 if let Some(begun) = self.begun_unix_ms(migration) {
-                    self.dockets
-                        .note(migration, begun, |docket| docket.is_paused = rest == Rest::Pause)
+                    self.metadata_folder
+                        .note(migration, begun, |metadata| metadata.is_paused = rest == Rest::Pause)
                         .await;
                 }
                 self.migrations.get(&self.journal, migration)

@@ -31,9 +31,9 @@ use crate::host::Host;
 use crate::host::migrations::leave::{Departing, Elsewhere, ORIGINS_SINCE, offer};
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::vms::move_vm::{Company, memory_lost};
-use crate::moving::OutgoingVm;
 use crate::peers::host_id;
 use crate::vms::Standing;
+use crate::vms::moving::OutgoingVm;
 
 /// Whether something is to be run before volumes change hands.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -19,20 +19,20 @@ use migration::journal::{ImageFormat, VolumeRecord};
 use migration::wire::Surveyed;
 use transport::Session;
 
-use crate::dockets::Docket;
 use crate::error::RequestError;
 use crate::host::migrations::ahead::{AheadVm, Thoroughness, milliseconds};
 use crate::host::migrations::leave::Elsewhere;
 use crate::host::migrations::migrate::{allocated_bytes, check_has_no_memory};
-use crate::host::migrations::queue::check_rate;
+use crate::host::migrations::orders::check_rate;
 use crate::host::migrations::together::only_to_a_host;
 use crate::host::vms::adopted::derived;
 use crate::host::vms::move_vm::{
     check_movable, check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store,
 };
 use crate::host::{Host, blocking};
-use crate::migrations::image_location;
-use crate::queue::Outlook;
+use crate::migrations::metadata::Metadata;
+use crate::migrations::queue::Outlook;
+use crate::migrations::view::image_location;
 use crate::vms::{Adopted, VmError};
 
 /// What the VM of a dry run is.
@@ -99,8 +99,8 @@ impl Host {
 
     /// Whether it would have to wait.
     fn plan_turn(&self, name: &str, order: &MigrateVolume, plan: &mut MigrationPlan) {
-        let docket = Docket { name: name.to_owned(), ..Docket::default() };
-        let Ok(wish) = self.wish(&docket, order) else { return };
+        let metadata = Metadata { name: name.to_owned(), ..Metadata::default() };
+        let Ok(wish) = self.wish(&metadata, order) else { return };
         match self.queue.outlook(&wish, || self.migrations.under_way(&self.journal)) {
             Outlook::Now => {}
             Outlook::Waits(migration) => {

@@ -25,7 +25,7 @@ use crate::host::Host;
 use crate::host::migrations::forwarding::open_for_resuming;
 use crate::host::volumes::create::random_bytes;
 use crate::vms::Standing;
-use crate::volumes::{Claim, Service};
+use crate::volumes::registry::{Claim, Service};
 
 /// How long the volume may take to be served: a commit, and a first read.
 const SERVED_MAX: Duration = Duration::from_secs(10);

@@ -6,10 +6,10 @@ use api::Migration;
 use migration::MigrationId;
 use migration::journal::{MigrationState, Outcome, Side, Stage};
 
-use crate::dockets::Docket;
 use crate::error::RequestError;
 use crate::host::Host;
-use crate::migrations::parse_id;
+use crate::migrations::metadata::Metadata;
+use crate::migrations::registry::parse_id;
 
 impl Host {
     /// Begins once more what a migration did not come to, under a new number.
@@ -27,20 +27,22 @@ impl Host {
         let known = self.journal.read(|state| state.migrations.get(&migration).cloned());
         let known = known.ok_or(RequestError::MigrationNotFound(id))?;
         check_end(migration, &known).map_err(refused)?;
-        let docket = self.dockets.of(migration, known.started_unix_ms);
-        let Some(docket @ Docket { order: Some(_), .. }) = docket else {
+        let metadata = self.metadata_folder.of(migration, known.started_unix_ms);
+        let Some(metadata @ Metadata { order: Some(_), .. }) = metadata else {
             return Err(refused(unrecorded(&known)));
         };
-        self.check_volumes(&docket).map_err(refused)?;
-        let Docket { name, order: Some(order), .. } = docket else { return Err(refused(unrecorded(&known))) };
+        self.check_volumes(&metadata).map_err(refused)?;
+        let Metadata { name, order: Some(order), .. } = metadata else {
+            return Err(refused(unrecorded(&known)));
+        };
         self.order_migration(name, order, Some(migration)).await
     }
 
     /// Whether the volumes are those that were to move: their names may be others' by now.
-    fn check_volumes(&self, docket: &Docket) -> Result<(), String> {
+    fn check_volumes(&self, metadata: &Metadata) -> Result<(), String> {
         let (gone, away) = self.journal.read(|state| {
             let here = |id: &String| state.volumes.keys().any(|volume| volume.to_string() == *id);
-            let gone = docket.volumes.iter().find(|id| !here(id));
+            let gone = metadata.volumes.iter().find(|id| !here(id));
             let moved = |id: &String| {
                 state.moved.values().find(|moved| moved.volume.record.volume.to_string() == *id)
             };
@@ -48,8 +50,8 @@ impl Host {
         });
         match (gone, away) {
             (false, _) => Ok(()),
-            (true, Some(host)) => Err(format!("\"{}\" is at the host \"{host}\" by now", docket.name)),
-            (true, None) => Err(format!("\"{}\" is no longer here; see: sterna volume list", docket.name)),
+            (true, Some(host)) => Err(format!("\"{}\" is at the host \"{host}\" by now", metadata.name)),
+            (true, None) => Err(format!("\"{}\" is no longer here; see: sterna volume list", metadata.name)),
         }
     }
 }

@@ -11,8 +11,8 @@ use transport::Session;
 
 use crate::hooks::{Begun, HookContext, HookRunner, HookSide};
 use crate::host::Host;
+use crate::migrations::volume_hooks::answer;
 use crate::peers::host_id;
-use crate::volume_hooks::answer;
 
 impl Host {
     /// Whether something is to be run at this host.
@@ -104,7 +104,7 @@ impl Host {
             let Some(host) = host.upgrade() else { return };
             tokio::spawn(async move {
                 if let Some(begun) = host.begun_unix_ms(migration) {
-                    host.dockets.note(migration, begun, |docket| docket.warn(warning)).await;
+                    host.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
                 }
             });
         };

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::error::RequestError;
 use crate::hooks::HookRunner;
 use crate::host::Host;
-use crate::migrations::Settling;
+use crate::migrations::registry::Settling;
 use crate::vms::Standing;
 
 /// How patient this host is.

@@ -14,7 +14,7 @@ use migration::{MigrationId, VolumeId};
 
 use crate::error::RequestError;
 use crate::host::Host;
-use crate::volumes::Claim;
+use crate::volumes::registry::Claim;
 
 /// How long a command waits at most: two commits, and a start of a volume's VM.
 const SETTLED_MAX: Duration = Duration::from_secs(10);

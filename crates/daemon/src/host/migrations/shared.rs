@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   target: image made ──► token put beside it ──► said in the acceptance
-//!   source: looks in its folders for it ──► noted in the docket ──► the lane tries, and says which way blocks take
+//!   source: looks in its folders for it ──► noted in the metadata ──► the lane tries, and says which way blocks take
 //! ```
 //! What is found is proved by the lanes ([`lane::shared_storage`]); whatever is not, goes over the link.
 
@@ -18,11 +18,11 @@ use migration::journal::{ImageLocation, MigrationState, Stage, VolumeRecord};
 use migration::wire::{Beside, Sharing};
 use migration::{MigrationId, VolumeId};
 
-use crate::dockets::SharedNote;
 use crate::error::RequestError;
 use crate::host::describe::answer;
 use crate::host::migrations::forwarding::open_for_resuming;
 use crate::host::{Host, blocking};
+use crate::migrations::metadata::SharedNote;
 use crate::stores::{StoreKind, image_name};
 
 /// Where this host may have another host's image.
@@ -132,7 +132,7 @@ impl Host {
         };
         let notes: Vec<_> = found.iter().filter_map(note).collect();
         if let (false, Some(begun)) = (notes.is_empty(), self.begun_unix_ms(migration)) {
-            self.dockets.note(migration, begun, |docket| docket.shared = notes).await;
+            self.metadata_folder.note(migration, begun, |metadata| metadata.shared = notes).await;
         }
     }
 
@@ -142,9 +142,9 @@ impl Host {
         migration: MigrationId,
         volume: VolumeId,
     ) -> Option<SharedImage> {
-        let docket = self.dockets.of(migration, self.begun_unix_ms(migration)?)?;
+        let metadata = self.metadata_folder.of(migration, self.begun_unix_ms(migration)?)?;
         let volume = volume.to_string();
-        let noted = docket.shared.into_iter().find(|noted| noted.volume == volume)?;
+        let noted = metadata.shared.into_iter().find(|noted| noted.volume == volume)?;
         if noted.is_used == Some(false) {
             return None;
         }

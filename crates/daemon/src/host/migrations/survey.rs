@@ -19,11 +19,11 @@ use crate::error::{RequestError, with_causes};
 use crate::host::migrations::leave::refusal;
 use crate::host::volumes::reserve::Wanted;
 use crate::host::{Host, blocking};
-use crate::moving::Terms;
+use crate::images::replicas::{self, is_replica};
 use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
 use crate::peers::veil::unveiled;
-use crate::replicas::{self, is_replica};
+use crate::vms::moving::Terms;
 use crate::vms::{Differences, Scope, Vms};
 
 impl Host {

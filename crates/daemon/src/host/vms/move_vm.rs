@@ -8,7 +8,7 @@
 //!   volumes released ───────────────────────────► owned ──► it runs
 //!   left: its QEMU ended, forgotten               arrived: at home
 //! ```
-//! What of that is decided is decided by its volumes' migration, in the journals ([`crate::moving`]).
+//! What of that is decided is decided by its volumes' migration, in the journals ([`crate::vms::moving`]).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ use crate::error::RequestError;
 use crate::hooks::{Begun, HookRunner, HookSide};
 use crate::host::Host;
 use crate::host::migrations::leave::Departing;
-use crate::moving::channel::VmChannel;
-use crate::moving::{
+use crate::vms::moving::channel::VmChannel;
+use crate::vms::moving::{
     IncomingVm, Keeper, OutgoingVm, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes, side_streams,
 };
 use crate::vms::{Standing, VmError, Vms};

@@ -14,7 +14,7 @@ use migration::journal::Side;
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::images;
-use crate::moving::Terms;
+use crate::vms::moving::Terms;
 use crate::vms::{Differences, Vms};
 
 impl Host {

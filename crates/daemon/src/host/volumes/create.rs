@@ -14,19 +14,20 @@ use migration::journal::{
 };
 use migration::{CommitFault, VolumeId};
 
-use crate::copying;
-use crate::descriptors;
 use crate::error::{RequestError, with_causes};
 use crate::fail_point::{self, Step};
+use crate::files::descriptors;
+use crate::files::folder_entries::rename_without_replacing;
 use crate::host::volumes::export::export_settings;
 use crate::host::volumes::given::{self, GivenImage};
 use crate::host::{Host, blocking};
+use crate::images::copying;
+use crate::images::opening::{self, at_once};
 use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES};
-use crate::migrations::image_format;
+use crate::migrations::view::image_format;
 use crate::names;
-use crate::opening::{self, at_once};
 use crate::stores::{StoreClaim, new_path, path_text};
-use crate::volumes::{Claim, Creation, Service};
+use crate::volumes::registry::{Claim, Creation, Service};
 
 impl Host {
     /// Makes a volume and serves it.
@@ -87,7 +88,7 @@ impl Host {
         if let (Some(file), Some(new)) = (file, new) {
             let staged = new.clone();
             let placed = blocking(move || {
-                images::rename_without_replacing(&staged, &file)
+                rename_without_replacing(&staged, &file)
                     .map_err(|error| RequestError::storage("make", &file, &error))
             });
             if let Err(error) = placed.await {

@@ -11,8 +11,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
 use crate::error::{RequestError, with_causes};
+use crate::files::sockets;
 use crate::host::{Host, blocking};
-use crate::sockets;
 
 impl Host {
     /// What clients of other hosts connect to.

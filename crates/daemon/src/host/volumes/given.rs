@@ -11,7 +11,7 @@ use migration::journal::{ImageFormat, ImageLocation, Place};
 
 use crate::error::RequestError;
 use crate::images;
-use crate::opening::{self, at_once};
+use crate::images::opening::{self, at_once};
 
 /// An image that is to be copied: locked against writers while it is.
 pub(in crate::host) struct GivenImage {

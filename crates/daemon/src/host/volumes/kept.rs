@@ -17,11 +17,11 @@ use crate::error::RequestError;
 use crate::host::describe::answer;
 use crate::host::{Host, blocking};
 use crate::images;
-use crate::kept::{self, Kept};
-use crate::migrations::image_location;
-use crate::opening::{self, at_once};
-use crate::replicas;
-use crate::volumes::Claim;
+use crate::images::inventory::{self, Kept};
+use crate::images::opening::{self, at_once};
+use crate::images::replicas;
+use crate::migrations::view::image_location;
+use crate::volumes::registry::Claim;
 
 impl Host {
     /// Describes the images that were kept, by volume and age. Those of a store that does not answer are left out.
@@ -51,7 +51,7 @@ impl Host {
         let kept = choose(&found, &volume, which.migration.as_deref())?.clone();
         let data_dir = self.config.data_dir.clone();
         let (shown, kept) = blocking(move || Ok((describe(&data_dir, &kept), kept))).await?;
-        let Some(path) = kept::file_of(&kept) else {
+        let Some(path) = inventory::file_of(&kept) else {
             self.journal.commit(vec![Record::ReservationLifted { place: kept.image.place.clone() }]).await?;
             tracing::info!(%volume, place = %kept.image.place, "what a migration kept there is given up");
             return Ok(shown);
@@ -76,7 +76,7 @@ impl Host {
     /// # Errors
     /// [`RequestError::ReplicaInUse`], [`RequestError::PlaceTaken`], [`RequestError::Storage`]: it stays.
     pub(in crate::host) async fn drop_spare(&self, spare: &Kept) -> Result<(), RequestError> {
-        let Some(path) = kept::file_of(spare) else { return Ok(()) };
+        let Some(path) = inventory::file_of(spare) else { return Ok(()) };
         self.check_unused(&path)?;
         let (data_dir, image) = (self.config.data_dir.clone(), spare.image.clone());
         blocking(move || delete(&data_dir, &path, &image)).await
@@ -88,8 +88,9 @@ impl Host {
         let looks = names.into_iter().map(|name| {
             let (host, state, asked) = (Arc::clone(self), Arc::clone(&state), name.clone());
             async move {
-                let found =
-                    answer(&self.looks, move || kept::in_store(host.stores.get(&asked).ok()?, &state).ok());
+                let found = answer(&self.looks, move || {
+                    inventory::in_store(host.stores.get(&asked).ok()?, &state).ok()
+                });
                 let found = found.await.flatten();
                 if found.is_none() {
                     tracing::warn!(store = %name, "what is kept in it cannot be seen");
@@ -99,7 +100,7 @@ impl Host {
         });
         let mut found = futures_util::future::join_all(looks).await.concat();
         let host = Arc::clone(self);
-        let elsewhere = answer(&self.looks, move || kept::elsewhere(&host.stores, &state));
+        let elsewhere = answer(&self.looks, move || inventory::elsewhere(&host.stores, &state));
         found.extend(elsewhere.await.unwrap_or_default());
         found.sort_by(|a, b| (&a.volume, a.migration).cmp(&(&b.volume, b.migration)));
         found
@@ -185,6 +186,6 @@ fn describe(data_dir: &Path, kept: &Kept) -> Replica {
         size_bytes: kept.size_bytes,
         allocated_bytes: kept.allocated_bytes,
         kept_unix_ms: kept.kept_unix_ms,
-        shortens_return: kept::file_of(kept).is_some_and(|path| replicas::is_untouched(data_dir, &path)),
+        shortens_return: inventory::file_of(kept).is_some_and(|path| replicas::is_untouched(data_dir, &path)),
     }
 }

@@ -10,11 +10,11 @@ use migration::VolumeId;
 use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
 
 use crate::error::RequestError;
+use crate::files::folder_entries::{rename_without_replacing, sync_folder_of};
 use crate::host::{Host, blocking};
-use crate::images;
 use crate::stores::removed_path;
 use crate::vms::VmError;
-use crate::volumes::{Claim, Service, Users};
+use crate::volumes::registry::{Claim, Service, Users};
 
 /// How long a client that has just left may still be counted: its VM is stopped and the volume removed in one script.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
@@ -70,7 +70,7 @@ impl Host {
             return Err(error);
         }
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::sockets::remove(&socket) {
+        if let Err(error) = crate::files::sockets::remove(&socket) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
         let chronicles = self.chronicles.clone();
@@ -102,7 +102,7 @@ impl Host {
             lane.stop(self.config.limits.stop_wait_max).await;
         }
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::sockets::remove(&socket) {
+        if let Err(error) = crate::files::sockets::remove(&socket) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
         claim.removed();
@@ -144,13 +144,13 @@ impl Host {
         blocking(move || put_aside(&aside)).await?;
         // N.B. Until this is durable a restart puts the image back; from then on it deletes it.
         if let Err(fault) = self.journal.commit(vec![removed]).await {
-            let back = images::rename_without_replacing(&removed_path(&path), &path);
+            let back = rename_without_replacing(&removed_path(&path), &path);
             back.map_err(|error| RequestError::storage("put back", &path, &error))?;
             return Err(fault.into());
         }
         let deleted = blocking(move || {
             let aside = removed_path(&path);
-            let deleted = std::fs::remove_file(&aside).and_then(|()| images::sync_folder_of(&aside));
+            let deleted = std::fs::remove_file(&aside).and_then(|()| sync_folder_of(&aside));
             ignore_missing(deleted).map_err(|error| RequestError::storage("delete", &aside, &error))
         });
         if let Err(error) = deleted.await {
@@ -185,7 +185,7 @@ fn doomed(record: &VolumeRecord, fate: ImageFate) -> Option<PathBuf> {
 }
 
 fn put_aside(path: &Path) -> Result<(), RequestError> {
-    ignore_missing(images::rename_without_replacing(path, &removed_path(path)))
+    ignore_missing(rename_without_replacing(path, &removed_path(path)))
         .map_err(|error| RequestError::storage("rename", path, &error))
 }
 

@@ -10,7 +10,7 @@ use migration::journal::{ImageFormat, ImageLocation, Place};
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::images;
-use crate::opening::Allocation;
+use crate::images::opening::Allocation;
 use crate::stores::StoreClaim;
 
 /// The image that a volume needs.

@@ -13,9 +13,9 @@ use migration::VolumeId;
 use migration::journal::{ExportAccess, MigrationState, Place, Record, Side, VolumeRecord};
 
 use crate::error::RequestError;
-use crate::growing::{self, Grown};
 use crate::host::{Host, blocking};
 use crate::images::SIZE_STEP_BYTES;
+use crate::images::growing::{self, Grown};
 
 impl Host {
     /// Makes a volume larger, with the store that it is on its way to. The size that it has already is a success.

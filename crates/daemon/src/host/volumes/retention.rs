@@ -8,8 +8,8 @@ use migration::journal::State;
 use migration::retention::{KeptImage, Necessity, RetentionLimits, surplus};
 
 use crate::host::{Host, blocking};
-use crate::kept::{self, Kept};
-use crate::replicas;
+use crate::images::inventory::{self, Kept};
+use crate::images::replicas;
 
 /// How often it is looked whether the journal says something else than before.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ impl Host {
                     store: kept.image.store.clone(),
                     allocated_bytes: kept.allocated_bytes.unwrap_or(0),
                     necessity: necessity(&state, &found, kept, |kept| {
-                        kept::file_of(kept)
+                        inventory::file_of(kept)
                             .is_some_and(|path| replicas::is_untouched(&host.config.data_dir, &path))
                     }),
                 })

@@ -14,13 +14,13 @@ use migration::journal::{ExportAccess, MigrationState, Moved, Stage, VolumeRecor
 use migration::{StayKey, VolumeId};
 
 use crate::config::EngineSetting;
-use crate::control::LaneControl;
 use crate::error::{RequestError, with_causes};
 use crate::host::volumes::create::random_number;
 use crate::host::{Host, blocking};
-use crate::opening;
-use crate::recovery;
-use crate::volumes::Service;
+use crate::images::opening;
+use crate::migrations::recovery;
+use crate::volumes::lane_control::LaneControl;
+use crate::volumes::registry::Service;
 
 /// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);

@@ -15,7 +15,6 @@ use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::Session;
 
 use super::OutgoingMigration;
-use crate::dockets::Docket;
 use crate::error::RequestError;
 use crate::hooks::{Begun, HookSide};
 use crate::host::Host;
@@ -23,10 +22,11 @@ use crate::host::migrations::forwarding::open_for_resuming;
 use crate::host::migrations::leave::{Departing, round_trip, switch_over_max};
 use crate::host::migrations::shared::Found;
 use crate::host::vms::move_vm::resumed_wishes;
+use crate::migrations::metadata::Metadata;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
 use crate::vms::VmError;
-use crate::volumes::Service;
+use crate::volumes::registry::Service;
 
 /// A volume that leaves, and what its lane is told.
 struct Departure {
@@ -83,8 +83,9 @@ impl OutgoingMigration {
         tracing::info!(volumes = names.join(", "), %migration, host = %other, "migration begun");
         let warnings = std::mem::take(&mut ordered.warnings);
         if let Some(begun) = host.begun_unix_ms(migration).filter(|_| !warnings.is_empty()) {
-            let warn = |docket: &mut Docket| warnings.into_iter().for_each(|warning| docket.warn(warning));
-            host.dockets.note(migration, begun, warn).await;
+            let warn =
+                |metadata: &mut Metadata| warnings.into_iter().for_each(|warning| metadata.warn(warning));
+            host.metadata_folder.note(migration, begun, warn).await;
         }
         Ok(())
     }
@@ -176,8 +177,8 @@ impl Host {
             Stage::Released(_) => self.wait_for_owner(volume).await?,
             _ => self.volumes.lane(name).await?,
         };
-        let docket = self.dockets.of(migration, recorded.started_unix_ms).unwrap_or_default();
-        let ordered = docket.order.unwrap_or_else(|| api::MigrateVolume::to(String::new()));
+        let metadata = self.metadata_folder.of(migration, recorded.started_unix_ms).unwrap_or_default();
+        let ordered = metadata.order.unwrap_or_else(|| api::MigrateVolume::to(String::new()));
         let (here, generation) = self.journal.read(|state| {
             let here = state.volumes.get(&volume).map(|known| known.record.generation);
             let moved = || Some(state.moved.get(&volume)?.volume.record.generation);
@@ -196,7 +197,7 @@ impl Host {
             switch_over_max: switch_over_max(session, moves),
             round_trip: round_trip(session),
             moves,
-            rest: if docket.is_paused { Rest::Pause } else { Rest::Resume },
+            rest: if metadata.is_paused { Rest::Pause } else { Rest::Resume },
             recorded: Some(Box::new(recorded.clone())),
         };
         Ok(Departure { name: name.clone(), volume, generation, lane, order })

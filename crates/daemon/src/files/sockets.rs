@@ -1,0 +1,393 @@
+//! Unix sockets at stable paths: made with their mode, put in place in one step, never taken from somebody else.
+
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, Permissions};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use api::{Address, AddressError};
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::config::SocketAccess;
+use crate::files::lock::{FolderLock, LockError};
+
+/// Who may look into the folders of sockets: the user that runs the daemon.
+const FOLDER_MODE: u32 = 0o700;
+/// And if others may connect to some of them: everybody passes through, and each socket says who may connect.
+const SHARED_FOLDER_MODE: u32 = 0o711;
+/// Bits of a socket's mode that let its owner connect.
+const OWNER_CONNECTS: u32 = 0o600;
+/// Connections that the kernel may hold for a volume's port before they are accepted.
+const PORT_BACKLOG: i32 = 128;
+/// Name under which a socket is made; shorter than any volume's, so that it fits wherever they do.
+const UNFINISHED: &str = ".bind";
+
+/// The folder in which the sockets of this daemon are.
+#[derive(Debug)]
+pub(crate) struct SocketFolder {
+    folder: PathBuf,
+    /// Whether the folder above it is ours as well.
+    made_parent: bool,
+    /// Held while a socket is made: they all begin under one name.
+    binding: Mutex<()>,
+    grants: Arc<Grants>,
+    _lock: FolderLock,
+}
+
+/// The users of VMs' QEMUs, by the volumes that are their disks: only they may connect to those.
+#[derive(Debug, Default)]
+pub(crate) struct Grants(Mutex<BTreeMap<String, u32>>);
+
+impl Grants {
+    /// A volume's socket is a user's, from when it is made the next time.
+    pub(crate) fn give(&self, volume: &str, user: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), user);
+    }
+
+    /// A volume's socket is nobody's but the daemon's, from when it is made the next time.
+    pub(crate) fn take(&self, volume: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(volume);
+    }
+
+    fn user_of(&self, volume: &str) -> Option<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(volume).copied()
+    }
+}
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The system cannot bind such a path.
+    #[error("the path of the socket cannot be used; choose a folder with a shorter path: --api unix:PATH")]
+    Path(#[from] AddressError),
+    /// Somebody listens there.
+    #[error("another daemon listens at {0}; stop it, or choose another address with --api unix:PATH")]
+    Taken(PathBuf),
+    /// Something that is no socket has that name.
+    #[error("{0} exists and is no socket; move it away")]
+    NotASocket(PathBuf),
+    /// The folder could be changed by somebody else.
+    #[error("{folder} belongs to another user ({owner}); choose another folder with --api unix:PATH")]
+    NotOurs {
+        /// The folder.
+        folder: PathBuf,
+        /// The number of its owner.
+        owner: u32,
+    },
+    /// Another daemon has its sockets there.
+    #[error("the folder of the sockets cannot be used")]
+    Locked(#[from] LockError),
+    /// The socket cannot be given to somebody else.
+    #[error(
+        "{path} cannot be given to {owner}: a daemon that is not root can give sockets to its own groups only"
+    )]
+    Owner {
+        /// The socket.
+        path: PathBuf,
+        /// To whom.
+        owner: String,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// The system refused something.
+    #[error("cannot {operation} {path}")]
+    Io {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// The folder or socket.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+}
+
+impl SocketFolder {
+    /// Makes the folder if need be, and takes it for this daemon.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn open(folder: &Path) -> Result<Self, SocketError> {
+        let failed = |source| SocketError::Io { operation: "make", path: folder.to_owned(), source };
+        let made_parent = folder.parent().is_some_and(|parent| !parent.exists());
+        DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(failed)?;
+        // A folder below one that another user owns can be exchanged for another at any time.
+        for folder in [Some(folder), folder.parent()].into_iter().flatten() {
+            let owner = std::fs::metadata(folder).map_err(failed)?.uid();
+            if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+                return Err(SocketError::NotOurs { folder: folder.to_owned(), owner });
+            }
+        }
+        let lock = FolderLock::acquire(folder)?;
+        // It may be there from a time when its sockets were shared.
+        std::fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE)).map_err(failed)?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            made_parent,
+            binding: Mutex::new(()),
+            grants: Arc::default(),
+            _lock: lock,
+        })
+    }
+
+    /// Where it is.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where a volume's socket is.
+    pub(crate) fn volume_socket(&self, volume: &str) -> PathBuf {
+        self.folder.join(format!("{volume}.sock"))
+    }
+
+    /// Whose QEMUs the volumes' sockets are for.
+    pub(crate) fn grants(&self) -> Arc<Grants> {
+        Arc::clone(&self.grants)
+    }
+
+    /// Gives a volume's socket, now and whenever it is made again, to a user whose QEMU has it as a disk.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn grant(&self, volume: &str, user: u32) -> Result<(), SocketError> {
+        let path = self.volume_socket(volume);
+        let failed = |source| SocketError::Io { operation: "give to QEMU", path: path.clone(), source };
+        let _binding = self.binding.lock().unwrap_or_else(PoisonError::into_inner);
+        self.grants.give(volume, user);
+        self.let_others_through().map_err(failed)?;
+        match std::os::unix::fs::lchown(&path, Some(user), None) {
+            // It is made later.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            given => given.map_err(failed),
+        }
+    }
+
+    /// Checks that a volume's socket can have its path.
+    ///
+    /// # Errors
+    /// [`SocketError::Path`].
+    pub(crate) fn check(&self, volume: &str) -> Result<(), SocketError> {
+        Address::unix(self.volume_socket(volume))?;
+        Ok(())
+    }
+
+    /// Listens at a volume's socket.
+    ///
+    /// A socket that is there is replaced, in one step: clients find the old one or the new one. It is that of a
+    /// daemon that is gone, for this folder is locked; it may seem alive for a while, because the kernel closes the
+    /// listener of a killed daemon only when its io_uring has been taken down.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn bind_volume(&self, volume: &str, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
+        self.bind(&self.volume_socket(volume), access, self.grants.user_of(volume))
+    }
+
+    /// Listens at `path`, which is in the folder above this one. A socket that nobody listens to is replaced.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub(crate) fn bind_api(&self, path: &Path, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
+        if UnixStream::connect(path).is_ok() {
+            return Err(SocketError::Taken(path.to_owned()));
+        }
+        self.bind(path, access, None)
+    }
+
+    /// Listens at `path`. `user`: whom a VM's QEMU runs as that has it as a disk.
+    fn bind(&self, path: &Path, access: &SocketAccess, user: Option<u32>) -> Result<OwnedFd, SocketError> {
+        Address::unix(path)?;
+        check_replaceable(path)?;
+        let _binding = self.binding.lock().unwrap_or_else(PoisonError::into_inner);
+        let unfinished = self.folder.join(UNFINISHED);
+        let failed = |source| SocketError::Io { operation: "make the socket", path: path.to_owned(), source };
+        remove(&unfinished).map_err(failed)?;
+        let listener = UnixListener::bind(&unfinished).map_err(failed)?;
+        if let Some(owner) = &access.owner {
+            let refused =
+                |source| SocketError::Owner { path: path.to_owned(), owner: owner.to_string(), source };
+            std::os::unix::fs::chown(&unfinished, owner.user, owner.group).map_err(refused)?;
+        }
+        if user.is_some() {
+            std::os::unix::fs::lchown(&unfinished, user, None).map_err(failed)?;
+        }
+        // After the owner: nobody may connect in between who may not afterwards.
+        let mode = access.mode.bits() | user.map_or(0, |_| OWNER_CONNECTS);
+        let mode = Permissions::from_mode(mode);
+        std::fs::set_permissions(&unfinished, mode).map_err(failed)?;
+        let is_anothers = access.owner.as_ref().is_some_and(|owner| owner.user.is_some());
+        if access.mode.is_shared() || is_anothers || user.is_some() {
+            self.let_others_through().map_err(failed)?;
+        }
+        std::fs::rename(&unfinished, path).map_err(failed)?;
+        Ok(listener.into())
+    }
+
+    /// Lets other users reach sockets that are shared with them. A folder above that is not ours is left as it is.
+    fn let_others_through(&self) -> io::Result<()> {
+        std::fs::set_permissions(&self.folder, Permissions::from_mode(SHARED_FOLDER_MODE))?;
+        let Some(parent) = self.folder.parent() else { return Ok(()) };
+        if self.made_parent {
+            return std::fs::set_permissions(parent, Permissions::from_mode(SHARED_FOLDER_MODE));
+        }
+        if std::fs::metadata(parent)?.mode() & 0o011 == 0 {
+            let folder = parent.display();
+            tracing::warn!(%folder, "other users cannot reach the sockets that are shared with them: chmod go+x it");
+        }
+        Ok(())
+    }
+}
+
+/// Listens on a port; also on one of an address that this host does not have yet.
+///
+/// # Errors
+/// What the system answers.
+pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address);
+    let Err(error) = &listener else { return listener };
+    let (io::ErrorKind::AddrNotAvailable, Ok(address)) = (error.kind(), address.parse::<SocketAddr>()) else {
+        return listener;
+    };
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    match address {
+        SocketAddr::V4(_) => sockopt::set_ip_freebind(&socket, true)?,
+        SocketAddr::V6(_) => sockopt::set_ipv6_freebind(&socket, true)?,
+    }
+    net::bind(&socket, &address)?;
+    net::listen(&socket, PORT_BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Takes a socket away; one that is gone is a success.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// What an NBD client connects to.
+pub(crate) fn volume_uri(volume: &str, socket: &Path) -> String {
+    // Names need no escapes. Paths may: whatever is not allowed in a query.
+    let escaped = socket.as_os_str().as_encoded_bytes().iter().map(|byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'.' | b'_' | b'~' => {
+            char::from(*byte).to_string()
+        }
+        byte => format!("%{byte:02X}"),
+    });
+    format!("nbd+unix:///{volume}?socket={}", escaped.collect::<String>())
+}
+
+fn check_replaceable(path: &Path) -> Result<(), SocketError> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(SocketError::Io { operation: "examine", path: path.to_owned(), source }),
+        Ok(found) if !found.file_type().is_socket() => Err(SocketError::NotASocket(path.to_owned())),
+        Ok(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+
+    use super::{SocketError, SocketFolder, volume_uri};
+    use crate::config::SocketAccess;
+
+    #[test]
+    fn socket_is_private_and_replaces_a_dead_one_only() {
+        let private = SocketAccess::default();
+        let parent = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::open(&parent.path().join("run/volumes")).unwrap();
+        let path = parent.path().join("run/api.sock");
+        let listener = folder.bind_api(&path, &private).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        UnixStream::connect(&path).unwrap();
+        assert!(matches!(folder.bind_api(&path, &private), Err(SocketError::Taken(_))));
+        drop(listener);
+        let _listener = folder.bind_api(&path, &private).unwrap();
+        UnixStream::connect(&path).unwrap();
+
+        // In its own folder there is nobody else.
+        let _ghost = folder.bind_volume("a", &private).unwrap();
+        let _listener = folder.bind_volume("a", &private).unwrap();
+        UnixStream::connect(folder.volume_socket("a")).unwrap();
+
+        let file = parent.path().join("run/file");
+        std::fs::write(&file, b"precious").unwrap();
+        assert!(matches!(folder.bind_api(&file, &private), Err(SocketError::NotASocket(_))));
+        assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn socket_that_is_shared_is_reached_by_those_it_is_shared_with() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("run/volumes");
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let folder = SocketFolder::open(&path).unwrap();
+        assert_eq!(mode(&path), 0o700);
+        let group = rustix::process::getegid().as_raw();
+        let access =
+            SocketAccess { mode: "0660".parse().unwrap(), owner: Some(format!(":{group}").parse().unwrap()) };
+        let _listener = folder.bind_volume("a", &access).unwrap();
+        assert_eq!((mode(&path), mode(&folder.volume_socket("a"))), (0o711, 0o660));
+        assert_eq!(mode(&parent.path().join("run")), 0o711);
+    }
+
+    #[test]
+    fn socket_of_a_disk_is_its_qemus_now_and_when_it_is_made_again() {
+        if !rustix::process::geteuid().is_root() {
+            return omission::machine_lacks("root, to give a socket away");
+        }
+        let parent = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::open(&parent.path().join("run/volumes")).unwrap();
+        let owner = |volume: &str| {
+            let found = std::fs::metadata(folder.volume_socket(volume)).unwrap();
+            (found.uid(), found.permissions().mode() & 0o777)
+        };
+        // Whatever is said of its owner: the disk's is the one that connects.
+        let access = SocketAccess { mode: "0060".parse().unwrap(), owner: Some("7:8".parse().unwrap()) };
+        let _listener = folder.bind_volume("a", &access).unwrap();
+        assert_eq!(owner("a"), (7, 0o060));
+        folder.grant("a", 5).unwrap();
+        assert_eq!(owner("a").0, 5);
+        folder.grant("b", 5).unwrap();
+        let _listeners = ["a", "b", "c"].map(|volume| folder.bind_volume(volume, &access).unwrap());
+        assert_eq!([owner("a"), owner("b"), owner("c")], [(5, 0o660), (5, 0o660), (7, 0o060)]);
+        assert_eq!(std::fs::metadata(parent.path().join("run/volumes")).unwrap().mode() & 0o777, 0o711);
+        folder.grants().take("a");
+        let _listener = folder.bind_volume("a", &access).unwrap();
+        assert_eq!(owner("a"), (7, 0o060));
+    }
+
+    #[test]
+    fn two_daemons_do_not_share_a_folder_of_sockets() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("volumes");
+        let _first = SocketFolder::open(&path).unwrap();
+        assert!(matches!(SocketFolder::open(&path), Err(SocketError::Locked(_))));
+    }
+
+    #[test]
+    fn path_that_is_too_long_is_refused_before_anything_is_done() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::open(&parent.path().join("x".repeat(60))).unwrap();
+        folder.check("a").unwrap();
+        let error = folder.check(&"y".repeat(60)).unwrap_err();
+        assert!(error.to_string().contains("choose a folder with a shorter path"), "{error}");
+    }
+
+    #[test]
+    fn uri_escapes_what_a_query_cannot_hold() {
+        let uri = volume_uri("a.b", Path::new("/run/my disks&co/a.b.sock"));
+        assert_eq!(uri, "nbd+unix:///a.b?socket=/run/my%20disks%26co/a.b.sock");
+    }
+}

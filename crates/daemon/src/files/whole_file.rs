@@ -1,0 +1,163 @@
+//! Files that are read and replaced as a whole.
+//!
+//! ```text
+//!   a process writes ──► page cache ──sync──► disk
+//!        │ killed           │ read by the next process: believe() syncs first, read() does not
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use crate::files::folder_entries::sync_folder_of;
+
+/// A file that a former process may have left in the page cache, in part or as a whole.
+pub(crate) trait Left {
+    /// Makes durable what is there, and that it is there.
+    fn settle(&self) -> io::Result<()>;
+
+    /// What is there; `None`: nothing.
+    fn content(&self, bytes_max: u64) -> io::Result<Option<Vec<u8>>>;
+}
+
+impl Left for Path {
+    fn settle(&self) -> io::Result<()> {
+        match File::open(self) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            opened => opened?.sync_all()?,
+        }
+        sync_folder_of(self)
+    }
+
+    fn content(&self, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
+        read(self, bytes_max)
+    }
+}
+
+/// Reads a file of our own that is to be acted upon; `None`: there is none.
+///
+/// **N.B.** A process that was killed may have written it, or given it its name, and not have synced that. Whoever acts on
+/// what a power cut can still take back has told others what this host will not know.
+///
+/// # Errors
+/// What the system answers, also that it cannot be made durable; that it has more than `bytes_max` bytes.
+pub(crate) fn believe(left: &(impl Left + ?Sized), bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
+    left.settle()?;
+    left.content(bytes_max)
+}
+
+/// Reads a file; `None`: there is none.
+///
+/// # Errors
+/// What the system answers; that it has more than `bytes_max` bytes.
+pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut content = Vec::new();
+    // One byte more tells that there is more.
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut content)?;
+    if content.len() as u64 > bytes_max {
+        let message = format!("it has more than {bytes_max} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(Some(content))
+}
+
+/// Replaces a file: after a power cut there is the old one or the new one. Nobody but its owner reads it, whatever the umask
+/// says: it may name hosts, or hold what a VM is started with.
+///
+/// # Errors
+/// What the system answers; the file is as before then, or the new one.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let begun = path.with_extension("new");
+    // One that is left over may have been made with another mode.
+    match fs::remove_file(&begun) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&begun)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&begun, path)?;
+    sync_folder_of(path)
+}
+
+/// A file whose end was in the page cache only when its process was killed.
+#[cfg(test)]
+pub(crate) mod page_cache {
+    use std::cell::RefCell;
+    use std::io;
+
+    use super::Left;
+
+    /// A file by what processes read, and by what a power cut leaves of it.
+    pub(crate) struct Cached {
+        pub(crate) seen: Vec<u8>,
+        pub(crate) durable: RefCell<Vec<u8>>,
+        pub(crate) syncs: io::Result<()>,
+    }
+
+    impl Cached {
+        pub(crate) fn new(seen: &[u8], durable: &[u8]) -> Self {
+            Self { seen: seen.to_vec(), durable: RefCell::new(durable.to_vec()), syncs: Ok(()) }
+        }
+    }
+
+    impl Left for Cached {
+        fn settle(&self) -> io::Result<()> {
+            self.syncs.as_ref().map_err(io::Error::kind)?;
+            self.durable.borrow_mut().clone_from(&self.seen);
+            Ok(())
+        }
+
+        fn content(&self, _: u64) -> io::Result<Option<Vec<u8>>> {
+            Ok(Some(self.seen.clone()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::page_cache::Cached;
+    use super::{believe, read, replace};
+
+    #[test]
+    fn what_is_believed_is_what_a_power_cut_leaves() {
+        let cached = Cached::new(b"released", b"rel");
+        let believed = believe(&cached, 9).unwrap().unwrap();
+        assert_eq!(believed, *cached.durable.borrow());
+        let cached = Cached { syncs: Err(io::ErrorKind::StorageFull.into()), ..cached };
+        assert!(believe(&cached, 9).is_err(), "what cannot be made durable is not believed");
+    }
+
+    #[test]
+    fn a_file_is_read_and_replaced_as_a_whole_within_its_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list.json");
+        assert_eq!(read(&path, 9).unwrap(), None);
+        replace(&path, b"one").unwrap();
+        replace(&path, b"second").unwrap();
+        assert_eq!(read(&path, 6).unwrap().unwrap(), b"second");
+        assert_eq!(read(&path, 5).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn nobody_but_its_owner_may_read_a_file_that_is_replaced() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list.json");
+        // As an earlier version left it, and what it had begun.
+        for left in [&path, &path.with_extension("new")] {
+            std::fs::write(left, b"old").unwrap();
+            std::fs::set_permissions(left, std::fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        replace(&path, b"new").unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

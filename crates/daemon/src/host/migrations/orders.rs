@@ -1,0 +1,408 @@
+//! Migrations that are ordered: begun at once if there is room, otherwise in their turn.
+//!
+//! ```text
+//!   ordered ─► looked at ─► room ─► begun
+//!                  │           └── none: metadata, durably ─► waits ─► its turn ─► begun │ ended: why it could not be
+//!                  └─ what is wrong with it: whoever begins it says that                └─ withdrawn: cancelled
+//! ```
+//! A migration that waits has its number from the beginning, and keeps it. It is in the journal from its beginning on, or when it
+//! has ended without one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{ErrorCode, MigrateVolume, Migration};
+use migration::journal::{
+    FailureCode, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary, VolumeRecord,
+};
+use migration::{MigrationId, VolumeId};
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::journal::now_unix_ms;
+use crate::migrations::metadata::Metadata;
+use crate::migrations::queue::{Admission, Need, Turn, WAITING_MAX, Wish, Withdrawal};
+use crate::migrations::registry::parse_id;
+use crate::migrations::view::queued;
+
+/// Pause before a migration is tried again whose turn came while something else was done with its volume.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+impl Host {
+    /// Begins to move a volume or a VM, or lets that wait for its turn.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it stays where it is, and nothing of the target is left.
+    pub(crate) async fn migrate(
+        self: Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        self.order_migration(name, order, None).await
+    }
+
+    /// As [`Host::migrate`]; `retry_of`: the migration that is done once more.
+    ///
+    /// # Errors
+    /// As there.
+    pub(in crate::host) async fn order_migration(
+        self: Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+        retry_of: Option<MigrationId>,
+    ) -> Result<Migration, RequestError> {
+        let metadata = Metadata {
+            name: name.clone(),
+            order: Some(order.clone()),
+            ordered_unix_ms: now_unix_ms(),
+            retry_of: retry_of.map(|id| id.0),
+            ..Metadata::default()
+        };
+        for volume in std::iter::once(&name).chain(&order.together_with).chain(&self.volumes_of_vm(&name)) {
+            self.settled(volume).await;
+        }
+        // Whoever begins it knows best what is wrong with it.
+        let Ok(wish) = self.wish(&metadata, &order) else { return self.begin_migration(name, order).await };
+        let metadata =
+            Metadata { volumes: wish.volumes.iter().map(VolumeId::to_string).collect(), ..metadata };
+        // Nothing gets a number meanwhile.
+        let starting = self.starting_migration.lock().await;
+        match self.queue.ask(&wish, || self.migrations.under_way(&self.journal)) {
+            Turn::Now(admission) => {
+                drop(starting);
+                self.begin_admitted(wish, admission, metadata).await
+            }
+            Turn::Waits(migration) => Err(RequestError::AlreadyMigrating { volume: name, migration }),
+            Turn::Later => {
+                self.check_patience(&wish)?;
+                let id = MigrationId(self.next_number());
+                self.metadata_folder.put(id, metadata).await.map_err(|error| {
+                    RequestError::storage("write what is ordered into", &self.config.data_dir, &error)
+                })?;
+                let is_waiting = self.queue.join(id, numbered(wish, id));
+                drop(starting);
+                self.note_retry(retry_of, id).await;
+                if !is_waiting {
+                    return Err(RequestError::QueueFull { waiting: WAITING_MAX });
+                }
+                tracing::info!(%name, migration = %id, "migration waits for its turn");
+                self.migrations.get(&self.journal, id)
+            }
+        }
+    }
+
+    /// The number that a migration of this volume gets: its own, if it has waited. To be asked with
+    /// `starting_migration` held.
+    pub(in crate::host) fn next_identity(&self, volume: Option<VolumeId>) -> MigrationId {
+        let waited = volume.and_then(|volume| self.queue.of(volume));
+        waited.unwrap_or_else(|| MigrationId(self.next_number()))
+    }
+
+    /// Takes up again what waited when the daemon ended, and lets begin what has its turn, until the daemon stops.
+    pub(crate) async fn run_queue(self: &Arc<Self>) {
+        for (id, metadata) in self.metadata_folder.waiting() {
+            let Some(order) = metadata.order.clone() else { continue };
+            let reason = match self.wish(&metadata, &order) {
+                Ok(wish) if self.queue.join(id, numbered(wish.clone(), id)) => {
+                    tracing::info!(name = %metadata.name, migration = %id, "migration waits for its turn, as before");
+                    continue;
+                }
+                Ok(_) => RequestError::QueueFull { waiting: WAITING_MAX }.message(),
+                Err(error) => error.message(),
+            };
+            tracing::warn!(migration = %id, name = %metadata.name, reason, "what waited cannot begin any more");
+            // N.B. before anything else gets a number.
+            self.end_hopeless(id, metadata, order, reason).await;
+        }
+        let host = Arc::clone(self);
+        tokio::spawn(async move {
+            let mut turns = host.queue.turns();
+            loop {
+                turns.mark_unchanged();
+                for (id, wish, admission) in host.queue.next(|| host.migrations.under_way(&host.journal)) {
+                    let host = Arc::clone(&host);
+                    tokio::spawn(async move { host.begin_in_turn(id, wish, admission).await });
+                }
+                tokio::select! {
+                    // The queue lives as long as its host.
+                    _ = turns.changed() => {}
+                    () = host.stopping() => return,
+                }
+            }
+        });
+    }
+
+    /// Ends a migration that waits; `None`: it does not wait.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeBusy`]: its turn has just come. [`RequestError::Journal`].
+    pub(in crate::host) async fn withdraw(
+        self: &Arc<Self>,
+        migration: MigrationId,
+    ) -> Result<Option<Migration>, RequestError> {
+        match self.queue.withdraw(migration) {
+            Withdrawal::Unknown => Ok(None),
+            Withdrawal::Begins { name } => Err(RequestError::VolumeBusy(name)),
+            Withdrawal::Withdrawn(wish) => {
+                let ended = self.end_waiting(migration, &wish, Outcome::Cancelled).await;
+                if let Err(error) = ended {
+                    // It must be heard of it again.
+                    self.queue.join(migration, *wish);
+                    return Err(error);
+                }
+                tracing::info!(%migration, "migration cancelled before its turn");
+                self.migrations.get(&self.journal, migration).map(Some)
+            }
+        }
+    }
+
+    /// Refuses what cannot be done with a migration before its turn.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationWaits`].
+    pub(in crate::host) fn require_begun(&self, migration: MigrationId) -> Result<(), RequestError> {
+        if self.queue.has(migration) { Err(RequestError::MigrationWaits(migration)) } else { Ok(()) }
+    }
+
+    /// The migration that waits with a volume keeps it from being removed.
+    ///
+    /// # Errors
+    /// [`RequestError::AlreadyMigrating`].
+    pub(in crate::host) fn require_unordered(
+        &self,
+        volume: VolumeId,
+        name: &str,
+    ) -> Result<(), RequestError> {
+        match self.queue.of(volume) {
+            None => Ok(()),
+            Some(migration) => Err(RequestError::AlreadyMigrating { volume: name.to_owned(), migration }),
+        }
+    }
+
+    async fn begin_admitted(
+        self: Arc<Self>,
+        wish: Wish,
+        admission: Admission,
+        metadata: Metadata,
+    ) -> Result<Migration, RequestError> {
+        let begun = Arc::clone(&self).begin_migration(wish.name, wish.order).await;
+        if let Ok(begun) = &begun
+            && let Ok(id) = parse_id(&begun.id)
+        {
+            self.file(id, metadata).await;
+        }
+        drop(admission);
+        let begun = begun?;
+        // With what was noted of it.
+        parse_id(&begun.id).and_then(|id| self.migrations.get(&self.journal, id))
+    }
+
+    /// Keeps what was ordered, for `migration retry`.
+    async fn file(&self, id: MigrationId, ordered: Metadata) {
+        let Some(begun) = self.begun_unix_ms(id) else { return };
+        let retry_of = ordered.retry_of.map(MigrationId);
+        let note = |metadata: &mut Metadata| {
+            let Metadata { name, volumes, order, ordered_unix_ms, retry_of, .. } = ordered;
+            *metadata =
+                Metadata { name, volumes, order, ordered_unix_ms, retry_of, ..std::mem::take(metadata) };
+        };
+        self.metadata_folder.note(id, begun, note).await;
+        self.note_retry(retry_of, id).await;
+    }
+
+    /// Keeps how a migration that has just begun was ordered, for a restart.
+    pub(in crate::host) async fn note_order(&self, id: MigrationId, order: &MigrateVolume) {
+        let Some(begun) = self.begun_unix_ms(id) else { return };
+        self.metadata_folder.note(id, begun, |metadata| metadata.order = Some(order.clone())).await;
+    }
+
+    /// Lets the migration that is done once more say so.
+    async fn note_retry(&self, retry_of: Option<MigrationId>, id: MigrationId) {
+        if let Some((old, begun)) = retry_of.and_then(|old| Some((old, self.begun_unix_ms(old)?))) {
+            self.metadata_folder.note(old, begun, |metadata| metadata.retried_as = Some(id.0)).await;
+        }
+    }
+
+    async fn begin_in_turn(self: Arc<Self>, id: MigrationId, wish: Wish, admission: Admission) {
+        let host = Arc::clone(&self);
+        let (name, order) = (wish.name.clone(), wish.order.clone());
+        let begun = self.operate(host.begin_migration(name.clone(), order)).await;
+        let is_known = self.begun_unix_ms(id).is_some();
+        match begun {
+            Ok(_) => tracing::info!(%name, migration = %id, "migration begun in its turn"),
+            // It waits for the next daemon.
+            Err(RequestError::ShuttingDown) => return,
+            Err(error) if error.code() == ErrorCode::VolumeBusy && !is_known => {
+                tokio::time::sleep(BUSY_PAUSE).await;
+                self.queue.wait_again(id);
+                return;
+            }
+            // Whoever began it has ended it.
+            Err(_) if is_known => {}
+            Err(error) => {
+                let detail = format!("it could not begin when its turn came: {}", error.message());
+                let outcome = Outcome::Failed { code: FailureCode::NotBegun, detail };
+                if let Err(fault) = self.end_waiting(id, &wish, outcome).await {
+                    tracing::error!(migration = %id, reason = %fault.message(), "it is left to the next start");
+                }
+            }
+        }
+        let metadata = self.metadata_folder.waiting().into_iter().find(|(waits, _)| *waits == id);
+        if let Some((_, metadata)) = metadata {
+            self.file(id, metadata).await;
+        }
+        self.queue.leave(id);
+        drop(admission);
+    }
+
+    /// Records that what waited when the last daemon ended cannot begin any more, so that `migration list` says why.
+    async fn end_hopeless(&self, id: MigrationId, metadata: Metadata, order: MigrateVolume, reason: String) {
+        let known = self.journal.read(|state| {
+            let known = state
+                .volumes
+                .values()
+                .filter(|known| metadata.volumes.contains(&known.record.volume.to_string()));
+            known.map(|known| known.record.clone()).collect::<Vec<_>>()
+        });
+        let wish = Wish {
+            name: metadata.name.clone(),
+            volumes: known.iter().map(|record| record.volume).collect(),
+            need: Need::default(),
+            shown: Box::new(queued(
+                &metadata.name,
+                &known.first().map_or_else(|| ImageLocation::raw_file("", ""), |record| record.image.clone()),
+                &order.to,
+                &order,
+                metadata.ordered_unix_ms,
+            )),
+            order,
+        };
+        let detail = format!("it could not wait on after a restart of the daemon: {reason}");
+        let outcome = Outcome::Failed { code: FailureCode::NotBegun, detail };
+        if let Err(fault) = self.end_waiting(id, &wish, outcome).await {
+            tracing::error!(migration = %id, reason = %fault.message(), "it is left to the next start");
+        }
+    }
+
+    /// Records that a migration has ended that never began.
+    async fn end_waiting(
+        &self,
+        migration: MigrationId,
+        wish: &Wish,
+        outcome: Outcome,
+    ) -> Result<(), RequestError> {
+        let records = self.journal.read(|state| {
+            let known = wish.volumes.iter().filter_map(|volume| state.volumes.get(volume));
+            known.map(|known| known.record.clone()).collect::<Vec<_>>()
+        });
+        let target = |record: &VolumeRecord| ImageLocation {
+            store: wish.shown.target.store.clone().unwrap_or_default(),
+            // N.B. no place: nothing that is there is a half-made copy.
+            place: Place::File(String::new()),
+            format: record.image.format,
+        };
+        let volumes = records.iter().map(|record| MigratingVolume {
+            volume: record.volume,
+            source: record.image.clone(),
+            target: target(record),
+        });
+        let started = Record::MigrationStarted {
+            migration,
+            volumes: volumes.collect(),
+            keep_source: wish.order.keep_source,
+            side: Side::OneHost,
+        };
+        let summary = Summary::default();
+        let ended = Record::MigrationEnded { migration, outcome, summary };
+        self.journal.commit(vec![started, ended]).await?;
+        let metadata = self.metadata_folder.waiting().into_iter().find(|(waits, _)| *waits == migration);
+        if let Some((_, metadata)) = metadata {
+            self.file(migration, metadata).await;
+        }
+        self.queue.turn();
+        Ok(())
+    }
+
+    fn volumes_of_vm(&self, name: &str) -> Vec<String> {
+        self.vms.get(name).map(|vm| vm.volumes.clone()).unwrap_or_default()
+    }
+
+    /// What an order needs, as far as that can be seen at once.
+    pub(in crate::host) fn wish(
+        &self,
+        metadata: &Metadata,
+        order: &MigrateVolume,
+    ) -> Result<Wish, RequestError> {
+        let names = match self.vms.get(&metadata.name) {
+            Ok(vm) => vm.volumes.clone(),
+            Err(_) => std::iter::once(&metadata.name).chain(&order.together_with).cloned().collect(),
+        };
+        let records: Vec<VolumeRecord> =
+            names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
+        let first = records.first().ok_or_else(|| RequestError::VolumeNotFound(metadata.name.clone()))?;
+        let target = match self.elsewhere(&order.to)? {
+            None => order.to.clone(),
+            Some(elsewhere) if elsewhere.store.is_empty() => elsewhere.peer.name,
+            Some(elsewhere) => format!("{}:{}", elsewhere.peer.name, elsewhere.store),
+        };
+        let moving: Vec<MigratingVolume> = records
+            .iter()
+            .map(|record| MigratingVolume {
+                volume: record.volume,
+                source: record.image.clone(),
+                target: ImageLocation { store: target.clone(), ..record.image.clone() },
+            })
+            .collect();
+        let shown = queued(&names.join(", "), &first.image, &target, order, metadata.ordered_unix_ms);
+        Ok(Wish {
+            name: metadata.name.clone(),
+            order: order.clone(),
+            volumes: moving.iter().map(|moving| moving.volume).collect(),
+            need: Need::of(&moving),
+            shown: Box::new(Migration {
+                retry_of: metadata.retry_of.map(|id| MigrationId(id).to_string()),
+                ..shown
+            }),
+        })
+    }
+
+    /// What would be refused at its turn, and can be seen now, is refused now.
+    pub(in crate::host) fn check_patience(&self, wish: &Wish) -> Result<(), RequestError> {
+        if self.queue.is_full() {
+            return Err(RequestError::QueueFull { waiting: WAITING_MAX });
+        }
+        for volume in &wish.volumes {
+            if let Some(migration) = self.migrations.running_of(*volume) {
+                return Err(RequestError::AlreadyMigrating { volume: wish.name.clone(), migration });
+            }
+        }
+        if wish.shown.source.store.as_ref() == Some(&wish.order.to) {
+            return Err(RequestError::SameStore { volume: wish.name.clone(), store: wish.order.to.clone() });
+        }
+        check_rate(&wish.order)
+    }
+
+    fn next_number(&self) -> u64 {
+        self.journal.read(|state| state.next_migration).max(self.queue.next_free())
+    }
+
+    pub(in crate::host) fn begun_unix_ms(&self, migration: MigrationId) -> Option<u64> {
+        self.journal.read(|state| state.migrations.get(&migration).map(|known| known.started_unix_ms))
+    }
+}
+
+/// Refuses a rate at which nothing would ever be copied.
+///
+/// # Errors
+/// [`RequestError::Invalid`].
+pub(in crate::host) fn check_rate(order: &MigrateVolume) -> Result<(), RequestError> {
+    match order.bandwidth_bytes_per_second {
+        Some(0) => Err(RequestError::Invalid("the bandwidth must be more than zero".to_owned())),
+        _ => Ok(()),
+    }
+}
+
+fn numbered(mut wish: Wish, id: MigrationId) -> Wish {
+    wish.shown.id = id.to_string();
+    wish
+}

@@ -1,0 +1,227 @@
+//! Images that migrations left and that were kept, as they are found: what is there, of which volume, and since when.
+//!
+//! ```text
+//!   folders of stores    IMAGE.moved-mN ─┐
+//!   journal: migrations  served in place ├──► Kept ──► listed, dropped
+//!   journal: fences      devices, exports┘
+//! ```
+//! There is no list that could contradict the stores: a file that is there is listed, one that is gone is not, whoever
+//! deleted it. What the journal remembers of the migration is said besides. Everything here may sleep.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use migration::MigrationId;
+use migration::journal::{
+    ImageFormat, ImageLocation, MigrationState, Outcome, Place, ReservedContent, Stage, State,
+};
+
+use crate::images;
+use crate::migrations::registry::parse_id;
+use crate::stores::{Store, StoreKind, Stores, image_name};
+
+/// What stands between the name of an image and the migration that left it: see [`images::fenced_path`].
+const MARK: &str = ".moved-";
+
+/// An image that a migration left and that was kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// Name of its volume.
+    pub(crate) volume: String,
+    /// The migration that left it.
+    pub(crate) migration: MigrationId,
+    /// Where it is; without a store: it was served in place.
+    pub(crate) image: ImageLocation,
+    /// Where the volume went, as people write it; `None`: forgotten.
+    pub(crate) went_to: Option<String>,
+    /// Size of the volume in bytes; `None`: not known.
+    pub(crate) size_bytes: Option<u64>,
+    /// Bytes that the file takes; `None`: it is none.
+    pub(crate) allocated_bytes: Option<u64>,
+    /// When it was left, in milliseconds since 1970; `None`: not known.
+    pub(crate) kept_unix_ms: Option<u64>,
+}
+
+/// What is kept in one store.
+///
+/// # Errors
+/// What the system answers.
+pub(crate) fn in_store(store: &Store, state: &State) -> io::Result<Vec<Kept>> {
+    let StoreKind::Folder { folder, .. } = store.kind() else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder.path())? {
+        let path = entry?.path();
+        let named = path.file_name().and_then(|name| name.to_str()).and_then(parse);
+        let Some((volume, format, migration)) = named else { continue };
+        let Some(text) = path.to_str() else { continue };
+        let image =
+            ImageLocation { store: store.name().to_owned(), place: Place::File(text.to_owned()), format };
+        found.extend(look(&path, volume, migration, image, state)?);
+    }
+    Ok(found)
+}
+
+/// What is kept outside of folders: images that were served in place, devices and exports.
+pub(crate) fn elsewhere(stores: &Stores, state: &State) -> Vec<Kept> {
+    let mut found = Vec::new();
+    let folders: BTreeSet<&Path> = stores.iter().filter_map(folder_of).collect();
+    let moved = state.migrations.iter().filter(|(_, known)| has_moved(known) && known.side.has_source());
+    for (id, known) in moved {
+        for (moving, name) in known.volumes.iter().zip(&known.names) {
+            let Some(path) = moving.source.place.file().map(Path::new) else { continue };
+            let kept = images::fenced_path(path, *id);
+            let Some(text) = kept.to_str() else { continue };
+            let is_named = kept.file_name().and_then(|name| name.to_str()).and_then(parse).is_some();
+            if is_named && path.parent().is_some_and(|parent| folders.contains(parent)) {
+                // It was found there.
+                continue;
+            }
+            let image = ImageLocation { place: Place::File(text.to_owned()), ..moving.source.clone() };
+            // One that cannot be looked at is no use either.
+            found.extend(look(&kept, name, *id, image, state).ok().flatten());
+        }
+    }
+    let fenced = state.reservations.iter().filter(|(_, fence)| fence.content == ReservedContent::Kept);
+    found.extend(fenced.map(|(place, fence)| {
+        let store = stores.of_place(place).unwrap_or_default().to_owned();
+        let image = ImageLocation { store, place: place.clone(), format: ImageFormat::Raw };
+        let mut kept = remembered(&fence.volume, fence.migration, image, state);
+        kept.size_bytes = size_of(&fence.volume, state);
+        kept
+    }));
+    found
+}
+
+/// One file, if it is there.
+fn look(
+    path: &Path,
+    volume: &str,
+    migration: MigrationId,
+    image: ImageLocation,
+    state: &State,
+) -> io::Result<Option<Kept>> {
+    let metadata = match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_file() => metadata,
+        // It may just have been deleted, or taken.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => return Ok(None),
+    };
+    let format = image.format;
+    let mut kept = remembered(volume, migration, image, state);
+    kept.size_bytes = match format {
+        ImageFormat::Raw => Some(metadata.len()),
+        ImageFormat::Qcow2 => size_of(volume, state),
+    };
+    // The unit of st_blocks is 512 bytes, whatever the file system's own is.
+    kept.allocated_bytes = Some(metadata.blocks().saturating_mul(512));
+    // Renaming it was the last that was done to it.
+    let changed_ms = u64::try_from(metadata.ctime()).ok().map(|seconds| seconds.saturating_mul(1000));
+    kept.kept_unix_ms = kept.kept_unix_ms.or(changed_ms);
+    Ok(Some(kept))
+}
+
+/// What the journal remembers of an image.
+fn remembered(volume: &str, migration: MigrationId, mut image: ImageLocation, state: &State) -> Kept {
+    // A new journal gives the same numbers to other migrations.
+    let known = state.migrations.get(&migration);
+    let known =
+        known.filter(|known| known.side.has_source() && known.names.iter().any(|name| name == volume));
+    let position = known.and_then(|known| known.names.iter().position(|name| name == volume));
+    let target = known.zip(position).and_then(|(known, position)| known.volumes.get(position));
+    if target.is_some_and(|moving| moving.source.is_adopted()) {
+        // Also if it lies in the folder of a store: it was somebody's.
+        image.store.clear();
+    }
+    Kept {
+        volume: volume.to_owned(),
+        migration,
+        image,
+        went_to: target.map(|moving| moving.target.store.clone()),
+        size_bytes: None,
+        allocated_bytes: None,
+        kept_unix_ms: known.and_then(|known| known.ended_unix_ms),
+    }
+}
+
+/// Size of the volume of that name, wherever it is now.
+fn size_of(volume: &str, state: &State) -> Option<u64> {
+    let here = state.volume_named(volume).map(|(_, known)| known.record.size_bytes);
+    here.or_else(|| Some(state.moved_named(volume)?.1.volume.record.size_bytes))
+}
+
+fn has_moved(known: &MigrationState) -> bool {
+    matches!(known.stage, Stage::Ended(Outcome::Moved { .. }))
+}
+
+fn folder_of(store: &Store) -> Option<&Path> {
+    match store.kind() {
+        StoreKind::Folder { folder, .. } => Some(folder.path()),
+        StoreKind::Single(_) => None,
+    }
+}
+
+/// Reads the name of a kept file, `web1.img.moved-m7`.
+fn parse(name: &str) -> Option<(&str, ImageFormat, MigrationId)> {
+    let (image, migration) = name.rsplit_once(MARK)?;
+    let (volume, format) = image_name(image)?;
+    Some((volume, format, parse_id(migration).ok()?))
+}
+
+/// The file of a kept image, if it is one.
+pub(crate) fn file_of(kept: &Kept) -> Option<PathBuf> {
+    kept.image.place.file().map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use migration::MigrationId;
+    use migration::journal::{ImageFormat, State};
+
+    use super::{Stores, elsewhere, in_store, parse};
+    use crate::config::StoreConfig;
+
+    #[test]
+    fn only_names_that_migrations_give_are_those_of_kept_images() {
+        assert_eq!(parse("web1.img.moved-m7"), Some(("web1", ImageFormat::Raw, MigrationId(7))));
+        assert_eq!(
+            parse("a.moved-m1.qcow2.moved-m12"),
+            Some(("a.moved-m1", ImageFormat::Qcow2, MigrationId(12)))
+        );
+        for other in [
+            "web1.img",
+            "web1.moved-m7",
+            "web1.img.moved-7",
+            "web1.img.moved-m07",
+            ".img.moved-m1",
+            "moved-m1",
+        ] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_listed_while_it_is_there_whether_or_not_the_journal_remembers_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v.img.moved-m3");
+        std::fs::write(&path, vec![7; 8192]).unwrap();
+        std::fs::write(folder.path().join("v.img"), b"").unwrap();
+        std::fs::create_dir(folder.path().join("w.img.moved-m4")).unwrap();
+        let config = StoreConfig::Folder { path: folder.path().into(), format: None };
+        let stores = Stores::new(&BTreeMap::from([("a".to_owned(), config)]));
+        let (store, state) = (stores.get("a").unwrap(), State::default());
+        let found = in_store(store, &state).unwrap();
+        let [kept] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!(
+            (kept.volume.as_str(), kept.migration, kept.size_bytes),
+            ("v", MigrationId(3), Some(8192))
+        );
+        assert_eq!((&kept.went_to, kept.allocated_bytes.is_some_and(|bytes| bytes > 0)), (&None, true));
+        assert!(elsewhere(&stores, &state).is_empty());
+        std::fs::remove_file(path).unwrap();
+        assert!(in_store(store, &state).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,248 @@
+//! Opens what the bytes of a volume are in, whatever kind it is, and makes the targets of migrations. Everything here may
+//! sleep.
+//!
+//! ```text
+//!                    raw            qcow2
+//!   file             Image          Qcow2Image      locked; a killed daemon's last writes are waited for
+//!   block device     Image          -               locked; may be larger than its volume
+//!   NBD export       RemoteImage    -               not locked: its server says who else may use it
+//! ```
+
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+
+use block::ZeroMode;
+use block::store::image::Patience;
+use block::store::qcow2::{CLUSTER_SIZE, TopLayer};
+use block::store::{Access, Holder, Image, ImageError, Kind, Opened, Qcow2Image, Qcow2Options, RemoteImage};
+use lane::{MigrationTarget, TargetContent};
+use migration::journal::{ExportAccess, ImageFormat, ImageLocation, Place, VolumeRecord};
+use nbd_protocol::UriError;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::error::RequestError;
+use crate::fail_point::{self, Step};
+use crate::files::folder_entries::sync_folder_of;
+use crate::stores::new_path;
+
+/// How much of a new image's space is taken at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allocation {
+    /// None: it grows as it is written.
+    Thin,
+    /// All of it, before anything is copied.
+    Thick,
+}
+
+/// Opens the image of a volume, as large as the volume, waiting while another process holds it.
+///
+/// `grows_to`: what its size may be if a growth was interrupted. `on_held` is told who holds it, and says whether to go
+/// on.
+///
+/// # Errors
+/// [`RequestError`]: it cannot be used, or is no longer what the journal says.
+pub(crate) fn open(
+    record: &VolumeRecord,
+    grows_to: Option<u64>,
+    on_held: impl FnMut(&Holder) -> Patience,
+) -> Result<Opened, RequestError> {
+    let access = match record.export.access {
+        ExportAccess::ReadWrite => Access::ReadWrite,
+        ExportAccess::ReadOnly => Access::ReadOnly,
+    };
+    let opened = open_whole(&record.image, access, on_held)?;
+    if opened.size() == record.size_bytes {
+        return Ok(opened);
+    }
+    let may_be_larger = grows_to.is_some_and(|size| opened.size() <= size);
+    if record.image.place.outlasts_its_volume() || may_be_larger {
+        return narrow(opened, &record.image.place, record.size_bytes);
+    }
+    let detail = format!(
+        "it has {} bytes, and the volume {}: is it another file? If it was only resized: truncate -s {} FILE",
+        opened.size(),
+        record.size_bytes,
+        record.size_bytes,
+    );
+    Err(RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail })
+}
+
+/// Opens an image at once, all of it.
+///
+/// # Errors
+/// [`RequestError`].
+pub(crate) fn open_whole(
+    image: &ImageLocation,
+    access: Access,
+    on_held: impl FnMut(&Holder) -> Patience,
+) -> Result<Opened, RequestError> {
+    match (&image.place, image.format) {
+        (Place::File(path) | Place::Device(path), ImageFormat::Raw) => {
+            let opened = Image::open_waiting(Path::new(path), access, on_held)?;
+            check_kind(&image.place, opened.kind())?;
+            Ok(opened.into())
+        }
+        (Place::File(path), ImageFormat::Qcow2) => {
+            Ok(Qcow2Image::open_waiting(Path::new(path), access, on_held)?.into())
+        }
+        (Place::Nbd(uri), ImageFormat::Raw) => {
+            let parsed = uri.parse().map_err(|error: UriError| RequestError::Invalid(error.to_string()))?;
+            Ok(RemoteImage::connect(&parsed, access)?.into())
+        }
+        (place, format) => {
+            let detail = format!("a {} image cannot be served there", format.name());
+            Err(RequestError::ImageUnsuitable { path: place.name().into(), detail })
+        }
+    }
+}
+
+/// For images that nobody else may hold: there is nothing to wait for.
+pub(crate) fn at_once(_: &Holder) -> Patience {
+    Patience::GiveUp
+}
+
+/// The target of a migration: its name is the volume's by now, and the journal knows of it.
+///
+/// `reserved` is its empty file, if it is a file. Of a thick one all space is taken before this returns. `chain`: it
+/// stands on what this one stands on.
+///
+/// # Errors
+/// [`RequestError`]; a file that was made so far is for the caller to delete.
+pub(crate) fn make_target(
+    image: &ImageLocation,
+    reserved: Option<&File>,
+    size: u64,
+    allocation: Allocation,
+    chain: Option<&TopLayer>,
+) -> Result<MigrationTarget, RequestError> {
+    fail_point::before(Step::CreateImage);
+    let (store, content) = match reserved {
+        Some(file) => {
+            let path = Path::new(image.place.name());
+            match image.format {
+                ImageFormat::Raw => size_file(file, path, size)?,
+                ImageFormat::Qcow2 => put_qcow2(path, size, chain)?,
+            }
+            if allocation == Allocation::Thick {
+                allocate(image, size)?;
+            }
+            let file = File::open(path).map_err(|error| RequestError::storage("open", path, &error))?;
+            let synced = file.sync_all().and_then(|()| sync_folder_of(path));
+            synced.map_err(|error| RequestError::storage("sync", path, &error))?;
+            let content = if chain.is_some() { TargetContent::Backing } else { TargetContent::Zero };
+            (open_whole(image, Access::ReadWrite, at_once)?, content)
+        }
+        None => {
+            let store = open_whole(image, Access::ReadWrite, at_once)?;
+            (narrow(store, &image.place, size)?, TargetContent::Unknown)
+        }
+    };
+    fail_point::after(Step::CreateImage);
+    let zeroes = match allocation {
+        Allocation::Thin => ZeroMode::MayUnmap,
+        Allocation::Thick => ZeroMode::KeepAllocated,
+    };
+    Ok(MigrationTarget { store, content, zeroes })
+}
+
+/// Makes a new image file that reads as zeroes.
+///
+/// # Errors
+/// [`RequestError`]; there is no file then.
+pub(crate) fn create_file(path: &Path, format: ImageFormat, size: u64) -> Result<Opened, RequestError> {
+    match format {
+        ImageFormat::Raw => Ok(Image::create(path, size)?.into()),
+        ImageFormat::Qcow2 => {
+            let options = Qcow2Options { cluster_size: CLUSTER_SIZE, backing: None };
+            Ok(Qcow2Image::create(path, size, &options)?.into())
+        }
+    }
+}
+
+/// Uses the first `size` bytes of what is larger.
+///
+/// # Errors
+/// [`RequestError::TargetTooSmall`], and what opening its end says.
+pub(crate) fn narrow(opened: Opened, place: &Place, size: u64) -> Result<Opened, RequestError> {
+    if opened.size() < size {
+        let detail = format!("it has {} bytes; choose or make a larger one", opened.size());
+        return Err(RequestError::TargetTooSmall { place: place.to_string(), needed: size, detail });
+    }
+    match opened {
+        Opened::File(image) => Ok(image.narrowed_to(size)?.into()),
+        Opened::Remote(image) => Ok(image.narrowed_to(size)?.into()),
+        Opened::Qcow2(image) => Ok(image.narrowed_to(size)?.into()),
+    }
+}
+
+/// Bytes that a qcow2 image of `size` bytes takes at most: its clusters, and their tables. An entry of eight bytes and
+/// a count of two bytes for each cluster of 64 KiB are less than one part in 4,096; the first tables are a few clusters.
+pub(crate) fn qcow2_bytes_max(size: u64) -> u64 {
+    size.saturating_add(size / 4096).saturating_add(8 * CLUSTER_SIZE)
+}
+
+/// A device that was given as a file would be deleted as one, and the other way round.
+fn check_kind(place: &Place, kind: Kind) -> Result<(), RequestError> {
+    let detail = match (place, kind) {
+        (Place::File(_), Kind::Device) => "it is a block device; give it with --device",
+        (Place::Device(_), Kind::File) => "it is a file, and no block device; give it with --image",
+        _ => return Ok(()),
+    };
+    Err(RequestError::ImageUnsuitable { path: place.name().into(), detail: detail.to_owned() })
+}
+
+fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
+    file.set_len(size).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::FBIG | Errno::INVAL) => RequestError::TargetTooSmall {
+            place: path.display().to_string(),
+            needed: size,
+            detail: "no file can be as large there; choose a store on another file system".to_owned(),
+        },
+        Some(Errno::NOSPC | Errno::DQUOT) => ImageError::NoSpace { path: path.to_owned() }.into(),
+        _ => RequestError::storage("set the size of", path, &error),
+    })
+}
+
+/// Puts an empty qcow2 image in the place of the empty file that has kept its name.
+fn put_qcow2(path: &Path, size: u64, chain: Option<&TopLayer>) -> Result<(), RequestError> {
+    let new = new_path(path);
+    // The name is ours: what is there is the left-over of an attempt that failed.
+    let _ = std::fs::remove_file(&new);
+    match chain {
+        None => drop(create_file(&new, ImageFormat::Qcow2, size)?),
+        Some(top) => drop(Qcow2Image::create(&new, size, &top.options())?),
+    }
+    let placed = std::fs::rename(&new, path);
+    placed.map_err(|error| RequestError::storage("make", path, &error))
+}
+
+/// Takes all the space that an image will need; it reads as zeroes before and after.
+fn allocate(image: &ImageLocation, size: u64) -> Result<(), RequestError> {
+    let path = Path::new(image.place.name());
+    let file = OpenOptions::new().write(true).open(path);
+    let file = file.map_err(|error| RequestError::storage("open", path, &error))?;
+    let (flags, bytes) = match image.format {
+        ImageFormat::Raw => (FallocateFlags::empty(), size),
+        // Clusters are laid out as they are written: the space waits for them behind the end of the file.
+        ImageFormat::Qcow2 => (FallocateFlags::KEEP_SIZE, qcow2_bytes_max(size)),
+    };
+    loop {
+        match rustix::fs::fallocate(&file, flags, 0, bytes) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
+                return Err(ImageError::NoSpace { path: path.to_owned() }.into());
+            }
+            Err(Errno::OPNOTSUPP) => {
+                let detail =
+                    "its file system cannot reserve space; leave --thick out, or choose another store";
+                return Err(RequestError::ImageUnsuitable {
+                    path: path.to_owned(),
+                    detail: detail.to_owned(),
+                });
+            }
+            Err(errno) => return Err(RequestError::storage("reserve the space of", path, &errno.into())),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Images that volumes left behind when they went to other hosts, and that may be what coming home begins with.
+//!
+//! ```text
+//!   handed over, the image kept ──► record(): of which generation it is, and how its file looks
+//!   the volume comes home ────────► take(): looks the same? Then it becomes the target, and the record goes
+//! ```
+//! A file whose size, mtime or ctime is not what it was has been touched by somebody: it is not trusted, and the volume is
+//! copied whole. (Comparing it block by block would trust more; that is not done.) A replica is one no more from the moment
+//! that something may be written to it. Everything here may sleep.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use migration::journal::{ImageFormat, ImageLocation};
+use serde::{Deserialize, Serialize};
+
+use crate::files::folder_entries::sync_folder_of;
+use crate::files::whole_file;
+
+/// Name of the folder of records in the data folder.
+const FOLDER: &str = "replicas";
+/// Version of the records.
+const VERSION: u32 = 2;
+/// Longest record: many times what one has.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
+
+/// What is known of a replica, besides its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Facts {
+    /// Identity of the volume, 32 hexadecimal digits.
+    pub(crate) volume: String,
+    /// The migration by which the volume left.
+    pub(crate) departure: u64,
+    /// The generation of the volume that it is: it ended with the handover.
+    pub(crate) generation: u64,
+    /// Size of the volume in bytes.
+    pub(crate) size_bytes: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    version: u32,
+    facts: Facts,
+    image: PathBuf,
+    look: Look,
+}
+
+/// How a file looks from outside.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Look {
+    size_bytes: u64,
+    mtime: (i64, i64),
+    ctime: (i64, i64),
+}
+
+/// Tells whether an image that is kept can be what coming home begins with: a raw file in a store. What is in a qcow2 file
+/// may still be moved about when it is closed, and what was served in place is its owner's.
+pub(crate) fn is_replica(image: &ImageLocation) -> bool {
+    image.place.file().is_some() && image.format == ImageFormat::Raw && !image.is_adopted()
+}
+
+/// Records durably that `image` is what `facts` say.
+///
+/// # Errors
+/// The system's: it is an image that is kept, and nothing more.
+pub(crate) fn record(data_dir: &Path, image: &Path, facts: Facts) -> io::Result<()> {
+    let folder = data_dir.join(FOLDER);
+    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => sync_folder_of(&folder)?,
+    }
+    let path = record_path(data_dir, &facts.volume);
+    let look = Look::at(image)?;
+    let record = Record { version: VERSION, facts, image: image.to_owned(), look };
+    whole_file::replace(&path, &serde_json::to_vec_pretty(&record)?)
+}
+
+/// Makes the replica of a volume of `size_bytes` the file at `path`, in the place of the empty one that is there, and says
+/// which it is; `None`: there is none in that folder that can be trusted. Either way it is recorded no more.
+///
+/// # Errors
+/// The system's: what is at `path` may be either of them.
+pub(crate) fn take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) -> io::Result<Option<Facts>> {
+    let record = record_path(data_dir, volume);
+    let bytes = match std::fs::metadata(&record) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+        Ok(found) if found.len() > RECORD_BYTES_MAX => return Err(io::ErrorKind::FileTooLarge.into()),
+        Ok(_) => std::fs::read(&record)?,
+    };
+    // N.B. first, and durably: the image may be written to from here on.
+    std::fs::remove_file(&record)?;
+    sync_folder_of(&record)?;
+    let Ok(Record { version, facts, image, look }) = serde_json::from_slice(&bytes) else { return Ok(None) };
+    let fits = version == VERSION && facts.volume == volume && facts.size_bytes == size_bytes;
+    if !fits || image.parent() != path.parent() {
+        return Ok(None);
+    }
+    match Look::at(&image) {
+        Ok(found) if found == look => {}
+        Ok(_) => {
+            tracing::warn!(image = %image.display(), "somebody has touched the image that was kept; it is not used");
+            return Ok(None);
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    std::fs::rename(&image, path)?;
+    sync_folder_of(path)?;
+    Ok(Some(facts))
+}
+
+/// Tells whether [`take`] would find a replica of the volume for the file at `path`. Changes nothing; may sleep.
+pub(crate) fn would_take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) -> bool {
+    records(data_dir).unwrap_or_default().into_iter().any(|(_, record)| {
+        record.facts.volume == volume
+            && record.facts.size_bytes == size_bytes
+            && record.image.parent() == path.parent()
+            && Look::at(&record.image).is_ok_and(|found| found == record.look)
+    })
+}
+
+/// Tells whether the image at `path` is recorded, and looks as it did then: a way home may begin with it.
+pub(crate) fn is_untouched(data_dir: &Path, path: &Path) -> bool {
+    let known = records(data_dir).unwrap_or_default().into_iter().find(|(_, record)| record.image == path);
+    known.is_some_and(|(_, record)| Look::at(path).is_ok_and(|found| found == record.look))
+}
+
+/// Forgets the image at `path`, durably; one that is not recorded is a success.
+///
+/// # Errors
+/// The system's: it may be recorded still.
+pub(crate) fn forget(data_dir: &Path, path: &Path) -> io::Result<()> {
+    let known = records(data_dir)?.into_iter().filter(|(_, record)| record.image == path);
+    for (record, _) in known {
+        std::fs::remove_file(&record)?;
+        sync_folder_of(&record)?;
+    }
+    Ok(())
+}
+
+/// All records that mean something, and where they are.
+fn records(data_dir: &Path) -> io::Result<Vec<(PathBuf, Record)>> {
+    let entries = match std::fs::read_dir(data_dir.join(FOLDER)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let Some(bytes) = whole_file::read(&path, RECORD_BYTES_MAX)? else { continue };
+        // What another version wrote means nothing here, as when it is taken.
+        let record = serde_json::from_slice::<Record>(&bytes).ok().filter(|record| record.version == VERSION);
+        found.extend(record.map(|record| (path, record)));
+    }
+    Ok(found)
+}
+
+impl Look {
+    fn at(path: &Path) -> io::Result<Self> {
+        let metadata = std::fs::symlink_metadata(path)?;
+        Ok(Self {
+            size_bytes: metadata.size(),
+            mtime: (metadata.mtime(), metadata.mtime_nsec()),
+            ctime: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+fn record_path(data_dir: &Path, volume: &str) -> PathBuf {
+    data_dir.join(FOLDER).join(format!("{volume}.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOLUME: &str = "0707";
+
+    /// A data folder and an image that was kept.
+    fn kept() -> (tempfile::TempDir, PathBuf, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, target) = (folder.path().join("v.img.moved-m1"), folder.path().join("v.img"));
+        std::fs::write(&image, b"old").unwrap();
+        std::fs::write(&target, b"").unwrap();
+        let facts = Facts { volume: VOLUME.to_owned(), departure: 7, generation: 4, size_bytes: 3 };
+        for _ in 0..2 {
+            record(folder.path(), &image, facts.clone()).unwrap();
+        }
+        (folder, image, target)
+    }
+
+    #[test]
+    fn what_was_kept_is_taken_once() {
+        let (folder, image, target) = kept();
+        let taken = take(folder.path(), VOLUME, 3, &target).unwrap().unwrap();
+        assert_eq!((taken.departure, taken.generation), (7, 4));
+        assert_eq!((std::fs::read(&target).unwrap(), image.exists()), (b"old".to_vec(), false));
+        assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
+    }
+
+    #[test]
+    fn a_replica_of_another_size_or_volume_is_none() {
+        for (volume, size) in [(VOLUME, 4), ("0808", 3)] {
+            let (folder, image, target) = kept();
+            assert_eq!(take(folder.path(), volume, size, &target).unwrap(), None);
+            assert!(image.exists() && std::fs::read(&target).unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_come_home_to() {
+        let (folder, image, target) = kept();
+        assert!(is_untouched(folder.path(), &image) && !is_untouched(folder.path(), &target));
+        for _ in 0..2 {
+            forget(folder.path(), &image).unwrap();
+        }
+        assert!(!is_untouched(folder.path(), &image) && image.exists());
+        assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
+        forget(&folder.path().join("nowhere"), &image).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_somebody_touched_is_not_trusted() {
+        // Its mtime can be put back, its ctime cannot.
+        let (folder, image, target) = kept();
+        let before = Look::at(&image).unwrap();
+        let mtime = std::fs::metadata(&image).unwrap().modified().unwrap();
+        // The clock of a file system may stand still for some milliseconds.
+        while Look::at(&image).unwrap() == before {
+            std::fs::write(&image, b"nEw").unwrap();
+            std::fs::File::options().write(true).open(&image).unwrap().set_modified(mtime).unwrap();
+        }
+        assert!(!is_untouched(folder.path(), &image));
+        assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
+    }
+}

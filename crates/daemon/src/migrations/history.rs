@@ -1,0 +1,133 @@
+//! Histories of migrations, for reports: recorded while a migration runs, kept in the data folder afterwards.
+//!
+//! ```text
+//!   lane thread ──Report::Recorded──► Recording, in memory ──► a file, now and then and at the end
+//!                                          └──► API ◄────────────┘
+//! ```
+//! Nothing is decided by a history: one that is lost, or cannot be written or read, is missing in a report and nowhere
+//! else. So it is not in the journal, and nobody waits for it.
+
+mod file;
+mod recording;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lane::Recorded;
+use migration::MigrationId;
+
+use crate::migrations::history::file::Folder;
+use crate::migrations::history::recording::Recording;
+
+pub(crate) use recording::Facts;
+
+/// Time between two writings of a history whose migration is under way: what a crash may take of it.
+const SAVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Name of the folder in the data folder.
+const FOLDER: &str = "history";
+
+/// The histories of a host.
+#[derive(Debug)]
+pub(crate) struct Histories {
+    folder: Arc<Mutex<Folder>>,
+    live: Mutex<BTreeMap<MigrationId, Live>>,
+}
+
+/// A history that grows.
+#[derive(Debug)]
+struct Live {
+    recording: Recording,
+    saved: Instant,
+}
+
+impl Histories {
+    /// The histories in a data folder.
+    pub(crate) fn new(data_dir: &Path) -> Self {
+        let folder = Arc::new(Mutex::new(Folder::new(data_dir.join(FOLDER))));
+        Self { folder, live: Mutex::default() }
+    }
+
+    /// Begins the history of a migration. Recordings of migrations that have none are dropped.
+    pub(crate) fn begin(&self, migration: MigrationId, facts: Facts) {
+        let live = Live { recording: Recording::new(facts), saved: Instant::now() };
+        self.lock().insert(migration, live);
+    }
+
+    /// Takes what was recorded; called on lane threads. Files are written on `helpers`.
+    pub(crate) fn record(
+        &self,
+        migration: MigrationId,
+        recorded: Recorded,
+        helpers: &tokio::runtime::Handle,
+    ) {
+        let mut histories = self.lock();
+        let Some(live) = histories.get_mut(&migration) else { return };
+        live.recording.add(recorded);
+        if live.saved.elapsed() >= SAVE_INTERVAL {
+            live.saved = Instant::now();
+            self.save(migration, live.recording.clone(), helpers);
+        }
+    }
+
+    /// Notes that a migration has ended; what comes is recorded as the time after it.
+    pub(crate) fn migration_ended(&self, migration: MigrationId, helpers: &tokio::runtime::Handle) {
+        let mut histories = self.lock();
+        let Some(live) = histories.get_mut(&migration) else { return };
+        live.recording.end();
+        self.save(migration, live.recording.clone(), helpers);
+    }
+
+    /// Notes that nothing more will be recorded: the file is all that is left.
+    pub(crate) fn recording_ended(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        helpers: &tokio::runtime::Handle,
+    ) {
+        let Some(recording) = self.lock().get(&migration).map(|live| live.recording.clone()) else { return };
+        let histories = Arc::clone(self);
+        helpers.spawn_blocking(move || {
+            histories.write(migration, &recording);
+            // Only now, so that it can be asked for at any time.
+            histories.lock().remove(&migration);
+        });
+    }
+
+    /// Forgets a migration that the lane never got.
+    pub(crate) fn forget(&self, migration: MigrationId) {
+        self.lock().remove(&migration);
+    }
+
+    /// What was recorded of a migration that began at `started_unix_ms`; reads a file, so it may sleep.
+    pub(crate) fn get(&self, migration: MigrationId, started_unix_ms: u64) -> Option<api::Recording> {
+        let live = self.lock().get(&migration).map(|live| live.recording.clone());
+        match live {
+            Some(recording) => Some(recording.describe()),
+            None => self.folder().read(migration, started_unix_ms),
+        }
+    }
+
+    fn save(&self, migration: MigrationId, recording: Recording, helpers: &tokio::runtime::Handle) {
+        let folder = Arc::clone(&self.folder);
+        helpers.spawn_blocking(move || {
+            let folder = folder.lock().unwrap_or_else(PoisonError::into_inner);
+            folder.write(migration, recording.started_unix_ms(), &recording.describe());
+        });
+    }
+
+    fn write(&self, migration: MigrationId, recording: &Recording) {
+        self.folder().write(migration, recording.started_unix_ms(), &recording.describe());
+    }
+
+    fn folder(&self) -> std::sync::MutexGuard<'_, Folder> {
+        self.folder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<MigrationId, Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

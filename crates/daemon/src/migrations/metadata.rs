@@ -1,0 +1,360 @@
+//! Metadata of migrations, beside the journal: what was ordered, whether it waits for its turn, what was noted of it.
+//!
+//! ```text
+//!   ordered, no room ──► metadata without a beginning ──its turn──► journal: started ──► metadata with it
+//!   ordered, room ────────────────────────────────────────────────► journal: started ──► metadata with it
+//! ```
+//! Nothing of it decides who owns a volume, so it is not in the journal: files of the data folder, one a migration, each
+//! replaced as a whole. Metadata that is lost costs a `migration retry`, or a place in the queue.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use api::MigrateVolume;
+use migration::MigrationId;
+use migration::journal::State;
+use serde::{Deserialize, Serialize};
+
+use crate::files::whole_file;
+use crate::migrations::registry::parse_id;
+
+/// Name of the folder in the data folder.
+const FOLDER: &str = "dockets";
+/// Version of the files; another one means nothing here.
+const VERSION: u32 = 1;
+/// Longest file that is read: many times what one has.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+/// Metadata of migrations that have begun: as many as the journal remembers ended ones. Older ones go.
+const BEGUN_MAX: usize = 1000;
+
+/// Warnings that are kept of one migration: each hook fails once at most.
+const WARNINGS_MAX: usize = 8;
+
+/// The metadata of one migration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Metadata {
+    /// The volume, or the VM, that it was ordered for.
+    pub(crate) name: String,
+    /// Identities of its volumes, each 32 hexadecimal digits.
+    pub(crate) volumes: Vec<String>,
+    /// What was ordered; `None`: it was not ordered here, or not by a daemon that kept that.
+    pub(crate) order: Option<MigrateVolume>,
+    /// When it was ordered, in milliseconds since 1970.
+    pub(crate) ordered_unix_ms: u64,
+    /// When it began, as the journal says it; `None`: it waits for its turn.
+    pub(crate) begun_unix_ms: Option<u64>,
+    /// The migration that it does once more.
+    pub(crate) retry_of: Option<u64>,
+    /// The latest migration that does it once more.
+    pub(crate) retried_as: Option<u64>,
+    /// What the volumes held, in bytes, if the other host had an old image of theirs to begin with.
+    pub(crate) held_bytes: Option<u64>,
+    /// What went wrong without stopping it, for people.
+    pub(crate) warnings: Vec<String>,
+    /// Images at the other host that this one may be able to open itself.
+    pub(crate) shared: Vec<SharedNote>,
+    /// Whether somebody has paused it, and nobody has let it go on.
+    pub(crate) is_paused: bool,
+    /// Whether the journal is just being told that it begins: if it never was, this is of no migration.
+    pub(crate) is_beginning: bool,
+}
+
+/// An image at another host that this one may be able to open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SharedNote {
+    /// Identity of its volume, 32 hexadecimal digits.
+    pub(crate) volume: String,
+    /// Where this host has it.
+    pub(crate) path: String,
+    /// Whether blocks go there; `None`: that is still to be seen.
+    pub(crate) is_used: Option<bool>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored<D> {
+    version: u32,
+    #[serde(rename = "docket")]
+    metadata: D,
+}
+
+/// The metadata_folder of a host.
+#[derive(Debug)]
+pub(crate) struct MetadataFolder {
+    folder: PathBuf,
+    known: Mutex<BTreeMap<MigrationId, Metadata>>,
+    /// Held while a metadata is changed: what is on disk is as new as what is known.
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl Metadata {
+    /// Notes what went wrong.
+    pub(crate) fn warn(&mut self, warning: String) {
+        if self.warnings.len() < WARNINGS_MAX {
+            self.warnings.push(warning);
+        }
+    }
+}
+
+impl MetadataFolder {
+    /// Reads the metadata_folder of a data folder, as far as they are of migrations that the journal knows or that wait.
+    ///
+    /// One that cannot be read is as good as lost, and keeps no daemon from starting.
+    pub(crate) fn open(data_dir: &Path, state: &State) -> Self {
+        let folder = data_dir.join(FOLDER);
+        let found = read_all(&folder).unwrap_or_else(|error| {
+            tracing::warn!(folder = %folder.display(), %error, "what was ordered cannot be read");
+            BTreeMap::new()
+        });
+        let mut known = BTreeMap::new();
+        for (id, mut metadata) in found {
+            let begun = state.migrations.get(&id).map(|known| known.started_unix_ms);
+            match (metadata.begun_unix_ms, begun) {
+                // Its turn came, and then the daemon was killed.
+                (None, Some(begun)) => (metadata.begun_unix_ms, metadata.is_beginning) = (Some(begun), false),
+                // It was ordered by somebody who waited for its beginning, and has been told of none.
+                (None, None) if metadata.is_beginning => {
+                    remove(&folder, id);
+                    continue;
+                }
+                (None, None) => {}
+                (Some(noted), Some(begun)) if noted == begun => {}
+                // Of a migration that is forgotten, or of another journal.
+                _ => {
+                    remove(&folder, id);
+                    continue;
+                }
+            }
+            known.insert(id, metadata);
+        }
+        Self { folder, known: Mutex::new(known), changing: tokio::sync::Mutex::default() }
+    }
+
+    /// What goes with a migration that began at `begun_unix_ms`.
+    pub(crate) fn of(&self, id: MigrationId, begun_unix_ms: u64) -> Option<Metadata> {
+        let metadata = self.lock().get(&id).cloned();
+        metadata.filter(|metadata| metadata.begun_unix_ms == Some(begun_unix_ms))
+    }
+
+    /// Those that wait for their turn, in the order in which they were given.
+    pub(crate) fn waiting(&self) -> Vec<(MigrationId, Metadata)> {
+        let known = self.lock();
+        let waits = |metadata: &Metadata| metadata.begun_unix_ms.is_none() && !metadata.is_beginning;
+        let waiting = known.iter().filter(|(_, metadata)| waits(metadata));
+        waiting.map(|(id, metadata)| (*id, metadata.clone())).collect()
+    }
+
+    /// Makes durable that a migration waits for its turn.
+    ///
+    /// # Errors
+    /// What the system answers: nothing waits then.
+    pub(crate) async fn put(&self, id: MigrationId, metadata: Metadata) -> io::Result<()> {
+        let _changing = self.changing.lock().await;
+        self.write(id, metadata.clone()).await?;
+        self.lock().insert(id, metadata);
+        Ok(())
+    }
+
+    /// Makes durable how a migration was ordered that the journal is about to begin. What waited for its turn has said so.
+    ///
+    /// # Errors
+    /// What the system answers: nothing is kept then.
+    pub(crate) async fn announce(&self, id: MigrationId, order: &MigrateVolume) -> io::Result<()> {
+        let waited =
+            self.lock().get(&id).is_some_and(|known| known.begun_unix_ms.is_none() && !known.is_beginning);
+        if waited {
+            return Ok(());
+        }
+        let order = Some(order.clone());
+        self.put(id, Metadata { order, is_beginning: true, ..Metadata::default() }).await
+    }
+
+    /// Changes what goes with a migration that began at `begun_unix_ms`. If that cannot be written, it is known until
+    /// the daemon ends.
+    pub(crate) async fn note(
+        &self,
+        id: MigrationId,
+        begun_unix_ms: u64,
+        change: impl FnOnce(&mut Metadata) + Send,
+    ) {
+        let _changing = self.changing.lock().await;
+        let known = self.lock().get(&id).cloned();
+        let is_its = |metadata: &Metadata| metadata.begun_unix_ms.is_none_or(|begun| begun == begun_unix_ms);
+        let mut metadata = known.filter(is_its).unwrap_or_default();
+        metadata.begun_unix_ms = Some(begun_unix_ms);
+        metadata.is_beginning = false;
+        change(&mut metadata);
+        self.lock().insert(id, metadata.clone());
+        if let Err(error) = self.write(id, metadata).await {
+            tracing::warn!(migration = %id, %error, "what goes with a migration cannot be kept");
+        }
+        self.prune().await;
+    }
+
+    async fn write(&self, id: MigrationId, metadata: Metadata) -> io::Result<()> {
+        let folder = self.folder.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+            let stored = serde_json::to_vec_pretty(&Stored { version: VERSION, metadata })?;
+            whole_file::replace(&path_of(&folder, id), &stored)
+        });
+        written.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    async fn prune(&self) {
+        let forgotten: Vec<MigrationId> = {
+            let mut known = self.lock();
+            let begun = known.iter().filter(|(_, metadata)| metadata.begun_unix_ms.is_some());
+            let begun: Vec<MigrationId> = begun.map(|(id, _)| *id).collect();
+            let too_many = begun.len().saturating_sub(BEGUN_MAX);
+            let oldest: Vec<_> = begun.into_iter().take(too_many).collect();
+            oldest.iter().for_each(|id| drop(known.remove(id)));
+            oldest
+        };
+        if forgotten.is_empty() {
+            return;
+        }
+        let folder = self.folder.clone();
+        let removed = tokio::task::spawn_blocking(move || {
+            forgotten.into_iter().for_each(|id| remove(&folder, id));
+        });
+        // What is left is deleted when the next daemon finds that the journal does not know it.
+        let _ = removed.await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<MigrationId, Metadata>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn path_of(folder: &Path, id: MigrationId) -> PathBuf {
+    folder.join(format!("{id}.json"))
+}
+
+fn remove(folder: &Path, id: MigrationId) {
+    if let Err(error) = std::fs::remove_file(path_of(folder, id))
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(migration = %id, %error, "what went with a migration is left over");
+    }
+}
+
+fn read_all(folder: &Path) -> io::Result<BTreeMap<MigrationId, Metadata>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        entries => entries?,
+    };
+    let mut found = BTreeMap::new();
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
+        let Some(id) = name.and_then(|name| parse_id(name).ok()) else { continue };
+        let metadata = whole_file::believe(&*path, FILE_BYTES_MAX).and_then(|bytes| {
+            let stored: Stored<Metadata> = serde_json::from_slice(&bytes.unwrap_or_default())?;
+            Ok((stored.version == VERSION).then_some(stored.metadata))
+        });
+        match metadata {
+            Ok(metadata) => drop(metadata.map(|metadata| found.insert(id, metadata))),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "what went with a migration cannot be read");
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use api::MigrateVolume;
+    use migration::MigrationId;
+    use migration::journal::{MigratingVolume, Record, Side, State};
+
+    use super::{Metadata, MetadataFolder};
+
+    const ID: MigrationId = MigrationId(3);
+
+    /// A journal that says that migration m3 began at a time.
+    fn begun_at(at_unix_ms: u64) -> State {
+        let mut state = State::default();
+        let volumes = Vec::<MigratingVolume>::new();
+        let record =
+            Record::MigrationStarted { migration: ID, volumes, keep_source: false, side: Side::OneHost };
+        state.apply(&migration::journal::Entry { at_unix_ms, records: vec![record] }).unwrap();
+        state
+    }
+
+    fn ordered() -> Metadata {
+        let order = Some(MigrateVolume { bandwidth_bytes_per_second: Some(7), ..MigrateVolume::to("b") });
+        Metadata { name: "v".to_owned(), order, ordered_unix_ms: 5, ..Metadata::default() }
+    }
+
+    #[tokio::test]
+    async fn an_order_that_waits_is_there_again_after_a_restart_until_it_has_begun() {
+        let folder = tempfile::tempdir().unwrap();
+        let metadata_folder = MetadataFolder::open(folder.path(), &State::default());
+        metadata_folder.put(ID, ordered()).await.unwrap();
+        let again = MetadataFolder::open(folder.path(), &State::default());
+        assert_eq!(again.waiting(), [(ID, ordered())]);
+        assert_eq!(again.of(ID, 9), None);
+        // Killed when the journal knew already.
+        let begun = MetadataFolder::open(folder.path(), &begun_at(9));
+        assert!(begun.waiting().is_empty());
+        assert_eq!(begun.of(ID, 9).unwrap().order, ordered().order);
+    }
+
+    #[tokio::test]
+    async fn an_order_that_is_announced_is_that_of_a_migration_only_once_the_journal_has_begun_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let metadata_folder = MetadataFolder::open(folder.path(), &State::default());
+        let order = ordered().order.unwrap();
+        metadata_folder.announce(ID, &order).await.unwrap();
+        assert!(metadata_folder.waiting().is_empty());
+        // Killed behind the beginning.
+        let begun = MetadataFolder::open(folder.path(), &begun_at(9));
+        assert_eq!(begun.of(ID, 9).unwrap().order, Some(order.clone()));
+        // Killed before it: nobody was told that it would come to pass.
+        let never = MetadataFolder::open(folder.path(), &State::default());
+        assert!(never.waiting().is_empty() && !folder.path().join("dockets/m3.json").exists());
+        // What waits keeps its metadata.
+        metadata_folder.put(ID, ordered()).await.unwrap();
+        metadata_folder.announce(ID, &order).await.unwrap();
+        assert_eq!(metadata_folder.waiting(), [(ID, ordered())]);
+    }
+
+    #[tokio::test]
+    async fn notes_outlast_the_daemon_and_belong_to_one_migration() {
+        let folder = tempfile::tempdir().unwrap();
+        let metadata_folder = MetadataFolder::open(folder.path(), &State::default());
+        metadata_folder.put(ID, ordered()).await.unwrap();
+        metadata_folder.note(ID, 9, |metadata| metadata.warn("late".to_owned())).await;
+        let again = MetadataFolder::open(folder.path(), &begun_at(9));
+        let noted = again.of(ID, 9).unwrap();
+        assert_eq!((noted.name.as_str(), noted.warnings.as_slice()), ("v", ["late".to_owned()].as_slice()));
+        // A new journal gives its number to another one.
+        assert_eq!(again.of(ID, 10), None);
+        again.note(ID, 10, |metadata| metadata.retry_of = Some(1)).await;
+        assert_eq!(again.of(ID, 10).unwrap().order, None);
+        let other = MetadataFolder::open(folder.path(), &begun_at(11));
+        assert_eq!(other.of(ID, 11), None);
+        assert!(!folder.path().join("dockets/m3.json").exists());
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_as_good_as_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("dockets")).unwrap();
+        for (name, text) in [
+            ("m1.json", "{"),
+            ("m2.json", r#"{"version":9,"docket":{}}"#),
+            ("other.json", "{}"),
+            ("m3.json", r#"{"version":1,"docket":{"name":"v","of_a_newer_daemon":1}}"#),
+        ] {
+            std::fs::write(folder.path().join("dockets").join(name), text).unwrap();
+        }
+        let waiting = MetadataFolder::open(folder.path(), &State::default()).waiting();
+        assert_eq!(waiting.into_iter().map(|(id, _)| id).collect::<Vec<_>>(), [ID]);
+    }
+}

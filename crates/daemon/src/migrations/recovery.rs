@@ -1,0 +1,177 @@
+//! Ends the migrations that a crash interrupted: of the daemon, before any volume is served, or of a volume's lane. What is to be
+//! done is decided by `migration::recovery`; here it is done, step by step, each step so that it can be done again after another
+//! crash.
+
+use lane::ControlFault;
+use migration::journal::{MigrationState, Record, State};
+use migration::recovery::{Step, recover};
+use migration::{CommitFault, MigrationId, VolumeId};
+
+use crate::images;
+use crate::journal::Journal;
+
+/// Ends every interrupted migration.
+///
+/// An image that cannot be dealt with keeps nobody from being served: the migration ends all the same, and its outcome
+/// names what is left over.
+///
+/// # Errors
+/// [`CommitFault`]: the journal cannot be written; nothing may be served.
+pub(crate) async fn run(journal: &Journal) -> Result<(), CommitFault> {
+    end(journal, |_| true).await.map(drop)
+}
+
+/// Ends the interrupted migrations of one volume, whose lane has ended without a word; returns which.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) async fn run_of(journal: &Journal, volume: VolumeId) -> Result<Vec<MigrationId>, CommitFault> {
+    // What the lane asked for last may still be on its way. This is queued behind it.
+    journal.commit(Vec::new()).await?;
+    end(journal, |migration| migration.volumes.iter().any(|moving| moving.volume == volume)).await
+}
+
+async fn end(
+    journal: &Journal,
+    concerned: impl Fn(&MigrationState) -> bool,
+) -> Result<Vec<MigrationId>, CommitFault> {
+    let state = journal.read(State::clone);
+    let mut ended = Vec::new();
+    for (id, migration) in state.unfinished().filter(|(_, migration)| concerned(migration)) {
+        tracing::warn!(migration = %id, stage = ?migration.stage, "ending a migration that was interrupted");
+        // One at a time, so that what cannot be done for one does not concern the others.
+        let mut alone = State { volumes: state.volumes.clone(), ..State::default() };
+        alone.migrations.insert(id, migration.clone());
+        let mut left_over = Vec::new();
+        for step in recover(&alone) {
+            match step {
+                Step::Commit(mut records) => {
+                    for record in &mut records {
+                        if let Record::MigrationEnded { outcome, .. } = record {
+                            *outcome = outcome.clone().with_left_over(&left_over.join("; "));
+                        }
+                    }
+                    journal.commit(records).await?;
+                }
+                step => left_over.extend(carry_out(step, id).await.err()),
+            }
+        }
+        ended.push(id);
+    }
+    Ok(ended)
+}
+
+async fn carry_out(step: Step, migration: MigrationId) -> Result<(), String> {
+    let done = tokio::task::spawn_blocking(move || match step {
+        Step::Discard(image) => images::discard(&image),
+        Step::Retire(image, retirement) => images::retire(&image, retirement, migration),
+        // The VM of a migration between hosts is made when the volumes are served.
+        Step::Commit(_) | Step::Resume(_) => Ok(()),
+    });
+    let fault: ControlFault = match done.await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(fault)) => fault,
+        Err(error) => return Err(error.to_string()),
+    };
+    tracing::warn!(%migration, %fault, "an image of an interrupted migration is left over");
+    Err(fault.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use chronicle::Generation;
+    use migration::journal::{
+        ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage, State,
+        VolumeRecord,
+    };
+    use migration::{Attempt, MigrationId, VolumeId};
+
+    use crate::files::lock::FolderLock;
+    use crate::journal::Journal;
+
+    const VOLUME: VolumeId = VolumeId([7; 16]);
+    const MIGRATION: MigrationId = MigrationId(0);
+    const ATTEMPT: Attempt = Attempt(1);
+
+    fn image(folder: &Path, name: &str) -> ImageLocation {
+        ImageLocation::raw_file(name, folder.join(name).display().to_string())
+    }
+
+    /// The records of a migration until its ownership is durable.
+    fn records(folder: &Path, target: &str) -> Vec<Record> {
+        let (source, target) = (image(folder, "source"), image(folder, target));
+        let generations = vec![(VOLUME, Generation(1))];
+        let volume = VolumeRecord {
+            volume: VOLUME,
+            name: "v".into(),
+            size_bytes: 1 << 20,
+            block_size_bytes: 65536,
+            image: source.clone(),
+            generation: Generation(0),
+            export: ExportSettings::default(),
+        };
+        let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
+        vec![
+            Record::VolumeAdded(volume),
+            Record::MigrationStarted {
+                migration: MIGRATION,
+                volumes,
+                keep_source: false,
+                side: Side::OneHost,
+            },
+            Record::TargetPrepared { migration: MIGRATION, attempt: ATTEMPT },
+            Record::Released { migration: MIGRATION, attempt: ATTEMPT, generations: generations.clone() },
+            Record::Owned { migration: MIGRATION, attempt: ATTEMPT, generations },
+        ]
+    }
+
+    /// Crashes after so many records and recovers twice; returns which images are left, the volume's image and the
+    /// outcome.
+    async fn check(count: usize, target: &str) -> (bool, bool, String, Outcome) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("source"), b"s").unwrap();
+        if !target.contains('/') {
+            std::fs::write(folder.path().join(target), b"t").unwrap();
+        }
+        let journal = Journal::open(folder.path(), FolderLock::acquire(folder.path()).unwrap()).unwrap();
+        for record in records(folder.path(), target).into_iter().take(count) {
+            journal.commit(vec![record]).await.unwrap();
+        }
+        for _ in 0..2 {
+            super::run(&journal).await.unwrap();
+        }
+        let state = journal.read(State::clone);
+        let Stage::Ended(outcome) = state.migrations[&MIGRATION].stage.clone() else { panic!("not ended") };
+        let there = |name: &str| folder.path().join(name).exists();
+        let served = state.volumes[&VOLUME].record.image.store.clone();
+        (there("source"), there(target), served, outcome)
+    }
+
+    #[tokio::test]
+    async fn before_the_commit_point_the_source_stays_and_the_target_goes() {
+        for count in 2..=3 {
+            let (source, target, served, outcome) = check(count, "target").await;
+            assert_eq!((source, target, served.as_str()), (true, false, "source"));
+            assert!(matches!(outcome, Outcome::Failed { code: FailureCode::DaemonStopped, .. }));
+        }
+    }
+
+    #[tokio::test]
+    async fn after_the_commit_point_the_target_stays_and_the_source_goes() {
+        for count in 4..=5 {
+            let (source, target, served, outcome) = check(count, "target").await;
+            assert_eq!((source, target, served.as_str()), (false, true, "target"));
+            assert_eq!(outcome, Outcome::Moved { left_over: String::new() });
+        }
+    }
+
+    #[tokio::test]
+    async fn target_that_cannot_be_deleted_is_named_in_the_outcome() {
+        let (source, _, served, outcome) = check(2, "unmounted/target").await;
+        assert_eq!((source, served.as_str()), (true, "source"));
+        let Outcome::Failed { detail, .. } = outcome else { panic!("{outcome:?}") };
+        assert!(detail.contains("; left over: cannot delete "), "{detail}");
+    }
+}

@@ -1,0 +1,181 @@
+//! Volumes that move without a VM, and what is run before and after they change hands.
+//!
+//! ```text
+//!   source                                              target
+//!   copied ── Start, again until it is answered ──────► runs its own, once
+//!            ◄───────────────── Waiting, or Failed ────
+//!   runs its own ──► the gates close
+//! ```
+//! Guests work meanwhile. Unlike the memory of a VM nothing here is lost with a process: a daemon that was started again
+//! is asked again, and runs its own again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_channel::mpsc::UnboundedReceiver;
+use futures_util::StreamExt as _;
+use lane::peer::ChannelEvent;
+use migration::{MigrationId, Phase};
+use tokio::task::{AbortHandle, JoinSet};
+use transport::Priority;
+
+use crate::config::HOOK_TIMEOUT_S;
+use crate::hooks::HookRunner;
+use crate::vms::moving::channel::Send;
+use crate::vms::moving::message::VmMessage;
+
+/// How long the other host may take: as long as the longest hook, and a little for the way.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
+/// Pause before it is asked again: it may have been started again, and does not know that it was asked.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The hooks of this host that are run for migrations of volumes without a VM.
+pub(crate) struct VolumeHooks {
+    runtime: tokio::runtime::Handle,
+    known: Mutex<BTreeMap<MigrationId, Known>>,
+}
+
+/// The channel to the other host: its sending end, and what comes.
+pub(crate) type HooksChannel = (Arc<dyn Send>, UnboundedReceiver<ChannelEvent>);
+
+struct Known {
+    hooks: Arc<HookRunner>,
+    /// To the target; `None`: it is this host.
+    channel: Option<HooksChannel>,
+    /// What runs.
+    runs: Option<AbortHandle>,
+}
+
+impl VolumeHooks {
+    /// Nothing moves yet.
+    pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
+        Arc::new(Self { runtime, known: Mutex::default() })
+    }
+
+    /// Volumes leave by this migration, over this channel, or go to another store of this host.
+    pub(crate) fn leaves(
+        &self,
+        migration: MigrationId,
+        hooks: Arc<HookRunner>,
+        channel: Option<HooksChannel>,
+    ) {
+        self.known().insert(migration, Known { hooks, channel, runs: None });
+    }
+
+    /// The migration has ended; returns what may be left to be run for it.
+    pub(crate) fn forget(&self, migration: MigrationId) -> Option<Arc<HookRunner>> {
+        self.known().remove(&migration).map(|known| known.hooks)
+    }
+
+    /// Has both hosts do what is to be done before; called on a lane's thread. See [`lane::Control::run_hooks`].
+    pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
+        let task = self.known().get_mut(&migration).map(|known| {
+            let (hooks, channel) = (Arc::clone(&known.hooks), known.channel.take());
+            let task = self.runtime.spawn(async move {
+                if let Some((sender, arrivals)) = channel {
+                    ask(&*sender, arrivals).await?;
+                }
+                hooks.before().await.map_err(|fault| fault.to_string())
+            });
+            known.runs = Some(task.abort_handle());
+            task
+        });
+        async move {
+            let task = task.ok_or("nothing is known of what is to be run before")?;
+            task.await.unwrap_or_else(|_| Err("it was given up".to_owned()))
+        }
+    }
+
+    /// A migration has entered a phase; called on a lane's thread.
+    pub(crate) fn entered(&self, migration: MigrationId, phase: Phase) {
+        if phase == Phase::Discarding
+            && let Some(runs) = self.known().get_mut(&migration).and_then(|known| known.runs.take())
+        {
+            runs.abort();
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<MigrationId, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has the other host do its part.
+async fn ask(sender: &dyn Send, mut arrivals: UnboundedReceiver<ChannelEvent>) -> Result<(), String> {
+    let answered = async {
+        loop {
+            send(sender, &VmMessage::Start);
+            let heard = async {
+                while let Some(arrival) = arrivals.next().await {
+                    match word(&arrival) {
+                        Some(VmMessage::Waiting) => return Ok(()),
+                        Some(VmMessage::Failed { detail }) => return Err(detail),
+                        _ => {}
+                    }
+                }
+                Err("the other host is not heard any more".to_owned())
+            };
+            if let Ok(answer) = tokio::time::timeout(ASK_INTERVAL, heard).await {
+                return answer;
+            }
+        }
+    };
+    let overdue = |_| format!("{} s were not enough for the other host's hooks", ANSWER_TIMEOUT.as_secs());
+    tokio::time::timeout(ANSWER_TIMEOUT, answered).await.map_err(overdue)?
+}
+
+/// Does this host's part as often as it is asked, and as the target: `before` is run once, and its answer repeated. Ends when
+/// it is aborted.
+pub(crate) async fn answer((sender, mut arrivals): HooksChannel, hooks: Arc<HookRunner>) {
+    // Dropped with this, it ends what runs.
+    let mut before = JoinSet::new();
+    let mut said: Option<VmMessage> = None;
+    loop {
+        tokio::select! {
+            arrival = arrivals.next() => {
+                let Some(arrival) = arrival else { return };
+                if word(&arrival) != Some(VmMessage::Start) {
+                    continue;
+                }
+                match &said {
+                    Some(said) => send(&*sender, said),
+                    None if before.is_empty() => drop(before.spawn(run(Arc::clone(&hooks)))),
+                    // The source is told when they have ended.
+                    None => {}
+                }
+            }
+            Some(ended) = before.join_next() => {
+                let ended = ended.unwrap_or_else(|_| VmMessage::failed("the hook was given up"));
+                send(&*sender, &ended);
+                said = Some(ended);
+            }
+        }
+    }
+}
+
+async fn run(hooks: Arc<HookRunner>) -> VmMessage {
+    match hooks.before().await {
+        Ok(()) => VmMessage::Waiting,
+        Err(fault) => VmMessage::failed(&fault.to_string()),
+    }
+}
+
+fn send(sender: &dyn Send, message: &VmMessage) {
+    sender.send(Priority::Control, message.encode().into(), Bytes::new());
+}
+
+fn word(arrival: &ChannelEvent) -> Option<VmMessage> {
+    let ChannelEvent::Message { head, .. } = arrival else { return None };
+    match VmMessage::decode(head) {
+        Ok(message) => Some(message),
+        Err(error) => {
+            tracing::warn!(%error, "what the other host says of its hooks is not understood");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

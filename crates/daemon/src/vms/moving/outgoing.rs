@@ -1,0 +1,468 @@
+//! A VM leaves: its memory is copied, it is brought to a stand, and then it is where its volumes are.
+//!
+//! ```text
+//!   stop:  started there ─► hook ─► memory, round after round ─► paused here ─► last memory, devices ─► loaded there, still
+//!                                                          ▲ downtime begins                      │
+//!   then its volumes are handed over:  released ─► it ends here │ not released ─► it goes on here ◄┘
+//! ```
+//! If the rest of its memory may follow later (post-copy), the stop ends earlier, and [`post_copy`] sees to the rest:
+//!
+//! ```text
+//!   stop:  … ─► memory, round after round ─► paused here ─► its volumes are handed over ─► devices ─► runs there ─► the rest
+//! ```
+//! Nothing is decided here: until its volumes are released it can always go on, whatever was sent (design §5.15).
+
+pub(crate) mod post_copy;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use futures_util::FutureExt;
+use futures_util::future::try_join_all;
+use hypervisor::{
+    Hypervisor, HypervisorError, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunChange,
+    RunChanges,
+};
+use migration::vm::hold::Reason;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use self::post_copy::{PostCopy, PostCopyState};
+use super::channel::{PeerStatus, VmChannel, VmStreams};
+use super::convergence::{Convergence, DOWNTIME_DIVISORS, Verdict};
+use super::message::{Terms, VmMessage};
+use super::{SocketFile, announce, carried};
+use crate::config::HOOK_TIMEOUT_S;
+use crate::hooks::HookRunner;
+use crate::vms::qemu_sockets;
+use crate::vms::{Holds, Ran, Reached};
+
+/// How long the other host may take to say whether it could run a VM.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the other host may take to start a VM that waits for its memory, after what it runs before that.
+const START_TIMEOUT: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
+/// How long the hypervisor may take to connect to where it was told to send the memory.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the memory may take: what does not become less is noticed long before.
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// How long the last of the memory and the devices may take, the VM standing still; a longer `--max-downtime` is
+/// added. After that the VM is better off where it was.
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a VM whose rest follows later may take from its pause until it could be switched over: what is on its way at
+/// that moment arrives first.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long after the stream of its memory the monitor of a QEMU that ends may be heard to end; as long may a QEMU take that is
+/// asked why it is late.
+const FAREWELL_TIMEOUT: Duration = Duration::from_millis(100);
+/// How often it is looked how far the memory is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What is known of a VM that leaves.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Account {
+    /// How far its memory is; `None` before the first byte.
+    pub(crate) memory: Option<MemoryProgress>,
+    /// Streams that carry it.
+    pub(crate) streams: u8,
+    /// What has become of what was to follow after the switch-over; `None`: nothing was.
+    pub(crate) post_copy: Option<PostCopyState>,
+    /// When it came to a stand.
+    pub(crate) stopped: Option<Instant>,
+    /// When it was loaded at the target.
+    pub(crate) loaded: Option<Instant>,
+    /// When the target said that it runs there.
+    pub(crate) runs: Option<Instant>,
+}
+
+impl Account {
+    /// How long the VM stood still: until it was loaded at the target, and from then until the target said that it runs.
+    pub(crate) fn downtime(&self) -> Option<(Duration, Duration)> {
+        let (stopped, loaded, runs) = (self.stopped?, self.loaded?, self.runs?);
+        Some((loaded.saturating_duration_since(stopped), runs.saturating_duration_since(loaded)))
+    }
+}
+
+/// How a VM is to leave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wishes {
+    /// How long it may stand still.
+    pub(crate) downtime_max: Duration,
+    /// Which way its memory goes, if the target can.
+    pub(crate) terms: Terms,
+}
+
+/// A VM that leaves.
+pub(crate) struct OutgoingVm {
+    name: String,
+    vm: Arc<dyn Hypervisor>,
+    /// What lets it run again here.
+    holds: Arc<Holds>,
+    streams: Arc<dyn VmStreams>,
+    channel: Arc<VmChannel>,
+    post_copy: PostCopy,
+    wishes: Wishes,
+    account: watch::Sender<Account>,
+    /// Runs the hooks of this host.
+    hooks: Arc<HookRunner>,
+}
+
+impl OutgoingVm {
+    /// A VM that is to leave by `streams`; nothing is done yet.
+    pub(crate) fn new(
+        (name, vm, holds): (String, Arc<dyn Hypervisor>, Arc<Holds>),
+        streams: Arc<dyn VmStreams>,
+        wishes: Wishes,
+        hooks: Arc<HookRunner>,
+    ) -> Self {
+        let channel = Arc::new(VmChannel::new(Arc::clone(&streams)));
+        let account = watch::Sender::default();
+        Self { name, vm, holds, streams, channel, post_copy: PostCopy::default(), wishes, account, hooks }
+    }
+
+    /// Runs the hooks of this host.
+    pub(crate) fn hooks(&self) -> Arc<HookRunner> {
+        Arc::clone(&self.hooks)
+    }
+
+    /// Its hypervisor here.
+    pub(crate) fn vm(&self) -> &dyn Hypervisor {
+        &*self.vm
+    }
+
+    /// Asks the other host whether it could run the VM, before anything is copied.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) async fn check(&self, manifest: Vec<u8>) -> Result<(), String> {
+        self.channel.offer(manifest, self.wishes.terms);
+        let fits = timeout(CHECK_TIMEOUT, self.channel.wait_for(&PeerStatus::Fits)).await;
+        fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_TIMEOUT))?
+    }
+
+    /// The target says that the VM runs there.
+    pub(crate) fn runs_there(&self) {
+        self.account.send_modify(|account| account.runs = Some(Instant::now()));
+    }
+
+    /// What is known at this moment.
+    pub(crate) fn account(&self) -> Account {
+        self.account.borrow().clone()
+    }
+
+    /// Copies the memory and brings the VM to a stand, loaded at the target. That the future is dropped breaks the
+    /// stream; [`OutgoingVm::go_on`] lets the VM run again. `paused` is told when the VM does nothing any more, while
+    /// its last memory and its devices are still sent.
+    ///
+    /// # Errors
+    /// Why it was not moved: the VM may stand still.
+    pub(crate) async fn stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
+        match self.copy_and_stop(paused).await {
+            Ok(()) => Ok(()),
+            Err(reason) => Err(self.first_cause(reason).await),
+        }
+    }
+
+    /// As [`OutgoingVm::stop`], with what broke in the end for the reason.
+    async fn copy_and_stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
+        let terms = self.agreed();
+        let sides = self.channel.side_streams(terms.side_streams);
+        self.account.send_modify(|account| account.streams = terms.side_streams.max(1));
+        self.channel.send(&VmMessage::Start);
+        let waits = timeout(START_TIMEOUT, self.channel.wait_for(&PeerStatus::Waiting)).await;
+        waits.map_err(|_| overdue("the VM to be started at the target", START_TIMEOUT))??;
+        // The target has run its own by now: what the VM needs there is there.
+        tokio::select! {
+            done = self.hooks.before() => done.map_err(|fault| fault.to_string())?,
+            reason = self.channel.failed() => return Err(reason),
+        }
+        // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
+        let held = self.holds.hold(&self.name, Reason::Move, true).await;
+        held.map_err(|error| error.to_string())?;
+        let socket = Listening::of(&*self.vm)?;
+        let main = self.offer_memory(&socket, terms).await?;
+        let channel = Arc::clone(&self.channel);
+        // A task of its own, because it may outlast this.
+        let mut carrying = Carrying(tokio::spawn(async move {
+            let others = async move {
+                // QEMU connects them when it has begun with the main one.
+                let mut carries = Vec::new();
+                for side in &sides {
+                    let (accepted, _) = socket.listener.accept().await?;
+                    carries.push(side.stream.carry(accepted));
+                }
+                // N.B. the next move of this VM uses the same name.
+                drop(socket);
+                try_join_all(carries).await.map(drop)
+            };
+            carried(async { tokio::try_join!(channel.main().carry(main), others) }).await
+        }));
+        let sent = tokio::select! {
+            sent = self.send(paused, terms) => sent,
+            never = self.note_stop(self.vm.run_changes()) => match never {},
+            reason = &mut carrying.0 => Err(reason.unwrap_or_else(|error| error.to_string())),
+            reason = self.channel.failed() => Err(reason),
+        };
+        if let Sent::WithoutTheRest = sent? {
+            self.switch_to_post_copy(carrying);
+        }
+        Ok(())
+    }
+
+    /// Why the VM did not leave: whatever broke first, if its QEMU has ended, that is why.
+    async fn first_cause(&self, reason: String) -> String {
+        match timeout(FAREWELL_TIMEOUT, self.vm.closed()).await {
+            Ok(_) => ended(&self.name),
+            Err(_) => reason,
+        }
+    }
+
+    /// Lets the VM go on here, after its volumes were not released; resolves when it does, however long that takes.
+    ///
+    /// # Errors
+    /// Why it never will.
+    pub(crate) async fn go_on(&self) -> Result<(), String> {
+        self.stop_post_copy();
+        if let Some(reason) = self.post_copy.lost() {
+            self.holds.forget(&self.name).await;
+            return Err(reason);
+        }
+        let vm = Arc::clone(&self.vm);
+        let find = move || {
+            let vm = Arc::clone(&vm);
+            // It may have fallen silent, but this is the one.
+            async move {
+                match timeout(Duration::ZERO, vm.closed()).await {
+                    Ok(_) => Reached::Ended,
+                    Err(_) => Reached::There(vm),
+                }
+            }
+            .boxed()
+        };
+        match self.holds.let_run(&self.name, find).await {
+            Ran::Runs => {
+                // The other QEMU may have told the network already that the VM is there.
+                announce(&*self.vm).await;
+                Ok(())
+            }
+            Ran::Ended => Err(ended(&self.name)),
+            Ran::Elsewhere => {
+                let reason = "it was to run at the target before all of its memory was there, did not, and has no way back";
+                self.post_copy.lose(reason.to_owned());
+                Err(reason.to_owned())
+            }
+        }
+    }
+
+    /// Which way the memory goes: as it was wished, as far as the target can.
+    fn agreed(&self) -> Terms {
+        let (wished, agreed) = (self.wishes.terms, self.channel.terms());
+        Terms {
+            side_streams: wished.side_streams.min(agreed.side_streams),
+            post_copy: wished.post_copy && agreed.post_copy,
+        }
+    }
+
+    /// Has the hypervisor begin to send, and returns its main stream.
+    async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, String> {
+        let mut options = MemoryOptions::for_downtime(self.downtime_target(DOWNTIME_DIVISORS[0]));
+        options.transfer = terms.transfer();
+        let offered = self.vm.offer_memory(&socket.file.0, options).await;
+        let accepted = match offered {
+            Ok(()) => timeout(CONNECT_TIMEOUT, socket.listener.accept()).await,
+            Err(error) => return Err(error.to_string()),
+        };
+        match accepted {
+            Ok(Ok((stream, _))) => Ok(stream),
+            Ok(Err(error)) => Err(format!("the hypervisor cannot send the memory: {error}")),
+            Err(_) => Err(overdue("the hypervisor to send the memory", CONNECT_TIMEOUT)),
+        }
+    }
+
+    /// Takes note of when the VM's processors stop and run again, by what its hypervisor tells: what it does between that and
+    /// being ready to be switched over takes as long as its disks take.
+    async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Infallible {
+        loop {
+            let stopped = match changes.next().await {
+                Some(RunChange::Stopped) => Some(Instant::now()),
+                Some(RunChange::Runs) => None,
+                None => return std::future::pending().await,
+            };
+            self.account.send_modify(|account| account.stopped = stopped);
+        }
+    }
+
+    async fn send(&self, told: oneshot::Sender<()>, terms: Terms) -> Result<Sent, String> {
+        let paused = [MigrationStatus::PreSwitchover];
+        let converged = tokio::select! {
+            reached = self.vm.await_status(&paused, MEMORY_TIMEOUT) => {
+                reached.map_err(explain)?;
+                Converged::Yes
+            }
+            does_not = self.converge(terms) => does_not,
+        };
+        match converged {
+            Converged::Yes => {}
+            Converged::Never(reason) => return Err(reason),
+            Converged::NotSoon => {
+                let stopped = Instant::now();
+                if self.vm.begin_post_copy().await.map_err(explain)? == PostCopyStart::Begun {
+                    tracing::info!("the VM writes memory faster than it is sent; the rest is to follow");
+                    self.stands_since(stopped);
+                    self.vm.await_status(&paused, PAUSE_TIMEOUT).await.map_err(explain)?;
+                    let memory = self.vm.memory_progress().await.ok();
+                    self.account.send_modify(|account| {
+                        account.memory = memory.or(account.memory.take());
+                        account.loaded = Some(Instant::now());
+                        account.post_copy = Some(PostCopyState::OnItsWay);
+                    });
+                    return Ok(Sent::WithoutTheRest);
+                }
+                self.vm.await_status(&paused, MEMORY_TIMEOUT).await.map_err(explain)?;
+            }
+        }
+        self.stands_since(Instant::now());
+        // The receiver is gone if the migration has ended meanwhile.
+        let _ = told.send(());
+        let limit = DEVICE_TIMEOUT + self.wishes.downtime_max;
+        let switched = timeout(limit, async {
+            self.vm.switch_over().await.map_err(explain)?;
+            let completed = [MigrationStatus::Completed];
+            let sent = async { self.vm.await_status(&completed, limit).await.map(drop).map_err(explain) };
+            tokio::try_join!(sent, self.channel.wait_for(&PeerStatus::Loaded)).map(drop)
+        });
+        match switched.await {
+            Ok(switched) => switched?,
+            Err(_) => return Err(self.not_loaded(limit).await),
+        }
+        let memory = self.vm.memory_progress().await.ok();
+        self.account.send_modify(|account| {
+            account.loaded = Some(Instant::now());
+            account.memory = memory.or(account.memory.take());
+        });
+        Ok(Sent::Whole)
+    }
+
+    /// Why the VM is not loaded at the target `limit` after its pause: which of the two hosts is late.
+    async fn not_loaded(&self, limit: Duration) -> String {
+        let target = match self.channel.peer_status() {
+            PeerStatus::Loaded => "has said",
+            _ => "has not said",
+        };
+        let here = match timeout(FAREWELL_TIMEOUT, self.vm.memory_progress()).await {
+            Ok(Ok(progress)) => format!("is in status {}", progress.status),
+            Ok(Err(error)) => format!("does not tell its status ({error})"),
+            Err(_) => "does not answer".to_owned(),
+        };
+        let overdue = overdue("the VM to be loaded at the target", limit);
+        format!("{overdue}: QEMU here {here}, and the target {target} that the VM is loaded")
+    }
+
+    /// The VM stands still since then, unless its hypervisor has told of an earlier moment.
+    fn stands_since(&self, stopped: Instant) {
+        self.account.send_modify(|account| {
+            account.stopped.get_or_insert(stopped);
+        });
+    }
+
+    /// Sees to it that what is left becomes less from round to round; ends if it does not.
+    async fn converge(&self, terms: Terms) -> Converged {
+        let mut convergence = Convergence::new(terms.transfer().mode);
+        let began = Instant::now();
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let Ok(progress) = self.vm.memory_progress().await else { continue };
+            match convergence.judge(began.elapsed(), &progress) {
+                Verdict::GoOn => {}
+                Verdict::DowntimeTarget { divisor } => {
+                    if let Err(error) = self.vm.set_downtime_target(self.downtime_target(divisor)).await {
+                        tracing::warn!(%error, "the hypervisor does not aim at another downtime");
+                    }
+                }
+                Verdict::Throttle { percent } => {
+                    tracing::info!(percent, "the VM writes memory faster than it is sent; it is slowed down");
+                    if let Err(error) = self.vm.raise_throttle(percent).await {
+                        tracing::warn!(%error, "the VM cannot be slowed down");
+                    }
+                }
+                Verdict::PostCopy => return Converged::NotSoon,
+                Verdict::Hopeless { reason } => return Converged::Never(reason),
+            }
+            self.account.send_modify(|account| account.memory = Some(progress));
+        }
+    }
+
+    /// A part of the downtime that is allowed: a short one is tried first.
+    fn downtime_target(&self, divisor: u32) -> Duration {
+        (self.wishes.downtime_max / divisor).max(Duration::from_millis(1))
+    }
+}
+
+/// How far the memory went before the volumes are handed over.
+enum Sent {
+    /// All of it, and the VM is loaded at the target.
+    Whole,
+    /// The VM stands still here, and what is left goes when the volumes are the target's.
+    WithoutTheRest,
+}
+
+/// Whether what is left is little enough.
+enum Converged {
+    Yes,
+    /// It becomes less too slowly, and may follow later.
+    NotSoon,
+    /// Why it never will be.
+    Never(String),
+}
+
+/// What carries memory. Dropping it breaks the streams, which is what a hypervisor understands that hangs.
+struct Carrying(JoinHandle<String>);
+
+impl Drop for Carrying {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Where a hypervisor is told to send memory.
+struct Listening {
+    file: SocketFile,
+    listener: UnixListener,
+}
+
+impl Listening {
+    /// Listens beside a VM's monitor, for its QEMU.
+    fn of(vm: &dyn Hypervisor) -> Result<Self, String> {
+        let path = vm.memory_socket();
+        let failed = |error| format!("cannot listen on {}: {error}", path.display());
+        // What an earlier attempt may have left.
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        if let Some(user) = vm.process().and_then(qemu_sockets::user_of_process) {
+            qemu_sockets::give(&path, user).map_err(failed)?;
+        }
+        Ok(Self { file: SocketFile(path), listener })
+    }
+}
+
+/// What is said of a VM whose QEMU has ended while it moved.
+fn ended(name: &str) -> String {
+    format!(
+        "its QEMU has ended: sterna vm show {name} says how, and sterna vm start {name} starts it again here"
+    )
+}
+
+fn overdue(what: &str, limit: Duration) -> String {
+    format!("{} s were not enough for {what}", limit.as_secs())
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
+fn explain(error: HypervisorError) -> String {
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! The marks of one volume in one epoch: a file with a bit for each block, which are only ever set.
+//!
+//! ```text
+//!   4096 bytes   "STERNAM" and the version, then zeroes
+//!   …            bit n: block n may be written in this epoch
+//! ```
+//! A page that a power cut tears has each of its bits as it was before or after: never a mark less than was answered for,
+//! perhaps one more. So there is no checksum, and a mark is one small write in place.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use chronicle::BlockRange;
+use rustix::fs::OFlags;
+
+use crate::files::folder_entries::sync_folder_of;
+
+/// What the file begins with; the last is the version.
+const HEADER: [u8; 8] = *b"STERNAM\x01";
+/// What is written at once, and where the bits begin.
+const PAGE_BYTES: usize = 4096;
+/// Longest file that is read: marks of 64 TiB in blocks of 4 KiB.
+const FILE_BYTES_MAX: u64 = 2 << 30;
+
+/// The marks of one epoch, open.
+#[derive(Debug)]
+pub(super) struct MarksFile {
+    file: File,
+    bits: Vec<u8>,
+}
+
+impl MarksFile {
+    /// Opens the file, made durably if it is not there.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
+        let bits = match read_bits(&file)? {
+            Some(bits) => bits,
+            None => {
+                let mut page = vec![0; PAGE_BYTES];
+                page[..HEADER.len()].copy_from_slice(&HEADER);
+                file.write_all_at(&page, 0)?;
+                sync_folder_of(path)?;
+                Vec::new()
+            }
+        };
+        Ok(Self { file, bits })
+    }
+
+    /// Sets the bits of these blocks, durably when it returns.
+    pub(super) fn mark(&mut self, blocks: &[BlockRange]) -> io::Result<()> {
+        let end = blocks.iter().map(|run| run.end.0.div_ceil(8)).max().unwrap_or(0);
+        let end = usize::try_from(end).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        if self.bits.len() < end {
+            self.bits.resize(end.next_multiple_of(PAGE_BYTES), 0);
+        }
+        let mut pages = Vec::new();
+        for run in blocks {
+            for block in run.iter() {
+                // It lies below `end`, which fits.
+                let (byte, bit) = ((block.0 / 8) as usize, 1 << (block.0 % 8));
+                if self.bits[byte] & bit == 0 {
+                    self.bits[byte] |= bit;
+                    let page = byte / PAGE_BYTES;
+                    if pages.last() != Some(&page) {
+                        pages.push(page);
+                    }
+                }
+            }
+        }
+        pages.sort_unstable();
+        pages.dedup();
+        for page in pages {
+            let bytes = &self.bits[page * PAGE_BYTES..(page + 1) * PAGE_BYTES];
+            self.file.write_all_at(bytes, ((page + 1) * PAGE_BYTES) as u64)?;
+        }
+        Ok(())
+    }
+}
+
+/// The marked runs of a file, in order.
+pub(super) fn read(path: &Path) -> io::Result<Vec<BlockRange>> {
+    let bits = read_bits(&File::open(path)?)?.unwrap_or_default();
+    let mut runs: Vec<BlockRange> = Vec::new();
+    let set = bits.iter().zip(0_u64..).filter(|(byte, _)| **byte != 0).flat_map(|(byte, index)| {
+        (0..8).filter(move |bit| byte & (1 << bit) != 0).map(move |bit| index * 8 + bit)
+    });
+    for block in set {
+        match runs.last_mut() {
+            Some(last) if last.end.0 == block => last.end.0 = block + 1,
+            _ => runs.push(BlockRange::new(block, block + 1)),
+        }
+    }
+    Ok(runs)
+}
+
+/// The bits of a file; `None`: it was not made to its end, and nobody was answered for it.
+fn read_bits(file: &File) -> io::Result<Option<Vec<u8>>> {
+    let length = file.metadata()?.len();
+    if length > FILE_BYTES_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    // It fits: see above.
+    let mut bytes = vec![0; length as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    match bytes.split_at_checked(PAGE_BYTES) {
+        None => Ok(None),
+        Some((header, bits)) if header.starts_with(&HEADER) => {
+            let mut bits = bits.to_vec();
+            bits.resize(bits.len().next_multiple_of(PAGE_BYTES), 0);
+            Ok(Some(bits))
+        }
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it holds no marks")),
+    }
+}
