@@ -28,6 +28,19 @@ const GONE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs
 const KILLS_OF_TWO: usize = 20;
 /// In how many of a hundred simulations with forced promotions a copy is handed back, and its source lost soon after.
 const HANDED_BACK_PERCENT: u64 = 25;
+/// What happens then: in phases as short as these are nothing else would strike often.
+const LOSSES: [Fault; 10] = [
+    Fault::Kill,
+    Fault::Kill,
+    Fault::LinkGone,
+    Fault::LinkGone,
+    Fault::LinkCut,
+    Fault::LinkSilent,
+    Fault::KillTarget,
+    Fault::PowerCut,
+    Fault::PowerCutTarget,
+    Fault::ClockJump,
+];
 /// How often each kind of fault is drawn, compared with others.
 const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::Kill, 4),
@@ -89,7 +102,7 @@ impl Fleet {
         }
         let trial = Planned { window: AWAY_MAX, percent: 100, ..planned(Fault::HandBack, Phase::Committing) };
         self.world.faults.plan(trial);
-        let fault = random.pick(&[Fault::Kill, Fault::LinkGone, Fault::LinkCut, Fault::LinkSilent]);
+        let fault = random.pick(&LOSSES);
         let phase = random.pick(&[Phase::TakingBack, Phase::Discarding]);
         let delay = random.duration(Duration::ZERO, Duration::from_millis(2));
         let window = random.duration(Duration::from_secs(1), Duration::from_secs(8));
