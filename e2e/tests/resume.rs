@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState};
-use e2e::{Pair, guest, play_pair, until};
+use e2e::{LinkState, Pair, guest, play_pair, until};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 48 << 20;
@@ -162,5 +162,46 @@ fn how_a_move_was_ordered_is_known_to_a_daemon_that_was_killed_as_it_began() {
         let docket = std::fs::read_to_string(pair.alpha.path("data/dockets/m0.json"))?;
         ensure!(docket.contains("\"bandwidth_bytes_per_second\": 8388608"), "{docket}");
         pair.alpha.until_idle()
+    });
+}
+
+#[test]
+fn what_was_interrupted_can_be_cancelled_although_the_other_host_is_gone_for_good() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let paused = half_way(pair)?;
+        pair.beta.kill()?;
+        pair.alpha.kill()?;
+        pair.alpha.start()?;
+        pair.alpha.sterna(["migration", "cancel", &paused.id])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&paused.id)?;
+        ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
+        pair.alpha.check_place("a")?;
+        // The guest has lost nothing, and the other host lets go of its copy when it is back.
+        let stopped = guest::stop_and_verify(guest)?;
+        pair.beta.start()?;
+        until("the copy is deleted", || Ok(pair.beta.images("a")?.is_empty().then_some(())))?;
+        pair.alpha.stop()?;
+        guest::verify_image(&pair.alpha.path("a/v.img"), &stopped.content)
+    });
+}
+
+#[test]
+fn a_migration_can_be_cancelled_before_the_other_host_has_answered() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(8 << 20)?;
+        pair.link.set(LinkState::BlackHole);
+        let order = pair.alpha.start_migrating("beta:a")?;
+        let first =
+            |migrations: Vec<Migration>| migrations.into_iter().find(|found| !found.state.has_ended());
+        let begun = until("it is recorded", || Ok(first(pair.alpha.ask(&["migration", "list"])?)))?;
+        pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
+        ensure!(order.wait()?.success().is_err(), "whoever ordered it is told that it has moved");
+        pair.link.set(LinkState::Up);
+        pair.alpha.check_place("a")?;
+        pair.leave().map(drop)
     });
 }
