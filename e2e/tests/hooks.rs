@@ -21,17 +21,22 @@ echo "$STERNA_HOOK $STERNA_SIDE $STERNA_VM $STERNA_VOLUMES $STERNA_SOURCE_HOST $
 exit 0
 "#;
 
-/// Two hosts with hooks, and a VM at alpha.
-fn play(test: impl FnOnce(&mut Pair, &vm::Vm) -> anyhow::Result<()>) {
-    play_with_hooks(|pair| {
+/// How long a hook may take that is to succeed, also on a busy machine, in seconds.
+const PATIENCE_S: u32 = 20;
+/// How long one may take that hangs, in seconds: those beside it end at once.
+const IMPATIENCE_S: u32 = 6;
+
+/// Two hosts with hooks that may take so long, and a VM at alpha.
+fn play(timeout_s: u32, test: impl FnOnce(&mut Pair, &vm::Vm) -> anyhow::Result<()>) {
+    play_with_hooks(timeout_s, |pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
         let console = vm::start(&pair.alpha, FILL_BYTES)?;
         test(pair, &console)
     });
 }
 
-/// Two hosts with hooks. One test at a time: two processors emulate one VM's well enough.
-fn play_with_hooks(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
+/// Two hosts with hooks that may take so long. One test at a time: two processors emulate one VM's well enough.
+fn play_with_hooks(timeout_s: u32, test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     e2e::play_pair(|pair| {
@@ -45,7 +50,9 @@ fn play_with_hooks(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
             ensure!(writer.wait()?.success(), "the hook is not written");
             std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755))?;
             let hook = hook.display();
-            scene.configure(&format!("[hooks]\nbefore = '{hook}'\nafter = '{hook}'\ntimeout_s = 20\n"))?;
+            scene.configure(&format!(
+                "[hooks]\nbefore = '{hook}'\nafter = '{hook}'\ntimeout_s = {timeout_s}\n"
+            ))?;
             scene.stop()?;
             scene.start()?;
         }
@@ -82,17 +89,18 @@ fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
 
 #[test]
 fn hooks_run_on_both_sides_and_a_failing_one_keeps_the_machine_where_it_is() {
-    play(|pair, console| {
+    play(IMPATIENCE_S, |pair, console| {
         // A hook that fails at the source, one that fails at the target, one that hangs there.
         let failures = [
             ("alpha", "source", "echo no way >&2; exit 7"),
             ("beta", "target", "exit 8"),
             ("beta", "target", "sleep 1000"),
         ];
+        let killed = format!("(target) was killed: it took longer than {IMPATIENCE_S} s");
         let words = [
             "(source) ended with exit status 7, and said last: no way",
             "(target) ended with exit status 8",
-            "(target) was killed: it took longer than 20 s",
+            &killed,
         ];
         for ((host, _, script), expected) in failures.iter().zip(words) {
             let scene = if *host == "alpha" { &pair.alpha } else { &pair.beta };
@@ -116,7 +124,7 @@ fn hooks_run_on_both_sides_and_a_failing_one_keeps_the_machine_where_it_is() {
 
 #[test]
 fn an_after_hook_that_fails_is_a_warning_and_the_machine_has_moved() {
-    play(|pair, console| {
+    play(PATIENCE_S, |pair, console| {
         for scene in [&pair.alpha, &pair.beta] {
             std::fs::write(scene.path("after"), "echo no route >&2; exit 9")?;
         }
@@ -144,7 +152,7 @@ fn an_after_hook_that_fails_is_a_warning_and_the_machine_has_moved() {
 
 #[test]
 fn hooks_run_for_a_volume_without_a_machine_and_its_guest_works_meanwhile() {
-    play_with_hooks(|pair| {
+    play_with_hooks(PATIENCE_S, |pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
         let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
         std::fs::write(pair.beta.path("before"), "echo no tunnel >&2; exit 8")?;
