@@ -13,9 +13,10 @@ use api::{MigrationState, Volume};
 use e2e::{Host, guest, play, until};
 
 const DISK_BYTES: u64 = 16 << 20;
-/// What is on the disk when it begins to move; at [`RATE`] that takes as long as most attacks.
+/// What is on the disk when it begins to move; the guest writes all of it soon.
 const FILLED_BYTES: u64 = 4 << 20;
-const RATE: &str = "1MiB/s";
+/// So slow that the disk is still copied when most attacks end, and changes hands while the patient ones last.
+const RATE: &str = "4MiB/s";
 
 /// Lets a guest work on a volume that moves while `attack` does its worst, and checks that neither has suffered.
 fn undisturbed(attack: impl FnOnce(&Host, &Volume) -> anyhow::Result<()>) {
