@@ -170,8 +170,13 @@ impl Tour {
                 words.extend(serve_here.then_some("--serve-here"));
                 words.extend(keep_source.then_some("--keep-source"));
                 words.extend(slowly.then_some(["--bandwidth", "16MiB/s"]).into_iter().flatten());
-                // It is refused where a daemon has just killed itself.
-                self.hosts[at].sterna(words)?;
+                // It is refused where a daemon has just killed itself; one at the target is asked until it is there again.
+                let mut ordering = self.hosts[at].command(words)?.start()?;
+                while ordering.is_running()? {
+                    self.revive()?;
+                    sleep(LOOK);
+                }
+                ordering.wait()?;
             }
             Step::End { host, signal, away, fail_point } => {
                 self.hosts[host].signal(signal)?;
