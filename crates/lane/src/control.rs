@@ -21,11 +21,6 @@ use crate::shared_storage::DataPath;
 /// A future that stays on the lane's thread.
 pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// What is said where nobody runs anything.
-const NO_HOOKS: &str = "nothing is run here before volumes change hands";
-/// What is said where nobody keeps VMs.
-const NO_VM: &str = "there are no machines here";
-
 /// What a lane asks of the control plane.
 ///
 /// A thing is asked for when the method is called, not when its future is polled: commits are applied in the order of
@@ -38,27 +33,31 @@ pub trait Control {
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>>;
 
     /// Copies the memory of the VM that goes along with its volumes, and brings it to a stand: when this resolves,
-    /// it stands still here and is loaded at the target, or the text says why not (design §5.15). One whose memory may
+    /// it stands still here and is loaded at the target, or the fault says why not (design §5.15). One whose memory may
     /// follow it only stands still here: [`Control::run_vm`] has the rest sent. `paused` is told when it
     /// does nothing any more, and only its hypervisor still may; whoever cannot say that drops it.
     ///
     /// What [`Control::entered`] tells afterwards decides: [`Phase::Discarding`] lets it go on here.
-    fn stop_vm(&self, migration: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
+    fn stop_vm(
+        &self,
+        migration: MigrationId,
+        paused: oneshot::Sender<()>,
+    ) -> LaneFuture<Result<(), VmFault>> {
         let _ = (migration, paused);
-        Box::pin(ready(Err(NO_VM.to_owned())))
+        Box::pin(ready(Err(VmFault::new("there are no machines here"))))
     }
 
-    /// Does what is to be done at both hosts before volumes change hands: when this resolves it is done, or the text says why
+    /// Does what is to be done at both hosts before volumes change hands: when this resolves it is done, or the fault says why
     /// they are to stay. [`Control::entered`] with [`Phase::Discarding`] ends it.
-    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), HooksFault>> {
         let _ = migration;
-        Box::pin(ready(Err(NO_HOOKS.to_owned())))
+        Box::pin(ready(Err(HooksFault::new("nothing is run here before volumes change hands"))))
     }
 
-    /// Lets the VM run that came along; its volumes are this host's, and open. The text says why it does not run.
-    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+    /// Lets the VM run that came along; its volumes are this host's, and open. The fault says why it does not run.
+    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), VmFault>> {
         let _ = migration;
-        Box::pin(ready(Err(NO_VM.to_owned())))
+        Box::pin(ready(Err(VmFault::new("there are no machines here"))))
     }
 
     /// Deletes a half-made or given-up target image. It can be repeated.
@@ -101,6 +100,38 @@ pub struct ControlFault {
     pub path: String,
     /// What the system answered.
     pub detail: String,
+}
+
+/// Why a VM was not brought to a stand, or does not run where it came to.
+///
+/// A lane tells no causes apart: what its hypervisor, a hook or the other host has said is for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct VmFault {
+    /// In words for people.
+    pub detail: String,
+}
+
+impl VmFault {
+    /// It is this.
+    pub fn new(detail: impl Into<String>) -> Self {
+        Self { detail: detail.into() }
+    }
+}
+
+/// Why not all was done that is to be done before volumes change hands: a hook that failed, or a host that did not answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct HooksFault {
+    /// In words for people.
+    pub detail: String,
+}
+
+impl HooksFault {
+    /// It is this.
+    pub fn new(detail: impl Into<String>) -> Self {
+        Self { detail: detail.into() }
+    }
 }
 
 /// What a lane tells about a migration.

@@ -37,7 +37,7 @@ use block::signal;
 
 pub use chronicler::{Chronicler, Keeper, Keeping, NotDurable};
 pub use clients::{ByHost, Clients};
-pub use control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
+pub use control::{Control, ControlFault, HooksFault, LaneFuture, Recorded, Report, Sample, VmFault};
 pub use driver::{
     CopySettings, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup, OutgoingVolume, Plan,
     PlannedVolume, Replica, SendMessage, SourceDriver, SourceHandle, SourceParticipantRef,

@@ -18,7 +18,7 @@ use migration::journal::{ImageLocation, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase, Progress};
 
-use crate::control::{Control, ControlFault, LaneFuture, Recorded, Report, Sample};
+use crate::control::{Control, ControlFault, HooksFault, LaneFuture, Recorded, Report, Sample, VmFault};
 use crate::pulse::{Pulse, Window};
 use crate::{RECORDED_AFTER, SAMPLE_INTERVAL};
 
@@ -163,17 +163,21 @@ impl Control for Recorder {
     }
 
     /// Passthrough.
-    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), HooksFault>> {
         self.below.run_hooks(migration)
     }
 
     /// Passthrough.
-    fn stop_vm(&self, migration: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
+    fn stop_vm(
+        &self,
+        migration: MigrationId,
+        paused: oneshot::Sender<()>,
+    ) -> LaneFuture<Result<(), VmFault>> {
         self.below.stop_vm(migration, paused)
     }
 
     /// Passthrough.
-    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), VmFault>> {
         self.below.run_vm(migration)
     }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use chronicle::StayId;
-use lane::{Control, ControlFault, Keeper, LaneFuture, Report};
+use lane::{Control, ControlFault, HooksFault, Keeper, LaneFuture, Report, VmFault};
 use migration::journal::{ImageLocation, MigrationState, Moved, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase, StayKey, VolumeId};
@@ -163,16 +163,19 @@ impl Control for LaneControl {
         &self,
         migration: MigrationId,
         paused: futures_channel::oneshot::Sender<()>,
-    ) -> LaneFuture<Result<(), String>> {
-        Box::pin(self.moving.stop(migration, paused))
+    ) -> LaneFuture<Result<(), VmFault>> {
+        let stopped = self.moving.stop(migration, paused);
+        Box::pin(async move { stopped.await.map_err(|fault| VmFault::new(fault.to_string())) })
     }
 
-    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
-        Box::pin(self.volume_hooks.run(migration))
+    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), HooksFault>> {
+        let run = self.volume_hooks.run(migration);
+        Box::pin(async move { run.await.map_err(|fault| HooksFault::new(fault.to_string())) })
     }
 
-    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
-        Box::pin(self.moving.run(migration))
+    fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), VmFault>> {
+        let runs = self.moving.run(migration);
+        Box::pin(async move { runs.await.map_err(|fault| VmFault::new(fault.to_string())) })
     }
 
     fn entered(&self, migration: MigrationId, phase: Phase) {

@@ -18,7 +18,9 @@ impl SourceDriver {
             SourceAction::StopMachine => {
                 let (paused, is_paused) = oneshot::channel();
                 let stopped = self.control.stop_vm(self.migration, paused);
-                self.spawn(async move { SourceEvent::MachineStopped(stopped.await) });
+                self.spawn(async move {
+                    SourceEvent::MachineStopped(stopped.await.map_err(|fault| fault.detail))
+                });
                 let events = self.sender.clone();
                 self.handle.spawn(async move {
                     if is_paused.await.is_ok() {
@@ -29,7 +31,7 @@ impl SourceDriver {
             }
             SourceAction::RunHooks => {
                 let run = self.control.run_hooks(self.migration);
-                self.spawn(async move { SourceEvent::HooksRun(run.await) });
+                self.spawn(async move { SourceEvent::HooksRun(run.await.map_err(|fault| fault.detail)) });
             }
             SourceAction::CloseGate { volume, attempt } => {
                 self.order(volume, SourceOrder::CloseGate(attempt));

@@ -258,7 +258,7 @@ impl TargetDriver {
         self.spawn(async move {
             match runs.await {
                 Ok(()) => Heard::Target(TargetEvent::MachineRuns),
-                Err(detail) => Heard::MachineDoesNotRun(detail),
+                Err(fault) => Heard::MachineDoesNotRun(fault.detail),
             }
         });
     }

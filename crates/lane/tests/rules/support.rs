@@ -19,7 +19,7 @@ use chronicle::{BlockSize, Generation};
 use futures_channel::oneshot;
 use lane::{
     Control, ControlFault, LaneFuture, LocalDriver, Plan, PlannedVolume, Report, SourceHandle, TargetContent,
-    TimeLimits, Volume,
+    TimeLimits, VmFault, Volume,
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
@@ -233,7 +233,7 @@ impl Control for Remembering {
     }
 
     /// The VM is paused at once, and its hypervisor never has done with it.
-    fn stop_vm(&self, _: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
+    fn stop_vm(&self, _: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), VmFault>> {
         paused.send(()).unwrap();
         Box::pin(pending())
     }

@@ -4,7 +4,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use lane::{Control, ControlFault, LaneFuture, Report};
+use lane::{Control, ControlFault, HooksFault, LaneFuture, Report, VmFault};
 use migration::journal::{ImageLocation, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase};
@@ -79,40 +79,44 @@ impl Control for HostControl {
         self.file_work(image, SimHost::delete_image)
     }
 
-    fn stop_vm(&self, migration: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), String>> {
+    fn stop_vm(
+        &self,
+        migration: MigrationId,
+        paused: oneshot::Sender<()>,
+    ) -> LaneFuture<Result<(), VmFault>> {
         let host = self.host.upgrade();
         let peer = host.and_then(|host| Some((host.place, host.peer_of(migration)?)));
         match (self.vm(), peer) {
             (Some(vm), Some((source, target))) => {
                 let daemon = Weak::clone(&self.host);
                 Box::pin(async move {
-                    let host = daemon.upgrade().ok_or("the daemon is gone")?;
+                    let host = daemon.upgrade().ok_or_else(|| VmFault::new("the daemon is gone"))?;
                     let other = host.fleet().map(|fleet| Rc::clone(fleet.host(target)));
-                    let other = other.ok_or("the simulation is over")?;
+                    let other = other.ok_or_else(|| VmFault::new("the simulation is over"))?;
                     let given_up = vm.given_up();
-                    host.memory_leaves(&other).await?;
+                    host.memory_leaves(&other).await.map_err(VmFault::new)?;
                     drop(host);
                     if vm.given_up() != given_up {
-                        return Err("it was given up".to_owned());
+                        return Err(VmFault::new("it was given up"));
                     }
                     vm.stop(&daemon, (source, target), paused).await
                 })
             }
-            _ => Box::pin(std::future::ready(Err("there is none".to_owned()))),
+            _ => Box::pin(std::future::ready(Err(VmFault::new("there is none")))),
         }
     }
 
-    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+    fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), HooksFault>> {
         match self.host.upgrade() {
             Some(host) => host.run_hooks(migration),
-            None => Box::pin(std::future::ready(Err("the daemon is gone".to_owned()))),
+            None => Box::pin(std::future::ready(Err(HooksFault::new("the daemon is gone")))),
         }
     }
 
-    fn run_vm(&self, _: MigrationId) -> LaneFuture<Result<(), String>> {
+    fn run_vm(&self, _: MigrationId) -> LaneFuture<Result<(), VmFault>> {
         match self.vm() {
             Some(vm) => vm.run_there(&self.host),
-            None => Box::pin(std::future::ready(Err("there is none".to_owned()))),
+            None => Box::pin(std::future::ready(Err(VmFault::new("there is none")))),
         }
     }
 

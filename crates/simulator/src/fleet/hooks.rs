@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use lane::LaneFuture;
+use lane::{HooksFault, LaneFuture};
 use migration::MigrationId;
 use migration::source::Moves;
 
@@ -42,7 +42,7 @@ impl SimHooks {
 
 impl SimHost {
     /// Runs the hooks of both hosts.
-    pub(super) fn run_hooks(self: &Rc<Self>, migration: MigrationId) -> LaneFuture<Result<(), String>> {
+    pub(super) fn run_hooks(self: &Rc<Self>, migration: MigrationId) -> LaneFuture<Result<(), HooksFault>> {
         let (pause, fails) = {
             let mut random = self.random.borrow_mut();
             (random.duration(Duration::from_micros(100), RUN_MAX), random.percent(FAILS_PERCENT))
@@ -60,7 +60,7 @@ impl SimHost {
         });
         Box::pin(async move {
             match ended.await {
-                Ok(()) if fails => Err("a hook fails".to_owned()),
+                Ok(()) if fails => Err(HooksFault::new("a hook fails")),
                 Ok(()) => Ok(()),
                 // The daemon is gone, and whoever waits here with it.
                 Err(_) => std::future::pending().await,

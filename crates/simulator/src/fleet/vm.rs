@@ -13,7 +13,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use lane::LaneFuture;
+use lane::{LaneFuture, VmFault};
 
 use super::host::SimHost;
 use super::place::Place;
@@ -75,7 +75,7 @@ impl SimVm {
         daemon: &Weak<SimHost>,
         (source, target): (Place, Place),
         paused: oneshot::Sender<()>,
-    ) -> LaneFuture<Result<(), String>> {
+    ) -> LaneFuture<Result<(), VmFault>> {
         let at = {
             let mut random = self.random.borrow_mut();
             let at = random.duration(Duration::from_micros(50), MEMORY_MAX);
@@ -96,7 +96,7 @@ impl SimVm {
                 vm.at.set(At::Stands { source, target });
                 Ok(())
             } else {
-                Err("its memory does not arrive".to_owned())
+                Err(VmFault::new("its memory does not arrive"))
             }
         })
     }
@@ -107,7 +107,7 @@ impl SimVm {
     }
 
     /// Lets it run at the target.
-    pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<SimHost>) -> LaneFuture<Result<(), String>> {
+    pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<SimHost>) -> LaneFuture<Result<(), VmFault>> {
         let place = daemon.upgrade().map(|daemon| daemon.place);
         self.after(START_MAX, daemon, move |vm, succeeds| {
             let target = match vm.at.get() {
@@ -124,7 +124,7 @@ impl SimVm {
                 Ok(())
             } else {
                 vm.is_broken_there.set(true);
-                Err("it does not start".to_owned())
+                Err(VmFault::new("it does not start"))
             }
         })
     }
@@ -163,8 +163,8 @@ impl SimVm {
         self: &Rc<Self>,
         longest: Duration,
         daemon: &Weak<SimHost>,
-        what: impl FnOnce(&Self, bool) -> Result<(), String> + 'static,
-    ) -> LaneFuture<Result<(), String>> {
+        what: impl FnOnce(&Self, bool) -> Result<(), VmFault> + 'static,
+    ) -> LaneFuture<Result<(), VmFault>> {
         let (delay, succeeds) = {
             let mut random = self.random.borrow_mut();
             (random.duration(Duration::from_micros(50), longest), random.percent(SUCCEEDS_PERCENT))
