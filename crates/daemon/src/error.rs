@@ -1,6 +1,7 @@
 //! Why a request was not carried out, by cause; each says what to do next.
 
 mod images;
+mod retry;
 
 use std::path::PathBuf;
 
@@ -12,6 +13,8 @@ use migration::promotion::NotPromotable;
 use migration::ticket::TicketError;
 use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
+
+pub(crate) use self::retry::RetryObstacle;
 
 use self::images::{code_of_image, code_of_qcow2, code_of_remote};
 use crate::hosts::HostsError;
@@ -336,7 +339,7 @@ pub(crate) enum RequestError {
         /// Which.
         migration: MigrationId,
         /// Why, and what to do.
-        reason: String,
+        reason: RetryObstacle,
     },
     /// Clients are connected.
     #[error("volume \"{volume}\" is in use by {clients}; stop the guest, or cut it off with --force")]

@@ -6,6 +6,7 @@ use lane::ControlFault;
 use migration::journal::{MigrationState, Record, State};
 use migration::recovery::{Step, recover};
 use migration::{CommitFault, MigrationId, VolumeId};
+use tokio::task::JoinError;
 
 use crate::images;
 use crate::journal::Journal;
@@ -53,7 +54,7 @@ async fn end(
                     }
                     journal.commit(records).await?;
                 }
-                step => left_over.extend(carry_out(step, id).await.err()),
+                step => left_over.extend(carry_out(step, id).await.err().map(|fault| fault.to_string())),
             }
         }
         ended.push(id);
@@ -61,20 +62,27 @@ async fn end(
     Ok(ended)
 }
 
-async fn carry_out(step: Step, migration: MigrationId) -> Result<(), String> {
+async fn carry_out(step: Step, migration: MigrationId) -> Result<(), StepFault> {
     let done = tokio::task::spawn_blocking(move || match step {
         Step::Discard(image) => images::discard(&image),
         Step::Retire(image, retirement) => images::retire(&image, retirement, migration),
         // The VM of a migration between hosts is made when the volumes are served.
         Step::Commit(_) | Step::Resume(_) => Ok(()),
     });
-    let fault: ControlFault = match done.await {
-        Ok(Ok(())) => return Ok(()),
-        Ok(Err(fault)) => fault,
-        Err(error) => return Err(error.to_string()),
-    };
-    tracing::warn!(%migration, %fault, "an image of an interrupted migration is left over");
-    Err(fault.to_string())
+    Ok(done.await?.inspect_err(|fault| {
+        tracing::warn!(%migration, %fault, "an image of an interrupted migration is left over");
+    })?)
+}
+
+/// Why a step was not carried out.
+#[derive(Debug, thiserror::Error)]
+enum StepFault {
+    /// The image could not be dealt with.
+    #[error(transparent)]
+    Image(#[from] ControlFault),
+    /// What dealt with it has panicked.
+    #[error(transparent)]
+    Task(#[from] JoinError),
 }
 
 #[cfg(test)]

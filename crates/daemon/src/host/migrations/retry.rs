@@ -6,7 +6,7 @@ use api::Migration;
 use migration::MigrationId;
 use migration::journal::{MigrationState, Outcome, Side, Stage};
 
-use crate::error::RequestError;
+use crate::error::{RequestError, RetryObstacle};
 use crate::host::Host;
 use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::parse_id;
@@ -19,10 +19,9 @@ impl Host {
     /// its volume is not here any more; those of [`Host::migrate`].
     pub(crate) async fn retry_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
         let migration = parse_id(&id)?;
-        let refused = |reason: String| RequestError::CannotRetry { migration, reason };
+        let refused = |reason: RetryObstacle| RequestError::CannotRetry { migration, reason };
         if self.queue.has(migration) {
-            let reason = format!("it waits for its turn; see: sterna migration show {migration}");
-            return Err(refused(reason));
+            return Err(refused(RetryObstacle::Queued(migration)));
         }
         let known = self.journal.read(|state| state.migrations.get(&migration).cloned());
         let known = known.ok_or(RequestError::MigrationNotFound(id))?;
@@ -39,7 +38,7 @@ impl Host {
     }
 
     /// Whether the volumes are those that were to move: their names may be others' by now.
-    fn check_volumes(&self, metadata: &Metadata) -> Result<(), String> {
+    fn check_volumes(&self, metadata: &Metadata) -> Result<(), RetryObstacle> {
         let (gone, away) = self.journal.read(|state| {
             let here = |id: &String| state.volumes.keys().any(|volume| volume.to_string() == *id);
             let gone = metadata.volumes.iter().find(|id| !here(id));
@@ -50,33 +49,28 @@ impl Host {
         });
         match (gone, away) {
             (false, _) => Ok(()),
-            (true, Some(host)) => Err(format!("\"{}\" is at the host \"{host}\" by now", metadata.name)),
-            (true, None) => Err(format!("\"{}\" is no longer here; see: sterna volume list", metadata.name)),
+            (true, Some(host)) => Err(RetryObstacle::Away { name: metadata.name.clone(), host }),
+            (true, None) => Err(RetryObstacle::Gone(metadata.name.clone())),
         }
     }
 }
 
 /// Whether a migration ended without having moved anything.
-fn check_end(migration: MigrationId, known: &MigrationState) -> Result<(), String> {
+fn check_end(migration: MigrationId, known: &MigrationState) -> Result<(), RetryObstacle> {
     if let Side::Incoming { peer_name, .. } = &known.side {
-        return Err(format!("it came from the host \"{peer_name}\": retry it there"));
+        return Err(RetryObstacle::Incoming { peer: peer_name.clone() });
     }
     match &known.stage {
-        Stage::Ended(Outcome::Moved { .. }) => {
-            Err(format!("it has ended well; see: sterna migration show {migration}"))
-        }
+        Stage::Ended(Outcome::Moved { .. }) => Err(RetryObstacle::EndedWell(migration)),
         Stage::Ended(_) => Ok(()),
-        _ => Err(format!(
-            "it is under way; wait for it (sterna migration watch {migration}) or cancel it (sterna migration cancel \
-             {migration})"
-        )),
+        _ => Err(RetryObstacle::UnderWay(migration)),
     }
 }
 
-fn unrecorded(known: &MigrationState) -> String {
+fn unrecorded(known: &MigrationState) -> RetryObstacle {
     let volume = known.names.first().map_or("VOLUME", String::as_str);
     let target = known.volumes.first().map_or("STORE", |moving| moving.target.store.as_str());
-    format!("what was ordered is not recorded; order it anew: sterna migrate {volume} --to {target}")
+    RetryObstacle::Unrecorded { volume: volume.to_owned(), target: target.to_owned() }
 }
 
 #[cfg(test)]
@@ -85,8 +79,9 @@ mod tests {
     use migration::{Attempt, HostId, MigrationId};
 
     use super::check_end;
+    use crate::error::RetryObstacle;
 
-    fn check(side: Side, stage: Stage) -> Result<(), String> {
+    fn check(side: Side, stage: Stage) -> Result<(), RetryObstacle> {
         let known = MigrationState {
             volumes: Vec::new(),
             names: Vec::new(),
@@ -107,7 +102,7 @@ mod tests {
     fn only_what_was_begun_here_and_came_to_nothing_is_done_once_more() {
         let failed = || Outcome::Failed { code: FailureCode::TargetFull, detail: String::new() };
         for outcome in [failed(), Outcome::Cancelled, Outcome::HandedBack { detail: String::new() }] {
-            assert_eq!(check(Side::OneHost, Stage::Ended(outcome)), Ok(()));
+            check(Side::OneHost, Stage::Ended(outcome)).unwrap();
         }
         let outgoing = Side::Outgoing {
             peer: HostId([1; 32]),
@@ -115,16 +110,16 @@ mod tests {
             store: String::new(),
             forwarding: Forwarding::WhileConnected,
         };
-        assert_eq!(check(outgoing, Stage::Ended(failed())), Ok(()));
+        check(outgoing, Stage::Ended(failed())).unwrap();
         let moved = Outcome::Moved { left_over: String::new() };
-        assert!(check(Side::OneHost, Stage::Ended(moved)).unwrap_err().contains("ended well"));
-        assert!(check(Side::OneHost, Stage::Copying).unwrap_err().contains("under way"));
+        assert!(check(Side::OneHost, Stage::Ended(moved)).unwrap_err().to_string().contains("ended well"));
+        assert!(check(Side::OneHost, Stage::Copying).unwrap_err().to_string().contains("under way"));
         let incoming = Side::Incoming {
             peer: HostId([1; 32]),
             peer_name: "beta".to_owned(),
             remote: MigrationId(3),
             volumes: Vec::new(),
         };
-        assert!(check(incoming, Stage::Ended(failed())).unwrap_err().contains("\"beta\""));
+        assert!(check(incoming, Stage::Ended(failed())).unwrap_err().to_string().contains("\"beta\""));
     }
 }
