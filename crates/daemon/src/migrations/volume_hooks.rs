@@ -22,7 +22,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use transport::Priority;
 
 use crate::config::HOOK_TIMEOUT_S;
-use crate::hooks::HookRunner;
+use crate::hooks::{HookFault, HookRunner};
+use crate::vms::moving::PeerFault;
 use crate::vms::moving::channel::Send;
 use crate::vms::moving::message::VmMessage;
 
@@ -70,21 +71,24 @@ impl VolumeHooks {
     }
 
     /// Has both hosts do what is to be done before; called on a lane's thread. See [`lane::Control::run_hooks`].
-    pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
+    pub(crate) fn run(
+        &self,
+        migration: MigrationId,
+    ) -> impl Future<Output = Result<(), VolumeHooksFault>> + use<> {
         let task = self.known().get_mut(&migration).map(|known| {
             let (hooks, channel) = (Arc::clone(&known.hooks), known.channel.take());
             let task = self.runtime.spawn(async move {
                 if let Some((sender, arrivals)) = channel {
                     ask(&*sender, arrivals).await?;
                 }
-                hooks.before().await.map_err(|fault| fault.to_string())
+                Ok(hooks.before().await?)
             });
             known.runs = Some(task.abort_handle());
             task
         });
         async move {
-            let task = task.ok_or("nothing is known of what is to be run before")?;
-            task.await.unwrap_or_else(|_| Err("it was given up".to_owned()))
+            let task = task.ok_or(VolumeHooksFault::NotKnown)?;
+            task.await.unwrap_or(Err(VolumeHooksFault::GivenUp))
         }
     }
 
@@ -102,8 +106,31 @@ impl VolumeHooks {
     }
 }
 
+/// Why not all was done that is to be done before volumes change hands.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VolumeHooksFault {
+    /// Nobody has said what that is.
+    #[error("nothing is known of what is to be run before")]
+    NotKnown,
+    /// Its migration was given up meanwhile.
+    #[error("it was given up")]
+    GivenUp,
+    /// The other host has not done its part.
+    #[error(transparent)]
+    Peer(#[from] PeerFault),
+    /// The other host has not answered in time.
+    #[error("{} s were not enough for the other host's hooks", ANSWER_TIMEOUT.as_secs())]
+    Overdue,
+    /// The hook of this host failed.
+    #[error(transparent)]
+    Hook(#[from] HookFault),
+}
+
 /// Has the other host do its part.
-async fn ask(sender: &dyn Send, mut arrivals: UnboundedReceiver<ChannelEvent>) -> Result<(), String> {
+async fn ask(
+    sender: &dyn Send,
+    mut arrivals: UnboundedReceiver<ChannelEvent>,
+) -> Result<(), VolumeHooksFault> {
     let answered = async {
         loop {
             send(sender, &VmMessage::Start);
@@ -111,19 +138,18 @@ async fn ask(sender: &dyn Send, mut arrivals: UnboundedReceiver<ChannelEvent>) -
                 while let Some(arrival) = arrivals.next().await {
                     match word(&arrival) {
                         Some(VmMessage::Waiting) => return Ok(()),
-                        Some(VmMessage::Failed { detail }) => return Err(detail),
+                        Some(VmMessage::Failed { detail }) => return Err(PeerFault(detail)),
                         _ => {}
                     }
                 }
-                Err("the other host is not heard any more".to_owned())
+                Err(PeerFault::silent())
             };
             if let Ok(answer) = tokio::time::timeout(ASK_INTERVAL, heard).await {
                 return answer;
             }
         }
     };
-    let overdue = |_| format!("{} s were not enough for the other host's hooks", ANSWER_TIMEOUT.as_secs());
-    tokio::time::timeout(ANSWER_TIMEOUT, answered).await.map_err(overdue)?
+    Ok(tokio::time::timeout(ANSWER_TIMEOUT, answered).await.map_err(|_| VolumeHooksFault::Overdue)??)
 }
 
 /// Does this host's part as often as it is asked, and as the target: `before` is run once, and its answer repeated. Ends when

@@ -24,7 +24,7 @@ use super::needs::Needs;
 use super::{Alive, Definition, Differences, Life, VmError, Vms, probe, same_files, tpm};
 use crate::files::sockets::SocketFolder;
 use crate::journal::now_unix_ms;
-use crate::vms::moving::Terms;
+use crate::vms::moving::{MoveFault, Terms};
 
 /// What makes QEMU wait for a VM's memory, and not run it by itself.
 const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
@@ -153,17 +153,17 @@ impl Vms {
         &self,
         bytes: &[u8],
         wished: Terms,
-    ) -> Result<(Vec<(String, u64)>, Terms), String> {
-        let told = |error: VmError| error.to_string();
-        let manifest = Manifest::decode(bytes).map_err(|error| told(error.into()))?;
-        let definition = Definition::parse(&manifest.definition).map_err(|error| told(error.into()))?;
-        definition.check_program().map_err(|error| told(error.into()))?;
-        self.check_allowed(&definition).map_err(|refused| refused.to_string())?;
+    ) -> Result<(Vec<(String, u64)>, Terms), MoveFault> {
+        let manifest = Manifest::decode(bytes).map_err(VmError::from)?;
+        let definition = Definition::parse(&manifest.definition).map_err(VmError::from)?;
+        definition.check_program().map_err(VmError::from)?;
+        self.check_allowed(&definition).map_err(VmError::from)?;
         let command = definition.command_anywhere();
         let needs = manifest.needs.unwrap_or_default();
-        self.make_monitors_folder().map_err(told)?;
+        self.make_monitors_folder()?;
         let program = command.first().map_or("", String::as_str);
-        let found = probe::probe(program, needs.kvm, &self.monitors, &self.allowed.runs_as).await?;
+        let found = probe::probe(program, needs.kvm, &self.monitors, &self.allowed.runs_as).await;
+        let found = found.map_err(MoveFault::Unfit)?;
         let mut faults = needs.faults(&found);
         if definition.has_tpm() {
             faults.extend(tpm::fault(needs.tpm).await);
@@ -174,12 +174,12 @@ impl Vms {
             }),
         );
         let listens = blocking(move || Ok(listening::taken(&command)));
-        faults.extend(listens.await.map_err(told)?);
+        faults.extend(listens.await?);
         match found.agree(Terms { post_copy: wished.post_copy || needs.post_copy, ..wished }) {
             Ok(terms) if faults.is_empty() => Ok((needs.volumes, terms)),
             agreed => {
                 faults.extend(agreed.err());
-                Err(faults.join("; "))
+                Err(MoveFault::Unfit(faults.join("; ")))
             }
         }
     }

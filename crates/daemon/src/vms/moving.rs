@@ -8,6 +8,7 @@
 pub(crate) mod channel;
 mod choice;
 mod convergence;
+mod fault;
 mod incoming;
 pub(crate) mod message;
 mod outgoing;
@@ -30,6 +31,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use crate::hooks::HookRunner;
 
 pub(crate) use choice::side_streams;
+pub(crate) use fault::{MoveFault, PeerFault};
 pub(crate) use incoming::post_copy::PostCopyRecovery;
 pub(crate) use incoming::{IncomingVm, Keeper};
 pub(crate) use message::{Terms, VmMessage};
@@ -130,7 +132,7 @@ impl VmMoves {
         &self,
         migration: MigrationId,
         paused: oneshot::Sender<()>,
-    ) -> impl Future<Output = Result<(), String>> + use<> {
+    ) -> impl Future<Output = Result<(), MoveFault>> + use<> {
         let task = lock(&self.leaving).get_mut(&migration).map(|departure| {
             let leaving = Arc::clone(&departure.leaving);
             let task = self.runtime.spawn(async move { leaving.stop(paused).await });
@@ -138,8 +140,8 @@ impl VmMoves {
             task
         });
         async move {
-            let task = task.ok_or("nothing is known of a VM that goes along")?;
-            task.await.unwrap_or_else(|_| Err("it was given up".to_owned()))
+            let task = task.ok_or(MoveFault::NoVm)?;
+            task.await.unwrap_or(Err(MoveFault::GivenUp))
         }
     }
 
@@ -156,7 +158,7 @@ impl VmMoves {
     }
 
     /// Lets the VM of a migration run that has come; called on a lane's thread. See [`lane::Control::run_vm`].
-    pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), String>> + use<> {
+    pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), MoveFault>> + use<> {
         let coming = lock(&self.coming).get(&migration).map(|arrival| Arc::clone(&arrival.coming));
         let runtime = self.runtime.clone();
         let task = coming.map(|coming| {
@@ -168,8 +170,8 @@ impl VmMoves {
             })
         });
         async move {
-            let task = task.ok_or("the VM was lost when this daemon was started again")?;
-            task.await.unwrap_or_else(|error| Err(error.to_string()))
+            let task = task.ok_or(MoveFault::LostInRestart)?;
+            task.await.unwrap_or_else(|error| Err(error.into()))
         }
     }
 
@@ -202,7 +204,7 @@ impl VmMoves {
             match leaving.go_on().await {
                 Ok(()) => tracing::info!(%migration, "the VM goes on here"),
                 Err(reason) => {
-                    tracing::error!(%migration, reason, "the VM does not go on here; look after it");
+                    tracing::error!(%migration, %reason, "the VM does not go on here; look after it");
                 }
             }
         });
@@ -237,11 +239,11 @@ impl Drop for SocketFile {
 }
 
 /// Resolves with the reason when streams of memory break; that they have ended means nothing.
-async fn carried<T>(streams: impl Future<Output = io::Result<T>>) -> String {
+async fn carried<T>(streams: impl Future<Output = io::Result<T>>) -> MoveFault {
     match streams.await {
         // Both hypervisors have said all that they had to say.
         Ok(_) => pending().await,
-        Err(error) => format!("the stream of the VM's memory broke: {error}"),
+        Err(error) => MoveFault::StreamBroke(error),
     }
 }
 

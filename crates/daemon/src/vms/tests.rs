@@ -270,7 +270,7 @@ async fn what_a_machine_needs_is_looked_for_before_it_comes() {
     let volumes = vec![("root".to_owned(), 7)];
     let sent = here.vms.definition("m", volumes.clone()).await.unwrap();
     let wished = Terms { side_streams: 3, ..Terms::default() };
-    assert_eq!(there.vms.examine(&sent, wished).await, Ok((volumes, wished)));
+    assert_eq!(there.vms.examine(&sent, wished).await.unwrap(), (volumes, wished));
     let manifest = Manifest::decode(&sent).unwrap();
     let needs = manifest.needs.clone().unwrap();
     assert!(needs.machine_type.as_ref().is_some_and(|name| name.contains('-')), "its full name: {needs:?}");
@@ -278,7 +278,7 @@ async fn what_a_machine_needs_is_looked_for_before_it_comes() {
     let greater = needs::Needs { version: Some((999, 0)), memory_bytes: Some(u64::MAX), ..needs };
     let definition = manifest.definition.replace("\"-m\"", "\"-kernel\", \"/usr/no/kernel\", \"-m\"");
     let sent = Manifest { needs: Some(greater), definition, ..manifest }.encode().unwrap();
-    let refused = there.vms.examine(&sent, wished).await.unwrap_err();
+    let refused = there.vms.examine(&sent, wished).await.unwrap_err().to_string();
     for expected in ["older than the 999.0", "are free there", "-kernel /usr/no/kernel"] {
         assert!(refused.contains(expected), "{refused}");
     }

@@ -100,7 +100,7 @@ impl Work for IncomingMigration {
             Action::End(outcome) => {
                 Event::Ended(self.task.host.commit_end(self.task.migration?, &outcome).await)
             }
-            Action::Note(place) => Event::Noted(self.task.note(Standing::Arriving, place).await),
+            Action::Note(place) => self.task.note(Standing::Arriving, place).await,
             Action::LetGo => {
                 let awaited = std::mem::take(&mut self.awaited);
                 self.task.host.let_go_of(awaited).await;

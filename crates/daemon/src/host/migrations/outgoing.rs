@@ -145,7 +145,7 @@ impl Work for OutgoingMigration {
                 self.place_volumes(&outcome);
                 return None;
             }
-            Action::Note(place) => Event::Noted(self.task.note(Standing::Leaving, place).await),
+            Action::Note(place) => self.task.note(Standing::Leaving, place).await,
             Action::KeepVm => {
                 self.keep_vm().await;
                 return None;
@@ -261,7 +261,7 @@ impl OutgoingMigration {
         leaving.check(company.manifest).await.map_err(|reason| RequestError::VmRefused {
             vm: vm.clone(),
             host: host.clone(),
-            reason,
+            reason: reason.to_string(),
         })?;
         self.vm_leaves(migration, leaving);
         Ok(())

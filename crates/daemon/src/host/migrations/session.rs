@@ -162,8 +162,10 @@ impl Task {
     }
 
     /// Notes where the VM is, after nothing is done for its move any more; until then it has `standing`.
-    pub(in crate::host) async fn note(&mut self, standing: Standing, place: VmPlace) -> Result<(), String> {
-        let (Some(migration), Some(vm)) = (self.migration, &self.vm) else { return Ok(()) };
+    pub(in crate::host) async fn note(&mut self, standing: Standing, place: VmPlace) -> Event {
+        let (Some(migration), Some(vm)) = (self.migration, &self.vm) else {
+            return Event::Noted(Ok(()));
+        };
         if let Some(hooks) = self.host.moving.forget(migration, place).await {
             self.hooks_after = Some(hooks);
         }
@@ -172,7 +174,7 @@ impl Task {
             // It may take long, and where the VM runs is no secret.
             drop(self.settling.take());
         }
-        noted
+        Event::Noted(noted.map_err(|error| error.to_string()))
     }
 
     /// It is over: whoever watches is told, and what is to be run after it is run.

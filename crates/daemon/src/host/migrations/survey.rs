@@ -107,7 +107,9 @@ impl Host {
             }
             Err(error) => return found.refusals.push(unsuitable(error.to_string())),
         }
-        found.refusals.extend(self.vms.examine(vm, Terms::default()).await.err().map(unsuitable));
+        if let Err(fault) = self.vms.examine(vm, Terms::default()).await {
+            found.refusals.push(unsuitable(fault.to_string()));
+        }
     }
 
     /// Where the image of a volume would be; its name is free, and its store can be used.

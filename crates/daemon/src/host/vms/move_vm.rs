@@ -28,7 +28,8 @@ use crate::host::Host;
 use crate::host::migrations::leave::Departing;
 use crate::vms::moving::channel::VmChannel;
 use crate::vms::moving::{
-    IncomingVm, Keeper, OutgoingVm, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes, side_streams,
+    IncomingVm, Keeper, MoveFault, OutgoingVm, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes,
+    side_streams,
 };
 use crate::vms::{Standing, VmError, Vms};
 
@@ -276,15 +277,12 @@ struct Reception {
 
 impl Reception {
     /// Looks whether a manifest is of the VM that was offered.
-    fn check_offered(&self, manifest: &[u8]) -> Result<(), String> {
-        let (name, volumes) = Vms::announced(manifest).map_err(|error| error.to_string())?;
+    fn check_offered(&self, manifest: &[u8]) -> Result<(), MoveFault> {
+        let (name, volumes) = Vms::announced(manifest)?;
         if name != self.name || volumes != self.volumes {
-            return Err(format!(
-                "the VM \"{name}\" with the volumes {} is not the one that was offered",
-                volumes.join(", ")
-            ));
+            return Err(MoveFault::NotOffered { name, volumes });
         }
-        self.host.check_vm_name(&name).map_err(|error| error.message())
+        Ok(self.host.check_vm_name(&name)?)
     }
 }
 
@@ -293,7 +291,7 @@ impl Keeper for Reception {
         &self,
         manifest: &[u8],
         wished: Terms,
-    ) -> Pin<Box<dyn Future<Output = Result<Terms, String>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Terms, MoveFault>> + Send>> {
         let is_offered = self.check_offered(manifest);
         let (host, manifest) = (Arc::clone(&self.host), manifest.to_vec());
         Box::pin(async move {
@@ -312,20 +310,19 @@ impl Keeper for Reception {
         })
     }
 
-    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>> {
         let (host, name) = (Arc::clone(&self.host), self.name.clone());
-        Box::pin(async move { host.vms.keep_tpm(&name).await.map_err(|error| error.to_string()) })
+        Box::pin(async move { Ok(host.vms.keep_tpm(&name).await?) })
     }
 
     fn start(
         &self,
         manifest: Vec<u8>,
         terms: Terms,
-    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, String>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, MoveFault>> + Send>> {
         let host = Arc::clone(&self.host);
         Box::pin(async move {
-            let arrival = host.vms.prepare_arrival(&manifest, terms, &host.sockets).await;
-            let arrival = arrival.map_err(|error| error.to_string())?;
+            let arrival = host.vms.prepare_arrival(&manifest, terms, &host.sockets).await?;
             tracing::info!(vm = %arrival.name, "a VM waits for its memory");
             Ok(arrival.vm)
         })

@@ -14,7 +14,7 @@ use migration::journal::Side;
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::images;
-use crate::vms::moving::Terms;
+use crate::vms::moving::{MoveFault, Terms};
 use crate::vms::{Differences, Vms};
 
 impl Host {
@@ -53,17 +53,16 @@ impl Host {
         self: &Arc<Self>,
         manifest: &[u8],
         wished: Terms,
-    ) -> Result<Terms, String> {
-        let compared = Vms::compare_files(manifest).await.map_err(|error| error.to_string())?;
+    ) -> Result<Terms, MoveFault> {
+        let compared = Vms::compare_files(manifest).await?;
         // What is only to be known was said before the VM was offered.
         let (Differences { faults, .. }, _) = compared;
         if !faults.is_empty() {
-            return Err(faults.join("; "));
+            return Err(MoveFault::Unfit(faults.join("; ")));
         }
         let (held, terms) = self.vms.examine(manifest, wished).await?;
         let host = Arc::clone(self);
-        let checked = blocking(move || host.check_space(&held));
-        checked.await.map_err(|error| error.message())?;
+        blocking(move || host.check_space(&held)).await?;
         Ok(terms)
     }
 

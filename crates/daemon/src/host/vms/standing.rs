@@ -79,19 +79,18 @@ impl Host {
     /// As [`Host::settle`], once.
     ///
     /// # Errors
-    /// Why it could not be noted, for people.
+    /// Why it could not be noted.
     pub(in crate::host) async fn note_vm(
         &self,
         name: &str,
         standing: Standing,
         place: VmPlace,
-    ) -> Result<(), String> {
-        self.try_to_settle(name, standing, place == VmPlace::Here).await.map_err(|error| {
+    ) -> Result<(), VmError> {
+        self.try_to_settle(name, standing, place == VmPlace::Here).await.inspect_err(|error| {
             tracing::error!(
                 vm = %name, %error,
                 "where the VM is could not be noted, and it cannot be moved, started or stopped until it is; it is tried again"
             );
-            error.to_string()
         })
     }
 

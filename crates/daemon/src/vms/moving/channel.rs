@@ -21,6 +21,7 @@ use lane::peer::ChannelEvent;
 use tokio::sync::{mpsc, watch};
 use transport::Priority;
 
+use super::fault::PeerFault;
 use super::message::{Terms, VmMessage};
 use super::stream::{PIECE_BYTES, Piece, Stream};
 use super::window::Window;
@@ -202,13 +203,13 @@ impl VmChannel {
     ///
     /// # Errors
     /// The reason why that will not come.
-    pub(crate) async fn wait_for(&self, wanted: &PeerStatus) -> Result<(), String> {
+    pub(crate) async fn wait_for(&self, wanted: &PeerStatus) -> Result<(), PeerFault> {
         let mut peer = self.peer.clone();
         let found = peer.wait_for(|peer| peer == wanted || peer.is_end()).await;
         match found.as_deref() {
-            Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => Err(detail.clone()),
+            Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => Err(PeerFault(detail.clone())),
             Ok(_) => Ok(()),
-            Err(_) => Err("the other host is not heard any more".to_owned()),
+            Err(_) => Err(PeerFault::silent()),
         }
     }
 
@@ -217,7 +218,7 @@ impl VmChannel {
         let mut peer = self.peer.clone();
         match peer.wait_for(|peer| peer != known).await.as_deref() {
             Ok(news) => news.clone(),
-            Err(_) => PeerStatus::Failed("the other host is not heard any more".to_owned()),
+            Err(_) => PeerStatus::Failed(PeerFault::silent().0),
         }
     }
 
@@ -227,23 +228,23 @@ impl VmChannel {
     }
 
     /// Resolves with the reason when the other host says that the memory is lost.
-    pub(crate) async fn lost(&self) -> String {
+    pub(crate) async fn lost(&self) -> PeerFault {
         let mut peer = self.peer.clone();
         if let Ok(PeerStatus::Lost(detail)) =
             peer.wait_for(|peer| matches!(peer, PeerStatus::Lost(_))).await.as_deref()
         {
-            return detail.clone();
+            return PeerFault(detail.clone());
         }
         // The memory is not lost: this never resolves.
         std::future::pending().await
     }
 
     /// Resolves with the reason when the other host says that it will not come to that.
-    pub(crate) async fn failed(&self) -> String {
+    pub(crate) async fn failed(&self) -> PeerFault {
         let mut peer = self.peer.clone();
         match peer.wait_for(PeerStatus::is_end).await.as_deref() {
-            Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => detail.clone(),
-            _ => "the other host is not heard any more".to_owned(),
+            Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => PeerFault(detail.clone()),
+            _ => PeerFault::silent(),
         }
     }
 }

@@ -18,6 +18,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::time::timeout;
 
 use super::channel::{PeerStatus, VmChannel};
+use super::fault::MoveFault;
 use super::message::{Terms, VmMessage};
 use super::stream::Turn;
 use super::{SocketFile, announce, carried};
@@ -30,33 +31,28 @@ const LOADED_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// How long the streams of a VM that is loaded may take to close: what both hypervisors say last is to arrive.
 const CLOSED_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is said of a VM that is to run and cannot.
-const NOT_LOADED: &str = "the VM is not loaded";
-
 /// What the host does for a VM that comes: it judges whether the VM could run, starts it, and keeps its state.
 pub(crate) trait Keeper: Send + Sync {
-    /// Looks whether the VM of this manifest could be run here, and on which of the wished terms its memory can come; the
-    /// text says why not.
+    /// Looks whether the VM of this manifest could be run here, and on which of the wished terms its memory can come.
     fn check(
         &self,
         manifest: &[u8],
         wished: Terms,
-    ) -> Pin<Box<dyn Future<Output = Result<Terms, String>> + Send>>;
+    ) -> Pin<Box<dyn Future<Output = Result<Terms, MoveFault>> + Send>>;
 
     /// The VM runs here, and its memory never will be whole: ends it, and remembers why.
     fn lose(&self, reason: String) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
     /// The VM has all that its source's hypervisor had: makes durable what it keeps beside its volumes and is not in its
-    /// memory; the text says why that cannot be.
-    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+    /// memory.
+    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>>;
 
-    /// Starts the VM of this manifest so that it waits for its memory, which comes on these terms; the text says why it
-    /// could not.
+    /// Starts the VM of this manifest so that it waits for its memory, which comes on these terms.
     fn start(
         &self,
         manifest: Vec<u8>,
         terms: Terms,
-    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, String>> + Send>>;
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, MoveFault>> + Send>>;
 }
 
 /// A VM that comes.
@@ -65,7 +61,7 @@ pub(crate) struct IncomingVm {
     /// Its hypervisor, once that waits for its memory.
     started: OnceCell<Arc<dyn Hypervisor>>,
     /// Whether it has all that it needs to run; then why not.
-    loaded: watch::Sender<Option<Result<(), String>>>,
+    loaded: watch::Sender<Option<Result<(), Arc<MoveFault>>>>,
     /// Whether it runs, or is to, before all of its memory is here.
     runs_ahead: AtomicBool,
     /// True once nobody waits for it any more.
@@ -107,9 +103,9 @@ impl IncomingVm {
     /// Takes part in the copying of the memory, to its end; the source hears what becomes of it.
     pub(crate) async fn take_part(&self, keeper: &dyn Keeper) {
         if let Err(reason) = self.load(keeper).await {
-            tracing::warn!(reason, "a VM that was to come is not loaded");
-            self.channel.send(&VmMessage::failed(&reason));
-            self.loaded.send_replace(Some(Err(reason)));
+            tracing::warn!(%reason, "a VM that was to come is not loaded");
+            self.channel.send(&VmMessage::failed(&reason.to_string()));
+            self.loaded.send_replace(Some(Err(Arc::new(reason))));
         }
     }
 
@@ -127,8 +123,8 @@ impl IncomingVm {
     ///
     /// # Errors
     /// Why it does not.
-    pub(crate) async fn run(&self) -> Result<(), String> {
-        let vm = self.started.get().ok_or(NOT_LOADED)?;
+    pub(crate) async fn run(&self) -> Result<(), MoveFault> {
+        let vm = self.started.get().ok_or(MoveFault::NotLoaded)?;
         let mut loaded = self.loaded.subscribe();
         if loaded.borrow().is_none() && self.channel.terms().post_copy {
             // N.B. from here on it may not be able to go on at the source any more.
@@ -137,17 +133,17 @@ impl IncomingVm {
             // The sender lives as long as this.
             let _ = loaded.wait_for(Option::is_some).await;
         }
-        loaded.borrow().clone().unwrap_or_else(|| Err(NOT_LOADED.to_owned()))?;
+        loaded.borrow().clone().ok_or(MoveFault::NotLoaded)??;
         loop {
             let resumed = tokio::select! {
                 resumed = resume(&**vm) => resumed,
-                lost = self.channel.lost() => return Err(lost),
+                lost = self.channel.lost() => return Err(lost.into()),
             };
             match resumed {
                 Ok(()) => break,
                 // It waits for a page itself, and there is no way back: another stream will bring that page.
-                Err(NotResumed::Silent(_)) if self.runs_ahead() => {}
-                Err(NotResumed::Silent(reason) | NotResumed::Refused(reason)) => return Err(reason),
+                Err(MoveFault::Hypervisor(HypervisorError::Silent(_))) if self.runs_ahead() => {}
+                Err(reason) => return Err(reason),
             }
         }
         // QEMU has said it when the VM was loaded, which may be long ago. Nobody waits for it.
@@ -156,7 +152,7 @@ impl IncomingVm {
         Ok(())
     }
 
-    async fn load(&self, keeper: &dyn Keeper) -> Result<(), String> {
+    async fn load(&self, keeper: &dyn Keeper) -> Result<(), MoveFault> {
         let asked = async {
             self.channel.wait_for(&PeerStatus::Check).await?;
             let manifest = self.channel.manifest();
@@ -166,8 +162,7 @@ impl IncomingVm {
             Ok((manifest, terms))
         };
         let (manifest, terms) = self.unless_over(asked).await?;
-        let prepared = async { self.hooks.before().await.map_err(|fault| fault.to_string()) };
-        self.unless_over(prepared).await?;
+        self.unless_over(async { Ok(self.hooks.before().await?) }).await?;
         // N.B. to its end in any case: what is started half nobody would end.
         let vm = keeper.start(manifest, terms).await?;
         // It is started once.
@@ -176,14 +171,14 @@ impl IncomingVm {
     }
 
     /// Takes the memory of a VM that waits for it.
-    async fn receive(&self, vm: &dyn Hypervisor, terms: Terms, keeper: &dyn Keeper) -> Result<(), String> {
+    async fn receive(&self, vm: &dyn Hypervisor, terms: Terms, keeper: &dyn Keeper) -> Result<(), MoveFault> {
         let socket = &vm.memory_socket();
         let file = SocketFile(socket.clone());
         // What an earlier attempt may have left.
         let _ = std::fs::remove_file(socket);
-        let expected = vm.expect_memory(&qemu_sockets::place(socket), terms.transfer()).await;
-        expected.map_err(|error| error.to_string())?;
-        qemu_sockets::take_out(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
+        vm.expect_memory(&qemu_sockets::place(socket), terms.transfer()).await?;
+        qemu_sockets::take_out(socket)
+            .map_err(|source| MoveFault::Socket { path: socket.clone(), source })?;
         let sides = self.channel.side_streams(terms.side_streams);
         let (is_connected, connects) = watch::channel(false);
         let main = self.channel.main().connect_and_carry(socket, Turn::Main(is_connected));
@@ -195,9 +190,9 @@ impl IncomingVm {
         self.channel.send(&VmMessage::Waiting);
         let loads = async {
             tokio::select! {
-                loaded = vm.await_loaded(LOADED_TIMEOUT) => loaded.map_err(|error| error.to_string()),
+                loaded = vm.await_loaded(LOADED_TIMEOUT) => Ok(loaded?),
                 reason = carried(&mut carries) => Err(reason),
-                reason = self.channel.failed() => Err(reason),
+                reason = self.channel.failed() => Err(reason.into()),
             }
         };
         self.unless_over(loads).await?;
@@ -218,33 +213,21 @@ impl IncomingVm {
         Ok(())
     }
 
-    async fn unless_over<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    async fn unless_over<T>(&self, work: impl Future<Output = Result<T, MoveFault>>) -> Result<T, MoveFault> {
         let mut is_over = self.is_over.subscribe();
         tokio::select! {
             result = work => result,
             // The sender lives as long as this.
-            _ = is_over.wait_for(|over| *over) => Err("its migration has ended".to_owned()),
+            _ = is_over.wait_for(|over| *over) => Err(MoveFault::MigrationEnded),
         }
     }
 }
 
-/// Why a loaded VM does not run.
-enum NotResumed {
-    /// Its hypervisor does not answer.
-    Silent(String),
-    /// Anything else.
-    Refused(String),
-}
-
 /// Lets a VM run that is loaded.
-async fn resume(vm: &dyn Hypervisor) -> Result<(), NotResumed> {
-    let explain = |error: HypervisorError| match error {
-        HypervisorError::Silent(_) => NotResumed::Silent(error.to_string()),
-        error => NotResumed::Refused(error.to_string()),
-    };
+async fn resume(vm: &dyn Hypervisor) -> Result<(), MoveFault> {
     // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
-    match vm.run_state().await.map_err(explain)? {
-        RunState::Paused | RunState::Running => vm.resume().await.map_err(explain),
-        other => Err(NotResumed::Refused(format!("the VM is not loaded: it is {other}"))),
+    match vm.run_state().await? {
+        RunState::Paused | RunState::Running => Ok(vm.resume().await?),
+        other => Err(MoveFault::NotPaused(other)),
     }
 }

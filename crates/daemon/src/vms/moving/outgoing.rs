@@ -22,8 +22,7 @@ use futures_channel::oneshot;
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use hypervisor::{
-    Hypervisor, HypervisorError, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunChange,
-    RunChanges,
+    Hypervisor, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunChange, RunChanges,
 };
 use migration::vm::hold::Reason;
 use tokio::net::{UnixListener, UnixStream};
@@ -34,6 +33,7 @@ use tokio::time::{Instant, timeout};
 use self::post_copy::{PostCopy, PostCopyState};
 use super::channel::{PeerStatus, VmChannel, VmStreams};
 use super::convergence::{Convergence, DOWNTIME_DIVISORS, Verdict};
+use super::fault::MoveFault;
 use super::message::{Terms, VmMessage};
 use super::{SocketFile, announce, carried};
 use crate::config::HOOK_TIMEOUT_S;
@@ -137,10 +137,10 @@ impl OutgoingVm {
     ///
     /// # Errors
     /// Why not.
-    pub(crate) async fn check(&self, manifest: Vec<u8>) -> Result<(), String> {
+    pub(crate) async fn check(&self, manifest: Vec<u8>) -> Result<(), MoveFault> {
         self.channel.offer(manifest, self.wishes.terms);
         let fits = timeout(CHECK_TIMEOUT, self.channel.wait_for(&PeerStatus::Fits)).await;
-        fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_TIMEOUT))?
+        Ok(fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_TIMEOUT))??)
     }
 
     /// The target says that the VM runs there.
@@ -159,7 +159,7 @@ impl OutgoingVm {
     ///
     /// # Errors
     /// Why it was not moved: the VM may stand still.
-    pub(crate) async fn stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
+    pub(crate) async fn stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), MoveFault> {
         match self.copy_and_stop(paused).await {
             Ok(()) => Ok(()),
             Err(reason) => Err(self.first_cause(reason).await),
@@ -167,7 +167,7 @@ impl OutgoingVm {
     }
 
     /// As [`OutgoingVm::stop`], with what broke in the end for the reason.
-    async fn copy_and_stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), String> {
+    async fn copy_and_stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), MoveFault> {
         let terms = self.agreed();
         let sides = self.channel.side_streams(terms.side_streams);
         self.account.send_modify(|account| account.streams = terms.side_streams.max(1));
@@ -176,12 +176,11 @@ impl OutgoingVm {
         waits.map_err(|_| overdue("the VM to be started at the target", START_TIMEOUT))??;
         // The target has run its own by now: what the VM needs there is there.
         tokio::select! {
-            done = self.hooks.before() => done.map_err(|fault| fault.to_string())?,
-            reason = self.channel.failed() => return Err(reason),
+            done = self.hooks.before() => done?,
+            reason = self.channel.failed() => return Err(reason.into()),
         }
         // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
-        let held = self.holds.hold(&self.name, Reason::Move, true).await;
-        held.map_err(|error| error.to_string())?;
+        self.holds.hold(&self.name, Reason::Move, true).await?;
         let socket = Listening::of(&*self.vm)?;
         let main = self.offer_memory(&socket, terms).await?;
         let channel = Arc::clone(&self.channel);
@@ -203,8 +202,8 @@ impl OutgoingVm {
         let sent = tokio::select! {
             sent = self.send(paused, terms) => sent,
             never = self.note_stop(self.vm.run_changes()) => match never {},
-            reason = &mut carrying.0 => Err(reason.unwrap_or_else(|error| error.to_string())),
-            reason = self.channel.failed() => Err(reason),
+            reason = &mut carrying.0 => Err(reason.unwrap_or_else(MoveFault::from)),
+            reason = self.channel.failed() => Err(reason.into()),
         };
         if let Sent::WithoutTheRest = sent? {
             self.switch_to_post_copy(carrying);
@@ -213,9 +212,9 @@ impl OutgoingVm {
     }
 
     /// Why the VM did not leave: whatever broke first, if its QEMU has ended, that is why.
-    async fn first_cause(&self, reason: String) -> String {
+    async fn first_cause(&self, reason: MoveFault) -> MoveFault {
         match timeout(FAREWELL_TIMEOUT, self.vm.closed()).await {
-            Ok(_) => ended(&self.name),
+            Ok(_) => self.ended(),
             Err(_) => reason,
         }
     }
@@ -224,11 +223,11 @@ impl OutgoingVm {
     ///
     /// # Errors
     /// Why it never will.
-    pub(crate) async fn go_on(&self) -> Result<(), String> {
+    pub(crate) async fn go_on(&self) -> Result<(), MoveFault> {
         self.stop_post_copy();
         if let Some(reason) = self.post_copy.lost() {
             self.holds.forget(&self.name).await;
-            return Err(reason);
+            return Err(MoveFault::MemoryLost(reason));
         }
         let vm = Arc::clone(&self.vm);
         let find = move || {
@@ -248,13 +247,18 @@ impl OutgoingVm {
                 announce(&*self.vm).await;
                 Ok(())
             }
-            Ran::Ended => Err(ended(&self.name)),
+            Ran::Ended => Err(self.ended()),
             Ran::Elsewhere => {
                 let reason = "it was to run at the target before all of its memory was there, did not, and has no way back";
                 self.post_copy.lose(reason.to_owned());
-                Err(reason.to_owned())
+                Err(MoveFault::MemoryLost(reason.to_owned()))
             }
         }
+    }
+
+    /// Its QEMU has ended while it moved.
+    fn ended(&self) -> MoveFault {
+        MoveFault::QemuEnded { vm: self.name.clone() }
     }
 
     /// Which way the memory goes: as it was wished, as far as the target can.
@@ -267,19 +271,11 @@ impl OutgoingVm {
     }
 
     /// Has the hypervisor begin to send, and returns its main stream.
-    async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, String> {
+    async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, MoveFault> {
         let mut options = MemoryOptions::for_downtime(self.downtime_target(DOWNTIME_DIVISORS[0]));
         options.transfer = terms.transfer();
-        let offered = self.vm.offer_memory(&socket.file.0, options).await;
-        let accepted = match offered {
-            Ok(()) => timeout(CONNECT_TIMEOUT, socket.listener.accept()).await,
-            Err(error) => return Err(error.to_string()),
-        };
-        match accepted {
-            Ok(Ok((stream, _))) => Ok(stream),
-            Ok(Err(error)) => Err(format!("the hypervisor cannot send the memory: {error}")),
-            Err(_) => Err(overdue("the hypervisor to send the memory", CONNECT_TIMEOUT)),
-        }
+        self.vm.offer_memory(&socket.file.0, options).await?;
+        socket.accept().await
     }
 
     /// Takes note of when the VM's processors stop and run again, by what its hypervisor tells: what it does between that and
@@ -295,24 +291,24 @@ impl OutgoingVm {
         }
     }
 
-    async fn send(&self, told: oneshot::Sender<()>, terms: Terms) -> Result<Sent, String> {
+    async fn send(&self, told: oneshot::Sender<()>, terms: Terms) -> Result<Sent, MoveFault> {
         let paused = [MigrationStatus::PreSwitchover];
         let converged = tokio::select! {
             reached = self.vm.await_status(&paused, MEMORY_TIMEOUT) => {
-                reached.map_err(explain)?;
+                reached?;
                 Converged::Yes
             }
             does_not = self.converge(terms) => does_not,
         };
         match converged {
             Converged::Yes => {}
-            Converged::Never(reason) => return Err(reason),
+            Converged::Never(reason) => return Err(MoveFault::DoesNotConverge(reason)),
             Converged::NotSoon => {
                 let stopped = Instant::now();
-                if self.vm.begin_post_copy().await.map_err(explain)? == PostCopyStart::Begun {
+                if self.vm.begin_post_copy().await? == PostCopyStart::Begun {
                     tracing::info!("the VM writes memory faster than it is sent; the rest is to follow");
                     self.stands_since(stopped);
-                    self.vm.await_status(&paused, PAUSE_TIMEOUT).await.map_err(explain)?;
+                    self.vm.await_status(&paused, PAUSE_TIMEOUT).await?;
                     let memory = self.vm.memory_progress().await.ok();
                     self.account.send_modify(|account| {
                         account.memory = memory.or(account.memory.take());
@@ -321,7 +317,7 @@ impl OutgoingVm {
                     });
                     return Ok(Sent::WithoutTheRest);
                 }
-                self.vm.await_status(&paused, MEMORY_TIMEOUT).await.map_err(explain)?;
+                self.vm.await_status(&paused, MEMORY_TIMEOUT).await?;
             }
         }
         self.stands_since(Instant::now());
@@ -329,10 +325,11 @@ impl OutgoingVm {
         let _ = told.send(());
         let limit = DEVICE_TIMEOUT + self.wishes.downtime_max;
         let switched = timeout(limit, async {
-            self.vm.switch_over().await.map_err(explain)?;
+            self.vm.switch_over().await?;
             let completed = [MigrationStatus::Completed];
-            let sent = async { self.vm.await_status(&completed, limit).await.map(drop).map_err(explain) };
-            tokio::try_join!(sent, self.channel.wait_for(&PeerStatus::Loaded)).map(drop)
+            let sent = async { Ok::<_, MoveFault>(self.vm.await_status(&completed, limit).await.map(drop)?) };
+            let loaded = async { Ok(self.channel.wait_for(&PeerStatus::Loaded).await?) };
+            tokio::try_join!(sent, loaded).map(drop)
         });
         match switched.await {
             Ok(switched) => switched?,
@@ -347,18 +344,17 @@ impl OutgoingVm {
     }
 
     /// Why the VM is not loaded at the target `limit` after its pause: which of the two hosts is late.
-    async fn not_loaded(&self, limit: Duration) -> String {
-        let target = match self.channel.peer_status() {
-            PeerStatus::Loaded => "has said",
-            _ => "has not said",
-        };
+    async fn not_loaded(&self, limit: Duration) -> MoveFault {
         let here = match timeout(FAREWELL_TIMEOUT, self.vm.memory_progress()).await {
             Ok(Ok(progress)) => format!("is in status {}", progress.status),
             Ok(Err(error)) => format!("does not tell its status ({error})"),
             Err(_) => "does not answer".to_owned(),
         };
-        let overdue = overdue("the VM to be loaded at the target", limit);
-        format!("{overdue}: QEMU here {here}, and the target {target} that the VM is loaded")
+        let target = match self.channel.peer_status() {
+            PeerStatus::Loaded => "has said",
+            _ => "has not said",
+        };
+        MoveFault::LoadOverdue { limit, here, target }
     }
 
     /// The VM stands still since then, unless its hypervisor has told of an earlier moment.
@@ -419,7 +415,7 @@ enum Converged {
 }
 
 /// What carries memory. Dropping it breaks the streams, which is what a hypervisor understands that hangs.
-struct Carrying(JoinHandle<String>);
+struct Carrying(JoinHandle<MoveFault>);
 
 impl Drop for Carrying {
     fn drop(&mut self) {
@@ -435,9 +431,9 @@ struct Listening {
 
 impl Listening {
     /// Listens beside a VM's monitor, for its QEMU.
-    fn of(vm: &dyn Hypervisor) -> Result<Self, String> {
+    fn of(vm: &dyn Hypervisor) -> Result<Self, MoveFault> {
         let path = vm.memory_socket();
-        let failed = |error| format!("cannot listen on {}: {error}", path.display());
+        let failed = |source| MoveFault::Listen { path: path.clone(), source };
         // What an earlier attempt may have left.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(failed)?;
@@ -446,22 +442,19 @@ impl Listening {
         }
         Ok(Self { file: SocketFile(path), listener })
     }
+
+    /// Waits until the hypervisor connects.
+    async fn accept(&self) -> Result<UnixStream, MoveFault> {
+        match timeout(CONNECT_TIMEOUT, self.listener.accept()).await {
+            Ok(Ok((stream, _))) => Ok(stream),
+            Ok(Err(error)) => Err(MoveFault::NotSent(error)),
+            Err(_) => Err(overdue("the hypervisor to send the memory", CONNECT_TIMEOUT)),
+        }
+    }
 }
 
-/// What is said of a VM whose QEMU has ended while it moved.
-fn ended(name: &str) -> String {
-    format!(
-        "its QEMU has ended: sterna vm show {name} says how, and sterna vm start {name} starts it again here"
-    )
-}
-
-fn overdue(what: &str, limit: Duration) -> String {
-    format!("{} s were not enough for {what}", limit.as_secs())
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
-fn explain(error: HypervisorError) -> String {
-    error.to_string()
+fn overdue(what: &'static str, limit: Duration) -> MoveFault {
+    MoveFault::Overdue { what, limit }
 }
 
 #[cfg(test)]

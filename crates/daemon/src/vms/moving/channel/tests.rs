@@ -191,7 +191,7 @@ async fn a_manifest_comes_whole_and_no_larger_than_it_may_be() {
     target.wait_for(&PeerStatus::Check).await.unwrap();
     assert!(target.manifest() == manifest, "it came as it was sent");
     source.offer(vec![0; MANIFEST_BYTES_MAX + 1], Terms::default());
-    assert!(target.failed().await.contains("more than a VM can need"));
+    assert!(target.failed().await.0.contains("more than a VM can need"));
 }
 
 #[tokio::test]
@@ -209,7 +209,7 @@ async fn what_is_lost_is_heard_also_after_something_has_failed_and_nothing_after
     while !matches!(heard, PeerStatus::Lost(_)) {
         heard = source.peer_changed(&heard).await;
     }
-    assert_eq!(source.wait_for(&PeerStatus::Complete).await, Err("gone".to_owned()));
+    assert_eq!(source.wait_for(&PeerStatus::Complete).await, Err(PeerFault("gone".to_owned())));
 }
 
 #[tokio::test]
@@ -217,6 +217,9 @@ async fn a_reason_reaches_whoever_waits_and_stays() {
     let (source, target) = channels();
     target.send(&VmMessage::failed("no such machine type"));
     target.send(&VmMessage::Waiting);
-    assert_eq!(source.wait_for(&PeerStatus::Waiting).await, Err("no such machine type".to_owned()));
-    assert_eq!(source.failed().await, "no such machine type");
+    assert_eq!(
+        source.wait_for(&PeerStatus::Waiting).await,
+        Err(PeerFault("no such machine type".to_owned()))
+    );
+    assert_eq!(source.failed().await, PeerFault("no such machine type".to_owned()));
 }

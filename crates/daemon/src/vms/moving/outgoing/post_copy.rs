@@ -27,9 +27,10 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{CONNECT_TIMEOUT, Carrying, DEVICE_TIMEOUT, Listening, OutgoingVm, explain, overdue};
+use super::{Carrying, DEVICE_TIMEOUT, Listening, OutgoingVm, overdue};
 use crate::vms::moving::carried;
 use crate::vms::moving::channel::{FIRST_RECOVERY_STREAM, PeerStatus, VmChannel};
+use crate::vms::moving::fault::MoveFault;
 use crate::vms::moving::message::VmMessage;
 
 /// How often it is looked how far the rest is.
@@ -118,8 +119,8 @@ impl OutgoingVm {
                 Ok(()) => drop(leaving.memory_has_gone(&Handle::current())),
                 Err(reason) => {
                     // The target gives the volumes back if the VM does not run there.
-                    tracing::warn!(reason, "a VM that stands still is not run at the target");
-                    leaving.channel.send(&VmMessage::failed(&reason));
+                    tracing::warn!(%reason, "a VM that stands still is not run at the target");
+                    leaving.channel.send(&VmMessage::failed(&reason.to_string()));
                 }
             }
         });
@@ -151,15 +152,16 @@ impl OutgoingVm {
         });
     }
 
-    async fn switch_over_when_owned(&self) -> Result<(), String> {
+    async fn switch_over_when_owned(&self) -> Result<(), MoveFault> {
         self.channel.wait_for(&PeerStatus::Owned).await?;
         // N.B. whoever says so too early would have the VM run without its disks.
         if !self.post_copy.is_released.load(Ordering::Acquire) {
-            return Err("the volumes are not the target's yet".to_owned());
+            return Err(MoveFault::NotReleased);
         }
-        self.vm.switch_over().await.map_err(explain)?;
+        self.vm.switch_over().await?;
         let begun = [MigrationStatus::PostcopyActive, MigrationStatus::Completed];
-        self.vm.await_status(&begun, DEVICE_TIMEOUT).await.map(drop).map_err(explain)
+        self.vm.await_status(&begun, DEVICE_TIMEOUT).await?;
+        Ok(())
     }
 
     /// Resolves when all of the memory is at the target, or never will be. It is seen to from the first call on, whether the
@@ -212,7 +214,7 @@ impl OutgoingVm {
                         Asked::Told(rest) => break rest,
                         Asked::TakesAnother => {}
                         Asked::Nothing { reason } => {
-                            tracing::info!(reason, "whether all of a VM's memory has come is not known yet");
+                            tracing::info!(%reason, "whether all of a VM's memory has come is not known yet");
                             sleep(RECOVER_INTERVAL).await;
                         }
                         Asked::Refused { reason } => {
@@ -242,7 +244,7 @@ impl OutgoingVm {
                     match self.recover(&channel, attempt).await {
                         Ok(carrying) => self.post_copy.lock().carrying = Some(carrying),
                         Err(reason) => {
-                            tracing::info!(reason, "the rest of a VM's memory waits");
+                            tracing::info!(%reason, "the rest of a VM's memory waits");
                             sleep(RECOVER_INTERVAL).await;
                         }
                     }
@@ -337,7 +339,7 @@ impl OutgoingVm {
     }
 
     /// Has the rest go over another stream.
-    async fn recover(&self, channel: &Arc<VmChannel>, attempt: u8) -> Result<Carrying, String> {
+    async fn recover(&self, channel: &Arc<VmChannel>, attempt: u8) -> Result<Carrying, MoveFault> {
         let stream = recovery_stream(attempt);
         let side = channel.recovery_stream(stream);
         channel.send(&VmMessage::Recover { stream });
@@ -345,11 +347,8 @@ impl OutgoingVm {
         expected
             .map_err(|_| overdue("the other host to expect the rest of the memory", EXPECTED_TIMEOUT))??;
         let socket = Listening::of(&*self.vm)?;
-        self.vm.resend_memory(&socket.file.0).await.map_err(explain)?;
-        let accepted = timeout(CONNECT_TIMEOUT, socket.listener.accept()).await;
-        let accepted = accepted.map_err(|_| overdue("the hypervisor to send the memory", CONNECT_TIMEOUT))?;
-        let (accepted, _) =
-            accepted.map_err(|error| format!("the hypervisor cannot send the memory: {error}"))?;
+        self.vm.resend_memory(&socket.file.0).await?;
+        let accepted = socket.accept().await?;
         tracing::info!("the rest of a VM's memory goes over another stream");
         let channel = Arc::clone(channel);
         let carrying = Carrying(tokio::spawn(async move {
@@ -375,7 +374,7 @@ enum Asked {
     /// The other host has not answered.
     Nothing {
         /// Why.
-        reason: String,
+        reason: MoveFault,
     },
     /// It does not know.
     Refused {

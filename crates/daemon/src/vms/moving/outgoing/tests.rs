@@ -22,7 +22,7 @@ impl Keeper for Host {
         &self,
         manifest: &[u8],
         wished: Terms,
-    ) -> Pin<Box<dyn Future<Output = Result<Terms, String>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Terms, MoveFault>> + Send>> {
         assert_eq!(manifest, b"web1");
         Box::pin(std::future::ready(Ok(wished)))
     }
@@ -31,7 +31,7 @@ impl Keeper for Host {
         unreachable!("{reason}")
     }
 
-    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+    fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -39,7 +39,7 @@ impl Keeper for Host {
         &self,
         _manifest: Vec<u8>,
         _terms: Terms,
-    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, String>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, MoveFault>> + Send>> {
         let vm: Arc<dyn Hypervisor> = Arc::<FakeVm>::clone(&self.0);
         Box::pin(std::future::ready(Ok(vm)))
     }
@@ -113,7 +113,7 @@ async fn a_vm_that_does_not_leave_goes_on() {
     scene.leaving.check(b"web1".to_vec()).await.unwrap();
     scene.source.block("a device of the host");
     let (told, _paused) = oneshot::channel();
-    let reason = scene.leaving.stop(told).await.unwrap_err();
+    let reason = scene.leaving.stop(told).await.unwrap_err().to_string();
     assert!(reason.contains("a device of the host"), "{reason}");
     scene.leaving.go_on().await.unwrap();
     assert_eq!(scene.source.run_state().await.unwrap(), RunState::Running);
@@ -123,16 +123,16 @@ async fn a_vm_that_does_not_leave_goes_on() {
 #[tokio::test]
 async fn what_is_missing_is_named_when_a_vm_is_not_loaded_in_time() {
     let scene = Scene::new();
-    let late = scene.leaving.not_loaded(Duration::from_secs(5)).await;
+    let late = scene.leaving.not_loaded(Duration::from_secs(5)).await.to_string();
     assert!(late.contains("5 s were not enough") && late.contains("is in status none"), "{late}");
     assert!(late.contains("the target has not said"), "{late}");
     scene.take_part();
     scene.leaving.check(b"web1".to_vec()).await.unwrap();
     let (told, _paused) = oneshot::channel();
     scene.leaving.stop(told).await.unwrap();
-    let late = scene.leaving.not_loaded(Duration::from_secs(5)).await;
+    let late = scene.leaving.not_loaded(Duration::from_secs(5)).await.to_string();
     assert!(late.contains("is in status completed") && late.contains("the target has said"), "{late}");
     scene.source.end();
-    let late = scene.leaving.not_loaded(Duration::from_secs(5)).await;
+    let late = scene.leaving.not_loaded(Duration::from_secs(5)).await.to_string();
     assert!(late.contains("does not tell its status"), "{late}");
 }
