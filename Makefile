@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vms test-others test-newer-qemu lint bench fuzz openapi
+.PHONY: help demo test test-newer-qemu lint bench fuzz openapi
 
 # Cargo runs tests in the folder of their crate, so paths given to them are absolute.
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -17,9 +17,6 @@ SEEDS ?= 10000
 # The same between two hosts, and between three: volumes tour them, and people promote what waits.
 HOSTS_SEEDS ?= 4000
 TOUR_SEEDS ?= 2500
-# What is in the names of tests with VMs, and of some more that take long. Those run beside all others, for both mostly wait:
-# for guests that boot, for slow links, for timeouts. Each test runs once, whatever it is called.
-VM_TESTS := machine volumes_that
 
 help: ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -31,8 +28,7 @@ demo: ## Move a busy virtual machine with its disk to another host and home, and
 	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) $(TARGET)/release/sterna demo --hosts --vm
 
 # Whatever runs here is built once, with the packages, features and profile of the tests; only the planted bugs need a few
-# crates again. `cargo test` comes last, so that its results are what is left on the screen, with what was left out. It runs
-# twice at once, each time with some of the tests.
+# crates again. `cargo test` comes last, so that its results are what is left on the screen, with what was left out.
 test: export STERNA_BIN := $(TARGET)/debug/sterna
 test: export STERNA_GUEST_IMAGE := $(GUEST_IMAGE)
 # What a package or root would let run must run; what the kernel does not have is listed in the end (crates/omission).
@@ -48,17 +44,8 @@ test: ## Run every test: simulated migrations, planted bugs, a machine in QEMU, 
 	cargo run --bin simulator -- --hosts 2 --seeds $(HOSTS_SEEDS)
 	cargo run --bin simulator -- --hosts 3 --seeds $(TOUR_SEEDS)
 	cargo test --workspace --test machine -- --ignored
-	$(MAKE) --jobs=2 test-vms test-others
+	cargo test --workspace
 	@[[ ! -e $(TARGET)/left-out ]] || sort -u $(TARGET)/left-out
-
-# Parts of `make test`, which sets what they need. What the first prints is shown in the end. Cargo is to start as many
-# processes as it likes: it is not told of make.
-test-vms:
-	MAKEFLAGS= cargo test --workspace -- $(VM_TESTS) >$(TARGET)/vm-tests.log 2>&1 || result=$$?; \
-	  cat $(TARGET)/vm-tests.log; exit $${result-0}
-
-test-others:
-	MAKEFLAGS= cargo test --workspace -- $(VM_TESTS:%=--skip %)
 
 # Whatever Sterna says to QEMU, said to the newest that Debian has for this release, and machines that move from the one to
 # the other. Not part of `make test`: it downloads that QEMU.
