@@ -58,8 +58,8 @@ test-newer-qemu: ## Run the tests of machines with the QEMU of Debian's backport
 	scripts/newer-qemu $(TARGET)/newer-qemu
 	cargo build -p sterna
 	PATH=$(STERNA_NEWER_QEMU):$$PATH cargo test -p hypervisor
-	PATH=$(STERNA_NEWER_QEMU):$$PATH cargo test -p e2e --test adopt --test virtual_machine --test whole_machine --test machine_memory --test tpm
-	cargo test -p e2e --test whole_machine -- --ignored
+	PATH=$(STERNA_NEWER_QEMU):$$PATH cargo test -p e2e --test adopt --test vm --test whole_vm --test vm_memory --test tpm
+	cargo test -p e2e --test whole_vm -- --ignored
 
 # cargo-deny checks licences and sources by deny.toml. It takes longer to build than all of Sterna, so it is used where
 # it is there, and never installed.

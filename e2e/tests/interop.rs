@@ -1,7 +1,7 @@
 //! Programs of others on a volume: each while it rests, while it moves, and after it has moved.
 //!
 //! What they do with byte ranges, copies and comparisons is in `clients.rs`, fio in `fio.rs`, whole VMs in
-//! `virtual_machine.rs`.
+//! `vm.rs`.
 
 use anyhow::{Context as _, ensure};
 use e2e::file_system::FileSystem;

@@ -145,7 +145,7 @@ impl Peers {
         let target = if source == peer { self.own() } else { peer };
         let volume = VolumeIndex(0);
         // No VM goes along, so nobody else has it.
-        let channel = Subject { kind: Kind::Machine, source, migration, volume }.channel(target);
+        let channel = Subject { kind: Kind::Vm, source, migration, volume }.channel(target);
         let (line, arrivals) = self.route(session, channel);
         (Arc::new(line), arrivals)
     }
@@ -297,7 +297,7 @@ impl Peers {
         };
         let asked = match subject.kind {
             // Its words are known to whoever runs the VM.
-            Kind::Machine => Asked::Message(Request::Machine),
+            Kind::Vm => Asked::Message(Request::Vm),
             Kind::Migration | Kind::Forwarding => Asked::by(head, payload),
         };
         let (call, request) = match asked {
@@ -386,7 +386,7 @@ impl Peers {
     ) {
         let peer = host_id(session.peer());
         match (Subject::of(channel, self.own(), peer), Head::decode(&head)) {
-            (Some(subject @ Subject { kind: Kind::Machine, .. }), _) => {
+            (Some(subject @ Subject { kind: Kind::Vm, .. }), _) => {
                 self.vm_said(session, subject, &head);
             }
             (
@@ -500,7 +500,7 @@ struct SessionStreams {
 impl moving::channel::VmStreams for SessionStreams {
     fn open(&self, stream: u8) -> (Arc<dyn moving::channel::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
         let (source, migration, volume) = (self.source, self.migration, VolumeIndex(u32::from(stream)));
-        let channel = Subject { kind: Kind::Machine, source, migration, volume }.channel(self.target);
+        let channel = Subject { kind: Kind::Vm, source, migration, volume }.channel(self.target);
         let (line, arrivals) = self.routes.open(&self.session, channel);
         (Arc::new(line), arrivals)
     }

@@ -60,7 +60,7 @@ pub enum Request {
     /// That the source's half of the migration of this number here hears something.
     ToSource(MigrationId),
     /// That whoever runs the machine of the migration hears something.
-    Machine,
+    Vm,
 }
 
 /// Why a request is not carried out.
@@ -102,10 +102,10 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
         (Role::Target { migration }, Request::ToSource(number)) if number == migration => {
             state.outgoing(peer, migration).map(drop).ok_or(Denied::Unknown)
         }
-        (Role::Source { migration, .. }, Request::Machine) => {
+        (Role::Source { migration, .. }, Request::Vm) => {
             state.incoming(peer, migration).map(drop).ok_or(Denied::Unknown)
         }
-        (Role::Target { migration }, Request::Machine) => {
+        (Role::Target { migration }, Request::Vm) => {
             state.outgoing(peer, migration).map(drop).ok_or(Denied::Unknown)
         }
         (Role::FormerOwner { migration }, Request::Volume(volume)) => {

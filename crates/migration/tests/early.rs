@@ -33,7 +33,7 @@ impl Scene {
         scene.tell(SourceEvent::Synchronised(DISK));
         scene.pass(Duration::from_millis(50));
         scene.tell(SourceEvent::Settled { volume: DISK, settling: 1, result: FlushResult::Durable });
-        assert!(scene.actions().contains(&SourceAction::StopMachine));
+        assert!(scene.actions().contains(&SourceAction::StopVm));
         assert_eq!(scene.source.phase(), Phase::Memory);
         scene
     }
@@ -41,7 +41,7 @@ impl Scene {
     /// The same, in an early try that the target has promised to wait for.
     fn promised_early() -> Self {
         let mut scene = Self::in_memory();
-        scene.tell(SourceEvent::MachinePaused);
+        scene.tell(SourceEvent::VmPaused);
         scene.closed();
         scene.flushed();
         let attempt = scene.source.attempt();
@@ -98,7 +98,7 @@ fn nothing_is_released_before_the_machine_is_loaded_however_ready_its_disks_are(
     assert_eq!(scene.source.poll_timeout(), None);
     assert_eq!(scene.source.waits_for(), Some("the VM to be loaded at the target"));
 
-    scene.tell(SourceEvent::MachineStopped(Ok(())));
+    scene.tell(SourceEvent::VmStopped(Ok(())));
     let actions = scene.actions();
     assert!(releases(&actions), "{actions:?}");
     let phases: Vec<_> = actions
@@ -127,7 +127,7 @@ fn what_the_hypervisor_still_wants_of_a_disk_ends_the_early_try() {
     scene.tell(SourceEvent::Received(ToSource::Prepared(early)));
     scene.tell(SourceEvent::Synchronised(DISK));
     assert_eq!(scene.actions(), vec![]);
-    scene.tell(SourceEvent::MachineStopped(Ok(())));
+    scene.tell(SourceEvent::VmStopped(Ok(())));
     let attempt = scene.source.attempt();
     assert!(attempt > early, "the promise of the early try is not one for this");
     assert!(scene.actions().contains(&SourceAction::CloseGate { volume: DISK, attempt }));
@@ -149,7 +149,7 @@ fn a_target_that_loses_what_it_promised_costs_the_early_try_and_not_the_migratio
     scene.tell(SourceEvent::Behind(DISK));
     assert_eq!(scene.source.phase(), Phase::Memory);
     assert!(scene.actions().contains(&SourceAction::OpenGate(DISK)));
-    scene.tell(SourceEvent::MachineStopped(Ok(())));
+    scene.tell(SourceEvent::VmStopped(Ok(())));
     assert_eq!(scene.source.phase(), Phase::Closing);
 }
 
@@ -157,15 +157,15 @@ fn a_target_that_loses_what_it_promised_costs_the_early_try_and_not_the_migratio
 fn a_machine_that_is_not_moved_after_all_goes_on_with_open_gates_and_nothing_begins_again() {
     let mut scene = Scene::promised_early();
     scene.actions();
-    scene.tell(SourceEvent::MachineStopped(Err("it is not loaded".to_owned())));
+    scene.tell(SourceEvent::VmStopped(Err("it is not loaded".to_owned())));
     assert_eq!(scene.source.phase(), Phase::Discarding);
     let actions = scene.actions();
     assert!(actions.contains(&SourceAction::OpenGate(DISK)) && !releases(&actions), "{actions:?}");
     let attempt = scene.source.attempt();
     for late in [
         SourceEvent::RequestHeld { volume: DISK, attempt },
-        SourceEvent::MachinePaused,
-        SourceEvent::MachineStopped(Ok(())),
+        SourceEvent::VmPaused,
+        SourceEvent::VmStopped(Ok(())),
         SourceEvent::Received(ToSource::Prepared(attempt)),
     ] {
         scene.tell(late);
@@ -178,7 +178,7 @@ fn a_machine_that_is_not_moved_after_all_goes_on_with_open_gates_and_nothing_beg
 fn a_replica_that_is_behind_when_the_machine_pauses_is_waited_for_with_open_gates() {
     let mut scene = Scene::in_memory();
     scene.tell(SourceEvent::Behind(DISK));
-    scene.tell(SourceEvent::MachinePaused);
+    scene.tell(SourceEvent::VmPaused);
     assert_eq!(scene.actions(), vec![]);
     scene.tell(SourceEvent::Converged(DISK));
     let attempt = scene.source.attempt();

@@ -255,7 +255,7 @@ impl Model {
             }
             SourceAction::Send(message) => self.pending.push(Pending::ToTarget(message)),
             SourceAction::StopCopying => {}
-            SourceAction::StopMachine => panic!("machines move between hosts"),
+            SourceAction::StopVm => panic!("machines move between hosts"),
             SourceAction::RunHooks => self.pending.push(Pending::Source(SourceEvent::HooksRun(Ok(())))),
             SourceAction::TakeBack(generations) => {
                 assert!(generations.iter().all(|(_, generation)| *generation == Generation(6)));
@@ -290,7 +290,7 @@ impl Model {
             TargetAction::Open(volume) => self.target_gates[volume.as_usize()] = Gate::Open,
             TargetAction::Close(volume) => self.target_gates[volume.as_usize()] = Gate::Closed,
             TargetAction::End { .. } => panic!("the source ends it"),
-            TargetAction::RunMachine => panic!("machines move between hosts"),
+            TargetAction::RunVm => panic!("machines move between hosts"),
             TargetAction::Discard => {
                 self.discarded = true;
                 let event = TargetEvent::Discarded { left_over: String::new() };

@@ -90,8 +90,8 @@ impl Subject {
     fn role_of(self, peer: HostId) -> Role {
         let Self { kind, source, migration, volume } = self;
         match (kind, source == peer) {
-            (Kind::Migration | Kind::Machine, true) => Role::Source { migration, volume },
-            (Kind::Migration | Kind::Machine, false) => Role::Target { migration },
+            (Kind::Migration | Kind::Vm, true) => Role::Source { migration, volume },
+            (Kind::Migration | Kind::Vm, false) => Role::Target { migration },
             (Kind::Forwarding, true) => Role::FormerOwner { migration },
             (Kind::Forwarding, false) => Role::NewOwner { migration },
         }

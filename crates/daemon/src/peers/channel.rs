@@ -33,7 +33,7 @@ pub(crate) enum Kind {
     /// A volume at its new owner.
     Forwarding,
     /// A VM that goes along with its volumes.
-    Machine,
+    Vm,
 }
 
 /// A channel that is about one migration.
@@ -55,7 +55,7 @@ impl Subject {
         let kind = match self.kind {
             Kind::Migration => 1,
             Kind::Forwarding => 2,
-            Kind::Machine => 3,
+            Kind::Vm => 3,
         };
         let direction = if self.source > target { FROM_GREATER } else { 0 };
         let position = u64::from(self.volume.0) << POSITION_SHIFT;
@@ -67,7 +67,7 @@ impl Subject {
         let kind = match channel.0 & KIND_MASK {
             1 => Kind::Migration,
             2 => Kind::Forwarding,
-            3 => Kind::Machine,
+            3 => Kind::Vm,
             _ => return None,
         };
         let source = if channel.0 & FROM_GREATER == 0 { one.min(other) } else { one.max(other) };
@@ -111,7 +111,7 @@ mod tests {
     fn both_hosts_know_what_a_channel_is_about() {
         let (low, high) = (HostId([1; 32]), HostId([2; 32]));
         for (source, target) in [(low, high), (high, low)] {
-            for kind in [Kind::Migration, Kind::Forwarding, Kind::Machine] {
+            for kind in [Kind::Migration, Kind::Forwarding, Kind::Vm] {
                 for volume in VolumeIndex::all(VOLUMES_MAX) {
                     let subject = Subject { kind, source, migration: MigrationId(77), volume };
                     let channel = subject.channel(target);

@@ -15,17 +15,17 @@ impl SourceDriver {
     pub(super) fn carry_out(&mut self, action: SourceAction) {
         match action {
             SourceAction::Enter(phase) => self.enter(phase),
-            SourceAction::StopMachine => {
+            SourceAction::StopVm => {
                 let (paused, is_paused) = oneshot::channel();
                 let stopped = self.control.stop_vm(self.migration, paused);
-                self.spawn(async move {
-                    SourceEvent::MachineStopped(stopped.await.map_err(|fault| fault.detail))
-                });
+                self.spawn(
+                    async move { SourceEvent::VmStopped(stopped.await.map_err(|fault| fault.detail)) },
+                );
                 let events = self.sender.clone();
                 self.handle.spawn(async move {
                     if is_paused.await.is_ok() {
                         // The driver is gone only when the migration has ended.
-                        let _ = events.unbounded_send(Event::Source(SourceEvent::MachinePaused));
+                        let _ = events.unbounded_send(Event::Source(SourceEvent::VmPaused));
                     }
                 });
             }

@@ -190,7 +190,7 @@ impl TargetDriver {
                     event @ TargetEvent::Promote { promotion: Promotion::Force { .. }, .. },
                 )) => self.force(now, event),
                 Some(Heard::Target(event)) => self.target.handle_event(now, event),
-                Some(Heard::MachineDoesNotRun(detail)) => {
+                Some(Heard::VmDoesNotRun(detail)) => {
                     // One whose lane has ended cannot say; then nothing goes back.
                     let gone = VolumeIndex::all(self.participants.len()).zip(&self.participants);
                     let gone =
@@ -238,7 +238,7 @@ impl TargetDriver {
             }
             // The loop ends with it.
             TargetAction::End { .. } => {}
-            TargetAction::RunMachine => self.run_vm(),
+            TargetAction::RunVm => self.run_vm(),
             TargetAction::Open(volume) => self.order(volume, TargetOrder::Open),
             TargetAction::Close(volume) => self.order(volume, TargetOrder::Close),
             TargetAction::Discard => {
@@ -257,8 +257,8 @@ impl TargetDriver {
         let runs = self.control.run_vm(self.migration);
         self.spawn(async move {
             match runs.await {
-                Ok(()) => Heard::Target(TargetEvent::MachineRuns),
-                Err(fault) => Heard::MachineDoesNotRun(fault.detail),
+                Ok(()) => Heard::Target(TargetEvent::VmRuns),
+                Err(fault) => Heard::VmDoesNotRun(fault.detail),
             }
         });
     }
@@ -277,7 +277,7 @@ impl TargetDriver {
         if wrote == Wrote::Something {
             self.order_all(TargetOrder::Open);
         }
-        self.target.handle_event(now, TargetEvent::MachineFailed { detail, wrote });
+        self.target.handle_event(now, TargetEvent::VmFailed { detail, wrote });
     }
 
     fn order(&self, volume: VolumeIndex, order: TargetOrder) {

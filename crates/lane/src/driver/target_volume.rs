@@ -51,7 +51,7 @@ pub(crate) enum Heard {
     /// What its machine is told.
     Target(TargetEvent),
     /// The VM does not run, for this reason.
-    MachineDoesNotRun(String),
+    VmDoesNotRun(String),
     /// So many changes were let through before the gate closed.
     Changes(VolumeIndex, u64),
 }

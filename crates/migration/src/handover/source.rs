@@ -185,8 +185,8 @@ impl Source {
                 self.end_before_release(Outcome::Failed { code, detail });
             }
             SourceEvent::Cancel => self.end_before_release(Outcome::Cancelled),
-            SourceEvent::MachinePaused => self.machine_paused(now),
-            SourceEvent::MachineStopped(result) => self.machine_stopped(now, result),
+            SourceEvent::VmPaused => self.vm_paused(now),
+            SourceEvent::VmStopped(result) => self.vm_stopped(now, result),
             SourceEvent::HooksRun(result) => self.hooks_run(now, result),
             SourceEvent::GateClosed { volume, attempt } => self.gate_closed(now, volume, attempt),
             SourceEvent::RequestHeld { attempt, .. } => self.request_held(attempt),

@@ -218,8 +218,8 @@ impl Target {
             }
             TargetEvent::Started(volume) => self.started(volume),
             TargetEvent::StartFailed { volume, detail } => self.start_failed(volume, detail),
-            TargetEvent::MachineRuns => self.machine_runs(),
-            TargetEvent::MachineFailed { detail, wrote } => self.machine_failed(detail, wrote),
+            TargetEvent::VmRuns => self.vm_runs(),
+            TargetEvent::VmFailed { detail, wrote } => self.vm_failed(detail, wrote),
             TargetEvent::ChangeHeld => self.change_held(),
             TargetEvent::LinkBack => self.ask(),
             TargetEvent::Cancel => {

@@ -195,7 +195,7 @@ impl Giving {
             2 if faulty && random.below(20) == 0 => {
                 let event = match random.below(5) {
                     0 => SourceEvent::Cancel,
-                    4 => SourceEvent::MachineStopped(Err("x".to_owned())),
+                    4 => SourceEvent::VmStopped(Err("x".to_owned())),
                     1 => {
                         SourceEvent::VolumeFailed { code: FailureCode::TargetFaulty, detail: "x".to_owned() }
                     }
@@ -219,9 +219,7 @@ impl Giving {
         match event {
             SourceEvent::Synchronised(_) => self.synchronised = true,
             SourceEvent::Behind(_) => self.synchronised = false,
-            SourceEvent::MachinePaused | SourceEvent::MachineStopped(Ok(()))
-                if self.phase == Phase::Memory =>
-            {
+            SourceEvent::VmPaused | SourceEvent::VmStopped(Ok(())) if self.phase == Phase::Memory => {
                 self.guest = Guest::Stands;
             }
             _ => {}
@@ -255,9 +253,9 @@ impl Giving {
                         self.guest = Guest::Runs;
                     }
                 }
-                SourceAction::StopMachine => {
-                    self.pending.push(SourceEvent::MachinePaused);
-                    self.pending.push(SourceEvent::MachineStopped(Ok(())));
+                SourceAction::StopVm => {
+                    self.pending.push(SourceEvent::VmPaused);
+                    self.pending.push(SourceEvent::VmStopped(Ok(())));
                 }
                 SourceAction::RunHooks => {
                     assert!(self.is_open, "a hook holds nobody");
@@ -439,14 +437,14 @@ impl Bringing {
                     {
                         event = TargetEvent::StartFailed { volume, detail: "x".to_owned() };
                     }
-                    if event == TargetEvent::MachineRuns && faulty && random.below(3) == 0 {
+                    if event == TargetEvent::VmRuns && faulty && random.below(3) == 0 {
                         let wrote = if random.below(2) == 0 { Wrote::Nothing } else { Wrote::Something };
                         if wrote == Wrote::Something {
                             self.guest = Guest::Broken;
                         }
-                        event = TargetEvent::MachineFailed { detail: "x".to_owned(), wrote };
+                        event = TargetEvent::VmFailed { detail: "x".to_owned(), wrote };
                     }
-                    if event == TargetEvent::MachineRuns {
+                    if event == TargetEvent::VmRuns {
                         self.guest = Guest::Runs;
                     }
                     self.tell(event);
@@ -493,7 +491,7 @@ impl Bringing {
                 }
                 TargetAction::Start(volume) => self.pending.push(TargetEvent::Started(volume)),
                 TargetAction::Open(_) => self.is_open = true,
-                TargetAction::RunMachine => self.pending.push(TargetEvent::MachineRuns),
+                TargetAction::RunVm => self.pending.push(TargetEvent::VmRuns),
                 TargetAction::Close(_) => self.is_open = false,
                 TargetAction::Discard => {
                     self.image_is_gone = true;

@@ -50,9 +50,9 @@ pub(super) struct Operators {
 }
 
 impl Operators {
-    pub(super) fn draw(random: &mut Random, hosts: usize, has_machine: bool) -> Self {
+    pub(super) fn draw(random: &mut Random, hosts: usize, has_vm: bool) -> Self {
         // A VM has one source and one target; what forcing makes of it is another story.
-        let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_machine;
+        let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_vm;
         let migrations: &[u32] = match (hosts, may_force) {
             (2, _) => &[1, 1, 2, 3, 4],
             (_, false) => &[1, 2, 3, 4, 6, 8],
@@ -63,7 +63,7 @@ impl Operators {
             begins_percent: random.pick(&BEGINS_PERCENT),
             follow_percent: random.pick(&[0, 30, 70]),
             // One host at a time runs a VM; and guests of the source must not be led to a copy that is forced.
-            wander_percent: if has_machine || may_force { 0 } else { random.pick(&[0, 0, 1, 5, 20]) },
+            wander_percent: if has_vm || may_force { 0 } else { random.pick(&[0, 0, 1, 5, 20]) },
             promotes_percent: random.pick(&PROMOTES_PERCENT),
             may_force,
             is_settling: Cell::default(),

@@ -111,7 +111,7 @@ impl Source {
                 self.state = State::MovingMemory;
                 self.early = Early::NotYet;
                 self.actions.push_back(SourceAction::Enter(Phase::Memory));
-                self.actions.push_back(SourceAction::StopMachine);
+                self.actions.push_back(SourceAction::StopVm);
             }
         }
     }
@@ -250,7 +250,7 @@ impl Source {
         }
         let told = !matches!(self.state, State::Closing { .. });
         if self.settings.moves == Moves::Vm {
-            self.keep_machine();
+            self.keep_vm();
             return;
         }
         self.state = State::Copying { not_before: now + ATTEMPT_PAUSE };
@@ -268,7 +268,7 @@ impl Source {
     }
 
     /// A VM that was stopped for nothing goes on at once, here; to move it is begun anew or not at all.
-    fn keep_machine(&mut self) {
+    fn keep_vm(&mut self) {
         let detail = format!(
             "the disks were not handed over within {} ms after the VM had been stopped",
             self.settings.switch_over_max.as_millis()

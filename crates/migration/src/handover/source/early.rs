@@ -38,7 +38,7 @@ pub(super) enum Early {
 
 impl Source {
     /// The VM does nothing any more, but its hypervisor has not done with it.
-    pub(super) fn machine_paused(&mut self, now: Duration) {
+    pub(super) fn vm_paused(&mut self, now: Duration) {
         if matches!(self.state, State::MovingMemory) && self.early == Early::NotYet {
             self.early = Early::Due;
             self.try_early(now);
@@ -55,7 +55,7 @@ impl Source {
     }
 
     /// **N.B.** From here on the VM stands still in any case: nobody asks for anything of its disks.
-    pub(super) fn machine_stopped(&mut self, now: Duration, result: Result<(), String>) {
+    pub(super) fn vm_stopped(&mut self, now: Duration, result: Result<(), String>) {
         if !matches!(self.state, State::MovingMemory) && self.early != Early::UnderWay {
             return;
         }

@@ -108,9 +108,9 @@ pub enum SourceEvent {
     /// The target says something.
     Received(ToSource),
     /// The VM stands still at the source; its hypervisor has not done with it yet, and may ask for something of its disks.
-    MachinePaused,
+    VmPaused,
     /// The VM stands still at the source and is loaded, still, at the target; or why it does not.
-    MachineStopped(Result<(), String>),
+    VmStopped(Result<(), String>),
     /// What was to be done before the volumes change hands is done; or why they are to stay.
     HooksRun(Result<(), String>),
     /// Somebody wants the migration to end. Too late from [`Phase::Releasing`] on.
@@ -128,7 +128,7 @@ pub enum SourceAction {
     /// The phase has changed; for reports.
     Enter(Phase),
     /// Copy the memory of the VM, and bring it to a stand. Until then its disks are mirrored.
-    StopMachine,
+    StopVm,
     /// Do what is to be done before the volumes change hands. Until then they are mirrored.
     RunHooks,
     /// Hold a volume's requests, and say when none is in flight, and when one waits.

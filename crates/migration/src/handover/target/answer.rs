@@ -225,13 +225,13 @@ impl Target {
                 Moves::Volumes | Moves::VolumesAfterHooks => self.activate(own, took),
                 Moves::Vm => {
                     self.state = State::Running { own, took };
-                    self.actions.push_back(TargetAction::RunMachine);
+                    self.actions.push_back(TargetAction::RunVm);
                 }
             }
         }
     }
 
-    pub(super) fn machine_runs(&mut self) {
+    pub(super) fn vm_runs(&mut self) {
         if let State::Running { own, took } = &self.state {
             let (own, took) = (own.clone(), *took);
             self.activate(own, took);
@@ -240,7 +240,7 @@ impl Target {
 
     /// Without a write of its own here the volumes can go back, and the VM goes on where it came from; otherwise
     /// they are this host's, and so is the VM, whatever is wrong with it (design §5.14).
-    pub(super) fn machine_failed(&mut self, detail: String, wrote: Wrote) {
+    pub(super) fn vm_failed(&mut self, detail: String, wrote: Wrote) {
         let State::Running { own, took } = &self.state else { return };
         let (own, took) = (own.clone(), *took);
         match wrote {

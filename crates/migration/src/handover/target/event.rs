@@ -38,9 +38,9 @@ pub enum TargetEvent {
         detail: String,
     },
     /// The VM that came along runs.
-    MachineRuns,
+    VmRuns,
     /// The VM that came along does not run.
-    MachineFailed {
+    VmFailed {
         /// Why.
         detail: String,
         /// Whether it has written to its volumes here: then they cannot go back.
@@ -111,7 +111,7 @@ pub enum TargetAction {
     /// Let a volume's writes through.
     Open(VolumeIndex),
     /// Let the VM that came along run; its volumes are open.
-    RunMachine,
+    RunVm,
     /// Serve nothing of a volume any more.
     Close(VolumeIndex),
     /// Delete all images.
