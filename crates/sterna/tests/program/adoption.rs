@@ -1,5 +1,6 @@
 //! Disks of VMs that somebody else has started: adopted, moved, and given back as plain files.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -34,7 +35,8 @@ impl Machine {
         };
         let machine = Self { qemu, image };
         let began = Instant::now();
-        while !monitor.exists() {
+        // The socket is there a moment before anybody listens on it.
+        while UnixStream::connect(&monitor).is_err() {
             assert!(began.elapsed() < DEADLINE, "QEMU makes no monitor");
             std::thread::yield_now();
         }
