@@ -33,6 +33,12 @@ pub enum QmpError {
         /// For how long.
         waited: Duration,
     },
+    /// The connection was closed before anything was said: QEMU has ended, or not begun, or it is another program.
+    #[error("what listens at {} closed the connection before it greeted", socket.display())]
+    HungUp {
+        /// Where.
+        socket: PathBuf,
+    },
     /// It is not QEMU's machine protocol.
     #[error("what listens at {} does not speak QEMU's machine protocol (QMP)", socket.display())]
     NotAMonitor {
@@ -96,7 +102,7 @@ impl From<QmpError> for HypervisorError {
     fn from(error: QmpError) -> Self {
         match error {
             QmpError::Connect { socket, source } => Self::Unreachable { product: PRODUCT, socket, source },
-            QmpError::Gone { .. } => Self::Gone(error.into()),
+            QmpError::Gone { .. } | QmpError::HungUp { .. } => Self::Gone(error.into()),
             QmpError::Silent { .. } => Self::Silent(error.into()),
             QmpError::Refused { .. } => Self::Refused(error.into()),
             QmpError::NoGreeting { .. } | QmpError::NotAMonitor { .. } | QmpError::Unexpected { .. } => {

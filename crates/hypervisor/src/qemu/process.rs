@@ -40,7 +40,8 @@ impl Qemu {
         Ok(Self { qmp: Qmp::connect(socket).await?, socket: socket.to_owned() })
     }
 
-    /// Connects to the monitor of a QEMU that is being started: tries again while there is no socket yet.
+    /// Connects to the monitor of a QEMU that is being started: tries again while there is no socket yet, or one that is closed
+    /// at once.
     ///
     /// # Errors
     /// As [`Self::connect`]; that nobody listened until `deadline` was over.
@@ -48,7 +49,7 @@ impl Qemu {
         let begun = Instant::now();
         loop {
             match Self::connect(socket).await {
-                Err(error) if error.nobody_listens() && begun.elapsed() < deadline => {}
+                Err(error) if is_not_there_yet(&error) && begun.elapsed() < deadline => {}
                 connected => return connected,
             }
             sleep(CONNECT_INTERVAL).await;
@@ -168,4 +169,10 @@ impl Qemu {
 /// An answer that does not fit its command.
 pub(super) fn unexpected(command: &str, expected: &'static str) -> QmpError {
     QmpError::Unexpected { command: command.to_owned(), expected }
+}
+
+/// Whether a QEMU that is being started may yet be reached. One that has ended while it started looks the same: whoever has
+/// its process knows.
+fn is_not_there_yet(error: &HypervisorError) -> bool {
+    error.nobody_listens() || matches!(error, HypervisorError::Gone(_))
 }

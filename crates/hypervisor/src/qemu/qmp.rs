@@ -13,7 +13,8 @@ pub(super) mod exchange;
 pub(super) mod reader;
 mod wire;
 
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -59,9 +60,14 @@ impl Qmp {
         let mut input = Lines::new(input);
         let greeting = timeout(deadline, input.next()).await;
         let silent = |_| QmpError::NoGreeting { socket: socket.to_owned(), waited: deadline };
-        let greeting = greeting.map_err(silent)?;
-        let version = greeting.ok().as_deref().and_then(wire::decode_greeting);
-        let version = version.ok_or_else(|| QmpError::NotAMonitor { socket: PathBuf::from(socket) })?;
+        let greeting = match greeting.map_err(silent)? {
+            Err(error) if error.kind() != io::ErrorKind::InvalidData => {
+                return Err(QmpError::HungUp { socket: socket.to_owned() });
+            }
+            greeting => greeting.ok(),
+        };
+        let version = greeting.as_deref().and_then(wire::decode_greeting);
+        let version = version.ok_or_else(|| QmpError::NotAMonitor { socket: socket.to_owned() })?;
         let exchange = Exchange::begin(input, output, 1, Garbled::Ends);
         let qmp = Self { version, process, exchange };
         qmp.execute("qmp_capabilities", json!({}), GREETING_DEADLINE).await?;

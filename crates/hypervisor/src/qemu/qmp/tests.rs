@@ -2,6 +2,7 @@
 
 use super::exchange::EVENTS_KEPT;
 use super::*;
+use crate::qemu::Qemu;
 use crate::qemu::error::ErrorClass;
 use crate::qemu::fake_monitor::{FakeMonitor, GREETING, Reply};
 
@@ -112,6 +113,30 @@ async fn what_is_no_monitor_is_refused() {
     let monitor = FakeMonitor::start_with(GREETING, |_, _| vec![Reply::Refuse("GenericError", "no")]);
     let refused = Qmp::connect(&monitor.socket()).await.unwrap_err();
     assert!(matches!(refused, QmpError::Refused { .. }), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_closed_before_the_greeting_is_made_again_while_qemu_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("qmp");
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let closing = tokio::spawn(async move {
+        for _ in 0..2 {
+            drop(listener.accept().await.unwrap());
+        }
+    });
+    let refused = Qmp::connect(&socket).await.unwrap_err();
+    assert!(matches!(refused, QmpError::HungUp { .. }), "{refused:?}");
+    let monitor = FakeMonitor::start(|_, _| vec![]);
+    let started = async {
+        closing.await.unwrap();
+        std::fs::rename(monitor.socket(), &socket).unwrap();
+    };
+    let (connected, ()) = tokio::join!(Qemu::connect_within(&socket, Duration::from_secs(60)), started);
+    assert!(connected.is_ok(), "{connected:?}");
+    // Nobody listens any more where it is closed for good.
+    let refused = Qemu::connect_within(&folder.path().join("none"), SHORT).await.unwrap_err();
+    assert!(refused.nobody_listens(), "{refused:?}");
 }
 
 #[tokio::test]
