@@ -44,7 +44,7 @@ pub trait Control {
         paused: oneshot::Sender<()>,
     ) -> LaneFuture<Result<(), VmFault>> {
         let _ = (migration, paused);
-        Box::pin(ready(Err(VmFault::new("there are no machines here"))))
+        Box::pin(ready(Err(VmFault::new("there are no VMs here"))))
     }
 
     /// Does what is to be done at both hosts before volumes change hands: when this resolves it is done, or the fault says why
@@ -57,7 +57,7 @@ pub trait Control {
     /// Lets the VM run that came along; its volumes are this host's, and open. The fault says why it does not run.
     fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), VmFault>> {
         let _ = migration;
-        Box::pin(ready(Err(VmFault::new("there are no machines here"))))
+        Box::pin(ready(Err(VmFault::new("there are no VMs here"))))
     }
 
     /// Deletes a half-made or given-up target image. It can be repeated.

@@ -13,7 +13,7 @@ mod gate;
 mod meter;
 mod mirror;
 mod tracker;
-pub mod volume;
+mod volume;
 
 pub use client_session::{ClientRequests, ClientSession};
 pub(crate) use client_session::{Origin, Route};

@@ -8,9 +8,11 @@ use block::Handle;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt as _;
 use futures_util::future::{Either, select};
-use migration::journal::{FailureCode, Outcome};
+use migration::journal::{FailureCode, Outcome, Record, Summary};
 use migration::session::{Action, Event, MigrationSession, Patience, Step};
-use migration::{CommitFault, Failure};
+use migration::{CommitFault, Failure, MigrationId};
+
+use crate::random::Random;
 
 /// How patient hosts are: what takes minutes elsewhere is over in seconds here.
 pub(crate) const PATIENCE: Patience = Patience {
@@ -38,6 +40,19 @@ pub(crate) fn recorded(committed: Result<(), CommitFault>) -> Event {
         }
         Err(CommitFault::Unknown) => Event::Undecided,
     }
+}
+
+/// Fails in so many of a hundred cases.
+pub(crate) fn perhaps_fails(random: &mut Random, percent: u64, what: &str) -> Result<(), Failure> {
+    match random.percent(percent) {
+        true => Err(Failure { code: FailureCode::Internal, detail: what.to_owned() }),
+        false => Ok(()),
+    }
+}
+
+/// What makes durable that a migration has ended which no driver has.
+pub(crate) fn ended(migration: MigrationId, outcome: Outcome) -> Vec<Record> {
+    vec![Record::MigrationEnded { migration, outcome, summary: Summary::default() }]
 }
 
 /// Resolves when a driver has ended what it had; at once if there is none.

@@ -200,10 +200,11 @@ impl SimChronicles {
             let Some(me) = me.upgrade() else { return };
             let work = me.under_way.borrow_mut().remove(&number);
             if let Some(work) = work {
-                let before = me.copies();
+                // A mark forgets nothing, and most of what is written is marks.
+                let before = (!matches!(work, Work::Mark(..))).then(|| me.copies());
                 // The lane may be gone.
                 let _ = done.send(me.apply(work));
-                if !before.is_subset(&me.copies()) {
+                if before.is_some_and(|before| !before.is_subset(&me.copies())) {
                     (me.copy_forgotten)();
                 }
             }

@@ -3,12 +3,12 @@
 use std::rc::Rc;
 
 use futures_channel::mpsc;
-use migration::journal::{FailureCode, Outcome, Record, Stage, Summary};
+use migration::journal::{Outcome, Record, Stage};
 use migration::session::{Event, MigrationSession};
 use migration::{CommitFault, Failure, MigrationId};
 
 use super::host::SimHost;
-use crate::session::{Work, run};
+use crate::session::{Work, ended, perhaps_fails, run};
 
 impl SimHost {
     /// Runs a session until it is over, or the daemon goes.
@@ -51,8 +51,7 @@ impl SimHost {
         migration: MigrationId,
         outcome: Outcome,
     ) -> Result<(), CommitFault> {
-        let ended = Record::MigrationEnded { migration, outcome, summary: Summary::default() };
-        self.journal().commit(vec![ended]).await
+        self.journal().commit(ended(migration, outcome)).await
     }
 
     /// Makes durable that a migration's images are deleted here.
@@ -75,9 +74,6 @@ impl SimHost {
 
     /// Fails in so many of a hundred cases.
     pub(super) fn perhaps_fails(&self, percent: u64, what: &str) -> Result<(), Failure> {
-        match self.random.borrow_mut().percent(percent) {
-            true => Err(Failure { code: FailureCode::Internal, detail: what.to_owned() }),
-            false => Ok(()),
-        }
+        perhaps_fails(&mut self.random.borrow_mut(), percent, what)
     }
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use futures_channel::{mpsc, oneshot};
 use lane::Control as _;
-use migration::journal::{FailureCode, MigratingVolume, Outcome, Record, Side, Summary};
+use migration::journal::{MigratingVolume, Outcome, Record, Side};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::{Failure, MigrationId, Phase};
 
 use super::Host;
 use crate::faults::Fault;
 use crate::scenario::MigrationPlan;
-use crate::session::{PATIENCE, Work, driver_ends, recorded, run};
+use crate::session::{PATIENCE, Work, driver_ends, ended, perhaps_fails, recorded, run};
 use crate::world::Stop;
 
 /// In how many of a hundred cases a step cannot be done.
@@ -97,9 +97,7 @@ impl Work for LocalMigration {
             }
             Action::Undo(undo) => Some(Event::Undone { left_over: self.undo(undo).await }),
             Action::End(outcome) => {
-                let ended =
-                    Record::MigrationEnded { migration: self.id, outcome, summary: Summary::default() };
-                Some(Event::Ended(self.host.journal.commit(vec![ended]).await))
+                Some(Event::Ended(self.host.journal.commit(ended(self.id, outcome)).await))
             }
             Action::Cancel => {
                 self.host.cancel();
@@ -162,10 +160,7 @@ impl LocalMigration {
     }
 
     fn perhaps_fails(&self, what: &str) -> Result<(), Failure> {
-        match self.host.random.borrow_mut().percent(FAILS_PERCENT) {
-            true => Err(Failure { code: FailureCode::Internal, detail: what.to_owned() }),
-            false => Ok(()),
-        }
+        perhaps_fails(&mut self.host.random.borrow_mut(), FAILS_PERCENT, what)
     }
 
     fn begin(&mut self) {
@@ -179,14 +174,14 @@ impl LocalMigration {
         };
         host.world.note("migration", self.id.0, self.moving.len() as u64);
         host.entered(self.id, Phase::Copying);
-        let (ended, ends) = oneshot::channel();
+        let (ending, ends) = oneshot::channel();
         self.ends = Some(ends);
         let handle = host.handle.clone();
         handle.spawn(async move {
             let outcome = driver.run().await;
             host.driver_ended();
             // The session may have gone with the daemon.
-            let _ = ended.send(outcome);
+            let _ = ending.send(outcome);
         });
     }
 
