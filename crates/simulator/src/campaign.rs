@@ -10,7 +10,7 @@ use crate::coverage::{Coverage, Struck, Table};
 use crate::faults::Fault;
 use crate::fleet::tally::Tally;
 use crate::scenario::Options;
-use crate::simulation::{Finding, simulate_hosts};
+use crate::simulation::{Finding, simulate};
 use crate::trace::Audience;
 use crate::world::Violation;
 
@@ -64,7 +64,7 @@ pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(order.first);
     let end = AtomicU64::new(order.first.saturating_add(order.count));
-    let table = order.options.hosts.table();
+    let table = order.options.table();
     let empty = || Summary { coverage: Coverage::of(table), ..Summary::default() };
     let mut summary = empty();
     std::thread::scope(|scope| {
@@ -97,22 +97,20 @@ pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
 
 /// Runs one seed; a panic of what is simulated is a violation like others.
 fn simulate_caught(seed: u64, options: &Options) -> Finding {
-    catch_unwind(AssertUnwindSafe(|| simulate_hosts(seed, options, Audience::Nobody))).unwrap_or_else(
-        |panic| {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-            let detail = text.unwrap_or_else(|| "without words".to_owned());
-            let violation = Violation { checker: "panic", at: Duration::ZERO, detail };
-            Finding {
-                violation: Some(violation),
-                operations: 0,
-                recoveries_hit: 0,
-                struck: Struck::default(),
-                tally: Tally::default(),
-                hash: 0,
-            }
-        },
-    )
+    catch_unwind(AssertUnwindSafe(|| simulate(seed, options, Audience::Nobody))).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        let detail = text.unwrap_or_else(|| "without words".to_owned());
+        let violation = Violation { checker: "panic", at: Duration::ZERO, detail };
+        Finding {
+            violation: Some(violation),
+            operations: 0,
+            recoveries_hit: 0,
+            struck: Struck::default(),
+            tally: Tally::default(),
+            hash: 0,
+        }
+    })
 }
 
 impl Summary {

@@ -1,4 +1,4 @@
-//! Several hosts: the halves of the product's driver on either side of links that lose, delay and reorder, a journal,
+//! Hosts, one or several: the halves of the product's driver on either side of links that lose, delay and reorder, a journal,
 //! clocks and a daemon that crashes for each host, and volumes that tour them.
 //!
 //! ```text
@@ -12,6 +12,7 @@
 //! kept images and guests stay. Guests stay where they are, follow their volumes, or go to
 //! any host that leads to them, leaving behind what was not answered; their requests find the owner.
 
+mod alone;
 mod branch;
 mod chronicles;
 mod clock;
@@ -24,10 +25,12 @@ mod kept;
 mod line;
 mod link;
 mod listener;
+mod local;
 mod neighbours;
 mod operators;
 mod outgoing;
 mod place;
+mod planned_volume;
 mod promised;
 mod rogue;
 mod serving;
@@ -85,11 +88,14 @@ pub(crate) struct Fleet {
     /// The VM that goes along, if one does.
     vm: Option<Rc<SimVm>>,
     crashes: RefCell<Vec<(Place, Stop)>>,
+    /// How often a daemon was hit before it served anything.
+    recoveries_hit: Cell<u64>,
     tally: RefCell<Tally>,
 }
 
-/// Runs the simulation of `seed` with so many hosts.
-pub(crate) fn simulate(seed: u64, hosts: u8, options: &Options, audience: Audience) -> Finding {
+/// Runs the simulation of `seed`.
+pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Finding {
+    let hosts = options.hosts;
     let mut random = Random::new(seed ^ 0x5EED_0F70_B057_5000);
     let world = World::new(&mut random, Trace::new(audience));
     let scenario = Scenario::draw(&mut random, options);
@@ -97,9 +103,9 @@ pub(crate) fn simulate(seed: u64, hosts: u8, options: &Options, audience: Audien
         Place::all(usize::from(hosts)).map(|_| HostClock::draw(&world.clock, &mut random)).collect();
     let mut executors: Vec<_> = clocks.iter().map(|clock| Executor::new(HostDriver::new(clock))).collect();
     let around = executors.iter().map(Executor::handle).zip(clocks).collect();
-    let vm = SimVm::draw(&world, seed);
+    let vm = if hosts > 1 { SimVm::draw(&world, seed) } else { None };
     let fleet = Fleet::new(&world, &mut random, &scenario, around, vm);
-    fleet.begin();
+    fleet.begin(&scenario);
     loop {
         let mut deadline: Option<Duration> = None;
         for executor in &mut executors {
@@ -157,7 +163,7 @@ impl Fleet {
         let host::Beginnings { hosts, guests, links } = host::make(world, random, scenario, around);
         let branches = Branches::default();
         branches.open(guests, Place::A);
-        let operators = Operators::draw(random, count, vm.is_some());
+        let operators = Operators::draw(random, (count, scenario.migrations.len()), vm.is_some());
         let neighbours = match vm {
             None => Neighbours::draw(random, scenario.volumes.iter().map(|plan| plan.disk.size_bytes)),
             // It stands still before its disks change hands, and so would they have to.
@@ -174,6 +180,7 @@ impl Fleet {
             neighbours,
             vm,
             crashes: RefCell::default(),
+            recoveries_hit: Cell::default(),
             tally: RefCell::default(),
         });
         fleet.hosts.iter().for_each(|host| host.join(&fleet));
@@ -183,8 +190,13 @@ impl Fleet {
         fleet
     }
 
-    fn begin(self: &Rc<Self>) {
-        self.draw_faults();
+    fn begin(self: &Rc<Self>, scenario: &Scenario) {
+        if self.is_alone() {
+            self.plan_faults(scenario);
+            self.draw_stops(&mut self.random.borrow_mut());
+        } else {
+            self.draw_faults();
+        }
         self.hosts.iter().for_each(|host| host.boot());
         self.look_later();
     }
@@ -242,6 +254,9 @@ impl Fleet {
         self.world.clock.after(down, move || {
             if let Some(fleet) = me.upgrade() {
                 fleet.host(place).boot();
+                if fleet.is_alone() {
+                    fleet.perhaps_crash_while_recovering(place);
+                }
             }
         });
     }
@@ -354,7 +369,7 @@ impl Fleet {
         Finding {
             violation: self.world.violation(),
             operations: guests.map(|guest| u64::from(guest.answered())).sum(),
-            recoveries_hit: 0,
+            recoveries_hit: self.recoveries_hit.get(),
             struck: if is_clear { self.world.struck.borrow().clone() } else { Struck::default() },
             tally,
             hash: self.world.trace.hash(),
@@ -382,17 +397,16 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scenario::Hosts;
 
     fn options(hosts: u8) -> Options {
-        Options { operations: 200, hosts: Hosts::Between(hosts) }
+        Options { operations: 200, hosts }
     }
 
     #[test]
     fn a_hundred_seeds_of_two_hosts_and_of_three_break_no_rule() {
         for hosts in [2, 3] {
             for seed in 0..100 {
-                let finding = simulate(seed, hosts, &options(hosts), Audience::Nobody);
+                let finding = simulate(seed, &options(hosts), Audience::Nobody);
                 assert_eq!(finding.violation, None, "{hosts} hosts, seed {seed}");
             }
         }
@@ -401,7 +415,7 @@ mod tests {
     #[test]
     fn a_seed_of_several_hosts_gives_the_same_trace_every_time() {
         for seed in 0..10 {
-            let hashes = [0, 1].map(|_| simulate(seed, 3, &options(3), Audience::Nobody).hash);
+            let hashes = [0, 1].map(|_| simulate(seed, &options(3), Audience::Nobody).hash);
             assert_eq!(hashes[0], hashes[1], "seed {seed}");
         }
     }

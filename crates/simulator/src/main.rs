@@ -12,14 +12,12 @@
 
 mod campaign;
 mod checker;
-mod control;
+mod clock;
 mod coverage;
 mod disk;
-mod driver;
 mod faults;
 mod fleet;
 mod guest;
-mod host;
 mod journal;
 mod paused;
 mod probe;
@@ -37,7 +35,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::campaign::{Order, Summary, Until};
-use crate::scenario::{Hosts, Options};
+use crate::scenario::Options;
 use crate::trace::Audience;
 
 /// Seeds within which a rule that is broken on purpose has to be noticed.
@@ -60,7 +58,7 @@ struct Arguments {
     /// Threads; each runs seeds of its own.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// How many hosts there are, with a link between each two.
+    /// How many hosts there are, with a link between each two; on one alone volumes move between its stores.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     hosts: u8,
     /// Runs this seed only.
@@ -95,8 +93,7 @@ impl Arguments {
     }
 
     fn options(&self) -> Options {
-        let hosts = if self.hosts > 1 { Hosts::Between(self.hosts) } else { Hosts::One };
-        Options { operations: self.operations, hosts }
+        Options { operations: self.operations, hosts: self.hosts }
     }
 
     /// The same with as many hosts as it takes to notice a rule that is broken.
@@ -139,7 +136,7 @@ impl Arguments {
 /// Runs one seed, perhaps with a trace; returns whether all rules were kept.
 fn run_one(arguments: &Arguments, seed: u64) -> bool {
     let audience = if arguments.trace { Audience::StandardOutput } else { Audience::Nobody };
-    let finding = simulation::simulate_hosts(seed, &arguments.options(), audience);
+    let finding = simulation::simulate(seed, &arguments.options(), audience);
     println!("seed {seed}: {} guest requests, trace {:016x}", finding.operations, finding.hash);
     if let Some(violation) = &finding.violation {
         println!("violation ({}) at {:?}: {}", violation.checker, violation.at, violation.detail);
@@ -161,7 +158,7 @@ fn run_many(arguments: &Arguments) -> bool {
 
 /// Says which cells of the table are not what they should be; returns whether all are.
 fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
-    let wanted = coverage::wanted(arguments.options().hosts.table(), summary.seeds);
+    let wanted = coverage::wanted(arguments.options().table(), summary.seeds);
     let below = summary.coverage.below(wanted);
     for cell in &below {
         let (fault, phase) = (cell.fault.name(), cell.phase);
@@ -273,7 +270,7 @@ fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool 
 #[cfg(feature = "planted-bugs")]
 fn violates_anyway(arguments: &Arguments, seed: u64) -> bool {
     migration::planted::plant(None);
-    simulation::simulate_hosts(seed, &arguments.options(), Audience::Nobody).violation.is_some()
+    simulation::simulate(seed, &arguments.options(), Audience::Nobody).violation.is_some()
 }
 
 #[cfg(not(feature = "planted-bugs"))]

@@ -20,25 +20,17 @@ use crate::random::Random;
 pub(crate) struct Options {
     /// Guest requests of a simulation, at least, over all its volumes.
     pub(crate) operations: u32,
-    pub(crate) hosts: Hosts,
+    /// With a link between each two; volumes of one alone move between its stores.
+    pub(crate) hosts: u8,
 }
 
-/// What is simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hosts {
-    /// Migrations between stores of one host.
-    One,
-    /// Migrations between so many hosts.
-    Between(u8),
-}
-
-impl Hosts {
+impl Options {
     /// The table of what can go wrong.
-    pub(crate) fn table(self) -> Table {
-        match self {
-            Self::One => Table::OneHost,
-            Self::Between(..=2) => Table::Pair,
-            Self::Between(_) => Table::Hosts,
+    pub(crate) fn table(&self) -> Table {
+        match self.hosts {
+            ..=1 => Table::OneHost,
+            2 => Table::Pair,
+            _ => Table::Hosts,
         }
     }
 }
@@ -66,7 +58,7 @@ pub(crate) struct VolumePlan {
 /// One migration of all volumes.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationPlan {
-    /// How long after the one before, or after the beginning.
+    /// How long it waits before it takes any place.
     pub(crate) pause: Duration,
     pub(crate) pacing: PacingSettings,
     pub(crate) acknowledgement: Acknowledgement,

@@ -8,8 +8,8 @@ use futures_channel::oneshot;
 use migration::Phase;
 
 use crate::checker::patience::Excuses;
+use crate::clock::Clock;
 use crate::coverage::Struck;
-use crate::driver::Clock;
 use crate::faults::{Fault, FaultBoard};
 use crate::random::Random;
 use crate::trace::Trace;

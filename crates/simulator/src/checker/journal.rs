@@ -1,10 +1,10 @@
-//! The journal that a restart finds says what was acknowledged, and nothing that was never asked for; recovery ends
-//! every migration and leaves no half-made target; phases follow their table.
+//! The journal that a restart finds says what was acknowledged, and nothing that was never asked for; what moves within a host
+//! leaves nothing behind; phases follow their table.
 
 use std::collections::BTreeSet;
 
 use migration::Phase;
-use migration::journal::State;
+use migration::journal::{Side, Stage, State};
 
 /// What is wrong with the state that a restart has read; `None` if nothing is.
 ///
@@ -14,24 +14,31 @@ pub(crate) fn wrong_state(read: &State, acknowledged: &State, possible: &[State]
     (!known).then(|| format!("the journal says {read:?}, and was told {acknowledged:?}, or {possible:?}"))
 }
 
-/// What recovery has left undone; `None` if nothing is.
+/// What migrations between stores of a host have left undone when nobody sees to any of them; `None` if nothing is.
 ///
 /// `images` are the images that are in the stores; `excused` are those of which somebody was told that they are left.
-pub(crate) fn unrecovered(
+pub(crate) fn left_over(
     state: &State,
-    images: &BTreeSet<String>,
+    images: &BTreeSet<&str>,
     excused: &BTreeSet<String>,
 ) -> Option<String> {
-    if let Some((id, migration)) = state.unfinished().next() {
-        return Some(format!("after recovery migration {id} is {:?}", migration.stage));
+    let locals = || state.migrations.iter().filter(|(_, migration)| migration.side == Side::OneHost);
+    if let Some((id, migration)) = locals().find(|(_, known)| !matches!(known.stage, Stage::Ended(_))) {
+        return Some(format!("migration {id} is {:?}, and nobody sees to it", migration.stage));
     }
-    let owners: BTreeSet<_> =
-        state.volumes.values().map(|volume| volume.record.image.place.name().to_owned()).collect();
+    let owners: BTreeSet<_> = state.volumes.values().map(|volume| volume.record.image.place.name()).collect();
     if let Some(lost) = owners.difference(images).next() {
         return Some(format!("{lost} owns a volume and is gone"));
     }
-    let left = images.iter().find(|path| !owners.contains(*path) && !excused.contains(*path));
-    left.map(|path| format!("{path} is left, and nobody has been told"))
+    // What has left the host since then is another migration's.
+    let gone: BTreeSet<_> =
+        state.moved.values().map(|moved| moved.volume.record.image.place.name()).collect();
+    let touched = locals().flat_map(|(_, migration)| &migration.volumes);
+    let mut paths = touched.flat_map(|moving| [moving.source.place.name(), moving.target.place.name()]);
+    let is_left = |path: &&str| {
+        images.contains(path) && !owners.contains(path) && !gone.contains(path) && !excused.contains(*path)
+    };
+    paths.find(is_left).map(|path| format!("{path} is left, and nobody has been told"))
 }
 
 /// Joins the phases of one migration.
@@ -52,6 +59,12 @@ impl PhaseWatch {
 
 #[cfg(test)]
 mod tests {
+    use chronicle::Generation;
+    use migration::journal::{
+        Entry, ExportSettings, ImageLocation, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
+    };
+    use migration::{MigrationId, VolumeId};
+
     use super::*;
 
     #[test]
@@ -64,10 +77,40 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_nobody_owns_is_noticed() {
-        let images = BTreeSet::from(["/a/x".to_owned()]);
-        assert!(unrecovered(&State::default(), &images, &images).is_none());
-        assert!(unrecovered(&State::default(), &images, &BTreeSet::new()).is_some());
+    fn what_a_migration_between_stores_leaves_is_noticed() {
+        let state = one_that_was_cancelled();
+        let found = |images: &[&str], excused: &[&str]| {
+            let excused = excused.iter().map(|path| (*path).to_owned()).collect();
+            left_over(&state, &images.iter().copied().collect(), &excused)
+        };
+        assert_eq!(found(&["/a/source"], &[]), None);
+        assert!(found(&["/a/source", "/b/target"], &[]).is_some_and(|found| found.contains("is left")));
+        assert_eq!(found(&["/a/source", "/b/target"], &["/b/target"]), None);
+        assert!(found(&["/b/target"], &["/b/target"]).is_some_and(|found| found.contains("is gone")));
+    }
+
+    /// A volume that stayed where it was.
+    fn one_that_was_cancelled() -> State {
+        let (volume, migration) = (VolumeId([1; 16]), MigrationId(0));
+        let source = ImageLocation::raw_file("a", "/a/source");
+        let target = ImageLocation::raw_file("b", "/b/target");
+        let added = Record::VolumeAdded(VolumeRecord {
+            volume,
+            name: "v".into(),
+            size_bytes: 4096,
+            block_size_bytes: 4096,
+            image: source.clone(),
+            generation: Generation(1),
+            export: ExportSettings::default(),
+        });
+        let volumes = vec![MigratingVolume { volume, source, target }];
+        let started =
+            Record::MigrationStarted { migration, volumes, keep_source: false, side: Side::OneHost };
+        let (outcome, summary) = (Outcome::Cancelled, Summary::default());
+        let ended = Record::MigrationEnded { migration, outcome, summary };
+        let mut state = State::default();
+        state.apply(&Entry { at_unix_ms: 0, records: vec![added, started, ended] }).unwrap();
+        state
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use block::Driver;
 use block::executor::Unpark;
 
-use crate::driver::Clock;
+use crate::clock::Clock;
 use crate::random::Random;
 
 /// How long a host has been up at most when a simulation begins.

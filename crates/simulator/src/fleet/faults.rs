@@ -152,6 +152,10 @@ impl Fleet {
     /// The source of a migration has entered a phase: what waits for that is due.
     pub(super) fn phase_entered(self: &Rc<Self>, phase: Phase) {
         for plan in self.world.faults.due(phase) {
+            if self.is_alone() && plan.delay.is_zero() {
+                self.strike_alone(&plan);
+                continue;
+            }
             let me = Rc::downgrade(self);
             self.world.clock.after(plan.delay, move || {
                 if let Some(fleet) = me.upgrade() {
@@ -162,6 +166,9 @@ impl Fleet {
     }
 
     fn strike(&self, plan: &Planned) {
+        if self.is_alone() {
+            return self.strike_alone(plan);
+        }
         let Some((source, target)) = self.concerned() else { return };
         let other = self.hosts.iter().map(|host| host.place).find(|place| ![source, target].contains(place));
         let phase = self.host(source).phase();
@@ -225,7 +232,7 @@ impl Fleet {
         Some((owner, other))
     }
 
-    fn perhaps_crash(&self, place: Option<Place>, how: Stop) -> bool {
+    pub(super) fn perhaps_crash(&self, place: Option<Place>, how: Stop) -> bool {
         let Some(place) = place.filter(|place| self.host(*place).is_up()) else { return false };
         self.crash(place, how);
         // Where a power cut would be noticed by guests elsewhere it is a kill.

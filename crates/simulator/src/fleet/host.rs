@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
 use chronicle::{BlockSize, MarkPolicy};
-use lane::TimeLimits;
 use lane::resuming::Rhythm;
-use migration::journal::{MigrationState, Promotion, Record, Side, Stage, State};
+use lane::{Control as _, TimeLimits};
+use migration::journal::{ImageLocation, MigrationState, Promotion, Record, Side, Stage, State};
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
 use migration::strategy::Acknowledgement;
@@ -23,18 +23,19 @@ use super::hooks::SimHooks;
 use super::incoming::Accepted;
 use super::kept::KeptImages;
 use super::link::{Link, Subject};
+use super::local::{LocalControl, LocalImages};
 use super::neighbours;
 use super::place::Place;
+use super::planned_volume::PlannedVolume;
 use super::serving::Serving;
 use super::vm::SimVm;
 use super::vm_note::VmNote;
-use crate::checker::owner::{Permission, counts_upon, permission};
+use crate::checker::owner::{Permission, counts_upon, permission, wrong_generation};
 use crate::disk::{DiskSettings, Role, SimDisk};
 use crate::guest::Guest;
-use crate::host::PlannedVolume;
 use crate::journal::SimJournal;
 use crate::random::Random;
-use crate::scenario::Scenario;
+use crate::scenario::{MigrationPlan, Scenario};
 use crate::world::{Stop, World};
 
 /// How long the gates may be closed: several round trips of the longest link.
@@ -57,6 +58,8 @@ pub(crate) struct Manner {
     pub(crate) rhythm: Rhythm,
     /// In how many of a hundred migrations the source keeps its images.
     pub(crate) keep_percent: u64,
+    /// How migrations within a host are made, one after the other.
+    pub(crate) plans: Vec<MigrationPlan>,
 }
 
 /// A volume that a host owns, and the branch of its history.
@@ -77,6 +80,10 @@ pub(crate) struct SimHost {
     /// By path.
     pub(super) images: RefCell<BTreeMap<String, Rc<SimDisk>>>,
     pub(super) kept: KeptImages,
+    /// What is known of migrations between stores of this host.
+    pub(super) local: LocalImages,
+    /// What was true before the journal changed last.
+    known: RefCell<State>,
     /// Those that lead to other hosts.
     pub(super) links: Vec<Rc<Link>>,
     fleet: RefCell<Weak<Fleet>>,
@@ -134,7 +141,11 @@ pub(super) fn make(
         records.push(volume.record);
         images.insert(path, volume.disk);
     }
-    let manner = Rc::new(Manner::draw(random, scenario, geometries));
+    let mut manner = Manner::draw(random, scenario, geometries);
+    if around.len() == 1 {
+        manner.limits = scenario.limits;
+    }
+    let manner = Rc::new(manner);
     let places: Vec<_> = Place::all(around.len()).collect();
     let mut links = Vec::new();
     for (index, one) in places.iter().enumerate() {
@@ -180,6 +191,7 @@ impl Manner {
                 interval_max: Duration::from_millis(300),
             },
             keep_percent: random.pick(&[0, 50, 90, 100]),
+            plans: scenario.migrations.clone(),
         }
     }
 }
@@ -224,6 +236,8 @@ impl SimHost {
                 lives: Cell::default(),
                 images: RefCell::new(images),
                 kept: KeptImages::default(),
+                local: LocalImages::default(),
+                known: RefCell::default(),
                 links,
                 fleet: RefCell::default(),
                 branch: Cell::new(TRUNK),
@@ -317,6 +331,7 @@ impl SimHost {
         self.vm_examined_by.set(None);
         self.vm_expected.set(None);
         self.answers.borrow_mut().clear();
+        self.local.crash();
         for link in &self.links {
             link.subjects().into_iter().for_each(|subject| link.line(subject).close(self.place));
         }
@@ -348,12 +363,22 @@ impl SimHost {
                     }
                 }
                 Step::Resume(migration) => resumes.push(migration),
-                Step::Discard(image) => self.delete_image(image.place.name()),
-                step @ Step::Retire(..) => {
-                    self.world.violated("journal", || format!("between hosts: {step:?}"));
+                Step::Discard(image) if !is_local(&state, &image) => self.delete_image(image.place.name()),
+                Step::Discard(image) => {
+                    if LocalControl::new(&self).discard(image).await.is_err() {
+                        self.give_up_soon();
+                        return;
+                    }
+                }
+                Step::Retire(image, retirement) => {
+                    if LocalControl::new(&self).retire(image, retirement).await.is_err() {
+                        self.give_up_soon();
+                        return;
+                    }
                 }
             }
         }
+        self.check_left_over();
         match self.promote_before_serving(resumes).await {
             Some(resumes) => self.serve(&resumes),
             None => self.give_up_soon(),
@@ -383,6 +408,10 @@ impl SimHost {
                     possible.iter().map(|state| permission(state, path)).fold(certain, Permission::min);
                 disk.set_permission(allowed);
             }
+            if let Some(wrong) = wrong_generation(&self.known.borrow(), acknowledged) {
+                self.world.violated("owner", || wrong);
+            }
+            self.known.borrow_mut().clone_from(acknowledged);
         });
         self.note_promises(journal);
         if let Some(fleet) = self.fleet() {
@@ -439,7 +468,8 @@ impl SimHost {
             .look(|acknowledged, possible| is_released(acknowledged) || possible.iter().any(is_released))
     }
 
-    pub(super) fn delete_image(&self, path: &str) {
+    /// An image that owns a volume, or is counted upon after a restart, must not go.
+    pub(super) fn check_deletion(&self, path: &str) {
         let owns = self.journal.look(|acknowledged, possible| {
             let owns = |state| permission(state, path) == Permission::Owner;
             owns(acknowledged) || possible.iter().any(owns)
@@ -450,6 +480,11 @@ impl SimHost {
         if let Some(stage) = self.journal.look(|acknowledged, _| counts_upon(acknowledged, path)) {
             self.world.violated("owner", || format!("{path} is deleted, and the journal says {stage:?}"));
         }
+    }
+
+    /// Deletes an image, if it is there.
+    pub(super) fn delete_image(&self, path: &str) {
+        self.check_deletion(path);
         self.world.note("delete", self.place.index() as u64, 0);
         if let Some(image) = self.images.borrow_mut().remove(path) {
             image.set_role(Role::Bystander);
@@ -461,10 +496,13 @@ impl SimHost {
         if let Some(disk) = self.images.borrow().get(path) {
             return Rc::clone(disk);
         }
-        let number = self.disks_made.get();
-        self.disks_made.set(number + 1);
         let size_bytes = self.manner.geometries[index].size;
-        let settings = DiskSettings { size_bytes, ..self.manner.target_disk.clone() };
+        self.new_image(path, DiskSettings { size_bytes, ..self.manner.target_disk.clone() })
+    }
+
+    /// Makes an image at `path`.
+    pub(super) fn new_image(&self, path: &str, settings: DiskSettings) -> Rc<SimDisk> {
+        let number = self.disks_made.replace(self.disks_made.get() + 1);
         let random = self.random.borrow_mut().fork();
         let disk = SimDisk::new(&self.world, number, settings, random);
         disk.set_permission(self.journal.look(|state, _| permission(state, path)));
@@ -496,4 +534,10 @@ impl SimHost {
 /// The identity of the volume number `index`.
 pub(super) fn volume_id(index: usize) -> VolumeId {
     VolumeId([index as u8 + 1; 16])
+}
+
+/// Tells whether an image is of a migration between stores of one host.
+fn is_local(state: &State, image: &ImageLocation) -> bool {
+    let local = state.migrations.values().filter(|migration| migration.side == Side::OneHost);
+    local.flat_map(|migration| &migration.volumes).any(|moving| moving.target == *image)
 }

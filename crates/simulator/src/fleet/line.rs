@@ -293,7 +293,7 @@ mod tests {
     use lane::stack::{Gate, GateMode};
 
     use super::*;
-    use crate::driver::Clock;
+    use crate::clock::Clock;
     use crate::fleet::clock::{HostClock, HostDriver};
     use crate::random::Random;
 

@@ -47,13 +47,18 @@ pub(super) struct Operators {
     may_force: bool,
     /// Guests ask for nothing more: the end is near.
     is_settling: Cell<bool>,
+    /// The daemon of a host alone has been started to look at what is durable.
+    pub(super) is_last_start: Cell<bool>,
 }
 
 impl Operators {
-    pub(super) fn draw(random: &mut Random, hosts: usize, has_vm: bool) -> Self {
+    /// Draws what operators of so many hosts do; a host alone makes the migrations that are planned.
+    pub(super) fn draw(random: &mut Random, (hosts, planned): (usize, usize), has_vm: bool) -> Self {
         // A VM has one source and one target; what forcing makes of it is another story.
-        let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_vm;
+        let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_vm && hosts > 1;
+        let planned = [planned as u32];
         let migrations: &[u32] = match (hosts, may_force) {
+            (1, _) => &planned,
             (2, _) => &[1, 1, 2, 3, 4],
             (_, false) => &[1, 2, 3, 4, 6, 8],
             (_, true) => &[4, 6, 9, 12],
@@ -67,6 +72,7 @@ impl Operators {
             promotes_percent: random.pick(&PROMOTES_PERCENT),
             may_force,
             is_settling: Cell::default(),
+            is_last_start: Cell::default(),
         }
     }
 
@@ -108,7 +114,7 @@ impl Fleet {
         if !self.operators.is_settling.replace(true) {
             branches.iter().flat_map(|branch| &branch.guests).for_each(|guest| guest.be_quiet());
         }
-        if branches.iter().all(|branch| branch.is_idle()) {
+        if branches.iter().all(|branch| branch.is_idle()) && self.has_started_a_last_time() {
             self.check_end();
             self.world.stop(Stop::Finished);
         }
@@ -140,6 +146,12 @@ impl Fleet {
         }
         if is_away && branches.len() > 1 {
             self.begin_to_follow(branch, owner.place);
+            return;
+        }
+        if self.is_alone() {
+            self.operators.migrations_left.set(self.operators.migrations_left.get() - 1);
+            drop(random);
+            owner.begin_local();
             return;
         }
         let fits = |host: &&Rc<SimHost>| {

@@ -60,6 +60,10 @@ impl SimHost {
             unfinished.map(|(id, migration)| (id, migration.clone())).collect()
         };
         for (id, migration) in released {
+            if migration.side == Side::OneHost {
+                self.check_same(id, &migration, self);
+                continue;
+            }
             let fleet = self.fleet();
             let target = fleet.as_ref().zip(migration.side.peer());
             let Some(target) = target.map(|(fleet, (peer, _))| fleet.host(Place::of(peer))) else {

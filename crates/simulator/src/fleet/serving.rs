@@ -23,6 +23,7 @@ use super::branch::Branch;
 use super::host::{SimHost, volume_id};
 use super::link::{Link, Subject};
 use super::listener::MigrationListener;
+use super::local::LocalHalves;
 use super::place::Place;
 use crate::guest::{Caller, Connection};
 use crate::probe::Probe;
@@ -37,6 +38,8 @@ pub(super) struct Serving {
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
     pub(super) target: RefCell<Option<(Subject, TargetHandle)>>,
+    /// Both halves of a migration between stores.
+    pub(super) local: RefCell<Option<LocalHalves>>,
     /// Those who see to migrations, and how many have been begun.
     pub(super) sessions: BTreeMap<u64, mpsc::UnboundedSender<Event>>,
     pub(super) sessions_begun: u64,
@@ -88,6 +91,7 @@ impl SimHost {
             channels: BTreeMap::new(),
             source: RefCell::default(),
             target: RefCell::default(),
+            local: RefCell::default(),
             sessions: BTreeMap::new(),
             sessions_begun: 0,
         });
@@ -113,6 +117,7 @@ impl SimHost {
                 Side::Incoming { peer, remote, .. } => {
                     self.resume_incoming(*id, (Place::of(*peer), *remote));
                 }
+                // A start ends it, one way or the other.
                 Side::OneHost => {}
             }
         }
@@ -288,6 +293,10 @@ impl SimHost {
                         guest.check_after_power_cut(&found);
                     }
                 }
+            } else if fleet.is_alone() {
+                let guests = branch.guests.iter().enumerate();
+                let found = guests.filter_map(|(index, guest)| Some((guest, self.content_of(index)?)));
+                found.for_each(|(guest, found)| guest.check(&found));
             }
             self.connect(branch);
         }
@@ -365,8 +374,11 @@ impl SimHost {
                 .look(|state, possible| possible.is_empty() && state.unfinished().next().is_none())
     }
 
-    /// Cancels the migration that goes out from here, if a driver has it.
+    /// Cancels the migration that goes out from here or moves within, if a driver has it.
     pub(super) fn cancel_driver(&self) -> bool {
+        if let Some(driver) = self.with_local(|halves| halves.driver.clone()) {
+            return driver.cancel();
+        }
         let serving = self.serving.borrow();
         let source = serving.as_ref().map(|serving| serving.source.borrow());
         source.is_some_and(|source| source.as_ref().is_some_and(|source| source.driver.cancel()))

@@ -30,7 +30,8 @@ impl SimHost {
 
     /// Somebody wishes that what is under way here ends.
     pub(super) fn wish_to_cancel(&self) -> bool {
-        let has_driver = self.with_serving(|serving| serving.source.borrow().is_some());
+        let has_driver = self
+            .with_serving(|serving| serving.source.borrow().is_some() || serving.local.borrow().is_some());
         if has_driver == Some(true) {
             return self.cancel_driver();
         }

@@ -228,6 +228,14 @@ impl SimHost {
     }
 }
 
+impl SimHost {
+    /// What the files of a volume's stay here are found by.
+    pub(super) fn key_of_volume(&self, index: usize) -> Option<StayKey> {
+        let serving = self.serving.borrow();
+        serving.as_ref()?.volumes.get(index)?.as_deref().map(key_of)
+    }
+}
+
 fn key_of(volume: &Volume) -> StayKey {
     StayKey { volume: volume.id(), stay: volume.chronicler().stay() }
 }

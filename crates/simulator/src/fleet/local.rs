@@ -1,18 +1,30 @@
-//! Volumes move to another store of this host: what the daemon does before and around the driver.
+//! Volumes move to another store of their host: what the daemon does before and around the driver.
+//!
+//! ```text
+//!   a place is taken ──► *started* is durable ──► images are made ──► both halves run side by side ──► the end
+//!         each step may fail; the daemon may be killed, and somebody may cancel, between any two
+//! ```
+
+mod control;
+mod images;
+mod lane;
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_channel::{mpsc, oneshot};
-use lane::Control as _;
-use migration::journal::{MigratingVolume, Outcome, Record, Side};
+use ::lane::Control as _;
+use futures_channel::oneshot;
+use migration::journal::{FailureCode, MigratingVolume, Outcome, Record, Side};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::{Failure, MigrationId, Phase};
 
-use super::Host;
-use crate::faults::Fault;
+pub(super) use self::control::LocalControl;
+pub(super) use self::images::LocalImages;
+pub(super) use self::lane::LocalHalves;
+use super::host::SimHost;
+use crate::disk;
 use crate::scenario::MigrationPlan;
-use crate::session::{PATIENCE, Work, driver_ends, ended, perhaps_fails, recorded, run};
+use crate::session::{PATIENCE, Work, driver_ends, recorded};
 use crate::world::Stop;
 
 /// In how many of a hundred cases a step cannot be done.
@@ -26,9 +38,9 @@ const DISTURBED_WITHIN: Duration = Duration::from_millis(2);
 /// How long a step takes.
 const STEP: (Duration, Duration) = (Duration::from_micros(5), Duration::from_millis(1));
 
-/// A migration to another store of this host.
+/// A migration to another store of its host.
 struct LocalMigration {
-    host: Rc<Host>,
+    host: Rc<SimHost>,
     plan: MigrationPlan,
     id: MigrationId,
     moving: Vec<MigratingVolume>,
@@ -36,50 +48,43 @@ struct LocalMigration {
     ends: Option<oneshot::Receiver<Outcome>>,
 }
 
-impl Host {
-    /// Begins the next migration.
+impl SimHost {
+    /// Begins to move all volumes to another store of this host.
     pub(super) fn begin_local(self: &Rc<Self>) {
-        let number = self.migrations_begun.get();
-        self.migrations_begun.set(number + 1);
-        let plan = self.scenario.migrations[number].clone();
-        let id = MigrationId(self.journal.acknowledged().next_migration);
+        let number = self.local.begun.replace(self.local.begun.get() + 1);
+        let plans = &self.manner.plans;
+        let Some(plan) = plans.get(number % plans.len().max(1)).cloned() else { return };
+        let id = self.next_migration();
         let work = LocalMigration { host: Rc::clone(self), plan, id, moving: Vec::new(), ends: None };
-        let (wishes, heard) = mpsc::unbounded();
-        if let Some(serving) = self.serving.borrow_mut().as_mut() {
-            serving.session = Some(wishes);
-        }
         self.perhaps_disturb_soon();
-        let session = MigrationSession::new(Role::Local, false, PATIENCE);
-        let (me, handle) = (Rc::clone(self), self.handle.clone());
-        self.handle.spawn(async move {
-            run(&handle, session, work, heard).await;
-            me.migration_ended();
-        });
+        self.run_session(MigrationSession::new(Role::Local, false, PATIENCE), work);
     }
 
-    fn perhaps_disturb_soon(&self) {
+    fn perhaps_disturb_soon(self: &Rc<Self>) {
         let mut random = self.random.borrow_mut();
         let (is_cancelled, is_killed) = (random.percent(CANCELLED_PERCENT), random.percent(KILLED_PERCENT));
         let delay = random.duration(Duration::ZERO, DISTURBED_WITHIN);
         drop(random);
-        let incarnation = self.incarnation.get();
-        self.later(delay, move |host| {
-            if is_killed && host.is_alive(incarnation) {
-                host.world.stop(Stop::Kill);
-            } else if is_cancelled && host.is_alive(incarnation) {
-                host.cancel();
+        let (me, incarnation) = (self.weak(), self.incarnation());
+        self.world.clock.after(delay, move || {
+            let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) else { return };
+            match host.fleet() {
+                Some(fleet) if is_killed => fleet.crash(host.place, Stop::Kill),
+                // Too late is as good.
+                _ if is_cancelled => drop(host.wish_to_cancel()),
+                _ => {}
             }
         });
     }
 
-    /// Somebody wishes that what is under way ends.
-    pub(super) fn cancel(&self) {
-        if let Some(driver) = self.running(|running| running.driver.clone()) {
-            self.world.struck(Fault::Cancel);
-            driver.cancel();
-        } else if let Some(serving) = self.serving.borrow().as_ref() {
-            // A session that is over has nobody to hear it.
-            let _ = serving.session.as_ref().map(|session| session.unbounded_send(Event::Cancel));
+    /// Nobody sees to a migration within this host any more.
+    fn local_ended(&self) {
+        for disk in self.images.borrow().values() {
+            disk.set_role(disk::Role::Bystander);
+            disk.release_hung();
+        }
+        if !self.journal().is_closed() {
+            self.check_left_over();
         }
     }
 }
@@ -89,23 +94,18 @@ impl Work for LocalMigration {
         match action {
             Action::Do(Step::Record) => Some(self.record().await),
             Action::Do(step) => Some(Event::Done(step, self.perform(step).await)),
-            Action::Recall => {
-                let stage = |state: &migration::journal::State| {
-                    state.migrations.get(&self.id).map(|known| known.stage.clone())
-                };
-                Some(Event::Recalled(self.host.journal.look(|state, _| stage(state))))
-            }
+            Action::Recall => Some(Event::Recalled(self.host.stage_of(self.id))),
             Action::Undo(undo) => Some(Event::Undone { left_over: self.undo(undo).await }),
-            Action::End(outcome) => {
-                Some(Event::Ended(self.host.journal.commit(ended(self.id, outcome)).await))
-            }
+            Action::End(outcome) => Some(Event::Ended(self.host.commit_end(self.id, outcome).await)),
             Action::Cancel => {
-                self.host.cancel();
+                // Too late is as good.
+                self.host.cancel_driver();
                 None
             }
             Action::Conclude(outcome) => {
-                self.host.world.say(|| format!("migration {} ended: {outcome:?}", self.id));
+                self.host.world.say(|| format!("{}: {} within ended: {outcome:?}", self.host.place, self.id));
                 self.host.world.note("migration ended", self.id.0, 0);
+                self.host.local_ended();
                 None
             }
             // The volume is where it is served, a start discards by itself, and no VM goes along.
@@ -128,70 +128,64 @@ impl LocalMigration {
         let (volumes, keep_source) = (self.moving.clone(), self.plan.keep_source);
         let started =
             Record::MigrationStarted { migration: self.id, volumes, keep_source, side: Side::OneHost };
-        recorded(self.host.journal.commit(vec![started]).await)
+        recorded(self.host.journal().commit(vec![started]).await)
     }
 
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {
         let takes = self.host.random.borrow_mut().duration(STEP.0, STEP.1);
-        self.host.handle.sleep(takes).await;
+        let waits = if step == Step::MakeRoom { self.plan.pause } else { Duration::ZERO };
+        self.host.handle.sleep(waits + takes).await;
         match step {
             Step::MakeRoom => {
-                self.perhaps_fails("there is no room")?;
-                self.moving = self.host.choose_targets(&self.host.journal.acknowledged());
-                let rooms = self.moving.iter().map(|moving| moving.target.place.name().to_owned());
-                self.host.rooms.borrow_mut().extend(rooms);
+                self.host.perhaps_fails(FAILS_PERCENT, "there is no room")?;
+                self.moving = self.host.choose_store();
+                self.host.local.take(&self.moving);
                 Ok(())
             }
             // Images exist only once the journal knows of them: a restart finds them all.
             Step::MakeImages => {
                 let some = self.host.random.borrow_mut().below(self.moving.len() as u64 + 1) as usize;
-                let fails = self.perhaps_fails("an image cannot be made");
+                let fails = self.host.perhaps_fails(FAILS_PERCENT, "an image cannot be made");
                 let made = if fails.is_ok() { &self.moving[..] } else { &self.moving[..some] };
-                self.host.make_targets(made, &self.plan);
+                self.host.make_local_images(made, &self.plan);
                 fails
             }
             Step::Begin => {
-                self.perhaps_fails("the lane does not take it")?;
-                self.begin();
-                Ok(())
+                self.host.perhaps_fails(FAILS_PERCENT, "the lane does not take it")?;
+                self.begin()
             }
             Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
         }
     }
 
-    fn perhaps_fails(&self, what: &str) -> Result<(), Failure> {
-        perhaps_fails(&mut self.host.random.borrow_mut(), FAILS_PERCENT, what)
-    }
-
-    fn begin(&mut self) {
+    fn begin(&mut self) -> Result<(), Failure> {
         let host = Rc::clone(&self.host);
-        let driver = {
-            let mut serving = host.serving.borrow_mut();
-            let Some(serving) = serving.as_mut() else { return };
-            let (running, driver) = host.drive(self.id, &self.plan, &self.moving, serving);
-            serving.migration = Some(running);
-            driver
-        };
+        let driver = host.drive_locally(self.id, &self.plan, &self.moving).ok_or_else(|| Failure {
+            code: FailureCode::Internal,
+            detail: "a volume is not served".to_owned(),
+        })?;
         host.world.note("migration", self.id.0, self.moving.len() as u64);
-        host.entered(self.id, Phase::Copying);
+        host.entered_locally(self.id, Phase::Copying);
         let (ending, ends) = oneshot::channel();
         self.ends = Some(ends);
         let handle = host.handle.clone();
         handle.spawn(async move {
             let outcome = driver.run().await;
-            host.driver_ended();
+            host.local_driver_ended();
             // The session may have gone with the daemon.
             let _ = ending.send(outcome);
         });
+        Ok(())
     }
 
     /// Gives the places back that were taken; returns what could not be deleted.
     async fn undo(&self, undo: Undo) -> String {
         let mut left_over = Vec::new();
-        let control = self.host.control();
+        let control = LocalControl::new(&self.host);
         for target in self.moving.iter().map(|moving| &moving.target) {
-            let was_empty = self.host.rooms.borrow_mut().remove(target.place.name());
-            if undo == Undo::Images && !was_empty && control.discard(target.clone()).await.is_err() {
+            let was_empty = self.host.local.give_back(target.place.name());
+            let discards = undo == Undo::Images && !was_empty;
+            if discards && control.discard(target.clone()).await.is_err() {
                 left_over.push(target.place.name());
             }
         }

@@ -1,9 +1,9 @@
-//! Virtual time: a heap of events that stands in for disks, wires and people, and the executor's driver over it.
+//! Virtual time: a heap of events that stands in for disks, wires and people.
 //!
 //! ```text
-//!   executor: tasks of the daemon ──nothing to do──► park ──► clock: next event or deadline, whichever is first
-//!        ▲                                                         │ the event runs; it wakes tasks
-//!        └─────────────────────────────────────────────────────────┘
+//!   executors: tasks of daemons ──nothing to do──► step(): next event or deadline, whichever is first
+//!        ▲                                                       │ the event runs; it wakes tasks
+//!        └───────────────────────────────────────────────────────┘
 //! ```
 //! Events of the same instant run in an order that the seed draws. Nothing waits for real.
 
@@ -11,11 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
-
-use block::Driver;
-use block::executor::Unpark;
 
 use crate::random::Random;
 
@@ -25,10 +21,8 @@ pub(crate) struct Clock {
     events: RefCell<BinaryHeap<Reverse<Scheduled>>>,
     random: RefCell<Random>,
     sequence: Cell<u64>,
-    /// Turns of the executor: what a simulation costs.
+    /// Steps: what a simulation costs.
     steps: Cell<u64>,
-    /// What `steps` was when time last passed.
-    steps_before_now: Cell<u64>,
     /// Set when there is neither an event nor a deadline: nothing will ever happen again.
     is_dead: Cell<bool>,
 }
@@ -51,7 +45,6 @@ impl Clock {
             random: RefCell::new(random),
             sequence: Cell::default(),
             steps: Cell::default(),
-            steps_before_now: Cell::default(),
             is_dead: Cell::default(),
         })
     }
@@ -75,14 +68,9 @@ impl Clock {
         self.at(self.now() + delay, event);
     }
 
-    /// Turns of the executor so far.
+    /// Steps so far.
     pub(crate) fn steps(&self) -> u64 {
         self.steps.get()
-    }
-
-    /// Turns that have been made at this instant.
-    pub(crate) fn steps_at_this_instant(&self) -> u64 {
-        self.steps.get() - self.steps_before_now.get()
     }
 
     /// Tells whether nothing will ever happen again.
@@ -96,6 +84,7 @@ impl Clock {
         drop(events);
     }
 
+    /// Lets time pass until the next event, which runs, or until `deadline`.
     pub(crate) fn step(&self, deadline: Option<Duration>) {
         let next = self.events.borrow().peek().map(|Reverse(event)| event.at);
         self.steps.set(self.steps.get() + 1);
@@ -116,38 +105,8 @@ impl Clock {
     fn advance(&self, to: Duration) {
         if to > self.now() {
             self.now.set(to);
-            self.steps_before_now.set(self.steps.get());
         }
     }
-}
-
-/// What the executor of a simulation parks on.
-pub(crate) struct VirtualDriver(pub(crate) Rc<Clock>);
-
-/// There is no other thread that could wake a simulation.
-struct Nobody;
-
-impl Driver for VirtualDriver {
-    fn now(&self) -> Duration {
-        self.0.now()
-    }
-
-    fn park(&mut self, deadline: Option<Duration>) {
-        // A deadline that has passed means that tasks are ready: no time passes before they are polled.
-        if deadline.is_none_or(|deadline| deadline > self.0.now()) {
-            self.0.step(deadline);
-        } else {
-            self.0.steps.set(self.0.steps.get() + 1);
-        }
-    }
-
-    fn unparker(&self) -> Arc<dyn Unpark> {
-        Arc::new(Nobody)
-    }
-}
-
-impl Unpark for Nobody {
-    fn unpark(&self) {}
 }
 
 impl PartialEq for Scheduled {
@@ -172,37 +131,31 @@ impl Ord for Scheduled {
 
 #[cfg(test)]
 mod tests {
-    use block::Executor;
-
     use super::*;
 
     #[test]
     fn time_jumps_to_the_next_event_or_deadline() {
         let clock = Clock::new(Random::new(1));
-        let mut executor = Executor::new(VirtualDriver(Rc::clone(&clock)));
         let seen = Rc::new(RefCell::new(Vec::new()));
         for seconds in [30, 10] {
             let (seen, inner) = (Rc::clone(&seen), Rc::clone(&clock));
             clock.at(Duration::from_secs(seconds), move || seen.borrow_mut().push(inner.now().as_secs()));
         }
-        let handle = executor.handle();
-        let (sleeps, seen_by_task) = (handle.clone(), Rc::clone(&seen));
-        executor.run(async move {
-            sleeps.sleep(Duration::from_secs(20)).await;
-            seen_by_task.borrow_mut().push(20);
-            sleeps.sleep(Duration::from_secs(20)).await;
-        });
-        assert_eq!(*seen.borrow(), [10, 20, 30]);
-        assert_eq!(clock.now(), Duration::from_secs(40));
+        let deadline = Some(Duration::from_secs(20));
+        clock.step(deadline);
+        assert_eq!((clock.now(), &*seen.borrow()), (Duration::from_secs(10), &vec![10]));
+        clock.step(deadline);
+        assert_eq!((clock.now(), &*seen.borrow()), (Duration::from_secs(20), &vec![10]));
+        clock.step(None);
+        assert_eq!((clock.now(), &*seen.borrow()), (Duration::from_secs(30), &vec![10, 30]));
     }
 
     #[test]
     fn an_end_of_all_events_is_noticed() {
         let clock = Clock::new(Random::new(1));
-        let mut executor = Executor::new(VirtualDriver(Rc::clone(&clock)));
-        executor.handle().spawn(std::future::pending());
-        let watched = Rc::clone(&clock);
-        executor.run_until(move || watched.is_dead());
+        clock.step(Some(Duration::from_secs(1)));
+        assert!(!clock.is_dead());
+        clock.step(None);
         assert!(clock.is_dead());
     }
 }

@@ -1,4 +1,5 @@
-//! The control plane that the simulated lanes talk to.
+//! The control plane that the lanes of a migration within one host talk to: work on images fails, hangs or takes long, and what
+//! one half says to the other comes late, twice or never.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -14,7 +15,7 @@ use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase};
 
 use crate::faults::Fault;
-use crate::host::Host;
+use crate::fleet::host::SimHost;
 use crate::random::Random;
 use crate::world::World;
 
@@ -42,17 +43,19 @@ struct FileFaults {
 }
 
 /// What the lanes of one daemon talk to.
-pub(crate) struct SimControl {
-    host: Weak<Host>,
+pub(in crate::fleet) struct LocalControl {
+    host: Weak<SimHost>,
     world: Rc<World>,
     random: RefCell<Random>,
     incarnation: u64,
 }
 
-impl SimControl {
-    /// The control plane of the daemon number `incarnation`.
-    pub(crate) fn new(host: Weak<Host>, world: &Rc<World>, random: Random, incarnation: u64) -> Self {
-        Self { host, world: Rc::clone(world), random: RefCell::new(random), incarnation }
+impl LocalControl {
+    /// The control plane of the daemon that runs now.
+    pub(in crate::fleet) fn new(host: &SimHost) -> Rc<Self> {
+        let random = RefCell::new(host.random.borrow_mut().fork());
+        let (world, incarnation) = (Rc::clone(&host.world), host.incarnation());
+        Rc::new(Self { host: Weak::clone(&host.me), world, random, incarnation })
     }
 
     /// Does something with an image on a helper thread.
@@ -61,7 +64,7 @@ impl SimControl {
         operation: &'static str,
         image: ImageLocation,
         faults: FileFaults,
-        work: impl FnOnce(&Host, &str) + 'static,
+        work: impl FnOnce(&SimHost, &str) + 'static,
     ) -> LaneFuture<Result<(), ControlFault>> {
         let (sender, receiver) = oneshot::channel();
         let (picked_up, mut takes) = {
@@ -74,12 +77,12 @@ impl SimControl {
         let era = self.world.era();
         let finish = move |world: &World, fails: bool| {
             let Some(host) = host.upgrade() else { return };
-            if !host.is_alive(incarnation) && !survives {
+            if host.incarnation() != incarnation && !survives {
                 return;
             }
             let result = if fails {
                 world.struck_late(faults.fails, era);
-                host.excuse_image(image.place.name());
+                host.local.excuse(image.place.name());
                 Err(ControlFault { operation, path: image.place.name().to_owned(), detail: "EIO".to_owned() })
             } else {
                 work(&host, image.place.name());
@@ -146,10 +149,10 @@ impl SimControl {
     }
 }
 
-impl Control for SimControl {
+impl Control for LocalControl {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         match self.host.upgrade() {
-            Some(host) => host.journal.commit(records),
+            Some(host) => host.journal().commit(records),
             None => Box::pin(std::future::ready(Err(CommitFault::Unknown))),
         }
     }
@@ -157,29 +160,25 @@ impl Control for SimControl {
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
         let faults = FileFaults { fails: Fault::SourceError, slow: Fault::SourceSlow, hangs: None };
         self.file_work("retire", image, faults, move |host, path| match retirement {
-            Retirement::Delete => {
-                host.delete_image(path);
-            }
-            Retirement::Keep => host.fence_image(path),
+            Retirement::Delete => host.delete_image(path),
+            Retirement::Keep => host.put_aside(path),
         })
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
         let (fails, slow, hangs) = (Fault::TargetError, Fault::TargetSlow, Some(Fault::TargetHang));
-        self.file_work("delete", image, FileFaults { fails, slow, hangs }, |host, path| {
-            host.delete_image(path);
-        })
+        self.file_work("delete", image, FileFaults { fails, slow, hangs }, SimHost::delete_image)
     }
 
     fn report(&self, report: Report) {
         if let (Report::Progress { progress, .. }, Some(host)) = (report, self.host.upgrade()) {
-            host.progressed(&progress);
+            host.progressed_locally(&progress);
         }
     }
 
     fn entered(&self, migration: MigrationId, phase: Phase) {
         if let Some(host) = self.host.upgrade() {
-            host.entered(migration, phase);
+            host.entered_locally(migration, phase);
         }
     }
 

@@ -1,0 +1,122 @@
+//! The lanes of a migration within one host: what they are given, what they report, and what strikes them.
+
+use std::rc::Rc;
+
+use block::{BlockDevice, ZeroMode};
+use lane::{LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent};
+use migration::journal::MigratingVolume;
+use migration::source::Moves;
+use migration::{MigrationId, Phase, Progress, VolumeIndex};
+
+use super::control::LocalControl;
+use crate::checker::journal::PhaseWatch;
+use crate::checker::progress::ProgressWatch;
+use crate::disk::{Role, SimDisk};
+use crate::faults::Fault;
+use crate::fleet::host::SimHost;
+use crate::scenario::MigrationPlan;
+
+/// Both halves of a migration within one host.
+pub(in crate::fleet) struct LocalHalves {
+    pub(in crate::fleet) driver: SourceHandle,
+    targets: Vec<Rc<SimDisk>>,
+    phases: PhaseWatch,
+    progress: ProgressWatch,
+}
+
+impl SimHost {
+    /// The driver of a migration between stores; `None`: a volume is not served, or its image is gone.
+    pub(super) fn drive_locally(
+        self: &Rc<Self>,
+        id: MigrationId,
+        plan: &MigrationPlan,
+        moving: &[MigratingVolume],
+    ) -> Option<LocalDriver> {
+        let images = self.images.borrow();
+        let volumes = self.with_serving(|serving| serving.volumes.clone())?;
+        let (mut planned, mut targets) = (Vec::new(), Vec::new());
+        for (volume, moving) in volumes.into_iter().zip(moving) {
+            let volume = volume?;
+            let source = images.get(moving.source.place.name())?;
+            let target = images.get(moving.target.place.name())?;
+            source.set_role(Role::Source);
+            target.set_role(Role::Target);
+            target.set_volume(&volume);
+            targets.push(Rc::clone(target));
+            planned.push(PlannedVolume {
+                volume,
+                target: Rc::clone(target) as Rc<dyn BlockDevice>,
+                target_content: TargetContent::Zero,
+                zeroes: ZeroMode::MayUnmap,
+                source_image: moving.source.clone(),
+                target_image: moving.target.clone(),
+            });
+        }
+        let plan_of_lane = Plan {
+            migration: id,
+            volumes: planned,
+            keep_source: plan.keep_source,
+            pacing: plan.pacing.clone(),
+            limits: self.manner.limits,
+            acknowledgement: plan.acknowledgement,
+            moves: Moves::Volumes,
+        };
+        let control = LocalControl::new(self);
+        let (driver, source) = LocalDriver::new(self.handle.clone(), control, &self.buffers, plan_of_lane);
+        if let Some((delay, rate)) = plan.bandwidth_change {
+            let changed = source.clone();
+            self.world.clock.after(delay, move || changed.set_bandwidth(rate));
+        }
+        let (phases, progress) = (PhaseWatch::default(), ProgressWatch::default());
+        let halves = LocalHalves { driver: source, targets, phases, progress };
+        self.with_serving(|serving| serving.local.replace(Some(halves)));
+        Some(driver)
+    }
+
+    /// A migration within this host has entered a phase; what strikes it then does.
+    pub(super) fn entered_locally(&self, id: MigrationId, phase: Phase) {
+        self.world.note("phase", id.0, phase as u64);
+        self.world.say(|| format!("{}: {id} within: {phase}", self.place));
+        self.world.set_phase(Some(phase));
+        self.set_phase(Some(phase));
+        if let Some(wrong) = self.with_local(|halves| halves.phases.enter(phase)).flatten() {
+            self.world.violated("journal", || wrong);
+        }
+        if let Some(fleet) = self.fleet() {
+            fleet.phase_entered(phase);
+        }
+    }
+
+    /// Takes a report of progress.
+    pub(super) fn progressed_locally(&self, progress: &Progress) {
+        let now = self.world.now();
+        if let Some(wrong) = self.with_local(|halves| halves.progress.report(now, progress)).flatten() {
+            self.world.violated("progress", || wrong);
+        }
+    }
+
+    /// The driver has ended what it had.
+    pub(super) fn local_driver_ended(&self) {
+        self.with_serving(|serving| serving.local.replace(None));
+        self.world.set_phase(None);
+        self.set_phase(None);
+    }
+
+    /// A target's disk loses its cache and goes on; tells whether there is one.
+    pub(in crate::fleet) fn restart_a_target(&self) -> bool {
+        let found = self.with_local(|halves| (halves.driver.clone(), halves.targets.clone()));
+        let Some((driver, targets)) = found else { return false };
+        let index = self.random.borrow_mut().index(targets.len());
+        // Once guests write to it, it is no target any more, and what they did not flush may be lost.
+        let Some(disk) = targets.get(index).filter(|disk| !disk.serves_guests()) else { return false };
+        self.world.struck(Fault::TargetRestart);
+        driver.target_restarted(VolumeIndex(index as u32));
+        disk.restart();
+        true
+    }
+
+    /// Looks at the halves of the migration within this host, if there is one.
+    pub(in crate::fleet) fn with_local<T>(&self, look: impl FnOnce(&mut LocalHalves) -> T) -> Option<T> {
+        self.serving.borrow().as_ref().and_then(|serving| serving.local.borrow_mut().as_mut().map(look))
+    }
+}
