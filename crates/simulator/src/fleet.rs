@@ -74,6 +74,9 @@ const TURNS_MAX: u32 = 20_000;
 /// How long a daemon is down at most.
 const DOWN_MAX: Duration = Duration::from_secs(2);
 
+/// The stream of numbers that draws which starts are struck.
+const RECOVERIES_STREAM: u64 = 0x4EC0_7E41;
+
 /// All hosts and what is between them.
 pub(crate) struct Fleet {
     pub(crate) world: Rc<World>,
@@ -88,7 +91,9 @@ pub(crate) struct Fleet {
     /// The VM that goes along, if one does.
     vm: Option<Rc<SimVm>>,
     crashes: RefCell<Vec<(Place, Stop)>>,
-    /// How often a daemon was hit before it served anything.
+    /// What draws whether a daemon is hit before it serves anything.
+    recoveries: RefCell<Random>,
+    /// How often that has happened.
     recoveries_hit: Cell<u64>,
     tally: RefCell<Tally>,
 }
@@ -104,7 +109,7 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     let mut executors: Vec<_> = clocks.iter().map(|clock| Executor::new(HostDriver::new(clock))).collect();
     let around = executors.iter().map(Executor::handle).zip(clocks).collect();
     let vm = if hosts > 1 { SimVm::draw(&world, seed) } else { None };
-    let fleet = Fleet::new(&world, &mut random, &scenario, around, vm);
+    let fleet = Fleet::new(&world, (seed, &mut random), &scenario, around, vm);
     fleet.begin(&scenario);
     loop {
         let mut deadline: Option<Duration> = None;
@@ -154,7 +159,7 @@ fn rest(executor: &mut Executor<HostDriver>, world: &World) -> Result<Option<Dur
 impl Fleet {
     fn new(
         world: &Rc<World>,
-        random: &mut Random,
+        (seed, random): (u64, &mut Random),
         scenario: &Scenario,
         around: Vec<(block::Handle, Rc<HostClock>)>,
         vm: Option<Rc<SimVm>>,
@@ -163,7 +168,8 @@ impl Fleet {
         let host::Beginnings { hosts, guests, links } = host::make(world, random, scenario, around);
         let branches = Branches::default();
         branches.open(guests, Place::A);
-        let operators = Operators::draw(random, (count, scenario.migrations.len()), vm.is_some());
+        let operators =
+            Operators::draw(random, seed, (count, scenario.migrations.len() as u32), vm.is_some());
         let neighbours = match vm {
             None => Neighbours::draw(random, scenario.volumes.iter().map(|plan| plan.disk.size_bytes)),
             // It stands still before its disks change hands, and so would they have to.
@@ -180,6 +186,7 @@ impl Fleet {
             neighbours,
             vm,
             crashes: RefCell::default(),
+            recoveries: RefCell::new(Random::new(seed ^ RECOVERIES_STREAM)),
             recoveries_hit: Cell::default(),
             tally: RefCell::default(),
         });
@@ -254,9 +261,7 @@ impl Fleet {
         self.world.clock.after(down, move || {
             if let Some(fleet) = me.upgrade() {
                 fleet.host(place).boot();
-                if fleet.is_alone() {
-                    fleet.perhaps_crash_while_recovering(place);
-                }
+                fleet.perhaps_crash_while_recovering(place);
             }
         });
     }

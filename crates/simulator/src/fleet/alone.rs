@@ -1,8 +1,4 @@
-//! A host alone: volumes move between its stores, its starts are struck as well, and in the end a last start shows what is
-//! durable.
-
-use std::rc::Rc;
-use std::time::Duration;
+//! A host alone: what strikes volumes that move between its stores, and in the end a last start that shows what is durable.
 
 use super::Fleet;
 use super::place::Place;
@@ -10,8 +6,6 @@ use crate::faults::{Fault, Planned};
 use crate::scenario::Scenario;
 use crate::world::Stop;
 
-/// In how many of a hundred cases a daemon that recovers may be hit again.
-const RECOVERY_CRASH_PERCENT: u64 = 25;
 /// In how many of a hundred cases the last start is one after a power cut.
 const LAST_POWER_CUT_PERCENT: u64 = 70;
 
@@ -50,26 +44,6 @@ impl Fleet {
         if has_struck {
             self.world.struck_in(plan.fault, phase);
         }
-    }
-
-    /// A recovery may be hit as well: every step of it can be repeated.
-    pub(super) fn perhaps_crash_while_recovering(self: &Rc<Self>, place: Place) {
-        let mut random = self.random.borrow_mut();
-        if !random.percent(RECOVERY_CRASH_PERCENT) {
-            return;
-        }
-        let how = random.pick(&[Stop::Kill, Stop::PowerCut]);
-        let delay = random.duration(Duration::from_nanos(100), Duration::from_millis(20));
-        drop(random);
-        let (me, incarnation) = (Rc::downgrade(self), self.host(place).incarnation());
-        self.world.clock.after(delay, move || {
-            let Some(fleet) = me.upgrade() else { return };
-            let host = fleet.host(place);
-            if host.incarnation() == incarnation && host.serving.borrow().is_none() {
-                fleet.recoveries_hit.set(fleet.recoveries_hit.get() + 1);
-                fleet.crash(place, how);
-            }
-        });
     }
 
     /// Starts the daemon a last time, to look at what is durable; tells whether that has been done.

@@ -68,6 +68,11 @@ const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::ClockJump, 1),
 ];
 
+/// In how many of a hundred cases a daemon that recovers may be hit again …
+const RECOVERY_CRASH_PERCENT: u64 = 25;
+/// … and by when.
+const RECOVERY_MAX: Duration = Duration::from_millis(20);
+
 impl Fleet {
     /// Draws what goes wrong.
     pub(super) fn draw_faults(self: &Rc<Self>) {
@@ -213,6 +218,26 @@ impl Fleet {
         }
     }
 
+    /// A recovery may be hit as well: every step of it can be repeated.
+    pub(super) fn perhaps_crash_while_recovering(self: &Rc<Self>, place: Place) {
+        let mut random = self.recoveries.borrow_mut();
+        if !random.percent(RECOVERY_CRASH_PERCENT) {
+            return;
+        }
+        let how = random.pick(&[Stop::Kill, Stop::PowerCut]);
+        let delay = random.duration(Duration::from_nanos(100), RECOVERY_MAX);
+        drop(random);
+        let (me, incarnation) = (Rc::downgrade(self), self.host(place).incarnation());
+        self.world.clock.after(delay, move || {
+            let Some(fleet) = me.upgrade() else { return };
+            let host = fleet.host(place);
+            if host.incarnation() == incarnation && host.serving.borrow().is_none() {
+                fleet.recoveries_hit.set(fleet.recoveries_hit.get() + 1);
+                fleet.crash(place, how);
+            }
+        });
+    }
+
     /// The source and the target of the migration under way, or of one that might be next.
     fn concerned(&self) -> Option<(Place, Place)> {
         let leaving = |place: Place| {
@@ -220,7 +245,9 @@ impl Fleet {
             let id = host.journal().look(|state, _| {
                 state.unfinished().find(|(_, migration)| migration.side.has_source()).map(|(id, _)| id)
             })?;
-            Some((place, host.peer_of(id)?))
+            let others = Place::all(self.hosts.len()).filter(|other| *other != place).collect::<Vec<_>>();
+            // What moves within a host has no other.
+            Some((place, host.peer_of(id).unwrap_or_else(|| self.random.borrow_mut().pick(&others))))
         };
         let places = Place::all(self.hosts.len());
         if let Some(found) = places.clone().find_map(leaving) {

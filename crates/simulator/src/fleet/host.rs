@@ -266,6 +266,13 @@ impl SimHost {
         self.fleet.borrow().upgrade()
     }
 
+    /// Something has happened here that a campaign is to see.
+    pub(super) fn tally(&self, event: super::tally::Event) {
+        if let Some(fleet) = self.fleet() {
+            fleet.tally(event);
+        }
+    }
+
     /// The VM that goes along with the volumes, if one does.
     pub(super) fn vm(&self) -> Option<Rc<SimVm>> {
         self.fleet()?.vm.clone()

@@ -22,6 +22,7 @@ pub(super) use self::control::LocalControl;
 pub(super) use self::images::LocalImages;
 pub(super) use self::lane::LocalHalves;
 use super::host::SimHost;
+use super::tally::Event as Tallied;
 use crate::disk;
 use crate::scenario::MigrationPlan;
 use crate::session::{PATIENCE, Work, driver_ends, recorded};
@@ -105,6 +106,10 @@ impl Work for LocalMigration {
             Action::Conclude(outcome) => {
                 self.host.world.say(|| format!("{}: {} within ended: {outcome:?}", self.host.place, self.id));
                 self.host.world.note("migration ended", self.id.0, 0);
+                if matches!(outcome, Outcome::Moved { .. }) {
+                    self.host.local.has_moved.set(true);
+                    self.host.tally(Tallied::Within);
+                }
                 self.host.local_ended();
                 None
             }

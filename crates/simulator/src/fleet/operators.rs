@@ -1,7 +1,7 @@
 //! What operators do: they begin migrations, bring guests to where their volumes are, and promote what waits for a host that
 //! is not heard any more.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -29,6 +29,12 @@ const LATER: Duration = Duration::from_secs(8);
 /// Of a hundred looks at something that could be done, in so many it is.
 const BEGINS_PERCENT: [u64; 3] = [30, 30, 4];
 const PROMOTES_PERCENT: [u64; 3] = [4, 4, 40];
+/// Between hosts: how many migrations go to another store of the same host …
+const WITHIN: [u32; 5] = [0, 0, 0, 1, 3];
+/// … and in how many of a hundred cases the next one does.
+const WITHIN_PERCENT: u64 = 40;
+/// The stream of numbers that draws it.
+const WITHIN_STREAM: u64 = 0x0057_04E5;
 /// Of a hundred starts at which a complete copy waits for a source that is not heard, in so many it is promoted at once.
 const PROMOTES_AT_START_PERCENT: u64 = 30;
 
@@ -45,6 +51,10 @@ pub(super) struct Operators {
     promotes_percent: u64,
     /// Somebody may force a promotion.
     may_force: bool,
+    /// Migrations to another store of the same host that are still to be made.
+    within_left: Cell<u32>,
+    /// What draws whether one is the next: simulations without any are what they would be.
+    within: RefCell<Random>,
     /// Guests ask for nothing more: the end is near.
     is_settling: Cell<bool>,
     /// The daemon of a host alone has been started to look at what is durable.
@@ -53,12 +63,12 @@ pub(super) struct Operators {
 
 impl Operators {
     /// Draws what operators of so many hosts do; a host alone makes the migrations that are planned.
-    pub(super) fn draw(random: &mut Random, (hosts, planned): (usize, usize), has_vm: bool) -> Self {
+    pub(super) fn draw(random: &mut Random, seed: u64, (hosts, planned): (usize, u32), has_vm: bool) -> Self {
+        let mut within = Random::new(seed ^ WITHIN_STREAM);
         // A VM has one source and one target; what forcing makes of it is another story.
         let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_vm && hosts > 1;
-        let planned = [planned as u32];
         let migrations: &[u32] = match (hosts, may_force) {
-            (1, _) => &planned,
+            (1, _) => &[0],
             (2, _) => &[1, 1, 2, 3, 4],
             (_, false) => &[1, 2, 3, 4, 6, 8],
             (_, true) => &[4, 6, 9, 12],
@@ -71,9 +81,27 @@ impl Operators {
             wander_percent: if has_vm || may_force { 0 } else { random.pick(&[0, 0, 1, 5, 20]) },
             promotes_percent: random.pick(&PROMOTES_PERCENT),
             may_force,
+            within_left: Cell::new(if hosts > 1 { within.pick(&WITHIN) } else { planned }),
+            within: RefCell::new(within),
             is_settling: Cell::default(),
             is_last_start: Cell::default(),
         }
+    }
+
+    /// Whether there are migrations to be made yet.
+    fn are_left(&self) -> bool {
+        self.migrations_left.get() + self.within_left.get() > 0
+    }
+
+    /// Takes a migration within a host, if the next is one.
+    fn take_one_within(&self) -> bool {
+        let left = self.within_left.get();
+        let is_next =
+            left > 0 && (self.migrations_left.get() == 0 || self.within.borrow_mut().percent(WITHIN_PERCENT));
+        if is_next {
+            self.within_left.set(left - 1);
+        }
+        is_next
     }
 
     /// Somebody may force a promotion.
@@ -108,7 +136,7 @@ impl Fleet {
         let is_idle = self.hosts.iter().all(|host| host.is_up() && host.has_nothing_to_do());
         let mut guests = branches.iter().flat_map(|branch| &branch.guests);
         let are_done = guests.all(|guest| guest.has_done_its_work());
-        if !is_idle || !are_done || self.operators.migrations_left.get() > 0 {
+        if !is_idle || !are_done || self.operators.are_left() {
             return;
         }
         if !self.operators.is_settling.replace(true) {
@@ -141,15 +169,14 @@ impl Fleet {
                 return;
             }
         }
-        if self.operators.migrations_left.get() == 0 || !random.percent(self.operators.begins_percent) {
+        if !self.operators.are_left() || !random.percent(self.operators.begins_percent) {
             return;
         }
         if is_away && branches.len() > 1 {
             self.begin_to_follow(branch, owner.place);
             return;
         }
-        if self.is_alone() {
-            self.operators.migrations_left.set(self.operators.migrations_left.get() - 1);
+        if self.operators.take_one_within() {
             drop(random);
             owner.begin_local();
             return;

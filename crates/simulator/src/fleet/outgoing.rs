@@ -410,9 +410,11 @@ impl SimHost {
             };
             if let Some((of @ ReplicaOf::Host { .. }, generation)) = replica
                 && volume.chronicler().lacking(of, generation).is_some()
-                && let Some(fleet) = self.fleet()
             {
-                fleet.tally(super::tally::Event::IncrementalReturn);
+                self.tally(super::tally::Event::IncrementalReturn);
+                if self.local.has_moved.get() {
+                    self.tally(super::tally::Event::ReturnAfterWithin);
+                }
             }
             let replica = Replica {
                 bulk: store(RequestPriority::Bulk),

@@ -14,6 +14,10 @@ pub(crate) enum Event {
     Return,
     /// A volume returns to the image that was kept, and only what that lacks is copied.
     IncrementalReturn,
+    /// Volumes are in another store of their host.
+    Within,
+    /// The same as a return to a kept image, from a host where they had gone to another store.
+    ReturnAfterWithin,
     /// Somebody has touched an image that was kept.
     ImageTouched,
     /// A daemon that has volumes was stopped in order.
@@ -59,11 +63,13 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 24] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
         Self::IncrementalReturn,
+        Self::Within,
+        Self::ReturnAfterWithin,
         Self::ImageTouched,
         Self::StopInOrder,
         Self::KillAtRest,
@@ -90,6 +96,8 @@ impl Event {
             Self::Tour => "handed over three times or more",
             Self::Return => "back at a host",
             Self::IncrementalReturn => "back at a kept image, which was used",
+            Self::Within => "moved to another store of the host",
+            Self::ReturnAfterWithin => "back at a kept image after such a move",
             Self::ImageTouched => "kept image touched",
             Self::StopInOrder => "an owner's daemon is stopped in order",
             Self::KillAtRest => "an owner's daemon is killed at rest",

@@ -22,6 +22,8 @@ pub(in crate::fleet) struct LocalImages {
     /// Images that somebody was told of that they are left, or that were kept on purpose.
     excused: RefCell<BTreeSet<String>>,
     made: Cell<u32>,
+    /// Volumes have gone to another store here.
+    pub(in crate::fleet) has_moved: Cell<bool>,
     /// Migrations that were begun.
     pub(super) begun: Cell<usize>,
 }
