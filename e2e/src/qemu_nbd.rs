@@ -1,5 +1,6 @@
 //! `qemu-nbd` as a store's server: an image of QEMU's, in any of its formats, behind NBD.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
@@ -35,7 +36,7 @@ impl QemuNbd {
             .start()?;
         until("qemu-nbd serves", || {
             ensure!(server.is_running()?, "qemu-nbd has ended");
-            Ok(socket.exists().then_some(()))
+            Ok(UnixStream::connect(&socket).is_ok().then_some(()))
         })?;
         Ok(Self { server, socket, image, format })
     }

@@ -6,6 +6,7 @@
 //!   export:   ext4 ─ loop device ─ nbdfuse ─ a volume of the daemon under test
 //! ```
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -14,8 +15,9 @@ use rustix::process::Signal;
 use crate::program::{Program, Running};
 use crate::wait::until;
 
-/// It has no journal: an error concerns the request that meets it, and not the whole file system from then on.
-const WITHOUT_JOURNAL: &[&str] = &["-O", "^has_journal"];
+/// It has neither journal nor checksums: an error concerns the request that meets it, and not a group of blocks, or the whole
+/// file system, from then on.
+const WITHOUT_JOURNAL: &[&str] = &["-O", "^has_journal,^metadata_csum"];
 
 /// A mounted file system.
 ///
@@ -258,7 +260,7 @@ impl Served {
         let mut nbdkit = nbdkit;
         until("nbdkit serves", || {
             ensure!(nbdkit.is_running()?, "nbdkit has ended");
-            Ok(socket.exists().then_some(()))
+            Ok(UnixStream::connect(&socket).is_ok().then_some(()))
         })?;
         let nbdfuse = Program::of_package("nbdfuse", "libnbd-bin").arg(&file).arg("--unix").arg(&socket);
         Ok((Self::start(nbdfuse, file, bytes, Some(nbdkit))?, faults))
