@@ -1,20 +1,18 @@
 //! A client of the API over a unix socket: one connection a request, which costs tens of microseconds.
 
+mod exchange;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::{Method, Request, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper::Method;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
 
+use self::exchange::{Answer, Segment, exchange};
 use crate::{
-    Address, AdoptVm, DropReplica, ErrorBody, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
+    Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
     Peer, PromoteVolume, RESPONSE_BYTES_MAX, RemovePeer, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume,
     Replica, ResizeVolume, SetPeer, StopVm, Store, Vm, Volume, Watch,
@@ -105,6 +103,14 @@ impl Client {
     /// As every method: [`ClientError`].
     pub async fn host(&self) -> Result<Host, ClientError> {
         self.get("/v1/host").await
+    }
+
+    /// The figures of the daemon, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn metrics(&self) -> Result<String, ClientError> {
+        self.ask(Method::GET, "/metrics", None::<&()>).await?.text()
     }
 
     /// Lists the stores, by name.
@@ -245,7 +251,7 @@ impl Client {
         let path = format!("/v1/migrations/{}?wait_ms={}{after}", Segment(id), watch.wait_ms);
         match watch.wait_ms {
             0 => self.get(&path).await,
-            _ => self.exchange(Method::GET, &path, None::<&()>).await,
+            _ => exchange(&self.address, Method::GET, &path, None::<&()>).await?.parse(),
         }
     }
 
@@ -420,7 +426,17 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<T, ClientError> {
-        let mut exchange = pin!(self.exchange(method, path, body));
+        self.ask(method, path, body).await?.parse()
+    }
+
+    /// Says so once if the answer takes long.
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Answer, ClientError> {
+        let mut exchange = pin!(exchange(&self.address, method, path, body));
         let Some(Late { after, tell }) = &self.late else { return exchange.await };
         match tokio::time::timeout(*after, &mut exchange).await {
             Ok(answer) => answer,
@@ -430,87 +446,6 @@ impl Client {
             }
         }
     }
-
-    async fn exchange<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&impl Serialize>,
-    ) -> Result<T, ClientError> {
-        let stream = UnixStream::connect(self.address.path())
-            .await
-            .map_err(|source| ClientError::Unreachable { address: self.address.clone(), source })?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-        let bytes = body.map(serde_json::to_vec).transpose();
-        let bytes = bytes.map_err(|source| ClientError::Malformed { status: 0, source })?;
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            // The address is a file; HTTP/1.1 wants a name all the same.
-            .header(HOST, "sterna")
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(bytes.unwrap_or_default())))
-            .map_err(|error| ClientError::Broken(error.into()))?;
-        let exchange = async {
-            let answer = sender.send_request(request).await.map_err(broken)?;
-            let status = answer.status();
-            let body =
-                Limited::new(answer.into_body(), RESPONSE_BYTES_MAX).collect().await.map_err(|error| {
-                    if error.is::<LengthLimitError>() {
-                        ClientError::TooLarge
-                    } else {
-                        ClientError::Broken(error)
-                    }
-                })?;
-            Ok((status, body.to_bytes()))
-        };
-        // The connection is driven here rather than in a task of its own: a dropped request drops it too. It may
-        // end before the answer has been read to its end, and then says no more.
-        tokio::pin!(exchange, connection);
-        let mut driven = true;
-        let (status, body) = loop {
-            tokio::select! {
-                biased;
-                answer = &mut exchange => break answer?,
-                ended = &mut connection, if driven => {
-                    driven = false;
-                    ended.map_err(broken)?;
-                }
-            }
-        };
-        read_answer(status, &body)
-    }
-}
-
-fn read_answer<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T, ClientError> {
-    let malformed = |source| ClientError::Malformed { status: status.as_u16(), source };
-    if status.is_success() {
-        return serde_json::from_slice(body).map_err(malformed);
-    }
-    let body: ErrorBody = serde_json::from_slice(body).map_err(malformed)?;
-    Err(ClientError::Refused(body.error))
-}
-
-fn broken(error: hyper::Error) -> ClientError {
-    ClientError::Broken(error.into())
-}
-
-/// A text as one segment of a path: whatever is not unreserved is percent-encoded.
-struct Segment<'a>(&'a str);
-
-impl std::fmt::Display for Segment<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // A segment of dots alone would be taken for a step in the path.
-        let dots = self.0.bytes().all(|byte| byte == b'.');
-        self.0.bytes().try_for_each(|byte| match byte {
-            b'.' if dots => write!(f, "%2E"),
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                write!(f, "{}", byte as char)
-            }
-            _ => write!(f, "%{byte:02X}"),
-        })
-    }
 }
 
 #[cfg(test)]
@@ -519,7 +454,7 @@ mod tests {
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    use super::{Address, Client, ClientError, ErrorCode, Segment};
+    use super::{Address, Client, ClientError, ErrorCode};
 
     /// Answers one request with `answer` and returns what the client made of it.
     async fn check(answer: &'static [u8]) -> Result<Vec<crate::Store>, ClientError> {
@@ -588,12 +523,5 @@ mod tests {
     async fn absent_daemon_is_unreachable() {
         let client = Client::new(Address::unix("/nonexistent/api.sock").unwrap());
         assert!(matches!(client.host().await, Err(ClientError::Unreachable { .. })));
-    }
-
-    #[test]
-    fn names_cannot_leave_their_segment_of_the_path() {
-        assert_eq!(Segment("disk-1.a_b~").to_string(), "disk-1.a_b~");
-        assert_eq!(Segment("../a b?c").to_string(), "..%2Fa%20b%3Fc");
-        assert_eq!(Segment("..").to_string(), "%2E%2E");
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   sterna, the lab, scripts ──► Client ──► HTTP/1.1 + JSON over a unix socket ──► daemon
 //!
+//!   GET    /metrics                     text
 //!   GET    /v1/host                     Host
 //!   GET    /v1/stores                   [Store]
 //!   POST   /v1/stores/{name}/release    Store

@@ -228,6 +228,21 @@ impl VolumeSource {
     }
 }
 
+impl VolumeState {
+    /// The word of the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Waiting => "waiting",
+            Self::Arriving => "arriving",
+            Self::Forwarding => "forwarding",
+            Self::Serving => "serving",
+            Self::Failed => "failed",
+            Self::Removing => "removing",
+        }
+    }
+}
+
 impl ImageKind {
     /// The word of the JSON.
     pub fn name(self) -> &'static str {

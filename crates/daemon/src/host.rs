@@ -4,13 +4,14 @@
 //!   http ──► Host ──┬─ migrations   ordered, looked ahead at, begun, taken in, gone on with, promoted
 //!                   ├─ volumes      made, served, offered, made larger, removed
 //!                   ├─ vms          adopted and given back, moved, settled
-//!                   ├─ describe, pairing, release
+//!                   ├─ describe, metrics, pairing, release
 //!                   └─ the journal, the stores and whatever else it has: a file of the crate each
 //! ```
 //!
 //! An operation runs in a task of its own: a client that goes away does not leave it half done.
 
 mod describe;
+mod metrics;
 mod migrations;
 mod pairing;
 mod release;
@@ -32,6 +33,7 @@ use crate::error::RequestError;
 use crate::files::sockets::SocketFolder;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
+use crate::migrations::ends::Ends;
 use crate::migrations::history::Histories;
 use crate::migrations::metadata::MetadataFolder;
 use crate::migrations::queue::Queue;
@@ -64,6 +66,8 @@ pub(crate) struct Host {
     /// What goes with migrations besides the journal.
     pub(crate) metadata_folder: Arc<MetadataFolder>,
     pub(crate) histories: Arc<Histories>,
+    /// What has become of migrations.
+    ends: Ends,
     /// Those who see to migrations.
     sessions: Sessions,
     /// What clients of volumes' ports may or must do.
@@ -121,6 +125,7 @@ impl Host {
             hosts,
             peers,
             histories: Arc::new(Histories::new(&config.data_dir)),
+            ends: Ends::default(),
             vms: Vms::open(&config.data_dir, &sockets, &config.machines),
             config,
             journal,

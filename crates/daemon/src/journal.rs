@@ -10,6 +10,7 @@
 //! What records mean, and their encoding, is in `migration::journal`. One frame is in flight at a time: a crash can
 //! tear the last one only, and a torn frame was never acknowledged. Damage anywhere else is refused at the start.
 
+mod figures;
 mod file;
 mod writer;
 
@@ -25,6 +26,8 @@ use migration::journal::{CodecError, Inconsistent, Record, State};
 use tokio::sync::oneshot;
 
 use crate::files::lock::FolderLock;
+pub(crate) use figures::Figures;
+use figures::SharedFigures;
 pub(crate) use file::now_unix_ms;
 use file::{JournalFile, ReplaceFault};
 pub(crate) use writer::step_of;
@@ -41,6 +44,7 @@ pub(crate) struct Journal {
     requests: mpsc::Sender<Request>,
     durable: Arc<RwLock<State>>,
     changes: Arc<AtomicU64>,
+    figures: SharedFigures,
 }
 
 /// Why there is no journal to go by.
@@ -138,7 +142,7 @@ impl Journal {
         let durable = Arc::new(RwLock::new(state.clone()));
         let (requests, queue) = mpsc::channel();
         let writer = Writer::new(file, state, Arc::clone(&durable));
-        let changes = writer.changes();
+        let (changes, figures) = (writer.changes(), writer.figures());
         std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || {
@@ -146,7 +150,7 @@ impl Journal {
                 drop(lock);
             })
             .map_err(failed)?;
-        Ok(Self { requests, durable, changes })
+        Ok(Self { requests, durable, changes, figures })
     }
 
     /// Makes the records durable, all or none. What one caller commits is applied in the order of its calls.
@@ -171,6 +175,11 @@ impl Journal {
     /// A number that is another one whenever what is durably true is something else.
     pub(crate) fn version(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
+    }
+
+    /// What its thread has done so far.
+    pub(crate) fn figures(&self) -> Figures {
+        self.figures.read()
     }
 
     /// Looks at what is durably true. `look` is called under a lock that commits wait for: it only copies.

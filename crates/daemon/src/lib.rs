@@ -28,6 +28,7 @@ mod hosts;
 mod http;
 mod images;
 mod journal;
+mod metrics;
 mod migrations;
 pub mod names;
 mod peers;

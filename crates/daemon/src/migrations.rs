@@ -5,11 +5,13 @@
 //!   view           one migration as the API shows it
 //!   queue          who may begin, and who waits
 //!   metadata       what was ordered, beside the journal
+//!   ends           what has become of them, counted
 //!   history        what was measured, for reports
 //!   volume_hooks   hooks of volumes that move without a VM
 //!   recovery       ends what a crash interrupted
 //! ```
 
+pub(crate) mod ends;
 pub(crate) mod history;
 pub(crate) mod metadata;
 pub(crate) mod queue;

@@ -154,6 +154,7 @@ impl Daemon {
             Arc::clone(&peers),
         );
         peers.connect(&host);
+        host.account_for_migrations();
         host.serve_all().await;
         host.vms.find_running();
         host.resume_with_others().await;

@@ -17,7 +17,7 @@ use crate::config::StoreConfig;
 use crate::error::{RequestError, with_causes};
 use crate::files::lock::LockError;
 
-pub(crate) use folder::{Folder, image_name, new_path, removed_path};
+pub(crate) use folder::{Folder, image_name, new_path, removed_path, space_at};
 
 /// All stores of the host.
 #[derive(Debug)]

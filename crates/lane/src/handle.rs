@@ -16,6 +16,7 @@ use migration::{Attempt, CommitFault, HostId, MigrationId, VolumeId};
 use crate::clients::ByHost;
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
 use crate::front_end::{Access, Encryption};
+use crate::latency::Latencies;
 use crate::peer::PeerChannel;
 use crate::shared_storage::{ArrivingStore, SharedImage};
 
@@ -306,6 +307,8 @@ pub struct LaneStatus {
     pub errors: u64,
     /// What the latest of them failed by.
     pub last_error: Option<String>,
+    /// How long guest requests took since the lane began.
+    pub latencies: Latencies,
     /// How often the volume has changed hands.
     pub generation: u64,
 }

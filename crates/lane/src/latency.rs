@@ -4,7 +4,7 @@
 //!   0 … 7 µs: one bucket each      8 … 15, 16 … 31, 32 … 63, … µs: eight buckets each, 12.5 % wide
 //! ```
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 /// Buckets for each doubling, as a power of two: a percentile is at most an eighth too high.
@@ -18,12 +18,25 @@ pub struct Latencies {
     /// Bucket, and how many fell into it; no bucket twice, none without any.
     counts: Vec<(u8, u64)>,
     longest: Duration,
+    /// All of them, one after the other.
+    sum: Duration,
 }
 
 impl Latencies {
     /// How many were counted.
     pub fn count(&self) -> u64 {
         self.counts.iter().map(|(_, count)| count).sum()
+    }
+
+    /// How long they took together.
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+
+    /// How many were shorter than `bound`; exact if that is a power of two of microseconds, 8 µs or more.
+    pub fn count_below(&self, bound: Duration) -> u64 {
+        let below = |bucket: u8| Duration::from_micros(last_of(bucket)) < bound;
+        self.counts.iter().filter(|(bucket, _)| below(*bucket)).map(|(_, count)| count).sum()
     }
 
     /// The longest; `None` if nothing was counted.
@@ -42,30 +55,45 @@ impl Latencies {
         found.map(|(bucket, _)| Duration::from_micros(last_of(*bucket)).min(self.longest))
     }
 
+    /// Counts one.
+    pub fn add(&mut self, latency: Duration) {
+        self.add_to(bucket_of(micros(latency)), 1);
+        self.longest = self.longest.max(latency);
+        self.sum += latency;
+    }
+
     /// Adds what another one has counted.
     pub fn merge(&mut self, other: &Self) {
         for (bucket, count) in &other.counts {
-            match self.counts.binary_search_by_key(bucket, |(bucket, _)| *bucket) {
-                Ok(index) => self.counts[index].1 += count,
-                Err(index) => self.counts.insert(index, (*bucket, *count)),
-            }
+            self.add_to(*bucket, *count);
         }
         self.longest = self.longest.max(other.longest);
+        self.sum += other.sum;
+    }
+
+    fn add_to(&mut self, bucket: u8, count: u64) {
+        match self.counts.binary_search_by_key(&bucket, |(bucket, _)| *bucket) {
+            Ok(index) => self.counts[index].1 += count,
+            Err(index) => self.counts.insert(index, (bucket, count)),
+        }
     }
 }
 
-/// Counts latencies until they are taken.
+/// Counts latencies until they are taken, and remembers what was taken.
 pub(crate) struct Buckets {
     counts: [Cell<u32>; BUCKETS],
     longest: Cell<Duration>,
+    sum: Cell<Duration>,
+    /// All that was taken so far.
+    taken: RefCell<Latencies>,
 }
 
 impl Buckets {
     /// Counts one.
     pub(crate) fn add(&self, latency: Duration) {
-        let micros = latency.as_secs() * 1_000_000 + u64::from(latency.subsec_micros());
-        let count = &self.counts[usize::from(bucket_of(micros))];
+        let count = &self.counts[usize::from(bucket_of(micros(latency)))];
         count.set(count.get().saturating_add(1));
+        self.sum.set(self.sum.get() + latency);
         if latency > self.longest.get() {
             self.longest.set(latency);
         }
@@ -73,16 +101,41 @@ impl Buckets {
 
     /// Takes what has been counted and begins anew.
     pub(crate) fn take(&self) -> Latencies {
+        let taken = self.look();
+        self.counts.iter().for_each(|count| count.set(0));
+        self.longest.set(Duration::ZERO);
+        self.sum.set(Duration::ZERO);
+        self.taken.borrow_mut().merge(&taken);
+        taken
+    }
+
+    /// All that was ever counted.
+    pub(crate) fn all(&self) -> Latencies {
+        let mut all = self.taken.borrow().clone();
+        all.merge(&self.look());
+        all
+    }
+
+    fn look(&self) -> Latencies {
         let counts = (0..).zip(&self.counts).filter(|(_, count)| count.get() > 0);
-        let counts = counts.map(|(bucket, count)| (bucket, u64::from(count.replace(0)))).collect();
-        Latencies { counts, longest: self.longest.replace(Duration::ZERO) }
+        let counts = counts.map(|(bucket, count)| (bucket, u64::from(count.get()))).collect();
+        Latencies { counts, longest: self.longest.get(), sum: self.sum.get() }
     }
 }
 
 impl Default for Buckets {
     fn default() -> Self {
-        Self { counts: std::array::from_fn(|_| Cell::new(0)), longest: Cell::default() }
+        Self {
+            counts: std::array::from_fn(|_| Cell::new(0)),
+            longest: Cell::default(),
+            sum: Cell::default(),
+            taken: RefCell::default(),
+        }
     }
+}
+
+fn micros(latency: Duration) -> u64 {
+    latency.as_secs() * 1_000_000 + u64::from(latency.subsec_micros())
 }
 
 fn bucket_of(micros: u64) -> u8 {
@@ -113,6 +166,27 @@ mod tests {
             before = bucket;
         }
         assert!(usize::from(bucket_of(u64::MAX)) == BUCKETS - 1);
+    }
+
+    #[test]
+    fn what_was_taken_is_still_in_the_whole_and_is_counted_exactly_at_powers_of_two() {
+        let buckets = Buckets::default();
+        let mut by_hand = Latencies::default();
+        let all = (0..3000).chain((3000..40_000_000).step_by(7919)).map(Duration::from_micros);
+        for (turn, latency) in all.clone().enumerate() {
+            buckets.add(latency);
+            by_hand.add(latency);
+            if turn % 100 == 0 {
+                buckets.take();
+            }
+        }
+        assert_eq!(buckets.all(), by_hand);
+        assert_eq!(by_hand.sum(), all.clone().sum());
+        for power in 3..26 {
+            let bound = Duration::from_micros(1 << power);
+            let below = all.clone().filter(|latency| *latency < bound).count();
+            assert_eq!(by_hand.count_below(bound), below as u64, "{bound:?}");
+        }
     }
 
     #[test]

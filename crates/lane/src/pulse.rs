@@ -75,6 +75,11 @@ impl Pulse {
         self.latencies.add(now.saturating_sub(arrived));
     }
 
+    /// How long requests took since the lane began.
+    pub(crate) fn latencies(&self) -> Latencies {
+        self.latencies.all()
+    }
+
     /// The last few seconds up to now. From here on windows are closed by [`Pulse::take`] alone.
     pub(crate) fn begin_taking(&self, now: Duration) -> Vec<Window> {
         if now >= self.ends.get() {

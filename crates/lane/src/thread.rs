@@ -430,6 +430,7 @@ impl Lane {
             bytes_written: counters.bytes_written.get(),
             errors: counters.errors.get(),
             last_error: counters.last_error.borrow().as_ref().map(ToString::to_string),
+            latencies: self.pulse.latencies(),
             generation: self.volume.generation().0,
         }
     }

@@ -70,6 +70,9 @@ pub(crate) enum Command {
     /// Migrations: list, watch, cancel.
     #[command(subcommand)]
     Migration(MigrationCommand),
+    /// Print the daemon's figures in Prometheus' text format.
+    #[command(after_help = "Example:\n  sterna metrics >/var/lib/prometheus/node-exporter/sterna.prom")]
+    Metrics,
     /// Watch the disk of a busy guest move between two stores of a temporary daemon, or between two hosts, and be verified.
     #[command(after_help = demo::HELP)]
     Demo(DemoArguments),

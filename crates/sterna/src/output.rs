@@ -7,7 +7,7 @@ pub(crate) mod vms;
 
 use std::io::{self, Write as _};
 
-use api::{ClientError, Migration, Replica, Store, Volume, VolumeState};
+use api::{ClientError, Migration, Replica, Store, Volume};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
@@ -180,7 +180,7 @@ pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
             bytes(volume.size_bytes),
             volume.allocated_bytes.map_or_else(dash, bytes),
             store(volume).unwrap_or_else(|| "(in place)".to_owned()),
-            volume_state(volume.state).to_owned(),
+            volume.state.name().to_owned(),
             clients.unwrap_or_else(dash),
             volume.migration.clone().unwrap_or_else(dash),
         ]);
@@ -199,7 +199,7 @@ pub(crate) fn volume(volume: &Volume, kept: &[Replica]) -> String {
         ("store", store(volume).unwrap_or_else(|| "none: the image is served in place".to_owned())),
     ];
     rows.extend((!volume.image.is_empty()).then(|| ("image", image(volume))));
-    rows.push(("state", volume_state(volume.state).to_owned()));
+    rows.push(("state", volume.state.name().to_owned()));
     rows.extend(volume.message.clone().map(|message| ("why", message)));
     rows.extend(volume.migration.clone().map(|migration| ("migration", migration)));
     rows.push(("generation", format!("{} (times that it changed hands)", volume.generation)));
@@ -459,18 +459,6 @@ fn guest(migration: &Migration) -> &'static str {
         api::GuestLocation::Source => "source",
         api::GuestLocation::Target => "target",
         api::GuestLocation::Unknown => "unknown",
-    }
-}
-
-fn volume_state(state: VolumeState) -> &'static str {
-    match state {
-        VolumeState::Creating => "creating",
-        VolumeState::Waiting => "waiting",
-        VolumeState::Arriving => "arriving",
-        VolumeState::Forwarding => "forwarding",
-        VolumeState::Serving => "serving",
-        VolumeState::Failed => "failed",
-        VolumeState::Removing => "removing",
     }
 }
 

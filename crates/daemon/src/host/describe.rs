@@ -57,7 +57,7 @@ impl Host {
     }
 
     /// What is served, and the complete copies that wait here although nothing serves them.
-    fn all_volumes(&self) -> Vec<(String, Option<VolumeId>, Service)> {
+    pub(super) fn all_volumes(&self) -> Vec<(String, Option<VolumeId>, Service)> {
         let mut volumes = self.volumes.list();
         let stranded = self.journal.read(|state| {
             let waiting = promotion::waiting(state).filter_map(|(waiting, recorded)| {

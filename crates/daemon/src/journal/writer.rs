@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
 
 use migration::journal::{Entry, Inconsistent, Record, State, encode};
 use migration::{CommitFault, MigrationId, VolumeId};
 use tokio::sync::oneshot;
 
+use super::figures::SharedFigures;
 use super::file::{COMPACT_BYTES, JournalFile, NextFrame, ReplaceFault, Storage, now_unix_ms};
 use crate::fail_point::{self, Step};
 
@@ -32,6 +34,7 @@ pub(super) struct Writer<S> {
     durable: Arc<RwLock<State>>,
     /// Grows whenever what is durably true has changed.
     changes: Arc<AtomicU64>,
+    figures: SharedFigures,
     /// Length of a frame that may be at that place or not, because its write failed, and so did wiping it out.
     /// Nothing is written, and nobody is told anything but *unknown*, until it is wiped out.
     doubtful: Option<usize>,
@@ -51,13 +54,15 @@ impl Writer<JournalFile> {
 
 impl<S: Storage> Writer<S> {
     pub(super) fn over(storage: S, next: NextFrame, state: State, durable: Arc<RwLock<State>>) -> Self {
-        let changes = Arc::default();
+        let (changes, figures) = (Arc::default(), SharedFigures::default());
+        figures.ends_at(next.position);
         Self {
             storage,
             next,
             state,
             durable,
             changes,
+            figures,
             doubtful: None,
             is_closed: false,
             compaction_failed: false,
@@ -67,6 +72,11 @@ impl<S: Storage> Writer<S> {
     /// What grows whenever what is durably true has changed.
     pub(super) fn changes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.changes)
+    }
+
+    /// What is counted of its work.
+    pub(super) fn figures(&self) -> SharedFigures {
+        self.figures.clone()
     }
 
     /// Writes what is queued until all senders are gone.
@@ -95,6 +105,7 @@ impl<S: Storage> Writer<S> {
                 }
                 Err(error) => {
                     tracing::error!(%error, records = ?request.records, "a commit contradicts the journal");
+                    self.figures.answered(Err(()), 1, self.next.position);
                     answer(request.reply, Err(CommitFault::NotWritten));
                 }
             }
@@ -104,7 +115,9 @@ impl<S: Storage> Writer<S> {
         }
         let steps: Vec<Step> = records.iter().filter_map(step_of).collect();
         steps.iter().copied().for_each(fail_point::before);
+        let count = records.len();
         let result = self.write(&Entry { at_unix_ms, records });
+        self.figures.answered(result.map(|()| count).map_err(drop), waiting.len(), self.next.position);
         match result {
             Ok(()) => steps.iter().copied().for_each(fail_point::after),
             // What the frame would have made true is forgotten.
@@ -133,7 +146,10 @@ impl<S: Storage> Writer<S> {
             return Err(CommitFault::NotWritten);
         }
         let frame = self.frame(entry)?;
-        if let Err(error) = self.storage.write_at(self.next.position, &frame) {
+        let began = Instant::now();
+        let written = self.storage.write_at(self.next.position, &frame);
+        self.figures.wrote(began.elapsed());
+        if let Err(error) = written {
             tracing::error!(%error, "the journal cannot be written");
             self.wipe(frame.len())?;
             return Err(CommitFault::NotWritten);
@@ -198,6 +214,7 @@ impl<S: Storage> Writer<S> {
                 );
                 (self.storage, self.next) = (storage, next);
                 self.compaction_failed = false;
+                self.figures.ends_at(next.position);
             }
             Err(ReplaceFault::Kept(error)) => {
                 if !self.compaction_failed {

@@ -9,6 +9,7 @@
 
 mod file;
 mod recording;
+mod tallies;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,6 +23,7 @@ use crate::migrations::history::file::Folder;
 use crate::migrations::history::recording::Recording;
 
 pub(crate) use recording::Facts;
+pub(crate) use tallies::Tallies;
 
 /// Time between two writings of a history whose migration is under way: what a crash may take of it.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -33,6 +35,7 @@ const FOLDER: &str = "history";
 pub(crate) struct Histories {
     folder: Arc<Mutex<Folder>>,
     live: Mutex<BTreeMap<MigrationId, Live>>,
+    tallies: Mutex<Tallies>,
 }
 
 /// A history that grows.
@@ -46,7 +49,7 @@ impl Histories {
     /// The histories in a data folder.
     pub(crate) fn new(data_dir: &Path) -> Self {
         let folder = Arc::new(Mutex::new(Folder::new(data_dir.join(FOLDER))));
-        Self { folder, live: Mutex::default() }
+        Self { folder, live: Mutex::default(), tallies: Mutex::default() }
     }
 
     /// Begins the history of a migration. Recordings of migrations that have none are dropped.
@@ -62,6 +65,7 @@ impl Histories {
         recorded: Recorded,
         helpers: &tokio::runtime::Handle,
     ) {
+        self.tallies.lock().unwrap_or_else(PoisonError::into_inner).add(&recorded);
         let mut histories = self.lock();
         let Some(live) = histories.get_mut(&migration) else { return };
         live.recording.add(recorded);
@@ -69,6 +73,11 @@ impl Histories {
             live.saved = Instant::now();
             self.save(migration, live.recording.clone(), helpers);
         }
+    }
+
+    /// What all migrations of this daemon have moved and waited for.
+    pub(crate) fn tallies(&self) -> Tallies {
+        self.tallies.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Notes that a migration has ended; what comes is recorded as the time after it.

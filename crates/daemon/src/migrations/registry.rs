@@ -15,7 +15,7 @@ use lane::{DataPath, Report};
 use migration::journal::{Outcome, Summary};
 use migration::ticket::Ticket;
 use migration::{HostId, MigrationId, Progress, VolumeId, VolumeIndex};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::error::RequestError;
 use crate::journal::Journal;
@@ -34,6 +34,8 @@ pub(crate) struct Migrations {
     moving: OnceLock<Arc<VmMoves>>,
     /// Those that wait for their turn, and what goes with all of them.
     waiting: OnceLock<(Arc<Queue>, Arc<MetadataFolder>)>,
+    /// Who accounts for those that have ended.
+    accountant: OnceLock<mpsc::UnboundedSender<MigrationId>>,
 }
 
 /// A migration that a lane of this daemon runs, or has run.
@@ -123,7 +125,12 @@ impl Migrations {
             return;
         };
         let has_ended = matches!(report, Report::Ended { .. });
+        let is_news = has_ended && self.live(migration).is_some_and(|live| live.ended.is_none());
         self.take(migration, report);
+        if let (true, Some(accountant)) = (is_news, self.accountant.get()) {
+            // Nobody accounts for anything in a daemon that is stopping.
+            let _ = accountant.send(migration);
+        }
         if let (true, Some((queue, _))) = (has_ended, self.waiting.get()) {
             queue.turn();
         }
@@ -199,6 +206,16 @@ impl Migrations {
             });
             used.collect()
         })
+    }
+
+    /// Those that wait or are under way, oldest first.
+    pub(crate) fn list_unfinished(&self, journal: &Journal) -> Vec<Migration> {
+        let live = self.lock();
+        let running = live.iter().filter(|(_, tracked)| !tracked.news.borrow().is_over());
+        let mut ids: BTreeSet<_> = running.map(|(id, _)| *id).collect();
+        drop(live);
+        ids.extend(self.waiting.get().into_iter().flat_map(|(queue, _)| queue.ids()));
+        ids.into_iter().filter_map(|id| self.get(journal, id).ok()).collect()
     }
 
     /// All migrations, oldest first.
@@ -282,6 +299,22 @@ impl Migrations {
     pub(crate) fn add_waiting(&self, queue: &Arc<Queue>, metadata_folder: &Arc<MetadataFolder>) {
         // It is said once.
         let _ = self.waiting.set((Arc::clone(queue), Arc::clone(metadata_folder)));
+    }
+
+    /// Each migration that ends from now on, as soon as it has; whoever asks first is told.
+    pub(crate) fn ends(&self) -> mpsc::UnboundedReceiver<MigrationId> {
+        let (accountant, ends) = mpsc::unbounded_channel();
+        // It is asked for once.
+        let _ = self.accountant.set(accountant);
+        ends
+    }
+
+    /// Resolves when everything that goes with a migration is settled.
+    pub(crate) async fn over(&self, migration: MigrationId) {
+        if let Some(mut news) = self.subscribe(migration) {
+            // One that is not tracked any more is over as well.
+            let _ = news.wait_for(Live::is_over).await;
+        }
     }
 
     /// How a migration ended, once it has; `None` if it is not tracked.

@@ -74,13 +74,7 @@ impl Folder {
     /// Space of its file system; may sleep.
     pub(super) fn space(&self) -> Result<Space, StoreProblem> {
         self.check()?;
-        let unreadable = |errno: rustix::io::Errno| StoreProblem::Unreadable {
-            path: self.path.clone(),
-            source: errno.into(),
-        };
-        let told = rustix::fs::statvfs(&self.path).map_err(unreadable)?;
-        let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
-        Ok(Space { total: bytes(told.f_blocks), free: bytes(told.f_bavail) })
+        space_at(&self.path).map_err(|source| StoreProblem::Unreadable { path: self.path.clone(), source })
     }
 
     /// Brings the folder in line with the journal, after a daemon that was killed.
@@ -126,6 +120,13 @@ impl Folder {
         unknown.sort();
         Ok(unknown)
     }
+}
+
+/// Space of the file system of a path; may sleep.
+pub(crate) fn space_at(path: &Path) -> std::io::Result<Space> {
+    let told = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
+    Ok(Space { total: bytes(told.f_blocks), free: bytes(told.f_bavail) })
 }
 
 /// Reads the name of an image, `web1.img`: its volume and its format.

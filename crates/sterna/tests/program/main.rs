@@ -15,6 +15,7 @@ mod full;
 mod hosts;
 mod life;
 mod machines;
+mod metrics;
 mod operations;
 mod ports;
 mod qcow2;

@@ -12,6 +12,7 @@ use lane::{Latencies, Recorded, Sample, Window};
 use migration::Phase;
 use migration::strategy::Tally;
 
+use crate::migrations::history::tallies::stood_still_for;
 use crate::migrations::view::phase as api_phase;
 
 /// Samples of the time that a migration runs, at most: as many as a plot has points for. Those before and after it are
@@ -113,8 +114,7 @@ impl Recording {
     }
 
     fn add_during(&mut self, sample: Sample) {
-        let stood_still = sample.bytes_copied + sample.bytes_mirrored + sample.bytes_zero == 0;
-        if let Some(reason) = sample.waits_for.filter(|_| stood_still) {
+        if let Some(reason) = stood_still_for(&sample) {
             *self.waits.entry(reason).or_default() += sample.guest.length;
         }
         self.note_suspension(&sample);

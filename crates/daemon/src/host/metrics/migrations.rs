@@ -1,0 +1,100 @@
+//! What Prometheus is told of migrations.
+//!
+//! One that is under way is told by the name of its volume: of several that move as one, the first.
+
+use std::collections::BTreeMap;
+
+use api::{Migration, MigrationState, Phase};
+
+use crate::metrics::Exposition;
+use crate::migrations::ends::{EndSums, Outcomes};
+use crate::migrations::history::Tallies;
+
+/// All phases that something can be in that has not ended.
+const PHASES: [Phase; 10] = [
+    Phase::Queued,
+    Phase::Copying,
+    Phase::Memory,
+    Phase::Closing,
+    Phase::Preparing,
+    Phase::Releasing,
+    Phase::Committing,
+    Phase::Retiring,
+    Phase::TakingBack,
+    Phase::Discarding,
+];
+
+/// A figure of a migration under way.
+type Figure = fn(&Migration) -> f64;
+
+const FIGURES: [(&str, &str, Figure); 6] = [
+    ("sterna_migration_progress_ratio", "How much of a migration under way is done.", |one| one.fraction),
+    ("sterna_migration_missing_bytes", "What the target of a migration under way lacks.", |one| {
+        one.bytes_missing as f64
+    }),
+    ("sterna_migration_moved_bytes", "What a migration under way has moved.", |one| one.bytes_moved as f64),
+    ("sterna_migration_rate_bytes_per_second", "How fast a migration under way copies.", |one| {
+        one.bytes_per_second
+    }),
+    ("sterna_migration_elapsed_seconds", "For how long a migration has been under way.", |one| one.seconds),
+    ("sterna_migration_paused", "Whether somebody has paused a migration under way.", |one| {
+        f64::from(u8::from(one.state == MigrationState::Paused))
+    }),
+];
+
+/// Adds those that are under way or wait.
+pub(super) fn add(told: &mut Exposition, unfinished: &[Migration]) {
+    let mut family = told.gauge("sterna_migrations", "Migrations that wait or are under way.");
+    for phase in PHASES {
+        let count = unfinished.iter().filter(|one| one.phase == phase).count();
+        family.count(&[("phase", phase.name())], count as u64);
+    }
+    // A volume has one migration at a time; another may wait for its turn.
+    let running = unfinished.iter().filter(|one| one.phase != Phase::Queued);
+    let running: BTreeMap<&str, &Migration> = running.map(|one| (volume(one), one)).collect();
+    for (metric, help, figure) in FIGURES {
+        let mut family = told.gauge(metric, help);
+        for (volume, one) in &running {
+            family.add(&[("volume", volume)], figure(one));
+        }
+    }
+    let mut family =
+        told.gauge("sterna_migration_waiting", "What a migration under way waits for: its sample is 1.");
+    for (volume, one) in &running {
+        if let Some(waits) = &one.waiting_for {
+            family.flag(&[("volume", volume), ("reason", &waits.reason)], true);
+        }
+    }
+}
+
+/// Adds what has become of all, and what they moved and waited for.
+pub(super) fn add_sums(told: &mut Exposition, tallies: &Tallies, ends: &EndSums) {
+    let sums: [(&str, &str, fn(&Outcomes) -> f64); 2] = [
+        ("sterna_migrations_ended_total", "Migrations that have ended.", |of| of.count as f64),
+        ("sterna_migrations_ended_seconds_total", "How long ended migrations took.", |of| of.seconds),
+    ];
+    for (metric, help, sum) in sums {
+        let mut family = told.counter(metric, help);
+        for ((direction, outcome), of) in &ends.outcomes {
+            family.add(&[("direction", direction), ("outcome", outcome)], sum(of));
+        }
+    }
+    told.histogram("sterna_migration_switch_over_seconds", "How long gates were closed at switch-overs.")
+        .times(&[], &ends.switch_overs);
+    told.histogram("sterna_migration_vm_downtime_seconds", "How long VMs stood still that went along.")
+        .times(&[], &ends.vm_downtimes);
+    let mut family = told.counter("sterna_migration_bytes_total", "What migrations did with bytes.");
+    family.count(&[("kind", "copied")], tallies.bytes_copied);
+    family.count(&[("kind", "mirrored")], tallies.bytes_mirrored);
+    family.count(&[("kind", "zero")], tallies.bytes_zero);
+    let mut family =
+        told.counter("sterna_migration_wait_seconds_total", "How long migrations stood still, by reason.");
+    for (reason, waited) in &tallies.waits {
+        family.add(&[("reason", reason)], waited.as_secs_f64());
+    }
+}
+
+/// The first of its volumes, or the VM that waits for its turn.
+fn volume(migration: &Migration) -> &str {
+    migration.volume.split(", ").next().unwrap_or_default()
+}

@@ -1,0 +1,60 @@
+//! What the journal's thread has done since it began, for who looks at the host.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lane::Latencies;
+
+/// Figures of a journal.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    /// Commits that became durable.
+    pub(crate) commits: u64,
+    /// Records in them.
+    pub(crate) records: u64,
+    /// Commits that were refused, or of which it is not known whether they are durable.
+    pub(crate) failures: u64,
+    /// Bytes of the file that hold something.
+    pub(crate) file_bytes: u64,
+    /// How long durable writes took; several commits may share one.
+    pub(crate) writes: Latencies,
+}
+
+/// Figures that the journal's thread changes and anybody reads.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharedFigures(Arc<Mutex<Figures>>);
+
+impl SharedFigures {
+    /// As they are.
+    pub(super) fn read(&self) -> Figures {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A durable write took so long.
+    pub(super) fn wrote(&self, took: Duration) {
+        self.change(|figures| figures.writes.add(took));
+    }
+
+    /// So many commits of so many records were answered, and the file ends here.
+    pub(super) fn answered(&self, result: Result<usize, ()>, commits: usize, file_bytes: usize) {
+        self.change(|figures| {
+            match result {
+                Ok(records) => {
+                    figures.commits += commits as u64;
+                    figures.records += records as u64;
+                }
+                Err(()) => figures.failures += commits as u64,
+            }
+            figures.file_bytes = file_bytes as u64;
+        });
+    }
+
+    /// The file ends here.
+    pub(super) fn ends_at(&self, file_bytes: usize) {
+        self.change(|figures| figures.file_bytes = file_bytes as u64);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Figures)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
