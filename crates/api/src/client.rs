@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::Method;
+use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -14,8 +14,8 @@ use self::exchange::{Answer, Segment, exchange};
 use crate::{
     Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
-    Peer, PromoteVolume, RESPONSE_BYTES_MAX, RemovePeer, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume,
-    Replica, ResizeVolume, SetPeer, StopVm, Store, Vm, Volume, Watch,
+    Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer, RemovedVm,
+    RemovedVolume, Replica, ResizeVolume, SetPeer, StopVm, Store, Vm, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -103,6 +103,14 @@ impl Client {
     /// As every method: [`ClientError`].
     pub async fn host(&self) -> Result<Host, ClientError> {
         self.get("/v1/host").await
+    }
+
+    /// Whether the daemon does all that it is to do.
+    ///
+    /// # Errors
+    /// [`ClientError`]; that it does not is no error.
+    pub async fn readiness(&self) -> Result<Readiness, ClientError> {
+        self.ask(Method::GET, "/ready", None::<&()>).await?.parse_also(StatusCode::SERVICE_UNAVAILABLE)
     }
 
     /// The figures of the daemon, in Prometheus' text format.

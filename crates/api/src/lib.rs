@@ -4,6 +4,8 @@
 //!   sterna, the lab, scripts ──► Client ──► HTTP/1.1 + JSON over a unix socket ──► daemon
 //!
 //!   GET    /metrics                     text
+//!   GET    /health                      Health
+//!   GET    /ready                       Readiness
 //!   GET    /v1/host                     Host
 //!   GET    /v1/stores                   [Store]
 //!   POST   /v1/stores/{name}/release    Store
@@ -49,6 +51,7 @@ mod address;
 mod amount;
 mod client;
 mod error;
+mod health;
 mod history;
 mod host;
 mod migration;
@@ -62,6 +65,7 @@ pub use address::{Address, AddressError};
 pub use amount::Bytes;
 pub use client::{Client, ClientError};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
+pub use health::{Health, Part, Problem, Readiness};
 pub use history::{
     Decisions, GuestFigures, HistorySample, MigrationHistory, PhaseEntered, Recording, Suspension, Waited,
 };

@@ -4,16 +4,18 @@
 //!   http ──► Host ──┬─ migrations   ordered, looked ahead at, begun, taken in, gone on with, promoted
 //!                   ├─ volumes      made, served, offered, made larger, removed
 //!                   ├─ vms          adopted and given back, moved, settled
-//!                   ├─ describe, metrics, pairing, release
+//!                   ├─ describe, metrics, readiness, accounts, pairing, release
 //!                   └─ the journal, the stores and whatever else it has: a file of the crate each
 //! ```
 //!
 //! An operation runs in a task of its own: a client that goes away does not leave it half done.
 
+mod accounts;
 mod describe;
 mod metrics;
 mod migrations;
 mod pairing;
+mod readiness;
 mod release;
 mod vms;
 pub(crate) mod volumes;

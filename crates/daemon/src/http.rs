@@ -1,7 +1,7 @@
 //! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here.
 
 mod hosts;
-mod metrics;
+mod observe;
 mod openapi;
 mod places;
 mod replicas;
@@ -69,7 +69,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(promote_volume))
         .routes(routes!(show_history))
         .merge(hosts::routes())
-        .merge(metrics::routes())
+        .merge(observe::routes())
         .merge(replicas::routes())
         .merge(vms::routes())
 }

@@ -39,9 +39,21 @@ pub(crate) struct Arguments {
     /// What to log to standard error: a level (error, warn, info, debug, trace) or a filter such as daemon=debug.
     #[arg(long, global = true, env = "STERNA_LOG", value_name = "FILTER", default_value = "info")]
     pub(crate) log: String,
+    /// How to log: lines for people, or one JSON object a line.
+    #[arg(long, global = true, env = "STERNA_LOG_FORMAT", value_enum, default_value = "text")]
+    pub(crate) log_format: LogFormat,
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -70,6 +82,9 @@ pub(crate) enum Command {
     /// Migrations: list, watch, cancel.
     #[command(subcommand)]
     Migration(MigrationCommand),
+    /// Say whether the daemon does all that it is to do, by the exit code as well.
+    #[command(after_help = "Example:\n  sterna health --json")]
+    Health,
     /// Print the daemon's figures in Prometheus' text format.
     #[command(after_help = "Example:\n  sterna metrics >/var/lib/prometheus/node-exporter/sterna.prom")]
     Metrics,

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod health;
 mod host;
 mod metrics;
 mod migrate;
@@ -124,6 +125,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         Command::Replica(command) => replica::run(&client(arguments.host)?, command, format).await,
         Command::Vm(command) => vm::run(&client(arguments.host)?, command, format).await,
         Command::Migrate(order) => migrate::run(&client(arguments.host)?, order, format).await,
+        Command::Health => health::run(&client(arguments.host)?, format).await,
         Command::Metrics => metrics::run(&client(arguments.host)?, format).await,
         Command::Migration(command) => migration::run(&client(arguments.host)?, &command, format).await,
     }

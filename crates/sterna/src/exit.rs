@@ -29,6 +29,8 @@ pub(crate) enum Exit {
     ServeFailed = 8,
     /// This user may not ask the daemon, or the daemon may not read what was named.
     NotPermitted = 9,
+    /// Of `health`: the daemon answers, but does not do all that it is to do.
+    NotReady = 10,
     /// Interrupted a second time: nobody waited for the end.
     Interrupted = 130,
 }
@@ -46,6 +48,7 @@ Exit codes:
     7  no daemon answers
     8  the daemon could not start, or had to stop
     9  not permitted: this user may not ask the daemon, or the daemon may not read an image
+   10  of `health`: the daemon answers, but does not do all that it is to do
   130  interrupted a second time: nobody waited for the end";
 
 impl Exit {
@@ -157,8 +160,8 @@ mod tests {
     #[test]
     fn help_and_documentation_list_every_code() {
         use Exit::{
-            Cancelled, Interrupted, MigrationFailed, NotFound, NotPermitted, Refused, ServeFailed, Success,
-            Unexpected, Unreachable, Usage,
+            Cancelled, Interrupted, MigrationFailed, NotFound, NotPermitted, NotReady, Refused, ServeFailed,
+            Success, Unexpected, Unreachable, Usage,
         };
         let page = include_str!("../../../docs/exit-codes.md");
         let all = [
@@ -172,6 +175,7 @@ mod tests {
             Unreachable,
             ServeFailed,
             NotPermitted,
+            NotReady,
             Interrupted,
         ];
         for exit in all {

@@ -16,7 +16,7 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::Arguments;
+use crate::args::{Arguments, LogFormat};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
@@ -53,11 +53,11 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         }
     };
     let is_terminal = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(is_terminal)
-        .init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match arguments.log_format {
+        LogFormat::Text => log.with_ansi(is_terminal).init(),
+        LogFormat::Json => log.json().init(),
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the system gives this process no event loop")?;
     let format = arguments.format();

@@ -70,6 +70,14 @@ impl Answer {
         if self.status.is_success() { self.read() } else { Err(self.refusal()) }
     }
 
+    /// As [`Answer::parse`]; an answer with this status may be of the same shape.
+    pub(super) fn parse_also<T: DeserializeOwned>(self, status: StatusCode) -> Result<T, ClientError> {
+        match self.read() {
+            Ok(value) if self.status == status => Ok(value),
+            _ => self.parse(),
+        }
+    }
+
     /// The text of a success, or the error that it is instead.
     pub(super) fn text(self) -> Result<String, ClientError> {
         if !self.status.is_success() {

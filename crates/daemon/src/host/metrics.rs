@@ -15,7 +15,6 @@ use super::Host;
 use super::describe::{ANSWER_MAX, answer};
 use crate::error::RequestError;
 use crate::metrics::Exposition;
-use crate::migrations::ends;
 use crate::stores::{Space, space_at};
 use crate::volumes::registry::Service;
 
@@ -47,28 +46,6 @@ impl Host {
         self.add_journal(&mut told);
         add_space(&mut told, &stores, data);
         told.text().map_err(|error| RequestError::Internal(error.to_string()))
-    }
-
-    /// Counts each migration that ends from now on, when everything that goes with it is settled.
-    pub(crate) fn account_for_migrations(self: &Arc<Self>) {
-        let (host, mut ends) = (Arc::clone(self), self.migrations.ends());
-        tokio::spawn(async move {
-            while let Some(migration) = ends.recv().await {
-                let host = Arc::clone(&host);
-                tokio::spawn(async move {
-                    host.migrations.over(migration).await;
-                    let side = |state: &migration::journal::State| {
-                        state.migrations.get(&migration).map(|known| ends::direction(&known.side))
-                    };
-                    let direction = host.journal.read(side);
-                    if let (Some(direction), Ok(ended)) =
-                        (direction, host.migrations.get(&host.journal, migration))
-                    {
-                        host.ends.add(direction, &ended);
-                    }
-                });
-            }
-        });
     }
 
     async fn volumes_seen(&self) -> Vec<Seen> {

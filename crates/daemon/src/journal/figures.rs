@@ -6,7 +6,7 @@ use std::time::Duration;
 use lane::Latencies;
 
 /// Figures of a journal.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Figures {
     /// Commits that became durable.
     pub(crate) commits: u64,
@@ -14,10 +14,19 @@ pub(crate) struct Figures {
     pub(crate) records: u64,
     /// Commits that were refused, or of which it is not known whether they are durable.
     pub(crate) failures: u64,
+    /// Whether the latest commit that fitted could be made durable.
+    pub(crate) is_writable: bool,
     /// Bytes of the file that hold something.
     pub(crate) file_bytes: u64,
     /// How long durable writes took; several commits may share one.
     pub(crate) writes: Latencies,
+}
+
+impl Default for Figures {
+    fn default() -> Self {
+        let writes = Latencies::default();
+        Self { commits: 0, records: 0, failures: 0, is_writable: true, file_bytes: 0, writes }
+    }
 }
 
 /// Figures that the journal's thread changes and anybody reads.
@@ -38,6 +47,7 @@ impl SharedFigures {
     /// So many commits of so many records were answered, and the file ends here.
     pub(super) fn answered(&self, result: Result<usize, ()>, commits: usize, file_bytes: usize) {
         self.change(|figures| {
+            figures.is_writable = result.is_ok();
             match result {
                 Ok(records) => {
                     figures.commits += commits as u64;
@@ -47,6 +57,11 @@ impl SharedFigures {
             }
             figures.file_bytes = file_bytes as u64;
         });
+    }
+
+    /// A commit contradicts what is true.
+    pub(super) fn refused(&self) {
+        self.change(|figures| figures.failures += 1);
     }
 
     /// The file ends here.

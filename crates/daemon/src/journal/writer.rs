@@ -105,7 +105,7 @@ impl<S: Storage> Writer<S> {
                 }
                 Err(error) => {
                     tracing::error!(%error, records = ?request.records, "a commit contradicts the journal");
-                    self.figures.answered(Err(()), 1, self.next.position);
+                    self.figures.refused();
                     answer(request.reply, Err(CommitFault::NotWritten));
                 }
             }

@@ -16,6 +16,7 @@ mod hosts;
 mod life;
 mod machines;
 mod metrics;
+mod observe;
 mod operations;
 mod ports;
 mod qcow2;

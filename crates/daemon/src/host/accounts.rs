@@ -1,0 +1,58 @@
+//! Accounts for migrations that have ended: a line in the log with all figures, and sums.
+
+use std::sync::Arc;
+
+use api::Migration;
+use migration::MigrationId;
+use migration::journal::{MigrationState, State};
+
+use super::Host;
+use crate::migrations::ends;
+
+impl Host {
+    /// Accounts for each migration that ends from now on, when everything that goes with it is settled.
+    pub(crate) fn account_for_migrations(self: &Arc<Self>) {
+        let (host, mut ends) = (Arc::clone(self), self.migrations.ends());
+        tokio::spawn(async move {
+            while let Some(migration) = ends.recv().await {
+                tokio::spawn(Arc::clone(&host).account_for(migration));
+            }
+        });
+    }
+
+    async fn account_for(self: Arc<Self>, migration: MigrationId) {
+        self.migrations.over(migration).await;
+        let known = self.journal.read(|state: &State| state.migrations.get(&migration).cloned());
+        let (Some(known), Ok(ended)) = (known, self.migrations.get(&self.journal, migration)) else { return };
+        self.ends.add(ends::direction(&known.side), &ended);
+        let (histories, started) = (Arc::clone(&self.histories), known.started_unix_ms);
+        let recording = tokio::task::spawn_blocking(move || histories.get(migration, started)).await;
+        // One that is lost is missing here as it is in a report.
+        let felt = recording.ok().flatten().and_then(|recording| recording.during);
+        log(&known, &ended, felt.as_ref());
+    }
+}
+
+fn log(known: &MigrationState, ended: &Migration, felt: Option<&api::GuestFigures>) {
+    let downtime = ended.machine.as_ref().and_then(|machine| machine.downtime.as_ref());
+    tracing::info!(
+        migration = %ended.id,
+        volumes = %ended.volume,
+        direction = ends::direction(&known.side),
+        host = known.side.peer().map(|(_, name)| name),
+        source = %ended.source.image,
+        target = %ended.target.image,
+        outcome = ended.state.name(),
+        failure = ended.failure,
+        seconds = ended.seconds,
+        bytes_copied = ended.bytes_copied,
+        bytes_mirrored = ended.bytes_mirrored,
+        bytes_zero = ended.bytes_zero,
+        attempts = ended.attempt,
+        gate_closed_ms = ended.switch_over.map(|switch_over| switch_over.gate_closed_ms),
+        vm_downtime_ms = downtime.map(|downtime| downtime.total_ms),
+        longest_request_us = felt.and_then(|felt| felt.worst_us),
+        request_errors = felt.map(|felt| felt.errors),
+        "a migration has ended"
+    );
+}

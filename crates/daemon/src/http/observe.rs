@@ -1,0 +1,46 @@
+//! The part of the API that is for whoever watches daemons.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::metrics;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
+    OpenApiRouter::new()
+        .routes(routes!(show_metrics))
+        .routes(routes!(show_health))
+        .routes(routes!(show_readiness))
+}
+
+/// Tells the figures of volumes, migrations, links, stores and the journal, in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics",
+    responses((status = 200, description = "The figures", body = String, content_type = "text/plain")))]
+async fn show_metrics(State(host): State<Arc<Host>>) -> Result<Response, RequestError> {
+    let text = host.metrics().await?;
+    Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+/// Says that the daemon is alive; asks nobody.
+#[utoipa::path(get, path = "/health", responses((status = 200, description = "It is alive", body = api::Health)))]
+async fn show_health(State(host): State<Arc<Host>>) -> Json<api::Health> {
+    Json(host.health())
+}
+
+/// Says whether the daemon does all that it is to do, and what it does not.
+#[utoipa::path(get, path = "/ready",
+    responses((status = 200, description = "It does", body = api::Readiness),
+        (status = 503, description = "Something is in the way", body = api::Readiness)))]
+async fn show_readiness(State(host): State<Arc<Host>>) -> (StatusCode, Json<api::Readiness>) {
+    let readiness = host.readiness();
+    let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(readiness))
+}
