@@ -56,6 +56,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::{Address, AddressError};
+use migration::queue::QueueLimits;
 use serde::Deserialize;
 
 use self::hooks::FileHooks;
@@ -163,15 +164,6 @@ pub struct KeptLimits {
     pub images_per_volume: u32,
     /// In hundredths of a store's size: the space of all of them.
     pub percent_of_store: u32,
-}
-
-/// How many migrations are under way at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueLimits {
-    /// On this host.
-    pub per_host: u32,
-    /// That read from or write to one store.
-    pub per_store: u32,
 }
 
 /// What the command line says; `None`: nothing.

@@ -32,6 +32,7 @@ pub mod journal;
 mod pacing;
 pub mod planted;
 pub mod progress;
+pub mod queue;
 pub mod recovery;
 pub mod retention;
 pub mod session;

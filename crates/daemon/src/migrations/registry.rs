@@ -13,6 +13,7 @@ use std::time::Duration;
 use api::Migration;
 use lane::{DataPath, Report};
 use migration::journal::{Outcome, Summary};
+use migration::queue::{Need, UnderWay};
 use migration::ticket::Ticket;
 use migration::{HostId, MigrationId, Progress, VolumeId, VolumeIndex};
 use tokio::sync::{mpsc, watch};
@@ -20,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 use crate::error::RequestError;
 use crate::journal::Journal;
 use crate::migrations::metadata::{Metadata, MetadataFolder};
-use crate::migrations::queue::{Need, Queue, UnderWay};
+use crate::migrations::queue::Queue;
 use crate::migrations::view;
 use crate::vms::moving::VmMoves;
 

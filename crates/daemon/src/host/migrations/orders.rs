@@ -15,13 +15,14 @@ use api::{ErrorCode, MigrateVolume, Migration};
 use migration::journal::{
     FailureCode, ImageLocation, MigratingVolume, Outcome, Place, Record, Side, Summary, VolumeRecord,
 };
+use migration::queue::{Need, Turn, Withdrawal};
 use migration::{MigrationId, VolumeId};
 
 use crate::error::RequestError;
 use crate::host::Host;
 use crate::journal::now_unix_ms;
 use crate::migrations::metadata::Metadata;
-use crate::migrations::queue::{Admission, Need, Turn, WAITING_MAX, Wish, Withdrawal};
+use crate::migrations::queue::{Admission, WAITING_MAX, Wish};
 use crate::migrations::registry::parse_id;
 use crate::migrations::view::queued;
 
@@ -73,7 +74,7 @@ impl Host {
                 self.begin_admitted(wish, admission, metadata).await
             }
             Turn::Waits(migration) => Err(RequestError::AlreadyMigrating { volume: name, migration }),
-            Turn::Later => {
+            Turn::Later(_) => {
                 self.check_patience(&wish)?;
                 let id = MigrationId(self.next_number());
                 self.metadata_folder.put(id, metadata).await.map_err(|error| {
@@ -142,12 +143,12 @@ impl Host {
     ) -> Result<Option<Migration>, RequestError> {
         match self.queue.withdraw(migration) {
             Withdrawal::Unknown => Ok(None),
-            Withdrawal::Begins { name } => Err(RequestError::VolumeBusy(name)),
+            Withdrawal::Begins(wish) => Err(RequestError::VolumeBusy(wish.name)),
             Withdrawal::Withdrawn(wish) => {
                 let ended = self.end_waiting(migration, &wish, Outcome::Cancelled).await;
                 if let Err(error) = ended {
                     // It must be heard of it again.
-                    self.queue.join(migration, *wish);
+                    self.queue.join(migration, wish);
                     return Err(error);
                 }
                 tracing::info!(%migration, "migration cancelled before its turn");

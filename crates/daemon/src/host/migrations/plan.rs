@@ -16,6 +16,7 @@ use api::{
 use block::store::qcow2::TopLayer;
 use hypervisor::qemu::Qemu;
 use migration::journal::{ImageFormat, VolumeRecord};
+use migration::queue::Turn;
 use migration::wire::Surveyed;
 use transport::Session;
 
@@ -31,7 +32,7 @@ use crate::host::vms::move_vm::{
 };
 use crate::host::{Host, blocking};
 use crate::migrations::metadata::Metadata;
-use crate::migrations::queue::Outlook;
+use crate::migrations::queue::place_shown;
 use crate::migrations::view::image_location;
 use crate::vms::{Adopted, VmError};
 
@@ -102,15 +103,15 @@ impl Host {
         let metadata = Metadata { name: name.to_owned(), ..Metadata::default() };
         let Ok(wish) = self.wish(&metadata, order) else { return };
         match self.queue.outlook(&wish, || self.migrations.under_way(&self.journal)) {
-            Outlook::Now => {}
-            Outlook::Waits(migration) => {
+            Turn::Now(()) => {}
+            Turn::Waits(migration) => {
                 plan.refuse(&RequestError::AlreadyMigrating { volume: name.to_owned(), migration });
             }
-            Outlook::Later(place) => {
+            Turn::Later(place) => {
                 if let Err(error) = self.check_patience(&wish) {
                     plan.refuse(&error);
                 }
-                plan.queue = Some(place);
+                plan.queue = Some(place_shown(place));
             }
         }
     }

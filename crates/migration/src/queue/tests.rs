@@ -1,0 +1,274 @@
+//! Turns: what may begin, in which order, and that nothing waits for ever.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::journal::ImageLocation;
+
+const LIMITS: QueueLimits = QueueLimits { per_host: 3, per_store: 2 };
+const WAITING_MAX: usize = 100;
+
+/// A wish for one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Ordered {
+    volumes: [VolumeId; 1],
+    need: Need,
+}
+
+impl Wish for Ordered {
+    fn volumes(&self) -> &[VolumeId] {
+        &self.volumes
+    }
+
+    fn need(&self) -> &Need {
+        &self.need
+    }
+}
+
+fn need(stores: &str) -> Need {
+    Need { stores: stores.chars().map(String::from).collect() }
+}
+
+fn needs(stores: &[&str]) -> Vec<Need> {
+    stores.iter().map(|stores| need(stores)).collect()
+}
+
+fn wish(volume: u8, stores: &str) -> Ordered {
+    Ordered { volumes: [VolumeId([volume; 16])], need: need(stores) }
+}
+
+fn judged(limits: QueueLimits, under_way: &[&str], waiting: &[&str]) -> String {
+    let judged = judge(limits, &needs(under_way), &needs(waiting));
+    let word = |obstacle: Option<Obstacle>| match obstacle {
+        None => "go".to_owned(),
+        Some(Obstacle::Host { .. }) => "host".to_owned(),
+        Some(Obstacle::Store { store, .. }) => store,
+    };
+    judged.into_iter().map(word).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn what_has_room_begins_in_order_and_what_waits_names_what_is_full() {
+    assert_eq!(judged(LIMITS, &[], &["ab", "cd", "ef", "gh"]), "go go go host");
+    assert_eq!(judged(LIMITS, &["ab"], &["ac", "ad", "ef"]), "go a go");
+    assert_eq!(judged(LIMITS, &["ab", "ab", "cd"], &["ef"]), "host");
+    assert_eq!(judged(LIMITS, &["", ""], &["", ""]), "go host");
+}
+
+#[test]
+fn nobody_overtakes_into_a_store_that_somebody_waits_for() {
+    // The first waits for a and b: the second would take the last place in b.
+    let limits = QueueLimits { per_host: 9, ..LIMITS };
+    assert_eq!(judged(limits, &["a", "a"], &["ab", "b", "b"]), "a go b");
+    // What needs neither goes on.
+    assert_eq!(judged(limits, &["a", "a"], &["ab", "ab", "cd"]), "a a go");
+}
+
+#[test]
+fn an_image_that_is_served_in_place_is_in_no_store() {
+    let source = ImageLocation::raw_file("", "/srv/own.img");
+    let moving = |source: ImageLocation| MigratingVolume {
+        volume: VolumeId([1; 16]),
+        source,
+        target: ImageLocation::raw_file("b", "/b/v.img"),
+    };
+    assert_eq!(Need::of(&[moving(source)]), need("b"));
+    assert_eq!(Need::of(&[moving(ImageLocation::raw_file("a", "/a/v.img"))]), need("ab"));
+}
+
+#[test]
+fn as_many_wait_as_may_and_what_waits_is_found_by_its_volume() {
+    let mut queue = Queue::new(QueueLimits { per_host: 1, per_store: 1 }, 2);
+    let Turn::Now(admission) = queue.ask(&wish(1, "ab"), Vec::new()) else { panic!("there is room") };
+    for (id, volume) in [(4, 2), (7, 3)] {
+        assert!(matches!(queue.ask(&wish(volume, "ab"), Vec::new()), Turn::Later(_)));
+        assert!(queue.join(MigrationId(id), wish(volume, "ab")));
+    }
+    assert!(queue.is_full() && !queue.join(MigrationId(8), wish(4, "ab")));
+    assert_eq!((queue.of(VolumeId([3; 16])), queue.next_free()), (Some(MigrationId(7)), 8));
+    assert_eq!(queue.outlook(&wish(2, "cd"), Vec::new()), Turn::Waits(MigrationId(4)));
+    let place = queue.place(MigrationId(7), Vec::new()).unwrap();
+    assert_eq!((place.place, place.waiting, place.obstacle), (2, 2, Some(Obstacle::Host { limit: 1 })));
+    queue.give_back(admission);
+    queue.give_back(admission);
+    assert_eq!(queue.next(Vec::new()).len(), 1);
+    assert_eq!(queue.place(MigrationId(4), Vec::new()), None, "its turn has come");
+}
+
+/// What is done to a queue.
+#[derive(Clone, Debug)]
+enum Operation {
+    Order(u8, String),
+    /// Those whose turn it is begin.
+    Turn,
+    /// One that has just been admitted becomes known as under way, and gives its right back.
+    Known(prop::sample::Index),
+    /// One that has just been admitted waits again.
+    Again(prop::sample::Index),
+    /// One that is under way ends.
+    End(prop::sample::Index),
+    Withdraw(prop::sample::Index),
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let index = any::<prop::sample::Index>;
+    prop_oneof![
+        4 => (0..12_u8, "[a-d]{1,2}").prop_map(|(volume, stores)| Operation::Order(volume, stores)),
+        4 => Just(Operation::Turn),
+        3 => index().prop_map(Operation::Known),
+        1 => index().prop_map(Operation::Again),
+        3 => index().prop_map(Operation::End),
+        1 => index().prop_map(Operation::Withdraw),
+    ]
+}
+
+/// A host that obeys a queue.
+struct Host {
+    queue: Queue<Ordered>,
+    next: u64,
+    /// Those that have begun and have not given their right back yet; those of the queue have a number.
+    beginning: Vec<(Option<MigrationId>, Ordered, Admission)>,
+    running: Vec<UnderWay>,
+}
+
+impl Host {
+    fn new() -> Self {
+        let queue = Queue::new(LIMITS, WAITING_MAX);
+        Self { queue, next: 1, beginning: Vec::new(), running: Vec::new() }
+    }
+
+    fn is_busy(&self, volume: VolumeId) -> bool {
+        self.running.iter().any(|other| other.volumes.contains(&volume))
+            || self.beginning.iter().any(|(_, other, _)| other.volumes.contains(&volume))
+    }
+
+    fn carry_out(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Order(volume, stores) => {
+                let wish = wish(*volume, stores);
+                // One volume has one migration: whoever orders sees to that.
+                if self.is_busy(wish.volumes[0]) {
+                    return;
+                }
+                match self.queue.ask(&wish, self.running.clone()) {
+                    Turn::Now(admission) => self.beginning.push((None, wish, admission)),
+                    Turn::Later(_) => {
+                        assert!(self.queue.join(MigrationId(self.next), wish));
+                        self.next += 1;
+                    }
+                    Turn::Waits(id) => assert!(self.queue.get(id).is_some()),
+                }
+            }
+            Operation::Turn => {
+                let begun = self.queue.next(self.running.clone()).into_iter();
+                self.beginning.extend(begun.map(|(id, wish, admission)| (Some(id), wish, admission)));
+            }
+            Operation::Known(index) if !self.beginning.is_empty() => {
+                let (id, wish, admission) = self.beginning.remove(index.index(self.beginning.len()));
+                self.running.push(UnderWay { volumes: wish.volumes.to_vec(), need: wish.need });
+                // It is both for a moment.
+                self.check();
+                id.into_iter().for_each(|id| self.queue.leave(id));
+                self.queue.give_back(admission);
+            }
+            Operation::Again(index) if !self.beginning.is_empty() => {
+                let (id, _, admission) = self.beginning.remove(index.index(self.beginning.len()));
+                id.into_iter().for_each(|id| self.queue.wait_again(id));
+                self.queue.give_back(admission);
+            }
+            Operation::End(index) if !self.running.is_empty() => {
+                self.running.remove(index.index(self.running.len()));
+            }
+            Operation::Withdraw(index) => {
+                let ids: Vec<_> = self.queue.ids().collect();
+                let Some(id) = (!ids.is_empty()).then(|| ids[index.index(ids.len())]) else { return };
+                let begins = self.beginning.iter().any(|(number, ..)| *number == Some(id));
+                assert_eq!(matches!(self.queue.withdraw(id), Withdrawal::Begins(_)), begins);
+            }
+            Operation::Known(_) | Operation::Again(_) | Operation::End(_) => {}
+        }
+    }
+
+    /// No limit is passed by what has begun.
+    fn check(&self) {
+        let beginning = self.beginning.iter().map(|(_, wish, _)| &wish.need);
+        let needs: Vec<&Need> = self.running.iter().map(|other| &other.need).chain(beginning).collect();
+        assert!(needs.len() <= LIMITS.per_host as usize, "{needs:?}");
+        for store in ["a", "b", "c", "d"] {
+            let users = needs.iter().filter(|need| need.stores.contains(store)).count();
+            assert!(users <= LIMITS.per_store as usize, "{store}: {needs:?}");
+        }
+    }
+
+    /// When all that is under way has ended, the next has its turn: until none waits.
+    fn drain(&mut self) {
+        for _ in 0..=WAITING_MAX {
+            self.beginning.drain(..).for_each(|(id, _, admission)| {
+                id.into_iter().for_each(|id| self.queue.leave(id));
+                self.queue.give_back(admission);
+            });
+            self.running.clear();
+            if self.queue.ids().next().is_none() {
+                return;
+            }
+            self.carry_out(&Operation::Turn);
+            self.check();
+            assert!(!self.beginning.is_empty(), "somebody always has a turn");
+        }
+        panic!("somebody waits for ever");
+    }
+}
+
+proptest! {
+    /// Whatever is ordered, begins, waits again, ends and is withdrawn: no limit is passed, and nothing waits for ever.
+    #[test]
+    fn limits_hold_whatever_is_done_and_everybody_gets_a_turn(
+        operations in prop::collection::vec(operation(), 1..80),
+    ) {
+        let mut host = Host::new();
+        for operation in &operations {
+            host.carry_out(operation);
+            host.check();
+        }
+        host.drain();
+    }
+
+    /// However many are ordered for whatever stores: no limit is passed, and each begins in the end, and before all that
+    /// were ordered later for the same stores.
+    #[test]
+    fn limits_hold_and_everybody_gets_a_turn(
+        orders in prop::collection::vec("[a-d]{1,2}", 1..20),
+        ends in prop::collection::vec(any::<prop::sample::Index>(), 20),
+    ) {
+        let mut waiting: Vec<(usize, Need)> = orders.iter().map(|stores| need(stores)).enumerate().collect();
+        let mut running: Vec<(usize, Need)> = Vec::new();
+        let mut begun = Vec::new();
+        for end in ends {
+            let used: Vec<Need> = running.iter().map(|(_, need)| need.clone()).collect();
+            let line: Vec<Need> = waiting.iter().map(|(_, need)| need.clone()).collect();
+            let verdicts = judge(LIMITS, &used, &line);
+            let mut verdicts = verdicts.iter();
+            waiting.retain(|one| {
+                let goes = verdicts.next().is_some_and(Option::is_none);
+                if goes {
+                    running.push(one.clone());
+                    begun.push(one.clone());
+                }
+                !goes
+            });
+            prop_assert!(running.len() <= 3);
+            for store in ["a", "b", "c", "d"] {
+                prop_assert!(running.iter().filter(|(_, need)| need.stores.contains(store)).count() <= 2);
+            }
+            prop_assert!(!running.is_empty() || waiting.is_empty(), "somebody always has a turn");
+            if !running.is_empty() {
+                running.remove(end.index(running.len()));
+            }
+        }
+        prop_assert!(waiting.is_empty(), "each end lets at least one begin");
+        for (at, (number, need)) in begun.iter().enumerate() {
+            let overtaken = begun[at..].iter().any(|(later, other)| later < number && other.stores == need.stores);
+            prop_assert!(!overtaken, "{begun:?}");
+        }
+    }
+}
